@@ -1,0 +1,184 @@
+"""Types of the Rust core, ``rustvllm._core``: the scheduler, its handle, the tokenizer and the output processor.
+
+The arrays that cross the boundary every step are described in ``docs/boundary.md``.
+"""
+
+from collections.abc import Buffer, Mapping, Sequence
+from typing import Any, Literal, final
+
+__version__: str
+build_profile: Literal["release", "debug"]
+
+SAMPLING_FLOAT_COLUMNS: tuple[str, ...]
+"""Names of the columns of ``sampling_float``: temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty."""
+SAMPLING_INT_COLUMNS: tuple[str, ...]
+"""Names of the columns of ``sampling_int``: top_k, seed, min_tokens, num_prompt_tokens, num_logprobs (-1: none)."""
+
+def step_buffer_spec(config: SchedulerConfig) -> list[tuple[str, Literal["int32", "int64", "float32"], tuple[int, ...]]]:
+    """Name, dtype and shape of every array of one step-buffer set (C-contiguous, host memory, pinned for a GPU)."""
+
+@final
+class SchedulerConfig:
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        max_model_len: int,
+        block_size: int = 16,
+        max_num_seqs: int = 128,
+        max_num_batched_tokens: int = 2048,
+        enable_prefix_caching: bool = True,
+        enable_chunked_prefill: bool = True,
+        long_prefill_token_threshold: int = 0,
+        scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+        watermark: float = 0.0,
+        max_num_queued_reqs: int = 65536,
+    ) -> None:
+        """Numbers that fix a scheduler. Raises ``ValueError`` naming the value and the limit."""
+    def __getattr__(self, name: str) -> Any: ...  # every argument is readable under its name
+
+@final
+class SchedulerOutput:
+    """What one step runs: scalars here, the rest in the arrays of set ``buffer_index`` (see ``docs/boundary.md``)."""
+
+    step: int
+    buffer_index: int
+    num_reqs: int
+    total_num_scheduled_tokens: int
+    max_num_scheduled_tokens: int
+    max_seq_len: int
+    num_sampled: int
+    num_new_reqs: int
+    num_block_table_updates: int
+    num_finished: int
+    num_preempted: int
+    def debug_view(self) -> dict[str, Any]:
+        """The same content under the field's names (``scheduled_new_reqs``, ``num_scheduled_tokens``, …); for tests and people."""
+
+@final
+class Scheduler:
+    """The owner's side: one thread calls it, the first that calls ``schedule``. Another thread gets ``WrongThreadError``."""
+
+    def __init__(self, config: SchedulerConfig, step_buffers: Sequence[Mapping[str, Buffer]]) -> None: ...
+    @property
+    def handle(self) -> EngineHandle: ...
+    @property
+    def config(self) -> SchedulerConfig: ...
+    def schedule(self) -> SchedulerOutput | None:
+        """Plan the next step into the next buffer set; None when nothing can run. Raises SchedulerStateError when no set is free."""
+    def update_from_output(self, scheduler_output: SchedulerOutput, sampled_token_ids: Buffer) -> int:
+        """Append sampled tokens (int32 ``[num_sampled, k]``, −1 = no token), stop, free, emit; the number of requests that finished."""
+    def fail_step(self, scheduler_output: SchedulerOutput) -> int:
+        """End a step whose execution failed: its requests finish with an error, its block registrations are withdrawn."""
+    def has_unfinished_requests(self) -> bool: ...
+    def num_unfinished_requests(self) -> int: ...
+    def reset_prefix_cache(self) -> bool: ...
+    def check_invariants(self) -> None: ...
+    def token_ids(self, row: int) -> list[int]:
+        """Prompt and output of the request in a persistent row (for penalties and for tests)."""
+    # the debug face: see docs/scheduler.md
+    def queues(self) -> dict[str, list[str]]: ...
+    def request_state(self, request_id: str) -> dict[str, Any] | None: ...
+    def block_states(self) -> list[dict[str, Any]]: ...
+    def prefix_hit_length(self, prompt_token_ids: Sequence[int], cache_salt: str | None = None) -> int: ...
+    def stats(self) -> dict[str, int | float]: ...
+
+@final
+class EngineHandle:
+    """The shared side: any thread adds, aborts and reads counters, without a lock."""
+
+    def new_key(self) -> int:
+        """A fresh number that names one request between front end and core."""
+    def add_request(
+        self,
+        key: int,
+        request_id: str,
+        prompt_token_ids: Sequence[int] | Buffer,
+        *,
+        max_tokens: int,
+        min_tokens: int = 0,
+        eos_token_id: int | None = None,
+        stop_token_ids: Sequence[int] = (),
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        num_logprobs: int = -1,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        skip_reading_prefix_cache: bool = False,
+    ) -> None:
+        """Hand a request to the scheduler. ``eos_token_id=None`` means ignore EOS; ``max_tokens=0`` ends with the prefill.
+
+        Raises InvalidRequestError (with the numbers) or QueueFullError.
+        """
+    def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """Abort by id; unknown and finished ids are ignored. Each aborted request emits one final output."""
+    def wait_for_work(self, timeout: float | None = None) -> bool:
+        """Park without the interpreter until something is in the inbox, ``wake`` is called, or the time (s) is over."""
+    def wake(self) -> None: ...
+    @property
+    def output_fd(self) -> int:
+        """An eventfd, readable when outputs wait to be polled; for ``loop.add_reader``."""
+    def stats(self) -> dict[str, int | float]:
+        """Counters readable from any thread: num_running, num_waiting, kv_cache_usage, prefix_cache_queries, prefix_cache_hits, …"""
+
+@final
+class Tokenizer:
+    """A Hugging Face fast tokenizer (``tokenizer.json``). Long calls release the interpreter."""
+
+    @staticmethod
+    def from_file(path: str) -> Tokenizer: ...
+    @staticmethod
+    def from_bytes(data: bytes) -> Tokenizer: ...
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]: ...
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+    def id_to_token(self, token_id: int) -> str | None: ...
+    def token_to_id(self, token: str) -> int | None: ...
+    @property
+    def vocab_size(self) -> int:
+        """Entries with the added tokens."""
+
+@final
+class RequestDelta:
+    """What is new for one request since the last poll."""
+
+    key: int
+    new_text: str
+    new_token_ids: list[int]
+    finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None
+    stop_reason: int | str | None
+    error: str | None
+    num_cached_tokens: int
+    first_scheduled_ts: float
+    """Monotonic seconds (``time.monotonic``); 0.0 while unknown."""
+    last_token_ts: float
+
+@final
+class OutputProcessor:
+    """Tokens to text: detokenises incrementally and finds stop strings; one per engine front end."""
+
+    def __init__(self, tokenizer: Tokenizer | None = None) -> None: ...
+    def add_request(
+        self,
+        key: int,
+        prompt_token_ids: Sequence[int],
+        *,
+        detokenize: bool = True,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        """Expect outputs for ``key``; call it before ``EngineHandle.add_request``."""
+    def discard(self, key: int) -> None:
+        """Forget a request whose reader has gone; its later outputs are dropped."""
+    def poll(self, handle: EngineHandle) -> list[RequestDelta]:
+        """Drain what the engine emitted: one delta per request that changed. A stop string found sends the abort itself."""
+    def __len__(self) -> int: ...
