@@ -1,0 +1,52 @@
+"""The environment variables that rustvllm reads, each with its meaning, default and check.
+
+They are read when asked for and not at import, so that a test or a launcher may set them at any time.
+"""
+
+import os
+
+from rustvllm.exceptions import ConfigError
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+def _number(name: str, default: float, low: float, high: float) -> float:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:  # false for NaN too
+        raise ConfigError(f"environment variable {name} must be a number from {low:g} to {high:g}, got {text!r}")
+    return value
+
+
+def _flag(name: str) -> bool:
+    return os.environ.get(name, "").strip().lower() in {"1", "true", "yes", "on"}
+
+
+def logging_level() -> str:
+    """``RUSTVLLM_LOGGING_LEVEL``: DEBUG, INFO (default), WARNING, ERROR or CRITICAL."""
+    level = os.environ.get("RUSTVLLM_LOGGING_LEVEL", "").strip().upper() or "INFO"
+    if level not in _LEVELS:
+        raise ConfigError(
+            f"environment variable RUSTVLLM_LOGGING_LEVEL must be one of {', '.join(_LEVELS)}, got {level!r}"
+        )
+    return level
+
+
+def max_n() -> int:
+    """``RUSTVLLM_MAX_N``: the most samples one request may ask for (default 16384)."""
+    return int(_number("RUSTVLLM_MAX_N", 16384, 1, 1 << 20))
+
+
+def hub_timeout() -> float:
+    """``RUSTVLLM_HUB_TIMEOUT``: seconds to wait for the first answer of the model hub (default 10)."""
+    return _number("RUSTVLLM_HUB_TIMEOUT", 10.0, 0.1, 600.0)
+
+
+def check_invariants() -> bool:
+    """``RUSTVLLM_CHECK_INVARIANTS=1``: the scheduler checks itself whenever the engine goes idle (default off)."""
+    return _flag("RUSTVLLM_CHECK_INVARIANTS")

@@ -1,0 +1,70 @@
+"""Every error that rustvllm raises on purpose, as one small tree.
+
+A request-level error (:class:`InvalidRequestError`, :class:`QueueFullError`, :class:`RequestFailedError`) concerns one
+request and leaves the engine as it was. An engine-level error (:class:`EngineDeadError`) concerns everybody. The Rust
+core raises these same classes by importing this module, so it must stay free of imports.
+"""
+
+
+class RustVLLMError(Exception):
+    """Base of all errors raised by rustvllm."""
+
+
+class ConfigError(RustVLLMError, ValueError):
+    """An engine argument is wrong, or two of them contradict each other; the message names the value and the limit."""
+
+
+class ModelLoadError(RustVLLMError):
+    """A model cannot be found, fetched or read."""
+
+
+class ModelNotFoundError(ModelLoadError):
+    """No model of that name exists locally or on the hub."""
+
+
+class ModelAccessError(ModelLoadError):
+    """The hub knows the model and refuses access to it: it is gated or private, or the token is wrong."""
+
+
+class HubUnreachableError(ModelLoadError):
+    """The model is not on this machine and the hub cannot be asked, or offline mode is on."""
+
+
+class InvalidRequestError(RustVLLMError, ValueError):
+    """A request that cannot be served as it was asked.
+
+    Attributes:
+        param: Name of the offending parameter, or None when no single one is to blame.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class QueueFullError(RustVLLMError):
+    """The waiting queue is at its limit; the request may be sent again later."""
+
+
+class RequestFailedError(RustVLLMError):
+    """The engine gave up on a request that had been accepted, for instance because a forward pass raised.
+
+    Attributes:
+        outputs: What a call for several prompts produced all the same, in input order; None for a single request.
+    """
+
+    def __init__(self, message: str, outputs: object = None) -> None:
+        super().__init__(message)
+        self.outputs = outputs
+
+
+class EngineDeadError(RustVLLMError):
+    """The engine has stopped, by an error or by ``shutdown``, and serves nobody any more."""
+
+
+class SchedulerStateError(RustVLLMError, RuntimeError):
+    """The scheduler was driven out of order, for instance updated with the output of another step."""
+
+
+class WrongThreadError(SchedulerStateError):
+    """The scheduler was used from a thread that does not own it."""
