@@ -1,0 +1,64 @@
+# One entry point for people and for CI. `make` alone explains itself.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.SUFFIXES:
+MAKEFLAGS += --no-print-directory
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Arguments passed on: `make serve MODEL=gpt2 ARGS="--port 9000"`, `make test ARGS="-k sampler"`.
+MODEL ?=
+ARGS ?=
+export VENV
+# CI builds the committed Cargo.lock; at home cargo may bring it up to date with an edited Cargo.toml.
+LOCKED := $(if $(CI),--locked)
+# cargo finds the interpreter it type-checks the binding crate against.
+export PYO3_PYTHON := $(abspath $(BIN)/python)
+
+.PHONY: help setup serve test test-rust test-loom test-python lint fmt bench wheel all clean
+
+help: ## show this list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo '  make serve MODEL=gpt2 ARGS="--port 9000"   serve another model, with flags of `rustvllm serve`'
+	@echo '  make test ARGS="-k sampler"                pass arguments to pytest'
+	@echo '  make setup PYTHON=python3.12               choose the interpreter of a new $(VENV)'
+
+setup: ## check the machine, make .venv, install the dependencies, build the Rust core
+	@scripts/setup.sh
+
+serve: setup ## serve the embedded model, or MODEL=name_or_folder, on port 8000
+	@exec $(BIN)/rustvllm serve $(MODEL) $(ARGS)
+
+test: setup test-rust test-loom test-python ## run every test: Rust, loom, Python
+
+test-rust: ## run the Rust tests alone
+	cargo test $(LOCKED) --quiet
+
+test-loom: ## model-check the lock-free structures (crates that have a tests/loom*.rs)
+	@scripts/test_loom.sh
+
+test-python: setup ## run the Python tests alone
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## check format, types, import layers, the stub of the core, clippy and dependencies
+	@scripts/lint.sh
+
+fmt: setup ## format the Python and Rust sources in place
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	cargo fmt --all
+
+bench: ## measure the scheduler: schedule and update cost per step
+	cargo bench $(LOCKED) $(ARGS)
+
+wheel: setup ## build the abi3 wheel into dist/ and prove that it serves from a clean environment
+	$(BIN)/python scripts/check_wheel.py
+
+all: ## do exactly what CI does: setup, lint, test, wheel
+	@bash .ci/run
+
+clean: ## remove build outputs (keeps .venv and the downloads)
+	rm -rf target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find python tests tools scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f python/rustvllm/_core*.so $(VENV)/.stamps/core
