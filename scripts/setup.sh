@@ -176,7 +176,7 @@ build_core() {
     fi
     say "building the Rust core (release)"
     # CI builds the committed lock file; at home cargo may bring it up to date with an edited Cargo.toml.
-    VIRTUAL_ENV=$venv_abs PATH=$venv_abs/bin:$PATH "$venv/bin/maturin" develop --release ${CI:+--locked} --quiet
+    VIRTUAL_ENV=$venv_abs PATH=$venv_abs/bin:$PATH PIP_QUIET=1 "$venv/bin/maturin" develop --release ${CI:+--locked} --quiet
     mkdir -p "$stamps"
     printf '%s\n' "$inputs" >"$stamps/core"
 }

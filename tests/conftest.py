@@ -1,0 +1,48 @@
+"""Fixtures and rules for every test: where shared data lies, when a GPU is there, how hard hypothesis looks."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+hypothesis.settings.register_profile("dev", max_examples=50, deadline=None)
+# CI looks at more cases and must give the same verdict twice, so it takes the same cases each time.
+hypothesis.settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the source tree."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder `shared` beside the clone, with reference checkpoints, tokenizers and golden outputs."""
+    folder = REPOSITORY.parent / "shared"
+    if not (folder / "data").is_dir():
+        pytest.skip("no reference data: the folder ../shared/data is not beside this clone")
+    return folder
+
+
+def why_no_gpu() -> str | None:
+    """The reason GPU tests cannot run here, None when they can."""
+    if not Path("/dev/nvidiactl").exists():
+        return "needs a CUDA device: there is no /dev/nvidiactl"
+    import torch
+
+    return None if torch.cuda.is_available() else f"needs a CUDA device: torch {torch.__version__} finds none"
+
+
+def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    """Skips tests marked `gpu` where no GPU is; torch is only asked when such a test was collected."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    reason = why_no_gpu() if gpu_items else None
+    if reason:
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason=reason))
