@@ -1,0 +1,70 @@
+//! Names of things: a block's number, the hash of its content, and a snapshot of its state for people.
+
+use std::fmt;
+
+/// A block of the KV cache: the index that block tables and slot mappings carry.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(transparent)]
+pub struct BlockId(pub u32);
+
+impl BlockId {
+    /// Block 0. It pads block tables, is never allocated, freed or cached.
+    pub const NULL: BlockId = BlockId(0);
+
+    /// The id as an array index.
+    #[inline]
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Whether this is the null block.
+    #[inline]
+    #[must_use]
+    pub const fn is_null(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl fmt::Display for BlockId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "block {}", self.0)
+    }
+}
+
+/// Name of the content of a full block: a keyed 128-bit hash of every token up to its end and of the extra keys.
+/// Made by [`ChainHasher`](crate::ChainHasher).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct BlockHash(pub [u8; 16]);
+
+impl BlockHash {
+    /// The hash as two words, low half first.
+    #[inline]
+    pub(crate) fn words(self) -> (u64, u64) {
+        let word = u128::from_le_bytes(self.0);
+        (word as u64, (word >> 64) as u64)
+    }
+
+    /// The inverse of [`words`](Self::words).
+    #[inline]
+    pub(crate) fn from_words(low: u64, high: u64) -> Self {
+        BlockHash(((u128::from(high) << 64) | u128::from(low)).to_le_bytes())
+    }
+}
+
+/// Everything there is to know about one block at one moment: for tests, tracing and people.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockState {
+    /// The block itself.
+    pub block: BlockId,
+    /// How many holders it has: 0 for a free block and for the null block.
+    pub ref_count: u32,
+    /// The content it is registered under, if it can be found.
+    pub hash: Option<BlockHash>,
+    /// The step its registration belongs to.
+    pub registered_in: Option<u64>,
+    /// How many blocks will be allocated before this one; `None` while it is held.
+    pub free_position: Option<u32>,
+    /// Whether it is the null block.
+    pub is_null: bool,
+}
