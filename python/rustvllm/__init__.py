@@ -1,0 +1,68 @@
+"""rustvllm: serves language models with continuous batching over a paged KV cache, its control plane in Rust.
+
+The names below are imported when they are first used, so that ``import rustvllm`` is quick and loads no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rustvllm.engine.async_llm import AsyncLLM as AsyncLLM
+    from rustvllm.engine.llm_engine import LLMEngine as LLMEngine
+    from rustvllm.engine_args import AsyncEngineArgs as AsyncEngineArgs
+    from rustvllm.engine_args import EngineArgs as EngineArgs
+    from rustvllm.entrypoints.llm import LLM as LLM
+    from rustvllm.outputs import CompletionOutput as CompletionOutput
+    from rustvllm.outputs import RequestOutput as RequestOutput
+    from rustvllm.sampling_params import SamplingParams as SamplingParams
+
+    __version__: str
+
+_HOMES = {
+    "LLM": "rustvllm.entrypoints.llm",
+    "AsyncLLM": "rustvllm.engine.async_llm",
+    "LLMEngine": "rustvllm.engine.llm_engine",
+    "SamplingParams": "rustvllm.sampling_params",
+    "RequestOutput": "rustvllm.outputs",
+    "CompletionOutput": "rustvllm.outputs",
+    "EngineArgs": "rustvllm.engine_args",
+    "AsyncEngineArgs": "rustvllm.engine_args",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineArgs",
+    "LLMEngine",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("rustvllm")
+    except PackageNotFoundError:  # a source tree on the path: the core knows its version
+        from rustvllm._core import __version__
+
+        return __version__
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value: Any = _version()
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,259 @@
+"""The engine's configuration: frozen parts in one frozen :class:`EngineConfig`, checked where they are built.
+
+Plain data without torch: it is made in a process that serves HTTP and read in one that computes. Each part refuses
+values out of range; rules that concern two parts are in ``EngineConfig.__post_init__``. Defaults that depend on the
+machine or on the use are decided in ``engine_args``, never here.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from rustvllm.exceptions import ConfigError
+
+DTYPES = ("float32", "float16", "bfloat16")
+"""Names of the tensor types a model can compute in."""
+DEVICES = ("cpu", "cuda")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+SCHEDULING_POLICIES = ("fcfs", "priority")
+
+
+def require_int(name: str, value: object, low: int, high: int | None = None) -> None:
+    """Refuse ``value`` unless it is an int (not a bool) in ``[low, high]``.
+
+    Raises:
+        ConfigError: Names the argument, the value and the limits.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be an integer, got {value!r} ({type(value).__name__})")
+    if value < low:
+        raise ConfigError(f"{name} must be at least {low}, got {value}")
+    if high is not None and value > high:
+        raise ConfigError(f"{name} must be at most {high}, got {value}")
+
+
+def require_fraction(name: str, value: object) -> None:
+    """Refuse ``value`` unless it is a number in ``(0, 1]``.
+
+    Raises:
+        ConfigError: Names the argument, the value and the limits.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
+    if not (math.isfinite(value) and 0.0 < value <= 1.0):
+        raise ConfigError(f"{name} must be greater than 0 and at most 1, got {value}")
+
+
+def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuse ``value`` unless it is one of ``choices``.
+
+    Raises:
+        ConfigError: Names the argument, the value and what is allowed.
+    """
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What is known of a model from its folder, without reading a weight.
+
+    Attributes:
+        model: The name it was asked for by.
+        path: Folder with ``config.json`` and the weights.
+        revision: Branch, tag or commit on the hub.
+        tokenizer: Name of the tokenizer when it was given apart from the model.
+        tokenizer_path: Folder with ``tokenizer.json``; None with ``skip_tokenizer_init``.
+        hf_config: ``config.json`` as it is.
+        architecture: Model class, for instance ``LlamaForCausalLM``.
+        dtype: ``float32``, ``float16`` or ``bfloat16`` (``auto`` only before it is resolved).
+        max_model_len: Most tokens of prompt and output together.
+        vocab_size: Rows of the embedding; token ids are below it.
+        hidden_size: Width of the residual stream.
+        num_layers: Transformer layers.
+        num_attention_heads: Query heads.
+        num_kv_heads: Key and value heads (fewer than query heads with GQA).
+        head_dim: Width of one head.
+        seed: Seed of the engine: dummy weights, and requests without a seed of their own.
+        skip_tokenizer_init: Serve token ids only.
+        served_model_name: Names that clients may use; the first is reported.
+        eos_token_ids: Ids that end a generation, from generation_config.json, else config.json.
+        generation_config: The model's own sampling defaults, ``{}`` when there are none.
+        enforce_eager: Never capture CUDA graphs.
+        trust_remote_code: Accepted for compatibility; code from a model's folder is never run.
+    """
+
+    model: str
+    path: Path
+    revision: str | None = None
+    tokenizer: str | None = None
+    tokenizer_path: Path | None = None
+    hf_config: Mapping[str, Any] = field(default_factory=dict)
+    architecture: str
+    dtype: str = "auto"
+    max_model_len: int
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    seed: int = 0
+    skip_tokenizer_init: bool = False
+    served_model_name: tuple[str, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    enforce_eager: bool = False
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        require_choice("dtype", self.dtype, ("auto", *DTYPES))
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_attention_heads", "num_kv_heads", "head_dim"):
+            require_int(name, getattr(self, name), 1)
+        require_int("max_model_len", self.max_model_len, 1)
+        require_int("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.num_attention_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
+                f"num_key_value_heads ({self.num_kv_heads})"
+            )
+        # Read-only views: the configuration is shared between threads and must not change under anyone.
+        object.__setattr__(self, "hf_config", MappingProxyType(dict(self.hf_config)))
+        object.__setattr__(self, "generation_config", MappingProxyType(dict(self.generation_config)))
+        if not self.served_model_name:
+            object.__setattr__(self, "served_model_name", (self.model,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The KV cache: size of a block and how many there are.
+
+    The number of blocks is ``num_gpu_blocks_override`` when given, else what fits into ``kv_cache_memory_bytes`` when
+    given, else a fraction of the memory: of the GPU's (``gpu_memory_utilization``, weights included) or of the
+    container's memory limit on the CPU (``cpu_kv_cache_fraction``, the KV cache alone).
+    """
+
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    cpu_kv_cache_fraction: float = 0.2
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        require_int("block_size", self.block_size, 1, 1024)
+        require_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
+        require_fraction("cpu_kv_cache_fraction", self.cpu_kv_cache_fraction)
+        if self.kv_cache_memory_bytes is not None:
+            require_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
+        if self.num_gpu_blocks_override is not None:
+            # One block is the null block, which holds no tokens.
+            require_int("num_gpu_blocks_override", self.num_gpu_blocks_override, 2, 2**31 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of one step and of the waiting queue, in requests and tokens."""
+
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: str = "fcfs"
+    max_num_queued_reqs: int = 65536
+
+    def __post_init__(self) -> None:
+        require_int("max_num_seqs", self.max_num_seqs, 1, 65536)
+        require_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**24)
+        require_int("long_prefill_token_threshold", self.long_prefill_token_threshold, 0, 2**31 - 1)
+        require_int("max_num_queued_reqs", self.max_num_queued_reqs, 1, 2**24)
+        require_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running request needs one token of a step"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How many devices share the model; one, for now."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            require_int(name, getattr(self, name), 1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """Where tensors live: ``cpu`` or ``cuda``."""
+
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        require_choice("device", self.device, DEVICES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadConfig:
+    """How weights are found: from safetensors, or seeded random ones (``dummy``)."""
+
+    load_format: str = "auto"
+    download_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        require_choice("load_format", self.load_format, LOAD_FORMATS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine is built from."""
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    load: LoadConfig = field(default_factory=LoadConfig)
+
+    def __post_init__(self) -> None:
+        budget, longest = self.scheduler.max_num_batched_tokens, self.model.max_model_len
+        if not self.scheduler.enable_chunked_prefill and budget < longest:
+            raise ConfigError(
+                f"without chunked prefill max_num_batched_tokens ({budget}) must be at least max_model_len ({longest}): "
+                "raise the former, lower the latter, or enable chunked prefill"
+            )
+        if self.cache.num_gpu_blocks_override is not None:
+            self.check_num_blocks(self.cache.num_gpu_blocks_override)
+
+    def check_num_blocks(self, num_blocks: int) -> None:
+        """Refuse a KV cache in which one request of ``max_model_len`` tokens would not fit.
+
+        Args:
+            num_blocks: Blocks of the pool, the null block included.
+
+        Raises:
+            ConfigError: Names the blocks needed and the ``max_model_len`` that would fit.
+        """
+        block_size, longest = self.cache.block_size, self.model.max_model_len
+        usable = num_blocks - 1
+        needed = -(-longest // block_size)
+        if usable < needed:
+            fits = max(usable, 0) * block_size
+            advice = f"set max_model_len to {fits} or less" if fits else "give the KV cache more memory"
+            raise ConfigError(
+                f"the KV cache has {max(usable, 0)} usable blocks of {block_size} tokens, but one request of "
+                f"max_model_len {longest} needs {needed}: {advice}, or raise num_gpu_blocks_override, "
+                "kv_cache_memory_bytes or gpu_memory_utilization"
+            )
+
+
+UsageContext = Literal["llm_class", "api_server"]
+"""Who builds the engine: it decides between defaults for throughput (``LLM``) and for latency (the server)."""

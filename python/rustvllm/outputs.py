@@ -1,0 +1,78 @@
+"""What a request gives back: :class:`RequestOutput` with one :class:`CompletionOutput` per sample."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times of one request, in seconds of ``time.monotonic``; None while unknown.
+
+    Attributes:
+        arrival_time: When the front end accepted the request.
+        first_scheduled_time: When a step first ran some of it.
+        first_token_time: When its first token was sampled.
+        finished_time: When it ended.
+    """
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sample of a request.
+
+    With ``RequestOutputKind.DELTA``, ``text`` and ``token_ids`` hold only what is new since the last output.
+
+    Attributes:
+        index: Number of the sample, from 0 to n − 1.
+        text: Generated text; empty with ``detokenize=False``.
+        token_ids: Generated token ids, with the one that ended the sample.
+        cumulative_logprob: Sum of the log-probabilities of ``token_ids``; None unless logprobs were asked for.
+        logprobs: Per token, log-probabilities by token id; None unless asked for.
+        finish_reason: ``stop``, ``length``, ``abort``, ``repetition`` or ``error``; None while running.
+        stop_reason: The stop string or stop token id that ended it; None for EOS and for every other end.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: Sequence[Mapping[int, Any]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """True when this sample has ended."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The state of one request after a step.
+
+    Attributes:
+        request_id: Name of the request.
+        prompt: Prompt text; None when the prompt was given as token ids.
+        prompt_token_ids: Token ids of the prompt, with the special tokens that were added.
+        prompt_logprobs: None (not supported yet).
+        outputs: The samples; with ``RequestOutputKind.DELTA`` only those that changed.
+        finished: True when every sample has ended.
+        metrics: Times of the request.
+        num_cached_tokens: Prompt tokens found in the prefix cache.
+        error: Why the request failed, when a sample ended with ``error``.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: Sequence[Mapping[int, Any] | None] | None = None
+    metrics: RequestMetrics | None = None
+    num_cached_tokens: int = 0
+    error: str | None = field(default=None)
