@@ -1,0 +1,104 @@
+"""The edges between our crates, and which foreign crates each layer may see."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Which of our crates each crate may name. A new crate is added here on purpose, with its place in the order.
+ALLOWED = {
+    "kvblocks": set(),
+    "scheduler": {"kvblocks"},
+    "output": {"kvblocks", "scheduler"},
+    "ipc": {"kvblocks", "scheduler", "output"},
+    "loadgen": {"kvblocks", "scheduler"},
+    "cpu-kernels": set(),
+    "rustvllm-py": {"kvblocks", "scheduler", "output", "ipc", "loadgen", "cpu-kernels"},
+    "rustvllm-benches": {"kvblocks", "scheduler", "output", "ipc", "cpu-kernels"},
+}
+PRESENT = {"kvblocks", "scheduler", "output", "rustvllm-py", "rustvllm-benches"}
+
+# Foreign crates with one owner: no other crate of ours may name them.
+OWNED_BY = {
+    "pyo3": {"rustvllm-py"},
+    "numpy": {"rustvllm-py"},
+    "tokenizers": {"output"},
+    "tokio": {"ipc", "loadgen"},
+}
+
+
+@pytest.fixture(scope="module")
+def ours(cargo_metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Our packages by name."""
+    members = set(cargo_metadata["workspace_members"])
+    return {package["name"]: package for package in cargo_metadata["packages"] if package["id"] in members}
+
+
+def named(package: dict[str, Any], *, dev: bool = True) -> set[str]:
+    """Names of the crates a manifest names; `dev` includes those of its tests."""
+    return {edge["name"] for edge in package["dependencies"] if dev or edge["kind"] != "dev"}
+
+
+def closure(cargo_metadata: dict[str, Any], root: str) -> set[str]:
+    """Names of all crates that end up in a build of package `root`, tests aside."""
+    names = {package["id"]: package["name"] for package in cargo_metadata["packages"]}
+    nodes = {node["id"]: node for node in cargo_metadata["resolve"]["nodes"]}
+    todo = [identity for identity, name in names.items() if name == root and identity in nodes]
+    seen: set[str] = set()
+    while todo:
+        identity = todo.pop()
+        if identity in seen:
+            continue
+        seen.add(identity)
+        for edge in nodes[identity]["deps"]:
+            if any(kind["kind"] is None for kind in edge["dep_kinds"]):
+                todo.append(edge["pkg"])
+    return {names[identity] for identity in seen}
+
+
+def test_the_workspace_holds_the_crates_we_think_it_holds(ours: dict[str, dict[str, Any]]) -> None:
+    assert set(ours) >= PRESENT
+    assert set(ours) <= set(ALLOWED), "a new crate needs its place in ALLOWED"
+
+
+def test_a_crate_names_only_the_crates_below_it(ours: dict[str, dict[str, Any]]) -> None:
+    upwards = {name: (named(package) & set(ALLOWED)) - ALLOWED[name] for name, package in ours.items()}
+    assert {name: edges for name, edges in upwards.items() if edges} == {}
+
+
+def test_the_order_is_real(ours: dict[str, dict[str, Any]]) -> None:
+    """The edges that make the architecture exist, so the test above does not pass by emptiness."""
+    assert "kvblocks" in named(ours["scheduler"])
+    assert "scheduler" in named(ours["rustvllm-py"])
+    assert "output" in named(ours["rustvllm-py"])
+
+
+@pytest.mark.parametrize("foreign", sorted(OWNED_BY))
+def test_a_foreign_crate_has_one_owner(ours: dict[str, dict[str, Any]], foreign: str) -> None:
+    users = {name for name, package in ours.items() if foreign in named(package, dev=False)}
+    assert users <= OWNED_BY[foreign]
+
+
+@pytest.mark.parametrize("name", ["kvblocks", "scheduler"])
+def test_the_scheduler_never_sees_python_text_or_sockets(cargo_metadata: dict[str, Any], name: str) -> None:
+    reached = closure(cargo_metadata, name)
+    assert name in reached
+    assert reached & {"pyo3", "numpy", "tokenizers", "tokio", "serde_json", "parking_lot", "crossbeam"} == set()
+
+
+def test_the_closure_sees_through_crates(cargo_metadata: dict[str, Any]) -> None:
+    assert {"pyo3", "kvblocks", "scheduler", "output", "thiserror"} <= closure(cargo_metadata, "rustvllm-py")
+
+
+def test_kvblocks_forbids_unsafe(ours: dict[str, dict[str, Any]]) -> None:
+    (target,) = (target for target in ours["kvblocks"]["targets"] if "lib" in target["kind"])
+    assert "#![forbid(unsafe_code)]" in Path(target["src_path"]).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["kvblocks", "scheduler"])
+def test_a_crate_without_locks_bans_them(ours: dict[str, dict[str, Any]], name: str) -> None:
+    bans = tomllib.loads((Path(ours[name]["manifest_path"]).parent / "clippy.toml").read_text(encoding="utf-8"))
+    banned = {entry["path"] for entry in bans["disallowed-types"]}
+    assert {"std::sync::Mutex", "std::sync::RwLock", "std::sync::Condvar"} <= banned
+    assert all(entry["reason"] for entry in bans["disallowed-types"])

@@ -1,0 +1,118 @@
+"""What the documents tell people to type exists, and the README's test command is the one CI runs."""
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = Path(sys.executable).parent / "rustvllm"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Contents of the fenced blocks in one language."""
+    return [body for found, body in FENCE.findall(text) if found == language]
+
+
+def commands(text: str) -> list[list[str]]:
+    """Every command of the shell blocks, comments removed and continued lines joined."""
+    lines = "\n".join(blocks(text, "bash")).replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+@pytest.fixture(scope="module")
+def documents(repository: Path) -> dict[str, str]:
+    paths = [*repository.glob("*.md"), *(repository / "docs").rglob("*.md")]
+    texts = {str(path.relative_to(repository)): path.read_text(encoding="utf-8") for path in paths}
+    assert {"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/testing.md"} <= set(texts)
+    return texts
+
+
+@pytest.fixture(scope="module")
+def make_targets(repository: Path) -> set[str]:
+    text = (repository / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):(?!=)", text, re.MULTILINE))
+    assert {"help", "setup", "serve", "test", "lint", "bench", "wheel", "all", "clean"} <= targets
+    return targets
+
+
+def test_every_target_explains_itself(repository: Path, make_targets: set[str]) -> None:
+    printed = subprocess.run(["make"], cwd=repository, capture_output=True, text=True, check=True).stdout
+    assert {target for target in make_targets if f"make {target} " not in printed} == set()
+
+
+def test_every_make_command_in_the_documents_exists(documents: dict[str, str], make_targets: set[str]) -> None:
+    named = {
+        (name, word)
+        for name, text in documents.items()
+        for words in commands(text)
+        if "make" in words
+        for word in words[words.index("make") + 1 :]
+        if "=" not in word and not word.startswith("-")
+    }
+    assert {("README.md", "serve"), ("README.md", "test")} <= named
+    assert {(name, word) for name, word in named if word not in make_targets} == set()
+
+
+def test_every_rustvllm_command_in_the_documents_exists(documents: dict[str, str]) -> None:
+    used: dict[str, set[str]] = {}
+    for text in documents.values():
+        for words in commands(text):
+            if words[0] == "rustvllm" and len(words) > 1 and not words[1].startswith("-"):
+                flags = {word.split("=")[0] for word in words[2:] if word.startswith("--")}
+                used.setdefault(words[1], set()).update(flags)
+    assert "serve" in used
+    for subcommand, flags in used.items():
+        done = subprocess.run([COMMAND, subcommand, "--help"], capture_output=True, text=True, check=False, timeout=30)
+        assert done.returncode == 0, f"rustvllm {subcommand}: {done.stderr}"
+        assert {flag for flag in flags if flag not in done.stdout} == set(), subcommand
+
+
+def test_python_examples_name_what_the_package_has(documents: dict[str, str]) -> None:
+    import rustvllm
+
+    examples = [body for text in documents.values() for body in blocks(text, "python")]
+    assert examples
+    names = set()
+    for body in examples:
+        for node in ast.walk(ast.parse(body)):
+            if isinstance(node, ast.ImportFrom) and node.module == "rustvllm":
+                names.update(alias.name for alias in node.names)
+    assert "LLM" in names
+    assert {name for name in names if not hasattr(rustvllm, name)} == set()
+
+
+def test_every_relative_link_leads_somewhere(documents: dict[str, str], repository: Path) -> None:
+    links = [
+        (name, target.split("#")[0])
+        for name, text in documents.items()
+        for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text))
+        if not target.startswith(("http://", "https://", "#"))
+    ]
+    assert len(links) >= 4
+    assert [(name, target) for name, target in links if not (repository / name).parent.joinpath(target).exists()] == []
+
+
+def test_files_named_in_the_architecture_exist(documents: dict[str, str], repository: Path) -> None:
+    """docs/architecture.md and docs/testing.md name files in backquotes, from the root of the repository."""
+    named = {
+        (document, path)
+        for document in ("docs/architecture.md", "docs/testing.md", "CONTRIBUTING.md")
+        for path in re.findall(
+            r"`((?:crates|python|tests|benches|docs|tools|scripts|\.ci)/[\w./*-]+)`", documents[document]
+        )
+    }
+    assert len(named) >= 20
+    missing = {(document, path) for document, path in named if not list(repository.glob(path.rstrip("/")))}
+    assert missing == set()
+
+
+def test_ci_runs_the_test_command_of_the_readme(documents: dict[str, str], repository: Path) -> None:
+    assert ["make", "test"] in commands(documents["README.md"])
+    steps = re.findall(r"\bstep \w+ (make \w+)", (repository / ".ci" / "run").read_text(encoding="utf-8"))
+    assert steps == ["make setup", "make lint", "make test", "make wheel"]
+    assert re.search(r"^all:.*\n\t@bash \.ci/run$", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
