@@ -49,7 +49,7 @@ def build_wheel() -> Path:
 
 
 def make_environment(folder: Path, wheel: Path) -> Path:
-    """Installs the wheel into a new environment at `folder` that sees this interpreter's packages; returns its `bin`."""
+    """Installs the wheel into a new environment that sees this interpreter's packages; returns its `bin`."""
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     ask = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]

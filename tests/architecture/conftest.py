@@ -12,14 +12,14 @@ import pytest
 
 @dataclass(frozen=True)
 class PythonModule:
-    """One source file of the package: its dotted name, its tree and every module it imports (each import's full name)."""
+    """One source file of the package: its dotted name, its tree and what it imports."""
 
     name: str
     path: Path
     tree: ast.Module
 
     def imports(self, *, type_checking: bool = False) -> set[str]:
-        """Full dotted names of what is imported anywhere in the file; those under `if TYPE_CHECKING:` only when asked."""
+        """Dotted names of all the file imports; those under `if TYPE_CHECKING:` only when asked."""
         skipped: set[ast.AST] = set()
         if not type_checking:
             for node in ast.walk(self.tree):

@@ -51,9 +51,8 @@ def closure(cargo_metadata: dict[str, Any], root: str) -> set[str]:
         if identity in seen:
             continue
         seen.add(identity)
-        for edge in nodes[identity]["deps"]:
-            if any(kind["kind"] is None for kind in edge["dep_kinds"]):
-                todo.append(edge["pkg"])
+        edges = nodes[identity]["deps"]
+        todo.extend(edge["pkg"] for edge in edges if any(kind["kind"] is None for kind in edge["dep_kinds"]))
     return {names[identity] for identity in seen}
 
 

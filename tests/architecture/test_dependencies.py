@@ -24,7 +24,7 @@ def resolved(cargo_metadata: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def licence_allowed(expression: str, allowed: set[str]) -> bool:
-    """Whether an SPDX expression (AND binds stronger than OR; `/` is an old OR) can be met with the allowed licences."""
+    """Whether the allowed licences meet an SPDX expression (AND binds stronger than OR; `/` is an old OR)."""
     tokens = re.findall(r"\(|\)|[^\s()]+", expression.replace("/", " OR "))
 
     def alternatives() -> bool:

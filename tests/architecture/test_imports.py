@@ -53,7 +53,7 @@ def test_torch_is_found_where_it_is_used(python_modules: list[Any]) -> None:
 
 
 def test_every_package_and_module_has_its_layer(repository: Path, python_modules: list[Any]) -> None:
-    """A new module directly under `rustvllm` must be given a place in the layers, or import-linter never looks at it."""
+    """A new module directly under `rustvllm` needs a place in the layers, or import-linter never looks at it."""
     contracts = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     (layers,) = (contract for contract in contracts["contracts"] if contract["type"] == "layers")
     placed = {part.strip(" ()") for layer in layers["layers"] for part in layer.split(":")}
