@@ -1,0 +1,290 @@
+"""``AsyncLLM``: an engine in a thread of its own behind an asyncio interface, as a server needs it.
+
+The event loop is woken once per engine step, by an eventfd; whatever arrived for a request while its reader was busy
+is merged into one output.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
+
+from rustvllm.config import EngineConfig, UsageContext
+from rustvllm.engine.core_client import ThreadClient
+from rustvllm.engine.describe import describe_engine
+from rustvllm.engine.front_end import RequestTable
+from rustvllm.engine.input_processor import InputProcessor, PromptType
+from rustvllm.engine.request_state import RequestState
+from rustvllm.engine.tokenizer import Tokenizer
+from rustvllm.exceptions import EngineDeadError, RequestFailedError
+from rustvllm.logger import init_logger
+from rustvllm.outputs import RequestOutput
+from rustvllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from rustvllm.engine_args import AsyncEngineArgs
+
+logger = init_logger(__name__)
+
+_OFF_LOOP_CHARS = 2048
+"""Longer prompts are tokenised in a thread, so that they delay no one else on the event loop."""
+
+
+class RequestStream:
+    """The outputs of one request, as an asynchronous iterator. Closing it early aborts the request."""
+
+    def __init__(self, engine: "AsyncLLM", state: RequestState) -> None:
+        self._engine = engine
+        self._state = state
+        self._news = asyncio.Event()
+        self._error: BaseException | None = None
+        self._done = False
+
+    def __aiter__(self) -> "RequestStream":
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """The next output.
+
+        Raises:
+            RequestFailedError: The engine failed on this request.
+            EngineDeadError: The engine died or was shut down.
+        """
+        if self._done:
+            raise StopAsyncIteration
+        while not self._state.ready:
+            if self._error is not None:
+                self._done = True
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+        output = self._state.take()
+        if output.error is not None:
+            self.close()
+            raise RequestFailedError(output.error)
+        self._done = output.finished
+        return output
+
+    def close(self) -> None:
+        """Stop reading; what still runs is aborted. Idempotent."""
+        self._done = True
+        self._engine._forget(self._state)  # noqa: SLF001 -- stream and engine are one thing in two halves
+
+    async def aclose(self) -> None:
+        """The same as :meth:`close`, for ``contextlib.aclosing``."""
+        self.close()
+
+    def _wake(self, error: BaseException | None = None) -> None:
+        self._error = self._error or error
+        self._news.set()
+
+
+class AsyncLLM:
+    """An engine whose loop runs in its own thread; all coroutines belong to one event loop.
+
+    Attributes:
+        config: What the engine was built from.
+        tokenizer: None with ``skip_tokenizer_init``.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load the model and start the engine thread; blocks, and may run in a worker thread.
+
+        Raises:
+            ModelLoadError: Weights or tokenizer cannot be read.
+            ConfigError: The KV cache is too small.
+        """
+        self.config = config
+        self.tokenizer = None if config.model.tokenizer_path is None else Tokenizer.from_folder(config.model.tokenizer_path)
+        self.input_processor = InputProcessor(config, self.tokenizer)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._streams: dict[int, RequestStream] = {}
+        self._client = ThreadClient(config, self._on_engine_death)
+        self._requests = RequestTable(self._client, None if self.tokenizer is None else self.tokenizer.core)
+
+    @classmethod
+    def from_engine_config(cls, config: EngineConfig) -> "AsyncLLM":
+        """Build an engine from a finished configuration; see ``__init__``."""
+        return cls(config)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: "AsyncEngineArgs", usage_context: UsageContext = "api_server") -> "AsyncLLM":
+        """Build an engine from engine arguments.
+
+        Raises:
+            ConfigError: An argument is wrong.
+            ModelLoadError: The model cannot be found or read.
+        """
+        return cls(engine_args.create_engine_config(usage_context))
+
+    async def generate(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None,
+        request_id: str,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Run a request and yield its outputs; leaving the generator early aborts it.
+
+        Args:
+            prompt: Text, token ids or a dict with ``prompt`` or ``prompt_token_ids``.
+            sampling_params: Also says what each output holds (``output_kind``); None for the model's own defaults.
+            request_id: Not in use by a running request.
+            priority: Lower is sooner, with the priority policy.
+
+        Raises:
+            InvalidRequestError: The request is wrong; nobody else notices.
+            QueueFullError: Too many requests are waiting.
+            RequestFailedError: The engine failed on this request.
+            EngineDeadError: The engine died or was shut down.
+            RuntimeError: The engine belongs to another event loop.
+        """
+        stream = await self.add_request(request_id, prompt, sampling_params, priority=priority)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            stream.close()
+
+    async def add_request(
+        self, request_id: str, prompt: PromptType, params: SamplingParams | None = None, *, priority: int = 0
+    ) -> RequestStream:
+        """Hand a request to the engine at once and return its outputs; arguments and errors as for :meth:`generate`.
+
+        Whatever is wrong with the request is raised here, before anything was yielded.
+        """
+        self.check_health()
+        self._attach()
+        self._requests.check_id(request_id)
+        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+        if isinstance(text, str) and len(text) > _OFF_LOOP_CHARS:
+            request = await asyncio.to_thread(self.input_processor.process, prompt, params, priority)
+            self.check_health()
+        else:
+            request = self.input_processor.process(prompt, params, priority)
+        state = self._requests.add(request_id, request)
+        stream = RequestStream(self, state)
+        self._streams[id(state)] = stream
+        return stream
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its generator yields a last output with ``finish_reason`` ``abort``. Unknown ids are ignored."""
+        self._requests.abort([request_id])
+
+    @property
+    def errored(self) -> bool:
+        """True when the engine has died."""
+        return self._client.errored
+
+    def check_health(self) -> None:
+        """Do nothing while the engine lives.
+
+        Raises:
+            EngineDeadError: It has died or was shut down.
+        """
+        self._client.check_alive()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ValueError: There is none (``skip_tokenizer_init``).
+        """
+        if self.tokenizer is None:
+            raise ValueError("there is no tokenizer: the engine was made with skip_tokenizer_init=True")
+        return self.tokenizer
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the scheduler (from any thread), with ``num_gpu_blocks`` and ``block_size``."""
+        return {
+            **self._client.handle.stats(),
+            "num_gpu_blocks": self._client.num_blocks,
+            "block_size": self.config.cache.block_size,
+        }
+
+    def describe(self) -> list[str]:
+        """Lines for the start-up message: model, device, KV cache, concurrency."""
+        return describe_engine(self.config, self._client.num_blocks)
+
+    def shutdown(self) -> None:
+        """Stop the engine thread within two seconds and fail what is under way. Idempotent, from any thread."""
+        self._client.shutdown()
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        try:
+            is_own_loop = asyncio.get_running_loop() is loop
+        except RuntimeError:
+            is_own_loop = False
+        if is_own_loop:
+            self._detach()
+        else:
+            self._call_in_loop(loop, self._detach)
+
+    def _attach(self) -> None:
+        """Listen to the engine on the running loop, from the first request on."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        if self._loop is not None:
+            if not self._loop.is_closed():
+                raise RuntimeError("this AsyncLLM belongs to another event loop; make one per loop, or share one loop")
+            # asyncio.run, twice: the first loop's requests have no reader any more.
+            for state in self._requests.states():
+                self._requests.forget(state, abort=True)
+            self._streams.clear()
+        self._loop = loop
+        loop.add_reader(self._client.handle.output_fd, self._on_outputs)
+
+    def _on_outputs(self) -> None:
+        """One engine step's outputs are there."""
+        try:
+            changed = self._requests.poll()
+        except Exception as error:
+            logger.critical("outputs of the engine cannot be read", exc_info=error)
+            self._fail_all(EngineDeadError(f"outputs of the engine cannot be read: {error}"))
+            raise
+        for state in changed:
+            stream = self._streams.get(id(state))
+            if stream is not None:
+                if state.finished:
+                    del self._streams[id(state)]
+                if state.ready:
+                    stream._wake()  # noqa: SLF001
+
+    def _forget(self, state: RequestState) -> None:
+        self._streams.pop(id(state), None)
+        self._requests.forget(state, abort=True)
+
+    def _on_engine_death(self) -> None:
+        """In the engine thread: let the event loop fail what is open."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            self._call_in_loop(loop, self._fail_open)
+
+    @staticmethod
+    def _call_in_loop(loop: asyncio.AbstractEventLoop, callback: Any) -> None:
+        try:
+            loop.call_soon_threadsafe(callback)
+        except RuntimeError:  # closed in this very moment: nobody reads any more
+            logger.debug("the event loop was closed before the engine")
+
+    def _fail_open(self) -> None:
+        try:
+            self.check_health()
+        except EngineDeadError as error:
+            self._on_outputs()  # what was finished before the end is still delivered
+            self._fail_all(error)
+
+    def _fail_all(self, error: EngineDeadError) -> None:
+        for stream in list(self._streams.values()):
+            stream._wake(error)  # noqa: SLF001
+        self._streams.clear()
+        for state in self._requests.states():
+            self._requests.forget(state, abort=True)
+
+    def _detach(self) -> None:
+        if self._loop is None:
+            return
+        self._loop.remove_reader(self._client.handle.output_fd)
+        self._fail_open()

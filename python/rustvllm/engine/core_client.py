@@ -1,0 +1,150 @@
+"""Who drives an :class:`EngineCore`: its caller (:class:`InprocClient`), or a thread of its own
+(:class:`ThreadClient`).
+
+Both show the same to a front end: ``handle`` to send requests and ``describe``/``stats`` to look inside.
+"""
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from rustvllm import _core, envs
+from rustvllm.config import EngineConfig
+from rustvllm.engine.core import EngineCore
+from rustvllm.exceptions import EngineDeadError
+from rustvllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+SHUTDOWN_TIMEOUT = 2.0
+"""Seconds to wait for the engine thread to finish its step."""
+
+
+class EngineCoreClient(Protocol):
+    """What a front end needs of an engine, wherever that runs."""
+
+    handle: _core.EngineHandle
+    num_blocks: int
+
+    @property
+    def last_step_error(self) -> str | None:
+        """What the last failed step raised."""
+
+    def check_alive(self) -> None:
+        """Raise EngineDeadError when the engine has stopped."""
+
+    def shutdown(self) -> None:
+        """Stop the engine; calling it again does nothing."""
+
+
+class InprocClient:
+    """An engine that runs when its caller calls :meth:`step`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._core: EngineCore | None = EngineCore(config)
+        self.handle = self._core.handle
+        self.num_blocks = self._core.num_blocks
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine, for tests and for people.
+
+        Raises:
+            EngineDeadError: It was shut down.
+        """
+        if self._core is None:
+            raise EngineDeadError("this engine was shut down; make a new one")
+        return self._core
+
+    @property
+    def last_step_error(self) -> str | None:
+        """What the last failed step raised."""
+        return self._core.last_step_error if self._core is not None else None
+
+    def step(self) -> int:
+        """Run one step; the number of tokens run, 0 when nothing can run."""
+        return self.core.step()
+
+    def has_unfinished_requests(self) -> bool:
+        """True while the scheduler holds a request."""
+        return self.core.scheduler.has_unfinished_requests()
+
+    def check_alive(self) -> None:
+        """Raise EngineDeadError after :meth:`shutdown`."""
+        _ = self.core
+
+    def shutdown(self) -> None:
+        """Free the model and its KV cache; idempotent."""
+        core, self._core = self._core, None
+        if core is not None:
+            core.shutdown()
+
+
+class ThreadClient:
+    """An engine that runs in a thread of its own, parked in Rust while there is nothing to do.
+
+    The thread is the scheduler's owner. It dies with the first error that is not one request's or one step's; then
+    ``on_death`` is called from it, once.
+    """
+
+    def __init__(self, config: EngineConfig, on_death: Callable[[], None]) -> None:
+        self._core = EngineCore(config)
+        self.handle = self._core.handle
+        self.num_blocks = self._core.num_blocks
+        self._on_death = on_death
+        self._stopping = threading.Event()
+        self._death: EngineDeadError | None = None
+        # What exists now lives as long as the engine: keep the collector from walking through it again and again.
+        gc.collect()
+        gc.freeze()
+        self._thread = threading.Thread(target=self._run, name="rustvllm-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def last_step_error(self) -> str | None:
+        """What the last failed step raised."""
+        return self._core.last_step_error
+
+    @property
+    def errored(self) -> bool:
+        """True when the thread ended by an error."""
+        return self._death is not None
+
+    def check_alive(self) -> None:
+        """Raise EngineDeadError when the thread has ended or is about to."""
+        if self._death is not None:
+            raise EngineDeadError(str(self._death)) from self._death
+        if self._stopping.is_set():
+            raise EngineDeadError("this engine was shut down; make a new one")
+
+    def _run(self) -> None:
+        check_invariants = envs.check_invariants()
+        try:
+            while not self._stopping.is_set():
+                if self._core.step() == 0:
+                    if check_invariants:
+                        self._core.scheduler.check_invariants()
+                    self.handle.wait_for_work()
+        except BaseException as error:  # a panic of the Rust core is not an Exception
+            message = str(error) if isinstance(error, EngineDeadError) else f"{type(error).__name__}: {error}"
+            logger.critical("the engine died", exc_info=error)
+            self._death = EngineDeadError(f"the engine died: {message}")
+            self._death.__cause__ = error
+            self._on_death()
+
+    def shutdown(self) -> None:
+        """Stop the thread after its present step and free the model; idempotent.
+
+        When the step takes longer than two seconds the thread is left behind: it is a daemon and ends with the process.
+        """
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self.handle.wake()
+        self._thread.join(SHUTDOWN_TIMEOUT)
+        if self._thread.is_alive():
+            logger.warning("the engine is still in a step after %g s and is left behind", SHUTDOWN_TIMEOUT)
+        else:
+            self._core.shutdown()
+        gc.unfreeze()

@@ -1,0 +1,151 @@
+"""The front end's half of the engine: which requests run, what came out of them, in :class:`RequestTable`.
+
+``LLMEngine`` and ``AsyncLLM`` share it; they differ only in who waits for whom.
+"""
+
+from collections.abc import Iterable
+
+from rustvllm import _core
+from rustvllm.engine.core_client import EngineCoreClient
+from rustvllm.engine.input_processor import EngineCoreRequest
+from rustvllm.engine.request_state import RequestState
+from rustvllm.exceptions import InvalidRequestError
+
+
+class RequestTable:
+    """Requests under way, by the caller's id and by the engine's key. Not thread-safe: one thread owns it."""
+
+    def __init__(self, client: EngineCoreClient, tokenizer: _core.Tokenizer | None) -> None:
+        self._client = client
+        self._output_processor = _core.OutputProcessor(tokenizer)
+        self._has_tokenizer = tokenizer is not None
+        self._by_id: dict[str, RequestState] = {}
+        self._by_key: dict[int, RequestState] = {}
+        self._engine_ids: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._by_id
+
+    def states(self) -> list[RequestState]:
+        """Every request under way."""
+        return list(self._by_id.values())
+
+    def check_id(self, request_id: object) -> None:
+        """Refuse an id that is no text or already under way.
+
+        Raises:
+            InvalidRequestError: Names the id.
+        """
+        if not isinstance(request_id, str) or not request_id:
+            raise InvalidRequestError(f"request_id must be a non-empty string, got {request_id!r}", "request_id")
+        if request_id in self._by_id or request_id in self._engine_ids:
+            raise InvalidRequestError(f"request_id {request_id!r} belongs to a request that still runs", "request_id")
+
+    def add(self, request_id: str, request: EngineCoreRequest) -> RequestState:
+        """Hand a request to the engine, once per sample.
+
+        Raises:
+            InvalidRequestError: The id is taken, or the engine refuses the request.
+            QueueFullError: The engine takes no more; nothing of this request is left behind.
+        """
+        self.check_id(request_id)
+        params, handle = request.params, self._client.handle
+        ids = [request_id] if params.n == 1 else [f"{index}_{request_id}" for index in range(params.n)]
+        for engine_id in ids:
+            if engine_id in self._engine_ids:
+                raise InvalidRequestError(f"request_id {engine_id!r} belongs to a request that still runs", "request_id")
+        samples = [(handle.new_key(), engine_id) for engine_id in ids]
+        state = RequestState(
+            request_id, request.prompt, request.prompt_token_ids, params.output_kind, samples, request.hidden_stop_ids
+        )
+        self._by_id[request_id] = state
+        try:
+            for index, (key, engine_id) in enumerate(samples):
+                self._by_key[key] = state
+                self._engine_ids.add(engine_id)
+                self._add_sample(key, engine_id, request, index)
+        except BaseException:
+            self.forget(state, abort=True)
+            raise
+        return state
+
+    def _add_sample(self, key: int, engine_id: str, request: EngineCoreRequest, index: int) -> None:
+        params = request.params
+        self._output_processor.add_request(
+            key,
+            request.prompt_token_ids,
+            detokenize=params.detokenize and self._has_tokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+            stop=params.stop_strings,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+        self._client.handle.add_request(
+            key,
+            engine_id,
+            request.prompt_token_ids,
+            max_tokens=request.max_tokens,
+            # A prompt near the limit may leave less room than min_tokens asks for.
+            min_tokens=min(params.min_tokens, request.max_tokens),
+            eos_token_id=request.eos_token_id,
+            stop_token_ids=request.stop_token_ids,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            seed=request.seed_of(index),
+            num_logprobs=-1 if params.logprobs is None else params.logprobs,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            skip_reading_prefix_cache=params.prompt_logprobs is not None,
+        )
+
+    def poll(self) -> list[RequestState]:
+        """Drain the engine's outputs; the requests that changed, each once, finished ones already taken out."""
+        changed: dict[str, RequestState] = {}
+        for delta in self._output_processor.poll(self._client.handle):
+            state = self._by_key.get(delta.key)
+            if state is None:  # the reader has gone
+                continue
+            state.apply(delta, self._client.last_step_error)
+            changed[state.request_id] = state
+        for state in changed.values():
+            if state.finished:
+                self.forget(state, abort=False)
+        return list(changed.values())
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ask the engine to end requests; each gives one last output. Unknown ids are ignored."""
+        ids = [
+            engine_id
+            for request_id in request_ids
+            if (state := self._by_id.get(request_id)) is not None
+            for engine_id in state.unfinished_ids()
+        ]
+        if ids:
+            self._client.handle.abort_requests(ids)
+
+    def forget(self, state: RequestState, *, abort: bool) -> None:
+        """Take a request out: nobody waits for it any more.
+
+        Args:
+            state: The request; one that is not in the table is left alone.
+            abort: End what still runs of it in the engine.
+        """
+        if self._by_id.get(state.request_id) is not state:
+            return
+        del self._by_id[state.request_id]
+        if abort:
+            self._client.handle.abort_requests(state.unfinished_ids())
+        for sample in state.samples:
+            if self._by_key.pop(sample.key, None) is not None:
+                self._engine_ids.discard(sample.request_id)
+                if sample.finish_reason is None:
+                    self._output_processor.discard(sample.key)

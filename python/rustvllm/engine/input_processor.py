@@ -1,0 +1,296 @@
+"""What a caller asks for, checked and turned into what the core takes: token ids and plain numbers.
+
+Everything that can be wrong with a request is found here, before any of it reaches the engine.
+"""
+
+import itertools
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from rustvllm.config import EngineConfig, ModelConfig
+from rustvllm.engine.tokenizer import Tokenizer
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.logger import init_logger
+from rustvllm.sampling_params import MAX_TOKENS_LIMIT, SamplingParams
+
+logger = init_logger(__name__)
+
+_GENERATION_DEFAULTS = {
+    # name in generation_config.json -> sampling parameter
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
+_MASK64 = 2**64 - 1
+
+
+class TextPrompt(TypedDict, total=False):
+    """A prompt as text."""
+
+    prompt: str
+    cache_salt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    """A prompt as token ids, optionally with the text they stand for."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: str
+    cache_salt: str
+
+
+PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCoreRequest:
+    """One request, ready for ``EngineHandle.add_request``; it becomes ``params.n`` requests there.
+
+    Attributes:
+        prompt: Prompt text; None when only token ids were given.
+        prompt_token_ids: Checked ids, at least one.
+        params: Checked parameters.
+        max_tokens: Most tokens to generate, clamped to the room that the prompt leaves.
+        eos_token_id: Ends a sample without a stop reason; None: nothing does.
+        stop_token_ids: Ids that end a sample, further EOS ids included.
+        hidden_stop_ids: Those of ``stop_token_ids`` that stand for EOS.
+        seed: Of the first sample, 64-bit signed; sample i has ``seed + i``.
+        priority: Lower is sooner, with the priority policy.
+        cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    max_tokens: int
+    eos_token_id: int | None
+    stop_token_ids: tuple[int, ...]
+    hidden_stop_ids: frozenset[int]
+    seed: int
+    priority: int
+    cache_salt: str | None
+
+    def seed_of(self, index: int) -> int:
+        """Seed of sample ``index``, wrapped to 64 bits."""
+        return _to_int64(self.seed + index)
+
+
+class InputProcessor:
+    """Checks requests against one model and gives them what they leave open."""
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
+        self._model = config.model
+        self._priority_allowed = config.scheduler.scheduling_policy == "priority"
+        self._tokenizer = tokenizer
+        self._seed_numbers = itertools.count(1)  # next() is atomic: requests may be checked in several threads
+        eos_ids = list(config.model.eos_token_ids)
+        if tokenizer is not None and tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in eos_ids:
+            eos_ids.insert(0, tokenizer.eos_token_id)
+        self.eos_token_ids = tuple(eos_ids)
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+        return self._model.max_model_len
+
+    def process(
+        self, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0
+    ) -> EngineCoreRequest:
+        """Check one request.
+
+        Args:
+            prompt: Text, token ids, or a dict with ``prompt`` or ``prompt_token_ids``.
+            params: None for the model's own defaults.
+            priority: Lower is sooner; needs the priority policy unless 0.
+
+        Raises:
+            InvalidRequestError: Names the parameter, the value and the limit.
+        """
+        if params is None:
+            params = default_sampling_params(self._model)
+        elif not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"sampling_params must be a SamplingParams, got {type(params).__name__}", "sampling_params"
+            )
+        text, ids, cache_salt = self._read_prompt(prompt)
+        if ids is None:
+            ids = self._encode(text or "")
+        ids = self._truncate(ids, params)
+        self._check_length(ids, params)
+        self._check_params(params, priority)
+        room = self.max_model_len - len(ids)
+        extra_eos = () if params.ignore_eos else self.eos_token_ids[1:]
+        stop_token_ids = tuple(dict.fromkeys((*(params.stop_token_ids or ()), *extra_eos)))
+        return EngineCoreRequest(
+            prompt=text,
+            prompt_token_ids=ids,
+            params=params,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            eos_token_id=None if params.ignore_eos or not self.eos_token_ids else self.eos_token_ids[0],
+            stop_token_ids=stop_token_ids,
+            hidden_stop_ids=frozenset(extra_eos).difference(params.stop_token_ids or ()),
+            seed=self._next_seed() if params.seed is None else params.seed,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    def _read_prompt(self, prompt: object) -> tuple[str | None, list[int] | None, str | None]:
+        """Text, ids and cache salt of a prompt in any of its shapes; ids of None are still to be made."""
+        if isinstance(prompt, str):
+            return prompt, None, None
+        if not isinstance(prompt, Mapping):
+            return None, self._check_ids(prompt), None
+        unknown = sorted(str(key) for key in prompt if key not in _PROMPT_KEYS)
+        if unknown:
+            raise InvalidRequestError(
+                f"a prompt dict may have the keys {', '.join(sorted(_PROMPT_KEYS))}, got {', '.join(unknown)}", "prompt"
+            )
+        text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequestError(f"prompt must be text, got {type(text).__name__}", "prompt")
+        if salt is not None:
+            _check_cache_salt(salt)
+        if ids is None and text is None:
+            raise InvalidRequestError("a prompt dict needs 'prompt' or 'prompt_token_ids'", "prompt")
+        return text, None if ids is None else self._check_ids(ids), salt
+
+    def _encode(self, text: str) -> list[int]:
+        if self._tokenizer is None:
+            raise InvalidRequestError(
+                "there is no tokenizer (skip_tokenizer_init): give the prompt as token ids", "prompt"
+            )
+        return self._tokenizer.encode(text)
+
+    def _check_ids(self, ids: object) -> list[int]:
+        if isinstance(ids, bytes | bytearray | Mapping | set | frozenset) or not hasattr(ids, "__iter__"):
+            raise InvalidRequestError(
+                f"a prompt must be text, a list of token ids or a dict, got {type(ids).__name__}", "prompt"
+            )
+        checked = []
+        limit = self._model.vocab_size
+        for position, token_id in enumerate(ids):
+            try:
+                if isinstance(token_id, bool):
+                    raise TypeError
+                value = operator.index(token_id)  # numpy's integers too
+            except TypeError:
+                raise InvalidRequestError(
+                    f"token ids must be integers, got {token_id!r} ({type(token_id).__name__}) at position {position}",
+                    "prompt",
+                ) from None
+            if not 0 <= value < limit:
+                shown = value if value.bit_length() <= 64 else f"a number of {value.bit_length()} bits"
+                raise InvalidRequestError(
+                    f"token id {shown} at position {position} is not in the vocabulary (0 to {limit - 1})", "prompt"
+                )
+            checked.append(value)
+        return checked
+
+    def _truncate(self, ids: list[int], params: SamplingParams) -> list[int]:
+        keep = params.truncate_prompt_tokens
+        if keep is None:
+            return ids
+        if keep == -1:
+            keep = self.max_model_len - (params.max_tokens != 0)
+        elif keep > self.max_model_len:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens is {keep}, more than the maximum context length of {self.max_model_len} tokens",
+                "truncate_prompt_tokens",
+            )
+        if len(ids) <= keep:
+            return ids
+        return ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
+
+    def _check_length(self, ids: list[int], params: SamplingParams) -> None:
+        if not ids:
+            raise InvalidRequestError("the prompt is empty: at least one token is needed", "prompt")
+        longest = self.max_model_len - (params.max_tokens != 0)
+        if len(ids) > longest:
+            raise InvalidRequestError(
+                f"This model's maximum context length is {self.max_model_len} tokens (prompt and output together), "
+                f"but your prompt contains {len(ids)} input tokens: at most {longest} fit. Shorten it, or set "
+                "truncate_prompt_tokens.",
+                "input_tokens",
+            )
+
+    def _check_params(self, params: SamplingParams, priority: object) -> None:
+        for token_id in params.stop_token_ids or ():
+            if token_id >= self._model.vocab_size:
+                raise InvalidRequestError(
+                    f"stop_token_ids holds {token_id}, which is not in the vocabulary (0 to {self._model.vocab_size - 1})",
+                    "stop_token_ids",
+                )
+        if params.stop_strings and self._tokenizer is None:
+            raise InvalidRequestError(
+                "there is no tokenizer (skip_tokenizer_init), so stop strings cannot be found: use stop_token_ids", "stop"
+            )
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidRequestError(f"priority must be an integer, got {priority!r}", "priority")
+        if priority and not self._priority_allowed:
+            raise InvalidRequestError(
+                f"priority is {priority}, but requests are scheduled in order of arrival; "
+                "set scheduling_policy='priority'",
+                "priority",
+            )
+        if not -(2**31) <= priority < 2**31:
+            raise InvalidRequestError("priority must fit into 32 bits", "priority")
+
+    def _next_seed(self) -> int:
+        """A seed of its own for each request that has none: a hash of the engine's seed and a count.
+
+        The finaliser is SplitMix64's (Steele, Lea and Flood 2014), so neighbouring counts share nothing.
+        """
+        z = (self._model.seed * 0xD1342543DE82EF95 + next(self._seed_numbers) * 0x9E3779B97F4A7C15) & _MASK64
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+        return _to_int64(z ^ (z >> 31))
+
+
+def default_sampling_params(model: ModelConfig, **overrides: Any) -> SamplingParams:
+    """The model's own defaults from its generation_config, without what the engine cannot honour (said once per value).
+
+    Args:
+        model: For its ``generation_config``.
+        overrides: Parameters that win over the model's.
+    """
+    values: dict[str, Any] = {}
+    for source, name in _GENERATION_DEFAULTS.items():
+        value = model.generation_config.get(source)
+        if value is None or (name == "max_tokens" and value == 0):
+            continue
+        try:
+            SamplingParams(**{name: value})
+        except InvalidRequestError as error:
+            warning = (source, repr(value))
+            if warning not in _warned:
+                _warned.add(warning)
+                logger.warning("generation_config.json is not followed in %s=%r: %s", source, value, error)
+        else:
+            values[name] = value
+    return SamplingParams(**{**values, **overrides})
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _check_cache_salt(salt: object) -> None:
+    if not isinstance(salt, str) or not 0 < len(salt) <= 128 or any(char in "@/\\\0" for char in salt):
+        raise InvalidRequestError(
+            "cache_salt must be 1 to 128 characters without '@', '/', '\\' and NUL, "
+            f"got {salt!r:.80}",
+            "cache_salt",
+        )
+
+
+def _to_int64(value: int) -> int:
+    value &= _MASK64
+    return value - 2**64 if value >= 2**63 else value
+
+
+assert MAX_TOKENS_LIMIT < 2**31  # the core counts tokens in 32 bits

@@ -1,0 +1,144 @@
+"""``LLMEngine``: an engine in the caller's own process and thread, one ``step`` at a time."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rustvllm.config import EngineConfig, UsageContext
+from rustvllm.engine.core_client import InprocClient
+from rustvllm.engine.front_end import RequestTable
+from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor, PromptType
+from rustvllm.engine.tokenizer import Tokenizer
+from rustvllm.exceptions import EngineDeadError
+from rustvllm.outputs import RequestOutput
+from rustvllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from rustvllm.engine_args import EngineArgs
+
+_MAX_IDLE_STEPS = 3
+
+
+class LLMEngine:
+    """Requests in, outputs out, under the caller's control; ``LLM`` is the comfortable form.
+
+    Always step from one thread: the first that does owns the scheduler.
+
+    Attributes:
+        config: What the engine was built from.
+        tokenizer: None with ``skip_tokenizer_init``.
+        input_processor: Checks requests.
+        engine_core: Drives the engine.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load the model.
+
+        Raises:
+            ModelLoadError: Weights or tokenizer cannot be read.
+            ConfigError: The KV cache is too small.
+        """
+        self.config = config
+        self.tokenizer = None if config.model.tokenizer_path is None else Tokenizer.from_folder(config.model.tokenizer_path)
+        self.input_processor = InputProcessor(config, self.tokenizer)
+        self.engine_core = InprocClient(config)
+        self._requests = RequestTable(self.engine_core, None if self.tokenizer is None else self.tokenizer.core)
+        self._idle_steps = 0
+
+    @classmethod
+    def from_engine_config(cls, config: EngineConfig) -> "LLMEngine":
+        """Build an engine from a finished configuration."""
+        return cls(config)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: "EngineArgs", usage_context: UsageContext = "llm_class") -> "LLMEngine":
+        """Build an engine from engine arguments.
+
+        Raises:
+            ConfigError: An argument is wrong.
+            ModelLoadError: The model cannot be found or read.
+        """
+        return cls(engine_args.create_engine_config(usage_context))
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ValueError: There is none (``skip_tokenizer_init``).
+        """
+        if self.tokenizer is None:
+            raise ValueError("there is no tokenizer: the engine was made with skip_tokenizer_init=True")
+        return self.tokenizer
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptType | EngineCoreRequest,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+    ) -> None:
+        """Queue a request; the next :meth:`step` may run it.
+
+        Args:
+            request_id: Not in use by a running request.
+            prompt: Text, token ids or a dict; or what ``input_processor.process`` returned.
+            params: None for the model's own defaults.
+            priority: Lower is sooner, with the priority policy.
+
+        Raises:
+            InvalidRequestError: The request is wrong; the engine is as before.
+            QueueFullError: ``max_num_queued_reqs`` requests are waiting.
+            EngineDeadError: The engine was shut down.
+        """
+        self.engine_core.check_alive()
+        self._requests.check_id(request_id)
+        if not isinstance(prompt, EngineCoreRequest):
+            prompt = self.input_processor.process(prompt, params, priority)
+        self._requests.add(request_id, prompt)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step of the engine.
+
+        Returns:
+            The outputs that changed in this step; ``finished`` on each. Empty while prompts are being read, and when
+            nothing is left to do.
+
+        Raises:
+            EngineDeadError: The engine was shut down, or is broken.
+        """
+        num_tokens = self.engine_core.step()
+        changed = self._requests.poll()
+        if num_tokens or changed or not self._requests:
+            self._idle_steps = 0
+        else:
+            self._idle_steps += 1
+            if self._idle_steps >= _MAX_IDLE_STEPS:  # never spin for ever over a request that nobody runs
+                raise EngineDeadError(f"{len(self._requests)} requests wait and the scheduler runs none of them")
+        return [state.take() for state in changed if state.ready]
+
+    def abort_request(self, request_id: str | Sequence[str]) -> None:
+        """End requests; the next :meth:`step` returns their last outputs, ``finish_reason`` ``abort``. Idempotent."""
+        self.engine_core.check_alive()
+        self._requests.abort([request_id] if isinstance(request_id, str) else request_id)
+
+    def abort_all(self) -> None:
+        """End every request and wait until the engine holds none; what they gave is dropped."""
+        for state in self._requests.states():
+            self._requests.forget(state, abort=True)
+        while self.has_unfinished_requests():
+            self.engine_core.step()
+            self._requests.poll()
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that were added and have not given their last output."""
+        return len(self._requests)
+
+    def has_unfinished_requests(self) -> bool:
+        """True while :meth:`step` has something to do."""
+        self.engine_core.check_alive()
+        # The scheduler may hold an aborted request a moment longer than this front end does.
+        return bool(self._requests) or self.engine_core.has_unfinished_requests()
+
+    def shutdown(self) -> None:
+        """Free the model and its memory; idempotent. Any later use raises EngineDeadError."""
+        self.engine_core.shutdown()

@@ -1,0 +1,153 @@
+"""A request as its front end sees it: n samples whose deltas are gathered into one :class:`RequestOutput`."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rustvllm import _core
+from rustvllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from rustvllm.sampling_params import RequestOutputKind
+
+
+@dataclass(slots=True)
+class SampleState:
+    """One sample: everything so far, and how much of it was handed out already."""
+
+    key: int
+    request_id: str
+    text_parts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    parts_taken: int = 0
+    tokens_taken: int = 0
+    changed: bool = False
+
+
+class RequestState:
+    """Gathers what the engine says of one request until somebody takes it.
+
+    Deltas that arrive while the reader is busy are merged: :meth:`take` gives one output, however many steps it spans.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        output_kind: RequestOutputKind,
+        samples: Sequence[tuple[int, str]],
+        hidden_stop_ids: frozenset[int],
+    ) -> None:
+        """Start with nothing generated.
+
+        Args:
+            request_id: Name the caller gave.
+            prompt: Prompt text, None when it came as token ids.
+            prompt_token_ids: Token ids of the prompt.
+            output_kind: What each output holds.
+            samples: Key and engine-side request id of each sample.
+            hidden_stop_ids: Stop ids that stand for EOS, so that ``stop_reason`` stays None for them.
+        """
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self.output_kind = output_kind
+        self.samples = [SampleState(key, sample_id) for key, sample_id in samples]
+        self.metrics = RequestMetrics(arrival_time=time.monotonic())
+        self.num_cached_tokens = 0
+        self.error: str | None = None
+        self._hidden_stop_ids = hidden_stop_ids
+        self._index_of_key = {sample.key: index for index, sample in enumerate(self.samples)}
+        self._num_running = len(self.samples)
+
+    @property
+    def finished(self) -> bool:
+        """True when every sample has ended."""
+        return self._num_running == 0
+
+    @property
+    def ready(self) -> bool:
+        """True when :meth:`take` has something to give."""
+        if self.output_kind is RequestOutputKind.FINAL_ONLY and not self.finished:
+            return False
+        return any(sample.changed for sample in self.samples)
+
+    def unfinished_ids(self) -> list[str]:
+        """Engine-side ids of the samples that still run."""
+        return [sample.request_id for sample in self.samples if sample.finish_reason is None]
+
+    def apply(self, delta: _core.RequestDelta, step_error: str | None = None) -> None:
+        """Add what is new for one sample.
+
+        Args:
+            delta: News of a sample of this request.
+            step_error: What the last failed step raised, to explain an ``error`` end.
+        """
+        sample = self.samples[self._index_of_key[delta.key]]
+        if sample.finish_reason is not None:
+            return
+        metrics = self.metrics
+        if delta.first_scheduled_ts and metrics.first_scheduled_time is None:
+            metrics.first_scheduled_time = delta.first_scheduled_ts
+        if delta.new_token_ids:
+            if metrics.first_token_time is None:
+                metrics.first_token_time = delta.last_token_ts or time.monotonic()
+            sample.token_ids.extend(delta.new_token_ids)
+        if delta.new_text:
+            sample.text_parts.append(delta.new_text)
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        sample.changed = True
+        if delta.finish_reason is not None:
+            sample.finish_reason = delta.finish_reason
+            self._num_running -= 1
+            sample.stop_reason = None if delta.stop_reason in self._hidden_stop_ids else delta.stop_reason
+            if delta.finish_reason == "error":
+                reasons = [reason for reason in (delta.error, step_error) if reason]
+                self.error = "; ".join(reasons) or "the engine failed"
+            if self.finished:
+                metrics.finished_time = time.monotonic()
+
+    def abort(self) -> None:
+        """End every sample that still runs with ``abort``; the engine is not told here."""
+        for sample in self.samples:
+            if sample.finish_reason is None:
+                sample.finish_reason = "abort"
+                sample.changed = True
+        self._num_running = 0
+        self.metrics.finished_time = self.metrics.finished_time or time.monotonic()
+
+    def take(self) -> RequestOutput:
+        """The present output; afterwards nothing is new."""
+        delta = self.output_kind is RequestOutputKind.DELTA
+        outputs = []
+        for index, sample in enumerate(self.samples):
+            if delta and not sample.changed:
+                continue
+            if len(sample.text_parts) > 1 and not delta:
+                # Joined once per take, so that a long cumulative stream does not re-join thousands of parts.
+                sample.text_parts = ["".join(sample.text_parts)]
+            parts = sample.text_parts[sample.parts_taken :] if delta else sample.text_parts
+            ids = sample.token_ids[sample.tokens_taken :] if delta else list(sample.token_ids)
+            outputs.append(
+                CompletionOutput(
+                    index=index,
+                    text="".join(parts),
+                    token_ids=ids,
+                    finish_reason=sample.finish_reason,
+                    stop_reason=sample.stop_reason,
+                )
+            )
+            sample.changed = False
+            sample.parts_taken = len(sample.text_parts)
+            sample.tokens_taken = len(sample.token_ids)
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=outputs,
+            finished=self.finished,
+            metrics=self.metrics,
+            num_cached_tokens=self.num_cached_tokens,
+            error=self.error,
+        )
