@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 mod block;
+mod copies;
 mod counters;
+mod cpu_tier;
 mod error;
 mod hash;
 mod pool;
@@ -12,7 +14,9 @@ mod shared;
 mod sync;
 
 pub use block::{BlockHash, BlockId, BlockState};
+pub use copies::BlockCopies;
 pub use counters::PoolCounters;
+pub use cpu_tier::{CpuBlockId, CpuTier};
 pub use error::PoolError;
 pub use hash::ChainHasher;
 pub use pool::{BlockPool, MAX_BLOCKS};

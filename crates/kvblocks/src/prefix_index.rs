@@ -50,6 +50,12 @@ fn tag_of(low: u64, high: u64) -> u32 {
     ((low ^ high.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32
 }
 
+/// Whether a record of this version stands for a registered block.
+#[inline]
+fn is_registered(version: u64) -> bool {
+    version & 1 == 0
+}
+
 #[inline]
 fn entry(tag: u32, block: BlockId) -> u64 {
     (u64::from(tag) << 32) | u64::from(block.0)
@@ -118,7 +124,7 @@ impl PrefixIndex {
         let record = &self.records[block.index()];
         // Acquire: partner of the Release that makes the version even in `insert`; the hash read below is no older.
         let before = record.version.load(Ordering::Acquire);
-        if before % 2 == 1 {
+        if !is_registered(before) {
             return false;
         }
         // Acquire: partners of the Release stores of the hash in `insert`; if either load sees a newer hash, the load
@@ -163,7 +169,7 @@ impl PrefixIndex {
     #[inline]
     pub(crate) fn hash_of(&self, block: BlockId) -> Option<BlockHash> {
         let record = &self.records[block.index()];
-        (record.version.load(Ordering::Relaxed) % 2 == 0).then(|| {
+        is_registered(record.version.load(Ordering::Relaxed)).then(|| {
             BlockHash::from_words(
                 record.hash_low.load(Ordering::Relaxed),
                 record.hash_high.load(Ordering::Relaxed),
@@ -177,7 +183,7 @@ impl PrefixIndex {
         let place = self.find(low, high);
         let record = &self.records[block.index()];
         let version = record.version.load(Ordering::Relaxed);
-        assert!(version % 2 == 1, "{block} is in the prefix index already");
+        assert!(!is_registered(version), "{block} is in the prefix index already");
         // Release: partners of the loads in `was_registered`; who sees this hash sees the odd version before it.
         record.hash_low.store(low, Ordering::Release);
         record.hash_high.store(high, Ordering::Release);
@@ -198,7 +204,7 @@ impl PrefixIndex {
     pub(crate) fn remove(&self, block: BlockId) {
         let record = &self.records[block.index()];
         let version = record.version.load(Ordering::Relaxed);
-        assert!(version % 2 == 0, "{block} is not in the prefix index");
+        assert!(is_registered(version), "{block} is not in the prefix index");
         // Relaxed: a reader that still sees the even version answers as of a moment ago. The stores of the next
         // registration carry this one with them (see `insert`).
         record.version.store(version + 1, Ordering::Relaxed);
@@ -259,8 +265,10 @@ impl PrefixIndex {
     pub(crate) fn clear(&self) {
         for record in &self.records {
             let version = record.version.load(Ordering::Relaxed);
-            // Relaxed, as in `remove`.
-            record.version.store(version + (version + 1) % 2, Ordering::Relaxed);
+            if is_registered(version) {
+                // Relaxed, as in `remove`.
+                record.version.store(version + 1, Ordering::Relaxed);
+            }
         }
         for slot in &self.slots {
             slot.store(EMPTY, Ordering::Relaxed);
