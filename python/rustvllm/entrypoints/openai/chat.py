@@ -1,0 +1,176 @@
+"""``POST /v1/chat/completions``."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from rustvllm.entrypoints.chat_template import render_chat
+from rustvllm.entrypoints.openai.chunks import ChunkRenderer
+from rustvllm.entrypoints.openai.conversation import build_conversation
+from rustvllm.entrypoints.openai.generation import (
+    Generation,
+    new_request_id,
+    until_disconnect,
+)
+from rustvllm.entrypoints.openai.prompts import engine_prompt
+from rustvllm.entrypoints.openai.protocol import ChatCompletionRequest
+from rustvllm.entrypoints.openai.refusals import CHAT_REFUSALS, refuse_unbuilt
+from rustvllm.entrypoints.openai.request_body import read_request
+from rustvllm.entrypoints.openai.sampling import (
+    build_sampling_params,
+    check_num_choices,
+    check_stream_options,
+)
+from rustvllm.entrypoints.openai.sse import EventStreamResponse
+from rustvllm.entrypoints.openai.state import ServedModel, ServerState
+from rustvllm.entrypoints.openai.usage import UsageCounter
+from rustvllm.exceptions import InvalidRequestError
+
+router = APIRouter()
+
+_ROLE_DELTA = b',"delta":{"role":"assistant","content":""}'
+
+
+def _max_tokens(request: ChatCompletionRequest, model: ServedModel) -> tuple[int | None, str]:
+    """Most tokens to generate (None: as many as fit) and the field that says so."""
+    param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    asked = getattr(request, param)
+    if asked is None:
+        default = model.default_max_tokens
+        return (None if default is None else min(default, model.max_model_len)), param
+    if asked < 1:
+        raise InvalidRequestError(f"{param} must be at least 1, got {asked}.", param)
+    return asked, param
+
+
+def _render(request: ChatCompletionRequest, state: ServerState, model: ServedModel) -> str:
+    """The conversation as prompt text."""
+    if model.tokenizer is None:
+        raise InvalidRequestError(
+            "Chat needs a tokenizer, which this server has not (skip_tokenizer_init); use /v1/completions with token ids."
+        )
+    chat_template = model.chat_template
+    if request.chat_template is not None:
+        if not state.settings.trust_request_chat_template:
+            raise InvalidRequestError(
+                "This server does not take chat templates from requests; "
+                "start it with --trust-request-chat-template to allow that.",
+                "chat_template",
+            )
+        chat_template = request.chat_template
+    if request.tools is not None and not request.tools:
+        raise InvalidRequestError("tools must not be an empty list; leave it out instead.", "tools")
+    continue_final = bool(request.continue_final_message)
+    opens_turn = request.add_generation_prompt
+    return render_chat(
+        model.tokenizer,
+        build_conversation(request.messages, chat_template),
+        # Sent together they contradict each other; left out, the one follows the other.
+        add_generation_prompt=(not continue_final) if opens_turn is None else opens_turn,
+        continue_final_message=continue_final,
+        chat_template=chat_template,
+        tools=request.tools,
+        documents=request.documents,
+        **(request.chat_template_kwargs or {}),
+    )
+
+
+@router.post(
+    "/v1/chat/completions",
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": ChatCompletionRequest.model_json_schema()}},
+        }
+    },
+)
+async def create_chat_completion(raw_request: Request) -> Response:
+    """Answer a conversation."""
+    state: ServerState = raw_request.app.state.server
+    state.check_serving()
+    request = await read_request(raw_request, ChatCompletionRequest)
+    model = state.model
+    name = model.resolve_name(request.model)
+    refuse_unbuilt(request, CHAT_REFUSALS)
+    check_stream_options(request)
+    max_tokens, param = _max_tokens(request, model)
+    params = build_sampling_params(request, model, max_tokens=max_tokens, param=param)
+    check_num_choices(1, params.n)
+    request_id = new_request_id("chatcmpl-", raw_request, request.request_id)
+    # A model's own template writes its special tokens itself; the plain one leaves them to the tokenizer.
+    special = request.add_special_tokens
+    if special is None:
+        special = not model.has_own_chat_template
+    text = _render(request, state, model)
+    prompt = await engine_prompt(
+        model,
+        text,
+        add_special_tokens=special,
+        truncated=params.truncate_prompt_tokens is not None,
+        cache_salt=request.cache_salt,
+        param="messages",
+    )
+    header = {
+        "id": request_id,
+        "object": "chat.completion.chunk" if request.stream else "chat.completion",
+        "created": int(time.time()),
+        "model": name,
+        "system_fingerprint": model.fingerprint,
+    }
+    usage = UsageCounter(show_cached=state.settings.enable_prompt_tokens_details)
+    generation = await Generation.start(state, model, [prompt], params, request_id, request.priority or 0)
+    if request.stream:
+        chunks = ChunkRenderer(
+            header,
+            b',"delta":{"content":',
+            b"}",
+            request,
+            usage,
+            force_usage=state.settings.enable_force_include_usage,
+        )
+        return EventStreamResponse(_events(generation, chunks, usage, params.n), generation, request_id)
+    async with aclosing(generation):
+        last, samples = await until_disconnect(raw_request.receive, generation.collect(1, params.n))
+    usage.add(0, last[0])
+    choices: list[dict[str, Any]] = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": sample.text},
+            "logprobs": None,
+            "finish_reason": sample.finish_reason,
+            "stop_reason": sample.stop_reason,
+        }
+        for index, sample in enumerate(samples)
+    ]
+    return JSONResponse({**header, "choices": choices, "usage": usage.as_dict()})
+
+
+async def _events(
+    generation: Generation, chunks: ChunkRenderer, usage: UsageCounter, n: int
+) -> AsyncGenerator[bytes, None]:
+    """Events of the stream, joined where several are there at once."""
+    unfinished = set(range(n))
+    yield b"".join(chunks.raw(index, _ROLE_DELTA) for index in range(n))
+    async for prompt_index, output in generation:
+        usage.add(prompt_index, output)
+        events = []
+        for completion in output.outputs:
+            index = completion.index
+            if completion.finish_reason is not None:
+                unfinished.discard(index)
+                events.append(
+                    chunks.finish(index, completion.text, completion.finish_reason, completion.stop_reason)
+                )
+            elif completion.text or chunks.continuous_usage:
+                events.append(chunks.text(index, completion.text))
+        if events:
+            yield b"".join(events)
+    for index in sorted(unfinished):  # the engine let go of it without a word: it was aborted
+        yield chunks.finish(index, "", "abort", None)
+    if last := chunks.final_usage():
+        yield last

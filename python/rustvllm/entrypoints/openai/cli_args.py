@@ -1,0 +1,162 @@
+"""The command-line flags of the server's front end. Light on purpose: ``--help`` imports this and no FastAPI."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rustvllm.exceptions import ConfigError
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+DEFAULT_MAX_BODY_BYTES = 8 << 20
+API_KEY_VARIABLE = "RUSTVLLM_API_KEY"
+
+_NOT_YET = (
+    "--allowed-origins",
+    "--allowed-methods",
+    "--allowed-headers",
+    "--allow-credentials",
+    "--ssl-keyfile",
+    "--ssl-certfile",
+    "--ssl-ca-certs",
+    "--ssl-cert-reqs",
+    "--middleware",
+    "--response-role",
+    "--enable-request-id-headers",
+    "--enable-auto-tool-choice",
+    "--tool-call-parser",
+    "--tool-parser-plugin",
+    "--reasoning-parser",
+    "--enable-server-load-tracking",
+    "--enable-log-requests",
+    "--enable-log-outputs",
+    "--sse-keep-alive-interval",
+    "--otlp-traces-endpoint",
+    "--api-server-count",
+    "--headless",
+    "--config",
+    "--lora-modules",
+    "--log-config-file",
+    "--max-log-len",
+    "--h11-max-incomplete-event-size",
+    "--h11-max-header-count",
+    "--return-tokens-as-token-ids",
+    "--chat-template-content-format",
+    "--trace",
+)
+"""Flags that users of this kind of server know and that do not work here yet: an error that says so."""
+
+
+class _NotYet(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,  # noqa: ARG002 - argparse's signature
+        values: str | Sequence[Any] | None,  # noqa: ARG002
+        option_string: str | None = None,
+    ) -> None:
+        parser.error(f"{option_string} is not supported yet")
+
+
+def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the front end's flags, as a group of their own."""
+    group = parser.add_argument_group("server", "The HTTP front end.")
+    group.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default: %(default)s)")
+    group.add_argument(
+        "--port", type=_port, default=DEFAULT_PORT, help="port to listen on; 0 takes a free one (default: %(default)s)"
+    )
+    group.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead of host and port")
+    group.add_argument("--root-path", default="", help="path under which a proxy shows this server")
+    group.add_argument(
+        "--api-key",
+        nargs="+",
+        metavar="KEY",
+        help=f"keys that clients must send, one of them, as a bearer token (default: ${API_KEY_VARIABLE})",
+    )
+    group.add_argument(
+        "--chat-template", metavar="FILE_OR_TEXT", help="Jinja chat template to use instead of the model's"
+    )
+    group.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="let requests bring a chat template of their own (a template can keep a core busy)",
+    )
+    group.add_argument(
+        "--max-body-bytes",
+        type=_positive,
+        default=DEFAULT_MAX_BODY_BYTES,
+        metavar="BYTES",
+        help="largest request body taken (default: %(default)s)",
+    )
+    group.add_argument(
+        "--enable-prompt-tokens-details", action="store_true", help="report cached prompt tokens in usage"
+    )
+    group.add_argument(
+        "--enable-force-include-usage", action="store_true", help="send usage at the end of every stream"
+    )
+    group.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs and no /openapi.json")
+    group.add_argument(
+        "--uvicorn-log-level",
+        choices=("critical", "error", "warning", "info", "debug", "trace"),
+        default="warning",
+        help="what the HTTP layer logs (default: %(default)s)",
+    )
+    group.add_argument("--enable-access-log", action="store_true", help="log one line per HTTP request")
+    group.add_argument(
+        "--shutdown-timeout",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long a stop waits for open requests before it aborts them (default: 0)",
+    )
+    for flag in _NOT_YET:
+        # A flag the engine's arguments have already is theirs.
+        if flag not in parser._option_string_actions:
+            group.add_argument(flag, nargs="*", action=_NotYet, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return parser
+
+
+def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    """The keys given, else the one in the environment, else none."""
+    given = args.api_key or [os.environ.get(API_KEY_VARIABLE, "")]
+    return tuple(key for key in given if key)
+
+
+def read_chat_template(value: str | None) -> str | None:
+    """The template's text: ``value`` names a file, or is the text itself when it looks like Jinja.
+
+    Raises:
+        ConfigError: No such file, and no Jinja in it either.
+    """
+    if value is None:
+        return None
+    if "{" in value or "\n" in value:
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"cannot read --chat-template {value}: {getattr(exc, 'strerror', None) or exc}") from exc
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0 to 86400, got {text!r}")
+    return seconds

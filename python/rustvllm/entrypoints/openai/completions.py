@@ -1,0 +1,168 @@
+"""``POST /v1/completions``."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from rustvllm.entrypoints.openai.chunks import ChunkRenderer
+from rustvllm.entrypoints.openai.generation import (
+    Generation,
+    new_request_id,
+    until_disconnect,
+)
+from rustvllm.entrypoints.openai.prompts import engine_prompt
+from rustvllm.entrypoints.openai.protocol import CompletionRequest
+from rustvllm.entrypoints.openai.refusals import COMPLETION_REFUSALS, refuse_unbuilt
+from rustvllm.entrypoints.openai.request_body import read_request
+from rustvllm.entrypoints.openai.sampling import (
+    DEFAULT_COMPLETION_MAX_TOKENS,
+    build_sampling_params,
+    check_num_choices,
+    check_stream_options,
+)
+from rustvllm.entrypoints.openai.sse import EventStreamResponse
+from rustvllm.entrypoints.openai.state import ServedModel, ServerState
+from rustvllm.entrypoints.openai.usage import UsageCounter
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.outputs import RequestOutput
+
+router = APIRouter()
+
+
+def _max_tokens(request: CompletionRequest, model: ServedModel) -> int:
+    if request.max_tokens is None:
+        return min(DEFAULT_COMPLETION_MAX_TOKENS, model.max_model_len)
+    if request.max_tokens < (0 if request.echo else 1):
+        hint = "" if request.echo else " (0 is allowed with echo only)"
+        raise InvalidRequestError(
+            f"max_tokens must be at least {0 if request.echo else 1}, got {request.max_tokens}{hint}.", "max_tokens"
+        )
+    return request.max_tokens
+
+
+@router.post(
+    "/v1/completions",
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": CompletionRequest.model_json_schema()}},
+        }
+    },
+)
+async def create_completion(raw_request: Request) -> Response:
+    """Continue one or several prompts."""
+    state: ServerState = raw_request.app.state.server
+    state.check_serving()
+    request = await read_request(raw_request, CompletionRequest)
+    model = state.model
+    name = model.resolve_name(request.model)
+    refuse_unbuilt(request, COMPLETION_REFUSALS)
+    check_stream_options(request)
+    params = build_sampling_params(request, model, max_tokens=_max_tokens(request, model))
+    check_num_choices(len(request.prompt), params.n)
+    request_id = new_request_id("cmpl-", raw_request, request.request_id)
+    prompts = [
+        await engine_prompt(
+            model,
+            prompt,
+            add_special_tokens=request.add_special_tokens is not False,
+            truncated=params.truncate_prompt_tokens is not None,
+            cache_salt=request.cache_salt,
+            param="prompt",
+        )
+        for prompt in request.prompt
+    ]
+    header = {
+        "id": request_id,
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": name,
+        "system_fingerprint": model.fingerprint,
+    }
+    usage = UsageCounter(show_cached=state.settings.enable_prompt_tokens_details)
+    echo = PromptEcho(request, model)
+    generation = await Generation.start(state, model, prompts, params, request_id, request.priority or 0)
+    if request.stream:
+        chunks = ChunkRenderer(
+            header, b',"text":', b"", request, usage, force_usage=state.settings.enable_force_include_usage
+        )
+        return EventStreamResponse(_events(generation, chunks, usage, echo, len(prompts), params.n), generation, request_id)
+    async with aclosing(generation):
+        last, samples = await until_disconnect(raw_request.receive, generation.collect(len(prompts), params.n))
+    echoed = [echo.text(index, output) for index, output in enumerate(last)]
+    for index, output in enumerate(last):
+        usage.add(index, output)
+    choices = [
+        {
+            "index": index,
+            "text": echoed[index // params.n] + sample.text,
+            "logprobs": None,
+            "finish_reason": sample.finish_reason,
+            "stop_reason": sample.stop_reason,
+        }
+        for index, sample in enumerate(samples)
+    ]
+    return JSONResponse({**header, "choices": choices, "usage": usage.as_dict()})
+
+
+class PromptEcho:
+    """What each choice's text starts with: the prompt with ``echo``, else nothing.
+
+    Raises:
+        InvalidRequestError: ``echo`` without a tokenizer.
+    """
+
+    def __init__(self, request: CompletionRequest, model: ServedModel) -> None:
+        if request.echo and model.tokenizer is None:
+            raise InvalidRequestError(
+                "echo needs a tokenizer, which this server has not (skip_tokenizer_init).", "echo"
+            )
+        self.wanted = bool(request.echo)
+        self._prompts: list[str | list[int]] = request.prompt
+        self._is_whole = request.truncate_prompt_tokens is None
+        self._tokenizer = model.tokenizer
+
+    def text(self, prompt_index: int, output: RequestOutput) -> str:
+        """The prompt's text as it was sent, or that of the token ids that were left of it."""
+        if not self.wanted:
+            return ""
+        asked = self._prompts[prompt_index]
+        if isinstance(asked, str) and self._is_whole:
+            return asked
+        text: str = self._tokenizer.decode(output.prompt_token_ids)
+        return text
+
+
+async def _events(
+    generation: Generation, chunks: ChunkRenderer, usage: UsageCounter, echo: PromptEcho, num_prompts: int, n: int
+) -> AsyncGenerator[bytes, None]:
+    """Events of the stream, joined where several are there at once."""
+    unfinished = set(range(num_prompts * n))
+    to_echo = set(range(num_prompts)) if echo.wanted else set()
+    async for prompt_index, output in generation:
+        usage.add(prompt_index, output)
+        events = []
+        if prompt_index in to_echo:
+            to_echo.discard(prompt_index)
+            text = echo.text(prompt_index, output)
+            events = [chunks.text(prompt_index * n + sample, text) for sample in range(n)]
+        for completion in output.outputs:
+            index = prompt_index * n + completion.index
+            if completion.finish_reason is not None:
+                unfinished.discard(index)
+                events.append(
+                    chunks.finish(index, completion.text, completion.finish_reason, completion.stop_reason)
+                )
+            elif completion.text or chunks.continuous_usage:
+                events.append(chunks.text(index, completion.text))
+        if events:
+            yield b"".join(events)
+    for index in sorted(unfinished):  # the engine let go of it without a word: it was aborted
+        yield chunks.finish(index, "", "abort", None)
+    if last := chunks.final_usage():
+        yield last

@@ -1,0 +1,180 @@
+"""Runs the engine for one HTTP request: one engine request per prompt, merged, and aborted when nobody reads on."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Receive
+
+from rustvllm.entrypoints.openai.errors import ClientDisconnectedError
+from rustvllm.entrypoints.openai.state import ServedModel, ServerState
+from rustvllm.exceptions import InvalidRequestError, RequestFailedError
+from rustvllm.outputs import CompletionOutput, RequestOutput
+from rustvllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from rustvllm.engine.async_llm import RequestStream
+    from rustvllm.engine.input_processor import PromptType
+
+MAX_REQUEST_ID_CHARS = 256
+
+PromptOutput = tuple[int, RequestOutput]
+"""Index of the prompt within the HTTP request, and news of it."""
+T = TypeVar("T")
+
+
+def new_request_id(prefix: str, request: Request, requested: str | None) -> str:
+    """The id of an answer: ``prefix`` and the client's own (header ``X-Request-Id``, else the field), or a random one.
+
+    Raises:
+        InvalidRequestError: The client's id is too long or not printable.
+    """
+    own = request.headers.get("x-request-id") or requested
+    if not own:
+        return prefix + secrets.token_hex(16)
+    if len(own) > MAX_REQUEST_ID_CHARS or not own.isprintable():
+        raise InvalidRequestError(
+            f"request_id must be at most {MAX_REQUEST_ID_CHARS} printable characters, got {len(own)}.", "request_id"
+        )
+    return prefix + own
+
+
+class Generation:
+    """The engine requests of one HTTP request, as one asynchronous iterator of :data:`PromptOutput`.
+
+    Closing it aborts whatever still runs, every sample of every prompt.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._streams: list[RequestStream] = []
+        self._engine_ids: list[str] = []
+        self._merged: AsyncIterator[PromptOutput] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        state: ServerState,
+        model: ServedModel,
+        prompts: Sequence["PromptType"],
+        params: SamplingParams,
+        request_id: str,
+        priority: int,
+    ) -> "Generation":
+        """Hand all prompts to the engine: either every one is accepted or none runs on.
+
+        Raises:
+            InvalidRequestError: A prompt or a parameter is wrong.
+            QueueFullError: The engine takes no more.
+            EngineDeadError: The engine has stopped.
+        """
+        generation = cls(state)
+        # Clients may send the same id twice at a time; the engine's ids must differ all the same.
+        stem = f"{request_id}-{secrets.token_hex(4)}"
+        try:
+            for index, prompt in enumerate(prompts):
+                engine_id = f"{stem}-{index}"
+                stream = await model.engine.add_request(engine_id, prompt, params, priority=priority)
+                generation._add(engine_id, stream)
+        except BaseException:
+            await generation.aclose()
+            raise
+        return generation
+
+    def _add(self, engine_id: str, stream: "RequestStream") -> None:
+        self._streams.append(stream)
+        self._engine_ids.append(engine_id)
+        self._state.engine_request_ids.add(engine_id)
+
+    def __aiter__(self) -> "Generation":
+        return self
+
+    async def __anext__(self) -> PromptOutput:
+        """The next output of any prompt; raises what the engine raised."""
+        if len(self._streams) == 1:
+            return 0, await anext(self._streams[0])
+        if self._merged is None:
+            self._merged = _merge(self._streams)
+        return await anext(self._merged)
+
+    async def aclose(self) -> None:
+        """Abort what still runs. Idempotent."""
+        self._state.engine_request_ids.difference_update(self._engine_ids)
+        for stream in self._streams:
+            stream.close()
+
+    async def collect(self, num_prompts: int, n: int) -> tuple[list[RequestOutput], list[CompletionOutput]]:
+        """Read to the end.
+
+        Returns:
+            The last output of each prompt, and the samples in the order of their choice index (prompt · n + sample).
+
+        Raises:
+            RequestFailedError: The engine failed on a prompt, or let go of it.
+        """
+        last: dict[int, RequestOutput] = {}
+        samples: dict[int, CompletionOutput] = {}
+        async for index, output in self:
+            last[index] = output
+            for completion in output.outputs:
+                samples[index * n + completion.index] = completion
+        if len(last) < num_prompts or len(samples) < num_prompts * n:
+            raise RequestFailedError("The request was ended before it produced anything.")
+        return [last[index] for index in sorted(last)], [samples[index] for index in sorted(samples)]
+
+
+async def _merge(streams: Sequence["RequestStream"]) -> AsyncIterator[PromptOutput]:
+    """Outputs of all streams in order of arrival; the first error ends the merge."""
+    queue: asyncio.Queue[PromptOutput | Exception | None] = asyncio.Queue()
+
+    async def forward(index: int, stream: "RequestStream") -> None:
+        try:
+            async for output in stream:
+                queue.put_nowait((index, output))
+        except Exception as exc:  # noqa: BLE001 -- raised again by the reader
+            queue.put_nowait(exc)
+        else:
+            queue.put_nowait(None)
+
+    tasks = [asyncio.create_task(forward(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of ``work``, which is cancelled when the client goes away first.
+
+    Raises:
+        ClientDisconnectedError: The client went away.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnectedError
+        return task.result()
+    finally:
+        for future in (task, watcher):
+            future.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,50 @@
+"""``/health``, ``/ping``, ``/version`` and ``/load``: what probes and load balancers ask."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+import rustvllm
+from rustvllm.entrypoints.openai.errors import status_response
+from rustvllm.entrypoints.openai.state import ServerState, ServerStatus
+from rustvllm.exceptions import EngineDeadError
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 when requests are served; else 503 with ``loading``, ``stopping`` or ``dead``."""
+    state: ServerState = request.app.state.server
+    status = state.status
+    content: dict[str, Any] = {"status": "ok" if status is ServerStatus.READY else status.value}
+    if status is ServerStatus.READY:
+        try:
+            state.model.engine.check_health()
+        except EngineDeadError as exc:
+            status = ServerStatus.DEAD
+            content = {"status": status.value, "message": str(exc)}
+    return status_response(status is ServerStatus.READY, content)
+
+
+@router.get("/ping")
+@router.post("/ping", include_in_schema=False)
+async def ping(request: Request) -> Response:
+    """The same as ``/health``, under the name that some platforms ask for."""
+    return await health(request)
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """The package's version."""
+    return {"version": rustvllm.__version__}
+
+
+@router.get("/load")
+async def load(request: Request) -> dict[str, Any]:
+    """Open requests of this process (``server_load``) and the engine's counters."""
+    state: ServerState = request.app.state.server
+    state.check_serving()
+    return {"server_load": state.num_open_requests, **state.model.engine.stats()}

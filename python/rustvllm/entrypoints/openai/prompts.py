@@ -1,0 +1,71 @@
+"""Prompts as the engine takes them: text it tokenises itself, or token ids. The engine checks them against its limits."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from rustvllm.entrypoints.openai.state import ServedModel
+from rustvllm.exceptions import InvalidRequestError
+
+if TYPE_CHECKING:
+    from rustvllm.engine.input_processor import TextPrompt, TokensPrompt
+
+_OFF_LOOP_CHARS = 2048
+"""Longer texts are tokenised in a thread (the tokenizer releases the interpreter); shorter ones cost less than that."""
+
+
+async def engine_prompt(
+    model: ServedModel,
+    prompt: str | list[int],
+    *,
+    add_special_tokens: bool,
+    truncated: bool,
+    cache_salt: str | None,
+    param: str,
+) -> "TextPrompt | TokensPrompt":
+    """One prompt for the engine.
+
+    Args:
+        model: The served model.
+        prompt: Text or token ids.
+        add_special_tokens: Let the tokenizer add its beginning-of-sequence token and the like.
+        truncated: The request has its prompt cut to fit, so that its length cannot be wrong.
+        cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
+        param: The request's field, for messages.
+
+    Raises:
+        InvalidRequestError: Empty text, text without a tokenizer, or far too long a text.
+    """
+    salt = {} if cache_salt is None else {"cache_salt": cache_salt}
+    if not isinstance(prompt, str):
+        return {"prompt_token_ids": prompt, **salt}  # type: ignore[typeddict-item]
+    if model.tokenizer is None:
+        raise InvalidRequestError(
+            "This server has no tokenizer (skip_tokenizer_init); send the prompt as token ids.", param
+        )
+    if not prompt:
+        raise InvalidRequestError(f"{param} must not be empty.", param)
+    if not truncated:
+        check_text_length(model, prompt)
+    if add_special_tokens:
+        return {"prompt": prompt, **salt}  # type: ignore[typeddict-item]
+    if len(prompt) > _OFF_LOOP_CHARS:
+        ids = await asyncio.to_thread(model.tokenizer.encode, prompt, False)
+    else:
+        ids = model.tokenizer.encode(prompt, False)
+    return {"prompt_token_ids": ids, **salt}  # type: ignore[typeddict-item]
+
+
+def check_text_length(model: ServedModel, text: str) -> None:
+    """Refuse a text that cannot fit whatever its tokens are, without tokenising megabytes to find that out.
+
+    Raises:
+        InvalidRequestError: Names the limit and the least number of tokens the text has.
+    """
+    at_least = len(text) // model.max_token_chars if model.max_token_chars else 0
+    if at_least > model.max_model_len:
+        raise InvalidRequestError(
+            f"This model's maximum context length is {model.max_model_len} tokens (prompt and output together), but your "
+            f"prompt contains at least {at_least} input tokens ({len(text)} characters). Shorten it, or set "
+            "truncate_prompt_tokens.",
+            "input_tokens",
+        )

@@ -1,0 +1,94 @@
+"""From a request's fields to ``SamplingParams``: the model's own defaults below what the client sent."""
+
+import re
+from typing import Any
+
+from rustvllm.entrypoints.openai.protocol import MAX_CHOICES, GenerationRequest
+from rustvllm.entrypoints.openai.state import ServedModel
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.sampling_params import RequestOutputKind, SamplingParams
+
+DEFAULT_COMPLETION_MAX_TOKENS = 16
+
+_FIELDS = (
+    "n",
+    "best_of",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "truncate_prompt_tokens",
+    "truncation_side",
+)
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+
+
+def build_sampling_params(
+    request: GenerationRequest, model: ServedModel, *, max_tokens: int | None, param: str = "max_tokens"
+) -> SamplingParams:
+    """The sampling parameters of a request; one instance serves all its prompts.
+
+    Args:
+        request: The parsed request.
+        model: For its defaults and limits.
+        max_tokens: Most tokens to generate, already defaulted; None: as many as fit.
+        param: The field ``max_tokens`` came from, for messages.
+
+    Raises:
+        InvalidRequestError: A value is out of its range; ``param`` names the field.
+    """
+    if max_tokens is not None and max_tokens > model.max_model_len:
+        raise InvalidRequestError(
+            f"{param} is {max_tokens}, more than the model's maximum context length of {model.max_model_len} tokens.",
+            param,
+        )
+    values: dict[str, Any] = dict(model.default_sampling)
+    values.update((name, value) for name in _FIELDS if (value := getattr(request, name)) is not None)
+    if request.logit_bias:
+        values["logit_bias"] = _logit_bias(request.logit_bias, model.vocab_size)
+    if model.tokenizer is None:
+        values["detokenize"] = False
+    kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+    return SamplingParams(**values, max_tokens=max_tokens, output_kind=kind)
+
+
+def check_stream_options(request: GenerationRequest) -> None:
+    """Refuse ``stream_options`` where nothing is streamed, even if it asks for nothing."""
+    if "stream_options" in request.model_fields_set and request.stream_options is not None and not request.stream:
+        raise InvalidRequestError("stream_options can only be used with stream=true.", "stream_options")
+
+
+def check_num_choices(num_prompts: int, n: int) -> None:
+    """Refuse a request for more answers than one request may have."""
+    if num_prompts * n > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"{num_prompts} prompts with n={n} are {num_prompts * n} choices; one request may have {MAX_CHOICES}.",
+            "prompt" if n == 1 else "n",
+        )
+
+
+def _logit_bias(bias: dict[str, Any], vocab_size: int) -> dict[int, float]:
+    """Keys as token ids, values clamped to [-100, 100]."""
+    checked: dict[int, float] = {}
+    for key, value in bias.items():
+        if not _INTEGER.fullmatch(key) or not 0 <= int(key) < vocab_size:
+            raise InvalidRequestError(
+                f"logit_bias has the key {key[:32]!r}; keys must be token ids from 0 to {vocab_size - 1}.", "logit_bias"
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+            raise InvalidRequestError(f"logit_bias[{key}] must be a number.", "logit_bias")
+        checked[int(key)] = float(min(100.0, max(-100.0, value)))
+    return checked

@@ -1,0 +1,167 @@
+"""What the running server knows: its settings, how far it is, and the model it serves."""
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from rustvllm import __version__
+from rustvllm.entrypoints.chat_template import PLAIN_CHAT_TEMPLATE, compile_chat_template
+from rustvllm.entrypoints.openai.cli_args import DEFAULT_MAX_BODY_BYTES
+from rustvllm.entrypoints.openai.errors import UnavailableError, UnknownModelError
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.logger import init_logger
+from rustvllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from rustvllm.config import EngineConfig
+    from rustvllm.engine.async_llm import AsyncLLM
+
+logger = init_logger(__name__)
+
+
+class ServerStatus(Enum):
+    """How far the server is."""
+
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """The front end's own settings, as given on the command line."""
+
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    chat_template: str | None = None
+    trust_request_chat_template: bool = False
+    enable_prompt_tokens_details: bool = False
+    enable_force_include_usage: bool = False
+    enable_docs: bool = True
+    root_path: str = ""
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+
+
+class ServedModel:
+    """The engine with what requests need to know of its model.
+
+    Raises:
+        InvalidRequestError: The chat template is not valid.
+    """
+
+    def __init__(self, engine: "AsyncLLM", settings: ServerSettings) -> None:
+        config: EngineConfig = engine.config
+        self.engine = engine
+        self.names: tuple[str, ...] = tuple(config.model.served_model_name) or (config.model.model,)
+        self.max_model_len = config.model.max_model_len
+        self.vocab_size = config.model.vocab_size
+        self.created = int(time.time())
+        self.default_sampling = _default_sampling(config.model.generation_config)
+        self.default_max_tokens = _default_max_tokens(config.model.generation_config)
+        self.tokenizer: Any = engine.tokenizer
+        self.max_token_chars = _max_token_chars(self.tokenizer)
+        self.has_own_chat_template = False
+        self.chat_template = PLAIN_CHAT_TEMPLATE
+        if own := settings.chat_template or getattr(self.tokenizer, "chat_template", None):
+            self.has_own_chat_template = True
+            self.chat_template = own
+        elif self.tokenizer is not None:
+            logger.warning(
+                "%s has no chat template: /v1/chat/completions uses a plain one (a single user message as it is, "
+                "several as lines of 'role: text'); give another with --chat-template",
+                self.names[0],
+            )
+        compile_chat_template(self.chat_template)
+        build = f"{__version__} {config.model.model} {config.model.revision} {config.model.dtype}"
+        self.fingerprint = f"rustvllm-{__version__}-{hashlib.sha256(build.encode()).hexdigest()[:8]}"
+
+    def resolve_name(self, model: str | None) -> str:
+        """The name to answer with: the one the client typed, or the first.
+
+        Raises:
+            UnknownModelError: Not a name of this model.
+        """
+        if model is None or model == "":
+            return self.names[0]
+        if model not in self.names:
+            raise UnknownModelError(model[:256])
+        return model
+
+
+def _default_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's own sampling defaults, without those that this engine cannot honour: these are said once."""
+    defaults: dict[str, Any] = {}
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+        value = generation_config.get(name)
+        if value is None:
+            continue
+        try:
+            SamplingParams(**{name: value})
+        except InvalidRequestError as exc:
+            logger.warning("the model's generation_config is not followed in %s=%r: %s", name, value, exc)
+        else:
+            defaults[name] = value
+    return defaults
+
+
+def _max_token_chars(tokenizer: Any) -> int:
+    """Length of the longest token's text; 0 without a tokenizer."""
+    if tokenizer is None:
+        return 0
+    return max((len(token or "") for token in tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size))), default=0)
+
+
+def _default_max_tokens(generation_config: Mapping[str, Any]) -> int | None:
+    value = generation_config.get("max_new_tokens")
+    return value if type(value) is int and value > 0 else None
+
+
+class ServerState:
+    """Shared by all endpoints; owned by the event loop's thread."""
+
+    def __init__(self, settings: ServerSettings | None = None) -> None:
+        self.settings = settings or ServerSettings()
+        self.status = ServerStatus.LOADING
+        self._model: ServedModel | None = None
+        # Ids of the engine requests in flight, so that a stop can end them with an answer.
+        self.engine_request_ids: set[str] = set()
+        self.num_open_requests = 0
+
+    @property
+    def model(self) -> ServedModel:
+        """The served model; raises :class:`UnavailableError` while there is none."""
+        if self._model is None:
+            raise UnavailableError("The model is still loading.", retry_after=1)
+        return self._model
+
+    def set_ready(self, engine: "AsyncLLM") -> None:
+        """The engine is loaded: serve."""
+        self._model = ServedModel(engine, self.settings)
+        self.status = ServerStatus.READY
+
+    def check_serving(self) -> None:
+        """Raise :class:`UnavailableError` unless requests can be served now."""
+        if self.status is ServerStatus.LOADING:
+            raise UnavailableError("The model is still loading.", retry_after=1)
+        if self.status is ServerStatus.STOPPING:
+            raise UnavailableError("The server is stopping.", retry_after=5)
+
+    @contextmanager
+    def open_request(self) -> Iterator[None]:
+        """Count a request as open."""
+        self.num_open_requests += 1
+        try:
+            yield
+        finally:
+            self.num_open_requests -= 1
+
+    async def abort_all(self) -> None:
+        """Abort every engine request; each open answer ends with finish reason ``abort``."""
+        if self._model is None:
+            return
+        for request_id in list(self.engine_request_ids):
+            await self._model.engine.abort(request_id)

@@ -1,0 +1,39 @@
+"""Token counts of an answer, as the ``usage`` object."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rustvllm.outputs import RequestOutput
+
+
+@dataclass
+class UsageCounter:
+    """Counts tokens of one HTTP request: each prompt once whatever ``n`` is, completion tokens summed.
+
+    Attributes:
+        show_cached: Add ``prompt_tokens_details`` with the prompt tokens found in the prefix cache.
+    """
+
+    show_cached: bool = False
+    completion_tokens: int = 0
+    _prompt_tokens: dict[int, int] = field(default_factory=dict)
+    _cached_tokens: dict[int, int] = field(default_factory=dict)
+
+    def add(self, prompt_index: int, output: RequestOutput) -> None:
+        """Count an output (a delta, or the only one)."""
+        self._prompt_tokens[prompt_index] = len(output.prompt_token_ids)
+        self._cached_tokens[prompt_index] = output.num_cached_tokens
+        for completion in output.outputs:
+            self.completion_tokens += len(completion.token_ids)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The ``usage`` object."""
+        prompt_tokens = sum(self._prompt_tokens.values())
+        usage: dict[str, Any] = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": prompt_tokens + self.completion_tokens,
+        }
+        if self.show_cached:
+            usage["prompt_tokens_details"] = {"cached_tokens": sum(self._cached_tokens.values())}
+        return usage

@@ -1,0 +1,188 @@
+"""An engine without a model: it follows ``AsyncLLM``'s contract, is deterministic, and fails when told to.
+
+Tokens are bytes: id 0–255 is that byte, 256 begins a sequence and 257 ends one. The answer to a prompt is the alphabet,
+rotated by the length of the prompt plus the sample's index, one letter per step.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rustvllm.config import EngineConfig, ModelConfig, SchedulerConfig
+from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor
+from rustvllm.exceptions import EngineDeadError
+from rustvllm.outputs import CompletionOutput, RequestOutput
+from rustvllm.sampling_params import RequestOutputKind, SamplingParams
+
+BOS, EOS = 256, 257
+VOCAB_SIZE = 258
+BLOCK_SIZE = 16
+
+
+class FakeTokenizer:
+    """Bytes as tokens."""
+
+    bos_token = "<s>"
+    eos_token = "</s>"
+    eos_token_id = EOS
+    vocab_size = VOCAB_SIZE
+
+    def __init__(self, chat_template: str | None = None) -> None:
+        self.chat_template = chat_template
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return ([BOS] if add_special_tokens else []) + list(text.encode())
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        return bytes(token for token in token_ids if token < 256).decode(errors="replace")
+
+    def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:
+        return [chr(token) if token < 256 else "<s>" if token == BOS else "</s>" for token in token_ids]
+
+
+def expected_text(num_prompt_tokens: int, length: int, sample: int = 0) -> str:
+    """What the fake engine answers to a prompt of that many tokens."""
+    return "".join(chr(ord("a") + (num_prompt_tokens + sample + i) % 26) for i in range(length))
+
+
+class FakeEngine:
+    """Behaves as ``AsyncLLM`` does for the server.
+
+    Attributes:
+        step_seconds: Time of a step; 0 still yields to the event loop.
+        refuse: Raised for every request as soon as it is generated for.
+        fail_at: Step of every request that raises ``failure``.
+        running: Engine request ids that hold blocks now, with how many.
+        aborted: Engine request ids that ended before their time.
+        seen: Every request so far, in order.
+    """
+
+    def __init__(
+        self,
+        *,
+        chat_template: str | None = None,
+        max_model_len: int = 256,
+        names: tuple[str, ...] = ("fake", "alias/fake"),
+        policy: str = "fcfs",
+        generation_config: dict[str, Any] | None = None,
+        tokenizer: bool = True,
+        step_seconds: float = 0.0,
+        length: int | None = None,
+    ) -> None:
+        self.config = EngineConfig(
+            model=ModelConfig(
+                model="some/fake",
+                path=Path("/nowhere"),
+                architecture="FakeForCausalLM",
+                dtype="float32",
+                max_model_len=max_model_len,
+                vocab_size=VOCAB_SIZE,
+                hidden_size=8,
+                num_layers=1,
+                num_attention_heads=1,
+                num_kv_heads=1,
+                head_dim=8,
+                served_model_name=names,
+                generation_config=generation_config or {},
+            ),
+            scheduler=SchedulerConfig(scheduling_policy=policy),
+        )
+        self.tokenizer = FakeTokenizer(chat_template) if tokenizer else None
+        self.step_seconds = step_seconds
+        self.length = length
+        self.refuse: Exception | None = None
+        self.fail_at: int | None = None
+        self.failure: Exception = EngineDeadError("the fake engine died")
+        self.running: dict[str, int] = {}
+        self.aborted: list[str] = []
+        self.seen: list[EngineCoreRequest] = []
+        self.errored = False
+        self.was_shut_down = False
+        self.abort_asked: set[str] = set()
+        self.input_processor = InputProcessor(self.config, self.tokenizer)  # type: ignore[arg-type]
+
+    def check_health(self) -> None:
+        if self.errored:
+            raise EngineDeadError("the fake engine died")
+
+    def stats(self) -> dict[str, int | float]:
+        return {"num_running": len(self.running), "num_blocks_used": sum(self.running.values())}
+
+    def shutdown(self) -> None:
+        self.was_shut_down = True
+
+    async def abort(self, request_id: str) -> None:
+        self.abort_asked.add(request_id)
+
+    async def add_request(
+        self, request_id: str, prompt: Any, params: SamplingParams | None = None, *, priority: int = 0
+    ) -> "FakeStream":
+        self.check_health()
+        if self.refuse is not None:
+            raise self.refuse
+        assert request_id not in self.running, "engine request ids must be unique"
+        request = self.input_processor.process(prompt, params, priority)
+        self.seen.append(request)
+        self.running[request_id] = -(-len(request.prompt_token_ids) // BLOCK_SIZE) * request.params.n
+        return FakeStream(self, request_id, request)
+
+
+class FakeStream:
+    """The outputs of one request; ``close`` before the end counts as an abort."""
+
+    def __init__(self, engine: FakeEngine, request_id: str, request: EngineCoreRequest) -> None:
+        self.engine = engine
+        self.request_id = request_id
+        self.request = request
+        self.length = request.max_tokens if engine.length is None else min(request.max_tokens, engine.length)
+        self.step = 0
+        self.done = False
+
+    def __aiter__(self) -> "FakeStream":
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self.done:
+            raise StopAsyncIteration
+        while True:
+            await asyncio.sleep(self.engine.step_seconds)
+            self.step += 1
+            self.engine.check_health()
+            if self.engine.fail_at == self.step:
+                raise self.engine.failure
+            reason = None
+            if self.request_id in self.engine.abort_asked:
+                reason = "abort"
+            elif self.step >= self.length:
+                reason = "length" if self.length == self.request.max_tokens else "stop"
+            self.done = reason is not None
+            if self.done:
+                del self.engine.running[self.request_id]
+            if self.done or self.request.params.output_kind is not RequestOutputKind.FINAL_ONLY:
+                return self._output(reason)
+
+    def close(self) -> None:
+        self.done = True
+        if self.engine.running.pop(self.request_id, None) is not None:
+            self.engine.aborted.append(self.request_id)
+
+    def _output(self, reason: str | None) -> RequestOutput:
+        ids, params = self.request.prompt_token_ids, self.request.params
+        length = min(self.step, self.length)
+        outputs = []
+        for sample in range(params.n):
+            text = expected_text(len(ids), length, sample)
+            if params.output_kind is RequestOutputKind.DELTA:
+                text = text[-1:]
+            outputs.append(
+                CompletionOutput(index=sample, text=text, token_ids=list(text.encode()), finish_reason=reason)
+            )
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.request.prompt,
+            prompt_token_ids=ids,
+            outputs=outputs,
+            finished=reason is not None,
+            num_cached_tokens=len(ids) // BLOCK_SIZE * BLOCK_SIZE,
+        )
