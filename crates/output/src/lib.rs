@@ -1,1 +1,23 @@
-//! Placeholder.
+//! The text side of the core: tokens in, text out.
+//!
+//! * [`Tokenizer`]: text to token ids and back, from a `tokenizer.json`.
+//! * [`IncrementalDetokenizer`]: one token in, the text that is certain out; constant work per token.
+//! * [`StopChecker`]: stop strings over new text only, the longest possible partial match held back.
+//! * [`OutputProcessor`]: both, for all requests of a front end, fed with the scheduler's records.
+//!
+//! Nothing here knows Python or touches the network, and no input makes it panic.
+
+#![forbid(unsafe_code)]
+
+mod detokenizer;
+mod error;
+mod output_processor;
+mod stop_checker;
+mod token_pieces;
+mod tokenizer;
+
+pub use detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
+pub use error::OutputError;
+pub use output_processor::{OutputOptions, OutputProcessor, RequestDelta, StopReason};
+pub use stop_checker::{MAX_STOP_BYTES, StopChecker};
+pub use tokenizer::{MAX_TOKEN_ID, MAX_TOKENIZER_BYTES, Tokenizer};

@@ -1,0 +1,287 @@
+//! From the engine's records to what a front end sends: one per front end.
+//!
+//! ```text
+//! EngineCoreOutput ──▶ IncrementalDetokenizer ──▶ StopChecker ──▶ RequestDelta (merged until taken)
+//!                                                     └──▶ abort wanted
+//! ```
+//!
+//! Requests are named by their key. A request lives here from [`OutputProcessor::add_request`] until its last delta is taken
+//! or it is discarded; records for other keys (a request whose stop string was found, whose reader has gone) are dropped
+//! and counted. A delta holds everything since the last [`OutputProcessor::take_deltas`], so a slow consumer gets fewer and
+//! larger ones, never a queue; `max_tokens` bounds its size.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use scheduler::{EngineCoreOutput, FinishReason, RequestError, RequestKey};
+
+use crate::detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
+use crate::error::OutputError;
+use crate::stop_checker::StopChecker;
+use crate::tokenizer::Tokenizer;
+
+/// How a request's output is turned into text.
+#[derive(Debug, Clone)]
+pub struct OutputOptions {
+    /// Make text at all.
+    pub detokenize: bool,
+    /// Leave special tokens out of the text.
+    pub skip_special_tokens: bool,
+    /// Keep the space that some decoders put between two added tokens.
+    pub spaces_between_special_tokens: bool,
+    /// Strings that end the request when they appear in the text.
+    pub stop: Vec<String>,
+    /// Show the stop string or stop token that ended the request.
+    pub include_stop_str_in_output: bool,
+    /// Stop strings do not count in the text of the first `min_tokens` tokens.
+    pub min_tokens: u32,
+}
+
+impl Default for OutputOptions {
+    fn default() -> Self {
+        Self {
+            detokenize: true,
+            skip_special_tokens: true,
+            spaces_between_special_tokens: true,
+            stop: Vec::new(),
+            include_stop_str_in_output: false,
+            min_tokens: 0,
+        }
+    }
+}
+
+/// What stopped a request, beyond its finish reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopReason {
+    /// A stop token.
+    Token(i32),
+    /// A stop string.
+    Text(String),
+}
+
+/// What is new for one request since the last call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestDelta {
+    /// Whose it is.
+    pub key: RequestKey,
+    /// Text that became certain.
+    pub new_text: String,
+    /// Tokens, whether or not their text is shown.
+    pub new_token_ids: Vec<i32>,
+    /// Set on the last delta.
+    pub finish_reason: Option<FinishReason>,
+    /// What stopped it; `None` for EOS.
+    pub stop_reason: Option<StopReason>,
+    /// Why it failed; [`RequestError::None`] unless the finish reason is `Error`.
+    pub error: RequestError,
+    /// Prompt tokens found in the prefix cache.
+    pub num_cached_tokens: u32,
+    /// When it was first scheduled (monotonic nanoseconds, 0 while unknown).
+    pub first_scheduled_ns: u64,
+    /// When its last record was made (monotonic nanoseconds, 0 while unknown).
+    pub last_token_ns: u64,
+}
+
+impl RequestDelta {
+    fn empty(key: RequestKey) -> Self {
+        Self {
+            key,
+            new_text: String::new(),
+            new_token_ids: Vec::new(),
+            finish_reason: None,
+            stop_reason: None,
+            error: RequestError::None,
+            num_cached_tokens: 0,
+            first_scheduled_ns: 0,
+            last_token_ns: 0,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct TrackedRequest {
+    detokenizer: Option<IncrementalDetokenizer>,
+    stop_checker: Option<StopChecker>,
+    stop: Vec<String>,
+    include_stop_str_in_output: bool,
+    min_tokens: u32,
+    num_output_tokens: u32,
+    delta: RequestDelta,
+    has_changed: bool,
+}
+
+/// Turns records into deltas. Not shared: one owner calls it.
+#[derive(Debug, Default)]
+pub struct OutputProcessor {
+    tokenizer: Option<Arc<Tokenizer>>,
+    requests: HashMap<RequestKey, TrackedRequest>,
+    /// Keys with news, in the order in which they got them.
+    changed: Vec<RequestKey>,
+    num_dropped: u64,
+    scratch: String,
+}
+
+impl OutputProcessor {
+    /// Without a tokenizer, deltas carry token ids only.
+    #[must_use]
+    pub fn new(tokenizer: Option<Arc<Tokenizer>>) -> Self {
+        Self { tokenizer, ..Self::default() }
+    }
+
+    /// Expects outputs for a key. The end of the prompt decides the spacing of the output's first token.
+    ///
+    /// # Errors
+    /// The key is in use; a stop string is empty; stop strings without text.
+    pub fn add_request(
+        &mut self,
+        key: RequestKey,
+        prompt_token_ids: &[u32],
+        options: OutputOptions,
+    ) -> Result<(), OutputError> {
+        if self.requests.contains_key(&key) {
+            return Err(OutputError::DuplicateKey { key: key.0 });
+        }
+        let tokenizer = self.tokenizer.as_ref().filter(|_| options.detokenize);
+        if tokenizer.is_none() && !options.stop.is_empty() {
+            return Err(OutputError::StopNeedsText);
+        }
+        let stop_checker = if options.stop.is_empty() {
+            None
+        } else {
+            Some(StopChecker::new(&options.stop, options.include_stop_str_in_output)?)
+        };
+        let detokenizer = tokenizer.map(|tokenizer| {
+            let options = DetokenizeOptions {
+                skip_special_tokens: options.skip_special_tokens,
+                spaces_between_special_tokens: options.spaces_between_special_tokens,
+            };
+            IncrementalDetokenizer::new(Arc::clone(tokenizer), prompt_token_ids, options)
+        });
+        let request = TrackedRequest {
+            detokenizer,
+            stop_checker,
+            stop: options.stop,
+            include_stop_str_in_output: options.include_stop_str_in_output,
+            min_tokens: options.min_tokens,
+            num_output_tokens: 0,
+            delta: RequestDelta::empty(key),
+            has_changed: false,
+        };
+        self.requests.insert(key, request);
+        Ok(())
+    }
+
+    /// Forgets a request; its later records are dropped. Returns whether it was known.
+    pub fn discard(&mut self, key: RequestKey) -> bool {
+        // Its place in `changed`, if any, is passed over when deltas are taken.
+        self.requests.remove(&key).is_some()
+    }
+
+    /// Takes one record. A result is the key of a request that a stop string ended: the engine still runs it and is to
+    /// be told to abort.
+    pub fn process(&mut self, record: &EngineCoreOutput) -> Option<RequestKey> {
+        let request = self.requests.get_mut(&record.key).filter(|request| request.delta.finish_reason.is_none());
+        let Some(request) = request else {
+            self.num_dropped += 1;
+            return None;
+        };
+        if !request.has_changed {
+            request.has_changed = true;
+            self.changed.push(record.key);
+        }
+        request.process(record, &mut self.scratch)
+    }
+
+    /// Moves out one delta per request that changed since the last call, in the order of their first change. A request
+    /// whose last delta this is, is forgotten.
+    pub fn take_deltas(&mut self) -> Vec<RequestDelta> {
+        let mut deltas = Vec::with_capacity(self.changed.len());
+        for key in self.changed.drain(..) {
+            let Some(request) = self.requests.get_mut(&key).filter(|request| request.has_changed) else { continue };
+            request.has_changed = false;
+            let is_finished = request.delta.finish_reason.is_some();
+            deltas.push(request.take_delta());
+            if is_finished {
+                self.requests.remove(&key);
+            }
+        }
+        deltas
+    }
+
+    /// Requests that are expected to give more deltas.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether no request is expected to give more deltas.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Records dropped so far because nobody waits for them.
+    #[must_use]
+    pub fn num_dropped(&self) -> u64 {
+        self.num_dropped
+    }
+}
+
+impl TrackedRequest {
+    fn process(&mut self, record: &EngineCoreOutput, scratch: &mut String) -> Option<RequestKey> {
+        let delta = &mut self.delta;
+        delta.num_cached_tokens = record.num_cached_tokens;
+        delta.first_scheduled_ns = record.first_scheduled_ns;
+        delta.last_token_ns = record.timestamp_ns;
+
+        scratch.clear();
+        // EOS and stop tokens belong to the tokens, not to the text.
+        let is_stop_token = record.finish_reason == Some(FinishReason::Stop);
+        if let Ok(token_id) = u32::try_from(record.new_token_id) {
+            self.num_output_tokens += 1;
+            delta.new_token_ids.push(record.new_token_id);
+            if (!is_stop_token || self.include_stop_str_in_output)
+                && let Some(detokenizer) = &mut self.detokenizer
+            {
+                detokenizer.push(token_id, scratch);
+            }
+        }
+        if record.finish_reason.is_some()
+            && let Some(detokenizer) = &mut self.detokenizer
+        {
+            detokenizer.finish(scratch);
+        }
+        let mut found = None;
+        match &mut self.stop_checker {
+            Some(stop_checker) => {
+                let is_armed = self.min_tokens == 0 || self.num_output_tokens > self.min_tokens;
+                found = stop_checker.push(scratch, is_armed, &mut delta.new_text);
+                if found.is_none() && record.finish_reason.is_some() {
+                    stop_checker.finish(&mut delta.new_text);
+                }
+            }
+            None => delta.new_text.push_str(scratch),
+        }
+        if let Some(index) = found {
+            delta.finish_reason = Some(FinishReason::Stop);
+            delta.stop_reason = self.stop.get(index).cloned().map(StopReason::Text);
+            return record.finish_reason.is_none().then_some(record.key);
+        }
+        delta.finish_reason = record.finish_reason;
+        delta.error = record.error;
+        if record.finish_reason.is_some() && record.stop_reason >= 0 {
+            delta.stop_reason = Some(StopReason::Token(record.stop_reason));
+        }
+        None
+    }
+
+    fn take_delta(&mut self) -> RequestDelta {
+        let next = RequestDelta {
+            num_cached_tokens: self.delta.num_cached_tokens,
+            first_scheduled_ns: self.delta.first_scheduled_ns,
+            last_token_ns: self.delta.last_token_ns,
+            ..RequestDelta::empty(self.delta.key)
+        };
+        std::mem::replace(&mut self.delta, next)
+    }
+}

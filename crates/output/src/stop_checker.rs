@@ -1,0 +1,128 @@
+//! Stop strings: several at once, over new text only.
+//!
+//! One Aho-Corasick automaton per request steps over each new byte once and remembers its state between calls. Its state is
+//! the longest suffix of the text that begins a stop string: exactly what must be held back while streaming.
+//!
+//! The match that ends first wins; of several that end at the same place, the one that is first in the list. Every state is
+//! a character boundary of the text, because each stop string begins and ends at one.
+
+use std::collections::HashMap;
+
+use aho_corasick::automaton::{Automaton, StateID};
+use aho_corasick::nfa::noncontiguous::NFA;
+use aho_corasick::{Anchored, MatchKind};
+
+use crate::error::OutputError;
+
+/// Stop strings of one request may have this many bytes together; the automaton takes some 40 bytes for each.
+pub const MAX_STOP_BYTES: usize = 64 << 10;
+
+/// Finds stop strings in a text that grows.
+#[derive(Debug)]
+pub struct StopChecker {
+    automaton: NFA,
+    state: StateID,
+    /// Per state that is not the start: how many bytes at the end of the text may still begin a stop string.
+    num_undecided: HashMap<StateID, usize>,
+    include_stop_str_in_output: bool,
+    /// Text that is not released yet.
+    held: String,
+}
+
+impl StopChecker {
+    /// Prepares the search. `include_stop_str_in_output`: a stop string that is found stays in the text.
+    ///
+    /// # Errors
+    /// A stop string is empty, or all together are too long.
+    pub fn new(stop: &[String], include_stop_str_in_output: bool) -> Result<Self, OutputError> {
+        if let Some(index) = stop.iter().position(String::is_empty) {
+            return Err(OutputError::EmptyStopString { index });
+        }
+        let num_bytes = stop.iter().map(String::len).sum();
+        let too_long = || OutputError::StopStringsTooLong { num_bytes, limit: MAX_STOP_BYTES };
+        if num_bytes > MAX_STOP_BYTES {
+            return Err(too_long());
+        }
+        let automaton = NFA::builder()
+            .match_kind(MatchKind::Standard)
+            // No dense states and no prefilter: the texts are a few bytes long, and building is part of every request.
+            .dense_depth(0)
+            .prefilter(false)
+            .build(stop)
+            .map_err(|_| too_long())?;
+        let start = automaton.start_state(Anchored::No).map_err(|_| too_long())?;
+        let num_undecided = undecided_by_state(&automaton, start, stop);
+        Ok(Self { automaton, state: start, num_undecided, include_stop_str_in_output, held: String::new() })
+    }
+
+    /// Takes new text, appends to `released` what can be shown. A result is the index of the stop string found; the
+    /// text is then cut and the search is over.
+    ///
+    /// With `is_armed` false (fewer than `min_tokens` outputs) a stop string that ends in this text does not count; one
+    /// that begins in it may.
+    pub fn push(&mut self, new_text: &str, is_armed: bool, released: &mut String) -> Option<usize> {
+        let offset = self.held.len();
+        self.held.push_str(new_text);
+        for (index, &byte) in new_text.as_bytes().iter().enumerate() {
+            self.state = self.automaton.next_state(Anchored::No, self.state, byte);
+            if is_armed && self.automaton.is_match(self.state) {
+                return Some(self.cut(offset + index + 1, released));
+            }
+        }
+        let num_held = if self.include_stop_str_in_output {
+            0
+        } else {
+            self.num_undecided.get(&self.state).copied().unwrap_or(0)
+        };
+        let num_released = self.held.len().saturating_sub(num_held);
+        released.push_str(&self.held[..num_released]);
+        self.held.drain(..num_released);
+        None
+    }
+
+    /// The text is over without a match: releases what was held back.
+    pub fn finish(&mut self, released: &mut String) {
+        released.push_str(&self.held);
+        self.held.clear();
+    }
+
+    /// Ends the search at a match: releases the text before it (or with it) and drops the rest.
+    fn cut(&mut self, end: usize, released: &mut String) -> usize {
+        let patterns = (0..self.automaton.match_len(self.state)).map(|i| self.automaton.match_pattern(self.state, i));
+        // A matching state has at least one pattern.
+        let first = patterns.min().unwrap_or_default();
+        let length = self.automaton.pattern_len(first);
+        let end = if self.include_stop_str_in_output { end } else { end.saturating_sub(length) };
+        released.push_str(&self.held[..end]);
+        self.held.clear();
+        first.as_usize()
+    }
+}
+
+/// For every state the length of the longest suffix that can still grow into a stop string: the state's depth, and for the
+/// end of a stop string that no other one extends, what its shorter suffixes say.
+fn undecided_by_state(automaton: &NFA, start: StateID, stop: &[String]) -> HashMap<StateID, usize> {
+    let step = |state, &byte| automaton.next_state(Anchored::No, state, byte);
+    let mut num_undecided = HashMap::new();
+    for pattern in stop {
+        let mut state = start;
+        for (depth, byte) in pattern.as_bytes().iter().enumerate() {
+            if depth > 0 {
+                num_undecided.insert(state, depth);
+            }
+            state = step(state, byte);
+        }
+    }
+    let mut by_length: Vec<&String> = stop.iter().collect();
+    by_length.sort_by_key(|pattern| pattern.len());
+    for pattern in by_length {
+        let end = pattern.as_bytes().iter().fold(start, step);
+        if !num_undecided.contains_key(&end) {
+            let suffix = pattern.as_bytes()[1..].iter().fold(start, step);
+            if let Some(&undecided) = num_undecided.get(&suffix) {
+                num_undecided.insert(end, undecided);
+            }
+        }
+    }
+    num_undecided
+}
