@@ -133,14 +133,18 @@ PY
 install_requirements() {
     local wanted
     wanted=$(requirements)
-    [ "$(cat "$stamps/requirements" 2>/dev/null)" != "$wanted" ] || return 0
-    say "installing the dependencies (torch with CUDA is several GB the first time on a machine)"
+    [ "$(cat "$stamps/requirements" 2>/dev/null)" != "$wanted" ] || [ ! -x "$venv/bin/maturin" ] || return 0
     printf '%s\n' "$wanted" >"$venv/requirements.txt"
     if grep -q '^include-system-site-packages = true' "$venv/pyvenv.cfg"; then
+        say "installing the dependencies that are not lent"
         # uv does not see packages lent from outside the environment; pip does.
         "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$venv/requirements.txt"
+        # A lent package brings no command into .venv/bin: the tools called from there are installed in any case.
+        grep -E '^(maturin|ruff|mypy|import-linter)\b' "$venv/requirements.txt" \
+            | xargs "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --ignore-installed --no-deps
     else
         find_uv
+        say "installing the dependencies (torch with CUDA is several GB the first time on a machine)"
         UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300} "$uv" pip install --python "$venv/bin/python" -r "$venv/requirements.txt"
     fi
     mkdir -p "$stamps"
