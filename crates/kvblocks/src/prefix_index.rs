@@ -45,9 +45,17 @@ pub(crate) struct PrefixIndex {
 }
 
 /// The tag of a hash. The hash is keyed and even already; the multiplication spreads hand-made ones in tests too.
+#[cfg(not(loom))]
 #[inline]
 fn tag_of(low: u64, high: u64) -> u32 {
     ((low ^ high.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32
+}
+
+/// For the model checker all contents share one tag, and the last slot as their home: every look-up reaches the
+/// validation, every removal shifts, every run wraps round.
+#[cfg(loom)]
+fn tag_of(_low: u64, _high: u64) -> u32 {
+    u32::MAX
 }
 
 /// Whether a record of this version stands for a registered block.
@@ -322,5 +330,74 @@ impl PrefixIndex {
                 "the pool and the index disagree whether {block} is registered"
             );
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// A hash whose tag is what the test wants: the multiplier is odd and so has an inverse modulo 2^64.
+    fn hash_with_tag(tag: u32, n: u64) -> BlockHash {
+        let mut inverse = 1_u64;
+        for _ in 0..6 {
+            inverse =
+                inverse.wrapping_mul(2_u64.wrapping_sub(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(inverse)));
+        }
+        let mixed = (u64::from(tag) << 32).wrapping_mul(inverse);
+        BlockHash::from_words(mixed ^ n.rotate_left(32), n)
+    }
+
+    /// Contents that crowd into a few homes, at the end of the table too, some with equal tags: after every insertion
+    /// and removal the index answers like a map.
+    #[test]
+    fn crowded_index_equals_map() {
+        for num_blocks in [3_u32, 5, 16, 33] {
+            let index = PrefixIndex::new(num_blocks);
+            let num_slots = index.slots.len() as u64;
+            let tags = [0, 1, num_slots - 2, num_slots - 1].map(|home| (home << index.shift) as u32);
+            let contents: Vec<BlockHash> = (0..num_blocks)
+                .map(|n| hash_with_tag(tags[n as usize % 4] + n % 3, u64::from(n / 12)))
+                .collect();
+            for (n, content) in contents.iter().enumerate() {
+                let (low, high) = content.words();
+                assert_eq!(
+                    tag_of(low, high),
+                    tags[n % 4] + n as u32 % 3,
+                    "the test makes the tags it means to"
+                );
+            }
+            let mut map: HashMap<BlockHash, Vec<BlockId>> = HashMap::new();
+            let mut registered = vec![None; num_blocks as usize];
+            let mut state = u64::from(num_blocks);
+            for _ in 0..4_000 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let block = BlockId(1 + (state >> 33) as u32 % (num_blocks - 1));
+                if let Some(hash) = registered[block.index()].take() {
+                    index.remove(block);
+                    map.entry(hash).or_default().retain(|&other| other != block);
+                } else {
+                    let hash = contents[(state >> 20) as usize % contents.len()];
+                    index.insert(block, hash);
+                    map.entry(hash).or_default().push(block);
+                    registered[block.index()] = Some(hash);
+                }
+                index.check_invariants(|block| registered[block.index()].is_some());
+                for &hash in &contents {
+                    let expected = map.get(&hash).and_then(|blocks| blocks.first().copied());
+                    assert_eq!(index.lookup(hash), expected);
+                    assert_eq!(index.lookup_hint(hash), expected, "at rest the hint is exact");
+                }
+            }
+            index.clear();
+            index.check_invariants(|_| false);
+        }
+    }
+
+    #[test]
+    fn a_record_is_half_a_cache_line() {
+        assert_eq!(size_of::<Record>(), 32);
     }
 }

@@ -289,7 +289,7 @@ impl Harness {
     fn check(&self) {
         self.pool.check_invariants();
         let order: Vec<u32> = self.pool.free_order().iter().map(|block| block.0).collect();
-        assert_eq!(order, Vec::from_iter(self.naive.free.iter().copied()), "free order");
+        assert_eq!(self.naive.free, order, "free order");
         assert_eq!(self.pool.num_free() as usize, order.len());
         for id in 0..self.pool.num_blocks() {
             let block = BlockId(id);
