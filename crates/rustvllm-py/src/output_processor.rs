@@ -1,0 +1,174 @@
+//! `_core.OutputProcessor` and `_core.RequestDelta`: thin faces of [`output::OutputProcessor`].
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use output::{OutputOptions, StopReason};
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+use scheduler::{FinishReason, RequestKey};
+
+use crate::handle::EngineHandle;
+use crate::tokenizer::{PyTokenizer, request_error, valid_token_ids};
+
+pyo3::import_exception!(rustvllm.exceptions, InvalidRequestError);
+
+/// What is new for one request since the last poll.
+#[pyclass(frozen, name = "RequestDelta", module = "rustvllm._core")]
+pub(crate) struct PyRequestDelta {
+    inner: output::RequestDelta,
+}
+
+#[pymethods]
+impl PyRequestDelta {
+    /// The request's number.
+    #[getter]
+    fn key(&self) -> u64 {
+        self.inner.key.0
+    }
+
+    /// Text that became certain.
+    #[getter]
+    fn new_text(&self) -> &str {
+        &self.inner.new_text
+    }
+
+    /// Tokens, whether or not their text is shown.
+    #[getter]
+    fn new_token_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, &self.inner.new_token_ids)
+    }
+
+    /// `stop`, `length`, `abort`, `error`, `repetition`, or None while it runs.
+    #[getter]
+    fn finish_reason(&self) -> Option<&'static str> {
+        self.inner.finish_reason.map(FinishReason::as_str)
+    }
+
+    /// The stop token's id, the stop string, or None.
+    #[getter]
+    fn stop_reason<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        Ok(match &self.inner.stop_reason {
+            None => None,
+            Some(StopReason::Token(token_id)) => Some(token_id.into_pyobject(py)?.into_any()),
+            Some(StopReason::Text(text)) => Some(text.into_pyobject(py)?.into_any()),
+        })
+    }
+
+    /// Why it failed; None unless the finish reason is `error`.
+    #[getter]
+    fn error(&self) -> Option<String> {
+        (self.inner.finish_reason == Some(FinishReason::Error)).then(|| self.inner.error.to_string())
+    }
+
+    /// Prompt tokens found in the prefix cache.
+    #[getter]
+    fn num_cached_tokens(&self) -> u32 {
+        self.inner.num_cached_tokens
+    }
+
+    /// When it was first scheduled (`time.monotonic` seconds; 0.0 while unknown).
+    #[getter]
+    fn first_scheduled_ts(&self) -> f64 {
+        seconds(self.inner.first_scheduled_ns)
+    }
+
+    /// When its last token was made (`time.monotonic` seconds; 0.0 while unknown).
+    #[getter]
+    fn last_token_ts(&self) -> f64 {
+        seconds(self.inner.last_token_ns)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("{:?}", self.inner)
+    }
+}
+
+fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 * 1e-9
+}
+
+/// Tokens to text, for all requests of one front end.
+#[pyclass(frozen, name = "OutputProcessor", module = "rustvllm._core")]
+pub(crate) struct PyOutputProcessor {
+    /// Taken only while the interpreter is released, and never held while waiting for it: the two cannot deadlock.
+    inner: Mutex<output::OutputProcessor>,
+}
+
+impl PyOutputProcessor {
+    fn lock(&self) -> MutexGuard<'_, output::OutputProcessor> {
+        // A panic inside leaves the state of one request in doubt at worst; the others go on.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl PyOutputProcessor {
+    /// Without a tokenizer, deltas carry token ids only.
+    #[new]
+    #[pyo3(signature = (tokenizer = None))]
+    fn new(tokenizer: Option<&Bound<'_, PyTokenizer>>) -> Self {
+        let tokenizer = tokenizer.map(|tokenizer| tokenizer.get().inner.clone());
+        Self { inner: Mutex::new(output::OutputProcessor::new(tokenizer)) }
+    }
+
+    /// Expect outputs for `key`; call it before `EngineHandle.add_request`.
+    #[pyo3(signature = (
+        key, prompt_token_ids, *, detokenize = true, skip_special_tokens = true, spaces_between_special_tokens = true,
+        stop = Vec::new(), include_stop_str_in_output = false, min_tokens = 0
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
+    #[expect(clippy::fn_params_excessive_bools, reason = "keyword arguments of the Python signature")]
+    fn add_request(
+        &self,
+        py: Python<'_>,
+        key: u64,
+        prompt_token_ids: &Bound<'_, PyAny>,
+        detokenize: bool,
+        skip_special_tokens: bool,
+        spaces_between_special_tokens: bool,
+        stop: Vec<String>,
+        include_stop_str_in_output: bool,
+        min_tokens: u32,
+    ) -> PyResult<()> {
+        let prompt_token_ids = valid_token_ids(prompt_token_ids)?;
+        let options = OutputOptions {
+            detokenize,
+            skip_special_tokens,
+            spaces_between_special_tokens,
+            stop,
+            include_stop_str_in_output,
+            min_tokens,
+        };
+        py.detach(|| self.lock().add_request(RequestKey(key), &prompt_token_ids, options)).map_err(request_error)
+    }
+
+    /// Forget a request whose reader has gone; its later outputs are dropped.
+    fn discard(&self, py: Python<'_>, key: u64) {
+        py.detach(|| self.lock().discard(RequestKey(key)));
+    }
+
+    /// Drain what the engine emitted: one delta per request that changed. A stop string found sends the abort itself.
+    fn poll(&self, py: Python<'_>, handle: &Bound<'_, EngineHandle>) -> Vec<PyRequestDelta> {
+        let handle = handle.get();
+        let deltas = py.detach(|| {
+            let mut processor = self.lock();
+            let mut stopped = Vec::new();
+            handle.drain_outputs(|record| stopped.extend(processor.process(&record)));
+            for key in stopped {
+                handle.abort_key(key);
+            }
+            processor.take_deltas()
+        });
+        deltas.into_iter().map(|inner| PyRequestDelta { inner }).collect()
+    }
+
+    fn __len__(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.lock().len())
+    }
+}
+
+/// Adds the classes to the module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyRequestDelta>()?;
+    module.add_class::<PyOutputProcessor>()
+}
