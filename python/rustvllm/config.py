@@ -227,8 +227,8 @@ class EngineConfig:
         budget, longest = self.scheduler.max_num_batched_tokens, self.model.max_model_len
         if not self.scheduler.enable_chunked_prefill and budget < longest:
             raise ConfigError(
-                f"without chunked prefill max_num_batched_tokens ({budget}) must be at least max_model_len ({longest}): "
-                "raise the former, lower the latter, or enable chunked prefill"
+                f"without chunked prefill max_num_batched_tokens ({budget}) must be at least "
+                f"max_model_len ({longest}): raise the former, lower the latter, or enable chunked prefill"
             )
         if self.cache.num_gpu_blocks_override is not None:
             self.check_num_blocks(self.cache.num_gpu_blocks_override)

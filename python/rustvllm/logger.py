@@ -57,7 +57,7 @@ class _StderrHandler(logging.StreamHandler[Any]):
         return sys.stderr
 
     @stream.setter
-    def stream(self, value: Any) -> None:
+    def stream(self, _value: Any) -> None:
         raise AttributeError("this handler always writes to sys.stderr")
 
 

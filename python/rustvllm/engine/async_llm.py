@@ -94,12 +94,16 @@ class AsyncLLM:
             ConfigError: The KV cache is too small.
         """
         self.config = config
-        self.tokenizer = None if config.model.tokenizer_path is None else Tokenizer.from_folder(config.model.tokenizer_path)
+        self.tokenizer = (
+            None if config.model.tokenizer_path is None else Tokenizer.from_folder(config.model.tokenizer_path)
+        )
         self.input_processor = InputProcessor(config, self.tokenizer)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, RequestStream] = {}
         self._client = ThreadClient(config, self._on_engine_death)
         self._requests = RequestTable(self._client, None if self.tokenizer is None else self.tokenizer.core)
+        for line in self.describe():
+            logger.info("%s", line)
 
     @classmethod
     def from_engine_config(cls, config: EngineConfig) -> "AsyncLLM":
@@ -168,7 +172,7 @@ class AsyncLLM:
         return stream
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its generator yields a last output with ``finish_reason`` ``abort``. Unknown ids are ignored."""
+        """End a request; its generator yields a last output that says ``abort``. Unknown ids are ignored."""
         self._requests.abort([request_id])
 
     @property

@@ -78,7 +78,7 @@ class EngineCore:
         try:
             self.executor.execute_model(output)
             sampled = self.executor.sample_tokens(None)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 -- what is no Exception is raised again
             self._fail_step(output, error)
         else:
             self._failures_in_a_row = 0

@@ -18,5 +18,5 @@ def describe_engine(config: EngineConfig, num_blocks: int) -> list[str]:
         f"Device      {config.device.device}, {model.dtype}",
         f"KV cache    {usable} blocks of {cache.block_size} tokens = {usable * cache.block_size} tokens"
         + (", prefix caching" if cache.enable_prefix_caching else ""),
-        f"Concurrency up to {scheduler.max_num_seqs} requests at a time; the KV cache holds {full_length:.1f} of full length",
+        f"Concurrency up to {scheduler.max_num_seqs} requests; the KV cache holds {full_length:.1f} of full length",
     ]

@@ -29,6 +29,11 @@ class RequestTable:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._by_id
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of all requests under way, ended ones of unfinished requests included."""
+        return len(self._by_key)
+
     def states(self) -> list[RequestState]:
         """Every request under way."""
         return list(self._by_id.values())
@@ -56,7 +61,9 @@ class RequestTable:
         ids = [request_id] if params.n == 1 else [f"{index}_{request_id}" for index in range(params.n)]
         for engine_id in ids:
             if engine_id in self._engine_ids:
-                raise InvalidRequestError(f"request_id {engine_id!r} belongs to a request that still runs", "request_id")
+                raise InvalidRequestError(
+                    f"request_id {engine_id!r} belongs to a request that still runs", "request_id"
+                )
         samples = [(handle.new_key(), engine_id) for engine_id in ids]
         state = RequestState(
             request_id, request.prompt, request.prompt_token_ids, params.output_kind, samples, request.hidden_stop_ids

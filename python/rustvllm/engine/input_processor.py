@@ -99,9 +99,7 @@ class InputProcessor:
         """Most tokens of prompt and output together."""
         return self._model.max_model_len
 
-    def process(
-        self, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0
-    ) -> EngineCoreRequest:
+    def process(self, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0) -> EngineCoreRequest:
         """Check one request.
 
         Args:
@@ -200,7 +198,8 @@ class InputProcessor:
             keep = self.max_model_len - (params.max_tokens != 0)
         elif keep > self.max_model_len:
             raise InvalidRequestError(
-                f"truncate_prompt_tokens is {keep}, more than the maximum context length of {self.max_model_len} tokens",
+                f"truncate_prompt_tokens is {keep}, more than the maximum context length of "
+                f"{self.max_model_len} tokens",
                 "truncate_prompt_tokens",
             )
         if len(ids) <= keep:
@@ -223,12 +222,14 @@ class InputProcessor:
         for token_id in params.stop_token_ids or ():
             if token_id >= self._model.vocab_size:
                 raise InvalidRequestError(
-                    f"stop_token_ids holds {token_id}, which is not in the vocabulary (0 to {self._model.vocab_size - 1})",
+                    f"stop_token_ids holds {token_id}, which is not in the vocabulary "
+                    f"(0 to {self._model.vocab_size - 1})",
                     "stop_token_ids",
                 )
         if params.stop_strings and self._tokenizer is None:
             raise InvalidRequestError(
-                "there is no tokenizer (skip_tokenizer_init), so stop strings cannot be found: use stop_token_ids", "stop"
+                "there is no tokenizer (skip_tokenizer_init), so stop strings cannot be found: use stop_token_ids",
+                "stop",
             )
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority must be an integer, got {priority!r}", "priority")
@@ -282,8 +283,7 @@ _warned: set[tuple[str, str]] = set()
 def _check_cache_salt(salt: object) -> None:
     if not isinstance(salt, str) or not 0 < len(salt) <= 128 or any(char in "@/\\\0" for char in salt):
         raise InvalidRequestError(
-            "cache_salt must be 1 to 128 characters without '@', '/', '\\' and NUL, "
-            f"got {salt!r:.80}",
+            f"cache_salt must be 1 to 128 characters without '@', '/', '\\' and NUL, got {salt!r:.80}",
             "cache_salt",
         )
 

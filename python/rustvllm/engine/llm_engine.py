@@ -38,7 +38,9 @@ class LLMEngine:
             ConfigError: The KV cache is too small.
         """
         self.config = config
-        self.tokenizer = None if config.model.tokenizer_path is None else Tokenizer.from_folder(config.model.tokenizer_path)
+        self.tokenizer = (
+            None if config.model.tokenizer_path is None else Tokenizer.from_folder(config.model.tokenizer_path)
+        )
         self.input_processor = InputProcessor(config, self.tokenizer)
         self.engine_core = InprocClient(config)
         self._requests = RequestTable(self.engine_core, None if self.tokenizer is None else self.tokenizer.core)
@@ -132,6 +134,10 @@ class LLMEngine:
     def get_num_unfinished_requests(self) -> int:
         """Requests that were added and have not given their last output."""
         return len(self._requests)
+
+    def num_unfinished_samples(self) -> int:
+        """Requests the engine itself has to finish: n for each request with n samples."""
+        return self._requests.num_samples
 
     def has_unfinished_requests(self) -> bool:
         """True while :meth:`step` has something to do."""

@@ -204,7 +204,7 @@ def _convert(folder: Path) -> _core.Tokenizer:
 
         tokenizer = getattr(transformers, class_name).from_pretrained(str(folder), trust_remote_code=False)
         return _core.Tokenizer.from_bytes(tokenizer.backend_tokenizer.to_str().encode())
-    except Exception as error:  # noqa: BLE001 -- whatever goes wrong inside transformers is one thing to the user
+    except Exception as error:
         raise ModelLoadError(
             f"cannot convert the tokenizer in {folder} ({', '.join(files)}) with transformers' {class_name}: {error}"
         ) from error

@@ -1,0 +1,406 @@
+"""Engine arguments: one dataclass for ``LLM(...)``, ``LLMEngine`` and the command line, turned into an EngineConfig.
+
+Defaults that depend on the machine or on the use (throughput for ``LLM``, latency for the server) are decided here.
+Names are those of the field; an argument of a feature that is still to come is refused by name.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
+
+from rustvllm import devices, hub
+from rustvllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    LoadConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    UsageContext,
+    require_choice,
+    require_int,
+)
+from rustvllm.exceptions import ConfigError
+from rustvllm.logger import init_logger
+from rustvllm.model_config import read_model_config
+
+logger = init_logger(__name__)
+
+_GIB: Final = 1 << 30
+_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_NUMBER = re.compile(r"(-?\d+)(?:\.(\d+))?([kmgKMG]?)")
+
+NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
+    # argument -> values that ask for nothing and are let through
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "distributed_executor_backend": (None, "uni"),
+    "quantization": (None,),
+    "kv_cache_dtype": ("auto",),
+    "swap_space": (0, 0.0),
+    "preemption_mode": (None, "recompute"),
+    "async_scheduling": (None, False),
+    "speculative_config": (None,),
+    "enable_lora": (False,),
+    "structured_outputs_config": (None,),
+    "guided_decoding_backend": (None, "auto"),
+    "logits_processors": (None,),
+    "enable_prompt_embeds": (False,),
+    "max_logprobs": (20,),
+    "hf_overrides": (None,),
+    "rope_scaling": (None,),
+    "cpu_offload_gb": (0, 0.0),
+    "kv_offloading_size": (None, 0),
+    "prefix_caching_hash_algo": (None, "sha256", "builtin"),
+    "stream_interval": (1,),
+    "watermark": (0, 0.0),
+    "max_num_queued_tokens": (None,),
+    "queue_timeout": (None,),
+    "performance_mode": (None, "balanced"),
+    "tokenizer_mode": ("auto",),
+    "tokenizer_revision": (None,),
+    "code_revision": (None,),
+    "runner": ("auto", "generate"),
+    "task": ("auto", "generate"),
+    "limit_mm_per_prompt": (None,),
+    "compilation_config": (None,),
+    "disable_log_stats": (True, False),
+    "disable_sliding_window": (False,),
+    "executor": (None, "uniproc"),
+}
+
+
+def parse_number(text: str) -> int:
+    """An integer, with ``k`` for thousands and ``K`` for 1024 (and m, M, g, G): ``4096``, ``8K``, ``1.5k``.
+
+    Raises:
+        argparse.ArgumentTypeError: Not a number of that form.
+    """
+    match = _NUMBER.fullmatch(text.strip())
+    if match and len(text) < 32:
+        whole, decimals, unit = match.groups()
+        digits = decimals or ""
+        scaled, rest = divmod(int(whole + digits) * _UNITS[unit], int("1" + "0" * len(digits)))
+        if rest == 0:
+            return scaled
+    raise argparse.ArgumentTypeError(f"must be a whole number such as 4096, 8K or 1.5k, got {text!r}")
+
+
+def parse_json_object(text: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        argparse.ArgumentTypeError: Not one.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return value
+
+
+def _arg(help_text: str, default: Any = None, **options: Any) -> Any:
+    """A field with what the command line needs to know of it."""
+    return dataclasses.field(default=default, metadata={"help": help_text, **options})
+
+
+@dataclass(kw_only=True)
+class EngineArgs:
+    """What an engine is made from, before anything is looked up. None means: decided by the model or the machine."""
+
+    model: str | None = _arg("folder or hub name of the model (default: the one inside the package)", group="model")
+    tokenizer: str | None = _arg("folder or hub name of the tokenizer (default: the model's)", group="model")
+    revision: str | None = _arg("branch, tag or commit of the model on the hub", group="model")
+    dtype: str = _arg("auto, float32, float16 (half) or bfloat16", "auto", group="model")
+    seed: int = _arg("seed of dummy weights and of requests without one", 0, type=parse_number, group="model")
+    max_model_len: int | None = _arg("most tokens of prompt and output together", type=parse_number, group="model")
+    served_model_name: str | list[str] | None = _arg(  # noqa: RUF009 -- it returns a dataclasses.field
+        "names clients may use; the first is reported", nargs="+", group="model"
+    )
+    skip_tokenizer_init: bool = _arg("serve token ids only", False, group="model")
+    trust_remote_code: bool = _arg("accepted and ignored: code of a model is never run", False, group="model")
+    enforce_eager: bool = _arg("never capture CUDA graphs", False, group="model")
+    generation_config: str = _arg("auto: the model's sampling defaults; vllm: none; or a folder", "auto", group="model")
+    override_generation_config: dict[str, Any] | None = _arg(  # noqa: RUF009 -- likewise
+        "sampling defaults as JSON", type=parse_json_object, group="model"
+    )
+    load_format: str = _arg("auto or safetensors; dummy: seeded random weights", "auto", group="model")
+    download_dir: str | None = _arg("where to keep downloads (default: HF_HOME's cache)", group="model")
+    device: str = _arg("auto, cpu or cuda", "auto", group="model")
+    block_size: int = _arg("tokens of one KV block", 16, type=parse_number, group="cache")
+    gpu_memory_utilization: float = _arg("share of the GPU's memory to use", 0.9, type=float, group="cache")
+    cpu_kv_cache_fraction: float = _arg(
+        "share of the container's memory limit for the KV cache on the CPU",
+        CacheConfig.cpu_kv_cache_fraction,
+        type=float,
+        group="cache",
+    )
+    kv_cache_memory_bytes: int | None = _arg("size of the KV cache", type=parse_number, group="cache")
+    num_gpu_blocks_override: int | None = _arg("number of KV blocks", type=parse_number, group="cache")
+    enable_prefix_caching: bool = _arg("reuse the KV of equal prompt beginnings", True, group="cache")
+    max_num_seqs: int | None = _arg("most requests in one step", type=parse_number, group="scheduler")
+    max_num_batched_tokens: int | None = _arg("most tokens in one step", type=parse_number, group="scheduler")
+    enable_chunked_prefill: bool = _arg("read long prompts in several steps", True, group="scheduler")
+    long_prefill_token_threshold: int = _arg(
+        "longest piece of a prompt in one step; 0: no limit", 0, type=parse_number, group="scheduler"
+    )
+    scheduling_policy: str = _arg("fcfs or priority", "fcfs", group="scheduler")
+    max_num_queued_reqs: int = _arg(
+        "requests that may wait before others are turned away",
+        SchedulerConfig.max_num_queued_reqs,
+        type=parse_number,
+        group="scheduler",
+    )
+
+    default_usage: ClassVar[UsageContext] = "llm_class"
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> Self:
+        """Engine arguments from keywords.
+
+        Raises:
+            TypeError: A keyword that does not exist; names the nearest one that does.
+            ConfigError: A feature that is not supported yet.
+        """
+        names = cls._names()
+        for name in [name for name in kwargs if name not in names]:
+            if name not in NOT_SUPPORTED_YET:
+                near = difflib.get_close_matches(name, sorted([*names, *NOT_SUPPORTED_YET]), n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"there is no engine argument {name!r}{hint}")
+            check_supported(name, kwargs.pop(name))
+        return cls(**kwargs)
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add a flag for every argument; ``-`` and ``_`` mean the same, switches also have a ``--no-`` form."""
+        groups: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            options = dict(field.metadata)
+            name, help_text = options.pop("group"), options.pop("help")
+            group = groups.get(name) or groups.setdefault(name, parser.add_argument_group(name))
+            if isinstance(field.default, bool):
+                options["action"] = argparse.BooleanOptionalAction
+            if field.default is not None:
+                help_text += f" (default: {'yes' if field.default is True else field.default or 'no'})"
+            # Not given is not the same as given with the default: a positional MODEL wins over --model with a warning.
+            dashed, *underscored = _flags(field.name)
+            options.update(dest=field.name, default=argparse.SUPPRESS)
+            group.add_argument(dashed, help=help_text.replace("%", "%%"), **options)
+            for flag in underscored:
+                group.add_argument(flag, help=argparse.SUPPRESS, **options)
+        taken = parser._option_string_actions  # noqa: SLF001 -- argparse has no public way to ask
+        for name in NOT_SUPPORTED_YET:
+            flags = [flag for flag in _flags(name) if flag not in taken]
+            parser.add_argument(*flags, nargs="*", action=_NotSupportedYet, dest=name, help=argparse.SUPPRESS)
+            parser.add_argument(
+                *(flag.replace("--", "--no-", 1) for flag in flags),
+                nargs=0,
+                action=_SwitchedOff,
+                dest=name,
+                help=argparse.SUPPRESS,
+            )
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """Engine arguments from parsed flags; what the parser knows besides is ignored."""
+        return cls(**{name: getattr(args, name) for name in cls._names() if hasattr(args, name)})
+
+    def create_engine_config(self, usage_context: UsageContext | None = None) -> EngineConfig:
+        """Find the model, read its configuration and settle every default.
+
+        Args:
+            usage_context: ``llm_class`` for throughput, ``api_server`` for latency; None: the class's own.
+
+        Raises:
+            ConfigError: An argument is wrong or contradicts another.
+            ModelLoadError: The model cannot be found, fetched or understood.
+        """
+        usage = usage_context or self.default_usage
+        self._check()
+        device = devices.detect_device() if self.device == "auto" else self.device
+        cache = CacheConfig(
+            block_size=self.block_size,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            cpu_kv_cache_fraction=self.cpu_kv_cache_fraction,
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            num_gpu_blocks_override=self.num_gpu_blocks_override,
+            enable_prefix_caching=self.enable_prefix_caching,
+        )
+        download_dir = None if self.download_dir is None else Path(self.download_dir).expanduser()
+        load = LoadConfig(load_format=self.load_format, download_dir=download_dir)
+        model = self._create_model_config(device, load)
+        return EngineConfig(
+            model=model,
+            cache=cache,
+            scheduler=self._create_scheduler_config(usage, device, model.max_model_len),
+            parallel=ParallelConfig(),
+            device=DeviceConfig(device=device),
+            load=load,
+        )
+
+    def _check(self) -> None:
+        """What can be checked before a model is looked up, which may take minutes."""
+        require_choice("device", self.device, ("auto", "cpu", "cuda"))
+        for name in ("model", "tokenizer", "revision", "download_dir"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str | Path) or not str(value)):
+                raise ConfigError(f"{name} must be a non-empty string, got {value!r}")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool) and not isinstance(value, bool):
+                raise ConfigError(f"{field.name} must be true or false, got {value!r}")
+        for name, limit in (("max_model_len", 2**31 - 1), ("max_num_batched_tokens", None), ("max_num_seqs", None)):
+            if getattr(self, name) is not None:
+                require_int(name, getattr(self, name), 1, limit)
+        names: Any = self.served_model_name
+        if names is not None and not (
+            (isinstance(names, str) and names)
+            or (isinstance(names, list | tuple) and names and all(isinstance(name, str) and name for name in names))
+        ):
+            raise ConfigError(f"served_model_name must be one or several non-empty strings, got {names!r}")
+        override: Any = self.override_generation_config
+        if override is not None and not isinstance(override, Mapping):
+            raise ConfigError(f"override_generation_config must be a dict, got {override!r}")
+        if self.trust_remote_code:
+            logger.warning("trust_remote_code is ignored: code of a model is never run")
+        if self.tokenizer is not None and self.skip_tokenizer_init:
+            raise ConfigError("tokenizer and skip_tokenizer_init contradict each other: leave one out")
+
+    def _create_model_config(self, device: str, load: LoadConfig) -> ModelConfig:
+        found = hub.resolve_model(
+            None if self.model is None else str(self.model),
+            self.revision,
+            load.download_dir,
+            with_weights=load.load_format != "dummy",
+        )
+        tokenizer_path = None
+        if not self.skip_tokenizer_init:
+            tokenizer_path = found.path
+            if self.tokenizer is not None:
+                tokenizer_path = _resolve_tokenizer(str(self.tokenizer), load.download_dir)
+        if self.served_model_name is None:
+            served = (found.name, *found.aliases)
+        else:
+            names = [self.served_model_name] if isinstance(self.served_model_name, str) else self.served_model_name
+            served = tuple(dict.fromkeys(names))
+        return read_model_config(
+            found.path,
+            model=found.name,
+            max_model_len=self.max_model_len,
+            dtype=self.dtype,
+            device=device,
+            generation_config=self.generation_config,
+            override_generation_config=self.override_generation_config,
+            revision=self.revision,
+            tokenizer=None if self.tokenizer is None else str(self.tokenizer),
+            tokenizer_path=tokenizer_path,
+            seed=self.seed,
+            skip_tokenizer_init=self.skip_tokenizer_init,
+            served_model_name=served,
+            enforce_eager=self.enforce_eager,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def _create_scheduler_config(self, usage: UsageContext, device: str, max_model_len: int) -> SchedulerConfig:
+        default_tokens, default_seqs = default_budget(usage, device)
+        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if tokens is None:
+            tokens = default_tokens if self.enable_chunked_prefill else max(default_tokens, max_model_len)
+            if isinstance(seqs, int) and seqs > 0:
+                # A step never has more tokens than all its requests together, nor fewer than one for each.
+                tokens = max(seqs, min(tokens, seqs * max_model_len))
+                if not self.enable_chunked_prefill:
+                    tokens = max(tokens, max_model_len)
+        if seqs is None:
+            seqs = min(default_seqs, tokens)
+        return SchedulerConfig(
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            scheduling_policy=self.scheduling_policy,
+            max_num_queued_reqs=self.max_num_queued_reqs,
+        )
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return [field.name for field in dataclasses.fields(cls)]
+
+
+@dataclass(kw_only=True)
+class AsyncEngineArgs(EngineArgs):
+    """Engine arguments of a server: the same, with a server's defaults."""
+
+    default_usage: ClassVar[UsageContext] = "api_server"
+
+
+def default_budget(usage: UsageContext, device: str) -> tuple[int, int]:
+    """``(max_num_batched_tokens, max_num_seqs)`` for a use and a device, as vLLM 0.32 chooses them.
+
+    A server takes smaller steps, so that nobody waits long for a token; large GPUs take larger ones.
+    """
+    if device == "cpu":
+        return (4096, 256) if usage == "llm_class" else (2048, 128)
+    memory = devices.gpu_memory_bytes() or 0
+    if memory >= 160 * _GIB:
+        return 16384, 1024
+    if memory >= 70 * _GIB:
+        return (16384, 1024) if usage == "llm_class" else (8192, 1024)
+    return (8192, 256) if usage == "llm_class" else (2048, 256)
+
+
+def check_supported(name: str, value: Any) -> None:
+    """Refuse an argument of a feature to come, unless its value asks for nothing.
+
+    Raises:
+        ConfigError: Names argument and value.
+    """
+    neutral = NOT_SUPPORTED_YET[name]
+    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in neutral):
+        raise ConfigError(f"{name}={value!r} is not supported yet; leave it out")
+
+
+def _resolve_tokenizer(name: str, download_dir: Path | None) -> Path:
+    """Folder of a tokenizer given apart from the model; it needs no config.json."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder.absolute()
+    return hub.resolve_model(name, None, download_dir, with_weights=False).path
+
+
+def _flags(name: str) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    return [flag, "--" + name] if "_" in name else [flag]
+
+
+class _NotSupportedYet(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,  # noqa: ARG002 -- argparse's signature
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        given = [str(value) for value in values]
+        neutral = [str(value) for value in NOT_SUPPORTED_YET[self.dest]]
+        if len(given) != 1 or given[0] not in neutral:
+            parser.error(f"{' '.join([str(option_string), *given])} is not supported yet; leave it out")
+
+
+class _SwitchedOff(argparse.Action):
+    """``--no-…`` of a feature to come: that is how things are."""
+
+    def __call__(self, *_: object) -> None:
+        return

@@ -1,0 +1,1 @@
+"""Ways to use the engine: the class ``LLM``, the command line and the HTTP server."""

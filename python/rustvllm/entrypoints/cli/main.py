@@ -1,0 +1,68 @@
+"""``rustvllm``: finds the command and runs it.
+
+Nothing slow is imported here, so that ``--help`` and ``--version`` are instant.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
+
+COMMANDS = {
+    "serve": "serve a model behind an OpenAI-compatible HTTP server",
+}
+LATER = ("bench", "chat", "complete", "run-batch", "collect-env")
+"""Commands that users of this kind of program know and that do not exist yet."""
+
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
+
+
+def make_parser() -> FlexibleArgumentParser:
+    """The parser of the bare command; each command has its own."""
+    lines = "\n".join(f"  {name:<9} {text}" for name, text in COMMANDS.items())
+    parser = FlexibleArgumentParser(
+        prog="rustvllm",
+        usage="rustvllm [--help] [--version] COMMAND ...",
+        description="Serve language models.",
+        epilog=f"commands:\n{lines}\n\n'rustvllm COMMAND --help' says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-v", "--version", action="store_true", help="show the version and end")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: Arguments without the program's name; None: those of the process.
+
+    Returns:
+        The exit code: 0, 1 for a failure, 2 for wrong usage.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    parser = make_parser()
+    if not args or args[0] in ("-h", "--help"):
+        parser.print_help()
+        return EXIT_OK if args else EXIT_USAGE
+    if args[0] in ("-v", "--version"):
+        import rustvllm
+
+        print(rustvllm.__version__)
+        return EXIT_OK
+    command, *rest = args
+    if command == "serve":
+        from rustvllm.entrypoints.cli.serve import serve
+
+        return serve(rest)
+    if command in LATER:
+        problem = f"the command {command!r} is not supported yet"
+    else:
+        problem = f"there is no command {command!r}; commands are {', '.join(COMMANDS)}"
+    print(f"rustvllm: error: {problem}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""``rustvllm serve [MODEL]``: engine and front-end flags, then the HTTP server."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from rustvllm.engine_args import AsyncEngineArgs
+from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
+from rustvllm.entrypoints.openai.cli_args import add_cli_args
+from rustvllm.exceptions import RustVLLMError
+from rustvllm.logger import redact
+
+
+def make_parser() -> FlexibleArgumentParser:
+    """The parser of ``rustvllm serve``."""
+    parser = FlexibleArgumentParser(
+        prog="rustvllm serve",
+        usage="rustvllm serve [MODEL] [flags]",
+        description="Serve a model behind an OpenAI-compatible HTTP server.",
+    )
+    parser.add_argument(
+        "model_tag",
+        metavar="MODEL",
+        nargs="?",
+        help="a folder, or a hub name such as gpt2 (default: the model inside the package)",
+    )
+    # The engine's flags come first: the front end leaves out what is there already.
+    AsyncEngineArgs.add_cli_args(parser)
+    add_cli_args(parser)
+    return parser
+
+
+def parse_args(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the flags; the positional MODEL wins over ``--model``, with a warning.
+
+    Ends the process with exit code 2 when they are wrong.
+    """
+    parser = make_parser()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.refuse_unknown(unknown)
+    if args.model_tag is not None:
+        flag = getattr(args, "model", None)
+        if flag is not None and flag != args.model_tag:
+            print(
+                f"rustvllm serve: warning: serving {args.model_tag}, given by position; --model {flag} is ignored",
+                file=sys.stderr,
+            )
+        args.model = args.model_tag
+    return args
+
+
+def serve(argv: Sequence[str]) -> int:
+    """Run ``rustvllm serve``.
+
+    Returns:
+        The exit code: 0 after a stop, 1 after a failure, whose message was printed.
+    """
+    args = parse_args(argv)
+    try:
+        from rustvllm.entrypoints.openai.server import run_server
+
+        return run_server(args)
+    except RustVLLMError as error:
+        print(redact(f"rustvllm serve: error: {error}"), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0

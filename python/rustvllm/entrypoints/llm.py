@@ -1,0 +1,323 @@
+"""``LLM``: many prompts at once, offline, with the results in the order of the prompts."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from rustvllm.engine.describe import describe_engine
+from rustvllm.engine.input_processor import EngineCoreRequest, PromptType, default_sampling_params
+from rustvllm.engine.llm_engine import LLMEngine
+from rustvllm.engine.tokenizer import Tokenizer
+from rustvllm.engine_args import EngineArgs
+from rustvllm.exceptions import InvalidRequestError, RequestFailedError
+from rustvllm.logger import init_logger
+from rustvllm.outputs import RequestOutput
+from rustvllm.sampling_params import RequestOutputKind, SamplingParams
+
+logger = init_logger(__name__)
+
+Prompts = PromptType | Sequence[PromptType]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A language model in this process.
+
+    Example:
+        >>> from rustvllm import LLM, SamplingParams
+        >>> llm = LLM()  # the model inside the package
+        >>> [output] = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+        >>> len(output.outputs[0].token_ids)
+        8
+
+    Attributes:
+        llm_engine: The engine underneath.
+    """
+
+    def __init__(self, model: str | None = None, **engine_args: Any) -> None:
+        """Load a model.
+
+        Args:
+            model: A folder or a hub name; None: the model inside the package.
+            engine_args: Any argument of :class:`~rustvllm.engine_args.EngineArgs`.
+
+        Raises:
+            TypeError: An argument that does not exist; names the nearest one.
+            ConfigError: An argument is wrong.
+            ModelLoadError: The model cannot be found or read.
+        """
+        config = EngineArgs.from_kwargs(model=model, **engine_args).create_engine_config("llm_class")
+        self.llm_engine = LLMEngine(config)
+        for line in describe_engine(config, self.llm_engine.engine_core.num_blocks):
+            logger.info("%s", line)
+        self._num_requests = 0
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts.
+
+        Everything is checked before the first prompt runs. Ctrl-C ends the call after the present step and leaves the
+        engine usable; a second Ctrl-C does not wait.
+
+        Args:
+            prompts: One prompt or several; each is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids``.
+            sampling_params: For all prompts, or one for each; None for the model's own defaults.
+            use_tqdm: Show a progress bar with tokens per second.
+            priority: One number per prompt, lower is sooner; needs ``scheduling_policy="priority"``.
+
+        Returns:
+            One output per prompt, in their order.
+
+        Raises:
+            InvalidRequestError: A prompt or parameter is wrong; nothing has run. A ``ValueError``.
+            RequestFailedError: The engine failed on some prompts; its ``outputs`` holds all of them.
+            EngineDeadError: The engine was shut down or is broken.
+        """
+        self.llm_engine.engine_core.check_alive()
+        return self._run(self._check(_as_prompts(prompts), sampling_params, priority), use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer conversations.
+
+        Args:
+            messages: One conversation, or several; each is a list of ``{"role": …, "content": …}``.
+            sampling_params: As in :meth:`generate`.
+            use_tqdm: Show a progress bar.
+            chat_template: Jinja template to use instead of the model's.
+            add_generation_prompt: End the prompt where the assistant's answer begins.
+            continue_final_message: Let the model go on with the last message; excludes ``add_generation_prompt``.
+            tools: Tools for the template to describe.
+            chat_template_kwargs: Further variables for the template.
+
+        Returns:
+            One output per conversation, in their order.
+
+        Raises:
+            InvalidRequestError: A message, template or parameter is wrong.
+            ValueError: There is no tokenizer.
+        """
+        from rustvllm.entrypoints.chat_template import render_chat
+
+        tokenizer = self.get_tokenizer()
+        options: dict[str, Any] = {"chat_template": chat_template, "continue_final_message": continue_final_message}
+        if tools is not None:
+            options["tools"] = tools
+        if chat_template_kwargs is not None:
+            options["chat_template_kwargs"] = chat_template_kwargs
+        prompts: list[PromptType] = []
+        for conversation in _as_conversations(messages):
+            text = render_chat(tokenizer, conversation, add_generation_prompt=add_generation_prompt, **options)
+            # A model's own template writes its special tokens itself; the plain one leaves them to the tokenizer.
+            has_template = bool(chat_template or tokenizer.chat_template)
+            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, not has_template)})
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ValueError: There is none (``skip_tokenizer_init``).
+        """
+        return self.llm_engine.get_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What ``sampling_params=None`` means: the model's generation_config, else ``SamplingParams()``."""
+        return default_sampling_params(self.llm_engine.config.model)
+
+    def shutdown(self) -> None:
+        """Free the model and its memory; idempotent. Any later use raises EngineDeadError."""
+        self.llm_engine.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _check(
+        self,
+        prompts: list[PromptType],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+    ) -> list[EngineCoreRequest]:
+        if params is None or isinstance(params, SamplingParams):
+            shared = self.get_default_sampling_params() if params is None else params
+            every: Sequence[SamplingParams] = [shared] * len(prompts)
+        else:
+            every = params
+            if len(every) != len(prompts):
+                raise InvalidRequestError(
+                    f"sampling_params has {len(every)} entries for {len(prompts)} prompts; give one, or one for each",
+                    "sampling_params",
+                )
+        if priority is not None and len(priority) != len(prompts):
+            raise InvalidRequestError(f"priority has {len(priority)} entries for {len(prompts)} prompts", "priority")
+        requests = []
+        for index, (prompt, own) in enumerate(zip(prompts, every, strict=True)):
+            try:
+                if isinstance(own, SamplingParams):
+                    if own.max_tokens == 0:
+                        raise InvalidRequestError("max_tokens must be at least 1, got 0", "max_tokens")
+                    # Nobody looks at what is unfinished, so nothing is made of it.
+                    own = own.clone(output_kind=RequestOutputKind.FINAL_ONLY)  # noqa: PLW2901
+                requests.append(
+                    self.llm_engine.input_processor.process(prompt, own, 0 if priority is None else priority[index])
+                )
+            except InvalidRequestError as error:
+                if len(prompts) == 1:
+                    raise
+                raise InvalidRequestError(f"prompt {index}: {error}", error.param) from error
+        return requests
+
+    def _run(self, requests: list[EngineCoreRequest], use_tqdm: bool) -> list[RequestOutput]:
+        """Run checked requests to their end."""
+        first = self._num_requests
+        self._num_requests += len(requests)
+        outputs: dict[str, RequestOutput] = {}
+        ids = [f"llm-{first + index}" for index in range(len(requests))]
+        with _DeferredInterrupt() as interrupt, _Progress(len(requests), enabled=use_tqdm) as progress:
+            try:
+                waiting = zip(ids, requests, strict=True)
+                # No more than the waiting queue holds: any number of prompts may be given at once.
+                limit = self.llm_engine.config.scheduler.max_num_queued_reqs
+                while self._feed(waiting, limit) or self.llm_engine.has_unfinished_requests():
+                    for output in self.llm_engine.step():
+                        if output.finished:
+                            outputs[output.request_id] = output
+                            progress.add(output)
+                    interrupt.check()
+            except BaseException:
+                self.llm_engine.abort_all()
+                raise
+        results = [outputs[request_id] for request_id in ids]
+        failed = [output for output in results if output.error is not None]
+        if failed:
+            raise RequestFailedError(
+                f"the engine failed on {len(failed)} of {len(results)} prompts, first: {failed[0].error}", results
+            )
+        return results
+
+    def _feed(self, waiting: Iterator[tuple[str, EngineCoreRequest]], limit: int) -> bool:
+        """Queue requests while there is room for them; True when some were queued."""
+        engine, fed = self.llm_engine, False
+        while engine.num_unfinished_samples() < limit and (entry := next(waiting, None)) is not None:
+            request_id, request = entry
+            if request.params.n > limit:
+                raise InvalidRequestError(f"n is {request.params.n}, but at most {limit} requests may wait", "n")
+            engine.add_request(request_id, request)
+            fed = True
+        return fed
+
+
+def _as_prompts(prompts: Any) -> list[PromptType]:
+    """One prompt or several, as a list; a list of ints is one prompt of token ids."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]  # type: ignore[list-item]  # its keys are checked with the rest of the request
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Sequence):
+        if hasattr(prompts, "tolist"):  # an array of token ids
+            return _as_prompts(prompts.tolist())
+        raise InvalidRequestError(
+            f"prompts must be text, token ids, a dict or a list of these, got {type(prompts).__name__}", "prompt"
+        )
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]
+    return list(prompts)
+
+
+def _as_conversations(messages: Any) -> list[Messages]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise InvalidRequestError("messages must be a non-empty list of messages, or a list of such lists", "messages")
+    return [messages] if isinstance(messages[0], Mapping) else list(messages)
+
+
+class _Progress:
+    """A progress bar over prompts with tokens per second, read and generated; nothing when it is not wanted."""
+
+    def __init__(self, total: int, *, enabled: bool) -> None:
+        self._bar: Any = None
+        if enabled and total:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
+        self._start = time.monotonic()
+        self._num_input = self._num_output = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def add(self, output: RequestOutput) -> None:
+        """Count one finished prompt."""
+        if self._bar is None:
+            return
+        self._num_input += len(output.prompt_token_ids)
+        self._num_output += sum(len(sample.token_ids) for sample in output.outputs)
+        elapsed = max(time.monotonic() - self._start, 1e-9)
+        self._bar.set_postfix_str(
+            f"input: {self._num_input / elapsed:.1f} tokens/s, output: {self._num_output / elapsed:.1f} tokens/s",
+            refresh=False,
+        )
+        self._bar.update()
+
+
+class _Interrupt:
+    """Whether Ctrl-C was pressed."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt when it was."""
+        if self.pressed:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def _DeferredInterrupt() -> Iterator[_Interrupt]:  # noqa: N802 -- reads as the context it is
+    """Hold the first Ctrl-C back until :meth:`_Interrupt.check`, so that it never falls between the halves of a step.
+
+    Only Python's own handler is replaced, and only in the main thread; elsewhere nothing changes.
+    """
+    interrupt = _Interrupt()
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield interrupt
+        return
+
+    def on_sigint(number: int, frame: FrameType | None) -> None:
+        if interrupt.pressed:  # the second one does not wait
+            signal.default_int_handler(number, frame)
+        interrupt.pressed = True
+
+    signal.signal(signal.SIGINT, on_sigint)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

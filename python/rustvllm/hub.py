@@ -1,0 +1,221 @@
+"""From the name of a model to a folder with its files: a local folder, the model inside the package, the hub's cache
+or the hub itself.
+
+Only safetensors weights, JSON and tokenizer files are fetched. ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and
+``HF_HUB_OFFLINE`` mean what they mean everywhere, because huggingface_hub does the fetching.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from rustvllm import envs
+from rustvllm.exceptions import HubUnreachableError, ModelAccessError, ModelLoadError, ModelNotFoundError
+from rustvllm.logger import init_logger, redact
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+logger = init_logger(__name__)
+
+EMBEDDED_MODEL: Final = "rustvllm-tiny"
+"""Name of the model inside the package, used when no name is given."""
+SHORT_NAMES: Final = {
+    "gpt2": "openai-community/gpt2",
+    "gpt-2": "openai-community/gpt2",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-xl": "openai-community/gpt2-xl",
+    "distilgpt2": "distilbert/distilgpt2",
+}
+"""Names without an owner that the hub knows under one."""
+
+_JSON_PATTERNS = ("*.json", "*.txt", "*.jinja", "tokenizer.model")
+_WEIGHT_PATTERNS = ("*.safetensors",)
+# Folders hold exports to other formats; "consolidated" are the same weights under other names.
+_IGNORED_PATTERNS = ("*/*", "consolidated*.safetensors")
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")
+_MAX_NAME = 96 * 2 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """Where a model was found.
+
+    Attributes:
+        name: The name it was asked for by, or the embedded model's.
+        path: Folder with its files.
+        aliases: Other names of the same model.
+    """
+
+    name: str
+    path: Path
+    aliases: tuple[str, ...] = ()
+
+
+def embedded_model_path() -> Path:
+    """Folder of the model inside the package."""
+    return Path(__file__).parent / "assets" / "tiny"
+
+
+def resolve_model(
+    name: str | None,
+    revision: str | None = None,
+    download_dir: Path | None = None,
+    *,
+    with_weights: bool = True,
+) -> ResolvedModel:
+    """Find a model's folder, fetching it when it is on the hub and not yet here.
+
+    Args:
+        name: A folder, a hub name (``owner/name``) or a short one (``gpt2``); None: the model inside the package.
+        revision: Branch, tag or commit on the hub.
+        download_dir: Where to keep what is fetched, instead of the hub's cache under ``HF_HOME``.
+        with_weights: False fetches only the configuration and the tokenizer.
+
+    Raises:
+        ModelNotFoundError: Neither a folder nor a model of the hub.
+        ModelAccessError: Gated or private.
+        HubUnreachableError: Not here, and the hub cannot be asked.
+        ModelLoadError: The hub failed in another way, or its model has no safetensors.
+    """
+    if name is None or name == EMBEDDED_MODEL:
+        path = embedded_model_path()
+        if not (path / "config.json").is_file():
+            raise ModelNotFoundError(
+                f"this installation has no embedded model (looked in {path}); name one: a folder, or a hub model "
+                "such as gpt2"
+            )
+        return ResolvedModel(EMBEDDED_MODEL, path)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelNotFoundError(f"the folder {folder} has no config.json, so it holds no model")
+        return ResolvedModel(name, folder.absolute())
+    if folder.is_file():
+        raise ModelNotFoundError(
+            f"{folder} is a file; give the folder that has config.json and the *.safetensors files"
+        )
+    if name.startswith(("/", "./", "../", "~")) or name in {".", ".."}:
+        raise ModelNotFoundError(f"there is no folder {folder}")
+    if not name or len(name) > _MAX_NAME or not _REPO_ID.fullmatch(name) or ".." in name or "--" in name:
+        raise ModelNotFoundError(
+            f"{name[:200]!r} is neither a folder here nor the name of a hub model, which looks like gpt2 or owner/name"
+        )
+    repo_id = SHORT_NAMES.get(name.lower(), name)
+    path = _snapshot(repo_id, name, revision, download_dir, with_weights=with_weights)
+    if with_weights and not any(path.glob("*.safetensors")):
+        raise ModelLoadError(
+            f"{repo_id} has no *.safetensors weights; other formats are not loaded because they can run code"
+        )
+    same = (repo_id, *(short for short, full in SHORT_NAMES.items() if full == repo_id))
+    return ResolvedModel(name, path, tuple(alias for alias in dict.fromkeys(same) if alias != name))
+
+
+def _snapshot(repo_id: str, name: str, revision: str | None, download_dir: Path | None, *, with_weights: bool) -> Path:
+    # huggingface_hub reads its timeouts from the environment when it is imported.
+    timeout = envs.hub_timeout()
+    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(max(1, round(timeout))))
+    from huggingface_hub import snapshot_download
+
+    patterns = [*_JSON_PATTERNS, *(_WEIGHT_PATTERNS if with_weights else ())]
+    known: Sequence[str] = _IGNORED_PATTERNS
+    try:
+        folder = snapshot_download(
+            repo_id,
+            revision=revision,
+            cache_dir=None if download_dir is None else str(download_dir),
+            allow_patterns=patterns,
+            ignore_patterns=list(known),
+            etag_timeout=timeout,
+            library_name="rustvllm",
+        )
+    except Exception as error:  # noqa: BLE001 -- every failure of the hub is explained, none is a traceback
+        _explain(error, repo_id, name, revision, download_dir)
+    path = Path(folder)
+    if not (path / "config.json").is_file():
+        _explain_incomplete(path, repo_id, revision)
+    return path
+
+
+def _explain_incomplete(path: Path, repo_id: str, revision: str | None) -> NoReturn:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise HubUnreachableError(
+            f"the cached copy of {_at(repo_id, revision)} in {path} has no config.json and offline mode is on "
+            "(HF_HUB_OFFLINE): run once with a network"
+        )
+    raise ModelLoadError(f"{_at(repo_id, revision)} has no config.json, so it is no language model")
+
+
+def _explain(error: Exception, repo_id: str, name: str, revision: str | None, download_dir: Path | None) -> NoReturn:
+    """Raise the error that says what was looked for, where, and what to do."""
+    from huggingface_hub import constants, errors
+
+    endpoint, what = constants.ENDPOINT, _at(repo_id, revision)
+    asked = "" if name == repo_id else f" (asked for as {name})"
+    cache = download_dir or Path(constants.HF_HUB_CACHE)
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    has_token = bool(os.environ.get("HF_TOKEN")) or Path(constants.HF_TOKEN_PATH).is_file()
+    if isinstance(error, errors.GatedRepoError):
+        raise ModelAccessError(
+            f"{what}{asked} is gated: accept its licence at {endpoint}/{repo_id}, then set HF_TOKEN to a token of that "
+            "account" + (" (the present token has no access)" if has_token else "")
+        ) from error
+    if isinstance(error, errors.RevisionNotFoundError):
+        raise ModelNotFoundError(
+            f"{repo_id}{asked} has no revision {revision!r}; see {endpoint}/{repo_id}/branches or leave --revision out"
+        ) from error
+    if isinstance(error, errors.RepositoryNotFoundError):
+        hint = "the present HF_TOKEN has no access to it" if has_token else "if it is private, set HF_TOKEN"
+        raise ModelNotFoundError(
+            f"there is no model {what}{asked} on {endpoint}, and no folder of that name here; check the spelling, or "
+            f"{hint}"
+        ) from error
+    if status in (401, 403):
+        raise ModelAccessError(
+            f"{endpoint} refuses access to {what}{asked} (HTTP {status}): "
+            + ("the token is wrong or has no access" if has_token else "set HF_TOKEN")
+        ) from error
+    if isinstance(error, errors.HFValidationError):
+        raise ModelNotFoundError(f"{name!r} is no folder here and no valid hub name: {error}") from error
+    if status is not None and not isinstance(error, errors.LocalEntryNotFoundError):
+        raise ModelLoadError(f"{endpoint} answered HTTP {status} for {what}{asked}; try again later") from error
+    if isinstance(error, errors.LocalEntryNotFoundError) or _is_network_error(error):
+        reason = (
+            "offline mode is on (HF_HUB_OFFLINE)"
+            if constants.HF_HUB_OFFLINE
+            else f"{endpoint} cannot be reached ({_root_cause(error)})"
+        )
+        raise HubUnreachableError(
+            f"cannot get the model {what}{asked}: it is not cached in {cache}, and {reason}. Connect to the network, "
+            "copy the cache here (HF_HOME or --download-dir), or give a local folder with config.json and "
+            "*.safetensors"
+        ) from error
+    if isinstance(error, OSError):
+        raise ModelLoadError(f"cannot store {what} in {cache}: {error}") from error
+    raise ModelLoadError(f"cannot get {what}{asked} from {endpoint}: {redact(str(error))}") from error
+
+
+def _is_network_error(error: BaseException) -> bool:
+    from huggingface_hub import errors
+
+    names = {cls.__module__.split(".", 1)[0] + "." + cls.__name__ for cls in type(error).__mro__}
+    return isinstance(error, errors.OfflineModeIsEnabled | ConnectionError | TimeoutError) or any(
+        name in names for name in ("httpx.TransportError", "httpcore.TransportError", "requests.ConnectionError")
+    )
+
+
+def _root_cause(error: BaseException) -> str:
+    seen: set[int] = set()
+    while (cause := error.__cause__ or error.__context__) is not None and id(cause) not in seen:
+        seen.add(id(error))
+        error = cause
+    return redact(f"{type(error).__name__}: {error}".strip(": "))
+
+
+def _at(repo_id: str, revision: str | None) -> str:
+    return repo_id if revision is None else f"{repo_id} at revision {revision}"

@@ -1,0 +1,248 @@
+"""From a model's folder to :class:`ModelConfig`: reads ``config.json`` and ``generation_config.json`` as plain JSON.
+
+Neither torch nor transformers is needed, so a wrong model is refused before seconds are spent importing them.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rustvllm.config import ModelConfig
+from rustvllm.exceptions import ConfigError, ModelLoadError
+from rustvllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+SUPPORTED_ARCHITECTURES: Final = ("GPT2LMHeadModel", "LlamaForCausalLM")
+"""What ``models/registry`` has, as a list that needs no torch; a test keeps the two equal."""
+MAX_CONFIG_BYTES: Final = 16 << 20
+_KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    # architecture -> what is needed -> its names in config.json, the first that is there counts
+    "GPT2LMHeadModel": {
+        "vocab_size": ("vocab_size",),
+        "hidden_size": ("n_embd", "hidden_size"),
+        "num_layers": ("n_layer", "num_hidden_layers"),
+        "num_attention_heads": ("n_head", "num_attention_heads"),
+        "max_positions": ("n_positions", "n_ctx", "max_position_embeddings"),
+    },
+    "LlamaForCausalLM": {
+        "vocab_size": ("vocab_size",),
+        "hidden_size": ("hidden_size",),
+        "num_layers": ("num_hidden_layers",),
+        "num_attention_heads": ("num_attention_heads",),
+        "max_positions": ("max_position_embeddings",),
+    },
+}
+_MODEL_TYPES: Final = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
+
+
+def read_model_config(
+    path: Path,
+    *,
+    model: str,
+    max_model_len: int | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+    generation_config: str = "auto",
+    override_generation_config: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> ModelConfig:
+    """Read a model's folder.
+
+    Args:
+        path: Folder with ``config.json``.
+        model: The model's name, for messages and as its served name.
+        max_model_len: Most tokens of prompt and output; None: what the model was made for.
+        dtype: ``auto`` or a type; auto is float32 on the CPU, on a GPU what the weights are in (float32 as float16).
+        device: ``cpu`` or ``cuda``, which decides what auto means.
+        generation_config: ``auto`` reads the folder's, ``vllm`` and ``none`` read nothing, else a folder or file.
+        override_generation_config: Values that win over those read.
+        fields: Further fields of :class:`ModelConfig`.
+
+    Raises:
+        ModelLoadError: ``config.json`` is missing, no JSON, of an unknown architecture or lacks keys (which it names).
+        ConfigError: ``max_model_len`` is more than the model can do.
+    """
+    config = _read_json(path / "config.json")
+    if config is None:
+        raise ModelLoadError(f"{path} has no config.json")
+    architecture = find_architecture(config, path)
+    numbers: dict[str, Any] = dict(_read_numbers(config, architecture, path))
+    positions = numbers.pop("max_positions")
+    heads = numbers["num_attention_heads"]
+    kv_heads = _optional_int(config, "num_key_value_heads", path, heads) if architecture != "GPT2LMHeadModel" else heads
+    head_dim = _optional_int(config, "head_dim", path, 0)
+    if not head_dim:
+        if numbers["hidden_size"] % heads:
+            raise ModelLoadError(
+                f"{path / 'config.json'}: hidden_size {numbers['hidden_size']} is no multiple of "
+                f"num_attention_heads {heads}"
+            )
+        head_dim = numbers["hidden_size"] // heads
+    generation = _read_generation_config(path, generation_config)
+    generation.update(override_generation_config or {})
+    longest = _longest(config, positions)
+    try:
+        return ModelConfig(
+            model=model,
+            path=path,
+            hf_config=config,
+            architecture=architecture,
+            dtype=resolve_dtype(dtype, device, config),
+            max_model_len=_check_max_model_len(max_model_len, longest, model),
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            eos_token_ids=_eos_token_ids(generation, config, numbers["vocab_size"], path),
+            generation_config=generation,
+            **numbers,
+            **fields,
+        )
+    except ConfigError as error:
+        if str(error).startswith("num_attention_heads"):
+            raise ModelLoadError(f"{path / 'config.json'}: {error}") from error
+        raise
+
+
+def find_architecture(config: Mapping[str, Any], path: Path) -> str:
+    """The first supported class of ``architectures``, or the one that ``model_type`` stands for when none is named.
+
+    Raises:
+        ModelLoadError: Names what the model is and what is supported.
+    """
+    named = config.get("architectures")
+    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    for name in names:
+        if name in SUPPORTED_ARCHITECTURES:
+            return name
+    model_type = config.get("model_type")
+    if not names and isinstance(model_type, str) and model_type in _MODEL_TYPES:
+        return _MODEL_TYPES[model_type]
+    if names:
+        what = f"has the architecture {', '.join(names)}"
+    elif isinstance(model_type, str):
+        what = f"has the model_type {model_type}"
+    else:
+        what = "names no architecture (neither 'architectures' nor 'model_type')"
+    raise ModelLoadError(f"{path / 'config.json'} {what}; supported are {', '.join(SUPPORTED_ARCHITECTURES)}")
+
+
+def resolve_dtype(dtype: str, device: str, config: Mapping[str, Any]) -> str:
+    """The type to compute in: ``auto`` becomes a definite one, other names become torch's.
+
+    Raises:
+        ConfigError: Not a type a model can compute in.
+    """
+    names = {"half": "float16", "float": "float32", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+    dtype = names.get(dtype, dtype)
+    if dtype not in ("auto", "float16", "bfloat16", "float32"):
+        raise ConfigError(f"dtype must be one of auto, float32, float16, half, bfloat16, float, got {dtype!r}")
+    if dtype != "auto":
+        return dtype
+    if device == "cpu":
+        return "float32"
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    return "bfloat16" if stored == "bfloat16" else "float16"
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file; None when there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ModelLoadError(f"{path} has {path.stat().st_size} bytes; at most {MAX_CONFIG_BYTES} are read")
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} is no valid JSON: {error}") from error
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _read_numbers(config: Mapping[str, Any], architecture: str, path: Path) -> dict[str, int]:
+    numbers: dict[str, int] = {}
+    missing = []
+    for field, names in _KEYS[architecture].items():
+        name = next((name for name in names if config.get(name) is not None), None)
+        if name is None:
+            missing.append(names[0])
+        else:
+            numbers[field] = _positive_int(config[name], name, path)
+    if missing:
+        raise ModelLoadError(f"{path / 'config.json'} lacks {', '.join(missing)}, which {architecture} needs")
+    return numbers
+
+
+def _positive_int(value: object, name: str, path: Path) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+        raise ModelLoadError(f"{path / 'config.json'}: {name} must be a positive integer, got {value!r:.80}")
+    return value
+
+
+def _optional_int(config: Mapping[str, Any], name: str, path: Path, default: int) -> int:
+    value = config.get(name)
+    return default if value is None else _positive_int(value, name, path)
+
+
+def _longest(config: Mapping[str, Any], positions: int) -> int:
+    """Positions the model can tell apart, with the scaling of its rotary embedding."""
+    # Newer configurations say rope_parameters for what older ones call rope_scaling.
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(scaling, Mapping):
+        return positions
+    kind = scaling.get("rope_type") or scaling.get("type")
+    factor = scaling.get("factor")
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 1:
+        return positions
+    if kind in ("linear", "dynamic"):
+        return int(positions * factor)
+    if kind == "yarn":
+        original = scaling.get("original_max_position_embeddings")
+        return int(original * factor) if isinstance(original, int) and original > 0 else positions
+    return positions  # llama3 and longrope: max_position_embeddings counts the scaling already
+
+
+def _check_max_model_len(asked: int | None, longest: int, model: str) -> int:
+    if asked is None:
+        return longest
+    if asked > longest:
+        raise ConfigError(
+            f"max_model_len is {asked}, but {model} was made for {longest} tokens: set it to {longest} or less"
+        )
+    return asked
+
+
+def _read_generation_config(path: Path, source: str) -> dict[str, Any]:
+    if source in ("vllm", "none"):
+        return {}
+    if source == "auto":
+        return _read_json(path / "generation_config.json") or {}
+    place = Path(source).expanduser()
+    file = place / "generation_config.json" if place.is_dir() else place
+    value = _read_json(file)
+    if value is None:
+        raise ConfigError(f"generation_config names {source!r}, but there is no {file}")
+    return value
+
+
+def _eos_token_ids(
+    generation: Mapping[str, Any], config: Mapping[str, Any], vocab_size: int, path: Path
+) -> tuple[int, ...]:
+    """Ids that end a generation: from generation_config.json, else config.json. Either may name one or several."""
+    for source, file in ((generation, "generation_config.json"), (config, "config.json")):
+        value = source.get("eos_token_id")
+        if value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                raise ModelLoadError(f"{path / file}: eos_token_id must hold token ids, got {value!r:.80}")
+        outside = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
+        if outside:  # a default that a configuration with a smaller vocabulary inherited: it can never be sampled
+            logger.warning("%s: eos_token_id %s is outside the vocabulary of %d", path / file, outside, vocab_size)
+        ids = [token_id for token_id in ids if 0 <= token_id < vocab_size]
+        return tuple(dict.fromkeys(ids))
+    return ()
