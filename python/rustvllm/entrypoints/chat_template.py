@@ -33,7 +33,18 @@ PLAIN_CHAT_TEMPLATE = (
 )
 """For a model that has no template: one user message is its text alone, several are lines of ``role: text``."""
 
-_RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "raise_exception"})
+_RESERVED_VARIABLES = frozenset(
+    {
+        "tokenizer",
+        "messages",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "tools",
+        "documents",
+        "raise_exception",
+    }
+)
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Put behind the last message's text to find where it ends in the rendered text; the trailing space shows whether the
 # template trims. Private-use characters, so that no message holds it by accident.
@@ -43,7 +54,7 @@ _END_MARK = "\ue0f0\ue0f1\ue0f0 "
 class _GenerationTag(jinja2.ext.Extension):
     """Accepts ``{% generation %} … {% endgeneration %}``, which marks trainable text and renders as its contents."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 -- jinja2 declares it so
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -114,18 +125,14 @@ def render_chat(
         **kwargs: Further variables for the template.
 
     Raises:
-        InvalidRequestError: The template refused the messages or failed on them, or the arguments contradict each other.
+        InvalidRequestError: The template refused the messages or failed on them, or the arguments contradict each
+            other.
     """
     if add_generation_prompt and continue_final_message:
         raise InvalidRequestError(
             "add_generation_prompt and continue_final_message cannot both be true: "
             "the first opens a new message, the second leaves the last one open.",
             "continue_final_message",
-        )
-    if reserved := sorted(_RESERVED_VARIABLES & kwargs.keys()):
-        raise InvalidRequestError(
-            f"chat_template_kwargs cannot set {', '.join(reserved)}; the request has fields for that.",
-            "chat_template_kwargs",
         )
     source = chat_template or getattr(tokenizer, "chat_template", None) or PLAIN_CHAT_TEMPLATE
     template = compile_chat_template(source)
@@ -150,6 +157,19 @@ def render_chat(
             f"The chat template failed on the messages: {type(exc).__name__}: {exc}", "messages"
         ) from exc
     return _cut_at_mark(rendered) if continue_final_message else rendered
+
+
+def check_template_variables(variables: Mapping[str, Any]) -> None:
+    """Refuse variables from a request that :func:`render_chat` sets itself.
+
+    Raises:
+        InvalidRequestError: Names them.
+    """
+    if reserved := sorted(_RESERVED_VARIABLES & variables.keys()):
+        raise InvalidRequestError(
+            f"chat_template_kwargs cannot set {', '.join(reserved)}; the request has fields for that.",
+            "chat_template_kwargs",
+        )
 
 
 def special_tokens(tokenizer: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rustvllm.entrypoints.chat_template import render_chat
+from rustvllm.entrypoints.chat_template import check_template_variables, render_chat
 from rustvllm.entrypoints.openai.chunks import ChunkRenderer
 from rustvllm.entrypoints.openai.conversation import build_conversation
 from rustvllm.entrypoints.openai.generation import (
@@ -52,7 +52,8 @@ def _render(request: ChatCompletionRequest, state: ServerState, model: ServedMod
     """The conversation as prompt text."""
     if model.tokenizer is None:
         raise InvalidRequestError(
-            "Chat needs a tokenizer, which this server has not (skip_tokenizer_init); use /v1/completions with token ids."
+            "Chat needs a tokenizer, which this server has not (skip_tokenizer_init); "
+            "use /v1/completions with token ids."
         )
     chat_template = model.chat_template
     if request.chat_template is not None:
@@ -65,6 +66,8 @@ def _render(request: ChatCompletionRequest, state: ServerState, model: ServedMod
         chat_template = request.chat_template
     if request.tools is not None and not request.tools:
         raise InvalidRequestError("tools must not be an empty list; leave it out instead.", "tools")
+    variables = request.chat_template_kwargs or {}
+    check_template_variables(variables)
     continue_final = bool(request.continue_final_message)
     opens_turn = request.add_generation_prompt
     return render_chat(
@@ -76,7 +79,7 @@ def _render(request: ChatCompletionRequest, state: ServerState, model: ServedMod
         chat_template=chat_template,
         tools=request.tools,
         documents=request.documents,
-        **(request.chat_template_kwargs or {}),
+        **variables,
     )
 
 
@@ -163,9 +166,7 @@ async def _events(
             index = completion.index
             if completion.finish_reason is not None:
                 unfinished.discard(index)
-                events.append(
-                    chunks.finish(index, completion.text, completion.finish_reason, completion.stop_reason)
-                )
+                events.append(chunks.finish(index, completion.text, completion.finish_reason, completion.stop_reason))
             elif completion.text or chunks.continuous_usage:
                 events.append(chunks.text(index, completion.text))
         if events:

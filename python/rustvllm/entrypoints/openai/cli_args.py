@@ -1,6 +1,7 @@
 """The command-line flags of the server's front end. Light on purpose: ``--help`` imports this and no FastAPI."""
 
 import argparse
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ class _NotYet(argparse.Action):
     def __call__(
         self,
         parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,  # noqa: ARG002 - argparse's signature
+        namespace: argparse.Namespace,  # noqa: ARG002 -- argparse's signature
         values: str | Sequence[Any] | None,  # noqa: ARG002
         option_string: str | None = None,
     ) -> None:
@@ -112,8 +113,7 @@ def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="how long a stop waits for open requests before it aborts them (default: 0)",
     )
     for flag in _NOT_YET:
-        # A flag the engine's arguments have already is theirs.
-        if flag not in parser._option_string_actions:
+        with contextlib.suppress(argparse.ArgumentError):  # a flag that the engine's arguments have already is theirs
             group.add_argument(flag, nargs="*", action=_NotYet, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -91,7 +90,9 @@ async def create_completion(raw_request: Request) -> Response:
         chunks = ChunkRenderer(
             header, b',"text":', b"", request, usage, force_usage=state.settings.enable_force_include_usage
         )
-        return EventStreamResponse(_events(generation, chunks, usage, echo, len(prompts), params.n), generation, request_id)
+        return EventStreamResponse(
+            _events(generation, chunks, usage, echo, len(prompts), params.n), generation, request_id
+        )
     async with aclosing(generation):
         last, samples = await until_disconnect(raw_request.receive, generation.collect(len(prompts), params.n))
     echoed = [echo.text(index, output) for index, output in enumerate(last)]
@@ -155,9 +156,7 @@ async def _events(
             index = prompt_index * n + completion.index
             if completion.finish_reason is not None:
                 unfinished.discard(index)
-                events.append(
-                    chunks.finish(index, completion.text, completion.finish_reason, completion.stop_reason)
-                )
+                events.append(chunks.finish(index, completion.text, completion.finish_reason, completion.stop_reason))
             elif completion.text or chunks.continuous_usage:
                 events.append(chunks.text(index, completion.text))
         if events:

@@ -103,7 +103,12 @@ def describe(exc: BaseException) -> tuple[HTTPStatus, str, str | None, int | Non
         case RequestFailedError():
             return HTTPStatus.INTERNAL_SERVER_ERROR, str(exc), None, None
         case _:
-            return HTTPStatus.INTERNAL_SERVER_ERROR, "Internal server error; the server's log has the details.", None, None
+            return (
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                "Internal server error; the server's log has the details.",
+                None,
+                None,
+            )
 
 
 def is_foreseen(exc: BaseException) -> bool:

@@ -4,7 +4,6 @@ Light on purpose: it is imported and used before FastAPI, the engine and torch.
 """
 
 import errno
-import os
 import socket
 import stat
 from dataclasses import dataclass
@@ -85,7 +84,7 @@ def listen_unix(path: str) -> Listener:
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             server.bind(path)
-            os.chmod(path, 0o600)
+            file.chmod(0o600)
             server.listen(BACKLOG)
         except OSError:
             server.close()

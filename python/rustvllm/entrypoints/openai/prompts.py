@@ -1,4 +1,4 @@
-"""Prompts as the engine takes them: text it tokenises itself, or token ids. The engine checks them against its limits."""
+"""Prompts as the engine takes them: text that it tokenises itself, or token ids. It checks them against its limits."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -35,9 +35,8 @@ async def engine_prompt(
     Raises:
         InvalidRequestError: Empty text, text without a tokenizer, or far too long a text.
     """
-    salt = {} if cache_salt is None else {"cache_salt": cache_salt}
     if not isinstance(prompt, str):
-        return {"prompt_token_ids": prompt, **salt}  # type: ignore[typeddict-item]
+        return _tokens_prompt(prompt, cache_salt)
     if model.tokenizer is None:
         raise InvalidRequestError(
             "This server has no tokenizer (skip_tokenizer_init); send the prompt as token ids.", param
@@ -47,12 +46,16 @@ async def engine_prompt(
     if not truncated:
         check_text_length(model, prompt)
     if add_special_tokens:
-        return {"prompt": prompt, **salt}  # type: ignore[typeddict-item]
+        return {"prompt": prompt} if cache_salt is None else {"prompt": prompt, "cache_salt": cache_salt}
     if len(prompt) > _OFF_LOOP_CHARS:
         ids = await asyncio.to_thread(model.tokenizer.encode, prompt, False)
     else:
         ids = model.tokenizer.encode(prompt, False)
-    return {"prompt_token_ids": ids, **salt}  # type: ignore[typeddict-item]
+    return _tokens_prompt(ids, cache_salt)
+
+
+def _tokens_prompt(ids: list[int], cache_salt: str | None) -> "TokensPrompt":
+    return {"prompt_token_ids": ids} if cache_salt is None else {"prompt_token_ids": ids, "cache_salt": cache_salt}
 
 
 def check_text_length(model: ServedModel, text: str) -> None:
@@ -64,8 +67,8 @@ def check_text_length(model: ServedModel, text: str) -> None:
     at_least = len(text) // model.max_token_chars if model.max_token_chars else 0
     if at_least > model.max_model_len:
         raise InvalidRequestError(
-            f"This model's maximum context length is {model.max_model_len} tokens (prompt and output together), but your "
-            f"prompt contains at least {at_least} input tokens ({len(text)} characters). Shorten it, or set "
+            f"This model's maximum context length is {model.max_model_len} tokens (prompt and output together), "
+            f"but your prompt contains at least {at_least} input tokens ({len(text)} characters). Shorten it, or set "
             "truncate_prompt_tokens.",
             "input_tokens",
         )

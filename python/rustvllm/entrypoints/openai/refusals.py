@@ -39,7 +39,10 @@ def _no_tool(value: Any) -> bool:
     return value is None or value == "none"
 
 
-_SHARED: dict[str, tuple[Callable[[Any], bool], str]] = {
+Refusals = Mapping[str, tuple[Callable[[Any], bool], str]]
+"""Field -> whether a value asks for nothing, and what to do instead (may be empty)."""
+
+_SHARED: Refusals = {
     "use_beam_search": (_nothing, ""),
     "response_format": (_text_format, "only the type 'text' is"),
     "structured_outputs": (_nothing, ""),
@@ -56,12 +59,12 @@ _SHARED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "return_token_ids": (_nothing, ""),
     "prompt_logprobs": (lambda value: value is None, ""),
 }
-COMPLETION_REFUSALS: dict[str, tuple[Callable[[Any], bool], str]] = {
+COMPLETION_REFUSALS: Refusals = {
     **_SHARED,
     "logprobs": (lambda value: value is None or value is False, ""),
     "suffix": (_nothing, ""),
 }
-CHAT_REFUSALS: dict[str, tuple[Callable[[Any], bool], str]] = {
+CHAT_REFUSALS: Refusals = {
     **_SHARED,
     "logprobs": (_nothing, ""),
     "top_logprobs": (_nothing_or_zero, ""),
@@ -127,7 +130,7 @@ UNBUILT_ENDPOINTS: tuple[tuple[str, str], ...] = tuple(
 """Method and path of endpoints that clients of this API may call and that answer 501 with their name."""
 
 
-def refuse_unbuilt(request: BaseModel, refusals: Mapping[str, tuple[Callable[[Any], bool], str]]) -> None:
+def refuse_unbuilt(request: BaseModel, refusals: Refusals) -> None:
     """Raise for a field of ``request`` that asks for something not built yet, and log the fields that are ignored.
 
     Args:

@@ -26,7 +26,9 @@ async def read_request(request: Request, model: type[RequestModel]) -> RequestMo
     """
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
-    if media_type != "application/json" and not (media_type.startswith("application/") and media_type.endswith("+json")):
+    if not (
+        media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
+    ):
         sent = f"got {content_type[:100]!r}" if content_type else "got none"
         raise BadRequestError(f"The Content-Type must be application/json, {sent}.")
     try:
@@ -80,5 +82,8 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _shorten(value: Any) -> str:
-    shortener = reprlib.Repr(maxstring=80, maxother=80, maxlist=4, maxdict=4, maxlevel=2)
+    shortener = reprlib.Repr()
+    shortener.maxstring = shortener.maxother = 80
+    shortener.maxlist = shortener.maxdict = 4
+    shortener.maxlevel = 2
     return shortener.repr(value)

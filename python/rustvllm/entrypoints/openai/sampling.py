@@ -1,5 +1,6 @@
 """From a request's fields to ``SamplingParams``: the model's own defaults below what the client sent."""
 
+import math
 import re
 from typing import Any
 
@@ -59,8 +60,6 @@ def build_sampling_params(
     values.update((name, value) for name in _FIELDS if (value := getattr(request, name)) is not None)
     if request.logit_bias:
         values["logit_bias"] = _logit_bias(request.logit_bias, model.vocab_size)
-    if model.tokenizer is None:
-        values["detokenize"] = False
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(**values, max_tokens=max_tokens, output_kind=kind)
 
@@ -88,7 +87,7 @@ def _logit_bias(bias: dict[str, Any], vocab_size: int) -> dict[int, float]:
             raise InvalidRequestError(
                 f"logit_bias has the key {key[:32]!r}; keys must be token ids from 0 to {vocab_size - 1}.", "logit_bias"
             )
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
             raise InvalidRequestError(f"logit_bias[{key}] must be a number.", "logit_bias")
         checked[int(key)] = float(min(100.0, max(-100.0, value)))
     return checked

@@ -115,7 +115,7 @@ class _Server:
         self._http = _make_uvicorn(
             uvicorn.Config(
                 build_app(self.state),
-                http=_http_implementation(),  # type: ignore[arg-type]
+                http=_http_implementation(),
                 ws="none",
                 lifespan="off",
                 log_level=args.uvicorn_log_level,
@@ -162,7 +162,7 @@ class _Server:
         if self.state.status is not ServerStatus.DEAD:
             self.state.status = ServerStatus.STOPPING
             deadline = time.monotonic() + self._shutdown_timeout
-            while self.state.num_open_requests and time.monotonic() < deadline:
+            while self.state.num_open_requests and time.monotonic() < deadline:  # noqa: ASYNC110 -- the request path stays free of it
                 await asyncio.sleep(0.05)
             await self.state.abort_all()
 
@@ -172,7 +172,7 @@ class _Server:
         """Runs in the loading thread."""
         try:
             engine = self._engine_factory()
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: BLE001 -- reported in the event loop
             self._call_in_loop(self._on_load_failure, exc)
         else:
             self._call_in_loop(self._on_loaded, engine)

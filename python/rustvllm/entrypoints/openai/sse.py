@@ -53,7 +53,7 @@ class EventStreamResponse(Response):
         self._generation = generation
         self._request_id = request_id
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 -- ASGI's signature
         """Serve the stream (the ASGI entry point)."""
         pump = asyncio.ensure_future(self._pump(send))
         watcher = asyncio.ensure_future(wait_for_disconnect(receive))
@@ -74,7 +74,7 @@ class EventStreamResponse(Response):
             try:
                 async for events in self._events:
                     await send({"type": "http.response.body", "body": events, "more_body": True})
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001 -- becomes an event and a line in the log
                 log_stream_error(exc, self._request_id)
                 await send({"type": "http.response.body", "body": error_event(exc), "more_body": True})
             await send({"type": "http.response.body", "body": DONE, "more_body": False})

@@ -1,0 +1,60 @@
+"""Calls the application in this process, and reads event streams as a client does."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from fake_engine import FakeEngine
+
+from rustvllm.entrypoints.openai.app import build_app
+from rustvllm.entrypoints.openai.state import ServerSettings, ServerState
+
+
+@asynccontextmanager
+async def serving(
+    engine: FakeEngine | None = None, settings: ServerSettings | None = None, *, raise_unforeseen: bool = True
+) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine]]:
+    """A client of an application that serves ``engine``."""
+    engine = engine or FakeEngine()
+    state = ServerState(settings)
+    state.set_ready(engine)
+    async with client_of(state, raise_unforeseen=raise_unforeseen) as client:
+        yield client, engine
+    assert not engine.running, "every engine request must have ended with the HTTP request"
+
+
+@asynccontextmanager
+async def client_of(state: ServerState, *, raise_unforeseen: bool = True) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application of ``state``."""
+    transport = httpx.ASGITransport(build_app(state), raise_app_exceptions=raise_unforeseen)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        yield client
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a finished stream, checked to be framed exactly and to end with ``[DONE]``."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    frames = response.text.split("\n\n")
+    assert frames.pop() == ""
+    assert frames.pop() == "data: [DONE]"
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+
+def assert_error(
+    response: httpx.Response, status: int, kind: str, *, param: str | None = None, says: tuple[str, ...] = ()
+) -> None:
+    """The response is exactly an OpenAI error with these properties, and its message says all of ``says``."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"}
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == kind
+    assert error["code"] == status
+    assert error["param"] == param
+    for words in says:
+        assert words in error["message"], error["message"]
