@@ -1,1 +1,55 @@
-//! Placeholder.
+//! The scheduler of rustvllm: continuous batching over a paged KV cache.
+//!
+//! ```text
+//!  any thread                       one thread, the owner
+//!  EngineHandle ── Inbox ──▶ RequestQueue ──▶ Scheduler::schedule ──▶ SchedulerOutput + StepBuffers
+//!   add, abort   (lock-free)    waiting           │    ▲                        │ the model runs
+//!                                        KVCacheManager│                        ▼
+//!  output thread ◀── Egress ◀───── Scheduler::update_from_output ◀─── sampled token ids
+//!   (wait-free)
+//! ```
+//!
+//! A step is `schedule` → (the model) → `update_from_output`. `schedule` decides how many tokens of which
+//! requests run and writes everything the worker needs into arrays that were registered once; `update`
+//! appends the sampled tokens, applies the stop rules, frees, and emits one record per token. Neither
+//! allocates in steady state. Nothing here knows of Python, tokio or text.
+//!
+//! | file | noun |
+//! |---|---|
+//! | `scheduler.rs` | what the next step runs |
+//! | `update.rs` | what its tokens change |
+//! | `intake.rs` | what comes in from other threads |
+//! | `step.rs`, `step_buffers.rs` | the plan of a step and its arrays |
+//! | `kv_cache_manager.rs` | which blocks a request has, gets and shares |
+//! | `request.rs`, `request_queue.rs` | a request; who waits |
+//! | `handle.rs`, `inbox.rs`, `egress.rs`, `stats.rs` | what other threads touch |
+//! | `inspect.rs` | what people and tests look at |
+
+mod clock;
+mod config;
+pub mod egress;
+mod handle;
+mod inbox;
+mod inspect;
+mod intake;
+mod kv_cache_manager;
+mod output;
+mod request;
+mod request_queue;
+mod scheduler;
+mod stats;
+mod step;
+pub mod step_buffers;
+mod sync;
+mod update;
+
+pub use clock::monotonic_ns;
+pub use config::{ConfigError, SchedulerConfig, SchedulingPolicy};
+pub use handle::{AddRequestError, EngineHandle, NotTheWaiter};
+pub use inbox::Inbox;
+pub use inspect::RequestState;
+pub use output::{EngineCoreOutput, FinishReason, RequestError, RequestKey, SchedulerOutput};
+pub use request::{NewRequest, RequestStatus, SamplingParams};
+pub use scheduler::{Scheduler, SchedulerError};
+pub use stats::SchedulerStats;
+pub use step_buffers::StepBuffers;

@@ -1,0 +1,117 @@
+//! What leaves the scheduler: `SchedulerOutput` to the worker, `EngineCoreOutput` to the front ends.
+
+use std::fmt;
+
+/// Names one request between a front end and the core, for the core's whole life. Strings stay at the rim.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(transparent)]
+pub struct RequestKey(pub u64);
+
+/// Why a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum FinishReason {
+    /// EOS, a stop token, or (found by the front end) a stop string.
+    Stop,
+    /// `max_tokens` or `max_model_len` reached.
+    Length,
+    /// Aborted by its owner or by a shutdown.
+    Abort,
+    /// Failed; see `EngineCoreOutput::error`.
+    Error,
+    /// Ended by repetition detection.
+    Repetition,
+}
+
+impl FinishReason {
+    /// The wire name.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Abort => "abort",
+            Self::Error => "error",
+            Self::Repetition => "repetition",
+        }
+    }
+}
+
+/// Why a request failed, as numbers; the text is made at the rim.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum RequestError {
+    /// It did not fail.
+    #[default]
+    None,
+    /// A live request has the same id.
+    DuplicateRequestId,
+    /// The step it was part of failed in the model.
+    StepFailed,
+    /// The model gave no token for it: its logits were not numbers.
+    NoToken,
+}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "no error",
+            Self::DuplicateRequestId => {
+                "a request with this id is still running; use another id or wait until it has finished"
+            }
+            Self::NoToken => {
+                "the model produced no valid token for this request (its logits are not finite numbers)"
+            }
+            Self::StepFailed => "the model failed while this request was being computed",
+        })
+    }
+}
+
+/// One token of one request, or its end, or both.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EngineCoreOutput {
+    /// Whose it is.
+    pub key: RequestKey,
+    /// The token, or −1 when there is none (an abort, an error, `max_tokens = 0`).
+    pub new_token_id: i32,
+    /// Set on the last record of a request.
+    pub finish_reason: Option<FinishReason>,
+    /// The stop token that ended the request, or −1.
+    pub stop_reason: i32,
+    /// Prompt tokens that came from the prefix cache at first admission.
+    pub num_cached_tokens: u32,
+    /// When the request was first scheduled (monotonic nanoseconds; 0 before).
+    pub first_scheduled_ns: u64,
+    /// When this record was made (monotonic nanoseconds).
+    pub timestamp_ns: u64,
+    /// Why it failed.
+    pub error: RequestError,
+}
+
+/// What one step runs: the scalars; everything else is in buffer set `buffer_index`.
+///
+/// The set belongs to the reader until the step is updated; `step` is its generation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SchedulerOutput {
+    /// Number of the step, from 1; also the generation of the buffer set.
+    pub step: u64,
+    /// Which of the registered sets holds the arrays.
+    pub buffer_index: u32,
+    /// Scheduled requests.
+    pub num_reqs: u32,
+    /// Sum of `num_scheduled_tokens`.
+    pub total_num_scheduled_tokens: u32,
+    /// Largest `num_scheduled_tokens`.
+    pub max_num_scheduled_tokens: u32,
+    /// Largest `seq_lens`.
+    pub max_seq_len: u32,
+    /// Rows of logits that are sampled.
+    pub num_sampled: u32,
+    /// New and resumed requests.
+    pub num_new_reqs: u32,
+    /// Block-table differences.
+    pub num_block_table_updates: u32,
+    /// Rows given up by finished requests since the last step.
+    pub num_finished: u32,
+    /// Rows given up by preempted requests in this step.
+    pub num_preempted: u32,
+}

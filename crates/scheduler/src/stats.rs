@@ -1,0 +1,64 @@
+//! Counters that any thread may read: written by the scheduler's thread, a few plain stores per step.
+
+use crate::sync::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Relaxed everywhere: each number is exact by itself, no number orders another.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters { $(pub(crate) $name: AtomicU64,)* }
+
+        /// A copy of all counters.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+        pub struct SchedulerStats { $($(#[$doc])* pub $name: u64,)* }
+
+        impl Counters {
+            pub(crate) fn read(&self) -> SchedulerStats {
+                SchedulerStats { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+
+            pub(crate) fn publish(&self, stats: &SchedulerStats) {
+                $(self.$name.store(stats.$name, Ordering::Relaxed);)*
+            }
+        }
+
+        impl SchedulerStats {
+            /// Names and values.
+            #[must_use]
+            pub fn entries(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Steps scheduled.
+    num_steps,
+    /// Requests in the running list.
+    num_running,
+    /// Requests in the waiting queue.
+    num_waiting,
+    /// Requests taken in since the start.
+    num_requests,
+    /// Requests that left, for whatever reason.
+    num_finished,
+    /// Preemptions since the start.
+    num_preemptions,
+    /// Tokens scheduled since the start.
+    num_scheduled_tokens,
+    /// Tokens of prompts that were looked up, once per first admission.
+    prefix_cache_queries,
+    /// Of these, tokens found.
+    prefix_cache_hits,
+    /// Tokens looked up when a preempted request came back.
+    preempted_cache_queries,
+    /// Of these, tokens found.
+    preempted_cache_hits,
+    /// Blocks, the null block not counted.
+    num_usable_blocks,
+    /// Blocks that can be allocated now.
+    num_free_blocks,
+    /// Step that was updated last.
+    last_updated_step,
+}

@@ -1,0 +1,273 @@
+//! `Step`: the plan of one step, written into its buffer set as it is made.
+//!
+//! Rows are appended while requests are scheduled. The rare event that a row leaves the step again
+//! (a victim under the priority policy) replays the remaining entries into the set from its start.
+
+use crate::{
+    output::SchedulerOutput,
+    request::{NO_ROW, Request},
+    step_buffers::{ArraySpec, SAMPLING_FLOAT_COLUMNS, SAMPLING_INT_COLUMNS, StepBuffers},
+};
+
+/// No difference to the block table.
+const UNCHANGED: u32 = u32::MAX;
+
+/// One scheduled request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub(crate) slot: u32,
+    pub(crate) epoch: u32,
+    pub(crate) num_scheduled_tokens: u32,
+    /// Blocks from here on are new to the worker.
+    block_table_start: u32,
+    /// Whether the step yields a token for it.
+    pub(crate) sampled: bool,
+    /// New or resumed: the worker learns its parameters.
+    is_new: bool,
+}
+
+/// The plan and its arrays. `output.step == 0` while the set has never been used.
+#[derive(Debug)]
+pub(crate) struct Step {
+    pub(crate) buffers: StepBuffers,
+    pub(crate) output: SchedulerOutput,
+    pub(crate) entries: Vec<Entry>,
+    num_block_ids: usize,
+    num_stop_ids: usize,
+    /// Length of `bt_block_ids` and `stop_token_ids`.
+    block_ids_capacity: usize,
+    stop_ids_capacity: usize,
+    max_num_seqs: usize,
+    block_size: u32,
+    /// Tokens of the plan that was in the set before: its slots are reset to padding.
+    previous_num_tokens: usize,
+}
+
+impl Step {
+    pub(crate) fn new(buffers: StepBuffers, config: &crate::SchedulerConfig) -> Self {
+        let specs = StepBuffers::spec(config);
+        let capacity = |name| specs.iter().find(|spec| spec.name == name).map_or(0, ArraySpec::num_elements);
+        Self {
+            buffers,
+            output: SchedulerOutput::default(),
+            entries: Vec::with_capacity(config.max_num_seqs as usize),
+            num_block_ids: 0,
+            num_stop_ids: 0,
+            block_ids_capacity: capacity("bt_block_ids"),
+            stop_ids_capacity: capacity("stop_token_ids"),
+            max_num_seqs: config.max_num_seqs as usize,
+            block_size: config.block_size,
+            previous_num_tokens: 0,
+        }
+    }
+
+    /// Start the plan of step number `step` in set `buffer_index`.
+    pub(crate) fn begin(&mut self, step: u64, buffer_index: u32) {
+        // A plan that came to nothing has written nothing: the one before it still marks the set.
+        if self.output.total_num_scheduled_tokens > 0 {
+            self.previous_num_tokens = self.output.total_num_scheduled_tokens as usize;
+        }
+        self.entries.clear();
+        self.rewind();
+        self.output = SchedulerOutput { step, buffer_index, ..SchedulerOutput::default() };
+    }
+
+    fn rewind(&mut self) {
+        self.num_block_ids = 0;
+        self.num_stop_ids = 0;
+        let SchedulerOutput { step, buffer_index, .. } = self.output;
+        self.output = SchedulerOutput { step, buffer_index, ..SchedulerOutput::default() };
+    }
+
+    /// Whether the arrays of variable length have room for an admission.
+    pub(crate) fn has_room(&self, num_blocks: usize, num_stop_ids: usize) -> bool {
+        self.num_block_ids + num_blocks <= self.block_ids_capacity
+            && self.num_stop_ids + num_stop_ids <= self.stop_ids_capacity
+    }
+
+    /// The decode of one token inside a block that the request owns: the path that nearly every row takes.
+    #[inline]
+    pub(crate) fn push_decode(&mut self, slot: u32, request: &mut Request) {
+        let computed = request.num_computed_tokens;
+        let (index, token) = (self.output.num_reqs as usize, self.output.total_num_scheduled_tokens as usize);
+        let sample = self.output.num_sampled as usize;
+        let buffers = &mut self.buffers;
+        buffers.idx_mapping.write(index, request.row as i32);
+        buffers.num_scheduled_tokens.write(index, 1);
+        buffers.num_computed_tokens.write(index, computed as i32);
+        buffers.seq_lens.write(index, computed as i32 + 1);
+        buffers.query_start_loc.write(index, token as i32);
+        buffers.input_ids.write(token, request.last_token_id);
+        buffers.positions.write(token, computed as i32);
+        buffers.slot_mapping.write(token, request.next_slot as i32);
+        buffers.logits_indices.write(sample, token as i32);
+        buffers.sampled_rows.write(sample, request.row as i32);
+        self.output.num_reqs += 1;
+        self.output.total_num_scheduled_tokens += 1;
+        self.output.num_sampled += 1;
+        self.output.max_seq_len = self.output.max_seq_len.max(computed + 1);
+        self.entries.push(Entry {
+            slot,
+            epoch: request.epoch,
+            num_scheduled_tokens: 1,
+            block_table_start: UNCHANGED,
+            sampled: true,
+            is_new: false,
+        });
+        request.num_computed_tokens = computed + 1;
+        request.next_slot += 1;
+        request.slots_left -= 1;
+    }
+
+    /// Any other row: `num_tokens` tokens, with new blocks from `block_table_start` on if the table grew.
+    pub(crate) fn push(
+        &mut self,
+        slot: u32,
+        request: &mut Request,
+        num_tokens: u32,
+        block_table_start: Option<u32>,
+        is_new: bool,
+    ) {
+        let end = request.num_computed_tokens + num_tokens;
+        let entry = Entry {
+            slot,
+            epoch: request.epoch,
+            num_scheduled_tokens: num_tokens,
+            block_table_start: block_table_start.unwrap_or(UNCHANGED),
+            sampled: end == request.num_tokens && request.num_tokens < request.max_total_tokens,
+            is_new,
+        };
+        self.write(&entry, request, request.num_computed_tokens);
+        self.entries.push(entry);
+        request.num_computed_tokens = end;
+        let (block, offset) = (end / self.block_size, end % self.block_size);
+        request.slots_left = 0;
+        if let Some(block) = request.block_table.get(block as usize) {
+            request.next_slot = block.0 * self.block_size + offset;
+            request.slots_left = self.block_size - offset;
+        }
+    }
+
+    /// Take a request out of the plan again. Returns its tokens, or `None` when it was not in it.
+    pub(crate) fn remove(&mut self, slot: u32) -> Option<u32> {
+        let position = self.entries.iter().position(|entry| entry.slot == slot)?;
+        Some(self.entries.remove(position).num_scheduled_tokens)
+    }
+
+    /// Write the plan again from its entries, after one was removed.
+    pub(crate) fn replay(&mut self, requests: &[Request]) {
+        self.previous_num_tokens =
+            self.previous_num_tokens.max(self.output.total_num_scheduled_tokens as usize);
+        self.rewind();
+        let entries = std::mem::take(&mut self.entries);
+        for entry in &entries {
+            let request = &requests[entry.slot as usize];
+            self.write(entry, request, request.num_computed_tokens - entry.num_scheduled_tokens);
+        }
+        self.entries = entries;
+    }
+
+    /// Fill the padding and the rows that left; the scalars are final afterwards.
+    pub(crate) fn finish(&mut self, finished_rows: &mut Vec<u32>, preempted_rows: &mut Vec<u32>) {
+        let num_tokens = self.output.total_num_scheduled_tokens as usize;
+        for index in self.output.num_reqs as usize..=self.max_num_seqs {
+            self.buffers.query_start_loc.write(index, num_tokens as i32);
+        }
+        for token in num_tokens..self.previous_num_tokens {
+            self.buffers.slot_mapping.write(token, -1);
+        }
+        for (index, row) in finished_rows.drain(..).enumerate() {
+            self.buffers.finished_rows.write(index, row as i32);
+            self.output.num_finished += 1;
+        }
+        self.output.num_preempted = 0;
+        for (index, row) in preempted_rows.drain(..).enumerate() {
+            self.buffers.preempted_rows.write(index, row as i32);
+            self.output.num_preempted += 1;
+        }
+        let longest = self.entries.iter().map(|entry| entry.num_scheduled_tokens).max();
+        self.output.max_num_scheduled_tokens = longest.unwrap_or(0);
+    }
+
+    fn write(&mut self, entry: &Entry, request: &Request, computed: u32) {
+        debug_assert_ne!(request.row, NO_ROW, "a scheduled request has a row");
+        let (index, first) = (self.output.num_reqs as usize, self.output.total_num_scheduled_tokens as usize);
+        let end = computed + entry.num_scheduled_tokens;
+        let buffers = &mut self.buffers;
+        buffers.idx_mapping.write(index, request.row as i32);
+        buffers.num_scheduled_tokens.write(index, entry.num_scheduled_tokens as i32);
+        buffers.num_computed_tokens.write(index, computed as i32);
+        buffers.seq_lens.write(index, end as i32);
+        buffers.query_start_loc.write(index, first as i32);
+        buffers.input_ids.write_from(first, &request.token_ids[computed as usize..end as usize]);
+        for (token, position) in (first..).zip(computed..end) {
+            let block = request.block_table[(position / self.block_size) as usize];
+            buffers.positions.write(token, position as i32);
+            buffers
+                .slot_mapping
+                .write(token, (block.0 * self.block_size + position % self.block_size) as i32);
+        }
+        self.output.num_reqs += 1;
+        self.output.total_num_scheduled_tokens += entry.num_scheduled_tokens;
+        self.output.max_seq_len = self.output.max_seq_len.max(end);
+        if entry.sampled {
+            let sample = self.output.num_sampled as usize;
+            buffers.logits_indices.write(sample, self.output.total_num_scheduled_tokens as i32 - 1);
+            buffers.sampled_rows.write(sample, request.row as i32);
+            self.output.num_sampled += 1;
+        }
+        if entry.is_new {
+            self.write_parameters(request);
+        }
+        if entry.block_table_start != UNCHANGED {
+            self.write_block_table(request, entry.block_table_start);
+        }
+    }
+
+    fn write_parameters(&mut self, request: &Request) {
+        let index = self.output.num_new_reqs as usize;
+        let params = &request.cold.params;
+        let floats: [f32; SAMPLING_FLOAT_COLUMNS.len()] = [
+            params.temperature,
+            params.top_p,
+            params.min_p,
+            params.presence_penalty,
+            params.frequency_penalty,
+            params.repetition_penalty,
+        ];
+        let ints: [i64; SAMPLING_INT_COLUMNS.len()] = [
+            params.top_k,
+            params.seed,
+            i64::from(params.min_tokens),
+            i64::from(request.num_prompt_tokens),
+            params.num_logprobs,
+        ];
+        self.buffers.new_rows.write(index, request.row as i32);
+        self.buffers.sampling_float.write_from(index * floats.len(), &floats);
+        self.buffers.sampling_int.write_from(index * ints.len(), &ints);
+        self.buffers.stop_indptr.write(index, self.num_stop_ids as i32);
+        if params.min_tokens > 0 {
+            if params.eos_token_id.is_some() {
+                self.buffers.stop_token_ids.write(self.num_stop_ids, request.eos_token_id);
+                self.num_stop_ids += 1;
+            }
+            self.buffers.stop_token_ids.write_from(self.num_stop_ids, &params.stop_token_ids);
+            self.num_stop_ids += params.stop_token_ids.len();
+        }
+        self.buffers.stop_indptr.write(index + 1, self.num_stop_ids as i32);
+        self.output.num_new_reqs += 1;
+    }
+
+    fn write_block_table(&mut self, request: &Request, start: u32) {
+        let index = self.output.num_block_table_updates as usize;
+        self.buffers.bt_rows.write(index, request.row as i32);
+        self.buffers.bt_starts.write(index, start as i32);
+        self.buffers.bt_indptr.write(index, self.num_block_ids as i32);
+        for block in &request.block_table[start as usize..] {
+            self.buffers.bt_block_ids.write(self.num_block_ids, block.0 as i32);
+            self.num_block_ids += 1;
+        }
+        self.buffers.bt_indptr.write(index + 1, self.num_block_ids as i32);
+        self.output.num_block_table_updates += 1;
+    }
+}

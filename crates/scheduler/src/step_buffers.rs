@@ -1,0 +1,275 @@
+//! `StepBuffers`: the arrays of one step, registered once and written in place.
+//!
+//! `R` = `max_num_seqs`, `T` = `max_num_batched_tokens`; what each array means is in `docs/boundary.md`.
+//! The memory is Python's (pinned torch memory behind numpy views) or our own; either way it is
+//! reached through raw pointers made by one `unsafe` constructor, never through slices that live across calls.
+
+use std::ptr::NonNull;
+
+use thiserror::Error;
+
+use crate::config::SchedulerConfig;
+
+/// Names of the columns of `sampling_float`.
+pub const SAMPLING_FLOAT_COLUMNS: [&str; 6] =
+    ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"];
+/// Names of the columns of `sampling_int`.
+pub const SAMPLING_INT_COLUMNS: [&str; 5] =
+    ["top_k", "seed", "min_tokens", "num_prompt_tokens", "num_logprobs"];
+
+/// Stop ids that one request may mask at most.
+pub const MAX_STOP_TOKEN_IDS: usize = 1024;
+
+/// Element type of an array.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DType {
+    /// 32-bit signed.
+    Int32,
+    /// 64-bit signed.
+    Int64,
+    /// 32-bit float.
+    Float32,
+}
+
+impl DType {
+    /// numpy's name.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Int32 => "int32",
+            Self::Int64 => "int64",
+            Self::Float32 => "float32",
+        }
+    }
+
+    /// Bytes per element.
+    #[must_use]
+    pub fn size(self) -> usize {
+        match self {
+            Self::Int32 | Self::Float32 => 4,
+            Self::Int64 => 8,
+        }
+    }
+}
+
+/// What one array must be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ArraySpec {
+    /// Name, the same in both languages.
+    pub name: &'static str,
+    /// Element type.
+    pub dtype: DType,
+    /// Shape, C order.
+    pub shape: Vec<usize>,
+}
+
+impl ArraySpec {
+    /// Elements in all.
+    #[must_use]
+    pub fn num_elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// An array that does not fit its specification.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("step buffer {name} needs {expected} elements, got {got}")]
+pub struct BufferError {
+    /// Which array.
+    pub name: &'static str,
+    /// Elements needed.
+    pub expected: usize,
+    /// Elements given.
+    pub got: usize,
+}
+
+/// A typed place in registered memory.
+#[derive(Debug)]
+pub struct Column<T> {
+    start: NonNull<T>,
+    len: usize,
+}
+
+// SAFETY: a column is a pointer into memory that whoever built it keeps alive and hands to one thread
+// at a time (the generation protocol of `Scheduler`); the values are plain numbers.
+unsafe impl<T: Send> Send for Column<T> {}
+
+impl<T: Copy> Column<T> {
+    /// Write one element.
+    ///
+    /// # Panics
+    /// When `index` is outside the array: a bug in the scheduler, whose budgets bound every index.
+    #[inline]
+    pub(crate) fn write(&mut self, index: usize, value: T) {
+        assert!(index < self.len, "step buffer overrun");
+        // SAFETY: in bounds; the memory is valid and ours by the constructor's contract.
+        unsafe { self.start.add(index).write(value) };
+    }
+
+    /// Write consecutive elements.
+    #[inline]
+    pub(crate) fn write_from(&mut self, index: usize, values: &[T]) {
+        assert!(index + values.len() <= self.len, "step buffer overrun");
+        // SAFETY: in bounds; `values` is a Rust slice and cannot overlap memory that is registered as raw.
+        unsafe { self.start.add(index).as_ptr().copy_from_nonoverlapping(values.as_ptr(), values.len()) };
+    }
+
+    /// Read one element (tests and the debug view).
+    ///
+    /// # Panics
+    /// When `index` is outside the array.
+    #[must_use]
+    pub fn read(&self, index: usize) -> T {
+        assert!(index < self.len, "step buffer overrun");
+        // SAFETY: in bounds; initialised by the constructor's contract.
+        unsafe { self.start.add(index).read() }
+    }
+
+    /// The first `len` elements, copied.
+    #[must_use]
+    pub fn to_vec(&self, len: usize) -> Vec<T> {
+        (0..len).map(|i| self.read(i)).collect()
+    }
+}
+
+macro_rules! step_buffers {
+    ($($(#[$doc:meta])* $name:ident: $type:ty, $dtype:ident, |$c:ident| $shape:expr;)*) => {
+        /// One set of arrays; see the module docs and `docs/boundary.md`.
+        #[derive(Debug)]
+        pub struct StepBuffers {
+            $($(#[$doc])* pub $name: Column<$type>,)*
+            /// Memory of our own, when not Python's.
+            _owned: Vec<Vec<u64>>,
+        }
+
+        impl StepBuffers {
+            /// Name, dtype and shape of every array for `config`.
+            #[must_use]
+            pub fn spec(config: &SchedulerConfig) -> Vec<ArraySpec> {
+                vec![$({
+                    let $c = Sizes::new(config);
+                    ArraySpec { name: stringify!($name), dtype: DType::$dtype, shape: $shape }
+                },)*]
+            }
+
+            /// A set over registered memory. `pointer_of` gives start and number of elements for each spec.
+            ///
+            /// # Errors
+            /// What `pointer_of` says, or a `BufferError` for an array that is too short.
+            ///
+            /// # Safety
+            /// Each pointer must be aligned for its dtype and valid for reads and writes of the given
+            /// number of initialised elements for as long as the set lives, and nothing else may touch
+            /// the memory between the entry of `schedule` and its return, nor the scheduler's owner
+            /// while Python reads it until `update_from_output`: the generation check enforces that order.
+            pub unsafe fn from_raw<E: From<BufferError>>(
+                config: &SchedulerConfig,
+                mut pointer_of: impl FnMut(&ArraySpec) -> Result<(NonNull<u8>, usize), E>,
+            ) -> Result<Self, E> {
+                Ok(Self {
+                    $($name: {
+                        let $c = Sizes::new(config);
+                        let spec = ArraySpec { name: stringify!($name), dtype: DType::$dtype, shape: $shape };
+                        let (start, got) = pointer_of(&spec)?;
+                        let expected = spec.num_elements();
+                        if got < expected {
+                            return Err(BufferError { name: spec.name, expected, got }.into());
+                        }
+                        Column { start: start.cast(), len: expected }
+                    },)*
+                    _owned: Vec::new(),
+                })
+            }
+        }
+    };
+}
+
+/// The sizes that the shapes are made of.
+struct Sizes {
+    reqs: usize,
+    tokens: usize,
+    block_ids: usize,
+    stop_ids: usize,
+}
+
+impl Sizes {
+    fn new(config: &SchedulerConfig) -> Self {
+        let reqs = config.max_num_seqs as usize;
+        let per_request = config.blocks_per_request() as usize;
+        Self {
+            reqs,
+            tokens: config.max_num_batched_tokens as usize,
+            block_ids: reqs + per_request.max((reqs * per_request).min(2 * config.num_blocks as usize)),
+            stop_ids: MAX_STOP_TOKEN_IDS + 16 * reqs,
+        }
+    }
+}
+
+step_buffers! {
+    /// `[R]` batch position → persistent row.
+    idx_mapping: i32, Int32, |c| vec![c.reqs];
+    /// `[R]` tokens to run.
+    num_scheduled_tokens: i32, Int32, |c| vec![c.reqs];
+    /// `[R]` tokens whose KV exists before this step.
+    num_computed_tokens: i32, Int32, |c| vec![c.reqs];
+    /// `[R]` computed + scheduled.
+    seq_lens: i32, Int32, |c| vec![c.reqs];
+    /// `[R + 1]` start of each request's tokens; the padding repeats the total.
+    query_start_loc: i32, Int32, |c| vec![c.reqs + 1];
+    /// `[T]` token ids.
+    input_ids: i32, Int32, |c| vec![c.tokens];
+    /// `[T]` positions.
+    positions: i32, Int32, |c| vec![c.tokens];
+    /// `[T]` `block_id * block_size + offset`.
+    slot_mapping: i32, Int32, |c| vec![c.tokens];
+    /// `[R]` flattened token index of each sampled row.
+    logits_indices: i32, Int32, |c| vec![c.reqs];
+    /// `[R]` persistent row of each sampled row.
+    sampled_rows: i32, Int32, |c| vec![c.reqs];
+    /// `[R]` rows of new and resumed requests.
+    new_rows: i32, Int32, |c| vec![c.reqs];
+    /// `[R, 6]` their parameters, `SAMPLING_FLOAT_COLUMNS`.
+    sampling_float: f32, Float32, |c| vec![c.reqs, SAMPLING_FLOAT_COLUMNS.len()];
+    /// `[R, 5]` their parameters, `SAMPLING_INT_COLUMNS`.
+    sampling_int: i64, Int64, |c| vec![c.reqs, SAMPLING_INT_COLUMNS.len()];
+    /// `[R + 1]` start of each new request's masked stop ids.
+    stop_indptr: i32, Int32, |c| vec![c.reqs + 1];
+    /// Ids masked while fewer than `min_tokens` outputs exist.
+    stop_token_ids: i32, Int32, |c| vec![c.stop_ids];
+    /// `[R]` rows whose block table changes.
+    bt_rows: i32, Int32, |c| vec![c.reqs];
+    /// `[R]` where in the row.
+    bt_starts: i32, Int32, |c| vec![c.reqs];
+    /// `[R + 1]` start of each difference in `bt_block_ids`.
+    bt_indptr: i32, Int32, |c| vec![c.reqs + 1];
+    /// Block ids of all differences.
+    bt_block_ids: i32, Int32, |c| vec![c.block_ids];
+    /// `[R]` rows given up by finished requests.
+    finished_rows: i32, Int32, |c| vec![c.reqs];
+    /// `[R]` rows given up by preempted requests.
+    preempted_rows: i32, Int32, |c| vec![c.reqs];
+}
+
+impl StepBuffers {
+    /// A set over memory of its own: for benches, tests and a scheduler without a model.
+    ///
+    /// # Panics
+    /// Never in practice: the memory is made to fit the specification.
+    #[must_use]
+    pub fn owned(config: &SchedulerConfig) -> Self {
+        let mut memory: Vec<Vec<u64>> = Vec::new();
+        // SAFETY: each pointer is into a fresh zeroed Vec<u64> (aligned for every dtype) whose heap
+        // buffer does not move when the outer Vec grows; the Vecs are kept in the set below.
+        let built = unsafe {
+            Self::from_raw::<BufferError>(config, |spec| {
+                let mut words = vec![0u64; (spec.num_elements() * spec.dtype.size()).div_ceil(8).max(1)];
+                let start = NonNull::new(words.as_mut_ptr().cast::<u8>()).unwrap_or(NonNull::dangling());
+                memory.push(words);
+                Ok((start, spec.num_elements()))
+            })
+        };
+        let mut buffers = built.expect("owned memory fits its own specification");
+        buffers._owned = memory;
+        buffers
+    }
+}
