@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rustvllm.entrypoints.openai.cli_args import add_cli_args, api_keys, read_chat_template
 from rustvllm.entrypoints.openai.listen import Listener, listen_tcp, listen_unix
 from rustvllm.exceptions import EngineDeadError, RustVLLMError
-from rustvllm.logger import init_logger
+from rustvllm.logger import init_logger, redact
 
 if TYPE_CHECKING:
     import uvicorn
@@ -324,8 +324,9 @@ def _where(listener: Listener) -> str:
 def _print_ready(listener: Listener, state: "ServerState") -> None:
     name = state.model.names[0]
     key = ' -H "Authorization: Bearer YOUR_KEY"' if state.settings.api_keys else ""
+    details = "".join(f"  {line}\n" for line in state.model.engine.describe())
     print(
-        f"rustvllm: ready, serving {name} on {_where(listener)}\n"
+        f"rustvllm: ready, serving {name} on {_where(listener)}\n{details}"
         "Try it:\n"
         f"  curl {listener.curl_target()}/v1/completions -H 'Content-Type: application/json'{key} "
         f"""-d '{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 32}}'""",
@@ -334,4 +335,4 @@ def _print_ready(listener: Listener, state: "ServerState") -> None:
 
 
 def _complain(message: str) -> None:
-    print(f"rustvllm serve: error: {message}", file=sys.stderr, flush=True)
+    print(redact(f"rustvllm serve: error: {message}"), file=sys.stderr, flush=True)

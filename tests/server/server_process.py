@@ -1,0 +1,111 @@
+"""A server as a process of its own, started, watched and ended by a test."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+import psutil
+
+FAKE = [sys.executable, "-W", "error", str(Path(__file__).parent / "serve_fake.py")]
+REAL = [sys.executable, "-m", "rustvllm.entrypoints.cli.main", "serve"]
+
+
+class ServerProcess:
+    """Runs ``command``; on leaving the context whatever is left of its process group is killed.
+
+    Attributes:
+        url: Base URL, from the line the server prints when it listens; empty before.
+        lines: What it printed so far, both streams.
+    """
+
+    def __init__(self, command: list[str], **environment: str) -> None:
+        self.command = command
+        self.environment = environment
+        self.lines: list[str] = []
+        self.url = ""
+        self._news = threading.Condition()
+
+    def __enter__(self) -> Self:
+        self.process = subprocess.Popen(
+            self.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # a process group of its own, to see that nothing of it is left
+            env={**os.environ, **self.environment},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(self, kind: type | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._reader.join(10)
+        self.process.stdout.close()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            with self._news:
+                self.lines.append(line)
+                if found := re.search(r"listening on (http://\S+),", line):
+                    self.url = found.group(1)
+                self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+    @property
+    def output(self) -> str:
+        """Everything printed so far."""
+        return "".join(self.lines)
+
+    def wait_for(self, words: str, timeout: float = 60) -> str:
+        """The base URL, once ``words`` were printed."""
+        with self._news:
+            ok = self._news.wait_for(
+                lambda: any(words in line for line in self.lines) or not self._reader.is_alive(), timeout
+            )
+        assert ok, f"not printed within {timeout} s: {words!r}\n{self.output}"
+        assert any(words in line for line in self.lines), f"ended without printing {words!r}\n{self.output}"
+        return self.url
+
+    def wait_until_ready(self, timeout: float = 90) -> str:
+        """The base URL of a server that serves."""
+        return self.wait_for("ready, serving", timeout)
+
+    def end(self, number: signal.Signals) -> tuple[int, float]:
+        """Send a signal and wait.
+
+        Returns:
+            Exit code, and the seconds from the signal to the end of the process.
+        """
+        start = time.monotonic()
+        self.process.send_signal(number)
+        code = self.process.wait(15)
+        return code, time.monotonic() - start
+
+    def assert_nothing_left(self) -> None:
+        """No process of the group is alive, and nobody listens."""
+        left = []
+        for process in psutil.process_iter():
+            try:
+                if os.getpgid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(process)
+            except (psutil.NoSuchProcess, ProcessLookupError):
+                continue
+        assert not left
+        if self.url:
+            try:
+                httpx.get(self.url + "/health", timeout=2)
+            except httpx.TransportError:
+                return
+            raise AssertionError("somebody still listens")
