@@ -1,0 +1,57 @@
+"""What attention needs to know of one step's ragged batch, on the device and on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """Shape of what one layer keeps per token.
+
+    Attributes:
+        num_layers: layers that own a cache.
+        num_kv_heads: heads of keys and of values.
+        head_dim: features per head.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+    def layer_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int, int]:
+        """``[2 (keys, values), num_blocks, block_size, num_kv_heads, head_dim]``."""
+        return (2, num_blocks, block_size, self.num_kv_heads, self.head_dim)
+
+    def bytes_per_block(self, block_size: int, itemsize: int) -> int:
+        """Bytes that one block takes over all layers, with elements of ``itemsize`` bytes."""
+        return 2 * self.num_layers * block_size * self.num_kv_heads * self.head_dim * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """One step: ``num_reqs`` requests whose new tokens lie one after another in the flattened batch.
+
+    Request ``i`` owns tokens ``query_start_loc[i] : query_start_loc[i + 1]``; they are the last ones of its
+    ``seq_lens[i]`` tokens, all of which are in the KV cache once this step's keys and values are written.
+
+    Attributes:
+        block_size: tokens per block.
+        block_table: int32 ``[num_reqs, max_blocks]`` on the device; entries beyond a sequence are stale.
+        slot_mapping: int32 ``[num_tokens]`` on the device: ``block_id · block_size + offset`` of each new token, −1 for
+            a token that is not kept.
+        query_start_loc: int32 ``[num_reqs + 1]`` on the host.
+        seq_lens: int32 ``[num_reqs]`` on the host, new tokens included.
+        has_padding: whether ``slot_mapping`` holds −1.
+    """
+
+    block_size: int
+    block_table: Tensor
+    slot_mapping: Tensor
+    query_start_loc: npt.NDArray[np.int32]
+    seq_lens: npt.NDArray[np.int32]
+    has_padding: bool = False

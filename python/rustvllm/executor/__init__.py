@@ -1,0 +1,1 @@
+"""Where the workers are: in this process, for now."""

@@ -1,0 +1,94 @@
+"""One worker in the process of the engine core."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from rustvllm import _core
+from rustvllm.worker.model_runner import GPUModelRunner, ModelRunnerOutput
+from rustvllm.worker.step_buffers import BufferSpec
+from rustvllm.worker.token_counts import TokenIds
+from rustvllm.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    import numpy as np
+
+    from rustvllm.config import EngineConfig
+
+
+class UniProcExecutor:
+    """Runs the model of an engine in this process.
+
+    Call ``load_model``, ``determine_num_blocks`` and ``initialize_kv_cache`` in this order, then per step
+    ``execute_model`` and ``sample_tokens``.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._worker = Worker(config, _core.SAMPLING_FLOAT_COLUMNS, _core.SAMPLING_INT_COLUMNS)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return self._worker.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in; ``auto`` is resolved."""
+        return self._worker.dtype
+
+    def load_model(self) -> None:
+        """Load the weights.
+
+        Raises:
+            ModelLoadError: a file or the configuration is wrong; the message says which, and what would work.
+        """
+        self._worker.load_model()
+
+    def determine_num_blocks(self) -> int:
+        """KV blocks, the null block included; see ``Worker.determine_num_blocks``.
+
+        Raises:
+            ModelLoadError: the memory is too small, or more was asked for than there is.
+        """
+        return self._worker.determine_num_blocks()
+
+    def initialize_kv_cache(
+        self, num_blocks: int, buffer_spec: BufferSpec, num_sets: int
+    ) -> list[dict[str, np.ndarray[Any, Any]]]:
+        """Take the memory of the KV cache and of ``num_sets`` step-buffer sets, and return these for the scheduler."""
+        return self._worker.initialize_kv_cache(num_blocks, buffer_spec, num_sets)
+
+    def bind_token_ids(self, token_ids: TokenIds) -> None:
+        """Say where the tokens of a row come from (``Scheduler.token_ids``); penalties need it."""
+        self._runner.input_batch.token_ids = token_ids
+
+    def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
+        """Run the step through the model; ``sample_tokens`` must follow."""
+        self._runner.execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
+        """Sample from the step just executed.
+
+        Args:
+            grammar_output: reserved for grammar bitmasks.
+        """
+        del grammar_output
+        return self._runner.sample_tokens()
+
+    def discard_step(self) -> None:
+        """Forget a step that was executed and will not be sampled."""
+        self._runner.discard_step()
+
+    def shutdown(self) -> None:
+        """Let the model and the cache go."""
+        self._worker.shutdown()
+
+    @property
+    def _runner(self) -> GPUModelRunner:
+        if self._worker.runner is None:
+            raise RuntimeError("load_model must be called first")
+        return self._worker.runner

@@ -1,0 +1,1 @@
+"""Building blocks of models: linear maps, embeddings, norms, activations and rotary positions."""

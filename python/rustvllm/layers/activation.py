@@ -1,0 +1,55 @@
+"""Activation functions under the names that model configurations use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rustvllm.exceptions import ModelLoadError
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """``x · sigmoid(1.702 x)``."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def relu2(x: Tensor) -> Tensor:
+    """``relu(x)²``."""
+    return F.relu(x).square()
+
+
+_gelu_tanh = partial(F.gelu, approximate="tanh")
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": F.gelu,
+    "gelu_python": F.gelu,
+    "gelu_new": _gelu_tanh,
+    "gelu_fast": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "quick_gelu": quick_gelu,
+    "relu": F.relu,
+    "relu2": relu2,
+    "silu": F.silu,
+    "swish": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+def get_activation(name: str) -> Activation:
+    """The function called ``name`` in a model configuration.
+
+    Raises:
+        ModelLoadError: an unknown name; the message lists the known ones.
+    """
+    try:
+        return ACTIVATIONS[name]
+    except (KeyError, TypeError):
+        known = ", ".join(sorted(ACTIVATIONS))
+        raise ModelLoadError(f"activation function {name!r} is not supported; supported: {known}") from None

@@ -1,0 +1,36 @@
+"""LayerNorm and RMSNorm over the last dimension."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rustvllm.layers.linear import empty_parameter
+
+
+class LayerNorm(nn.Module):
+    """``(x − mean) / sqrt(var + eps) · weight + bias`` over the last dimension."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = empty_parameter(hidden_size)
+        self.bias = empty_parameter(hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., hidden_size] -> the same
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(nn.Module):
+    """``x / sqrt(mean(x²) + eps) · weight``, computed in float32 whatever the dtype of ``x``."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = empty_parameter(hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., hidden_size] -> the same
+        x32 = x.to(torch.float32)
+        x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * x32.to(x.dtype)

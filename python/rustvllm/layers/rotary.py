@@ -1,0 +1,178 @@
+"""Rotary position embeddings: the frequencies of each scaling type, and the rotation itself.
+
+A pair of features ``(i, i + d/2)`` of a head is turned by ``position · inv_freq[i]`` radians. The scaling types change
+``inv_freq`` (linear, llama3, yarn) and sometimes the length of the turned vector (yarn).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rustvllm.exceptions import ModelLoadError
+
+SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+class RotaryEmbedding:
+    """Cosines and sines for the positions of a step; they are made once per step and shared by all layers.
+
+    Attributes:
+        inv_freq: float32 ``[rotary_dim / 2]``, radians per position.
+        attention_scaling: factor on the turned vectors (1 except for yarn).
+    """
+
+    def __init__(self, inv_freq: Tensor, attention_scaling: float = 1.0) -> None:
+        self.inv_freq = inv_freq
+        self.attention_scaling = attention_scaling
+
+    @classmethod
+    def from_config(cls, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int) -> RotaryEmbedding:
+        """Read ``rope_parameters`` or ``rope_theta`` with ``rope_scaling``.
+
+        Raises:
+            ModelLoadError: an unknown type, a missing key, or a ``max_model_len`` that the type cannot serve.
+        """
+        parameters = rope_parameters(hf_config)
+        rope_type = parameters["rope_type"]
+        rotary_dim = int(head_dim * float(parameters.get("partial_rotary_factor", 1.0)))
+        if rotary_dim != head_dim:
+            raise ModelLoadError(
+                f"config.json: partial_rotary_factor {parameters['partial_rotary_factor']} is not supported for this "
+                "architecture; supported: 1.0"
+            )
+        theta = float(parameters["rope_theta"])
+        if rope_type == "dynamic":
+            # Beyond the trained length the frequencies of this type depend on the longest sequence of a batch; then a
+            # request's output would depend on its company.
+            limit = int(_number(hf_config, "max_position_embeddings", rope_type))
+            if max_model_len > limit:
+                raise ModelLoadError(
+                    f"rope type 'dynamic' is served up to max_position_embeddings ({limit}) tokens, but max_model_len "
+                    f"is {max_model_len}; set --max-model-len {limit} or less"
+                )
+            return cls(_default_inv_freq(theta, rotary_dim))
+        if rope_type == "linear":
+            return cls(_default_inv_freq(theta, rotary_dim) / _number(parameters, "factor", rope_type))
+        if rope_type == "llama3":
+            return cls(_llama3_inv_freq(parameters, theta, rotary_dim))
+        if rope_type == "yarn":
+            trained = parameters.get("original_max_position_embeddings") or hf_config.get("max_position_embeddings")
+            return cls(*_yarn(parameters, theta, rotary_dim, trained))
+        return cls(_default_inv_freq(theta, rotary_dim))
+
+    def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every position's angles.
+
+        Args:
+            positions: int ``[num_tokens]``.
+            dtype: of the result.
+
+        Returns:
+            Two tensors ``[num_tokens, 1, rotary_dim / 2]``, ready to broadcast over heads.
+        """
+        if self.inv_freq.device != positions.device:
+            self.inv_freq = self.inv_freq.to(positions.device)
+        angles = positions.to(torch.float32)[:, None, None] * self.inv_freq  # [T, 1, d/2]
+        scaling = self.attention_scaling
+        return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the two halves of every head.
+
+    Args:
+        x: ``[num_tokens, num_heads, head_dim]``.
+        cos: ``[num_tokens, 1, head_dim / 2]``.
+        sin: as ``cos``.
+
+    Returns:
+        A new tensor shaped like ``x``.
+    """
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rope settings of either spelling under one set of names, with ``rope_type`` and ``rope_theta`` present.
+
+    Raises:
+        ModelLoadError: settings of the wrong kind, or an unknown ``rope_type``.
+    """
+    for key in ("rope_parameters", "rope_scaling"):
+        if hf_config.get(key) is not None and not isinstance(hf_config[key], Mapping):
+            raise ModelLoadError(f"config.json: {key} must be an object or null, got {hf_config[key]!r}")
+    parameters = dict(hf_config.get("rope_scaling") or {}) | dict(hf_config.get("rope_parameters") or {})
+    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
+    if rope_type not in SUPPORTED_ROPE_TYPES:
+        raise ModelLoadError(
+            f"config.json: rope type {rope_type!r} is not supported; supported: {', '.join(SUPPORTED_ROPE_TYPES)}"
+        )
+    parameters["rope_type"] = rope_type
+    if parameters.get("rope_theta") is None:
+        parameters["rope_theta"] = hf_config.get("rope_theta") or 10000.0
+    parameters["rope_theta"] = _number(parameters, "rope_theta", rope_type)
+    return parameters
+
+
+def _number(parameters: Mapping[str, Any], key: str, rope_type: str) -> float:
+    value = parameters.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        got = "is missing" if value is None else f"is {value!r}"
+        raise ModelLoadError(f"config.json: rope type {rope_type!r} needs a positive number {key!r}, which {got}")
+    return float(value)
+
+
+def _default_inv_freq(theta: float, rotary_dim: int) -> Tensor:
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device="cpu") / rotary_dim
+    return 1.0 / (theta**exponents)
+
+
+def _llama3_inv_freq(parameters: Mapping[str, Any], theta: float, rotary_dim: int) -> Tensor:
+    """Long wavelengths are slowed by ``factor``, short ones kept, those between blended (Llama 3.1)."""
+    inv_freq = _default_inv_freq(theta, rotary_dim)
+    factor = _number(parameters, "factor", "llama3")
+    low_freq_factor = _number(parameters, "low_freq_factor", "llama3")
+    high_freq_factor = _number(parameters, "high_freq_factor", "llama3")
+    trained = _number(parameters, "original_max_position_embeddings", "llama3")
+    if high_freq_factor <= low_freq_factor:
+        raise ModelLoadError(
+            f"config.json: rope type 'llama3' needs high_freq_factor ({high_freq_factor}) above low_freq_factor "
+            f"({low_freq_factor})"
+        )
+    wavelengths = 2 * math.pi / inv_freq
+    smooth = (trained / wavelengths - low_freq_factor) / (high_freq_factor - low_freq_factor)
+    smooth = smooth.clamp(0.0, 1.0)
+    return (1 - smooth) * inv_freq / factor + smooth * inv_freq
+
+
+def _yarn(parameters: Mapping[str, Any], theta: float, rotary_dim: int, trained: Any) -> tuple[Tensor, float]:
+    """YaRN (Peng et al., 2023): interpolate slow dimensions, keep fast ones, and sharpen the attention a little."""
+    factor = _number(parameters, "factor", "yarn")
+    trained_len = _number({"original_max_position_embeddings": trained}, "original_max_position_embeddings", "yarn")
+    beta_fast = float(parameters.get("beta_fast") or 32.0)
+    beta_slow = float(parameters.get("beta_slow") or 1.0)
+
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    attention_factor = parameters.get("attention_factor")
+    if attention_factor is None:
+        numerator, denominator = parameters.get("mscale"), parameters.get("mscale_all_dim")
+        attention_factor = mscale(numerator) / mscale(denominator) if numerator and denominator else mscale(1.0)
+
+    def dimension_of(rotations: float) -> float:
+        return rotary_dim * math.log(trained_len / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension_of(beta_fast), dimension_of(beta_slow)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    ramp = (torch.arange(rotary_dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)
+    interpolated = ramp.clamp(0.0, 1.0)
+    inv_freq = _default_inv_freq(theta, rotary_dim)
+    return inv_freq / factor * interpolated + inv_freq * (1 - interpolated), float(attention_factor)

@@ -1,0 +1,284 @@
+"""Builds a model and fills it: from safetensors, tensor by tensor, or with seeded random numbers.
+
+Everything a checkpoint can be wrong about is checked from the files' headers before the first weight is read. Weights
+go straight into parameters that already lie on the device in the right dtype, so the largest thing that exists twice is
+one tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.linear import Embedding, Linear
+from rustvllm.logger import init_logger
+from rustvllm.models.interface import CausalLM
+from rustvllm.models.registry import get_model_class
+
+if TYPE_CHECKING:
+    from rustvllm.config import LoadConfig, ModelConfig
+
+logger = init_logger(__name__)
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+HEAD_NAME = "lm_head.weight"
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_MAX_PROBLEMS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredTensor:
+    file: Path
+    name: str  # as stored, with its prefix
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def load_model(
+    model_config: ModelConfig, load_config: LoadConfig, dtype: torch.dtype, device: torch.device
+) -> CausalLM:
+    """Build the model of a configuration on a device and fill it.
+
+    Args:
+        model_config: which architecture, from where, for how long sequences.
+        load_config: from safetensors (``auto``, ``safetensors``) or at random (``dummy``).
+        dtype: of every parameter, whatever the checkpoint stores.
+        device: where the parameters lie.
+
+    Raises:
+        ModelLoadError: the configuration or a file is wrong; the message names the file, the tensor, what was expected
+            and what was found.
+    """
+    started = time.monotonic()
+    model_class = get_model_class(model_config.architecture)
+    stored = None if load_config.load_format == "dummy" else _read_headers(model_config.path)
+    with _defaults(dtype, device):
+        try:
+            model = model_class(model_config.hf_config, model_config.max_model_len)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            raise ModelLoadError(f"{model_config.model}: no room for the parameters on {device}: {error}") from error
+    limit = model.max_positions
+    if limit is not None and model_config.max_model_len > limit:
+        # Beyond it the position table would be read out of bounds.
+        raise ModelLoadError(
+            f"max_model_len is {model_config.max_model_len}, but {model_config.architecture} was made for {limit} "
+            f"positions; set --max-model-len {limit} or less"
+        )
+    with torch.inference_mode():
+        if stored is None:
+            fill_dummy_weights(model, model_config.seed)
+        else:
+            _fill_from_checkpoint(model, model_config.path, stored)
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    logger.info("loaded %s: %.1f MiB in %.1f s", model_config.model, size / 2**20, time.monotonic() - started)
+    return model.eval()
+
+
+def fill_dummy_weights(model: CausalLM, seed: int) -> None:
+    """Fill every parameter with random numbers that depend on the seed and the parameter's name only.
+
+    The scales keep activations near one and let the blocks outweigh the embedding, so that what is generated is
+    diverse: at the scales of a freshly initialised model it mostly repeats one token.
+    """
+    scales: dict[int, float] = {}
+    for module in model.modules():
+        if isinstance(module, Linear):
+            scales[id(module.weight)] = 1.5 * module.weight.shape[1] ** -0.5
+        elif isinstance(module, Embedding):
+            scales[id(module.weight)] = 0.05
+    for name, parameter in model.named_parameters():
+        digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32, device="cpu")
+        if id(parameter) in scales:
+            parameter.copy_(noise.mul_(scales[id(parameter)]))
+        else:  # vectors: a norm's weight is near one, a bias near zero
+            parameter.copy_(noise.mul_(0.05).add_(1.0 if name.endswith("weight") else 0.0))
+
+
+@contextmanager
+def _defaults(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _read_headers(folder: Path) -> dict[str, _StoredTensor]:
+    """Name, shape and dtype of every tensor of a checkpoint; no weight is read.
+
+    Raises:
+        ModelLoadError: no safetensors, a shard is missing, a file is truncated or no safetensors file, a name is in
+            two files.
+    """
+    tensors: dict[str, _StoredTensor] = {}
+    for file in _checkpoint_files(folder):
+        for tensor in _read_header(file):
+            if tensor.name in tensors:
+                raise ModelLoadError(
+                    f"{folder}: tensor {tensor.name!r} is in {tensors[tensor.name].file.name} and in {file.name}"
+                )
+            tensors[tensor.name] = tensor
+    return tensors
+
+
+def _checkpoint_files(folder: Path) -> list[Path]:
+    index, single = folder / INDEX_NAME, folder / SINGLE_NAME
+    if index.is_file():
+        return _sharded_files(folder, index)
+    if single.is_file():
+        return [single]
+    files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    if files:
+        return files
+    if not folder.is_dir():
+        raise ModelLoadError(f"{folder}: no such folder")
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise ModelLoadError(
+            f"{folder}: has {', '.join(pickles[:3])} but no *.safetensors; only safetensors are loaded, because a "
+            "pickle can run code. Save the model again with safetensors (transformers: save_pretrained)"
+        )
+    raise ModelLoadError(
+        f"{folder}: no weights: expected {SINGLE_NAME} or {INDEX_NAME} (or --load-format dummy for random weights)"
+    )
+
+
+def _sharded_files(folder: Path, index: Path) -> list[Path]:
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        names = sorted(set(weight_map.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(
+            f'{index}: not an index of shards, expected {{"weight_map": {{tensor: file}}}}: {error!r}'
+        ) from error
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise ModelLoadError(f"{index}: weight_map must name files of the same folder, got {names[:3]}")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ModelLoadError(
+            f"{folder}: {len(missing)} of {len(names)} shards named in {INDEX_NAME} are missing: "
+            f"{', '.join(missing[:_MAX_PROBLEMS])}; fetch the model again"
+        )
+    return [folder / name for name in names]
+
+
+def _read_header(file: Path) -> list[_StoredTensor]:
+    with _open(file) as handle:
+        stored = []
+        for name in handle.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118 - not a mapping
+            part = handle.get_slice(name)  # type: ignore[no-untyped-call]
+            stored.append(_StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype()))
+        return stored
+
+
+@contextmanager
+def _open(file: Path) -> Iterator[safe_open]:
+    try:
+        with safe_open(file, framework="pt", device="cpu") as handle:
+            yield handle
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(
+            f"{file}: not a whole safetensors file ({file.stat().st_size if file.is_file() else 0} bytes): {error}; "
+            "it is truncated or damaged, fetch it again"
+        ) from error
+
+
+def _fill_from_checkpoint(model: CausalLM, folder: Path, stored: dict[str, _StoredTensor]) -> None:
+    sources = _without_prefix(model, folder, stored)
+    targets = model.checkpoint_tensors()
+    head = sources.get(HEAD_NAME)
+    if model.lm_head is not None:
+        targets[HEAD_NAME] = model.lm_head.weight
+    elif head is not None and model.embed_tokens_name not in sources:
+        # Tied, and saved under the head's name only.
+        sources[model.embed_tokens_name] = sources.pop(HEAD_NAME)
+        head = None
+    tied_head = sources.pop(HEAD_NAME) if head is not None and model.lm_head is None else None
+    _check(model, folder, sources, targets)
+
+    for name, tensor in sorted(sources.items(), key=lambda item: (item[1].file, item[0])):
+        targets[name].copy_(_read(tensor))
+    if tied_head is not None:
+        _reconcile_head(model, folder, tied_head)
+
+
+def _reconcile_head(model: CausalLM, folder: Path, stored_head: _StoredTensor) -> None:
+    """A tied model's checkpoint also has a head: it must be the embedding again, or it wins."""
+    embedding = model.embed_tokens.weight
+    if stored_head.shape != tuple(embedding.shape):
+        raise ModelLoadError(
+            f"{stored_head.file}: tensor {stored_head.name!r} has shape {list(stored_head.shape)}, expected "
+            f"{list(embedding.shape)}"
+        )
+    head = _read(stored_head).to(device=embedding.device, dtype=embedding.dtype)
+    if not torch.equal(head, embedding):
+        logger.warning("%s: tie_word_embeddings is set, but the head differs from the embedding; both are kept", folder)
+        model.untie_head().weight.copy_(head)
+
+
+def _without_prefix(model: CausalLM, folder: Path, stored: dict[str, _StoredTensor]) -> dict[str, _StoredTensor]:
+    sources: dict[str, _StoredTensor] = {}
+    for name, tensor in stored.items():
+        bare = next((name.removeprefix(prefix) for prefix in model.prefixes if name.startswith(prefix)), name)
+        if model.is_ignored(bare):
+            continue
+        if bare in sources:
+            raise ModelLoadError(f"{folder}: tensors {name!r} and {sources[bare].name!r} are the same one twice")
+        sources[bare] = tensor
+    return sources
+
+
+def _check(model: CausalLM, folder: Path, sources: dict[str, _StoredTensor], targets: dict[str, Tensor]) -> None:
+    """Refuse a checkpoint whose tensors are not exactly the model's.
+
+    Raises:
+        ModelLoadError: tensors are missing, unexpected, of another shape or of no floating-point dtype.
+    """
+    problems = [
+        f"{tensor.file.name}: tensor {tensor.name!r} has shape {list(tensor.shape)}, expected "
+        f"{list(targets[name].shape)}"
+        for name, tensor in sources.items()
+        if name in targets and tensor.shape != tuple(targets[name].shape)
+    ]
+    problems += [
+        f"{tensor.file.name}: tensor {tensor.name!r} has dtype {tensor.dtype}, supported: {', '.join(FLOAT_DTYPES)}"
+        for name, tensor in sources.items()
+        if name in targets and tensor.dtype not in FLOAT_DTYPES
+    ]
+    problems += [f"tensor {name!r} is missing" for name in targets if name not in sources]
+    problems += [
+        f"{tensor.file.name}: tensor {tensor.name!r} is unexpected"
+        for name, tensor in sources.items()
+        if name not in targets
+    ]
+    if not problems:
+        return
+    more = f"; and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
+    raise ModelLoadError(
+        f"{folder}: the weights do not fit a {type(model).__name__} of this config.json: "
+        f"{'; '.join(problems[:_MAX_PROBLEMS])}{more}"
+    )
+
+
+def _read(tensor: _StoredTensor) -> Tensor:
+    # Opened once per tensor: closing the file also gives back the pages that were mapped for it.
+    with _open(tensor.file) as handle:
+        value: Tensor = handle.get_tensor(tensor.name)  # type: ignore[no-untyped-call]
+        return value

@@ -1,0 +1,121 @@
+"""GPT-2: learned absolute positions, pre-norm blocks, one fused projection for query, key and value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from rustvllm.attention.backend import AttentionPlan
+from rustvllm.attention.metadata import KVCacheSpec
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.activation import get_activation
+from rustvllm.layers.linear import Embedding, Linear
+from rustvllm.layers.norm import LayerNorm
+from rustvllm.models.hf_config import HFConfig
+from rustvllm.models.interface import CausalLM
+
+_CAUSAL_MASK = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
+
+
+class GPT2Attention(nn.Module):
+    """Multi-head attention; ``num_kv_heads`` equals ``num_heads``."""
+
+    def __init__(self, config: HFConfig, hidden_size: int, num_heads: int, layer: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = hidden_size // num_heads
+        self.scale = self.head_dim**-0.5 if config.boolean("scale_attn_weights", default=True) else 1.0
+        if config.boolean("scale_attn_by_inverse_layer_idx", default=False):
+            self.scale /= layer + 1
+        self.c_attn = Linear(hidden_size, 3 * hidden_size, bias=True)
+        self.c_proj = Linear(hidden_size, hidden_size, bias=True)
+
+    def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+        qkv = self.c_attn(hidden).view(-1, 3, self.num_heads, self.head_dim)
+        query, key, value = qkv.unbind(1)  # each [T, H, D]
+        out = attention.forward(query, key, value, kv_cache, self.scale)
+        projected: Tensor = self.c_proj(out.flatten(1))
+        return projected
+
+
+class GPT2MLP(nn.Module):
+    def __init__(self, config: HFConfig, hidden_size: int) -> None:
+        super().__init__()
+        inner_size = config.positive_int("n_inner", default=4 * hidden_size)
+        self.c_fc = Linear(hidden_size, inner_size, bias=True)
+        self.act = get_activation(config.string("activation_function", "gelu_new"))
+        self.c_proj = Linear(inner_size, hidden_size, bias=True)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.c_proj(self.act(self.c_fc(hidden)))
+        return out
+
+
+class GPT2Block(nn.Module):
+    def __init__(self, config: HFConfig, hidden_size: int, num_heads: int, layer: int) -> None:
+        super().__init__()
+        eps = config.positive_float("layer_norm_epsilon", 1e-5)
+        self.ln_1 = LayerNorm(hidden_size, eps)
+        self.attn = GPT2Attention(config, hidden_size, num_heads, layer)
+        self.ln_2 = LayerNorm(hidden_size, eps)
+        self.mlp = GPT2MLP(config, hidden_size)
+
+    def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+        hidden = hidden + self.attn(self.ln_1(hidden), kv_cache, attention)
+        out: Tensor = hidden + self.mlp(self.ln_2(hidden))
+        return out
+
+
+class GPT2LMHeadModel(CausalLM):
+    """``GPT2LMHeadModel`` of a checkpoint."""
+
+    prefixes = ("transformer.",)
+    embed_tokens_name = "wte.weight"
+
+    def __init__(self, hf_config: Mapping[str, Any], max_model_len: int) -> None:
+        """See ``CausalLM.__init__``."""
+        super().__init__(hf_config, max_model_len)
+        config = HFConfig(hf_config)
+        config.refuse_unless("add_cross_attention", supported=False)
+        config.refuse_unless("quantization_config", supported=None)
+        hidden_size = config.positive_int("n_embd", "hidden_size")
+        num_heads = config.positive_int("n_head", "num_attention_heads")
+        num_layers = config.positive_int("n_layer", "num_hidden_layers")
+        self.vocab_size = config.positive_int("vocab_size")
+        self.max_positions = config.positive_int("n_positions", "n_ctx", "max_position_embeddings")
+        if hidden_size % num_heads:
+            raise ModelLoadError(f"config.json: n_embd ({hidden_size}) must be a multiple of n_head ({num_heads})")
+        self.kv_cache_spec = KVCacheSpec(num_layers, num_heads, hidden_size // num_heads)
+
+        self.embed_tokens = Embedding(self.vocab_size, hidden_size)
+        self.wpe = Embedding(self.max_positions, hidden_size)
+        self.h = nn.ModuleList(GPT2Block(config, hidden_size, num_heads, layer) for layer in range(num_layers))
+        self.ln_f = LayerNorm(hidden_size, config.positive_float("layer_norm_epsilon", 1e-5))
+        tied = config.boolean("tie_word_embeddings", default=True)
+        self.lm_head = None if tied else Linear(hidden_size, self.vocab_size, bias=False)
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
+    ) -> Tensor:
+        """See ``CausalLM.forward``."""
+        hidden = self.embed_tokens(input_ids) + self.wpe(positions)
+        for block, kv_cache in zip(self.h, kv_caches, strict=True):
+            hidden = block(hidden, kv_cache, attention)
+        normed: Tensor = self.ln_f(hidden)
+        return normed
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """See ``CausalLM.checkpoint_tensors``: the block's maps are stored as ``[in, out]`` (Conv1D)."""
+        tensors: dict[str, Tensor] = {self.embed_tokens_name: self.embed_tokens.weight, "wpe.weight": self.wpe.weight}
+        for layer, block in enumerate(self.h):
+            for name, parameter in block.named_parameters():
+                tensors[f"h.{layer}.{name}"] = parameter.t() if parameter.dim() == 2 else parameter
+        tensors |= {"ln_f.weight": self.ln_f.weight, "ln_f.bias": self.ln_f.bias}
+        return tensors
+
+    def is_ignored(self, name: str) -> bool:
+        """The causal mask that older checkpoints carry along."""
+        return _CAUSAL_MASK.fullmatch(name) is not None

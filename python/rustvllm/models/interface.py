@@ -1,0 +1,84 @@
+"""What the runner and the loader expect of a model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from rustvllm.attention.backend import AttentionPlan
+from rustvllm.attention.metadata import KVCacheSpec
+from rustvllm.layers.linear import Embedding, Linear
+
+
+class CausalLM(nn.Module, ABC):
+    """A decoder that predicts the next token.
+
+    Attributes:
+        kv_cache_spec: what it keeps per token.
+        vocab_size: width of the logits.
+        max_positions: most tokens of a sequence that its position encoding can tell apart; None if there is no limit.
+        prefixes: what checkpoints may put before the names of ``checkpoint_tensors``.
+        embed_tokens: the embedding, which is also the head when they are tied.
+        lm_head: the head of its own, or None when tied.
+    """
+
+    kv_cache_spec: KVCacheSpec
+    vocab_size: int
+    max_positions: int | None
+    prefixes: tuple[str, ...] = ()
+    embed_tokens: Embedding
+    embed_tokens_name: str
+    lm_head: Linear | None
+
+    @abstractmethod
+    def __init__(self, hf_config: Mapping[str, Any], max_model_len: int) -> None:
+        """Allocate the parameters in torch's default dtype and device.
+
+        Raises:
+            ModelLoadError: the configuration lacks a key, or asks for what is not supported.
+        """
+        super().__init__()
+
+    @abstractmethod
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
+    ) -> Tensor:
+        """Run the decoder over the flattened tokens of one step.
+
+        Args:
+            input_ids: int ``[num_tokens]``.
+            positions: int ``[num_tokens]``, of each token in its own sequence.
+            kv_caches: per layer, ``[2, num_blocks, block_size, num_kv_heads, head_dim]``; written and read.
+            attention: the step's plan.
+
+        Returns:
+            ``[num_tokens, hidden_size]``, normalised: ready for ``compute_logits``.
+        """
+
+    @abstractmethod
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Where each tensor of a checkpoint goes.
+
+        Returns:
+            Name in a checkpoint, without prefix, → a view of a parameter with the shape that the checkpoint stores.
+            The head is not among them: see ``lm_head``.
+        """
+
+    def is_ignored(self, name: str) -> bool:
+        """Whether a checkpoint's tensor of this name (without prefix) holds nothing the model needs."""
+        del name
+        return False
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of some rows: ``[num_rows, hidden_size]`` → ``[num_rows, vocab_size]``."""
+        weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        return nn.functional.linear(hidden, weight)
+
+    def untie_head(self) -> Linear:
+        """Give the model a head of its own, because a checkpoint has one that differs from the embedding."""
+        weight = self.embed_tokens.weight
+        self.lm_head = Linear(weight.shape[1], weight.shape[0], bias=False).to(device=weight.device, dtype=weight.dtype)
+        return self.lm_head

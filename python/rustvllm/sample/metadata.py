@@ -1,0 +1,65 @@
+"""How each sampled row of a step is to be sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+GREEDY_TEMPERATURE = 1e-5
+"""A temperature below it means greedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Rows with penalties and what their requests hold so far.
+
+    Attributes:
+        rows: int64 ``[p]``, indices into the sampled rows.
+        presence: float32 ``[p]``.
+        frequency: float32 ``[p]``.
+        repetition: float32 ``[p]``.
+        output_counts: int32 ``[p, vocab_size]``, how often each id was generated.
+        prompt_mask: bool ``[p, vocab_size]``, ids of the prompt.
+    """
+
+    rows: Tensor
+    presence: Tensor
+    frequency: Tensor
+    repetition: Tensor
+    output_counts: Tensor
+    prompt_mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingMetadata:
+    """Parameters of the ``n`` sampled rows, on the device; what a step does not need is None.
+
+    Attributes:
+        random_rows: int64 ``[m]``, the rows that are not greedy; None if all are greedy.
+        temperature: float32 ``[m]``, of the random rows.
+        seeds: int64 ``[m]``.
+        positions: int64 ``[m]``, of the token to be drawn in its own sequence.
+        top_k: int64 ``[m]``, 0 or less = off; None if off everywhere.
+        top_p: float32 ``[m]``, 1 = off; None if off everywhere.
+        min_p: float32 ``[m]``, 0 = off; None if off everywhere.
+        masked_rows: int64 ``[k]``, with ``masked_ids`` the pairs that must not be sampled (min_tokens); None if none.
+        masked_ids: int64 ``[k]``.
+        penalties: None if no row has any.
+    """
+
+    random_rows: Tensor | None = None
+    temperature: Tensor | None = None
+    seeds: Tensor | None = None
+    positions: Tensor | None = None
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
+    masked_rows: Tensor | None = None
+    masked_ids: Tensor | None = None
+    penalties: Penalties | None = None
+
+    @property
+    def all_greedy(self) -> bool:
+        """Whether an argmax is all there is to draw."""
+        return self.random_rows is None

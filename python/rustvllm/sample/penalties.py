@@ -1,0 +1,27 @@
+"""Repetition, frequency and presence penalties over counts of what a request holds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rustvllm.sample.metadata import Penalties
+
+
+def apply_penalties(logits: Tensor, penalties: Penalties) -> None:
+    """Change some rows of the logits in place.
+
+    Repetition counts prompt and output: a positive logit is divided, another multiplied. Then frequency takes its value
+    once per earlier output of the id, and presence once if there was any; both look at the output only.
+
+    Args:
+        logits: float32 ``[n, vocab_size]``.
+        penalties: for the rows it names.
+    """
+    rows = logits[penalties.rows]
+    generated = penalties.output_counts > 0
+    repetition = torch.where(generated | penalties.prompt_mask, penalties.repetition[:, None], 1.0)
+    rows = torch.where(rows > 0, rows / repetition, rows * repetition)
+    rows -= penalties.frequency[:, None] * penalties.output_counts
+    rows -= penalties.presence[:, None] * generated
+    logits[penalties.rows] = rows

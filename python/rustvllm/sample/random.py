@@ -1,0 +1,47 @@
+"""Counter-based random numbers: one uniform per (seed, position), the same on every device and in any company.
+
+The generator is SplitMix64's output function (Steele, Lea and Flood, 2014) applied to the seed and then to the
+position: stateless, so preemption, batch order and chunking cannot shift a stream.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as torch's int64 holds it."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift; torch's own is arithmetic."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def counter_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """One uniform number per pair.
+
+    Args:
+        seeds: int64 ``[n]``.
+        positions: int64 ``[n]``, of the token to be drawn in its own sequence.
+
+    Returns:
+        float64 ``[n]`` in ``[0, 1)``, multiples of 2⁻⁵³.
+    """
+    state = _mix(seeds + _GOLDEN)
+    state = _mix(state ^ (positions * _GOLDEN))
+    state = _mix(state + _GOLDEN)
+    return _shift_right(state, 11).to(torch.float64) * 2.0**-53

@@ -1,0 +1,123 @@
+"""Logits to one token id per row.
+
+Order: float32 → min_tokens mask → penalties → temperature → min_p → top_k → top_p → draw. Greedy rows take the argmax
+after the penalties. A draw inverts the cumulative distribution, in the order of the vocabulary, at one uniform number
+that depends on (seed, position) alone; every operation is row by row. So a row's token depends on its own logits and
+parameters, not on its company.
+
+A row whose logits hold NaN still gives a valid id (the argmax, which counts NaN as largest) and leaves the others
+alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rustvllm.sample.metadata import SamplingMetadata
+from rustvllm.sample.penalties import apply_penalties
+from rustvllm.sample.random import counter_uniform
+
+TOP_P_CANDIDATES = 1024
+"""top_p first looks at this many of the largest logits and sorts the vocabulary only if they are not enough."""
+
+
+class Sampler:
+    """Stateless; see the module."""
+
+    def sample(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
+        """Draw one id per row.
+
+        Args:
+            logits: float ``[n, vocab_size]``; may be overwritten.
+            metadata: how.
+
+        Returns:
+            int64 ``[n]``, each in ``[0, vocab_size)``.
+        """
+        logits = logits.to(torch.float32)
+        if metadata.masked_rows is not None and metadata.masked_ids is not None:
+            logits[metadata.masked_rows, metadata.masked_ids] = -torch.inf
+        if metadata.penalties is not None:
+            apply_penalties(logits, metadata.penalties)
+        token_ids = logits.argmax(dim=-1)
+        if metadata.random_rows is not None:
+            rows = metadata.random_rows
+            token_ids[rows] = _draw(logits[rows], token_ids[rows], metadata)
+        return token_ids
+
+
+def _draw(logits: Tensor, argmax: Tensor, metadata: SamplingMetadata) -> Tensor:
+    assert metadata.temperature is not None
+    assert metadata.seeds is not None
+    assert metadata.positions is not None
+    logits = logits / metadata.temperature[:, None]
+    if metadata.min_p is not None:
+        apply_min_p(logits, metadata.min_p)
+    if metadata.top_k is not None or metadata.top_p is not None:
+        apply_top_k_top_p(logits, metadata.top_k, metadata.top_p)
+    cumulative = logits.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    total = cumulative[:, -1]
+    target = counter_uniform(metadata.seeds, metadata.positions) * total
+    drawn = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    # A row without a finite distribution (NaN, infinite logits) falls back on its argmax.
+    return torch.where((total > 0) & (drawn < logits.shape[-1]), drawn, argmax)
+
+
+def apply_min_p(logits: Tensor, min_p: Tensor) -> None:
+    """Drop, in place, what is less than ``min_p`` times as likely as the likeliest.
+
+    Args:
+        logits: float32 ``[m, vocab_size]``.
+        min_p: float32 ``[m]``; 0 drops nothing.
+    """
+    threshold = logits.amax(dim=-1) + min_p.log()
+    logits.masked_fill_(logits < threshold[:, None], -torch.inf)
+
+
+def apply_top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> None:
+    """Keep, in place, the ``top_k`` largest logits, and of these the fewest whose probabilities reach ``top_p``.
+
+    What equals the smallest kept logit is kept too, so that the order of equals never matters.
+
+    Args:
+        logits: float32 ``[m, vocab_size]``.
+        top_k: int64 ``[m]``, 0 or less = off.
+        top_p: float32 ``[m]``, 1 or more = off.
+    """
+    vocab_size = logits.shape[-1]
+    num_rows = logits.shape[0]
+    k = logits.new_full((num_rows,), vocab_size, dtype=torch.int64)
+    if top_k is not None:
+        k = torch.where((top_k > 0) & (top_k < vocab_size), top_k, vocab_size)
+    p = logits.new_ones(num_rows) if top_p is None else top_p
+    by_k = torch.nonzero(k < vocab_size)[:, 0]
+    by_p = torch.nonzero((k == vocab_size) & (p < 1))[:, 0]
+    if by_k.numel():
+        _truncate(logits, by_k, k[by_k], p[by_k], int(k[by_k].max()))
+    if by_p.numel() and vocab_size > TOP_P_CANDIDATES:
+        by_p = by_p[~_truncate(logits, by_p, k[by_p], p[by_p], TOP_P_CANDIDATES)]
+    if by_p.numel():
+        _truncate(logits, by_p, k[by_p], p[by_p], vocab_size)
+
+
+def _truncate(logits: Tensor, rows: Tensor, k: Tensor, p: Tensor, num_candidates: int) -> Tensor:
+    """Truncate those rows whose cut lies among their ``num_candidates`` largest logits; which ones did (bool)."""
+    chosen = logits[rows]
+    if num_candidates == logits.shape[-1]:
+        largest = chosen.sort(dim=-1, descending=True).values
+    else:
+        largest = chosen.topk(num_candidates, dim=-1).values
+    in_k = torch.arange(num_candidates, device=logits.device)[None, :] < k[:, None]
+    # What top_p counts against: the k largest, or everything when top_k is off (the candidates may be fewer).
+    kept_by_k = largest.masked_fill(~in_k, -torch.inf)
+    all_kept = torch.where(k < logits.shape[-1], kept_by_k.double().logsumexp(-1), chosen.double().logsumexp(-1))
+    probabilities = (kept_by_k.double() - all_kept[:, None]).exp()
+    cumulative = probabilities.cumsum(dim=-1)
+    before = cumulative - probabilities
+    kept = in_k & ((before < p[:, None]) | (p >= 1)[:, None])
+    num_kept = kept.sum(dim=-1).clamp(min=1)
+    smallest = largest.gather(1, num_kept[:, None] - 1)
+    complete = (num_kept < num_candidates) | (num_candidates >= k) | (cumulative[:, -1] >= p)
+    logits[rows] = torch.where((chosen < smallest) & complete[:, None], -torch.inf, chosen)
+    return complete

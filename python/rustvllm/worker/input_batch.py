@@ -1,0 +1,176 @@
+"""The persistent batch: what each row's request has from step to step, changed by the differences of a step.
+
+A row is a stable integer that the scheduler gives a request for as long as it runs. Rows are filled by ``new_rows``,
+extended by the block-table differences and emptied by ``finished_rows`` and ``preempted_rows``. All changes are
+operations on whole arrays; only requests with penalties are looked at one by one, and only when they come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rustvllm.sample.metadata import GREEDY_TEMPERATURE, Penalties, SamplingMetadata
+from rustvllm.worker.step_buffers import StepBuffers
+from rustvllm.worker.token_counts import TokenCounts, TokenIds
+
+if TYPE_CHECKING:
+    from rustvllm._core import SchedulerOutput
+
+
+class InputBatch:
+    """Rows of at most ``max_num_seqs`` requests.
+
+    Attributes:
+        block_table: int32 ``[max_num_seqs, max_blocks_per_seq]`` on the device; entries beyond a sequence are stale.
+        token_ids: where counts of requests with penalties come from; None while nobody has said.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_blocks_per_seq: int,
+        vocab_size: int,
+        device: torch.device,
+        float_columns: Sequence[str],
+        int_columns: Sequence[str],
+    ) -> None:
+        self.device = device
+        self.block_table = torch.zeros((max_num_seqs, max_blocks_per_seq), dtype=torch.int32, device=device)
+        self.token_ids: TokenIds | None = None
+        self._counts = TokenCounts(max_num_seqs, vocab_size, device)
+        # Parameters stay on the host: a step gathers those of its sampled rows and sends what it needs.
+        self._float = {name: index for index, name in enumerate(float_columns)}
+        self._int = {name: index for index, name in enumerate(int_columns)}
+        self._sampling_float = np.zeros((max_num_seqs, len(float_columns)), np.float32)
+        self._sampling_int = np.zeros((max_num_seqs, len(int_columns)), np.int64)
+        self._stop_ids = np.full((max_num_seqs, 0), -1, np.int64)  # padded with −1
+
+    def update(self, output: SchedulerOutput, step: StepBuffers) -> None:
+        """Apply the differences of a step: rows that left first, then rows that came, then new blocks."""
+        self._counts.drop(step.int32("finished_rows", output.num_finished))
+        self._counts.drop(step.int32("preempted_rows", output.num_preempted))
+        if output.num_new_reqs:
+            self._admit(output.num_new_reqs, step)
+        if output.num_block_table_updates:
+            self._extend_block_table(output.num_block_table_updates, step)
+
+    def rows_of_block_table(self, rows: Tensor, max_seq_len: int, block_size: int) -> Tensor:
+        """Block tables of the requests of a step, int32 ``[num_reqs, blocks of the longest sequence]``."""
+        return self.block_table[:, : -(-max_seq_len // block_size)].index_select(0, rows)
+
+    def sampling_metadata(self, rows: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> SamplingMetadata:
+        """How the sampled rows of a step are to be sampled.
+
+        Args:
+            rows: ``[n]`` persistent rows.
+            positions: ``[n]``, of the token to be drawn in its own sequence: the number of tokens before it.
+        """
+        floats, ints = self._sampling_float[rows], self._sampling_int[rows]
+        num_outputs = positions - ints[:, self._int["num_prompt_tokens"]]
+        masked_rows, masked_ids = self._masked_ids(rows, num_outputs < ints[:, self._int["min_tokens"]])
+        penalties = self._penalties(rows, floats)
+        temperature = floats[:, self._float["temperature"]]
+        random = np.flatnonzero(temperature >= GREEDY_TEMPERATURE)
+        if not random.size:
+            return SamplingMetadata(masked_rows=masked_rows, masked_ids=masked_ids, penalties=penalties)
+        floats, ints = floats[random], ints[random]
+        top_k, top_p = ints[:, self._int["top_k"]], floats[:, self._float["top_p"]]
+        min_p = floats[:, self._float["min_p"]]
+        return SamplingMetadata(
+            random_rows=self._send(random),
+            temperature=self._send(temperature[random]),
+            seeds=self._send(ints[:, self._int["seed"]]),
+            positions=self._send(positions[random].astype(np.int64)),
+            top_k=self._send(top_k) if (top_k > 0).any() else None,
+            top_p=self._send(top_p) if (top_p < 1).any() else None,
+            min_p=self._send(min_p) if (min_p > 0).any() else None,
+            masked_rows=masked_rows,
+            masked_ids=masked_ids,
+            penalties=penalties,
+        )
+
+    def count(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:
+        """Remember what was sampled, for rows with penalties: ``[n]`` rows, int64 ``[n]`` ids on the device."""
+        self._counts.add(rows, token_ids)
+
+    def _admit(self, num_new_reqs: int, step: StepBuffers) -> None:
+        rows = step.int32("new_rows", num_new_reqs)
+        self._sampling_float[rows] = step.arrays["sampling_float"][:num_new_reqs]
+        self._sampling_int[rows] = step.arrays["sampling_int"][:num_new_reqs]
+        self._admit_stop_ids(rows, step.int32("stop_indptr", num_new_reqs + 1), step.arrays["stop_token_ids"])
+        self._counts.drop(rows)  # a failed step may have ended a request without saying so here
+        for row in rows[self._has_penalties(self._sampling_float[rows])].tolist():
+            if self.token_ids is None:
+                raise RuntimeError("penalties need the token ids of a request: call bind_token_ids first")
+            num_prompt_tokens = int(self._sampling_int[row, self._int["num_prompt_tokens"]])
+            self._counts.admit(row, self.token_ids(row), num_prompt_tokens)
+
+    def _admit_stop_ids(
+        self, rows: npt.NDArray[np.int32], indptr: npt.NDArray[np.int32], ids: npt.NDArray[np.int32]
+    ) -> None:
+        counts = np.diff(indptr)
+        longest = int(counts.max())
+        if longest > self._stop_ids.shape[1]:
+            padding = np.full((self._stop_ids.shape[0], longest - self._stop_ids.shape[1]), -1, np.int64)
+            self._stop_ids = np.concatenate((self._stop_ids, padding), axis=1)
+        self._stop_ids[rows] = -1
+        which, column = _expand(counts)
+        self._stop_ids[rows[which], column] = ids[indptr[0] : indptr[-1]]
+
+    def _extend_block_table(self, num_updates: int, step: StepBuffers) -> None:
+        indptr = step.int32("bt_indptr", num_updates + 1)
+        which, offset = _expand(np.diff(indptr))
+        rows = step.int32("bt_rows", num_updates)[which].astype(np.int64)
+        columns = step.int32("bt_starts", num_updates)[which] + offset
+        blocks = step.tensors["bt_block_ids"][int(indptr[0]) : int(indptr[-1])].to(self.device)
+        self.block_table[self._send(rows), self._send(columns)] = blocks
+
+    def _masked_ids(
+        self, rows: npt.NDArray[np.int32], too_short: npt.NDArray[np.bool_]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if not too_short.any():
+            return None, None
+        stop_ids = np.where(too_short[:, None], self._stop_ids[rows], -1)
+        which, column = np.nonzero(stop_ids >= 0)
+        return self._send(which), self._send(stop_ids[which, column])
+
+    def _has_penalties(self, floats: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+        column = self._float
+        return np.asarray(
+            (floats[:, column["presence_penalty"]] != 0)
+            | (floats[:, column["frequency_penalty"]] != 0)
+            | (floats[:, column["repetition_penalty"]] != 1)
+        )
+
+    def _penalties(self, rows: npt.NDArray[np.int32], floats: npt.NDArray[np.float32]) -> Penalties | None:
+        slots = self._counts.slots(rows)
+        which = np.flatnonzero(slots >= 0)
+        if not which.size:
+            return None
+        on_device = self._send(slots[which])
+        floats = floats[which]
+        return Penalties(
+            rows=self._send(which),
+            presence=self._send(floats[:, self._float["presence_penalty"]]),
+            frequency=self._send(floats[:, self._float["frequency_penalty"]]),
+            repetition=self._send(floats[:, self._float["repetition_penalty"]]),
+            output_counts=self._counts.output_counts[on_device],
+            prompt_mask=self._counts.prompt_mask[on_device],
+        )
+
+    def _send(self, array: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+def _expand(counts: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """For ``counts = [2, 3]``: which ``[0, 0, 1, 1, 1]`` and how far into it ``[0, 1, 0, 1, 2]``."""
+    which = np.repeat(np.arange(counts.size), counts)
+    starts = np.cumsum(counts) - counts
+    return which, np.arange(which.size) - np.repeat(starts, counts)

@@ -1,0 +1,78 @@
+"""How often the requests with penalties hold each token id; kept up token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+TokenIds = Callable[[int], list[int]]
+"""Prompt and output of the request in a persistent row (``_core.Scheduler.token_ids``)."""
+
+
+class TokenCounts:
+    """Counts for those rows that need them; a row without penalties costs nothing.
+
+    A row's counts are made when a request with penalties is put there (also when it comes back after a preemption) and
+    then only incremented.
+
+    Attributes:
+        output_counts: int32 ``[capacity, vocab_size]``.
+        prompt_mask: bool ``[capacity, vocab_size]``.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._slot_of_row = np.full(num_rows, -1, np.int64)
+        self._free: list[int] = []
+        self.output_counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+        self.prompt_mask = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
+
+    def admit(self, row: int, token_ids: list[int], num_prompt_tokens: int) -> None:
+        """Count what the request in ``row`` holds."""
+        slot = self._take_slot()
+        self._slot_of_row[row] = slot
+        ids = torch.tensor(token_ids, dtype=torch.int64, device=self.output_counts.device)
+        self.prompt_mask[slot, ids[:num_prompt_tokens]] = True
+        output = ids[num_prompt_tokens:]
+        self.output_counts[slot].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+    def drop(self, rows: npt.NDArray[np.int32]) -> None:
+        """Forget the requests that were in some rows."""
+        slots = self._slot_of_row[rows]
+        slots = slots[slots >= 0]
+        if slots.size:
+            self._slot_of_row[rows] = -1
+            on_device = torch.from_numpy(slots).to(self.output_counts.device)
+            self.output_counts[on_device] = 0
+            self.prompt_mask[on_device] = False
+            self._free.extend(slots.tolist())
+
+    def slots(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """Where the counts of some rows lie; −1 for a row without."""
+        return self._slot_of_row[rows]
+
+    def add(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:
+        """Count one new token of each row (rows without counts are left out).
+
+        Args:
+            rows: ``[n]``, each once.
+            token_ids: int64 ``[n]`` on the device.
+        """
+        slots = self._slot_of_row[rows]
+        counted = np.flatnonzero(slots >= 0)
+        if counted.size:
+            device = self.output_counts.device
+            ids = token_ids[torch.from_numpy(counted).to(device)]
+            self.output_counts[torch.from_numpy(slots[counted]).to(device), ids] += 1
+
+    def _take_slot(self) -> int:
+        if not self._free:
+            capacity, vocab_size = self.output_counts.shape
+            grown = max(4, capacity)
+            self.output_counts = torch.cat((self.output_counts, self.output_counts.new_zeros(grown, vocab_size)))
+            self.prompt_mask = torch.cat((self.prompt_mask, self.prompt_mask.new_zeros(grown, vocab_size)))
+            self._free.extend(range(capacity, capacity + grown))
+        return self._free.pop()

@@ -1,0 +1,218 @@
+"""One device: chooses it, loads the model there, decides how many KV blocks fit, and owns the runner."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rustvllm.attention.torch_backend import TorchAttentionBackend
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.logger import init_logger
+from rustvllm.model_loader import load_model
+from rustvllm.worker import host_resources
+from rustvllm.worker.input_batch import InputBatch
+from rustvllm.worker.model_runner import GPUModelRunner
+from rustvllm.worker.step_buffers import BufferSpec, StepBuffers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from rustvllm.config import EngineConfig
+
+logger = init_logger(__name__)
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+MAX_SLOTS = 2**31 - 1
+"""A slot number has 32 bits."""
+CPU_CACHE_CAP = 4
+"""On CPU the default cache holds at most this many times what ``max_num_seqs`` sequences of ``max_model_len`` need."""
+CPU_CACHE_SHARE_OF_AVAILABLE = 0.9
+"""Of the memory that is free now, the most that the default CPU cache takes."""
+
+
+class Worker:
+    """See the module.
+
+    Args:
+        config: of the engine.
+        float_columns: names of the columns of ``sampling_float``.
+        int_columns: names of the columns of ``sampling_int``.
+
+    Attributes:
+        device: where everything lies.
+        dtype: of weights and cache.
+        runner: there once the model is loaded.
+    """
+
+    def __init__(self, config: EngineConfig, float_columns: Sequence[str], int_columns: Sequence[str]) -> None:
+        self.config = config
+        self._float_columns = tuple(float_columns)
+        self._int_columns = tuple(int_columns)
+        self.device = _device(config.device.device)
+        self.dtype = resolve_dtype(config.model.dtype, self.device, config.model.hf_config)
+        if self.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            # torch counts logical cores and knows no quota; more threads than cores make every product slower.
+            torch.set_num_threads(host_resources.num_compute_threads())
+        self.runner: GPUModelRunner | None = None
+
+    @property
+    def num_bytes_per_block(self) -> int:
+        """Bytes of one KV block over all layers."""
+        spec = self._loaded().model.kv_cache_spec
+        return spec.bytes_per_block(self.config.cache.block_size, self.dtype.itemsize)
+
+    def load_model(self) -> None:
+        """Load the weights.
+
+        Raises:
+            ModelLoadError: see ``model_loader.load_model``.
+        """
+        model = load_model(self.config.model, self.config.load, self.dtype, self.device)
+        block_size = self.config.cache.block_size
+        input_batch = InputBatch(
+            max_num_seqs=self.config.scheduler.max_num_seqs,
+            max_blocks_per_seq=-(-self.config.model.max_model_len // block_size),
+            vocab_size=model.vocab_size,
+            device=self.device,
+            float_columns=self._float_columns,
+            int_columns=self._int_columns,
+        )
+        backend = TorchAttentionBackend(model.kv_cache_spec, self.dtype)
+        self.runner = GPUModelRunner(model, backend, input_batch, device=self.device, block_size=block_size)
+
+    def determine_num_blocks(self) -> int:
+        """KV blocks, the null block included.
+
+        The override when given, else what fits into ``kv_cache_memory_bytes`` when given, else a share of the memory:
+        on CPU ``cpu_kv_cache_fraction`` of the container's limit, within what is free now and within ``CPU_CACHE_CAP``;
+        on CUDA what ``gpu_memory_utilization`` leaves beside the weights and the largest step.
+
+        Raises:
+            ModelLoadError: not even one usable block fits, or more was asked for than there is.
+        """
+        cache = self.config.cache
+        per_block = self.num_bytes_per_block
+        most = MAX_SLOTS // cache.block_size
+        if cache.num_gpu_blocks_override is not None:
+            num_blocks = cache.num_gpu_blocks_override
+            if num_blocks > most:
+                raise ModelLoadError(
+                    f"num_gpu_blocks_override is {num_blocks}, but at most {most} blocks can be numbered"
+                )
+            self._check_room(num_blocks * per_block, "num_gpu_blocks_override", num_blocks, per_block)
+            return num_blocks
+        if cache.kv_cache_memory_bytes is not None:
+            self._check_room(cache.kv_cache_memory_bytes, "kv_cache_memory_bytes", cache.kv_cache_memory_bytes, 1)
+            budget = cache.kv_cache_memory_bytes
+        elif self.device.type == "cpu":
+            budget = self._cpu_budget()
+        else:
+            budget = self._cuda_budget()
+        num_blocks = min(budget // per_block, most)
+        if num_blocks < 2:
+            raise ModelLoadError(
+                f"the KV cache has {budget} bytes, but two blocks of {cache.block_size} tokens need {2 * per_block}; "
+                "raise kv_cache_memory_bytes or gpu_memory_utilization, or lower block_size"
+            )
+        return int(num_blocks)
+
+    def initialize_kv_cache(
+        self, num_blocks: int, buffer_spec: BufferSpec, num_sets: int
+    ) -> list[dict[str, np.ndarray[Any, Any]]]:
+        """Take the memory of the KV cache and of the step-buffer sets.
+
+        Returns:
+            The sets as numpy sees them, for ``_core.Scheduler``.
+        """
+        runner = self._loaded()
+        shape = runner.model.kv_cache_spec.layer_shape(num_blocks, self.config.cache.block_size)
+        runner.kv_caches = [self._zeros(shape) for _ in range(runner.model.kv_cache_spec.num_layers)]
+        pin_memory = self.device.type == "cuda"
+        runner.step_buffers = [StepBuffers(buffer_spec, pin_memory=pin_memory) for _ in range(num_sets)]
+        logger.info(
+            "KV cache: %d blocks of %d tokens, %.1f MiB on %s",
+            num_blocks,
+            self.config.cache.block_size,
+            num_blocks * self.num_bytes_per_block / 2**20,
+            self.device,
+        )
+        return [step.arrays for step in runner.step_buffers]
+
+    def shutdown(self) -> None:
+        """Let the model and the cache go."""
+        self.runner = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _loaded(self) -> GPUModelRunner:
+        if self.runner is None:
+            raise RuntimeError("load_model must be called first")
+        return self.runner
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        # numpy takes zeroed pages from the kernel, which come into being when they are touched; torch writes zeros.
+        flat = np.zeros(int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize, np.uint8)
+        return torch.from_numpy(flat).view(self.dtype).view(shape)
+
+    def _check_room(self, needed: int, name: str, value: int, unit: int) -> None:
+        available = (
+            host_resources.memory_available() if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0]
+        )
+        if needed > available:
+            raise ModelLoadError(
+                f"{name} is {value}, which takes {needed} bytes, but {available} bytes are free on {self.device}; "
+                f"at most {available // unit} would fit"
+            )
+
+    def _cpu_budget(self) -> int:
+        limit, available = host_resources.memory_limit(), host_resources.memory_available()
+        share = int(min(self.config.cache.cpu_kv_cache_fraction * limit, CPU_CACHE_SHARE_OF_AVAILABLE * available))
+        blocks_per_seq = -(-self.config.model.max_model_len // self.config.cache.block_size)
+        useful = 1 + CPU_CACHE_CAP * self.config.scheduler.max_num_seqs * blocks_per_seq
+        return min(share, useful * self.num_bytes_per_block)
+
+    def _cuda_budget(self) -> int:
+        """What is left of ``gpu_memory_utilization`` after the weights and the largest step."""
+        runner = self._loaded()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        runner.profile_run(self._largest_batch(), self.dtype)
+        torch.cuda.synchronize(self.device)
+        peak = torch.cuda.max_memory_allocated(self.device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self.device)
+        elsewhere = total - free - torch.cuda.memory_reserved(self.device)  # contexts, libraries, other processes
+        return int(total * self.config.cache.gpu_memory_utilization) - peak - elsewhere
+
+    def _largest_batch(self) -> list[int]:
+        """Prompt lengths of a step with as many tokens and as many requests as there may be."""
+        scheduler, longest = self.config.scheduler, self.config.model.max_model_len
+        num_seqs, budget = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+        base, extra = divmod(budget, num_seqs)
+        return [min(longest, base + (i < extra)) for i in range(num_seqs)]
+
+
+def resolve_dtype(dtype: str, device: torch.device, hf_config: Mapping[str, Any]) -> torch.dtype:
+    """The torch dtype of a configuration's name.
+
+    ``auto`` is float32 on CPU; on CUDA it is the checkpoint's dtype if that has 16 bits, else float16.
+    """
+    if dtype != "auto":
+        return DTYPES[dtype]
+    if device.type == "cpu":
+        return torch.float32
+    stored = hf_config.get("dtype") or hf_config.get("torch_dtype")
+    return torch.bfloat16 if stored == "bfloat16" else torch.float16
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelLoadError(f"device is 'cuda', but torch {torch.__version__} finds no CUDA device; use device='cpu'")
+    return torch.device(name, 0) if name == "cuda" else torch.device(name)
