@@ -1,1 +1,25 @@
-//! Placeholder.
+//! `rustvllm._core`: the Rust core for Python. Converts, calls, converts; no logic lives here.
+
+#![allow(clippy::needless_pass_by_value, reason = "pyo3 hands extracted arguments over by value")]
+#![allow(clippy::doc_markdown, reason = "these comments become Python docstrings")]
+
+mod buffers;
+mod config;
+mod errors;
+mod handle;
+mod output_processor;
+mod scheduler;
+mod tokenizer;
+
+use pyo3::prelude::*;
+
+#[pymodule(gil_used = true)]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("build_profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
+    config::register(module)?;
+    handle::register(module)?;
+    scheduler::register(module)?;
+    tokenizer::register(module)?;
+    output_processor::register(module)
+}

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use output::{OutputOptions, StopReason};
+use output::{DetokenizeOptions, OutputOptions, StopReason};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use scheduler::{FinishReason, RequestKey};
@@ -131,15 +131,11 @@ impl PyOutputProcessor {
         min_tokens: u32,
     ) -> PyResult<()> {
         let prompt_token_ids = valid_token_ids(prompt_token_ids)?;
-        let options = OutputOptions {
-            detokenize,
-            skip_special_tokens,
-            spaces_between_special_tokens,
-            stop,
-            include_stop_str_in_output,
-            min_tokens,
-        };
-        py.detach(|| self.lock().add_request(RequestKey(key), &prompt_token_ids, options)).map_err(request_error)
+        let detokenize =
+            detokenize.then_some(DetokenizeOptions { skip_special_tokens, spaces_between_special_tokens });
+        let options = OutputOptions { detokenize, stop, include_stop_str_in_output, min_tokens };
+        py.detach(|| self.lock().add_request(RequestKey(key), &prompt_token_ids, options))
+            .map_err(request_error)
     }
 
     /// Forget a request whose reader has gone; its later outputs are dropped.

@@ -39,7 +39,12 @@ impl PyTokenizer {
 
     /// Token ids of a text. Raises InvalidRequestError for a text that is not valid Unicode.
     #[pyo3(signature = (text, add_special_tokens = true))]
-    fn encode(&self, py: Python<'_>, text: &Bound<'_, PyString>, add_special_tokens: bool) -> PyResult<Vec<u32>> {
+    fn encode(
+        &self,
+        py: Python<'_>,
+        text: &Bound<'_, PyString>,
+        add_special_tokens: bool,
+    ) -> PyResult<Vec<u32>> {
         let text = valid_text(text)?;
         let encode = || self.inner.encode(&text, add_special_tokens);
         let ids = if text.len() <= SHORT_TEXT_BYTES { encode() } else { py.detach(encode) };
@@ -64,7 +69,12 @@ impl PyTokenizer {
 
     /// Text of token ids; ids that are in no vocabulary stand for nothing.
     #[pyo3(signature = (token_ids, skip_special_tokens = true))]
-    fn decode(&self, py: Python<'_>, token_ids: &Bound<'_, PyAny>, skip_special_tokens: bool) -> PyResult<String> {
+    fn decode(
+        &self,
+        py: Python<'_>,
+        token_ids: &Bound<'_, PyAny>,
+        skip_special_tokens: bool,
+    ) -> PyResult<String> {
         let token_ids = valid_token_ids(token_ids)?;
         let decode = || self.inner.decode(&token_ids, skip_special_tokens);
         let text = if token_ids.len() <= SHORT_NUM_TOKENS { decode() } else { py.detach(decode) };
@@ -94,13 +104,14 @@ impl PyTokenizer {
 
 /// The text as UTF-8. Python strings may hold half a surrogate pair, which is no character.
 fn valid_text(text: &Bound<'_, PyString>) -> PyResult<PyBackedStr> {
-    PyBackedStr::try_from(text.clone())
-        .map_err(|error| InvalidRequestError::new_err(format!("the prompt is not valid Unicode text: {error}")))
+    PyBackedStr::try_from(text.clone()).map_err(|error| {
+        InvalidRequestError::new_err(format!("the prompt is not valid Unicode text: {error}"))
+    })
 }
 
 /// A sequence of ids. Negative and huge numbers are an error about the request, not Python's OverflowError.
 pub(crate) fn valid_token_ids(token_ids: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    token_ids.extract().map_err(|error| {
+    token_ids.extract().map_err(|error: PyErr| {
         if error.is_instance_of::<PyOverflowError>(token_ids.py()) {
             InvalidRequestError::new_err(format!("token ids must be from 0 to {}: {error}", u32::MAX))
         } else {

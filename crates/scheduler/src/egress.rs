@@ -100,10 +100,15 @@ impl Producer {
         true
     }
 
-    /// Make everything pushed so far visible. Returns whether anything waits for the consumer.
-    pub fn publish(&mut self) -> bool {
+    /// Make everything pushed so far visible.
+    pub fn publish(&mut self) {
         // Release: pairs with the Acquire in `Consumer::drain`; the records are whole before they are seen.
         self.egress.tail.0.store(self.position, Ordering::Release);
+    }
+
+    /// Whether anything published waits for the consumer.
+    #[must_use]
+    pub fn has_published(&self) -> bool {
         !self.egress.is_empty()
     }
 }

@@ -9,6 +9,7 @@ use crate::{
     output::SchedulerOutput,
     request::{NO_ROW, Request, RequestStatus},
     scheduler::Scheduler,
+    step::UNCHANGED,
 };
 
 /// A request as seen from outside.
@@ -36,6 +37,34 @@ pub struct RequestState {
     pub token_ids: Vec<i32>,
     /// Importance under the priority policy.
     pub priority: i32,
+}
+
+/// One scheduled request of a step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ScheduledRequest {
+    /// Its id.
+    pub request_id: String,
+    /// Tokens it runs.
+    pub num_scheduled_tokens: u32,
+    /// Tokens computed before the step.
+    pub num_computed_tokens: u32,
+    /// Its first admission.
+    pub is_new: bool,
+    /// Its admission after a preemption: its blocks replace what the worker knows.
+    pub is_resumed: bool,
+    /// Blocks the worker learns in this step.
+    pub new_block_ids: Vec<BlockId>,
+}
+
+/// A step in people's terms.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StepView {
+    /// In batch order.
+    pub scheduled: Vec<ScheduledRequest>,
+    /// Requests that finished since the last step.
+    pub finished_req_ids: Vec<String>,
+    /// Requests that lost their blocks in this step.
+    pub preempted_req_ids: Vec<String>,
 }
 
 impl Scheduler {
@@ -78,16 +107,32 @@ impl Scheduler {
         self.kv.prefix_hit_blocks(token_ids, extra_keys) * self.config.block_size
     }
 
-    /// `(request_id, num_scheduled_tokens)` of a step in flight, in batch order.
+    /// A step that is in flight, in people's terms. Requests that have left since are not in it.
     #[must_use]
-    pub fn scheduled_requests(&self, output: &SchedulerOutput) -> Vec<(String, u32)> {
-        let Some(step) = self.steps.get(output.buffer_index as usize).filter(|step| step.output == *output)
-        else {
-            return Vec::new();
-        };
-        let live = |slot: u32, epoch: u32| self.requests[slot as usize].epoch == epoch;
-        let entries = step.entries.iter().filter(|entry| live(entry.slot, entry.epoch));
-        entries.map(|entry| (self.id_of(entry.slot), entry.num_scheduled_tokens)).collect()
+    pub fn step_view(&self, output: &SchedulerOutput) -> Option<StepView> {
+        let step = self.steps.get(output.buffer_index as usize).filter(|step| step.output == *output)?;
+        let mut scheduled = Vec::with_capacity(step.entries.len());
+        for entry in &step.entries {
+            let request = &self.requests[entry.slot as usize];
+            if request.epoch != entry.epoch {
+                continue;
+            }
+            let new_blocks = match entry.block_table_start {
+                UNCHANGED => &[],
+                start => request.block_table.get(start as usize..).unwrap_or(&[]),
+            };
+            scheduled.push(ScheduledRequest {
+                request_id: self.id_of(entry.slot),
+                num_scheduled_tokens: entry.num_scheduled_tokens,
+                num_computed_tokens: request.num_computed_tokens - entry.num_scheduled_tokens,
+                is_new: entry.is_new && request.cold.num_preemptions == 0,
+                is_resumed: entry.is_new && request.cold.num_preemptions > 0,
+                new_block_ids: new_blocks.to_vec(),
+            });
+        }
+        let preempted = step.preempted_slots.iter().map(|&slot| self.id_of(slot)).collect();
+        let finished = step.finished_ids.iter().map(ToString::to_string).collect();
+        Some(StepView { scheduled, finished_req_ids: finished, preempted_req_ids: preempted })
     }
 
     /// Check what holds between any two calls.

@@ -47,7 +47,7 @@ pub use clock::monotonic_ns;
 pub use config::{ConfigError, SchedulerConfig, SchedulingPolicy};
 pub use handle::{AddRequestError, EngineHandle, NotTheWaiter};
 pub use inbox::Inbox;
-pub use inspect::RequestState;
+pub use inspect::{RequestState, ScheduledRequest, StepView};
 pub use output::{EngineCoreOutput, FinishReason, RequestError, RequestKey, SchedulerOutput};
 pub use request::{NewRequest, RequestStatus, SamplingParams};
 pub use scheduler::{Scheduler, SchedulerError};

@@ -92,8 +92,10 @@ pub struct Scheduler {
     /// Sets of the steps that are not updated yet, oldest first.
     pub(crate) in_flight: VecDeque<usize>,
     pub(crate) last_step: u64,
-    pub(crate) finished_rows: Vec<u32>,
-    pub(crate) preempted_rows: Vec<u32>,
+    /// Rows given up since the last step, with the ids of their requests for the debug view.
+    pub(crate) finished_rows: Vec<(u32, Box<str>)>,
+    /// Rows given up in this step, with their slots.
+    pub(crate) preempted_rows: Vec<(u32, u32)>,
     pub(crate) egress: Producer,
     /// Records that did not fit into the egress; offered again with the next step.
     pub(crate) spill: VecDeque<EngineCoreOutput>,
@@ -208,10 +210,16 @@ impl Scheduler {
         self.running.len() + self.waiting.len()
     }
 
-    /// Whether anything is waiting, running, or in the inbox.
+    /// Whether anything is waiting, running, in the inbox, or waiting for room in the egress.
     #[must_use]
     pub fn has_unfinished_requests(&self) -> bool {
-        self.num_unfinished_requests() > 0 || !self.handle.shared.inbox.is_empty()
+        self.num_unfinished_requests() > 0 || !self.spill.is_empty() || !self.handle.shared.inbox.is_empty()
+    }
+
+    /// Whether outputs wait for the output side.
+    #[must_use]
+    pub fn has_outputs(&self) -> bool {
+        self.egress.has_published()
     }
 
     /// Forget every cached block; `false` while blocks are in use.
@@ -400,7 +408,7 @@ impl Scheduler {
         request.num_computed_tokens = 0;
         request.cold.num_preemptions += 1;
         self.stats.num_preemptions += 1;
-        self.preempted_rows.push(request.row);
+        self.preempted_rows.push((request.row, slot));
         self.waiting.push(request.cold.priority, request.cold.arrival, slot);
         self.retire_row(slot);
     }

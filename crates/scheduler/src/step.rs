@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// No difference to the block table.
-const UNCHANGED: u32 = u32::MAX;
+pub(crate) const UNCHANGED: u32 = u32::MAX;
 
 /// One scheduled request.
 #[derive(Clone, Copy, Debug)]
@@ -19,11 +19,11 @@ pub(crate) struct Entry {
     pub(crate) epoch: u32,
     pub(crate) num_scheduled_tokens: u32,
     /// Blocks from here on are new to the worker.
-    block_table_start: u32,
+    pub(crate) block_table_start: u32,
     /// Whether the step yields a token for it.
     pub(crate) sampled: bool,
     /// New or resumed: the worker learns its parameters.
-    is_new: bool,
+    pub(crate) is_new: bool,
 }
 
 /// The plan and its arrays. `output.step == 0` while the set has never been used.
@@ -41,6 +41,9 @@ pub(crate) struct Step {
     block_size: u32,
     /// Tokens of the plan that was in the set before: its slots are reset to padding.
     previous_num_tokens: usize,
+    /// Ids of the requests behind `finished_rows` and slots of those behind `preempted_rows`: for the debug view.
+    pub(crate) finished_ids: Vec<Box<str>>,
+    pub(crate) preempted_slots: Vec<u32>,
 }
 
 impl Step {
@@ -58,6 +61,8 @@ impl Step {
             max_num_seqs: config.max_num_seqs as usize,
             block_size: config.block_size,
             previous_num_tokens: 0,
+            finished_ids: Vec::with_capacity(config.max_num_seqs as usize),
+            preempted_slots: Vec::with_capacity(config.max_num_seqs as usize),
         }
     }
 
@@ -68,6 +73,8 @@ impl Step {
             self.previous_num_tokens = self.output.total_num_scheduled_tokens as usize;
         }
         self.entries.clear();
+        self.finished_ids.clear();
+        self.preempted_slots.clear();
         self.rewind();
         self.output = SchedulerOutput { step, buffer_index, ..SchedulerOutput::default() };
     }
@@ -168,7 +175,7 @@ impl Step {
     }
 
     /// Fill the padding and the rows that left; the scalars are final afterwards.
-    pub(crate) fn finish(&mut self, finished_rows: &mut Vec<u32>, preempted_rows: &mut Vec<u32>) {
+    pub(crate) fn finish(&mut self, finished: &mut Vec<(u32, Box<str>)>, preempted: &mut Vec<(u32, u32)>) {
         let num_tokens = self.output.total_num_scheduled_tokens as usize;
         for index in self.output.num_reqs as usize..=self.max_num_seqs {
             self.buffers.query_start_loc.write(index, num_tokens as i32);
@@ -176,15 +183,16 @@ impl Step {
         for token in num_tokens..self.previous_num_tokens {
             self.buffers.slot_mapping.write(token, -1);
         }
-        for (index, row) in finished_rows.drain(..).enumerate() {
+        for (index, (row, request_id)) in finished.drain(..).enumerate() {
             self.buffers.finished_rows.write(index, row as i32);
-            self.output.num_finished += 1;
+            self.finished_ids.push(request_id);
         }
-        self.output.num_preempted = 0;
-        for (index, row) in preempted_rows.drain(..).enumerate() {
+        for (index, (row, slot)) in preempted.drain(..).enumerate() {
             self.buffers.preempted_rows.write(index, row as i32);
-            self.output.num_preempted += 1;
+            self.preempted_slots.push(slot);
         }
+        self.output.num_finished = self.finished_ids.len() as u32;
+        self.output.num_preempted = self.preempted_slots.len() as u32;
         let longest = self.entries.iter().map(|entry| entry.num_scheduled_tokens).max();
         self.output.max_num_scheduled_tokens = longest.unwrap_or(0);
     }

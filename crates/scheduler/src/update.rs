@@ -175,7 +175,7 @@ impl Scheduler {
         self.by_id.remove(&request.cold.request_id);
         request.token_ids = Vec::new();
         if was_running {
-            self.finished_rows.push(request.row);
+            self.finished_rows.push((request.row, std::mem::take(&mut request.cold.request_id)));
         }
         self.retire_row(slot);
         self.free_slots.push(slot);

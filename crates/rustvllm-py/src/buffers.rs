@@ -1,0 +1,78 @@
+//! Python arrays as step buffers: checked once, kept alive for the scheduler's life.
+
+use std::ptr::NonNull;
+
+use ::scheduler::{
+    SchedulerConfig, StepBuffers,
+    step_buffers::{ArraySpec, BufferError, DType},
+};
+use pyo3::{
+    buffer::PyBuffer,
+    exceptions::{PyKeyError, PyTypeError, PyValueError},
+    prelude::*,
+};
+
+/// A Python buffer view of any dtype, kept for its `Drop` alone.
+pub(crate) type BufferView = Box<dyn std::any::Any + Send + Sync>;
+
+/// `BufferError` and everything Python says, as one error.
+struct Refusal(PyErr);
+
+impl From<BufferError> for Refusal {
+    fn from(error: BufferError) -> Self {
+        Self(PyValueError::new_err(error.to_string()))
+    }
+}
+
+impl From<PyErr> for Refusal {
+    fn from(error: PyErr) -> Self {
+        Self(error)
+    }
+}
+
+/// Register one set: a mapping from name to a writable C-contiguous array of the specified dtype.
+/// The views pushed to `views` keep the memory alive and in place.
+pub(crate) fn register_set(
+    config: &SchedulerConfig,
+    set: &Bound<'_, PyAny>,
+    views: &mut Vec<BufferView>,
+) -> PyResult<StepBuffers> {
+    // SAFETY: the view of each array is kept in `views` by the scheduler's Python object, so its
+    // memory stays valid and unmoved (a buffer export forbids resizing); dtype, contiguity and
+    // writability are checked below; who may touch it when is the generation protocol of `Scheduler`.
+    let buffers = unsafe {
+        StepBuffers::from_raw(config, |spec| {
+            let array = set.get_item(spec.name).map_err(|_| {
+                PyKeyError::new_err(format!(
+                    "step buffers lack the array {:?}; see step_buffer_spec",
+                    spec.name
+                ))
+            })?;
+            let (start, len, view) = match spec.dtype {
+                DType::Int32 => writable::<i32>(spec, &array)?,
+                DType::Int64 => writable::<i64>(spec, &array)?,
+                DType::Float32 => writable::<f32>(spec, &array)?,
+            };
+            views.push(view);
+            Ok((start, len))
+        })
+    };
+    buffers.map_err(|Refusal(error)| error)
+}
+
+fn writable<T: pyo3::buffer::Element + Send + Sync + 'static>(
+    spec: &ArraySpec,
+    array: &Bound<'_, PyAny>,
+) -> Result<(NonNull<u8>, usize, BufferView), Refusal> {
+    let view = PyBuffer::<T>::get(array).map_err(|_| {
+        let message = format!("step buffer {} must be an array of dtype {}", spec.name, spec.dtype.as_str());
+        PyTypeError::new_err(message)
+    })?;
+    if view.readonly() || !view.is_c_contiguous() {
+        let message = format!("step buffer {} must be writable and C-contiguous", spec.name);
+        return Err(PyValueError::new_err(message).into());
+    }
+    let start = NonNull::new(view.buf_ptr().cast::<u8>())
+        .ok_or_else(|| PyValueError::new_err(format!("step buffer {} has no memory", spec.name)))?;
+    Ok((start, view.item_count(), Box::new(view)))
+}

@@ -1,0 +1,144 @@
+//! `SchedulerConfig` and the specification of the step arrays, for Python.
+
+use ::scheduler::{
+    SchedulerConfig, SchedulingPolicy, StepBuffers,
+    step_buffers::{SAMPLING_FLOAT_COLUMNS, SAMPLING_INT_COLUMNS},
+};
+use pyo3::{exceptions::PyValueError, prelude::*, types::PyTuple};
+
+/// Numbers that fix a scheduler; checked here, readable under their names.
+#[pyclass(frozen, name = "SchedulerConfig", module = "rustvllm._core")]
+pub(crate) struct PySchedulerConfig {
+    pub(crate) inner: SchedulerConfig,
+}
+
+#[pymethods]
+impl PySchedulerConfig {
+    #[new]
+    #[pyo3(signature = (*, num_blocks, max_model_len, block_size=16, max_num_seqs=128, max_num_batched_tokens=2048,
+        enable_prefix_caching=true, enable_chunked_prefill=true, long_prefill_token_threshold=0,
+        scheduling_policy="fcfs", watermark=0.0, max_num_queued_reqs=65536))]
+    #[expect(
+        clippy::too_many_arguments,
+        clippy::fn_params_excessive_bools,
+        reason = "keyword-only in Python"
+    )]
+    fn new(
+        num_blocks: u32,
+        max_model_len: u32,
+        block_size: u32,
+        max_num_seqs: u32,
+        max_num_batched_tokens: u32,
+        enable_prefix_caching: bool,
+        enable_chunked_prefill: bool,
+        long_prefill_token_threshold: u32,
+        scheduling_policy: &str,
+        watermark: f64,
+        max_num_queued_reqs: u32,
+    ) -> PyResult<Self> {
+        let scheduling_policy = match scheduling_policy {
+            "fcfs" => SchedulingPolicy::Fcfs,
+            "priority" => SchedulingPolicy::Priority,
+            other => {
+                let message = format!("scheduling_policy must be 'fcfs' or 'priority', got {other:?}");
+                return Err(PyValueError::new_err(message));
+            }
+        };
+        let inner = SchedulerConfig {
+            num_blocks,
+            block_size,
+            max_model_len,
+            max_num_seqs,
+            max_num_batched_tokens,
+            enable_prefix_caching,
+            enable_chunked_prefill,
+            long_prefill_token_threshold,
+            scheduling_policy,
+            watermark,
+            max_num_queued_reqs,
+        };
+        inner.check().map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok(Self { inner })
+    }
+
+    #[getter]
+    fn num_blocks(&self) -> u32 {
+        self.inner.num_blocks
+    }
+
+    #[getter]
+    fn max_model_len(&self) -> u32 {
+        self.inner.max_model_len
+    }
+
+    #[getter]
+    fn block_size(&self) -> u32 {
+        self.inner.block_size
+    }
+
+    #[getter]
+    fn max_num_seqs(&self) -> u32 {
+        self.inner.max_num_seqs
+    }
+
+    #[getter]
+    fn max_num_batched_tokens(&self) -> u32 {
+        self.inner.max_num_batched_tokens
+    }
+
+    #[getter]
+    fn enable_prefix_caching(&self) -> bool {
+        self.inner.enable_prefix_caching
+    }
+
+    #[getter]
+    fn enable_chunked_prefill(&self) -> bool {
+        self.inner.enable_chunked_prefill
+    }
+
+    #[getter]
+    fn long_prefill_token_threshold(&self) -> u32 {
+        self.inner.long_prefill_token_threshold
+    }
+
+    #[getter]
+    fn scheduling_policy(&self) -> &'static str {
+        match self.inner.scheduling_policy {
+            SchedulingPolicy::Fcfs => "fcfs",
+            SchedulingPolicy::Priority => "priority",
+        }
+    }
+
+    #[getter]
+    fn watermark(&self) -> f64 {
+        self.inner.watermark
+    }
+
+    #[getter]
+    fn max_num_queued_reqs(&self) -> u32 {
+        self.inner.max_num_queued_reqs
+    }
+
+    fn __repr__(&self) -> String {
+        format!("{:?}", self.inner)
+    }
+}
+
+/// Name, dtype and shape of every array of one step-buffer set.
+#[pyfunction]
+fn step_buffer_spec<'py>(
+    py: Python<'py>,
+    config: &PySchedulerConfig,
+) -> PyResult<Vec<(&'static str, &'static str, Bound<'py, PyTuple>)>> {
+    StepBuffers::spec(&config.inner)
+        .into_iter()
+        .map(|spec| Ok((spec.name, spec.dtype.as_str(), PyTuple::new(py, spec.shape)?)))
+        .collect()
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PySchedulerConfig>()?;
+    module.add_function(wrap_pyfunction!(step_buffer_spec, module)?)?;
+    module.add("SAMPLING_FLOAT_COLUMNS", PyTuple::new(module.py(), SAMPLING_FLOAT_COLUMNS)?)?;
+    module.add("SAMPLING_INT_COLUMNS", PyTuple::new(module.py(), SAMPLING_INT_COLUMNS)?)
+}

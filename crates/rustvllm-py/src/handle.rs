@@ -1,0 +1,240 @@
+//! `EngineHandle` for Python: add, abort, wait, read counters, from any thread.
+
+use std::{
+    os::fd::{AsRawFd, OwnedFd},
+    sync::{
+        Mutex, OnceLock,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use ::scheduler::{
+    EngineCoreOutput, EngineHandle as SharedHandle, NewRequest, RequestKey, SamplingParams, egress::Consumer,
+};
+use pyo3::{
+    buffer::PyBuffer,
+    exceptions::{PyOSError, PyRuntimeError, PyValueError},
+    prelude::*,
+    types::PyDict,
+};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::errors::{WrongThreadError, add_request_error};
+
+/// How long a parked main thread goes without looking for signals.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The shared side of the scheduler and the output side's end of its egress.
+#[pyclass(frozen, name = "EngineHandle", module = "rustvllm._core")]
+pub(crate) struct EngineHandle {
+    inner: SharedHandle,
+    /// One reader at a time; never waited for (`try_lock`).
+    consumer: Mutex<Consumer>,
+    notifier: OnceLock<OwnedFd>,
+    /// Whether the eventfd is readable and nobody has drained since.
+    notified: AtomicBool,
+    seen_wakes: AtomicU32,
+}
+
+impl EngineHandle {
+    pub(crate) fn new(inner: SharedHandle, consumer: Consumer) -> Self {
+        Self {
+            inner,
+            consumer: Mutex::new(consumer),
+            notifier: OnceLock::new(),
+            notified: AtomicBool::new(false),
+            seen_wakes: AtomicU32::new(0),
+        }
+    }
+
+    /// Consume everything the scheduler emitted.
+    pub(crate) fn drain_outputs(&self, receive: impl FnMut(EngineCoreOutput)) {
+        // AcqRel: pairs with the swap in `notify`. If the scheduler's thread saw `true` and did not write,
+        // its records were published before this swap and the drain below sees them.
+        if self.notified.swap(false, Ordering::AcqRel)
+            && let Some(fd) = self.notifier.get()
+        {
+            let mut count = [0u8; 8];
+            // EAGAIN (another drain was faster) is as good as a count.
+            let _ = rustix::io::read(fd, &mut count);
+        }
+        // A second reader finds nothing: the first is taking what there is.
+        if let Ok(mut consumer) = self.consumer.try_lock() {
+            consumer.drain(receive);
+        }
+    }
+
+    /// Abort from inside the core: a stop string was found.
+    pub(crate) fn abort_key(&self, key: RequestKey) {
+        self.inner.abort_key(key);
+    }
+
+    /// Make the eventfd readable, once per drain. Called by the scheduler's thread after it published.
+    pub(crate) fn notify(&self) {
+        let Some(fd) = self.notifier.get() else { return };
+        // AcqRel: see `drain_outputs`.
+        if !self.notified.swap(true, Ordering::AcqRel) {
+            // The counter cannot overflow: one write per drain.
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+#[pymethods]
+impl EngineHandle {
+    fn new_key(&self) -> u64 {
+        self.inner.new_key().0
+    }
+
+    #[pyo3(signature = (key, request_id, prompt_token_ids, *, max_tokens, min_tokens=0, eos_token_id=None,
+        stop_token_ids=Vec::new(), temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, presence_penalty=0.0,
+        frequency_penalty=0.0, repetition_penalty=1.0, seed=0, num_logprobs=-1, priority=0, cache_salt=None,
+        skip_reading_prefix_cache=false))]
+    #[expect(clippy::too_many_arguments, reason = "keyword-only in Python: one small call per request")]
+    fn add_request(
+        &self,
+        py: Python<'_>,
+        key: u64,
+        request_id: &str,
+        prompt_token_ids: &Bound<'_, PyAny>,
+        max_tokens: u32,
+        min_tokens: u32,
+        eos_token_id: Option<i32>,
+        stop_token_ids: Vec<i32>,
+        temperature: f32,
+        top_p: f32,
+        top_k: i64,
+        min_p: f32,
+        presence_penalty: f32,
+        frequency_penalty: f32,
+        repetition_penalty: f32,
+        seed: i64,
+        num_logprobs: i64,
+        priority: i32,
+        cache_salt: Option<&str>,
+        skip_reading_prefix_cache: bool,
+    ) -> PyResult<()> {
+        let params = SamplingParams {
+            max_tokens,
+            min_tokens,
+            eos_token_id,
+            stop_token_ids: stop_token_ids.into(),
+            temperature,
+            top_p,
+            min_p,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+            top_k,
+            seed,
+            num_logprobs,
+        };
+        let request = NewRequest {
+            key: RequestKey(key),
+            request_id: request_id.into(),
+            prompt_token_ids: token_ids(py, prompt_token_ids)?,
+            params,
+            priority,
+            extra_keys: encode_extra_keys(cache_salt),
+            skip_reading_prefix_cache,
+        };
+        py.detach(|| self.inner.add_request(request)).map_err(|error| add_request_error(&error))
+    }
+
+    fn abort_requests(&self, request_ids: Vec<String>) {
+        self.inner.abort_requests(request_ids.iter().map(String::as_str));
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn wait_for_work(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let deadline = match timeout {
+            Some(seconds) => {
+                let timeout = Duration::try_from_secs_f64(seconds).map_err(|error| {
+                    PyValueError::new_err(format!(
+                        "timeout must be a number of seconds, got {seconds}: {error}"
+                    ))
+                })?;
+                Instant::now().checked_add(timeout)
+            }
+            None => None,
+        };
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let slice = left.map_or(SIGNAL_INTERVAL, |left| left.min(SIGNAL_INTERVAL));
+            // Relaxed: only the waiting thread touches it.
+            let mut seen_wakes = self.seen_wakes.load(Ordering::Relaxed);
+            // A thread that is not the main one gets no signals and parks without waking up to look.
+            let slice = if is_main_thread(py)? { Some(slice) } else { left };
+            let woken = py
+                .detach(|| self.inner.wait_for_work(&mut seen_wakes, slice))
+                .map_err(|error| WrongThreadError::new_err(error.to_string()))?;
+            self.seen_wakes.store(seen_wakes, Ordering::Relaxed);
+            if woken {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn wake(&self) {
+        self.inner.wake();
+    }
+
+    #[getter]
+    fn output_fd(&self) -> PyResult<i32> {
+        if self.notifier.get().is_none() {
+            let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|error| PyOSError::new_err(format!("eventfd: {error}")))?;
+            // Another thread may have been faster; then ours is closed again.
+            let _ = self.notifier.set(fd);
+        }
+        let fd = self.notifier.get().ok_or_else(|| PyRuntimeError::new_err("no eventfd"))?;
+        // What was emitted before anybody listened must be announced too.
+        self.notify();
+        Ok(fd.as_raw_fd())
+    }
+
+    pub(crate) fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.inner.stats();
+        let dict = PyDict::new(py);
+        for (name, value) in stats.entries() {
+            dict.set_item(name, value)?;
+        }
+        let used = stats.num_usable_blocks.saturating_sub(stats.num_free_blocks);
+        dict.set_item("kv_cache_usage", used as f64 / stats.num_usable_blocks.max(1) as f64)?;
+        dict.set_item("num_queued", self.inner.num_queued())?;
+        Ok(dict)
+    }
+}
+
+/// Ids from an int32 buffer (one copy) or from a sequence of ints.
+pub(crate) fn token_ids(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Vec<i32>> {
+    match PyBuffer::<i32>::get(object) {
+        Ok(buffer) => buffer.to_vec(py),
+        Err(_) => object.extract(),
+    }
+}
+
+/// Keys beside the tokens that cached blocks depend on: tag, length, bytes; so that no two sets of keys look alike.
+pub(crate) fn encode_extra_keys(cache_salt: Option<&str>) -> Box<[u8]> {
+    let mut encoded = Vec::new();
+    if let Some(salt) = cache_salt {
+        encoded.push(1);
+        encoded.extend_from_slice(&(salt.len() as u64).to_le_bytes());
+        encoded.extend_from_slice(salt.as_bytes());
+    }
+    encoded.into()
+}
+
+fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
+    let threading = py.import("threading")?;
+    Ok(threading.call_method0("current_thread")?.is(&threading.call_method0("main_thread")?))
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<EngineHandle>()
+}

@@ -1,0 +1,338 @@
+//! `Scheduler` and `SchedulerOutput` for Python: the owner's side, and the debug views.
+
+use std::thread::{self, ThreadId};
+
+use ::scheduler::{RequestState, Scheduler, SchedulerOutput, StepBuffers};
+use pyo3::{
+    buffer::PyBuffer,
+    exceptions::{PyTypeError, PyValueError},
+    prelude::*,
+    types::{PyDict, PyList},
+};
+
+use crate::{
+    buffers::{BufferView, register_set},
+    config::PySchedulerConfig,
+    errors::{SchedulerStateError, WrongThreadError, scheduler_error},
+    handle::{EngineHandle, encode_extra_keys, token_ids},
+};
+
+/// Makes a single-owner value acceptable to pyo3, which asks every class to be `Sync`.
+struct Exclusive<T>(T);
+
+// SAFETY: the value is only reached through `&mut Exclusive` (see `get`), and pyo3 hands out one `&mut`
+// to a `#[pyclass]` at a time, raising an exception to whoever comes second. No `&T` is ever shared.
+unsafe impl<T: Send> Sync for Exclusive<T> {}
+
+impl<T> Exclusive<T> {
+    fn get(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+/// What one step runs: scalars here, the rest in the arrays of set `buffer_index`.
+#[pyclass(frozen, name = "SchedulerOutput", module = "rustvllm._core")]
+pub(crate) struct PySchedulerOutput {
+    inner: SchedulerOutput,
+    scheduler: Py<PyScheduler>,
+}
+
+#[pymethods]
+impl PySchedulerOutput {
+    #[getter]
+    fn step(&self) -> u64 {
+        self.inner.step
+    }
+
+    #[getter]
+    fn buffer_index(&self) -> u32 {
+        self.inner.buffer_index
+    }
+
+    #[getter]
+    fn num_reqs(&self) -> u32 {
+        self.inner.num_reqs
+    }
+
+    #[getter]
+    fn total_num_scheduled_tokens(&self) -> u32 {
+        self.inner.total_num_scheduled_tokens
+    }
+
+    #[getter]
+    fn max_num_scheduled_tokens(&self) -> u32 {
+        self.inner.max_num_scheduled_tokens
+    }
+
+    #[getter]
+    fn max_seq_len(&self) -> u32 {
+        self.inner.max_seq_len
+    }
+
+    #[getter]
+    fn num_sampled(&self) -> u32 {
+        self.inner.num_sampled
+    }
+
+    #[getter]
+    fn num_new_reqs(&self) -> u32 {
+        self.inner.num_new_reqs
+    }
+
+    #[getter]
+    fn num_block_table_updates(&self) -> u32 {
+        self.inner.num_block_table_updates
+    }
+
+    #[getter]
+    fn num_finished(&self) -> u32 {
+        self.inner.num_finished
+    }
+
+    #[getter]
+    fn num_preempted(&self) -> u32 {
+        self.inner.num_preempted
+    }
+
+    /// The same content under the field's names, while the step is in flight; for tests and people.
+    fn debug_view<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let mut scheduler = self.scheduler.bind(py).try_borrow_mut()?;
+        let view = scheduler.inner.get().step_view(&self.inner).ok_or_else(|| {
+            let message = format!("step {} has been updated; its debug view is gone", self.inner.step);
+            SchedulerStateError::new_err(message)
+        })?;
+        let (new, resumed, cached) = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
+        let num_scheduled_tokens = PyDict::new(py);
+        for request in &view.scheduled {
+            let entry = PyDict::new(py);
+            entry.set_item("req_id", &request.request_id)?;
+            entry.set_item("num_computed_tokens", request.num_computed_tokens)?;
+            entry.set_item("new_block_ids", block_ids(&request.new_block_ids))?;
+            match (request.is_new, request.is_resumed) {
+                (true, _) => new.append(entry)?,
+                (_, true) => {
+                    resumed.append(&request.request_id)?;
+                    cached.append(entry)?;
+                }
+                _ => cached.append(entry)?,
+            }
+            num_scheduled_tokens.set_item(&request.request_id, request.num_scheduled_tokens)?;
+        }
+        let dict = PyDict::new(py);
+        dict.set_item("step", self.inner.step)?;
+        dict.set_item("scheduled_new_reqs", new)?;
+        dict.set_item("scheduled_cached_reqs", cached)?;
+        dict.set_item("resumed_req_ids", resumed)?;
+        dict.set_item("num_scheduled_tokens", num_scheduled_tokens)?;
+        dict.set_item("total_num_scheduled_tokens", self.inner.total_num_scheduled_tokens)?;
+        dict.set_item("finished_req_ids", view.finished_req_ids)?;
+        dict.set_item("preempted_req_ids", view.preempted_req_ids)?;
+        Ok(dict)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("{:?}", self.inner)
+    }
+}
+
+/// The owner's side. One thread schedules and updates: the first that calls `schedule`.
+#[pyclass(name = "Scheduler", module = "rustvllm._core")]
+pub(crate) struct PyScheduler {
+    inner: Exclusive<Scheduler>,
+    handle: Py<EngineHandle>,
+    config: Py<PySchedulerConfig>,
+    owner: Option<ThreadId>,
+    /// The ids of one update, copied out of Python's array.
+    sampled: Vec<i32>,
+    /// Views that keep the step arrays alive and in place; dropped after `inner` (declaration order).
+    _views: Vec<BufferView>,
+}
+
+impl PyScheduler {
+    fn check_owner(&mut self) -> PyResult<()> {
+        let caller = thread::current().id();
+        let owner = *self.owner.get_or_insert(caller);
+        if owner == caller {
+            return Ok(());
+        }
+        let message =
+            format!("the scheduler belongs to {owner:?}, the first thread that called it, not to {caller:?}");
+        Err(WrongThreadError::new_err(message))
+    }
+
+    fn announce(&mut self) {
+        if self.inner.get().has_outputs() {
+            self.handle.get().notify();
+        }
+    }
+}
+
+#[pymethods]
+impl PyScheduler {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        config: Py<PySchedulerConfig>,
+        step_buffers: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let numbers = config.get().inner.clone();
+        let mut views = Vec::new();
+        let sets: Vec<StepBuffers> = step_buffers
+            .iter()
+            .map(|set| register_set(&numbers, set, &mut views))
+            .collect::<PyResult<_>>()?;
+        let mut inner = Scheduler::new(numbers, sets).map_err(|error| scheduler_error(&error))?;
+        let consumer =
+            inner.take_consumer().ok_or_else(|| SchedulerStateError::new_err("the egress has been taken"))?;
+        let handle = Py::new(py, EngineHandle::new(inner.handle(), consumer))?;
+        Ok(Self { inner: Exclusive(inner), handle, config, owner: None, sampled: Vec::new(), _views: views })
+    }
+
+    #[getter]
+    fn handle(&self, py: Python<'_>) -> Py<EngineHandle> {
+        self.handle.clone_ref(py)
+    }
+
+    #[getter]
+    fn config(&self, py: Python<'_>) -> Py<PySchedulerConfig> {
+        self.config.clone_ref(py)
+    }
+
+    fn schedule(slf: &Bound<'_, Self>) -> PyResult<Option<PySchedulerOutput>> {
+        let mut this = slf.try_borrow_mut()?;
+        this.check_owner()?;
+        let output = this.inner.get().schedule().map_err(|error| scheduler_error(&error))?;
+        this.announce();
+        Ok(output.map(|inner| PySchedulerOutput { inner, scheduler: slf.clone().unbind() }))
+    }
+
+    fn update_from_output(
+        &mut self,
+        py: Python<'_>,
+        scheduler_output: &PySchedulerOutput,
+        sampled_token_ids: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        self.check_owner()?;
+        let ids = PyBuffer::<i32>::get(sampled_token_ids)
+            .map_err(|_| PyTypeError::new_err("sampled_token_ids must be an array of dtype int32"))?;
+        let num_columns = match ids.shape() {
+            [_] => 1,
+            [_, columns] => *columns,
+            shape => {
+                let message = format!("sampled_token_ids must have 1 or 2 dimensions, got shape {shape:?}");
+                return Err(PyValueError::new_err(message));
+            }
+        };
+        self.sampled.resize(ids.item_count(), -1);
+        ids.copy_to_slice(py, &mut self.sampled)?;
+        let finished = self
+            .inner
+            .get()
+            .update_from_output(&scheduler_output.inner, &self.sampled, num_columns)
+            .map_err(|error| scheduler_error(&error))?;
+        self.announce();
+        Ok(finished)
+    }
+
+    fn fail_step(&mut self, scheduler_output: &PySchedulerOutput) -> PyResult<usize> {
+        self.check_owner()?;
+        let failed =
+            self.inner.get().fail_step(&scheduler_output.inner).map_err(|error| scheduler_error(&error))?;
+        self.announce();
+        Ok(failed)
+    }
+
+    fn has_unfinished_requests(&mut self) -> bool {
+        self.inner.get().has_unfinished_requests()
+    }
+
+    fn num_unfinished_requests(&mut self) -> usize {
+        self.inner.get().num_unfinished_requests()
+    }
+
+    fn reset_prefix_cache(&mut self) -> PyResult<bool> {
+        self.check_owner()?;
+        Ok(self.inner.get().reset_prefix_cache())
+    }
+
+    fn check_invariants(&mut self) {
+        self.inner.get().check_invariants();
+    }
+
+    fn token_ids(&mut self, row: u32) -> PyResult<Vec<i32>> {
+        let state = self.inner.get().request_in_row(row);
+        state
+            .map(|state| state.token_ids)
+            .ok_or_else(|| PyValueError::new_err(format!("no running request has row {row}")))
+    }
+
+    fn queues<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        dict.set_item("waiting", self.inner.get().waiting_request_ids())?;
+        dict.set_item("running", self.inner.get().running_request_ids())?;
+        Ok(dict)
+    }
+
+    fn request_state<'py>(
+        &mut self,
+        py: Python<'py>,
+        request_id: &str,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        self.inner.get().request_state(request_id).map(|state| request_dict(py, &state)).transpose()
+    }
+
+    fn block_states<'py>(&mut self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let scheduler = self.inner.get();
+        let states = scheduler.block_states();
+        let dicts = states.iter().enumerate().map(|(block_id, state)| {
+            let dict = PyDict::new(py);
+            dict.set_item("block_id", block_id)?;
+            dict.set_item("ref_count", state.ref_count)?;
+            dict.set_item("is_cached", state.hash.is_some())?;
+            dict.set_item("free_position", state.free_position)?;
+            dict.set_item("is_null", state.is_null)?;
+            Ok(dict)
+        });
+        dicts.collect()
+    }
+
+    #[pyo3(signature = (prompt_token_ids, cache_salt=None))]
+    fn prefix_hit_length(
+        &mut self,
+        py: Python<'_>,
+        prompt_token_ids: &Bound<'_, PyAny>,
+        cache_salt: Option<&str>,
+    ) -> PyResult<u32> {
+        let ids = token_ids(py, prompt_token_ids)?;
+        Ok(self.inner.get().prefix_hit_length(&ids, &encode_extra_keys(cache_salt)))
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.handle.get().stats(py)
+    }
+}
+
+fn block_ids(blocks: &[kvblocks::BlockId]) -> Vec<u32> {
+    blocks.iter().map(|block| block.0).collect()
+}
+
+fn request_dict<'py>(py: Python<'py>, state: &RequestState) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("request_id", &state.request_id)?;
+    dict.set_item("status", state.status.as_str())?;
+    dict.set_item("num_tokens", state.num_tokens)?;
+    dict.set_item("num_prompt_tokens", state.num_prompt_tokens)?;
+    dict.set_item("num_computed_tokens", state.num_computed_tokens)?;
+    dict.set_item("num_cached_tokens", state.num_cached_tokens)?;
+    dict.set_item("num_preemptions", state.num_preemptions)?;
+    dict.set_item("row", state.row)?;
+    dict.set_item("block_table", block_ids(&state.block_table))?;
+    dict.set_item("token_ids", &state.token_ids)?;
+    dict.set_item("priority", state.priority)?;
+    Ok(dict)
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PySchedulerOutput>()?;
+    module.add_class::<PyScheduler>()
+}
