@@ -35,7 +35,7 @@ logger = init_logger(__name__)
 
 _GIB: Final = 1 << 30
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_NUMBER = re.compile(r"(-?\d+)(?:\.(\d+))?([kmgKMG]?)")
+_NUMBER = re.compile(r"(-?[0-9]+)(?:\.([0-9]+))?([kmgKMG]?)")
 
 NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     # argument -> values that ask for nothing and are let through

@@ -9,14 +9,17 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from rustvllm import envs
-from rustvllm.exceptions import HubUnreachableError, ModelAccessError, ModelLoadError, ModelNotFoundError
+from rustvllm.exceptions import (
+    ConfigError,
+    HubUnreachableError,
+    ModelAccessError,
+    ModelLoadError,
+    ModelNotFoundError,
+)
 from rustvllm.logger import init_logger, redact
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 logger = init_logger(__name__)
 
@@ -89,12 +92,16 @@ def resolve_model(
                 "such as gpt2"
             )
         return ResolvedModel(EMBEDDED_MODEL, path)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    try:
+        folder = Path(name).expanduser()
+        is_folder, is_file = folder.is_dir(), folder.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL in it, the home of nobody
+        folder, is_folder, is_file = Path(name[:_MAX_NAME]), False, False
+    if is_folder:
         if not (folder / "config.json").is_file():
             raise ModelNotFoundError(f"the folder {folder} has no config.json, so it holds no model")
         return ResolvedModel(name, folder.absolute())
-    if folder.is_file():
+    if is_file:
         raise ModelNotFoundError(
             f"{folder} is a file; give the folder that has config.json and the *.safetensors files"
         )
@@ -115,40 +122,47 @@ def resolve_model(
 
 
 def _snapshot(repo_id: str, name: str, revision: str | None, download_dir: Path | None, *, with_weights: bool) -> Path:
-    # huggingface_hub reads its timeouts from the environment when it is imported.
-    timeout = envs.hub_timeout()
-    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(max(1, round(timeout))))
-    from huggingface_hub import snapshot_download
+    """The folder of a hub model, fetched if need be; the cached copy when the hub cannot be asked."""
+    from huggingface_hub import HfApi, snapshot_download
 
-    patterns = [*_JSON_PATTERNS, *(_WEIGHT_PATTERNS if with_weights else ())]
-    known: Sequence[str] = _IGNORED_PATTERNS
-    try:
+    def fetch(*, local_files_only: bool) -> Path:
         folder = snapshot_download(
             repo_id,
             revision=revision,
             cache_dir=None if download_dir is None else str(download_dir),
-            allow_patterns=patterns,
-            ignore_patterns=list(known),
-            etag_timeout=timeout,
+            allow_patterns=[*_JSON_PATTERNS, *(_WEIGHT_PATTERNS if with_weights else ())],
+            ignore_patterns=list(_IGNORED_PATTERNS),
             library_name="rustvllm",
+            local_files_only=local_files_only,
         )
+        return Path(folder)
+
+    try:
+        # Asked first with a time limit: the download itself would wait for ever for a hub that says nothing.
+        HfApi(library_name="rustvllm").model_info(repo_id, revision=revision, timeout=envs.hub_timeout())
+    except ConfigError:
+        raise
     except Exception as error:  # noqa: BLE001 -- every failure of the hub is explained, none is a traceback
-        _explain(error, repo_id, name, revision, download_dir)
-    path = Path(folder)
+        try:
+            path = fetch(local_files_only=True)
+        except Exception:  # noqa: BLE001 -- not cached, or not completely: the first error is the reason
+            _explain(error, repo_id, name, revision, download_dir)
+        if not _is_offline():
+            logger.warning("using the cached copy of %s: %s", _at(repo_id, revision), _root_cause(error))
+    else:
+        try:
+            path = fetch(local_files_only=False)
+        except Exception as error:  # noqa: BLE001
+            _explain(error, repo_id, name, revision, download_dir)
     if not (path / "config.json").is_file():
-        _explain_incomplete(path, repo_id, revision)
+        raise ModelLoadError(f"{_at(repo_id, revision)} has no config.json in {path}, so it is no language model")
     return path
 
 
-def _explain_incomplete(path: Path, repo_id: str, revision: str | None) -> NoReturn:
+def _is_offline() -> bool:
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE:
-        raise HubUnreachableError(
-            f"the cached copy of {_at(repo_id, revision)} in {path} has no config.json and offline mode is on "
-            "(HF_HUB_OFFLINE): run once with a network"
-        )
-    raise ModelLoadError(f"{_at(repo_id, revision)} has no config.json, so it is no language model")
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def _explain(error: Exception, repo_id: str, name: str, revision: str | None, download_dir: Path | None) -> NoReturn:
@@ -182,12 +196,12 @@ def _explain(error: Exception, repo_id: str, name: str, revision: str | None, do
         ) from error
     if isinstance(error, errors.HFValidationError):
         raise ModelNotFoundError(f"{name!r} is no folder here and no valid hub name: {error}") from error
-    if status is not None and not isinstance(error, errors.LocalEntryNotFoundError):
+    if status is not None:
         raise ModelLoadError(f"{endpoint} answered HTTP {status} for {what}{asked}; try again later") from error
-    if isinstance(error, errors.LocalEntryNotFoundError) or _is_network_error(error):
+    if _is_network_error(error):
         reason = (
             "offline mode is on (HF_HUB_OFFLINE)"
-            if constants.HF_HUB_OFFLINE
+            if _is_offline()
             else f"{endpoint} cannot be reached ({_root_cause(error)})"
         )
         raise HubUnreachableError(
@@ -201,20 +215,21 @@ def _explain(error: Exception, repo_id: str, name: str, revision: str | None, do
 
 
 def _is_network_error(error: BaseException) -> bool:
+    """True when nobody answered; told by the name of the error, since the hub's client has changed its HTTP library."""
     from huggingface_hub import errors
 
-    names = {cls.__module__.split(".", 1)[0] + "." + cls.__name__ for cls in type(error).__mro__}
-    return isinstance(error, errors.OfflineModeIsEnabled | ConnectionError | TimeoutError) or any(
-        name in names for name in ("httpx.TransportError", "httpcore.TransportError", "requests.ConnectionError")
-    )
+    known = (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError)
+    return isinstance(error, known) or any(cls.__name__ == "TransportError" for cls in type(error).__mro__)
 
 
 def _root_cause(error: BaseException) -> str:
+    """The innermost error that is about the network, in one line."""
     seen: set[int] = set()
     while (cause := error.__cause__ or error.__context__) is not None and id(cause) not in seen:
         seen.add(id(error))
         error = cause
-    return redact(f"{type(error).__name__}: {error}".strip(": "))
+    lines = str(error).splitlines() or [""]
+    return redact(f"{type(error).__name__}: {lines[0]}".strip(": "))
 
 
 def _at(repo_id: str, revision: str | None) -> str:

@@ -41,9 +41,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, Callable[[Any], bool]]] = {
     "logprobs": lambda v: v is None,
     "prompt_logprobs": lambda v: v is None,
     "logprob_token_ids": lambda v: v is None,
-    "presence_penalty": lambda v: v == 0,
-    "frequency_penalty": lambda v: v == 0,
-    "repetition_penalty": lambda v: v == 1,
     "logit_bias": lambda v: not v,
     "allowed_token_ids": lambda v: v is None,
     "bad_words": lambda v: not v,
@@ -150,7 +147,7 @@ class SamplingParams:
         self._check_logprobs_and_bias()
         for name, is_neutral in NOT_SUPPORTED_YET.items():
             if not is_neutral(getattr(self, name)):
-                raise InvalidRequestError(f"{name} is not supported yet (got {getattr(self, name)!r})", name)
+                raise InvalidRequestError(f"{name} is not supported yet (got {_short(getattr(self, name))})", name)
         self._normalise()
 
     @property
@@ -201,7 +198,7 @@ class SamplingParams:
                 )
         if self.truncation_side not in ("left", "right"):
             raise InvalidRequestError(
-                f"truncation_side must be 'left' or 'right', got {self.truncation_side!r}", "truncation_side"
+                f"truncation_side must be 'left' or 'right', got {_short(self.truncation_side)}", "truncation_side"
             )
 
     def _check_stop(self) -> None:
@@ -214,10 +211,10 @@ class SamplingParams:
             "use_beam_search",
         ):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError(f"{name} must be true or false, got {getattr(self, name)!r}", name)
+                raise InvalidRequestError(f"{name} must be true or false, got {_short(getattr(self, name))}", name)
         if not isinstance(self.output_kind, RequestOutputKind):
             raise InvalidRequestError(
-                f"output_kind must be a RequestOutputKind, got {self.output_kind!r}", "output_kind"
+                f"output_kind must be a RequestOutputKind, got {_short(self.output_kind)}", "output_kind"
             )
         stop = _as_strings(self.stop)
         if stop and not self.detokenize:
@@ -262,7 +259,7 @@ class SamplingParams:
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequestError(f"{name} must be a number, got {value!r} ({type(value).__name__})", name)
+        raise InvalidRequestError(f"{name} must be a number, got {_short(value)} ({type(value).__name__})", name)
     try:
         number = float(value)
     except OverflowError:  # an int beyond the range of floats
@@ -279,7 +276,7 @@ def _number(name: str, value: object, low: float, high: float, *, open_low: bool
 
 def _int(name: str, value: object, low: int, high: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name} must be an integer, got {value!r} ({type(value).__name__})", name)
+        raise InvalidRequestError(f"{name} must be an integer, got {_short(value)} ({type(value).__name__})", name)
     if value < low:
         raise InvalidRequestError(f"{name} must be at least {low}, got {_short(value)}", name)
     if high is not None and value > high:
@@ -296,17 +293,19 @@ def is_valid_unicode(text: str) -> bool:
 
 
 def _short(value: object) -> str:
-    """``repr`` of a number that may have thousands of digits, which Python refuses to print."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"a number of {value.bit_length()} bits"
-    return repr(value)
+    """``repr`` of what a client sent, however long it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of thousands of digits, which Python refuses to print
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _as_list(name: str, value: object) -> list[Any]:
     if value is None:
         return []
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise InvalidRequestError(f"{name} must be a list, got {value!r} ({type(value).__name__})", name)
+        raise InvalidRequestError(f"{name} must be a list, got {_short(value)} ({type(value).__name__})", name)
     return list(value)
 
 
@@ -315,10 +314,10 @@ def _as_strings(stop: object) -> tuple[str, ...]:
     for string in strings:
         if not isinstance(string, str):
             raise InvalidRequestError(
-                f"stop must be a string or a list of strings, got {string!r} ({type(string).__name__})", "stop"
+                f"stop must be a string or a list of strings, got {_short(string)} ({type(string).__name__})", "stop"
             )
         if not string:
             raise InvalidRequestError("stop must not contain an empty string", "stop")
         if not is_valid_unicode(string):
-            raise InvalidRequestError(f"stop must be valid Unicode, got {string!r}", "stop")
+            raise InvalidRequestError(f"stop must be valid Unicode, got {_short(string)}", "stop")
     return tuple(strings)

@@ -4,11 +4,15 @@ Rust decides what runs (``scheduler``), Python computes it (``executor``). One t
 come in and outputs leave through ``handle`` from any thread.
 """
 
+from typing import TYPE_CHECKING
+
 from rustvllm import _core
 from rustvllm.config import EngineConfig
 from rustvllm.exceptions import EngineDeadError
-from rustvllm.executor.uniproc import UniProcExecutor
 from rustvllm.logger import init_logger
+
+if TYPE_CHECKING:
+    from rustvllm.executor.uniproc import UniProcExecutor
 
 logger = init_logger(__name__)
 
@@ -36,7 +40,7 @@ class EngineCore:
             ConfigError: The KV cache cannot hold one request of ``max_model_len`` tokens.
         """
         self.config = config
-        self.executor = UniProcExecutor(config)
+        self.executor = _make_executor(config)
         self.executor.load_model()
         self.num_blocks = self.executor.determine_num_blocks()
         config.check_num_blocks(self.num_blocks)
@@ -57,6 +61,7 @@ class EngineCore:
             self.num_blocks, _core.step_buffer_spec(scheduler_config), STEPS_IN_FLIGHT + 1
         )
         self.scheduler = _core.Scheduler(scheduler_config, step_buffers)
+        self.executor.bind_token_ids(self.scheduler.token_ids)
         self.handle = self.scheduler.handle
         self.last_step_error: str | None = None
         self._failures_in_a_row = 0
@@ -87,6 +92,7 @@ class EngineCore:
 
     def _fail_step(self, output: _core.SchedulerOutput, error: BaseException) -> None:
         self.last_step_error = f"{type(error).__name__}: {error}"
+        self.executor.discard_step()
         self.scheduler.fail_step(output)
         if not isinstance(error, Exception):  # Ctrl-C and the like go on to the caller
             raise error
@@ -100,3 +106,10 @@ class EngineCore:
     def shutdown(self) -> None:
         """Give back the executor's memory. The core must not be stepped again."""
         self.executor.shutdown()
+
+
+def _make_executor(config: EngineConfig) -> "UniProcExecutor":
+    """Imported here: torch takes seconds, and a wrong configuration is refused before it."""
+    from rustvllm.executor.uniproc import UniProcExecutor
+
+    return UniProcExecutor(config)

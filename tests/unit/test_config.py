@@ -1,0 +1,110 @@
+"""The parts of the configuration refuse what is out of range, and never change."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from rustvllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    LoadConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from rustvllm.exceptions import ConfigError
+
+MODEL = {
+    "model": "m",
+    "path": Path("/nowhere"),
+    "architecture": "LlamaForCausalLM",
+    "max_model_len": 100,
+    "vocab_size": 10,
+    "hidden_size": 8,
+    "num_layers": 1,
+    "num_attention_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "message"),
+    [
+        (CacheConfig, "block_size", 0, "at least 1, got 0"),
+        (CacheConfig, "block_size", 2048, "at most 1024"),
+        (CacheConfig, "block_size", 16.0, "integer"),
+        (CacheConfig, "gpu_memory_utilization", 0.0, "greater than 0 and at most 1, got 0"),
+        (CacheConfig, "gpu_memory_utilization", 1.5, "at most 1"),
+        (CacheConfig, "gpu_memory_utilization", float("nan"), "got nan"),
+        (CacheConfig, "gpu_memory_utilization", "0.9", "number"),
+        (CacheConfig, "cpu_kv_cache_fraction", -1, "greater than 0"),
+        (CacheConfig, "kv_cache_memory_bytes", 0, "at least 1"),
+        (CacheConfig, "num_gpu_blocks_override", 1, "at least 2"),
+        (CacheConfig, "num_gpu_blocks_override", True, "integer"),
+        (SchedulerConfig, "max_num_seqs", 0, "at least 1"),
+        (SchedulerConfig, "max_num_batched_tokens", 0, "at least 1"),
+        (SchedulerConfig, "long_prefill_token_threshold", -1, "at least 0"),
+        (SchedulerConfig, "scheduling_policy", "lifo", "fcfs, priority, got 'lifo'"),
+        (SchedulerConfig, "max_num_queued_reqs", 0, "at least 1"),
+        (ParallelConfig, "tensor_parallel_size", 2, "at most 1"),
+        (DeviceConfig, "device", "tpu", "cpu, cuda, got 'tpu'"),
+        (LoadConfig, "load_format", "pt", "got 'pt'"),
+    ],
+)
+def test_parts_name_value_and_limit(part, name, value, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        part(**{name: value})
+    assert name in str(caught.value)
+
+
+def test_budget_below_requests_names_both():
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens \(8\) must be at least max_num_seqs \(9\)"):
+        SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "int8"}, "dtype must be one of"),
+        ({"num_kv_heads": 3}, "multiple"),
+        ({"max_model_len": 0}, "max_model_len"),
+        ({"seed": 2**63}, "seed"),
+        ({"vocab_size": -1}, "vocab_size"),
+    ],
+)
+def test_model_config(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(**{**MODEL, **changes})
+
+
+def test_model_is_named_after_itself_and_read_only():
+    model = ModelConfig(**MODEL, hf_config={"a": 1})
+    assert model.served_model_name == ("m",)
+    with pytest.raises(TypeError):
+        model.hf_config["a"] = 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        model.model = "x"
+
+
+def test_without_chunked_prefill_the_longest_prompt_must_fit_a_step():
+    scheduler = SchedulerConfig(max_num_batched_tokens=99, max_num_seqs=1, enable_chunked_prefill=False)
+    with pytest.raises(ConfigError, match=r"\(99\) must be at least max_model_len \(100\)"):
+        EngineConfig(model=ModelConfig(**MODEL), scheduler=scheduler)
+
+
+@pytest.mark.parametrize(("num_blocks", "fits"), [(8, True), (7, False), (2, False)])
+def test_a_pool_too_small_says_what_fits(num_blocks, fits):
+    config = EngineConfig(model=ModelConfig(**MODEL))  # 100 tokens: 7 blocks of 16 and the null block
+    if fits:
+        config.check_num_blocks(num_blocks)
+        return
+    with pytest.raises(ConfigError, match=f"set max_model_len to {(num_blocks - 1) * 16} or less"):
+        config.check_num_blocks(num_blocks)
+
+
+def test_override_is_checked_when_the_configuration_is_built():
+    with pytest.raises(ConfigError, match="needs 7"):
+        EngineConfig(model=ModelConfig(**MODEL), cache=CacheConfig(num_gpu_blocks_override=4))

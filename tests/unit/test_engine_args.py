@@ -1,0 +1,250 @@
+"""Engine arguments: names, flags, defaults by use and device, and what is refused before anything is loaded."""
+
+import argparse
+import dataclasses
+import json
+
+import pytest
+
+from rustvllm import devices, engine_args
+from rustvllm.engine_args import (
+    NOT_SUPPORTED_YET,
+    AsyncEngineArgs,
+    EngineArgs,
+    default_budget,
+    parse_json_object,
+    parse_number,
+)
+from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
+from rustvllm.exceptions import ConfigError, ModelLoadError
+
+
+@pytest.fixture
+def model(tmp_path):
+    config = {
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": 100,
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 128,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return str(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(monkeypatch):
+    monkeypatch.setattr(devices, "detect_device", lambda: "cpu")
+
+
+def test_defaults_by_use(model):
+    llm = EngineArgs(model=model).create_engine_config()
+    assert (llm.scheduler.max_num_batched_tokens, llm.scheduler.max_num_seqs) == (4096, 256)
+    server = AsyncEngineArgs(model=model).create_engine_config()
+    assert (server.scheduler.max_num_batched_tokens, server.scheduler.max_num_seqs) == (2048, 128)
+    assert llm.model.dtype == "float32"
+    assert llm.device.device == "cpu"
+    assert llm.model.max_model_len == 128
+    assert llm.model.served_model_name == (model,)
+    assert llm.cache.enable_prefix_caching
+    assert llm.scheduler.enable_chunked_prefill
+    assert llm.cache.block_size == 16
+
+
+@pytest.mark.parametrize(
+    ("gib", "usage", "budget"),
+    [
+        (180, "llm_class", (16384, 1024)),
+        (180, "api_server", (16384, 1024)),
+        (80, "llm_class", (16384, 1024)),
+        (80, "api_server", (8192, 1024)),
+        (24, "llm_class", (8192, 256)),
+        (24, "api_server", (2048, 256)),
+        (None, "api_server", (2048, 256)),
+    ],
+)
+def test_defaults_by_gpu(monkeypatch, gib, usage, budget):
+    monkeypatch.setattr(devices, "gpu_memory_bytes", lambda: gib and gib << 30)
+    assert default_budget(usage, "cuda") == budget
+
+
+def test_a_small_budget_brings_fewer_requests_along(model):
+    scheduler = EngineArgs(model=model, max_num_batched_tokens=64).create_engine_config().scheduler
+    assert (scheduler.max_num_batched_tokens, scheduler.max_num_seqs) == (64, 64)
+
+
+def test_few_requests_bring_a_small_budget_along(model):
+    scheduler = EngineArgs(model=model, max_num_seqs=2).create_engine_config().scheduler
+    assert scheduler.max_num_batched_tokens == 2 * 128
+
+
+def test_many_requests_bring_a_large_budget_along(model):
+    scheduler = EngineArgs(model=model, max_num_seqs=5000).create_engine_config().scheduler
+    assert scheduler.max_num_batched_tokens == 5000
+
+
+def test_without_chunked_prefill_the_default_budget_holds_a_prompt(model):
+    args = EngineArgs(model=model, enable_chunked_prefill=False, max_num_seqs=1)
+    assert args.create_engine_config().scheduler.max_num_batched_tokens >= 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_model_len": 129}, "max_model_len is 129, but .* was made for 128"),
+        ({"max_model_len": 0}, "max_model_len must be at least 1, got 0"),
+        ({"max_model_len": "8K"}, "max_model_len must be an integer"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
+        ({"max_num_batched_tokens": -5}, "max_num_batched_tokens must be at least 1, got -5"),
+        ({"max_num_batched_tokens": 4, "max_num_seqs": 5}, "every running request needs one token"),
+        ({"dtype": "int8"}, "dtype must be one of"),
+        ({"device": "tpu"}, "device must be one of auto, cpu, cuda"),
+        ({"load_format": "pt"}, "load_format must be one of"),
+        ({"scheduling_policy": "x"}, "scheduling_policy must be one of"),
+        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization"),
+        ({"num_gpu_blocks_override": 8}, "set max_model_len to 112 or less"),
+        ({"block_size": 0}, "block_size"),
+        ({"seed": 2**70}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"served_model_name": []}, "served_model_name"),
+        ({"served_model_name": ["a", ""]}, "served_model_name"),
+        ({"enforce_eager": 1}, "enforce_eager must be true or false, got 1"),
+        ({"model": ""}, "model must be a non-empty string"),
+        ({"tokenizer": "x", "skip_tokenizer_init": True}, "contradict"),
+        ({"override_generation_config": "{}"}, "must be a dict"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 100}, r"must be at least max_model_len \(128\)"),
+    ],
+)
+def test_wrong_arguments(model, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        EngineArgs(**{"model": model, **changes}).create_engine_config()
+
+
+def test_unknown_keyword_names_the_nearest():
+    with pytest.raises(TypeError, match="'max_model_length'; did you mean 'max_model_len'"):
+        EngineArgs.from_kwargs(max_model_length=5)
+    with pytest.raises(TypeError, match=r"no engine argument 'zzz'$"):
+        EngineArgs.from_kwargs(zzz=5)
+
+
+def test_later_features_are_refused_by_name_unless_they_ask_for_nothing():
+    assert EngineArgs.from_kwargs(tensor_parallel_size=1, quantization=None) == EngineArgs()
+    with pytest.raises(ConfigError, match="tensor_parallel_size=2 is not supported yet"):
+        EngineArgs.from_kwargs(tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="tensor_parallel_size=True"):
+        EngineArgs.from_kwargs(tensor_parallel_size=True)
+
+
+def test_no_argument_is_both_known_and_to_come():
+    assert not {field.name for field in dataclasses.fields(EngineArgs)} & set(NOT_SUPPORTED_YET)
+
+
+def parse(*argv, parser=None):
+    parser = parser or FlexibleArgumentParser()
+    return AsyncEngineArgs.from_cli_args(AsyncEngineArgs.add_cli_args(parser).parse_args(argv))
+
+
+def test_every_argument_is_a_flag_and_defaults_survive_the_round_trip():
+    assert parse() == AsyncEngineArgs()
+    parser = AsyncEngineArgs.add_cli_args(argparse.ArgumentParser())
+    for field in dataclasses.fields(EngineArgs):
+        assert "--" + field.name.replace("_", "-") in parser._option_string_actions
+        assert "--" + field.name in parser._option_string_actions
+
+
+@pytest.mark.parametrize("parser_class", [argparse.ArgumentParser, FlexibleArgumentParser])
+@pytest.mark.parametrize("flag", ["--max-model-len", "--max_model_len"])
+def test_dashes_and_underscores(parser_class, flag):
+    assert parse(flag, "8K", parser=parser_class()).max_model_len == 8192
+    assert parse(f"{flag}=1k", parser=parser_class()).max_model_len == 1000
+
+
+@pytest.mark.parametrize("form", ["--no-enable-prefix-caching", "--no_enable_prefix_caching"])
+def test_switches(form):
+    assert parse(form).enable_prefix_caching is False
+    assert parse("--enable-prefix-caching").enable_prefix_caching is True
+    assert parse("--enforce-eager").enforce_eager is True
+
+
+def test_lists_and_json():
+    args = parse("--served-model-name", "a", "b", "--override-generation-config", '{"temperature": 0}')
+    assert args.served_model_name == ["a", "b"]
+    assert args.override_generation_config == {"temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--max-model-len", "many"], "must be a whole number"),
+        (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2 is not supported yet"),
+        (["--tensor_parallel_size=2"], "not supported yet"),
+        (["--enable-lora"], "--enable-lora is not supported yet"),
+        (["--override-generation-config", "[]"], "must be a JSON object"),
+    ],
+)
+def test_wrong_flags_end_with_usage(capsys, argv, message):
+    with pytest.raises(SystemExit) as caught:
+        parse(*argv)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_neutral_flags_of_later_features_are_let_through():
+    assert parse("--tensor-parallel-size", "1", "--no-enable-lora", "--kv-cache-dtype", "auto") == AsyncEngineArgs()
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("1k", 1000),
+        ("1K", 1024),
+        ("2M", 2 << 20),
+        ("1.5k", 1500),
+        ("-1", -1),
+        ("25.6k", 25600),
+    ],
+)
+def test_parse_number(text, number):
+    assert parse_number(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1e3", "0x10", "1kk", "nan", "9" * 40, "1.0005k", "١"])
+def test_parse_number_refuses(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="whole number"):
+        parse_number(text)
+
+
+def test_parse_json_object_survives_depth():
+    with pytest.raises(argparse.ArgumentTypeError, match="JSON object"):
+        parse_json_object("[" * 100_000)
+
+
+def test_names_of_a_hub_model_are_all_served(model, monkeypatch, tmp_path):
+    found = engine_args.hub.ResolvedModel("gpt-2", tmp_path, ("openai-community/gpt2", "gpt2"))
+    monkeypatch.setattr(engine_args.hub, "resolve_model", lambda *_, **__: found)
+    names = EngineArgs(model="gpt-2").create_engine_config().model.served_model_name
+    assert names == ("gpt-2", "openai-community/gpt2", "gpt2")
+    own = EngineArgs(model="gpt-2", served_model_name=["x", "y", "x"]).create_engine_config().model.served_model_name
+    assert own == ("x", "y")
+
+
+def test_a_wrong_model_is_a_load_error(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"no config\.json"):
+        EngineArgs(model=str(tmp_path)).create_engine_config()
+
+
+def test_torch_with_cuda_is_told_from_its_version_file(monkeypatch, tmp_path):
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('must not be imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for text, expected in [
+        ("cuda: Optional[str] = '13.0'\n", True),
+        ("cuda = None\n", False),
+        ("cuda: Optional[str] = None\nhip = None\n", False),
+    ]:
+        (package / "version.py").write_text(text)
+        assert devices.torch_has_cuda() is expected

@@ -1,0 +1,243 @@
+"""Names of models: folders, the embedded model, and a hub played by a small HTTP server with every kind of answer."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from rustvllm import hub
+from rustvllm.exceptions import ModelLoadError, ModelNotFoundError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = {
+    "config.json": b'{"architectures": ["GPT2LMHeadModel"]}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": b"weights",
+    "pytorch_model.bin": b"pickle",
+    "README.md": b"text",
+    "onnx/config.json": b"{}",
+    "consolidated.safetensors": b"again",
+}
+# What the hub says, by repository: status and error code.
+ANSWERS = {
+    "acme/gated": (403, "GatedRepo"),
+    "acme/missing": (404, "RepoNotFound"),
+    "acme/private": (401, "RepoNotFound"),
+    "acme/branchless": (404, "RevisionNotFound"),
+    "acme/broken": (500, None),
+    "acme/forbidden": (403, None),
+}
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from rustvllm import hub
+name, revision, download_dir, weights = json.loads(sys.argv[1])
+try:
+    found = hub.resolve_model(name, revision, download_dir and Path(download_dir), with_weights=weights)
+    files = sorted(path.name for path in found.path.iterdir())
+    print(json.dumps({"files": files, "name": found.name, "aliases": found.aliases, "path": str(found.path)}))
+except Exception as error:
+    print(json.dumps({"error": type(error).__name__, "message": str(error)}))
+assert "torch" not in sys.modules
+"""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Enough of the hub's HTTP API for a snapshot."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        self.server.requests.append((self.path, self.headers.get("Authorization")))
+        path = self.path.split("?")[0]
+        parts = path.strip("/").split("/")
+        repo = "/".join(parts[2:4]) if path.startswith("/api/models/") else "/".join(parts[:2])
+        if repo in ANSWERS:
+            status, code = ANSWERS[repo]
+            return self.answer(status, b'{"error": "no"}', {"X-Error-Code": code} if code else {})
+        names = ["config.json", "pytorch_model.bin"] if repo == "acme/pickled" else list(FILES)
+        if path.startswith("/api/models/"):
+            info = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
+            if "/tree/" in path:
+                info = [{"type": "file", "path": name, "size": len(FILES[name]), "oid": COMMIT} for name in names]
+            return self.answer(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+        content = FILES.get("/".join(parts[4:]))
+        if content is None:
+            return self.answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+        return self.answer(200, content, {"X-Repo-Commit": COMMIT, "ETag": f'"{hash(content) & 0xFFFFFFFF:x}"'})
+
+    def answer(self, status, body, headers):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.requests = []
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def resolve(server, tmp_path):
+    def run(name, *, revision=None, download_dir=None, weights=True, **environment):
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING", "RUSTVLLM"))}
+        env |= {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
+        env |= {"PYTHONPATH": str(Path(hub.__file__).parent.parent)} | environment
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, json.dumps([name, revision, download_dir, weights])],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_only_safetensors_and_text_are_fetched(resolve, tmp_path):
+    found = resolve("acme/model")
+    assert found["files"] == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert found["path"].startswith(str(tmp_path / "home"))
+    offline = resolve("acme/model", HF_HUB_OFFLINE="1")
+    assert offline == found
+
+
+def test_a_cached_model_outlives_its_hub(resolve):
+    found = resolve("acme/model")
+    assert resolve("acme/model", HF_ENDPOINT="http://127.0.0.1:9") == found
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt-2", "GPT2"])
+def test_short_names(resolve, server, name):
+    server.requests.clear()
+    found = resolve(name)
+    assert found["name"] == name
+    assert "openai-community/gpt2" in found["aliases"]
+    assert name not in found["aliases"]
+    assert any("openai-community/gpt2" in path for path, _ in server.requests)
+
+
+def test_dummy_weights_need_no_download_of_weights(resolve):
+    assert resolve("acme/model", weights=False)["files"] == ["config.json", "tokenizer.json"]
+
+
+def test_download_dir_and_token(resolve, server, tmp_path):
+    server.requests.clear()
+    found = resolve("acme/model", download_dir=str(tmp_path / "there"), HF_TOKEN="hf_secretsecretsecret")
+    assert found["path"].startswith(str(tmp_path / "there"))
+    assert ("Bearer hf_secretsecretsecret") in {token for _, token in server.requests}
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("acme/gated", "ModelAccessError", ["acme/gated is gated", "accept its licence", "HF_TOKEN"]),
+        ("acme/missing", "ModelNotFoundError", ["no model acme/missing", "check the spelling"]),
+        ("acme/private", "ModelNotFoundError", ["no model acme/private", "set HF_TOKEN"]),
+        ("acme/forbidden", "ModelAccessError", ["HTTP 403", "HF_TOKEN"]),
+        ("acme/broken", "ModelLoadError", ["HTTP 500", "try again"]),
+        ("acme/pickled", "ModelLoadError", ["no *.safetensors"]),
+    ],
+)
+def test_refusals_are_told_apart(resolve, name, error, words):
+    answer = resolve(name)
+    assert answer["error"] == error, answer
+    for word in words:
+        assert word in answer["message"]
+
+
+def test_unknown_revision(resolve):
+    answer = resolve("acme/branchless", revision="v9")
+    assert answer["error"] == "ModelNotFoundError"
+    assert "no revision 'v9'" in answer["message"]
+
+
+def test_a_token_is_never_in_a_message(resolve):
+    for name in ANSWERS:
+        assert "hf_secret" not in json.dumps(resolve(name, HF_TOKEN="hf_secretsecretsecret"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"HF_HUB_OFFLINE": "1"}, "offline mode is on (HF_HUB_OFFLINE)"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
+    ],
+)
+def test_without_a_network_the_message_says_what_where_and_what_to_do(resolve, tmp_path, environment, reason):
+    started = time.monotonic()
+    answer = resolve("gpt2", **environment)
+    assert answer["error"] == "HubUnreachableError", answer
+    for word in ("openai-community/gpt2", "asked for as gpt2", str(tmp_path / "home"), reason, "local folder"):
+        assert word in answer["message"]
+    assert "\n" not in answer["message"]
+    assert time.monotonic() - started < 20
+
+
+def test_a_hub_that_never_answers_is_given_up(resolve):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts and says nothing
+        started = time.monotonic()
+        answer = resolve("gpt2", HF_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}", RUSTVLLM_HUB_TIMEOUT="1")
+        assert answer["error"] == "HubUnreachableError", answer
+        assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a/b/c", "has space", "../up", "/nowhere/at/all", "~nobody/x", "é", "a" * 300, "", "x--y/z", "x\x00y", "a\nb"],
+)
+def test_names_that_cannot_be(name):
+    with pytest.raises(ModelNotFoundError):
+        hub.resolve_model(name)
+
+
+def test_folders(tmp_path):
+    with pytest.raises(ModelNotFoundError, match=r"has no config\.json"):
+        hub.resolve_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert hub.resolve_model(str(tmp_path)).path == tmp_path
+    with pytest.raises(ModelNotFoundError, match="is a file"):
+        hub.resolve_model(str(tmp_path / "config.json"))
+
+
+def test_embedded_model(monkeypatch, tmp_path):
+    monkeypatch.setattr(hub, "embedded_model_path", lambda: tmp_path)
+    with pytest.raises(ModelNotFoundError, match="no embedded model"):
+        hub.resolve_model(None)
+    (tmp_path / "config.json").write_text("{}")
+    for name in (None, "rustvllm-tiny"):
+        found = hub.resolve_model(name)
+        assert (found.name, found.path) == ("rustvllm-tiny", tmp_path)
+
+
+def test_timeout_is_checked(monkeypatch):
+    monkeypatch.setenv("RUSTVLLM_HUB_TIMEOUT", "soon")
+    with pytest.raises((ModelLoadError, ValueError), match="RUSTVLLM_HUB_TIMEOUT must be a number"):
+        hub.resolve_model("acme/model")

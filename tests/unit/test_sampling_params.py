@@ -1,0 +1,255 @@
+"""The rules of every sampling parameter: what is accepted, what is normalised, what is refused and how it says so."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.sampling_params import NOT_SUPPORTED_YET, RequestOutputKind, SamplingParams
+
+NAN, INF = float("nan"), float("inf")
+
+VALID = [
+    {"n": 1},
+    {"n": 16384},
+    {"temperature": 0},
+    {"temperature": 2.0},
+    {"temperature": 1e-5},
+    {"top_p": 1.0},
+    {"top_p": 1e-9},
+    {"top_k": 0},
+    {"top_k": -1},
+    {"top_k": 10**9},
+    {"min_p": 0.0},
+    {"min_p": 1.0},
+    {"seed": 0},
+    {"seed": 2**63 - 1},
+    {"seed": -(2**63)},
+    {"seed": None},
+    {"max_tokens": None},
+    {"max_tokens": 0},
+    {"max_tokens": 2**31 - 1},
+    {"min_tokens": 16},
+    {"min_tokens": 10**6, "max_tokens": None},
+    {"stop": None},
+    {"stop": "\n"},
+    {"stop": ["a"] * 100},
+    {"stop": "日本🙂"},
+    {"stop_token_ids": None},
+    {"stop_token_ids": [0, 2**31 - 1]},
+    {"truncate_prompt_tokens": -1},
+    {"truncate_prompt_tokens": 1},
+    {"truncation_side": "right"},
+    {"output_kind": RequestOutputKind.DELTA},
+    {"presence_penalty": -2},
+    {"frequency_penalty": 2.0},
+    {"repetition_penalty": 1e-3},
+    {"logprobs": None},
+    {"bad_words": []},
+    {"logit_bias": {}},
+    {"logits_processors": []},
+    {"length_penalty": 1},
+]
+
+INVALID = [
+    ("n", 0, "at least 1"),
+    ("n", -1, "at least 1"),
+    ("n", 16385, "at most 16384"),
+    ("n", 1.0, "integer"),
+    ("n", True, "integer"),
+    ("n", "1", "integer"),
+    pytest.param("n", 10**5000, "bits", id="n-huge"),
+    ("temperature", -0.1, r"\[0, 2\]"),
+    ("temperature", 2.1, r"\[0, 2\]"),
+    ("temperature", NAN, "finite"),
+    ("temperature", INF, "finite"),
+    ("temperature", -INF, "finite"),
+    pytest.param("temperature", 10**400, "finite", id="temperature-huge"),
+    ("temperature", "0.5", "number"),
+    ("temperature", True, "number"),
+    ("temperature", None, "number"),
+    ("top_p", 0.0, r"\(0, 1\]"),
+    ("top_p", 1.0001, r"\(0, 1\]"),
+    ("top_p", NAN, "finite"),
+    ("top_k", -2, "at least -1"),
+    ("top_k", 1.5, "integer"),
+    ("top_k", False, "integer"),
+    ("min_p", -0.01, r"\[0, 1\]"),
+    ("min_p", 1.01, r"\[0, 1\]"),
+    ("min_p", NAN, "finite"),
+    ("presence_penalty", 2.5, r"\[-2, 2\]"),
+    ("presence_penalty", NAN, "finite"),
+    ("frequency_penalty", -2.5, r"\[-2, 2\]"),
+    ("frequency_penalty", "x", "number"),
+    ("repetition_penalty", 0, "greater than 0"),
+    ("repetition_penalty", -1, "greater than 0"),
+    ("repetition_penalty", INF, "finite"),
+    ("seed", 2**63, "at most"),
+    ("seed", -(2**63) - 1, "at least"),
+    ("seed", 1.5, "integer"),
+    ("seed", True, "integer"),
+    ("max_tokens", -1, "at least 0"),
+    ("max_tokens", 2**31, "at most"),
+    ("max_tokens", 16.0, "integer"),
+    ("max_tokens", True, "integer"),
+    ("min_tokens", -1, "at least 0"),
+    ("min_tokens", 17, r"at most max_tokens \(16\)"),
+    ("stop", "", "empty string"),
+    ("stop", ["a", ""], "empty string"),
+    ("stop", [1], "string"),
+    ("stop", 5, "list"),
+    ("stop", "\ud800", "Unicode"),
+    ("stop_token_ids", [-1], "at least 0"),
+    ("stop_token_ids", ["a"], "integer"),
+    ("stop_token_ids", [True], "integer"),
+    ("stop_token_ids", 5, "list"),
+    ("stop_token_ids", "12", "list"),
+    ("ignore_eos", 1, "true or false"),
+    ("skip_special_tokens", None, "true or false"),
+    ("spaces_between_special_tokens", "no", "true or false"),
+    ("include_stop_str_in_output", 0, "true or false"),
+    ("detokenize", None, "true or false"),
+    ("truncate_prompt_tokens", 0, "at least 1"),
+    ("truncate_prompt_tokens", -2, "at least -1"),
+    ("truncation_side", "middle", "'left' or 'right'"),
+    ("output_kind", "delta", "RequestOutputKind"),
+    ("logprobs", -2, "at least -1"),
+    ("logprobs", True, "integer"),
+    ("prompt_logprobs", 1.5, "integer"),
+    ("logprob_token_ids", list(range(129)), "at most 128"),
+    ("allowed_token_ids", [], "must not be empty"),
+    ("bad_words", ["ok", ""], "empty word"),
+    ("best_of", 0, "at least 1"),
+]
+
+UNSUPPORTED = {
+    "logprobs": 0,
+    "prompt_logprobs": 1,
+    "logprob_token_ids": [1],
+    "logit_bias": {1: 2.0},
+    "allowed_token_ids": [1],
+    "bad_words": ["damn"],
+    "logits_processors": [print],
+    "best_of": 2,
+    "use_beam_search": True,
+    "length_penalty": 0.5,
+    "guided_decoding": {"json": {}},
+    "structured_outputs": {"regex": "a"},
+    "repetition_detection": {},
+    "extra_args": {"a": 1},
+}
+
+
+@pytest.mark.parametrize("values", VALID, ids=repr)
+def test_accepts(values):
+    params = SamplingParams(**values)
+    assert isinstance(params, SamplingParams)
+
+
+@pytest.mark.parametrize(("name", "value", "message"), INVALID)
+def test_refuses_and_names_parameter_and_limit(name, value, message):
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+    assert name in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_is_not_supported_yet_is_refused_by_name(name):
+    with pytest.raises(InvalidRequestError, match=f"^{name} is not supported yet") as caught:
+        SamplingParams(**{name: UNSUPPORTED[name]})
+    assert caught.value.param == name
+
+
+def test_every_unsupported_parameter_exists_and_is_tested():
+    fields = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert set(NOT_SUPPORTED_YET) <= fields
+    assert set(NOT_SUPPORTED_YET) == set(UNSUPPORTED)
+
+
+def test_defaults_are_those_of_the_api():
+    params = SamplingParams()
+    assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p) == (1, 1.0, 1.0, 0, 0.0)
+    assert (params.max_tokens, params.min_tokens, params.seed) == (16, 0, None)
+    assert (params.ignore_eos, params.skip_special_tokens, params.spaces_between_special_tokens) == (False, True, True)
+    assert params.output_kind is RequestOutputKind.CUMULATIVE
+
+
+def test_greedy_makes_filters_neutral():
+    params = SamplingParams(temperature=1e-6, top_p=0.5, top_k=5, min_p=0.2)
+    assert params.is_greedy
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 1.0, 0, 0.0)
+
+
+@pytest.mark.parametrize(("given", "used"), [(1e-5, 0.01), (0.005, 0.01), (0.01, 0.01), (0.02, 0.02)])
+def test_low_temperatures_are_raised(given, used):
+    assert SamplingParams(temperature=given).temperature == used
+
+
+def test_greedy_with_several_samples_is_refused():
+    with pytest.raises(InvalidRequestError, match="n must be 1 when using greedy sampling, got 3"):
+        SamplingParams(n=3, temperature=0)
+
+
+def test_normalised_forms():
+    assert SamplingParams(seed=-1).seed is None
+    assert SamplingParams(top_k=-1).top_k == 0
+    assert SamplingParams(stop="x").stop_strings == ("x",)
+    assert SamplingParams(stop=["x", "y"]).stop_strings == ("x", "y")
+    assert SamplingParams(stop=None).stop_strings == ()
+
+
+def test_stop_strings_need_text():
+    with pytest.raises(InvalidRequestError, match="need detokenize"):
+        SamplingParams(stop="x", detokenize=False)
+
+
+def test_n_limit_follows_the_environment(monkeypatch):
+    monkeypatch.setenv("RUSTVLLM_MAX_N", "4")
+    with pytest.raises(InvalidRequestError, match="at most 4, got 5"):
+        SamplingParams(n=5)
+
+
+def test_instances_never_change_and_clone_checks():
+    params = SamplingParams(max_tokens=5)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.max_tokens = 6
+    assert params.clone(max_tokens=7).max_tokens == 7
+    with pytest.raises(InvalidRequestError, match="max_tokens"):
+        params.clone(max_tokens=-1)
+
+
+NUMERIC = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers()), st.binary(max_size=4)
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([field.name for field in dataclasses.fields(SamplingParams) if field.name != "output_kind"]),
+        ANYTHING,
+        max_size=4,
+    )
+)
+def test_any_value_is_accepted_or_refused_with_a_message(values):
+    """Whatever comes from a client ends in parameters within their limits, or in the one error."""
+    params = refused = None
+    try:
+        params = SamplingParams(**values)
+    except InvalidRequestError as error:
+        refused = error
+    if params is None:
+        assert refused.param in values
+        return
+    assert 0 <= params.temperature <= 2
+    assert 0 < params.top_p <= 1
+    assert 0 <= params.min_p <= 1
+    assert params.top_k >= 0
+    assert all(math.isfinite(getattr(params, name)) for name in NUMERIC)
+    assert params.max_tokens is None or 0 <= params.min_tokens <= params.max_tokens
