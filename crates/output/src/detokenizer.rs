@@ -326,7 +326,13 @@ impl Window {
         self.emit(tokenizer, skip_special_tokens, true, text);
     }
 
-    fn emit(&mut self, tokenizer: &Tokenizer, skip_special_tokens: bool, even_if_incomplete: bool, text: &mut String) {
+    fn emit(
+        &mut self,
+        tokenizer: &Tokenizer,
+        skip_special_tokens: bool,
+        even_if_incomplete: bool,
+        text: &mut String,
+    ) {
         let ids = self.ids.make_contiguous();
         if self.num_emitted == ids.len() {
             return;

@@ -74,7 +74,9 @@ pub enum OutputError {
         limit: usize,
     },
     /// Stop strings were given for a request whose output is not turned into text.
-    #[error("stop strings need text to search: they cannot be used with detokenize=False or without a tokenizer")]
+    #[error(
+        "stop strings need text to search: they cannot be used with detokenize=False or without a tokenizer"
+    )]
     StopNeedsText,
     /// A key is already in use.
     #[error("request key {key} is already in use")]

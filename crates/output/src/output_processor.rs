@@ -23,12 +23,8 @@ use crate::tokenizer::Tokenizer;
 /// How a request's output is turned into text.
 #[derive(Debug, Clone)]
 pub struct OutputOptions {
-    /// Make text at all.
-    pub detokenize: bool,
-    /// Leave special tokens out of the text.
-    pub skip_special_tokens: bool,
-    /// Keep the space that some decoders put between two added tokens.
-    pub spaces_between_special_tokens: bool,
+    /// How special tokens are shown; `None`: token ids only, no text.
+    pub detokenize: Option<DetokenizeOptions>,
     /// Strings that end the request when they appear in the text.
     pub stop: Vec<String>,
     /// Show the stop string or stop token that ended the request.
@@ -40,9 +36,7 @@ pub struct OutputOptions {
 impl Default for OutputOptions {
     fn default() -> Self {
         Self {
-            detokenize: true,
-            skip_special_tokens: true,
-            spaces_between_special_tokens: true,
+            detokenize: Some(DetokenizeOptions::default()),
             stop: Vec::new(),
             include_stop_str_in_output: false,
             min_tokens: 0,
@@ -141,8 +135,10 @@ impl OutputProcessor {
         if self.requests.contains_key(&key) {
             return Err(OutputError::DuplicateKey { key: key.0 });
         }
-        let tokenizer = self.tokenizer.as_ref().filter(|_| options.detokenize);
-        if tokenizer.is_none() && !options.stop.is_empty() {
+        let detokenizer = self.tokenizer.as_ref().zip(options.detokenize).map(|(tokenizer, options)| {
+            IncrementalDetokenizer::new(Arc::clone(tokenizer), prompt_token_ids, options)
+        });
+        if detokenizer.is_none() && !options.stop.is_empty() {
             return Err(OutputError::StopNeedsText);
         }
         let stop_checker = if options.stop.is_empty() {
@@ -150,13 +146,6 @@ impl OutputProcessor {
         } else {
             Some(StopChecker::new(&options.stop, options.include_stop_str_in_output)?)
         };
-        let detokenizer = tokenizer.map(|tokenizer| {
-            let options = DetokenizeOptions {
-                skip_special_tokens: options.skip_special_tokens,
-                spaces_between_special_tokens: options.spaces_between_special_tokens,
-            };
-            IncrementalDetokenizer::new(Arc::clone(tokenizer), prompt_token_ids, options)
-        });
         let request = TrackedRequest {
             detokenizer,
             stop_checker,
@@ -180,7 +169,8 @@ impl OutputProcessor {
     /// Takes one record. A result is the key of a request that a stop string ended: the engine still runs it and is to
     /// be told to abort.
     pub fn process(&mut self, record: &EngineCoreOutput) -> Option<RequestKey> {
-        let request = self.requests.get_mut(&record.key).filter(|request| request.delta.finish_reason.is_none());
+        let request =
+            self.requests.get_mut(&record.key).filter(|request| request.delta.finish_reason.is_none());
         let Some(request) = request else {
             self.num_dropped += 1;
             return None;
@@ -197,7 +187,9 @@ impl OutputProcessor {
     pub fn take_deltas(&mut self) -> Vec<RequestDelta> {
         let mut deltas = Vec::with_capacity(self.changed.len());
         for key in self.changed.drain(..) {
-            let Some(request) = self.requests.get_mut(&key).filter(|request| request.has_changed) else { continue };
+            let Some(request) = self.requests.get_mut(&key).filter(|request| request.has_changed) else {
+                continue;
+            };
             request.has_changed = false;
             let is_finished = request.delta.finish_reason.is_some();
             deltas.push(request.take_delta());

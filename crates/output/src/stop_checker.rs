@@ -88,7 +88,8 @@ impl StopChecker {
 
     /// Ends the search at a match: releases the text before it (or with it) and drops the rest.
     fn cut(&mut self, end: usize, released: &mut String) -> usize {
-        let patterns = (0..self.automaton.match_len(self.state)).map(|i| self.automaton.match_pattern(self.state, i));
+        let patterns =
+            (0..self.automaton.match_len(self.state)).map(|i| self.automaton.match_pattern(self.state, i));
         // A matching state has at least one pattern.
         let first = patterns.min().unwrap_or_default();
         let length = self.automaton.pattern_len(first);

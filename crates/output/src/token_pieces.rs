@@ -5,7 +5,7 @@
 //!
 //! | chain (steps that change one token at a time may stand in front) | text | state |
 //! |---|---|---|
-//! | `ByteLevel` (GPT-2, Llama 3, Qwen, ChatML models) | bytes, read as UTF-8 | an incomplete character |
+//! | `ByteLevel` (GPT-2, Llama 3, Qwen, `ChatML` models) | bytes, read as UTF-8 | an incomplete character |
 //! | `ByteFallback`, `Fuse`, `Strip` (Llama 2, Mistral, Phi-3, Gemma) | strings; `<0xE2>` tokens are bytes | the run of byte tokens |
 //! | `Fuse`, `Metaspace`, `WordPiece`, none | strings | whether a token came before |
 //!
@@ -78,7 +78,8 @@ impl TokenPieces {
         let plan = Plan::of(tokenizer.get_decoder());
         let mut pieces = Self::opaque(tokenizer, max_token_id);
         let ids = 0..pieces.entries.len() as u32;
-        let tokens: Vec<(u32, String)> = ids.filter_map(|id| Some((id, token_string(tokenizer, id)?))).collect();
+        let tokens: Vec<(u32, String)> =
+            ids.filter_map(|id| Some((id, token_string(tokenizer, id)?))).collect();
 
         // A token in front makes every other one a later token; its own text is dropped.
         let mut strings = vec!["x".to_owned()];
@@ -185,7 +186,8 @@ struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     fn of(decoder: Option<&'a DecoderWrapper>) -> Self {
-        let mut plan = Self { chain: Chain::Opaque, per_token: Vec::new(), strip: None, space_between: false };
+        let mut plan =
+            Self { chain: Chain::Opaque, per_token: Vec::new(), strip: None, space_between: false };
         let Some(decoder) = decoder else {
             // Without a decoder the library joins tokens with spaces.
             plan.chain = Chain::Text { first_differs: true };
@@ -194,8 +196,10 @@ impl<'a> Plan<'a> {
         };
         let mut steps = Vec::new();
         flatten(decoder, &mut steps);
-        let num_mapping =
-            steps.iter().take_while(|step| matches!(step, DecoderWrapper::Replace(_) | DecoderWrapper::Strip(_))).count();
+        let num_mapping = steps
+            .iter()
+            .take_while(|step| matches!(step, DecoderWrapper::Replace(_) | DecoderWrapper::Strip(_)))
+            .count();
         let rest = steps.split_off(num_mapping);
         plan.per_token = steps;
         let chain;

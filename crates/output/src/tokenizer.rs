@@ -104,7 +104,11 @@ impl Tokenizer {
     ///
     /// # Errors
     /// The library refuses one of the texts.
-    pub fn encode_batch(&self, texts: &[&str], add_special_tokens: bool) -> Result<Vec<Vec<u32>>, OutputError> {
+    pub fn encode_batch(
+        &self,
+        texts: &[&str],
+        add_special_tokens: bool,
+    ) -> Result<Vec<Vec<u32>>, OutputError> {
         guarded(|| self.inner.encode_batch_fast(texts.to_vec(), add_special_tokens))
             .map(|encodings| encodings.iter().map(|encoding| encoding.get_ids().to_vec()).collect())
             .map_err(|message| OutputError::Encode {
@@ -118,6 +122,10 @@ impl Tokenizer {
     /// # Errors
     /// The library's decoder fails.
     pub fn decode(&self, token_ids: &[u32], skip_special_tokens: bool) -> Result<String, OutputError> {
+        // Some decoders of the library fail on an empty list.
+        if token_ids.iter().all(|&token_id| self.pieces().is_skipped(token_id, skip_special_tokens)) {
+            return Ok(String::new());
+        }
         guarded(|| self.inner.decode(token_ids, skip_special_tokens))
             .map_err(|message| OutputError::Decode { num_tokens: token_ids.len(), message })
     }
@@ -171,5 +179,9 @@ fn guarded<T, E: ToString>(call: impl FnOnce() -> Result<T, E>) -> Result<T, Str
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic")
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("panic")
 }

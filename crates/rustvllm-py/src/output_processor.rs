@@ -2,15 +2,13 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ::scheduler::{FinishReason, RequestKey};
 use output::{DetokenizeOptions, OutputOptions, StopReason};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
-use scheduler::{FinishReason, RequestKey};
 
 use crate::handle::EngineHandle;
 use crate::tokenizer::{PyTokenizer, request_error, valid_token_ids};
-
-pyo3::import_exception!(rustvllm.exceptions, InvalidRequestError);
 
 /// What is new for one request since the last poll.
 #[pyclass(frozen, name = "RequestDelta", module = "rustvllm._core")]
@@ -135,7 +133,7 @@ impl PyOutputProcessor {
             detokenize.then_some(DetokenizeOptions { skip_special_tokens, spaces_between_special_tokens });
         let options = OutputOptions { detokenize, stop, include_stop_str_in_output, min_tokens };
         py.detach(|| self.lock().add_request(RequestKey(key), &prompt_token_ids, options))
-            .map_err(request_error)
+            .map_err(|error| request_error(&error))
     }
 
     /// Forget a request whose reader has gone; its later outputs are dropped.

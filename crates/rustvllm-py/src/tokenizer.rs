@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyString;
 
-use crate::output_processor::InvalidRequestError;
+use crate::errors::InvalidRequestError;
 
 /// Texts and id lists up to these sizes are converted without a hand-over of the interpreter, which would cost more.
 const SHORT_TEXT_BYTES: usize = 256;
@@ -22,14 +22,14 @@ pub(crate) struct PyTokenizer {
 
 #[pymethods]
 impl PyTokenizer {
-    /// Read a `tokenizer.json`. Raises OSError when it cannot be read, ValueError when it is not a tokenizer.
+    /// Read a `tokenizer.json`. Raises `OSError` when it cannot be read, `ValueError` when it is not a tokenizer.
     #[staticmethod]
     fn from_file(py: Python<'_>, path: std::path::PathBuf) -> PyResult<Self> {
         let tokenizer = py.detach(|| output::Tokenizer::from_file(path)).map_err(load_error)?;
         Ok(Self { inner: Arc::new(tokenizer) })
     }
 
-    /// Read the content of a `tokenizer.json`. Raises ValueError when it is not a tokenizer.
+    /// Read the content of a `tokenizer.json`. Raises `ValueError` when it is not a tokenizer.
     #[staticmethod]
     fn from_bytes(py: Python<'_>, data: &[u8]) -> PyResult<Self> {
         // Bytes objects are immutable, so the slice stays as it is while the interpreter is released.
@@ -37,7 +37,7 @@ impl PyTokenizer {
         Ok(Self { inner: Arc::new(tokenizer) })
     }
 
-    /// Token ids of a text. Raises InvalidRequestError for a text that is not valid Unicode.
+    /// Token ids of a text. Raises `InvalidRequestError` for a text that is not valid Unicode.
     #[pyo3(signature = (text, add_special_tokens = true))]
     fn encode(
         &self,
@@ -48,7 +48,7 @@ impl PyTokenizer {
         let text = valid_text(text)?;
         let encode = || self.inner.encode(&text, add_special_tokens);
         let ids = if text.len() <= SHORT_TEXT_BYTES { encode() } else { py.detach(encode) };
-        ids.map_err(request_error)
+        ids.map_err(|error| request_error(&error))
     }
 
     /// Token ids of several texts, in their order, encoded in parallel.
@@ -56,15 +56,16 @@ impl PyTokenizer {
     fn encode_batch(
         &self,
         py: Python<'_>,
-        texts: Vec<Bound<'_, PyString>>,
+        texts: &Bound<'_, PyAny>,
         add_special_tokens: bool,
     ) -> PyResult<Vec<Vec<u32>>> {
+        let texts: Vec<Bound<'_, PyString>> = texts.extract()?;
         let texts = texts.iter().map(valid_text).collect::<PyResult<Vec<_>>>()?;
         py.detach(|| {
             let texts: Vec<&str> = texts.iter().map(|text| &**text).collect();
             self.inner.encode_batch(&texts, add_special_tokens)
         })
-        .map_err(request_error)
+        .map_err(|error| request_error(&error))
     }
 
     /// Text of token ids; ids that are in no vocabulary stand for nothing.
@@ -78,7 +79,7 @@ impl PyTokenizer {
         let token_ids = valid_token_ids(token_ids)?;
         let decode = || self.inner.decode(&token_ids, skip_special_tokens);
         let text = if token_ids.len() <= SHORT_NUM_TOKENS { decode() } else { py.detach(decode) };
-        text.map_err(request_error)
+        text.map_err(|error| request_error(&error))
     }
 
     /// The vocabulary entry of an id, or None.
@@ -109,7 +110,7 @@ fn valid_text(text: &Bound<'_, PyString>) -> PyResult<PyBackedStr> {
     })
 }
 
-/// A sequence of ids. Negative and huge numbers are an error about the request, not Python's OverflowError.
+/// A sequence of ids. Negative and huge numbers are an error about the request, not Python's `OverflowError`.
 pub(crate) fn valid_token_ids(token_ids: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     token_ids.extract().map_err(|error: PyErr| {
         if error.is_instance_of::<PyOverflowError>(token_ids.py()) {
@@ -135,7 +136,7 @@ fn load_error(error: OutputError) -> PyErr {
 }
 
 /// An error about one request, as the front end's exception.
-pub(crate) fn request_error(error: OutputError) -> PyErr {
+pub(crate) fn request_error(error: &OutputError) -> PyErr {
     let param = match error {
         OutputError::EmptyStopString { .. }
         | OutputError::StopStringsTooLong { .. }

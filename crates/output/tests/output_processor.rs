@@ -1,0 +1,271 @@
+//! The output processor: what a front end gets for the records of many requests, merged at random.
+
+mod support;
+
+use std::sync::Arc;
+
+use output::{OutputError, OutputOptions, OutputProcessor, RequestDelta, StopReason, Tokenizer};
+use proptest::prelude::*;
+use scheduler::{EngineCoreOutput, FinishReason, RequestError, RequestKey};
+
+fn token(key: u64, new_token_id: u32) -> EngineCoreOutput {
+    EngineCoreOutput {
+        key: RequestKey(key),
+        new_token_id: new_token_id as i32,
+        finish_reason: None,
+        stop_reason: -1,
+        num_cached_tokens: 16,
+        first_scheduled_ns: 5,
+        timestamp_ns: 7,
+        error: RequestError::None,
+    }
+}
+
+fn last(key: u64, new_token_id: u32, finish_reason: FinishReason) -> EngineCoreOutput {
+    EngineCoreOutput { finish_reason: Some(finish_reason), ..token(key, new_token_id) }
+}
+
+fn ended(key: u64, finish_reason: FinishReason, error: RequestError) -> EngineCoreOutput {
+    EngineCoreOutput { new_token_id: -1, finish_reason: Some(finish_reason), error, ..token(key, 0) }
+}
+
+fn id(tokenizer: &Tokenizer, token: &str) -> u32 {
+    tokenizer.token_to_id(token).expect("a token")
+}
+
+fn stop(stop: &[&str]) -> OutputOptions {
+    OutputOptions { stop: stop.iter().map(|&text| text.to_owned()).collect(), ..OutputOptions::default() }
+}
+
+/// A processor over single characters with request 1 in it.
+fn one_request(options: OutputOptions) -> (Arc<Tokenizer>, OutputProcessor) {
+    let tokenizer = support::fuse();
+    let mut processor = OutputProcessor::new(Some(Arc::clone(&tokenizer)));
+    processor.add_request(RequestKey(1), &[id(&tokenizer, "a")], options).expect("new");
+    (tokenizer, processor)
+}
+
+fn only(mut deltas: Vec<RequestDelta>) -> RequestDelta {
+    assert_eq!(deltas.len(), 1, "{deltas:?}");
+    deltas.remove(0)
+}
+
+#[test]
+fn tokens_become_one_delta_until_it_is_taken() {
+    let (tokenizer, mut processor) = one_request(OutputOptions::default());
+    let [a, space] = ["a", " "].map(|token| id(&tokenizer, token));
+    assert_eq!(processor.take_deltas(), []);
+    assert_eq!(processor.process(&token(1, a)), None);
+    assert_eq!(processor.process(&token(1, space)), None);
+    let delta = only(processor.take_deltas());
+    assert_eq!((delta.new_text.as_str(), &delta.new_token_ids[..]), ("a ", &[a as i32, space as i32][..]));
+    assert_eq!((delta.num_cached_tokens, delta.first_scheduled_ns, delta.last_token_ns), (16, 5, 7));
+    assert_eq!(delta.finish_reason, None);
+    assert_eq!(processor.take_deltas(), []);
+    processor.process(&last(1, a, FinishReason::Length));
+    assert_eq!(processor.len(), 1);
+    let delta = only(processor.take_deltas());
+    assert_eq!((delta.new_text.as_str(), delta.finish_reason), ("a", Some(FinishReason::Length)));
+    assert!(processor.is_empty());
+}
+
+#[test]
+fn the_stop_token_is_a_token_but_not_text() {
+    for (include, text) in [(false, "a"), (true, "aé")] {
+        let options = OutputOptions { include_stop_str_in_output: include, ..OutputOptions::default() };
+        let (tokenizer, mut processor) = one_request(options);
+        let [a, e] = ["a", "é"].map(|token| id(&tokenizer, token));
+        processor.process(&token(1, a));
+        processor.process(&EngineCoreOutput { stop_reason: e as i32, ..last(1, e, FinishReason::Stop) });
+        let delta = only(processor.take_deltas());
+        assert_eq!((delta.new_text.as_str(), &delta.new_token_ids[..]), (text, &[a as i32, e as i32][..]));
+        assert_eq!(delta.stop_reason, Some(StopReason::Token(e as i32)));
+    }
+}
+
+#[test]
+fn eos_has_no_stop_reason() {
+    let (tokenizer, mut processor) = one_request(OutputOptions::default());
+    processor.process(&last(1, id(&tokenizer, "</s>"), FinishReason::Stop));
+    let delta = only(processor.take_deltas());
+    assert_eq!(
+        (delta.finish_reason, delta.stop_reason, delta.new_text.as_str()),
+        (Some(FinishReason::Stop), None, "")
+    );
+    assert_eq!(delta.new_token_ids.len(), 1);
+}
+
+#[test]
+fn a_stop_string_ends_the_request_and_asks_for_an_abort() {
+    let (tokenizer, mut processor) = one_request(stop(&["x", "aé"]));
+    let [a, e, space] = ["a", "é", " "].map(|token| id(&tokenizer, token));
+    assert_eq!(processor.process(&token(1, space)), None);
+    assert_eq!(processor.process(&token(1, a)), None);
+    assert_eq!(only(processor.take_deltas()).new_text, " ");
+    assert_eq!(processor.process(&token(1, e)), Some(RequestKey(1)));
+    // The engine runs on for a token or two and then confirms the abort.
+    assert_eq!(processor.process(&token(1, a)), None);
+    let delta = only(processor.take_deltas());
+    assert_eq!((delta.new_text.as_str(), delta.finish_reason), ("", Some(FinishReason::Stop)));
+    assert_eq!(delta.stop_reason, Some(StopReason::Text("aé".to_owned())));
+    assert_eq!(delta.new_token_ids, [e as i32]);
+    assert_eq!(processor.process(&ended(1, FinishReason::Abort, RequestError::None)), None);
+    assert_eq!((processor.take_deltas(), processor.num_dropped(), processor.len()), (vec![], 2, 0));
+}
+
+#[test]
+fn a_stop_string_in_the_last_text_needs_no_abort() {
+    let (tokenizer, mut processor) = one_request(stop(&["é"]));
+    assert_eq!(processor.process(&last(1, id(&tokenizer, "é"), FinishReason::Length)), None);
+    let delta = only(processor.take_deltas());
+    assert_eq!((delta.finish_reason, delta.new_text.as_str()), (Some(FinishReason::Stop), ""));
+}
+
+#[test]
+fn held_back_text_is_released_at_the_end() {
+    let (tokenizer, mut processor) = one_request(stop(&["aaaa"]));
+    let a = id(&tokenizer, "a");
+    for _ in 0..2 {
+        processor.process(&token(1, a));
+    }
+    assert_eq!(only(processor.take_deltas()).new_text, "");
+    processor.process(&last(1, a, FinishReason::Length));
+    assert_eq!(only(processor.take_deltas()).new_text, "aaa");
+}
+
+#[test]
+fn stop_strings_wait_for_min_tokens() {
+    let (tokenizer, mut processor) = one_request(OutputOptions { min_tokens: 2, ..stop(&["a"]) });
+    let a = id(&tokenizer, "a");
+    assert_eq!(processor.process(&token(1, a)), None);
+    assert_eq!(processor.process(&token(1, a)), None);
+    assert_eq!(processor.process(&token(1, a)), Some(RequestKey(1)));
+    assert_eq!(only(processor.take_deltas()).new_text, "aa");
+}
+
+#[test]
+fn an_abort_or_an_error_without_a_token() {
+    for (reason, error) in
+        [(FinishReason::Abort, RequestError::None), (FinishReason::Error, RequestError::StepFailed)]
+    {
+        let (tokenizer, mut processor) = one_request(stop(&["aaaa"]));
+        processor.process(&token(1, id(&tokenizer, "a")));
+        processor.process(&ended(1, reason, error));
+        let delta = only(processor.take_deltas());
+        assert_eq!((delta.new_text.as_str(), delta.finish_reason, delta.error), ("a", Some(reason), error));
+        assert_eq!(delta.new_token_ids.len(), 1);
+    }
+}
+
+#[test]
+fn discarded_and_unknown_requests_are_dropped_and_counted() {
+    let (tokenizer, mut processor) = one_request(OutputOptions::default());
+    let a = id(&tokenizer, "a");
+    processor.process(&token(2, a));
+    processor.process(&token(1, a));
+    assert!(processor.discard(RequestKey(1)));
+    assert!(!processor.discard(RequestKey(1)));
+    processor.process(&last(1, a, FinishReason::Length));
+    assert_eq!((processor.take_deltas(), processor.num_dropped(), processor.len()), (vec![], 2, 0));
+    // The key may be used again, and its old news is not the new request's.
+    processor.process(&token(1, a));
+    processor.add_request(RequestKey(1), &[], OutputOptions::default()).expect("free again");
+    assert_eq!(processor.take_deltas(), []);
+}
+
+#[test]
+fn bad_requests_leave_nothing_behind() {
+    let (_, mut processor) = one_request(OutputOptions::default());
+    let mut add = |key, options| processor.add_request(RequestKey(key), &[], options);
+    assert!(matches!(add(1, stop(&[])), Err(OutputError::DuplicateKey { key: 1 })));
+    assert!(matches!(add(2, stop(&[""])), Err(OutputError::EmptyStopString { index: 0 })));
+    let no_text = OutputOptions { detokenize: None, ..stop(&["a"]) };
+    assert!(matches!(add(2, no_text), Err(OutputError::StopNeedsText)));
+    assert_eq!(processor.len(), 1);
+}
+
+#[test]
+fn without_a_tokenizer_there_are_tokens_only() {
+    let mut processor = OutputProcessor::new(None);
+    processor.add_request(RequestKey(1), &[], OutputOptions::default()).expect("new");
+    processor.process(&last(1, 3, FinishReason::Stop));
+    let delta = only(processor.take_deltas());
+    assert_eq!((delta.new_text.as_str(), &delta.new_token_ids[..]), ("", &[3][..]));
+    assert!(matches!(
+        processor.add_request(RequestKey(1), &[], stop(&["a"])),
+        Err(OutputError::StopNeedsText)
+    ));
+}
+
+proptest! {
+    #![proptest_config(support::cases(3000))]
+    /// However records interleave and whenever deltas are taken, a request's deltas add up to the same.
+    #[test]
+    fn merging_changes_nothing(
+        outputs in prop::collection::vec(prop::collection::vec(1_u32..6, 1..12), 1..5),
+        order in prop::collection::vec((any::<prop::sample::Index>(), prop::bool::weighted(0.3)), 64),
+        include: bool,
+    ) {
+        let tokenizer = support::fuse();
+        let options = OutputOptions { include_stop_str_in_output: include, ..stop(&["éa", "aé ", "  "]) };
+        let mut processor = OutputProcessor::new(Some(Arc::clone(&tokenizer)));
+        let mut merged: Vec<RequestDelta> = Vec::new();
+        let mut add_up = |deltas: Vec<RequestDelta>| {
+            for delta in deltas {
+                match merged.iter_mut().find(|sum| sum.key == delta.key) {
+                    None => merged.push(delta),
+                    Some(sum) => {
+                        assert_eq!(sum.finish_reason, None, "a delta after the last");
+                        sum.new_text.push_str(&delta.new_text);
+                        sum.new_token_ids.extend(&delta.new_token_ids);
+                        (sum.finish_reason, sum.stop_reason) = (delta.finish_reason, delta.stop_reason);
+                    }
+                }
+            }
+        };
+        for key in 0..outputs.len() as u64 {
+            processor.add_request(RequestKey(key), &[], options.clone()).expect("new");
+        }
+        let mut left: Vec<(u64, std::slice::Iter<'_, u32>)> = (0..).zip(outputs.iter().map(|output| output.iter())).collect();
+        for (choice, take) in order {
+            if left.is_empty() {
+                break;
+            }
+            let place = choice.index(left.len());
+            let (key, tokens) = &mut left[place];
+            let key = *key;
+            let next = *tokens.next().expect("not empty");
+            if tokens.len() == 0 {
+                drop(left.remove(place));
+                processor.process(&last(key, next, FinishReason::Length));
+            } else {
+                processor.process(&token(key, next));
+            }
+            if take {
+                add_up(processor.take_deltas());
+            }
+        }
+        prop_assert!(left.is_empty());
+        add_up(processor.take_deltas());
+        prop_assert!(processor.is_empty());
+
+        // Alone, in one go: the whole text, searched once.
+        for (key, output) in (0..).zip(&outputs) {
+            let mut alone = OutputProcessor::new(Some(Arc::clone(&tokenizer)));
+            alone.add_request(RequestKey(key), &[], options.clone()).expect("new");
+            for (index, &new_token_id) in output.iter().enumerate() {
+                let record = token(key, new_token_id);
+                let finish_reason = (index + 1 == output.len()).then_some(FinishReason::Length);
+                alone.process(&EngineCoreOutput { finish_reason, ..record });
+            }
+            let delta = only(alone.take_deltas());
+            let sum = merged.iter().find(|sum| sum.key == RequestKey(key)).expect("an output");
+            prop_assert_eq!(sum, &delta);
+            let text = tokenizer.decode(output, true).expect("decodes");
+            prop_assert!(text.starts_with(&sum.new_text));
+            if sum.finish_reason == Some(FinishReason::Length) {
+                prop_assert_eq!(&sum.new_text, &text);
+            }
+        }
+    }
+}
