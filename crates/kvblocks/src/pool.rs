@@ -286,17 +286,14 @@ impl BlockPool {
     /// # Panics
     /// If more references to a block came back than there were: a double free in another thread.
     pub fn drain_returned(&mut self) -> u32 {
-        if self.shared.returns.is_empty() {
-            return 0;
-        }
-        let shared = Arc::clone(&self.shared);
+        let mut returned = self.shared.returns.take();
         let mut drained = 0;
-        shared.returns.drain(|block, references| {
+        while let Some((block, references)) = self.shared.returns.next(&mut returned) {
             for _ in 0..references {
                 self.free(block);
             }
             drained += references;
-        });
+        }
         self.counters.add_returned(drained);
         drained
     }

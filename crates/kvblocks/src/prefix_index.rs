@@ -114,8 +114,8 @@ impl PrefixIndex {
         let mut slot = self.home(tag);
         // The owner may be moving entries, so an empty slot may never come by: one round is the bound.
         for _ in 0..self.slots.len() {
-            // Acquire: partner of the Release stores into slots; a registration that is seen is whole.
-            let found = self.slots[slot].load(Ordering::Acquire);
+            // Relaxed, like all accesses of slots: an entry is only a place to look, its record is validated by itself.
+            let found = self.slots[slot].load(Ordering::Relaxed);
             if found == EMPTY {
                 return None;
             }
@@ -202,8 +202,7 @@ impl PrefixIndex {
             Err(slot) => {
                 record.previous.store(block.0, Ordering::Relaxed);
                 record.next.store(block.0, Ordering::Relaxed);
-                // Release: partner of the load in `lookup_hint`; the record above is whole.
-                self.slots[slot].store(entry(tag_of(low, high), block), Ordering::Release);
+                self.slots[slot].store(entry(tag_of(low, high), block), Ordering::Relaxed);
             }
         }
     }
@@ -230,8 +229,7 @@ impl PrefixIndex {
         self.records[previous as usize].next.store(next.0, Ordering::Relaxed);
         self.records[next.index()].previous.store(previous, Ordering::Relaxed);
         if first == block {
-            // Release: partner of the load in `lookup_hint`; the twin's record is whole.
-            self.slots[slot].store(entry(tag_of(low, high), next), Ordering::Release);
+            self.slots[slot].store(entry(tag_of(low, high), next), Ordering::Relaxed);
         }
     }
 
@@ -258,14 +256,13 @@ impl PrefixIndex {
             let home = self.home(entry_tag(moving));
             // It may move back only as far as its home.
             if at.wrapping_sub(home) & mask >= at.wrapping_sub(gap) & mask {
-                // Release: partner of the load in `lookup_hint`. The entry is in both places until its old slot is
-                // overwritten: a reader that has passed the gap still finds it further on, or misses.
-                self.slots[gap].store(moving, Ordering::Release);
+                // The entry is in both places until its old slot is overwritten: a reader that has passed the gap finds
+                // it further on, or misses.
+                self.slots[gap].store(moving, Ordering::Relaxed);
                 gap = at;
             }
             at = self.after(at);
         }
-        // Relaxed: an empty slot publishes nothing.
         self.slots[gap].store(EMPTY, Ordering::Relaxed);
     }
 

@@ -11,7 +11,8 @@
 //! matter what happened to `head` in between.
 //!
 //! Progress: [`push`](ReturnStack::push) is lock-free (its retry means that another push succeeded) and wait-free when
-//! the block is owed already; [`drain`](ReturnStack::drain) is wait-free, bounded by the number of blocks. No thread
+//! the block is owed already; [`take`](ReturnStack::take) and [`next`](ReturnStack::next) are wait-free, bounded by the
+//! number of blocks. No thread
 //! waits for another. What a stalled thread can do: between its count and its push, further references to *the same
 //! block* are counted but not yet drained; they arrive with its push.
 
@@ -35,6 +36,12 @@ struct Link {
 #[repr(align(64))]
 struct Head(AtomicU32);
 
+/// A chain that the owner has taken off the stack. Dropping it half read would lose the rest.
+#[must_use]
+pub(crate) struct Returned {
+    first: u32,
+}
+
 pub(crate) struct ReturnStack {
     head: Head,
     links: Box<[Link]>,
@@ -54,8 +61,9 @@ impl ReturnStack {
             self.links.len()
         );
         let link = &self.links[block.index()];
-        // AcqRel. Release: what this thread did with the block comes before the owner's `owed.swap` in `drain`.
-        // Acquire: partner of that swap; when it has set the count to 0, the owner has read `next`, and it is ours.
+        // AcqRel. Release: what this thread did with the block comes before the owner's `owed.swap` in `next`.
+        // Acquire: partner of that swap; when it has set the count to 0, the owner has read `next`, and it is ours. (A
+        // load that overtakes is what this pair forbids; loom runs loads in program order and cannot show it.)
         let owed = link.owed.fetch_add(1, Ordering::AcqRel);
         assert!(owed < OWED_LIMIT, "hand_back of {block}: {owed} references are waiting already");
         if owed > 0 {
@@ -64,7 +72,7 @@ impl ReturnStack {
         let mut top = self.head.0.load(Ordering::Relaxed);
         loop {
             link.next.store(top, Ordering::Relaxed);
-            // Release: `next` is written before the owner's `head.swap` in `drain` sees the block. A later push
+            // Release: `next` is written before the owner's `head.swap` in `take` sees the block. A later push
             // continues this release sequence, so the swap also synchronises with every push below the top.
             match self.head.0.compare_exchange_weak(top, block.0, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
@@ -73,14 +81,8 @@ impl ReturnStack {
         }
     }
 
-    /// Whether there is nothing to drain. May be out of date at once: a push that is missed is seen next time.
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.head.0.load(Ordering::Relaxed) == END
-    }
-
-    /// Takes everything and calls `take(block, references)` for each block, in the order of arrival.
-    pub(crate) fn drain(&self, mut take: impl FnMut(BlockId, u32)) {
+    /// Owner: takes everything that has arrived, to be read with [`next`](Self::next), all of it.
+    pub(crate) fn take(&self) -> Returned {
         // Acquire: partner of the Release in `push`; `next` of every entry of the chain is visible.
         let mut top = self.head.0.swap(END, Ordering::Acquire);
         // Turn the chain round. All its blocks are still owed, so no thread touches their `next`.
@@ -92,14 +94,19 @@ impl ReturnStack {
             first = top;
             top = below;
         }
-        while first != END {
-            let link = &self.links[first as usize];
-            // Read before the count goes to 0: after that another thread may push the block again.
-            let next = link.next.load(Ordering::Relaxed);
-            // AcqRel: partner of `fetch_add` in `push`, both ways (see there).
-            let references = link.owed.swap(0, Ordering::AcqRel);
-            take(BlockId(first), references);
-            first = next;
+        Returned { first }
+    }
+
+    /// Owner: the next block of a chain that was taken, in the order of arrival, and how many references came back.
+    pub(crate) fn next(&self, returned: &mut Returned) -> Option<(BlockId, u32)> {
+        let block = returned.first;
+        if block == END {
+            return None;
         }
+        let link = &self.links[block as usize];
+        // Read before the count goes to 0: after that another thread may push the block again.
+        returned.first = link.next.load(Ordering::Relaxed);
+        // AcqRel: partner of `fetch_add` in `push`, both ways (see there).
+        Some((BlockId(block), link.owed.swap(0, Ordering::AcqRel)))
     }
 }

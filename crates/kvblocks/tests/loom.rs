@@ -61,6 +61,27 @@ fn two_references_to_one_block_come_back_while_the_owner_drains() {
     });
 }
 
+/// A block comes back a second time while the owner reads the chain in which it came back first: the entries behind it
+/// must not be lost.
+#[test]
+fn a_block_comes_back_again_while_its_chain_is_read() {
+    model(None, || {
+        let mut pool = pool_with(4, 3);
+        pool.touch(BlockId(1));
+        let shared = pool.shared();
+        for id in 1..=3 {
+            shared.hand_back(BlockId(id));
+        }
+        let again = thread::spawn(move || shared.hand_back(BlockId(1)));
+        let early = pool.drain_returned();
+        assert!(early == 3 || early == 4, "{early}");
+        again.join().expect("no panic");
+        assert_eq!(early + pool.drain_returned(), 4);
+        assert_eq!(pool.num_free(), 3);
+        pool.check_invariants();
+    });
+}
+
 /// The owner gives a drained block out again, and it comes back again, while another thread is in the middle of a push
 /// on top of it: the recycled entry (ABA) must not lose anything.
 #[test]
