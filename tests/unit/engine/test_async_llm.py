@@ -1,0 +1,305 @@
+"""``AsyncLLM`` over the real core: streams, merging, cancellation, death and shutdown. The toy model counts up."""
+
+import asyncio
+import gc
+import threading
+import time
+
+import pytest
+
+from rustvllm import AsyncLLM, SamplingParams
+from rustvllm.exceptions import EngineDeadError, InvalidRequestError, QueueFullError, RequestFailedError
+from rustvllm.sampling_params import RequestOutputKind
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+DELTA = GREEDY.clone(output_kind=RequestOutputKind.DELTA)
+LONG = DELTA.clone(max_tokens=60, ignore_eos=True)
+
+
+@pytest.fixture
+def make(toy_config, toy_executors):
+    engines = []
+
+    def build(**changes):
+        engines.append(AsyncLLM.from_engine_config(toy_config("api_server", **changes)))
+        return engines[-1]
+
+    yield build
+    for executor in toy_executors:
+        executor.gate.set()
+    for engine in engines:
+        engine.shutdown()
+    gc.unfreeze()
+
+
+async def collect(engine, prompt, params, request_id, **options):
+    return [output async for output in engine.generate(prompt, params, request_id, **options)]
+
+
+async def until(condition, seconds=5.0):
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 -- what is waited for happens in another thread
+            await asyncio.sleep(0.005)
+
+
+def is_idle(engine):
+    stats = engine.stats()
+    return stats["num_running"] == stats["num_waiting"] == stats["kv_cache_usage"] == 0
+
+
+async def test_one_request(make):
+    outputs = await collect(make(), "ab", GREEDY, "r")
+    assert outputs[-1].outputs[0].text == "cdef"
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+
+
+async def test_deltas_add_up(make):
+    outputs = await collect(make(), "a", LONG, "r")
+    ids = [token_id for output in outputs for token_id in output.outputs[0].token_ids]
+    text = "".join(output.outputs[0].text for output in outputs)
+    assert ids == list(range(98, 158))
+    assert text == bytes(ids).decode("utf-8", "replace")
+
+
+async def test_many_at_once(make):
+    engine = make()
+    params = GREEDY.clone(output_kind=RequestOutputKind.FINAL_ONLY)
+    every = await asyncio.gather(*(collect(engine, chr(97 + i % 20), params, f"r{i}") for i in range(100)))
+    for index, outputs in enumerate(every):
+        assert [output.outputs[0].text for output in outputs] == ["".join(chr(98 + index % 20 + i) for i in range(4))]
+    await until(lambda: is_idle(engine))
+
+
+async def test_a_slow_reader_gets_merged_deltas(make, toy_executors):
+    engine = make()
+    stream = await engine.add_request("r", "a", LONG)
+    await until(lambda: len(toy_executors[0].steps) >= 60)
+    await asyncio.sleep(0.05)
+    outputs = [output async for output in stream]
+    assert len(outputs) == 1
+    assert len(outputs[0].outputs[0].token_ids) == 60
+
+
+async def test_wrong_requests_are_raised_before_anything_and_harm_nobody(make):
+    engine = make()
+    stream = await engine.add_request("good", "a", LONG)
+    for prompt, params, message in [("", GREEDY, "empty"), ([999], GREEDY, "999"), ("a" * 64, GREEDY, "64 tokens")]:
+        with pytest.raises(InvalidRequestError, match=message):
+            await engine.add_request("bad", prompt, params)
+        with pytest.raises(InvalidRequestError, match=message):
+            await collect(engine, prompt, params, "bad")
+    with pytest.raises(InvalidRequestError, match="still runs"):
+        await engine.add_request("good", "a", GREEDY)
+    assert sum([len(output.outputs[0].token_ids) async for output in stream]) == 60
+
+
+async def test_a_long_prompt_is_tokenised_beside_the_loop(make, monkeypatch):
+    engine = make()
+    threads = []
+    process = engine.input_processor.process
+    monkeypatch.setattr(
+        engine.input_processor, "process", lambda *args: threads.append(threading.current_thread()) or process(*args)
+    )
+    params = GREEDY.clone(truncate_prompt_tokens=4)
+    outputs = await collect(engine, "a" * 100_000, params, "r")
+    assert outputs[-1].prompt_token_ids == [97] * 4
+    await collect(engine, "a", GREEDY, "short")
+    assert [thread is threading.main_thread() for thread in threads] == [False, True]
+
+
+async def test_full_queue(make, toy_executors):
+    engine = make(max_num_seqs=1, max_num_queued_reqs=2)
+    toy_executors[0].gate.clear()
+    streams = [await engine.add_request("running", "a", GREEDY)]
+    await until(lambda: toy_executors[0].steps)
+    streams += [await engine.add_request(f"waiting{i}", "a", GREEDY) for i in range(2)]
+    with pytest.raises(QueueFullError):
+        await engine.add_request("too many", "a", GREEDY)
+    toy_executors[0].gate.set()
+    for stream in streams:
+        assert [output async for output in stream][-1].outputs[0].text == "bcde"
+
+
+@pytest.mark.parametrize("how", ["cancel", "aclose", "close"])
+async def test_leaving_early_frees_everything_within_a_step(make, toy_executors, how):
+    engine = make()
+    toy_executors[0].step_seconds = 0.01
+    if how == "cancel":
+        task = asyncio.create_task(collect(engine, "a", LONG, "r"))
+        await until(lambda: len(toy_executors[0].steps) >= 3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    elif how == "aclose":
+        generator = engine.generate("a", LONG, "r")
+        await anext(generator)
+        await generator.aclose()
+    else:
+        stream = await engine.add_request("r", "a", LONG)
+        await anext(stream)
+        stream.close()
+        stream.close()
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+    steps = len(toy_executors[0].steps)
+    await until(lambda: is_idle(engine))
+    assert len(toy_executors[0].steps) <= steps + 2
+    assert [output.outputs[0].text for output in await collect(engine, "a", GREEDY, "r")][-1] == "bcde"
+
+
+async def test_abort_ends_the_stream(make, toy_executors):
+    engine = make()
+    toy_executors[0].step_seconds = 0.01
+    outputs = []
+    async for output in engine.generate("a", LONG.clone(n=2, temperature=1), "r"):
+        outputs.append(output)
+        if len(outputs) == 2:
+            await engine.abort("r")
+            await engine.abort("unknown")
+    assert outputs[-1].finished
+    assert "abort" in {sample.finish_reason for sample in outputs[-1].outputs}
+    await until(lambda: is_idle(engine))
+
+
+async def test_random_cancellation_leaks_nothing(make, toy_executors):
+    engine = make(max_num_seqs=4)
+    toy_executors[0].step_seconds = 0.0005
+
+    async def one(index):
+        generator = engine.generate("a", LONG, f"r{index}")
+        for _ in range(index % 7):
+            await anext(generator)
+        await asyncio.sleep((index % 5) * 0.001)
+        await generator.aclose()
+
+    await asyncio.gather(*(one(index) for index in range(300)))
+    await until(lambda: is_idle(engine))
+    assert len(engine._requests) == engine._requests.num_samples == len(engine._requests._output_processor) == 0
+    assert not engine._streams
+
+
+async def test_a_failed_step_is_an_error_for_its_requests_only(make, toy_executors):
+    engine = make()
+    toy_executors[0].fail_steps = 1
+    with pytest.raises(RequestFailedError, match="boom"):
+        await collect(engine, "a", GREEDY, "bad")
+    assert (await collect(engine, "a", GREEDY, "good"))[-1].outputs[0].text == "bcde"
+    engine.check_health()
+    assert not engine.errored
+
+
+async def test_a_dead_engine_fails_everybody_soon(make, toy_executors):
+    engine = make(max_num_seqs=2)
+    toy_executors[0].gate.clear()
+    tasks = [asyncio.create_task(collect(engine, "a", LONG, f"r{i}")) for i in range(10)]
+    await until(lambda: toy_executors[0].steps)
+    toy_executors[0].fail_steps = 10**6
+    toy_executors[0].gate.set()
+    started = time.monotonic()
+    done, pending = await asyncio.wait(tasks, timeout=2)
+    assert not pending
+    assert time.monotonic() - started < 2
+    kinds = {type(task.exception()) for task in done}
+    assert EngineDeadError in kinds
+    assert kinds <= {EngineDeadError, RequestFailedError}
+    assert engine.errored
+    with pytest.raises(EngineDeadError, match="boom"):
+        engine.check_health()
+    with pytest.raises(EngineDeadError):
+        await collect(engine, "a", GREEDY, "late")
+
+
+async def test_shutdown_fails_what_is_open(make, toy_executors):
+    engine = make()
+    toy_executors[0].step_seconds = 0.02
+    task = asyncio.create_task(collect(engine, "a", LONG, "r"))
+    await until(lambda: toy_executors[0].steps)
+    started = time.monotonic()
+    engine.shutdown()
+    engine.shutdown()
+    assert time.monotonic() - started < 2
+    with pytest.raises(EngineDeadError, match="was shut down"):
+        await asyncio.wait_for(task, 2)
+    with pytest.raises(EngineDeadError, match="was shut down"):
+        await engine.add_request("r", "a", GREEDY)
+    assert toy_executors[0].was_shut_down
+    assert not engine.errored
+    assert not any(thread.name == "rustvllm-engine" and thread.is_alive() for thread in threading.enumerate())
+
+
+async def test_shutdown_from_another_thread(make):
+    engine = make()
+    stream = await engine.add_request("r", "a", LONG)
+    await asyncio.to_thread(engine.shutdown)
+    with pytest.raises(EngineDeadError):
+        async with asyncio.timeout(2):
+            [output async for output in stream]
+
+
+async def test_shutdown_does_not_wait_for_a_hung_step(make, toy_executors):
+    engine = make()
+    toy_executors[0].gate.clear()
+    await engine.add_request("r", "a", LONG)
+    await until(lambda: toy_executors[0].steps)
+    started = time.monotonic()
+    await asyncio.to_thread(engine.shutdown)
+    assert time.monotonic() - started < 2.5
+
+
+async def test_another_event_loop_is_refused(make):
+    engine = make()
+    await collect(engine, "a", GREEDY, "r")
+
+    def elsewhere():
+        with pytest.raises(RuntimeError, match="belongs to another event loop"):
+            asyncio.run(collect(engine, "a", GREEDY, "s"))
+
+    await asyncio.to_thread(elsewhere)
+
+
+def test_one_loop_after_another(make):
+    engine = make()
+
+    async def leave_one_behind():
+        await engine.add_request("left", "a", LONG)
+
+    asyncio.run(leave_one_behind())
+    assert asyncio.run(collect(engine, "a", GREEDY, "r"))[-1].outputs[0].text == "bcde"
+    assert asyncio.run(collect(engine, "a", GREEDY, "left"))[-1].outputs[0].text == "bcde"
+
+
+async def test_an_idle_engine_uses_no_cpu(make):
+    engine = make()
+    await collect(engine, "a", GREEDY, "r")
+    before = time.process_time()
+    await asyncio.sleep(1)
+    assert time.process_time() - before < 0.02
+
+
+async def test_wakes_once_per_step_and_not_per_request(make, toy_executors, monkeypatch):
+    engine = make(max_num_seqs=64)
+    polls = []
+    poll = engine._requests.poll
+    monkeypatch.setattr(engine._requests, "poll", lambda: polls.append(1) or poll())
+    toy_executors[0].gate.clear()
+    toy_executors[0].step_seconds = 0.002
+    tasks = [asyncio.create_task(collect(engine, "a", LONG.clone(max_tokens=20), f"r{i}")) for i in range(64)]
+    await asyncio.sleep(0.05)
+    toy_executors[0].gate.set()
+    await asyncio.gather(*tasks)
+    assert len(polls) <= len(toy_executors[0].steps) + 5
+
+
+async def test_stats_and_description(make):
+    engine = make(num_gpu_blocks_override=33)
+    assert engine.stats()["num_gpu_blocks"] == 33
+    text = "\n".join(engine.describe())
+    for word in (
+        "GPT2LMHeadModel",
+        "64 tokens",
+        "cpu, float32",
+        "32 blocks of 4 tokens = 128 tokens",
+        "up to 8 ",
+        "2.0",
+    ):
+        assert word in text

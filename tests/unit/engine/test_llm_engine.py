@@ -1,0 +1,285 @@
+"""``LLMEngine`` over the real core: steps, outputs, aborts, failures. The toy model counts up."""
+
+import pytest
+
+from rustvllm import LLMEngine, SamplingParams
+from rustvllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, QueueFullError
+from rustvllm.sampling_params import RequestOutputKind
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+
+
+@pytest.fixture
+def make(toy_config, toy_executors):
+    engines = []
+
+    def build(**changes):
+        engines.append(LLMEngine.from_engine_config(toy_config(**changes)))
+        return engines[-1]
+
+    yield build
+    for engine in engines:
+        engine.shutdown()
+
+
+def finish(engine):
+    """Run to the end; every output by request id."""
+    outputs = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    return outputs
+
+
+def texts(outputs):
+    return {request_id: several[-1].outputs[0].text for request_id, several in outputs.items()}
+
+
+def test_a_request_is_a_prompt_and_then_one_token_a_step(make, toy_executors):
+    engine = make()
+    engine.add_request("r", "abcde", GREEDY)
+    [executor] = toy_executors
+    lengths = []
+    while engine.has_unfinished_requests():
+        lengths += [len(output.prompt_token_ids) + len(output.outputs[0].token_ids) for output in engine.step()]
+    assert executor.steps == [5, 1, 1, 1]
+    assert lengths == [6, 7, 8, 9]
+
+
+def test_output(make):
+    engine = make()
+    engine.add_request("r", "ab", GREEDY)
+    output = finish(engine)["r"][-1]
+    assert (output.prompt, output.prompt_token_ids, output.finished, output.error) == ("ab", [97, 98], True, None)
+    [sample] = output.outputs
+    assert (sample.text, sample.token_ids, sample.finish_reason, sample.stop_reason) == (
+        "cdef",
+        [99, 100, 101, 102],
+        "length",
+        None,
+    )
+    metrics = output.metrics
+    assert metrics.arrival_time <= metrics.first_scheduled_time <= metrics.first_token_time <= metrics.finished_time
+
+
+def test_output_kinds(make):
+    engine = make()
+    for kind in RequestOutputKind:
+        engine.add_request(kind.name, "a", GREEDY.clone(output_kind=kind))
+    outputs = {name: [output.outputs[0].text for output in several] for name, several in finish(engine).items()}
+    assert outputs == {
+        "CUMULATIVE": ["b", "bc", "bcd", "bcde"],
+        "DELTA": ["b", "c", "d", "e"],
+        "FINAL_ONLY": ["bcde"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "text", "reason", "stop_reason"),
+    [
+        ("a", {"stop": "d"}, "bc", "stop", "d"),
+        ("a", {"stop": ["zz", "de"]}, "bc", "stop", "de"),
+        ("a", {"stop": "d", "include_stop_str_in_output": True}, "bcd", "stop", "d"),
+        ("a", {"stop_token_ids": [100]}, "bc", "stop", 100),
+        ([254], {}, "\ufffd", "stop", None),  # 255 is no whole character; then EOS
+        ("z", {}, "{|}", "stop", None),  # then the model's second EOS id
+        ("z", {"stop_token_ids": [126]}, "{|}", "stop", 126),
+        ("z", {"ignore_eos": True, "max_tokens": 5}, "{|}~\x7f", "length", None),
+        ("a", {"max_tokens": 1}, "b", "length", None),
+        ("a", {"max_tokens": 5, "detokenize": False}, "", "length", None),
+    ],
+)
+def test_stopping(make, prompt, params, text, reason, stop_reason):
+    engine = make()
+    engine.add_request("r", prompt, SamplingParams(**({"temperature": 0, "max_tokens": 20} | params)))
+    [sample] = finish(engine)["r"][-1].outputs
+    assert (sample.text, sample.finish_reason, sample.stop_reason) == (text, reason, stop_reason)
+
+
+def test_generation_ends_at_the_context_limit(make):
+    engine = make()
+    engine.add_request("r", [1] * 60, SamplingParams(temperature=0, max_tokens=None))
+    [sample] = finish(engine)["r"][-1].outputs
+    assert (len(sample.token_ids), sample.finish_reason) == (4, "length")
+
+
+def test_max_tokens_zero_runs_the_prompt_only(make, toy_executors):
+    engine = make()
+    engine.add_request("r", "abc", SamplingParams(max_tokens=0))
+    [sample] = finish(engine)["r"][-1].outputs
+    assert (sample.token_ids, sample.finish_reason) == ([], "length")
+    assert toy_executors[0].steps == [3]
+
+
+def test_several_samples(make):
+    engine = make()
+    engine.add_request("r", "a", SamplingParams(n=3, max_tokens=2, output_kind=RequestOutputKind.FINAL_ONLY))
+    [output] = finish(engine)["r"]
+    assert [(sample.index, sample.text) for sample in output.outputs] == [(0, "bc"), (1, "bc"), (2, "bc")]
+    assert output.finished
+
+
+def test_more_requests_than_rows(make, toy_executors):
+    engine = make(max_num_seqs=2)
+    for index in range(7):
+        engine.add_request(str(index), chr(97 + index), GREEDY)
+    assert texts(finish(engine)) == {str(index): "".join(chr(98 + index + i) for i in range(4)) for index in range(7)}
+
+
+def test_preemption_changes_nothing(make):
+    engine = make(num_gpu_blocks_override=17, max_num_seqs=4)  # 16 blocks of 4 tokens for 4 requests of up to 30
+    for index in range(4):
+        engine.add_request(str(index), chr(97 + index), SamplingParams(temperature=0, max_tokens=29, ignore_eos=True))
+    got = texts(finish(engine))
+    assert got == {str(i): bytes(range(98 + i, 98 + i + 29)).decode("utf-8", "replace") for i in range(4)}
+    assert engine.engine_core.handle.stats()["num_preemptions"] > 0
+
+
+def test_abort_midway_gives_a_last_output_and_frees_everything(make):
+    engine = make()
+    for name in ("kept", "dropped"):
+        engine.add_request(name, "a", GREEDY)
+    engine.step()
+    engine.abort_request("dropped")
+    engine.abort_request(["dropped", "never heard of"])
+    outputs = finish(engine)
+    assert outputs["dropped"][-1].outputs[0].finish_reason == "abort"
+    assert outputs["dropped"][-1].finished
+    assert texts(outputs)["kept"] == "bcde"
+    scheduler = engine.engine_core.core.scheduler
+    scheduler.check_invariants()
+    assert scheduler.num_unfinished_requests() == 0
+    engine.add_request("dropped", "a", GREEDY)  # the id is free again
+    assert texts(finish(engine)) == {"dropped": "bcde"}
+
+
+def test_a_stop_string_leaves_nothing_behind(make):
+    engine = make()
+    engine.add_request("r", "a", GREEDY.clone(stop="b", max_tokens=30))
+    finish(engine)
+    assert not engine.engine_core.core.scheduler.has_unfinished_requests()
+
+
+def test_wrong_requests_harm_nobody(make):
+    engine = make()
+    engine.add_request("good", "a", GREEDY)
+    with pytest.raises(InvalidRequestError, match="'good' belongs to a request that still runs"):
+        engine.add_request("good", "b", GREEDY)
+    with pytest.raises(InvalidRequestError, match="request_id"):
+        engine.add_request("", "b", GREEDY)
+    with pytest.raises(InvalidRequestError, match="empty"):
+        engine.add_request("bad", "", GREEDY)
+    with pytest.raises(InvalidRequestError, match="257"):
+        engine.add_request("bad", [257], GREEDY)
+    assert texts(finish(engine)) == {"good": "bcde"}
+    assert engine.get_num_unfinished_requests() == 0
+
+
+def test_children_never_clash_with_another_request(make):
+    engine = make()
+    engine.add_request("0_r", "a", GREEDY)
+    with pytest.raises(InvalidRequestError, match="'0_r' belongs"):
+        engine.add_request("r", "a", SamplingParams(n=2))
+    assert list(finish(engine)) == ["0_r"]
+
+
+def test_a_full_queue_leaves_no_half_request_behind(make):
+    engine = make(max_num_queued_reqs=2)
+    with pytest.raises(QueueFullError):
+        engine.add_request("three", "a", SamplingParams(n=3))
+    assert finish(engine) == {}
+    engine.add_request("two", "a", SamplingParams(n=2, max_tokens=1))
+    assert len(finish(engine)["two"][-1].outputs) == 2
+
+
+def test_a_failed_step_ends_its_own_requests_only(make, toy_executors):
+    engine = make(max_num_seqs=1)
+    for name in ("first", "second"):
+        engine.add_request(name, "a", GREEDY)
+    engine.step()
+    toy_executors[0].fail_steps = 1
+    outputs = finish(engine)
+    failed = outputs["first"][-1]
+    assert failed.outputs[0].finish_reason == "error"
+    assert "boom" in failed.error
+    assert texts(outputs)["second"] == "bcde"
+    engine.engine_core.core.scheduler.check_invariants()
+    engine.add_request("third", "a", GREEDY)
+    assert texts(finish(engine)) == {"third": "bcde"}
+
+
+def test_ctrl_c_in_a_step_reaches_the_caller_and_leaves_the_engine_usable(make, toy_executors):
+    engine = make()
+    engine.add_request("r", "a", GREEDY)
+    toy_executors[0].fail_steps, toy_executors[0].error = 1, KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert finish(engine)["r"][-1].outputs[0].finish_reason == "error"
+    engine.add_request("again", "a", GREEDY)
+    assert texts(finish(engine)) == {"again": "bcde"}
+
+
+def test_an_engine_that_only_fails_is_given_up(make, toy_executors):
+    engine = make(max_num_seqs=1)
+    toy_executors[0].fail_steps = 100
+    for index in range(5):
+        engine.add_request(str(index), "a", GREEDY)
+    with pytest.raises(EngineDeadError, match="3 steps in a row failed, the last with RuntimeError: boom"):
+        finish(engine)
+
+
+def test_use_after_shutdown(make, toy_executors):
+    engine = make()
+    engine.shutdown()
+    engine.shutdown()
+    assert toy_executors[0].was_shut_down
+    for use in (
+        engine.step,
+        engine.has_unfinished_requests,
+        lambda: engine.add_request("r", "a", GREEDY),
+        lambda: engine.abort_request("r"),
+    ):
+        with pytest.raises(EngineDeadError, match="was shut down"):
+            use()
+
+
+def test_a_pool_too_small_says_what_fits(make, toy_executors, monkeypatch):
+    from rustvllm.engine import core
+
+    real = core._make_executor
+
+    def small(config):
+        executor = real(config)
+        executor.determine_num_blocks = lambda: 5
+        return executor
+
+    monkeypatch.setattr(core, "_make_executor", small)
+    with pytest.raises(ConfigError, match="set max_model_len to 16 or less"):
+        make()
+
+
+def test_two_engines_do_not_know_each_other(make):
+    one, two = make(), make()
+    one.add_request("r", "a", GREEDY)
+    two.add_request("r", "m", GREEDY)
+    assert texts(finish(one)) == {"r": "bcde"}
+    assert texts(finish(two)) == {"r": "nopq"}
+
+
+def test_without_a_tokenizer(make):
+    engine = make(skip_tokenizer_init=True)
+    engine.add_request("r", [97], GREEDY)
+    [sample] = finish(engine)["r"][-1].outputs
+    assert (sample.text, sample.token_ids) == ("", [98, 99, 100, 101])
+    with pytest.raises(ValueError, match="there is no tokenizer"):
+        engine.get_tokenizer()
+
+
+def test_priority(make, toy_executors):
+    engine = make(scheduling_policy="priority", max_num_seqs=1)
+    for name, priority in (("late", 5), ("early", -5)):
+        engine.add_request(name, "a", GREEDY, priority=priority)
+    order = []
+    while engine.has_unfinished_requests():
+        order += [output.request_id for output in engine.step() if output.finished]
+    assert order == ["early", "late"]

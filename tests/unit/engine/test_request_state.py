@@ -1,0 +1,111 @@
+"""Deltas gathered into outputs: merged while nobody looks, never lost, never given twice."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rustvllm.engine.request_state import RequestState
+from rustvllm.sampling_params import RequestOutputKind
+
+
+def make(kind, n=1, hidden=()):
+    return RequestState("r", "p", [1], kind, [(10 + i, f"r{i}") for i in range(n)], frozenset(hidden))
+
+
+def delta(key=10, text="", ids=(), finish=None, stop=None, error=None, cached=0, scheduled=0.0, last=0.0):
+    return SimpleNamespace(
+        key=key,
+        new_text=text,
+        new_token_ids=list(ids),
+        finish_reason=finish,
+        stop_reason=stop,
+        error=error,
+        num_cached_tokens=cached,
+        first_scheduled_ts=scheduled,
+        last_token_ts=last,
+    )
+
+
+STEPS = st.lists(st.tuples(st.text(max_size=3), st.lists(st.integers(0, 9), max_size=3), st.booleans()), max_size=20)
+
+
+@given(STEPS)
+def test_deltas_add_up_to_the_cumulative_output_wherever_they_are_taken(steps):
+    """The third element says whether the reader looks after this step."""
+    by_delta, by_total = make(RequestOutputKind.DELTA), make(RequestOutputKind.CUMULATIVE)
+    text, ids = "", []
+    for new_text, new_ids, look in [*steps, ("", [], True)]:
+        for state in (by_delta, by_total):
+            state.apply(delta(text=new_text, ids=new_ids))
+        if look:
+            [part], [total] = by_delta.take().outputs, by_total.take().outputs
+            text, ids = text + part.text, ids + part.token_ids
+            assert (text, ids) == (total.text, total.token_ids)
+            assert not by_delta.ready
+    assert text == "".join(step[0] for step in steps)
+
+
+def test_final_only_waits_for_the_end():
+    state = make(RequestOutputKind.FINAL_ONLY)
+    state.apply(delta(text="a", ids=[1]))
+    assert not state.ready
+    state.apply(delta(text="b", ids=[2], finish="length"))
+    assert state.ready
+    output = state.take()
+    assert (output.outputs[0].text, output.outputs[0].token_ids, output.finished) == ("ab", [1, 2], True)
+
+
+def test_samples_end_one_by_one():
+    state = make(RequestOutputKind.DELTA, n=2)
+    state.apply(delta(11, text="x", ids=[1], finish="stop", stop="y"))
+    output = state.take()
+    assert [(sample.index, sample.finish_reason, sample.stop_reason) for sample in output.outputs] == [(1, "stop", "y")]
+    assert not output.finished
+    assert state.unfinished_ids() == ["r0"]
+    state.apply(delta(10, finish="length"))
+    output = state.take()
+    assert [sample.index for sample in output.outputs] == [0]
+    assert output.finished
+    assert output.metrics.finished_time is not None
+
+
+@pytest.mark.parametrize(("stop", "shown"), [(7, None), (8, 8), ("s", "s"), (None, None)])
+def test_further_eos_ids_are_no_stop_reason(stop, shown):
+    state = make(RequestOutputKind.CUMULATIVE, hidden=[7])
+    state.apply(delta(finish="stop", stop=stop))
+    assert state.take().outputs[0].stop_reason == shown
+
+
+def test_what_comes_after_the_end_is_dropped():
+    state = make(RequestOutputKind.CUMULATIVE)
+    state.apply(delta(text="a", ids=[1], finish="stop"))
+    state.apply(delta(text="b", ids=[2], finish="abort"))
+    assert state.take().outputs[0].text == "a"
+    assert state.take().outputs[0].finish_reason == "stop"
+
+
+def test_errors_carry_their_cause():
+    state = make(RequestOutputKind.CUMULATIVE)
+    state.apply(delta(finish="error", error="the step failed"), "RuntimeError: boom")
+    assert state.take().error == "the step failed; RuntimeError: boom"
+
+
+def test_metrics_and_cached_tokens():
+    state = make(RequestOutputKind.CUMULATIVE)
+    state.apply(delta(scheduled=5.0, cached=16))
+    assert state.take().metrics.first_token_time is None
+    state.apply(delta(ids=[1], last=6.0))
+    state.apply(delta(ids=[2], last=7.0, scheduled=9.0, finish="length"))
+    output = state.take()
+    assert (output.metrics.first_scheduled_time, output.metrics.first_token_time) == (5.0, 6.0)
+    assert output.num_cached_tokens == 16
+
+
+def test_abort():
+    state = make(RequestOutputKind.FINAL_ONLY, n=2)
+    state.apply(delta(10, finish="stop"))
+    state.abort()
+    assert [sample.finish_reason for sample in state.take().outputs] == ["stop", "abort"]
+    assert state.finished
