@@ -41,9 +41,9 @@ class FakeTokenizer:
         return [chr(token) if token < 256 else "<s>" if token == BOS else "</s>" for token in token_ids]
 
 
-def expected_text(num_prompt_tokens: int, length: int, sample: int = 0) -> str:
-    """What the fake engine answers to a prompt of that many tokens."""
-    return "".join(chr(ord("a") + (num_prompt_tokens + sample + i) % 26) for i in range(length))
+def expected_text(num_prompt_tokens: int, length: int, sample: int = 0, start: int = 0) -> str:
+    """What the fake engine answers to a prompt of that many tokens, from letter ``start`` to ``length``."""
+    return "".join(chr(ord("a") + (num_prompt_tokens + sample + i) % 26) for i in range(start, length))
 
 
 class FakeEngine:
@@ -174,10 +174,9 @@ class FakeStream:
         ids, params = self.request.prompt_token_ids, self.request.params
         length = min(self.step, self.length)
         outputs = []
+        start = max(length - 1, 0) if params.output_kind is RequestOutputKind.DELTA else 0
         for sample in range(params.n):
-            text = expected_text(len(ids), length, sample)
-            if params.output_kind is RequestOutputKind.DELTA:
-                text = text[-1:]
+            text = expected_text(len(ids), length, sample, start)
             outputs.append(
                 CompletionOutput(index=sample, text=text, token_ids=list(text.encode()), finish_reason=reason)
             )

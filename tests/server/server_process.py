@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -46,7 +45,7 @@ class ServerProcess:
         self._reader.start()
         return self
 
-    def __exit__(self, kind: type | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

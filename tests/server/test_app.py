@@ -1,5 +1,7 @@
 """Around the endpoints: health, loading, stopping, keys, models, versions."""
 
+import asyncio
+
 import pytest
 from asgi_client import assert_error, client_of, events_of, serving
 from fake_engine import FakeEngine
@@ -59,17 +61,13 @@ async def test_abort_all_ends_open_answers_with_abort():
     engine = FakeEngine(max_model_len=100_000)
     state = ServerState()
     state.set_ready(engine)
-    original = engine.stats
-
     async with client_of(state) as client:
-        import asyncio
-
         body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 99_000, "stream": True}
         chat = {"messages": [{"role": "user", "content": "a"}]}
         answers = asyncio.gather(
             client.post("/v1/completions", json=body), client.post("/v1/chat/completions", json=chat)
         )
-        while original()["num_running"] < 3:
+        while engine.stats()["num_running"] < 3:  # noqa: ASYNC110 -- the engine tells nobody
             await asyncio.sleep(0.001)
         await state.abort_all()
         streamed, whole = await answers

@@ -75,7 +75,8 @@ async def post_raw(client, content, url=URL, content_type="application/json"):
         ({**GOOD, "suffix": "!"}, "suffix", "not supported yet"),
         ({**GOOD, "use_beam_search": True}, "use_beam_search", "not supported yet"),
         ({**GOOD, "best_of": 2}, "best_of", "not supported yet"),
-        ({**GOOD, "presence_penalty": 1}, "presence_penalty", "not supported yet"),
+        ({**GOOD, "presence_penalty": 2.5}, "presence_penalty", "2.5"),
+        ({**GOOD, "repetition_penalty": 0}, "repetition_penalty", "0"),
         ({**GOOD, "logit_bias": {"1": 5}}, "logit_bias", "not supported yet"),
         ({**GOOD, "logit_bias": {"x": 5}}, "logit_bias", "'x'"),
         ({**GOOD, "logit_bias": {"1": None}}, "logit_bias", "number"),
@@ -135,7 +136,9 @@ async def test_bodies_that_are_no_json_object(content, says, url):
         assert (await client.post(URL, json=GOOD)).status_code == 200
 
 
-@pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+@pytest.mark.parametrize(
+    "content_type", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
+)
 async def test_another_content_type_is_refused(content_type):
     async with serving() as (client, _):
         response = await post_raw(client, json.dumps(GOOD), content_type=content_type)
@@ -163,7 +166,9 @@ async def test_paths_and_methods():
         wrong_method = await client.get(URL)
         assert_error(wrong_method, 405, "MethodNotAllowedError", says=("POST",))
         assert wrong_method.headers["allow"] == "POST"
-        assert_error(await client.get("/v1/models/other/name"), 404, "NotFoundError", param="model", says=("other/name",))
+        for name in ("other/name", ""):
+            unknown = await client.get(f"/v1/models/{name}")
+            assert_error(unknown, 404, "NotFoundError", param="model", says=(f"`{name}`",))
 
 
 async def test_endpoints_of_later_say_so_by_name():
@@ -172,7 +177,10 @@ async def test_endpoints_of_later_say_so_by_name():
         for method, path in UNBUILT_ENDPOINTS:
             url = path.replace("{rest:path}", "abc/cancel")
             assert_error(
-                await client.request(method, url), 501, "NotImplementedError", says=(f"{method} {url}", "not supported yet")
+                await client.request(method, url),
+                501,
+                "NotImplementedError",
+                says=(f"{method} {url}", "not supported yet"),
             )
 
 
@@ -181,15 +189,19 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-FIELDS = (
-    "model prompt messages n best_of temperature top_p top_k min_p presence_penalty repetition_penalty seed max_tokens "
-    "max_completion_tokens min_tokens stop stop_token_ids ignore_eos logit_bias allowed_token_ids bad_words echo stream "
-    "stream_options tools tool_choice chat_template_kwargs documents priority cache_salt request_id truncate_prompt_tokens "
-    "truncation_side add_special_tokens response_format logprobs continue_final_message"
-).split()
+# fmt: off
+FIELDS = [
+    "model", "prompt", "messages", "n", "best_of", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
+    "repetition_penalty", "seed", "max_tokens", "max_completion_tokens", "min_tokens", "stop", "stop_token_ids",
+    "ignore_eos", "logit_bias", "allowed_token_ids", "bad_words", "echo", "stream", "stream_options", "tools",
+    "tool_choice", "chat_template_kwargs", "documents", "priority", "cache_salt", "request_id",
+    "truncate_prompt_tokens", "truncation_side", "add_special_tokens", "response_format", "logprobs",
+    "continue_final_message",
+]
+# fmt: on
 bodies = st.fixed_dictionaries(
     {},
-    optional={field: json_values for field in FIELDS},
+    optional=dict.fromkeys(FIELDS, json_values),
 ).map(lambda fields: {"prompt": "abc", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, **fields})
 
 

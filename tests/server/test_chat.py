@@ -8,11 +8,18 @@ from rustvllm.entrypoints.openai.state import ServerSettings
 
 URL = "/v1/chat/completions"
 TEMPLATE = (
-    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% if message.name %}({{ message.name }}){% endif %}"
-    "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% if message.name %}({{ message.name }})"
+    "{% endif %}{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
     "{{ extra | default('') }}"
 )
 USER = [{"role": "user", "content": "Hi"}]
+BAD_CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
+BOTH = {"add_generation_prompt": True, "continue_final_message": True}
+
+
+def with_content(content):
+    return {"messages": [{"role": "user", "content": content}]}
 
 
 def text_of(request):
@@ -155,13 +162,13 @@ async def test_a_template_that_refuses_the_messages_is_the_clients_error():
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", "'wizard'"),
         ({"messages": [{"content": "x"}]}, "messages", "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages", "messages[0].content"),
-        ({"messages": [{"role": "user", "content": []}]}, "messages", "messages[0].content"),
-        ({"messages": [{"role": "user", "content": 7}]}, "messages", "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", "image_url"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages", "input_audio"),
-        ({"messages": [{"role": "user", "content": [{"type": "poem"}]}]}, "messages", "'poem'"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages", "content[0]"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, "messages", "JSON"),
+        (with_content([]), "messages", "messages[0].content"),
+        (with_content(7), "messages", "messages[0].content"),
+        (with_content([{"type": "image_url", "image_url": {}}]), "messages", "image_url"),
+        (with_content([{"type": "input_audio"}]), "messages", "input_audio"),
+        (with_content([{"type": "poem"}]), "messages", "'poem'"),
+        (with_content([{"type": "text"}]), "messages", "content[0]"),
+        ({"messages": [BAD_CALL]}, "messages", "JSON"),
         ({"messages": USER, "tools": []}, "tools", "empty"),
         ({"messages": USER, "tools": [{}], "tool_choice": "auto"}, "tool_choice", "not supported yet"),
         ({"messages": USER, "tools": [{}], "tool_choice": "required"}, "tool_choice", "not supported yet"),
@@ -171,7 +178,7 @@ async def test_a_template_that_refuses_the_messages_is_the_clients_error():
         ({"messages": USER, "top_logprobs": 2}, "top_logprobs", "not supported yet"),
         ({"messages": USER, "functions": [{}]}, "functions", "tools"),
         ({"messages": USER, "modalities": ["text", "audio"]}, "modalities", "text"),
-        ({"messages": USER, "add_generation_prompt": True, "continue_final_message": True}, "continue_final_message", "both"),
+        ({"messages": USER, **BOTH}, "continue_final_message", "both"),
     ],
 )
 async def test_bad_chat_requests_name_what_is_wrong(body, param, says):

@@ -159,11 +159,9 @@ async def test_usage_flags_of_the_server():
 
 async def test_text_that_json_must_escape_survives_a_stream(monkeypatch):
     awkward = 'quote " slash \\ newline \n tab \t nul \0 é 漢 😀 \u2028 </script>'
-    monkeypatch.setattr("fake_engine.expected_text", lambda *args: awkward[: args[1]])
+    monkeypatch.setattr("fake_engine.expected_text", lambda _, length, sample=0, start=0: awkward[start:length])
     async with serving() as (client, _):
-        events = events_of(
-            await client.post(URL, json={"prompt": "a", "max_tokens": len(awkward), "stream": True})
-        )
+        events = events_of(await client.post(URL, json={"prompt": "a", "max_tokens": len(awkward), "stream": True}))
     assert "".join(event["choices"][0]["text"] for event in events) == awkward
 
 
@@ -206,9 +204,7 @@ async def test_model_defaults_are_followed_below_what_the_request_says(caplog):
 
 async def test_cache_salt_and_priority_reach_the_engine():
     async with serving(FakeEngine(policy="priority")) as (client, engine):
-        assert (
-            await client.post(URL, json={"prompt": "a", "cache_salt": "tenant", "priority": 3})
-        ).status_code == 200
+        assert (await client.post(URL, json={"prompt": "a", "cache_salt": "tenant", "priority": 3})).status_code == 200
         bad = await client.post(URL, json={"prompt": "a", "cache_salt": "a/b"})
         assert_error(bad, 400, "BadRequestError", param="cache_salt")
     assert (engine.seen[0].cache_salt, engine.seen[0].priority) == ("tenant", 3)
@@ -260,7 +256,11 @@ async def test_without_a_tokenizer_token_ids_are_served_and_text_is_refused():
         assert (await client.post(URL, json={"prompt": [1, 2]})).status_code == 200
         for body in ({"prompt": "text"}, {"prompt": [1], "echo": True}, {"prompt": [1], "stop": ["x"]}):
             assert_error(
-                await client.post(URL, json=body), 400, "BadRequestError", param=next(reversed(body)), says=("tokenizer",)
+                await client.post(URL, json=body),
+                400,
+                "BadRequestError",
+                param=next(reversed(body)),
+                says=("tokenizer",),
             )
 
 

@@ -146,7 +146,9 @@ def test_a_taken_port_fails_at_once_with_one_message():
 
 
 def test_a_failed_load_ends_the_process_with_its_message():
-    with ServerProcess([*FAKE, "--port", "0"], FAKE_LOAD_ERROR="no model of that name", FAKE_LOAD_SECONDS="0.2") as server:
+    with ServerProcess(
+        [*FAKE, "--port", "0"], FAKE_LOAD_ERROR="no model of that name", FAKE_LOAD_SECONDS="0.2"
+    ) as server:
         assert server.process.wait(10) == 1
         server._reader.join(5)
     assert "rustvllm serve: error: no model of that name\n" in server.output
@@ -201,6 +203,18 @@ def test_a_key_from_the_environment_is_asked_for_and_never_printed():
         assert server.end(signal.SIGTERM)[0] == 0
     assert "sk-very-secret" not in server.output
     assert "Authorization: Bearer YOUR_KEY" in server.output
+
+
+def test_a_root_path_is_what_a_proxy_may_leave_on_or_take_off():
+    with ServerProcess([*FAKE, "--port", "0", "--root-path", "/proxy"], RUSTVLLM_API_KEY="k") as server:
+        url = server.wait_until_ready()
+        for prefix in ("", "/proxy"):
+            assert httpx.get(f"{url}{prefix}/health").status_code == 200
+            key = {"Authorization": "Bearer k"}
+            answer = httpx.post(f"{url}{prefix}/v1/completions", json={"prompt": "a"}, headers=key)
+            assert answer.status_code == 200
+            assert httpx.get(f"{url}{prefix}/v1/models").status_code == 401
+        server.end(signal.SIGTERM)
 
 
 def test_a_client_that_leaves_a_stream_frees_its_blocks():

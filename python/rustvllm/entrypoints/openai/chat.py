@@ -1,7 +1,6 @@
 """``POST /v1/chat/completions``."""
 
 import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -10,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rustvllm.entrypoints.chat_template import check_template_variables, render_chat
-from rustvllm.entrypoints.openai.chunks import ChunkRenderer
+from rustvllm.entrypoints.openai.chunks import ChunkRenderer, stream_events
 from rustvllm.entrypoints.openai.conversation import build_conversation
 from rustvllm.entrypoints.openai.generation import (
     Generation,
@@ -30,6 +29,7 @@ from rustvllm.entrypoints.openai.sse import EventStreamResponse
 from rustvllm.entrypoints.openai.state import ServedModel, ServerState
 from rustvllm.entrypoints.openai.usage import UsageCounter
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.outputs import RequestOutput
 
 router = APIRouter()
 
@@ -136,7 +136,13 @@ async def create_chat_completion(raw_request: Request) -> Response:
             usage,
             force_usage=state.settings.enable_force_include_usage,
         )
-        return EventStreamResponse(_events(generation, chunks, usage, params.n), generation, request_id)
+
+        def open_turn(_prompt_index: int, _output: RequestOutput) -> list[bytes]:
+            return [chunks.raw(index, _ROLE_DELTA) for index in range(params.n)]
+
+        return EventStreamResponse(
+            stream_events(generation, chunks, usage, 1, params.n, open_turn), generation, request_id
+        )
     async with aclosing(generation):
         last, samples = await until_disconnect(raw_request.receive, generation.collect(1, params.n))
     usage.add(0, last[0])
@@ -151,27 +157,3 @@ async def create_chat_completion(raw_request: Request) -> Response:
         for index, sample in enumerate(samples)
     ]
     return JSONResponse({**header, "choices": choices, "usage": usage.as_dict()})
-
-
-async def _events(
-    generation: Generation, chunks: ChunkRenderer, usage: UsageCounter, n: int
-) -> AsyncGenerator[bytes, None]:
-    """Events of the stream, joined where several are there at once."""
-    unfinished = set(range(n))
-    yield b"".join(chunks.raw(index, _ROLE_DELTA) for index in range(n))
-    async for prompt_index, output in generation:
-        usage.add(prompt_index, output)
-        events = []
-        for completion in output.outputs:
-            index = completion.index
-            if completion.finish_reason is not None:
-                unfinished.discard(index)
-                events.append(chunks.finish(index, completion.text, completion.finish_reason, completion.stop_reason))
-            elif completion.text or chunks.continuous_usage:
-                events.append(chunks.text(index, completion.text))
-        if events:
-            yield b"".join(events)
-    for index in sorted(unfinished):  # the engine let go of it without a word: it was aborted
-        yield chunks.finish(index, "", "abort", None)
-    if last := chunks.final_usage():
-        yield last

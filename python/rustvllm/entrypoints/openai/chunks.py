@@ -1,10 +1,13 @@
-"""Renders the chunks of a stream: the constant part once, then per event only what changed."""
+"""The chunks of a stream: the constant part is rendered once, then per event only what changed."""
 
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+from rustvllm.entrypoints.openai.generation import Generation
 from rustvllm.entrypoints.openai.protocol import GenerationRequest
 from rustvllm.entrypoints.openai.sse import event, json_bytes, json_string
 from rustvllm.entrypoints.openai.usage import UsageCounter
+from rustvllm.outputs import RequestOutput
 
 
 class ChunkRenderer:
@@ -87,3 +90,45 @@ class ChunkRenderer:
         if self.continuous_usage:
             return b'],"usage":' + json_bytes(self._usage.as_dict()) + b"}\n\n"
         return self._end
+
+
+async def stream_events(
+    generation: Generation,
+    chunks: ChunkRenderer,
+    usage: UsageCounter,
+    num_prompts: int,
+    n: int,
+    opening: Callable[[int, RequestOutput], list[bytes]],
+) -> AsyncGenerator[bytes, None]:
+    """Events of one stream, joined where several are there at once.
+
+    Args:
+        generation: Where outputs come from.
+        chunks: Renders them.
+        usage: Counts them.
+        num_prompts: Prompts of the request.
+        n: Samples per prompt; choice ``prompt · n + sample`` is numbered so.
+        opening: Chunks that the choices of a prompt begin with. They go out with its first output and not before it:
+            clients take the first event's time for the time to first token.
+    """
+    unopened = set(range(num_prompts))
+    unfinished = set(range(num_prompts * n))
+    async for prompt_index, output in generation:
+        usage.add(prompt_index, output)
+        events = []
+        if prompt_index in unopened:
+            unopened.discard(prompt_index)
+            events = opening(prompt_index, output)
+        for completion in output.outputs:
+            index = prompt_index * n + completion.index
+            if completion.finish_reason is not None:
+                unfinished.discard(index)
+                events.append(chunks.finish(index, completion.text, completion.finish_reason, completion.stop_reason))
+            elif completion.text or chunks.continuous_usage:
+                events.append(chunks.text(index, completion.text))
+        if events:
+            yield b"".join(events)
+    for index in sorted(unfinished):  # the engine let go of it without a word: it was aborted
+        yield chunks.finish(index, "", "abort", None)
+    if last := chunks.final_usage():
+        yield last

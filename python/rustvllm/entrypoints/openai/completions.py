@@ -1,14 +1,13 @@
 """``POST /v1/completions``."""
 
 import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rustvllm.entrypoints.openai.chunks import ChunkRenderer
+from rustvllm.entrypoints.openai.chunks import ChunkRenderer, stream_events
 from rustvllm.entrypoints.openai.generation import (
     Generation,
     new_request_id,
@@ -90,9 +89,13 @@ async def create_completion(raw_request: Request) -> Response:
         chunks = ChunkRenderer(
             header, b',"text":', b"", request, usage, force_usage=state.settings.enable_force_include_usage
         )
-        return EventStreamResponse(
-            _events(generation, chunks, usage, echo, len(prompts), params.n), generation, request_id
-        )
+
+        def open_choices(prompt_index: int, output: RequestOutput) -> list[bytes]:
+            text = echo.text(prompt_index, output)
+            return [chunks.text(prompt_index * params.n + sample, text) for sample in range(params.n)] if text else []
+
+        events = stream_events(generation, chunks, usage, len(prompts), params.n, open_choices)
+        return EventStreamResponse(events, generation, request_id)
     async with aclosing(generation):
         last, samples = await until_disconnect(raw_request.receive, generation.collect(len(prompts), params.n))
     echoed = [echo.text(index, output) for index, output in enumerate(last)]
@@ -137,31 +140,3 @@ class PromptEcho:
             return asked
         text: str = self._tokenizer.decode(output.prompt_token_ids)
         return text
-
-
-async def _events(
-    generation: Generation, chunks: ChunkRenderer, usage: UsageCounter, echo: PromptEcho, num_prompts: int, n: int
-) -> AsyncGenerator[bytes, None]:
-    """Events of the stream, joined where several are there at once."""
-    unfinished = set(range(num_prompts * n))
-    to_echo = set(range(num_prompts)) if echo.wanted else set()
-    async for prompt_index, output in generation:
-        usage.add(prompt_index, output)
-        events = []
-        if prompt_index in to_echo:
-            to_echo.discard(prompt_index)
-            text = echo.text(prompt_index, output)
-            events = [chunks.text(prompt_index * n + sample, text) for sample in range(n)]
-        for completion in output.outputs:
-            index = prompt_index * n + completion.index
-            if completion.finish_reason is not None:
-                unfinished.discard(index)
-                events.append(chunks.finish(index, completion.text, completion.finish_reason, completion.stop_reason))
-            elif completion.text or chunks.continuous_usage:
-                events.append(chunks.text(index, completion.text))
-        if events:
-            yield b"".join(events)
-    for index in sorted(unfinished):  # the engine let go of it without a word: it was aborted
-        yield chunks.finish(index, "", "abort", None)
-    if last := chunks.final_usage():
-        yield last

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rustvllm.engine.input_processor import PromptType
 
 MAX_REQUEST_ID_CHARS = 256
+_PROMPTS_AT_A_TIME = 16
+"""After so many prompts of one request others get their turn on the event loop."""
 
 PromptOutput = tuple[int, RequestOutput]
 """Index of the prompt within the HTTP request, and news of it."""
@@ -75,6 +77,8 @@ class Generation:
         stem = f"{request_id}-{secrets.token_hex(4)}"
         try:
             for index, prompt in enumerate(prompts):
+                if index % _PROMPTS_AT_A_TIME == _PROMPTS_AT_A_TIME - 1:
+                    await asyncio.sleep(0)
                 engine_id = f"{stem}-{index}"
                 stream = await model.engine.add_request(engine_id, prompt, params, priority=priority)
                 generation._add(engine_id, stream)

@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
+from rustvllm.entrypoints.openai.errors import UnknownModelError
 from rustvllm.entrypoints.openai.state import ServedModel, ServerState
 
 router = APIRouter()
@@ -36,4 +37,6 @@ async def get_model(request: Request, model_id: str) -> dict[str, Any]:
     """The card of one name, which may hold slashes."""
     state: ServerState = request.app.state.server
     state.check_serving()
+    if not model_id:
+        raise UnknownModelError(model_id)
     return _card(state.model, state.model.resolve_name(model_id))

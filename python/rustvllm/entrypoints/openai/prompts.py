@@ -33,9 +33,11 @@ async def engine_prompt(
         param: The request's field, for messages.
 
     Raises:
-        InvalidRequestError: Empty text, text without a tokenizer, or far too long a text.
+        InvalidRequestError: Empty text, text without a tokenizer, or a prompt that is too long whatever its tokens.
     """
     if not isinstance(prompt, str):
+        if not truncated and len(prompt) > model.max_model_len:
+            raise _too_long(model.max_model_len, f"{len(prompt)} input tokens")
         return _tokens_prompt(prompt, cache_salt)
     if model.tokenizer is None:
         raise InvalidRequestError(
@@ -66,9 +68,13 @@ def check_text_length(model: ServedModel, text: str) -> None:
     """
     at_least = len(text) // model.max_token_chars if model.max_token_chars else 0
     if at_least > model.max_model_len:
-        raise InvalidRequestError(
-            f"This model's maximum context length is {model.max_model_len} tokens (prompt and output together), "
-            f"but your prompt contains at least {at_least} input tokens ({len(text)} characters). Shorten it, or set "
-            "truncate_prompt_tokens.",
-            "input_tokens",
-        )
+        raise _too_long(model.max_model_len, f"at least {at_least} input tokens ({len(text)} characters)")
+
+
+def _too_long(max_model_len: int, size: str) -> InvalidRequestError:
+    """The engine's own words for what it would find after more work."""
+    return InvalidRequestError(
+        f"This model's maximum context length is {max_model_len} tokens (prompt and output together), "
+        f"but your prompt contains {size}. Shorten it, or set truncate_prompt_tokens.",
+        "input_tokens",
+    )

@@ -33,10 +33,12 @@ __all__ = ["add_cli_args", "run_server"]
 
 logger = init_logger(__name__)
 
-CLOSE_SECONDS = 0.8
+CLOSE_SECONDS = 0.6
 """After a stop: how long open answers may take to end once their requests are aborted."""
+BREAK_SECONDS = 0.3
+"""After that: how long the connections that were then broken may take to be gone."""
 ENGINE_STOP_SECONDS = 0.5
-"""After a stop: how long the engine's thread may take to end its step before the process leaves it behind."""
+"""After that: how long the engine's thread may take to end its step before the process leaves it behind."""
 THREADS_STOP_SECONDS = 0.1
 """After that: how long the other threads (a load, a long tokenisation) are waited for."""
 HARD_STOP_SECONDS = 1.9
@@ -151,9 +153,12 @@ class _Server:
             return
         await self._drain()
         self._http.should_exit = True
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(serving), CLOSE_SECONDS)
+        await asyncio.wait({serving}, timeout=CLOSE_SECONDS)
         self._http.force_exit = True
+        for connection in list(self._http.server_state.connections):
+            if connection.transport is not None:  # a client that does not read: nothing will make it
+                connection.transport.abort()
+        await asyncio.wait({serving}, timeout=BREAK_SECONDS)
 
     async def _drain(self) -> None:
         """Let open requests end by themselves for a while, then abort them."""

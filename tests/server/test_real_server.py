@@ -1,0 +1,218 @@
+"""Bad input and bad clients against `rustvllm serve` with a real model: each gets its answer and harms nobody."""
+
+import json
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+from server_process import REAL, ServerProcess
+
+MAX_MODEL_LEN = 512
+VOCAB_SIZE = 512
+HEAD = "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = [{"role": "user", "content": "Once upon a time"}]
+GOOD = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def server(shared_dir_of_module):
+    model = shared_dir_of_module / "data" / "stories260K" / "hf"
+    command = [*REAL, str(model), "--served-model-name", "stories", "tales", "--port", "0", "--max-num-seqs", "16"]
+    with ServerProcess(command) as process:
+        process.wait_until_ready()
+        yield process
+
+
+@pytest.fixture(scope="module")
+def shared_dir_of_module(request):
+    return request.getfixturevalue("shared_dir")
+
+
+@pytest.fixture(scope="module")
+def good_text(server):
+    return httpx.post(server.url + COMPLETIONS, json=GOOD, timeout=60).json()["choices"][0]["text"]
+
+
+@pytest.fixture
+def post(server, good_text):
+    """Posts a bad request; afterwards a good one must be answered as ever."""
+
+    def post_bad(path, **options):
+        return httpx.post(server.url + path, timeout=60, **options)
+
+    yield post_bad
+    assert httpx.post(server.url + COMPLETIONS, json=GOOD, timeout=60).json()["choices"][0]["text"] == good_text
+
+
+def assert_idle(server, seconds=5.0):
+    """All blocks are free again, soon."""
+    deadline = time.monotonic() + seconds
+    while True:
+        load = httpx.get(server.url + "/load").json()
+        idle = load["num_running"] == load["num_waiting"] == 0 and load["num_free_blocks"] == load["num_usable_blocks"]
+        if idle and load["server_load"] == 1:
+            return
+        assert time.monotonic() < deadline, load
+        time.sleep(0.01)
+
+
+def check(response, status, *, param=None, says=()):
+    assert response.status_code == status, response.text[:500]
+    error = response.json()["error"]
+    assert error["code"] == status
+    assert error["param"] == param
+    for words in says:
+        assert words in error["message"], error
+
+
+def test_unknown_model(post):
+    check(post(COMPLETIONS, json={**GOOD, "model": "gpt-9"}), 404, param="model", says=("gpt-9",))
+    check(post(CHAT, json={"messages": USER, "model": "gpt-9"}), 404, param="model", says=("gpt-9",))
+    assert post(COMPLETIONS, json={**GOOD, "model": "tales"}).json()["model"] == "tales"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("num_tokens", [MAX_MODEL_LEN, MAX_MODEL_LEN + 1, 100_000])
+def test_prompt_too_long_names_both_numbers(post, num_tokens, stream):
+    response = post(COMPLETIONS, json={"prompt": [5] * num_tokens, "stream": stream})
+    check(response, 400, param="input_tokens", says=(f"{MAX_MODEL_LEN} tokens", f"{num_tokens} input tokens"))
+
+
+def test_text_too_long_names_both_numbers(post):
+    text = "Once upon a time there was a dragon. " * 200
+    for path, body in ((COMPLETIONS, {"prompt": text}), (CHAT, {"messages": [{"role": "user", "content": text}]})):
+        check(post(path, json=body), 400, param="input_tokens", says=(f"{MAX_MODEL_LEN} tokens", "input tokens"))
+
+
+def test_the_longest_prompt_that_fits_is_served(post):
+    body = post(COMPLETIONS, json={"prompt": [5] * (MAX_MODEL_LEN - 1), "max_tokens": 100, "ignore_eos": True}).json()
+    assert body["usage"]["completion_tokens"] == 1
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE, 2**31, 2**63, 10**40])
+def test_token_ids_outside_the_vocabulary(post, token_id):
+    check(post(COMPLETIONS, json={"prompt": [1, token_id]}), 400, param="prompt", says=(str(VOCAB_SIZE - 1),))
+
+
+@pytest.mark.parametrize("prompt", ["", [], [[]], [""]])
+def test_empty_prompt(post, prompt):
+    check(post(COMPLETIONS, json={"prompt": prompt}), 400, param="prompt", says=("empty",))
+
+
+def test_max_tokens_0_is_for_echo_only(post):
+    check(post(COMPLETIONS, json={**GOOD, "max_tokens": 0}), 400, param="max_tokens", says=("echo",))
+    check(post(CHAT, json={"messages": USER, "max_tokens": 0}), 400, param="max_tokens", says=("at least 1",))
+    for stream in (False, True):
+        response = post(COMPLETIONS, json={**GOOD, "max_tokens": 0, "echo": True, "stream": stream})
+        assert response.status_code == 200
+        assert GOOD["prompt"] in response.text
+    assert response.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("max_tokens", [-1, -(2**40), MAX_MODEL_LEN + 1, 2**31, 2**63, 10**30])
+def test_max_tokens_negative_or_huge(post, max_tokens):
+    for path, body in ((COMPLETIONS, GOOD), (CHAT, {"messages": USER})):
+        check(post(path, json={**body, "max_tokens": max_tokens}), 400, param="max_tokens", says=(str(max_tokens),))
+
+
+@pytest.mark.parametrize("temperature", ["NaN", "Infinity", "-0.5", "2.5", "1e400"])
+def test_temperature_out_of_range(post, temperature):
+    content = f'{{"prompt": "a", "temperature": {temperature}}}'
+    response = post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert "temperature" in response.json()["error"]["message"]
+
+
+def test_unknown_role(post):
+    check(post(CHAT, json={"messages": [{"role": "wizard", "content": "a"}]}), 400, param="messages", says=("wizard",))
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"[1]", b"null", b'{"prompt":', b"[" * 200_000])
+def test_body_that_is_no_json_object(post, content):
+    for path in (COMPLETIONS, CHAT):
+        check(post(path, content=content, headers={"Content-Type": "application/json"}), 400, says=("body",))
+
+
+def test_ten_megabytes(post):
+    body = json.dumps({"prompt": "a" * 10_000_000}).encode()
+    for content in (body, iter([body[i : i + 65536] for i in range(0, len(body), 65536)])):
+        response = post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
+        check(response, 413, says=("--max-body-bytes",))
+
+
+def test_megabytes_within_the_limit_are_refused_quickly_and_delay_nobody(server, post):
+    """A stream's longest pause stays short while others send the largest prompts the server takes."""
+    pauses = []
+
+    def read():
+        body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        for _ in range(3):
+            last = time.monotonic()
+            with httpx.stream("POST", server.url + COMPLETIONS, json=body, timeout=60) as response:
+                for _ in response.iter_lines():
+                    pauses.append(time.monotonic() - last)
+                    last = time.monotonic()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    largest = [{"prompt": "a" * 8_000_000}, {"prompt": [5] * 2_000_000}, {"prompt": ["a b c"] * 16_000, "n": 2}]
+    for body in largest:
+        response = post(COMPLETIONS, json=body)
+        assert response.status_code == 400
+    reader.join(60)
+    assert len(pauses) > 300
+    assert max(pauses) < 2
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_client_that_goes_away_mid_stream_frees_its_blocks(server, post, count):
+    url = httpx.URL(server.url)
+    body = json.dumps({"prompt": ["Once", "One day"], "n": 3, "max_tokens": 500, "ignore_eos": True, "stream": True})
+    head = HEAD % (COMPLETIONS, len(body))
+    clients = []
+    for _ in range(count):
+        client = socket.create_connection((url.host, url.port))
+        client.sendall((head + body).encode())
+        assert client.recv(1024).startswith(b"HTTP/1.1 200")
+        clients.append(client)
+    busy = httpx.get(server.url + "/load").json()
+    assert busy["num_running"] > 0
+    assert busy["num_free_blocks"] < busy["num_usable_blocks"]
+    for client in clients:
+        client.close()
+    assert_idle(server, 2)
+
+
+def test_a_client_that_goes_away_before_the_answer_frees_its_blocks(server, post):
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            server.url + COMPLETIONS,
+            json={"prompt": ["Once"] * 8, "n": 2, "max_tokens": 500, "ignore_eos": True},
+            timeout=httpx.Timeout(30, read=0.05),
+        )
+    assert_idle(server, 2)
+
+
+def test_garbage_instead_of_http_is_dropped(server, post):
+    url = httpx.URL(server.url)
+    for garbage in (b"\x16\x03\x01\x02\x00\x01" * 10, b"GET\r\n\r\n", b"POST /v1/completions HTTP/9.9\r\n\r\n"):
+        with socket.create_connection((url.host, url.port), timeout=10) as client:
+            client.sendall(garbage)
+            assert b"200 OK" not in client.recv(4096)
+    assert_idle(server)
+
+
+def test_a_body_that_never_comes_whole_holds_nothing_but_its_connection(server, post):
+    url = httpx.URL(server.url)
+    with socket.create_connection((url.host, url.port)) as client:
+        client.sendall((HEAD % (COMPLETIONS, 100) + "{").encode())
+        assert httpx.post(server.url + COMPLETIONS, json=GOOD, timeout=60).status_code == 200
+    assert_idle(server)
+
+
+def test_the_process_printed_no_traceback(server):
+    assert "Traceback" not in server.output
