@@ -74,7 +74,14 @@ def test_prefix_blocks_shared_within_the_step_that_fills_them(pair):
 def test_remains_of_others_do_not_matter(pair):
     reference, model = pair
     requests = greedy()
-    run(model, requests, poison=True, block_size=7, backend_options={"max_gather_bytes": 4000, "max_mask_elements": 50}, chunk=9)
+    run(
+        model,
+        requests,
+        poison=True,
+        block_size=7,
+        backend_options={"max_gather_bytes": 4000, "max_mask_elements": 50},
+        chunk=9,
+    )
     check(reference, requests)
 
 

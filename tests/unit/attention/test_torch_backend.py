@@ -1,0 +1,105 @@
+"""Paged attention in torch against a loop over tokens and heads in float64, on random ragged batches."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
+from rustvllm.attention.torch_backend import TorchAttentionBackend
+
+
+def naive_attention(query, keys, values, scale):
+    """One request: ``[n, H, D]`` queries, the last ones of ``[s, KVH, D]`` keys and values."""
+    n, num_heads, _ = query.shape
+    seq_len, num_kv_heads, _ = keys.shape
+    out = torch.zeros_like(query, dtype=torch.float64)
+    for i in range(n):
+        visible = seq_len - n + i + 1
+        for head in range(num_heads):
+            kv_head = head // (num_heads // num_kv_heads)
+            scores = keys[:visible, kv_head].double() @ query[i, head].double() * scale
+            out[i, head] = scores.softmax(0) @ values[:visible, kv_head].double()
+    return out
+
+
+REQUESTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=8)  # (computed, new)
+
+
+@given(
+    REQUESTS,
+    st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),
+    st.sampled_from([1, 3, 16]),
+    st.sampled_from([64, 1000, 1 << 20]),
+    st.integers(0, 2**31),
+    st.booleans(),
+)
+def test_equals_the_loop(requests, heads, block_size, max_bytes, seed, padded):
+    rng = np.random.default_rng(seed)
+    num_heads, num_kv_heads = heads
+    head_dim = 4
+    seq_lens = np.array([computed + new for computed, new in requests], np.int32)
+    starts = np.concatenate(([0], np.cumsum([new for _, new in requests]))).astype(np.int32)
+    num_blocks = [-(-int(n) // block_size) for n in seq_lens]
+    blocks = rng.permutation(sum(num_blocks) + 3) + 1  # scattered; block 0 is the null block
+    table = np.full((len(requests), max(num_blocks) + 2), 10**6, np.int32)  # what is stale must not be read
+    cache = torch.full(KVCacheSpec(1, num_kv_heads, head_dim).layer_shape(len(blocks) + 1, block_size), torch.nan)
+    cache[:, 0] = 0
+    flat = cache.view(2, -1, num_kv_heads, head_dim)
+    slot_mapping, keys, values, taken = [], [], [], 0
+    for row, (computed, new) in enumerate(requests):
+        table[row, : num_blocks[row]] = blocks[taken : taken + num_blocks[row]]
+        taken += num_blocks[row]
+        k, v = torch.randn(
+            2, computed + new, num_kv_heads, head_dim, generator=torch.Generator().manual_seed(seed + row)
+        )
+        slots = [int(table[row, p // block_size]) * block_size + p % block_size for p in range(computed + new)]
+        flat[0, slots[:computed]], flat[1, slots[:computed]] = k[:computed], v[:computed]
+        slot_mapping += slots[computed:]
+        keys.append(k)
+        values.append(v)
+    new_keys = torch.cat([k[computed:] for k, (computed, _) in zip(keys, requests, strict=True)])
+    new_values = torch.cat([v[computed:] for v, (computed, _) in zip(values, requests, strict=True)])
+    query = torch.randn(int(starts[-1]), num_heads, head_dim, generator=torch.Generator().manual_seed(seed))
+    if padded:  # a token that is not kept
+        slot_mapping.append(-1)
+        new_keys, new_values, query = (
+            torch.cat((x, torch.full_like(x[:1], 7.0))) for x in (new_keys, new_values, query)
+        )
+    before = cache.clone()
+
+    backend = TorchAttentionBackend(
+        KVCacheSpec(1, num_kv_heads, head_dim), torch.float32, max_gather_bytes=max_bytes, max_mask_elements=max_bytes
+    )
+    plan = backend.plan(
+        AttentionMetadata(
+            block_size, torch.from_numpy(table), torch.tensor(slot_mapping, dtype=torch.int32), starts, seq_lens, padded
+        )
+    )
+    out = plan.forward(query, new_keys, new_values, cache, 0.37)
+
+    for row in range(len(requests)):
+        span = slice(int(starts[row]), int(starts[row + 1]))
+        expected = naive_attention(query[span], keys[row], values[row], 0.37)
+        torch.testing.assert_close(out[span].double(), expected, atol=1e-5, rtol=1e-5)
+    written = torch.tensor([slot for slot in slot_mapping if slot >= 0])
+    assert torch.equal(flat[:, written], torch.stack((new_keys, new_values))[:, : len(written)])
+    others = torch.ones(flat.shape[1], dtype=torch.bool)
+    others[written] = False
+    assert torch.equal(flat[:, others].nan_to_num(7.5), before.view_as(flat)[:, others].nan_to_num(7.5))
+
+
+@pytest.mark.parametrize("max_bytes", [1, 1 << 20])
+def test_the_bound_on_gathered_bytes_holds(max_bytes):
+    spec = KVCacheSpec(1, 2, 4)
+    backend = TorchAttentionBackend(spec, torch.float32, max_gather_bytes=max_bytes)
+    lens = np.array([5, 90, 17, 33, 1, 64], np.int32)
+    table = torch.zeros(6, 6, dtype=torch.int32)
+    starts = np.arange(7, dtype=np.int32)
+    plan = backend.plan(AttentionMetadata(16, table, torch.zeros(6, dtype=torch.int32), starts, lens))
+    bytes_per_slot = 2 * 2 * 4 * 4
+    assert sorted(int(t) for chunk in plan._decode for t in chunk.tokens) == list(range(6))
+    for chunk in plan._decode:
+        assert len(chunk.tokens) == 1 or chunk.slots.numel() * bytes_per_slot <= max_bytes
+    assert len(plan._decode) == (6 if max_bytes == 1 else 1)
