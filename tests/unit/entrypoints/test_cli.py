@@ -1,0 +1,80 @@
+"""The command line's own part: commands, flags that mean the same, the positional model, messages and exit codes."""
+
+import pytest
+
+import rustvllm
+from rustvllm.engine_args import AsyncEngineArgs
+from rustvllm.entrypoints.cli.main import COMMANDS, LATER, main
+from rustvllm.entrypoints.cli.serve import parse_args
+
+
+def test_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in COMMANDS)
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize("flag", ["--version", "-v"])
+def test_version(capsys, flag):
+    assert main([flag]) == 0
+    assert capsys.readouterr().out.strip() == rustvllm.__version__
+
+
+def test_unknown_and_later_commands(capsys):
+    assert main(["sreve"]) == 2
+    assert "no command 'sreve'; commands are serve" in capsys.readouterr().err
+    for command in LATER:
+        assert main([command]) == 2
+        assert f"{command!r} is not supported yet" in capsys.readouterr().err
+
+
+def test_serve_help_lists_engine_and_server_flags(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for flag in ("--max-model-len", "--port", "--api-key", "--no-enable-prefix-caching", "--num-gpu-blocks-override"):
+        assert flag in text
+    assert "--max_model_len" not in text
+    assert "--tensor-parallel-size" not in text  # not before it works
+
+
+def test_flags_reach_engine_and_server():
+    args = parse_args(
+        ["m", "--max_model_len", "2K", "--port=9000", "--api_key", "a", "b", "--no_enable_prefix_caching"]
+    )
+    engine = AsyncEngineArgs.from_cli_args(args)
+    assert (engine.model, engine.max_model_len, engine.enable_prefix_caching) == ("m", 2048, False)
+    assert (args.port, args.api_key) == (9000, ["a", "b"])
+
+
+def test_no_model_is_the_embedded_one():
+    assert AsyncEngineArgs.from_cli_args(parse_args([])).model is None
+    assert AsyncEngineArgs.from_cli_args(parse_args(["--model", "m"])).model == "m"
+
+
+def test_the_positional_model_wins_with_a_warning(capsys):
+    assert AsyncEngineArgs.from_cli_args(parse_args(["a", "--model", "b"])).model == "a"
+    assert "serving a, given by position; --model b is ignored" in capsys.readouterr().err
+    parse_args(["a", "--model", "a"])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["m", "--max-modle-len", "5"], "unknown argument --max-modle-len 5; did you mean --max-model-len?"),
+        (["m", "extra"], "unknown argument extra"),
+        (["m", "--max-model"], "unknown argument --max-model; did you mean --max-model-len?"),
+        (["m", "--port", "99999"], "0 to 65535"),
+        (["m", "--max-num-seqs", "many"], "must be a whole number"),
+        (["m", "--tensor-parallel-size", "2"], "--tensor-parallel-size 2 is not supported yet"),
+        (["m", "--headless"], "--headless is not supported yet"),
+    ],
+)
+def test_wrong_usage(capsys, argv, message):
+    with pytest.raises(SystemExit) as caught:
+        parse_args(argv)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,172 @@
+"""``LLM`` over the real core and the toy model: order, checks before anything runs, progress, Ctrl-C, failures."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from rustvllm import LLM, SamplingParams
+from rustvllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+
+
+@pytest.fixture
+def make(toy_model, toy_executors):
+    made = []
+
+    def build(**changes):
+        args = {"load_format": "dummy", "device": "cpu", "max_num_seqs": 8, "block_size": 4}
+        made.append(LLM(toy_model, **(args | changes)))
+        return made[-1]
+
+    yield build
+    for llm in made:
+        llm.shutdown()
+
+
+def texts(outputs):
+    return [output.outputs[0].text for output in outputs]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ("a", ["bcde"]),
+        (["a"], ["bcde"]),
+        (["a", "m"], ["bcde", "nopq"]),
+        (("a", "m"), ["bcde", "nopq"]),
+        ([97, 98], ["cdef"]),
+        ([[97], [98, 99]], ["bcde", "defg"]),
+        ({"prompt": "a"}, ["bcde"]),
+        ({"prompt_token_ids": [97]}, ["bcde"]),
+        ([{"prompt_token_ids": [97]}, "m", [97], {"prompt": "x"}], ["bcde", "nopq", "bcde", "yz{|"]),
+        (np.array([97, 98]), ["cdef"]),
+        ([], []),
+    ],
+    ids=repr,
+)
+def test_shapes_of_prompts(make, prompts, expected):
+    assert texts(make().generate(prompts, GREEDY, use_tqdm=False)) == expected
+
+
+def test_results_are_in_input_order_whatever_ends_first(make):
+    llm = make(max_num_seqs=3)
+    params = [GREEDY.clone(max_tokens=1 + (7 * index) % 11) for index in range(30)]
+    outputs = llm.generate([chr(97 + index % 20) for index in range(30)], params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1 + (7 * index) % 11 for index in range(30)]
+    assert [output.prompt for output in outputs] == [chr(97 + index % 20) for index in range(30)]
+
+
+def test_more_prompts_than_may_wait(make):
+    assert len(make(max_num_queued_reqs=4).generate(["a"] * 50, GREEDY, use_tqdm=False)) == 50
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        (["a", "b"], [GREEDY], "sampling_params has 1 entries for 2 prompts"),
+        (["a", ""], GREEDY, "prompt 1: the prompt is empty"),
+        (["a", [999]], GREEDY, "prompt 1: token id 999"),
+        (["a", "b" * 64], GREEDY, "prompt 1: .* 64 input tokens"),
+        (["a", "b"], [GREEDY, "greedy"], "prompt 1: sampling_params must be a SamplingParams, got str"),
+        ("a", GREEDY.clone(max_tokens=0), "max_tokens must be at least 1, got 0"),
+        (b"a", GREEDY, "prompts must be text"),
+        (5, GREEDY, "prompts must be text"),
+        ([True], GREEDY, "must be integers, got True"),
+    ],
+)
+def test_everything_is_checked_before_anything_runs(make, toy_executors, prompts, params, message):
+    llm = make()
+    with pytest.raises(InvalidRequestError, match=message):
+        llm.generate(prompts, params, use_tqdm=False)
+    assert toy_executors[0].steps == []
+    assert texts(llm.generate("a", GREEDY, use_tqdm=False)) == ["bcde"]
+
+
+def test_priority(make):
+    llm = make(scheduling_policy="priority", max_num_seqs=1)
+    outputs = llm.generate(["a", "a"], GREEDY, use_tqdm=False, priority=[1, 0])
+    assert outputs[1].metrics.finished_time < outputs[0].metrics.finished_time
+    with pytest.raises(InvalidRequestError, match="priority has 1 entries for 2 prompts"):
+        llm.generate(["a", "a"], GREEDY, use_tqdm=False, priority=[1])
+
+
+def test_none_means_the_models_defaults(make):
+    llm = make(override_generation_config={"temperature": 0, "max_new_tokens": 3})
+    assert texts(llm.generate("a", use_tqdm=False)) == ["bcd"]
+    assert len(make().generate("a", use_tqdm=False)[0].outputs[0].token_ids) == 16
+
+
+def test_progress_bar_shows_tokens_per_second(make, capsys):
+    llm = make()
+    llm.generate(["a", "b"], GREEDY)
+    shown = capsys.readouterr().err
+    assert "2/2" in shown
+    assert "output: " in shown
+    assert "tokens/s" in shown
+    llm.generate(["a", "b"], GREEDY, use_tqdm=False)
+    assert "2/2" not in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_call_and_leaves_the_engine_usable(make, toy_executors):
+    llm = make()
+    [executor] = toy_executors
+    executor.on_step = lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 3 else None
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a"] * 20, GREEDY.clone(max_tokens=50), use_tqdm=False)
+    assert len(executor.steps) <= 4
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert texts(llm.generate("a", GREEDY, use_tqdm=False)) == ["bcde"]
+    llm.llm_engine.engine_core.core.scheduler.check_invariants()
+
+
+def test_a_failure_keeps_what_others_gave_and_the_engine(make, toy_executors):
+    llm = make(max_num_seqs=1)
+    [executor] = toy_executors
+    executor.fail_steps = 1
+    with pytest.raises(RequestFailedError, match=r"failed on 1 of 3 prompts, first: .*boom") as caught:
+        llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False)
+    assert texts(caught.value.outputs)[1:] == ["cdef", "defg"]
+    assert texts(llm.generate("a", GREEDY, use_tqdm=False)) == ["bcde"]
+
+
+def test_a_broken_engine_ends_the_call(make, toy_executors):
+    llm = make(max_num_seqs=1)
+    toy_executors[0].fail_steps = 10**6
+    with pytest.raises(EngineDeadError, match="steps in a row failed"):
+        llm.generate(["a"] * 10, GREEDY, use_tqdm=False)
+
+
+def test_shutdown(make):
+    with make() as llm:
+        assert texts(llm.generate("a", GREEDY, use_tqdm=False)) == ["bcde"]
+    for use in (lambda: llm.generate("a"), lambda: llm.generate([])):
+        with pytest.raises(EngineDeadError, match="was shut down"):
+            use()
+
+
+def test_chat(make):
+    llm = make()
+    messages = [{"role": "user", "content": "ab"}]
+    assert texts(llm.chat(messages, GREEDY, use_tqdm=False)) == ["cdef"]
+    assert texts(llm.chat([messages, messages], GREEDY, use_tqdm=False)) == ["cdef", "cdef"]
+    [output] = llm.chat(messages, GREEDY, use_tqdm=False, chat_template="{{ messages[0].content }}!")
+    assert output.prompt == "ab!"
+    for wrong in ([], "hello", None):
+        with pytest.raises(InvalidRequestError, match="messages"):
+            llm.chat(wrong, GREEDY, use_tqdm=False)
+
+
+def test_wrong_arguments(toy_model):
+    with pytest.raises(TypeError, match="'max_num_seq'; did you mean 'max_num_seqs'"):
+        LLM(toy_model, max_num_seq=5)
+    with pytest.raises(ConfigError, match="tensor_parallel_size=2 is not supported yet"):
+        LLM(toy_model, tensor_parallel_size=2)
+
+
+def test_samples(make):
+    [output] = make().generate("a", SamplingParams(n=3, max_tokens=2), use_tqdm=False)
+    assert [(sample.index, sample.text) for sample in output.outputs] == [(0, "bc"), (1, "bc"), (2, "bc")]
