@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rustvllm.config import EngineConfig
+    from rustvllm.models.interface import CausalLM
 
 logger = init_logger(__name__)
 
@@ -31,6 +32,9 @@ MAX_SLOTS = 2**31 - 1
 """A slot number has 32 bits."""
 CPU_CACHE_CAP = 4
 """On CPU the default cache holds at most this many times what ``max_num_seqs`` sequences of ``max_model_len`` need."""
+SINGLE_THREAD_BYTES = 32 << 20
+"""A model with fewer bytes of parameters is run by one thread: its products are so short that threads cost more in
+waiting for each other than they save, and on a busy machine thirty times as much. ``OMP_NUM_THREADS`` overrides it."""
 CPU_CACHE_SHARE_OF_AVAILABLE = 0.9
 """Of the memory that is free now, the most that the default CPU cache takes."""
 
@@ -55,9 +59,6 @@ class Worker:
         self._int_columns = tuple(int_columns)
         self.device = _device(config.device.device)
         self.dtype = resolve_dtype(config.model.dtype, self.device, config.model.hf_config)
-        if self.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-            # torch counts logical cores and knows no quota; more threads than cores make every product slower.
-            torch.set_num_threads(host_resources.num_compute_threads())
         self.runner: GPUModelRunner | None = None
 
     @property
@@ -73,6 +74,7 @@ class Worker:
             ModelLoadError: see ``model_loader.load_model``.
         """
         model = load_model(self.config.model, self.config.load, self.dtype, self.device)
+        self._set_num_threads(model)
         block_size = self.config.cache.block_size
         input_batch = InputBatch(
             max_num_seqs=self.config.scheduler.max_num_seqs,
@@ -153,6 +155,15 @@ class Worker:
         if self.runner is None:
             raise RuntimeError("load_model must be called first")
         return self.runner
+
+    def _set_num_threads(self, model: CausalLM) -> None:
+        if self.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
+            return
+        size = sum(parameter.nbytes for parameter in model.parameters())
+        # torch counts logical cores and knows no quota; more threads than cores make every product slower.
+        num_threads = 1 if size < SINGLE_THREAD_BYTES else host_resources.num_compute_threads()
+        torch.set_num_threads(num_threads)
+        logger.info("torch computes with %d thread%s", num_threads, "" if num_threads == 1 else "s")
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         if self.device.type != "cpu":
