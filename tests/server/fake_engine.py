@@ -109,9 +109,6 @@ class FakeEngine:
     def stats(self) -> dict[str, int | float]:
         return {"num_running": len(self.running), "num_blocks_used": sum(self.running.values())}
 
-    def describe(self) -> list[str]:
-        return ["Model       fake (FakeForCausalLM)"]
-
     def shutdown(self) -> None:
         self.was_shut_down = True
 

@@ -205,15 +205,14 @@ def test_a_key_from_the_environment_is_asked_for_and_never_printed():
     assert "Authorization: Bearer YOUR_KEY" in server.output
 
 
-def test_a_root_path_is_what_a_proxy_may_leave_on_or_take_off():
+def test_a_root_path_that_a_proxy_took_off_is_put_in_front_of_links():
     with ServerProcess([*FAKE, "--port", "0", "--root-path", "/proxy"], RUSTVLLM_API_KEY="k") as server:
         url = server.wait_until_ready()
-        for prefix in ("", "/proxy"):
-            assert httpx.get(f"{url}{prefix}/health").status_code == 200
-            key = {"Authorization": "Bearer k"}
-            answer = httpx.post(f"{url}{prefix}/v1/completions", json={"prompt": "a"}, headers=key)
-            assert answer.status_code == 200
-            assert httpx.get(f"{url}{prefix}/v1/models").status_code == 401
+        key = {"Authorization": "Bearer k"}
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, headers=key).status_code == 200
+        assert "'/proxy/openapi.json'" in httpx.get(f"{url}/docs", headers=key).text
         server.end(signal.SIGTERM)
 
 

@@ -21,7 +21,6 @@ def build_app(state: ServerState) -> FastAPI:
         title="rustvllm",
         description="OpenAI-compatible server of rustvllm.",
         version=__version__,
-        root_path=state.settings.root_path,
         openapi_url="/openapi.json" if docs else None,
         docs_url="/docs" if docs else None,
         redoc_url=None,

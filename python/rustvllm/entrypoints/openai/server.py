@@ -110,7 +110,6 @@ class _Server:
                 enable_prompt_tokens_details=args.enable_prompt_tokens_details,
                 enable_force_include_usage=args.enable_force_include_usage,
                 enable_docs=not args.disable_fastapi_docs,
-                root_path=args.root_path,
                 max_body_bytes=args.max_body_bytes,
             )
         )
@@ -329,9 +328,8 @@ def _where(listener: Listener) -> str:
 def _print_ready(listener: Listener, state: "ServerState") -> None:
     name = state.model.names[0]
     key = ' -H "Authorization: Bearer YOUR_KEY"' if state.settings.api_keys else ""
-    details = "".join(f"  {line}\n" for line in state.model.engine.describe())
     print(
-        f"rustvllm: ready, serving {name} on {_where(listener)}\n{details}"
+        f"rustvllm: ready, serving {name} on {_where(listener)}\n"
         "Try it:\n"
         f"  curl {listener.curl_target()}/v1/completions -H 'Content-Type: application/json'{key} "
         f"""-d '{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 32}}'""",

@@ -42,7 +42,6 @@ class ServerSettings:
     enable_prompt_tokens_details: bool = False
     enable_force_include_usage: bool = False
     enable_docs: bool = True
-    root_path: str = ""
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
 
 
