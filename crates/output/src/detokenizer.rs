@@ -131,6 +131,7 @@ impl IncrementalDetokenizer {
             };
         }
         if start > 0 {
+            // The text before has had its strip, even where what is read of it is too short for all of it.
             state.is_first = false;
             state.strip_left = 0;
         }

@@ -45,8 +45,9 @@ impl StopChecker {
         }
         let automaton = NFA::builder()
             .match_kind(MatchKind::Standard)
-            // No dense states and no prefilter: the texts are a few bytes long, and building is part of every request.
-            .dense_depth(0)
+            // Only the start, where nearly all of the text is spent, gets a table. No prefilter: texts are a few bytes
+            // long, and building is part of every request.
+            .dense_depth(1)
             .prefilter(false)
             .build(stop)
             .map_err(|_| too_long())?;
