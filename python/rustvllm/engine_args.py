@@ -73,6 +73,8 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "limit_mm_per_prompt": (None,),
     "compilation_config": (None,),
     "disable_log_stats": (True, False),
+    "disable_log_requests": (True,),
+    "enable_log_requests": (False,),
     "disable_sliding_window": (False,),
     "executor": (None, "uniproc"),
 }
@@ -395,7 +397,7 @@ class _NotSupportedYet(argparse.Action):
     ) -> None:
         given = [str(value) for value in values]
         neutral = [str(value) for value in NOT_SUPPORTED_YET[self.dest]]
-        if len(given) != 1 or given[0] not in neutral:
+        if (given or ["True"]) not in [[value] for value in neutral]:  # a bare flag is a switch
             parser.error(f"{' '.join([str(option_string), *given])} is not supported yet; leave it out")
 
 

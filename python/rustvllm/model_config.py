@@ -134,6 +134,7 @@ def resolve_dtype(dtype: str, device: str, config: Mapping[str, Any]) -> str:
         ConfigError: Not a type a model can compute in.
     """
     names = {"half": "float16", "float": "float32", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+    dtype = str(dtype).removeprefix("torch.")
     dtype = names.get(dtype, dtype)
     if dtype not in ("auto", "float16", "bfloat16", "float32"):
         raise ConfigError(f"dtype must be one of auto, float32, float16, half, bfloat16, float, got {dtype!r}")

@@ -157,6 +157,7 @@ def test_eos_outside_the_vocabulary_never_ends_anything(folder):
         ("half", "cpu", None, "float16"),
         ("float", "cuda", None, "float32"),
         ("bfloat16", "cpu", None, "bfloat16"),
+        ("torch.float16", "cpu", None, "float16"),  # what torch.float16 is as text
     ],
 )
 def test_dtype(dtype, device, stored, expected):

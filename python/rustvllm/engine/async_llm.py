@@ -100,6 +100,7 @@ class AsyncLLM:
         self.input_processor = InputProcessor(config, self.tokenizer)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, RequestStream] = {}
+        self._broken: EngineDeadError | None = None
         self._client = ThreadClient(config, self._on_engine_death)
         self._requests = RequestTable(self._client, None if self.tokenizer is None else self.tokenizer.core)
         for line in self.describe():
@@ -178,7 +179,7 @@ class AsyncLLM:
     @property
     def errored(self) -> bool:
         """True when the engine has died."""
-        return self._client.errored
+        return self._broken is not None or self._client.errored
 
     def check_health(self) -> None:
         """Do nothing while the engine lives.
@@ -187,6 +188,8 @@ class AsyncLLM:
             EngineDeadError: It has died or was shut down.
         """
         self._client.check_alive()
+        if self._broken is not None:
+            raise EngineDeadError(str(self._broken)) from self._broken
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
@@ -246,8 +249,11 @@ class AsyncLLM:
             changed = self._requests.poll()
         except Exception as error:
             logger.critical("outputs of the engine cannot be read", exc_info=error)
-            self._fail_all(EngineDeadError(f"outputs of the engine cannot be read: {error}"))
-            raise
+            self._broken = EngineDeadError(f"outputs of the engine cannot be read: {type(error).__name__}: {error}")
+            self._broken.__cause__ = error
+            self._stop_listening()  # they stay there, and would wake the loop for ever
+            self._fail_all(self._broken)
+            return
         for state in changed:
             stream = self._streams.get(id(state))
             if stream is not None:
@@ -287,8 +293,10 @@ class AsyncLLM:
         for state in self._requests.states():
             self._requests.forget(state, abort=True)
 
+    def _stop_listening(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._client.handle.output_fd)
+
     def _detach(self) -> None:
-        if self._loop is None:
-            return
-        self._loop.remove_reader(self._client.handle.output_fd)
+        self._stop_listening()
         self._fail_open()

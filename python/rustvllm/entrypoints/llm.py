@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -182,6 +183,9 @@ class LLM:
                         raise InvalidRequestError("max_tokens must be at least 1, got 0", "max_tokens")
                     # Nobody looks at what is unfinished, so nothing is made of it.
                     own = own.clone(output_kind=RequestOutputKind.FINAL_ONLY)  # noqa: PLW2901
+                    limit = self.llm_engine.config.scheduler.max_num_queued_reqs
+                    if own.n > limit:
+                        raise InvalidRequestError(f"n is {own.n}, but at most {limit} requests may wait", "n")
                 requests.append(
                     self.llm_engine.input_processor.process(prompt, own, 0 if priority is None else priority[index])
                 )
@@ -199,10 +203,8 @@ class LLM:
         ids = [f"llm-{first + index}" for index in range(len(requests))]
         with _DeferredInterrupt() as interrupt, _Progress(len(requests), enabled=use_tqdm) as progress:
             try:
-                waiting = zip(ids, requests, strict=True)
-                # No more than the waiting queue holds: any number of prompts may be given at once.
-                limit = self.llm_engine.config.scheduler.max_num_queued_reqs
-                while self._feed(waiting, limit) or self.llm_engine.has_unfinished_requests():
+                waiting = deque(zip(ids, requests, strict=True))
+                while self._feed(waiting) or self.llm_engine.has_unfinished_requests():
                     for output in self.llm_engine.step():
                         if output.finished:
                             outputs[output.request_id] = output
@@ -219,14 +221,12 @@ class LLM:
             )
         return results
 
-    def _feed(self, waiting: Iterator[tuple[str, EngineCoreRequest]], limit: int) -> bool:
-        """Queue requests while there is room for them; True when some were queued."""
+    def _feed(self, waiting: deque[tuple[str, EngineCoreRequest]]) -> bool:
+        """Queue what the waiting queue has room for, since any number of prompts may be given; True if it was any."""
         engine, fed = self.llm_engine, False
-        while engine.num_unfinished_samples() < limit and (entry := next(waiting, None)) is not None:
-            request_id, request = entry
-            if request.params.n > limit:
-                raise InvalidRequestError(f"n is {request.params.n}, but at most {limit} requests may wait", "n")
-            engine.add_request(request_id, request)
+        limit = engine.config.scheduler.max_num_queued_reqs
+        while waiting and engine.num_unfinished_samples() + waiting[0][1].params.n <= limit:
+            engine.add_request(*waiting.popleft())
             fed = True
         return fed
 

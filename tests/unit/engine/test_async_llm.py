@@ -209,6 +209,24 @@ async def test_a_dead_engine_fails_everybody_soon(make, toy_executors):
         await collect(engine, "a", GREEDY, "late")
 
 
+async def test_outputs_that_cannot_be_read_fail_everybody_once(make, monkeypatch):
+    engine = make()
+    polls = []
+
+    def broken():
+        polls.append(1)
+        raise ValueError("garbled")
+
+    monkeypatch.setattr(engine._requests, "poll", broken)
+    with pytest.raises(EngineDeadError, match="cannot be read: ValueError: garbled"):
+        await collect(engine, "a", LONG, "r")
+    await asyncio.sleep(0.05)
+    assert len(polls) == 1
+    assert engine.errored
+    with pytest.raises(EngineDeadError, match="garbled"):
+        engine.check_health()
+
+
 async def test_shutdown_fails_what_is_open(make, toy_executors):
     engine = make()
     toy_executors[0].step_seconds = 0.02

@@ -60,7 +60,13 @@ def test_results_are_in_input_order_whatever_ends_first(make):
 
 
 def test_more_prompts_than_may_wait(make):
-    assert len(make(max_num_queued_reqs=4).generate(["a"] * 50, GREEDY, use_tqdm=False)) == 50
+    llm = make(max_num_queued_reqs=4, max_num_seqs=2)
+    assert len(llm.generate(["a"] * 50, GREEDY, use_tqdm=False)) == 50
+    params = [SamplingParams(n=1 + index % 4, max_tokens=2) for index in range(20)]
+    outputs = llm.generate(["a"] * 20, params, use_tqdm=False)
+    assert [len(output.outputs) for output in outputs] == [1 + index % 4 for index in range(20)]
+    with pytest.raises(InvalidRequestError, match="n is 5, but at most 4 requests may wait"):
+        llm.generate("a", SamplingParams(n=5), use_tqdm=False)
 
 
 @pytest.mark.parametrize(
