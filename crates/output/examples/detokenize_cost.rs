@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let loaded = started.elapsed();
     let mut first = IncrementalDetokenizer::new(Arc::clone(&tokenizer), &[], DetokenizeOptions::default());
     first.finish(&mut String::new());
-    writeln!(out, "load {loaded:?}, table {:?}", started.elapsed() - loaded)?;
+    writeln!(out, "load {loaded:?}, table {:?}", started.elapsed().saturating_sub(loaded))?;
 
     // The same tokens at every place, so that only the place differs.
     let ids = tokenizer.encode(&text, false)?;
@@ -49,16 +49,21 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }
                 std::hint::black_box(&scratch);
             };
+            let mut run = |token_ids: &[u32]| {
+                for &token_id in token_ids {
+                    step(token_id);
+                }
+            };
             let mut num_tokens = 0;
             for (place, samples) in places.iter().zip(&mut nanoseconds) {
                 while num_tokens + TOKENS_PER_SAMPLE < *place {
-                    sample.iter().for_each(|&token_id| step(token_id));
+                    run(&sample);
                     num_tokens += TOKENS_PER_SAMPLE;
                 }
                 // Once to warm the caches, so that the first place is no worse off than the others.
-                sample.iter().for_each(|&token_id| step(token_id));
+                run(&sample);
                 let started = Instant::now();
-                sample.iter().for_each(|&token_id| step(token_id));
+                run(&sample);
                 samples.push(started.elapsed().as_nanos() as f64 / TOKENS_PER_SAMPLE as f64);
                 num_tokens += 2 * TOKENS_PER_SAMPLE;
             }

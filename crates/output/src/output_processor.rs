@@ -116,9 +116,13 @@ pub struct OutputProcessor {
 }
 
 impl OutputProcessor {
-    /// Without a tokenizer, deltas carry token ids only.
+    /// Without a tokenizer, deltas carry token ids only. Takes some 50 ms for a large vocabulary, the first time.
     #[must_use]
     pub fn new(tokenizer: Option<Arc<Tokenizer>>) -> Self {
+        if let Some(tokenizer) = &tokenizer {
+            // Here rather than in the first request's latency.
+            tokenizer.pieces();
+        }
         Self { tokenizer, ..Self::default() }
     }
 

@@ -12,8 +12,8 @@
 //! For these the piece of every id is kept in one arena. Any other chain is [`Chain::Opaque`]: the detokeniser then calls
 //! the library for a short window of tokens.
 
-use tokenizers::Decoder;
 use tokenizers::decoders::DecoderWrapper;
+use tokenizers::{Decoder, Model};
 
 /// How pieces become text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,17 +113,24 @@ impl TokenPieces {
 
     /// A table with flags but without pieces.
     pub(crate) fn opaque(tokenizer: &tokenizers::Tokenizer, max_token_id: Option<u32>) -> Self {
-        let num_ids = max_token_id.map_or(0, |id| id as usize + 1);
+        Self::with_flags(tokenizer, max_token_id, &all_tokens(tokenizer, max_token_id))
+    }
+
+    fn with_flags(
+        tokenizer: &tokenizers::Tokenizer,
+        max_token_id: Option<u32>,
+        tokens: &[(u32, String)],
+    ) -> Self {
         let added = tokenizer.get_added_vocabulary();
-        let mut entries = vec![Entry::default(); num_ids];
-        for (id, entry) in (0..).zip(entries.iter_mut()) {
-            let Some(token) = token_string(tokenizer, id) else { continue };
-            entry.flags |= KNOWN;
-            if added.is_special_token(&token) {
-                entry.flags |= SPECIAL;
+        let mut entries = vec![Entry::default(); max_token_id.map_or(0, |id| id as usize + 1)];
+        for (id, token) in tokens {
+            let flags = &mut entries[*id as usize].flags;
+            *flags |= KNOWN;
+            if added.is_special_token(token) {
+                *flags |= SPECIAL;
             }
-            if added.get_added_tokens_decoder().contains_key(&id) {
-                entry.flags |= ADDED;
+            if added.get_added_tokens_decoder().contains_key(id) {
+                *flags |= ADDED;
             }
         }
         Self { chain: Chain::Opaque, strip: None, text: String::new(), raw: Vec::new(), entries }
@@ -171,9 +178,13 @@ impl TokenPieces {
     }
 }
 
-/// The string that the library's `decode` starts from.
-fn token_string(tokenizer: &tokenizers::Tokenizer, id: u32) -> Option<String> {
-    tokenizer.get_added_vocabulary().simple_id_to_token(id).or_else(|| tokenizer.id_to_token(id))
+/// Every id with the string that the library's `decode` starts from.
+fn all_tokens(tokenizer: &tokenizers::Tokenizer, max_token_id: Option<u32>) -> Vec<(u32, String)> {
+    let token_string = |id| {
+        let added = tokenizer.get_added_vocabulary().simple_id_to_token(id);
+        Some((id, added.or_else(|| tokenizer.get_model().id_to_token(id))?))
+    };
+    max_token_id.map_or_else(Vec::new, |last| (0..=last).filter_map(token_string).collect())
 }
 
 /// What a decoder chain amounts to.

@@ -104,9 +104,9 @@ impl PyOutputProcessor {
     /// Without a tokenizer, deltas carry token ids only.
     #[new]
     #[pyo3(signature = (tokenizer = None))]
-    fn new(tokenizer: Option<&Bound<'_, PyTokenizer>>) -> Self {
+    fn new(py: Python<'_>, tokenizer: Option<&Bound<'_, PyTokenizer>>) -> Self {
         let tokenizer = tokenizer.map(|tokenizer| tokenizer.get().inner.clone());
-        Self { inner: Mutex::new(output::OutputProcessor::new(tokenizer)) }
+        Self { inner: Mutex::new(py.detach(|| output::OutputProcessor::new(tokenizer))) }
     }
 
     /// Expect outputs for `key`; call it before `EngineHandle.add_request`.
