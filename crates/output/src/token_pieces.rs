@@ -76,10 +76,8 @@ impl TokenPieces {
     /// Works the table out. Cost: one pass over the vocabulary.
     pub(crate) fn build(tokenizer: &tokenizers::Tokenizer, max_token_id: Option<u32>) -> Self {
         let plan = Plan::of(tokenizer.get_decoder());
-        let mut pieces = Self::opaque(tokenizer, max_token_id);
-        let ids = 0..pieces.entries.len() as u32;
-        let tokens: Vec<(u32, String)> =
-            ids.filter_map(|id| Some((id, token_string(tokenizer, id)?))).collect();
+        let tokens = all_tokens(tokenizer, max_token_id);
+        let mut pieces = Self::with_flags(tokenizer, max_token_id, &tokens);
 
         // A token in front makes every other one a later token; its own text is dropped.
         let mut strings = vec!["x".to_owned()];
