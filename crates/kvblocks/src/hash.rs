@@ -14,6 +14,9 @@ use crate::block::BlockHash;
 /// Tokens turned to bytes at a time: the usual block in one go.
 const TOKENS_PER_WRITE: usize = 16;
 
+/// Bytes before the tokens: two lengths and the parent.
+const HEADER: usize = 32;
+
 /// Hashes full blocks along the chain of a request's prefix. Cheap to clone, usable from any thread.
 ///
 /// ```
@@ -62,25 +65,32 @@ impl ChainHasher {
     /// mean equal arguments, and by induction equal prefixes and keys.
     #[must_use]
     pub fn hash_block(&self, parent: Option<&BlockHash>, token_ids: &[i32], extra_keys: &[u8]) -> BlockHash {
-        let mut hasher = self.keyed;
-        let mut header = [0; 32];
-        header[..8].copy_from_slice(&(token_ids.len() as u64).to_le_bytes());
+        let (first, rest) = token_ids.split_at(token_ids.len().min(TOKENS_PER_WRITE));
+        let mut bytes = [0; HEADER + TOKENS_PER_WRITE * 4];
+        bytes[..8].copy_from_slice(&(token_ids.len() as u64).to_le_bytes());
         // The top bit says whether there is a parent: no length reaches it.
         let keys_and_parent = extra_keys.len() as u64 | (u64::from(parent.is_some()) << 63);
-        header[8..16].copy_from_slice(&keys_and_parent.to_le_bytes());
+        bytes[8..16].copy_from_slice(&keys_and_parent.to_le_bytes());
         if let Some(parent) = parent {
-            header[16..].copy_from_slice(&parent.0);
+            bytes[16..HEADER].copy_from_slice(&parent.0);
         }
-        hasher.write(&header);
-        for tokens in token_ids.chunks(TOKENS_PER_WRITE) {
-            let mut bytes = [0; TOKENS_PER_WRITE * 4];
-            for (bytes, token) in bytes.chunks_exact_mut(4).zip(tokens) {
-                bytes.copy_from_slice(&token.to_le_bytes());
-            }
+        to_bytes(first, &mut bytes[HEADER..]);
+        let mut hasher = self.keyed;
+        hasher.write(&bytes[..HEADER + first.len() * 4]);
+        for tokens in rest.chunks(TOKENS_PER_WRITE) {
+            to_bytes(tokens, &mut bytes);
             hasher.write(&bytes[..tokens.len() * 4]);
         }
         hasher.write(extra_keys);
         BlockHash(hasher.finish128().as_bytes())
+    }
+}
+
+/// Little-endian bytes of the tokens, on every machine.
+#[inline]
+fn to_bytes(tokens: &[i32], bytes: &mut [u8]) {
+    for (bytes, token) in bytes.chunks_exact_mut(4).zip(tokens) {
+        bytes.copy_from_slice(&token.to_le_bytes());
     }
 }
 

@@ -284,7 +284,8 @@ impl BlockPool {
     /// Frees every reference that other threads have handed back, in the order of arrival; returns how many.
     ///
     /// # Panics
-    /// If more references to a block came back than there were: a double free in another thread.
+    /// If more references to a block came back than there were: a double free in another thread. The lists are sound, but
+    /// what had come back after it stays held: the pool is not to be used further.
     pub fn drain_returned(&mut self) -> u32 {
         let mut returned = self.shared.returns.take();
         let mut drained = 0;
