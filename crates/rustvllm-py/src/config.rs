@@ -18,11 +18,7 @@ impl PySchedulerConfig {
     #[pyo3(signature = (*, num_blocks, max_model_len, block_size=16, max_num_seqs=128, max_num_batched_tokens=2048,
         enable_prefix_caching=true, enable_chunked_prefill=true, long_prefill_token_threshold=0,
         scheduling_policy="fcfs", watermark=0.0, max_num_queued_reqs=65536))]
-    #[expect(
-        clippy::too_many_arguments,
-        clippy::fn_params_excessive_bools,
-        reason = "keyword-only in Python"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "keyword-only in Python")]
     fn new(
         num_blocks: u32,
         max_model_len: u32,

@@ -149,6 +149,9 @@ impl Step {
         request.num_computed_tokens = end;
         let (block, offset) = (end / self.block_size, end % self.block_size);
         request.slots_left = 0;
+        if request.max_total_tokens == request.num_prompt_tokens {
+            return; // It samples nothing, and the fast path always samples.
+        }
         if let Some(block) = request.block_table.get(block as usize) {
             request.next_slot = block.0 * self.block_size + offset;
             request.slots_left = self.block_size - offset;
