@@ -59,6 +59,7 @@ async def post_raw(client, content, url=URL, content_type="application/json"):
         ({**GOOD, "n": 20000}, "n", "16384"),
         ({**GOOD, "n": 2, "temperature": 0}, "n", "greedy"),
         ({"prompt": ["a"] * 9000, "n": 2}, "n", "18000"),
+        ({"prompt": [[1]] * 20_000}, "prompt", "20000"),
         ({**GOOD, "seed": 2**64}, "seed", "9223372036854775807"),
         ({**GOOD, "min_tokens": 3}, "min_tokens", "3"),
         ({**GOOD, "stop": ""}, "stop", "empty"),

@@ -1,6 +1,7 @@
 """Bad input and bad clients against `rustvllm serve` with a real model: each gets its answer and harms nobody."""
 
 import json
+import signal
 import socket
 import threading
 import time
@@ -159,7 +160,12 @@ def test_megabytes_within_the_limit_are_refused_quickly_and_delay_nobody(server,
 
     reader = threading.Thread(target=read)
     reader.start()
-    largest = [{"prompt": "a" * 8_000_000}, {"prompt": [5] * 2_000_000}, {"prompt": ["a b c"] * 16_000, "n": 2}]
+    largest = [
+        {"prompt": "a" * 8_000_000},
+        {"prompt": [5] * 2_000_000},
+        {"prompt": [[5]] * 1_000_000},
+        {"prompt": ["a b c"] * 16_000, "n": 2},
+    ]
     for body in largest:
         response = post(COMPLETIONS, json=body)
         assert response.status_code == 400
@@ -212,6 +218,18 @@ def test_a_body_that_never_comes_whole_holds_nothing_but_its_connection(server, 
         client.sendall((HEAD % (COMPLETIONS, 100) + "{").encode())
         assert httpx.post(server.url + COMPLETIONS, json=GOOD, timeout=60).status_code == 200
     assert_idle(server)
+
+
+@pytest.mark.parametrize("delay", [0.5, 1.5, 3])
+def test_a_signal_while_a_real_model_loads_ends_the_process(delay):
+    with ServerProcess([*REAL, "--port", "0"]) as process:
+        process.wait_for("listening on")
+        time.sleep(delay)
+        code, seconds = process.end(signal.SIGINT)
+        process.assert_nothing_left()
+    assert code == 0, process.output
+    assert seconds < 2
+    assert "Traceback" not in process.output
 
 
 def test_the_process_printed_no_traceback(server):

@@ -43,6 +43,19 @@ def test_a_loading_server_answers_health_and_ends_with_code_0(number):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("delay", [0, 0.2, 0.5])
+def test_a_signal_at_any_moment_of_the_start_ends_it_with_code_0(number, delay):
+    with ServerProcess([*FAKE, "--port", "0"], FAKE_LOAD_SECONDS="60") as server:
+        server.wait_for("listening on")
+        time.sleep(delay)
+        code, seconds = server.end(number)
+        server.assert_nothing_left()
+    assert code == 0, server.output
+    assert seconds < 2
+    assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_open_streams_end_with_abort_when_the_server_stops(number):
     with ServerProcess([*FAKE, "--port", "0"], FAKE_STEP_SECONDS="0.01") as server:
         url = server.wait_until_ready()

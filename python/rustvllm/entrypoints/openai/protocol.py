@@ -70,6 +70,8 @@ def parse_prompts(value: Any) -> list[str | list[int]]:
         raise ValueError("must not be an empty list")
     if _is_ids(value):
         return [value]
+    if len(value) > MAX_CHOICES:
+        raise ValueError(f"has {len(value)} elements that are prompts of their own; one request may have {MAX_CHOICES}")
     prompts: list[str | list[int]] = []
     for index, item in enumerate(value):
         if isinstance(item, str) or (isinstance(item, list) and (not item or _is_ids(item))):

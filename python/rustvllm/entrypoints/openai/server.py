@@ -7,6 +7,7 @@ process with one message and exit code 1.
 
 import argparse
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import os
@@ -39,8 +40,6 @@ BREAK_SECONDS = 0.3
 """After that: how long the connections that were then broken may take to be gone."""
 ENGINE_STOP_SECONDS = 0.5
 """After that: how long the engine's thread may take to end its step before the process leaves it behind."""
-THREADS_STOP_SECONDS = 0.1
-"""After that: how long the other threads (a load, a long tokenisation) are waited for."""
 HARD_STOP_SECONDS = 1.9
 """After a stop: when the kernel ends the process whatever it is doing, for instance holding the interpreter."""
 SIGNAL_ECHO_SECONDS = 0.3
@@ -50,15 +49,18 @@ ENGINE_WATCH_SECONDS = 0.25
 EngineFactory = Callable[[], "AsyncLLM"]
 
 
-def run_server(args: argparse.Namespace, engine_factory: EngineFactory | None = None) -> int:
-    """Serve until a signal, a failed load or a dead engine.
+def run_server(args: argparse.Namespace, engine_factory: EngineFactory | None = None) -> int:  # noqa: RET503 -- _leave
+    """Serve until a signal, a failed load or a dead engine, and end the process.
+
+    It ends the process itself rather than let the interpreter take torch apart piece by piece, which takes seconds.
 
     Args:
         args: Parsed flags of :func:`add_cli_args` and of the engine.
         engine_factory: Builds the engine (blocking); for tests. Default: from the engine's flags.
 
     Returns:
-        The process's exit code: 0 after a signal, 1 after an error, which has been printed.
+        The exit code of a process that has not begun to load: 1 after an error, which has been printed. Otherwise the
+        process ends with 0 after a signal and with 1 after an error.
     """
     try:
         chat_template = read_chat_template(args.chat_template)
@@ -66,13 +68,16 @@ def run_server(args: argparse.Namespace, engine_factory: EngineFactory | None = 
     except RustVLLMError as exc:
         _complain(str(exc))
         return 1
-    print(f"rustvllm: listening on {_where(listener)}, loading the model", flush=True)
     try:
-        return _Server(args, listener, chat_template, engine_factory or (lambda: _build_engine(args))).run()
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the event loop has its own way
+        print(f"rustvllm: listening on {_where(listener)}, loading the model", flush=True)
+        server = _Server(args, listener, chat_template, engine_factory or (lambda: _build_engine(args)))
+        exit_code, engine_stopped = server.run()
     except KeyboardInterrupt:  # before the loop took the signals over
         return 0
     finally:
         listener.close()
+    _leave(exit_code, run_exit_handlers=engine_stopped)
 
 
 def _build_engine(args: argparse.Namespace) -> "AsyncLLM":
@@ -127,16 +132,17 @@ class _Server:
             )
         )
 
-    def run(self) -> int:
-        """Run the event loop to the end."""
+    def run(self) -> tuple[int, bool]:
+        """Run the event loop to the end.
+
+        Returns:
+            The exit code, and whether the engine has stopped (or never was).
+        """
         self._loop = _new_event_loop()
         asyncio.set_event_loop(self._loop)
         self._loop.set_default_executor(self._executor)
-        try:
-            self._loop.run_until_complete(self._serve())
-        finally:
-            self._end()
-        return self._exit_code
+        self._loop.run_until_complete(self._serve())
+        return self._exit_code, self._stop_engine()
 
     async def _serve(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -166,7 +172,7 @@ class _Server:
         if self.state.status is not ServerStatus.DEAD:
             self.state.status = ServerStatus.STOPPING
             deadline = time.monotonic() + self._shutdown_timeout
-            while self.state.num_open_requests and time.monotonic() < deadline:  # noqa: ASYNC110 -- the request path stays free of it
+            while self.state.num_open_requests and time.monotonic() < deadline:  # noqa: ASYNC110 -- requests tell nobody
                 await asyncio.sleep(0.05)
             await self.state.abort_all()
 
@@ -234,9 +240,6 @@ class _Server:
         if self._stopped.is_set():
             return
         print("rustvllm: stopping", flush=True)
-        # Nothing below may keep the process longer than promised, not even code that holds the interpreter.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, HARD_STOP_SECONDS + self._shutdown_timeout)
         self._loop.call_later(SIGNAL_ECHO_SECONDS, self._restore_signals)
         self._stop(0)
 
@@ -246,49 +249,30 @@ class _Server:
             signal.signal(number, signal.SIG_DFL)
 
     def _stop(self, exit_code: int) -> None:
+        # Nothing from here on may keep the process longer than promised, not even code that holds the interpreter.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, HARD_STOP_SECONDS + self._shutdown_timeout)
         self._exit_code = exit_code
         self._stopped.set()
 
-    def _end(self) -> None:
-        """Stop the engine; leave the process at once where a thread cannot be waited for."""
-        stopper = threading.Thread(target=self._stop_engine, name="rustvllm-stop", daemon=True)
+    def _stop_engine(self) -> bool:
+        """Stop the engine, unless its present step takes too long; whether it has stopped."""
+        engine = self._engine
+        if engine is None:
+            return not self._load_thread.is_alive()
+        stopper = threading.Thread(target=engine.shutdown, name="rustvllm-stop", daemon=True)
         stopper.start()
         stopper.join(ENGINE_STOP_SECONDS)
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        with contextlib.suppress(Exception):
-            self._loop.run_until_complete(asyncio.sleep(0))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        left_behind = _own_threads_alive(THREADS_STOP_SECONDS)
-        asyncio.set_event_loop(None)
-        if not left_behind:
-            self._loop.close()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        elif threading.current_thread() is threading.main_thread():
-            self._listener.close()
-            _leave(self._exit_code)
-
-    def _stop_engine(self) -> None:
-        if self._engine is not None:
-            self._engine.shutdown()
+        return not stopper.is_alive()
 
 
-def _own_threads_alive(timeout: float) -> bool:
-    """Whether threads of this server still run after waiting ``timeout`` seconds for them in all."""
-    deadline = time.monotonic() + timeout
-    for thread in threading.enumerate():
-        if thread.name.startswith("rustvllm-"):
-            thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                return True
-    return False
-
-
-def _leave(exit_code: int) -> NoReturn:
-    """End the process without waiting for its threads (a load or a step in progress)."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+def _leave(exit_code: int, *, run_exit_handlers: bool) -> NoReturn:
+    """End the process without waiting for its threads (a load, a tokenisation or a step in progress)."""
+    if run_exit_handlers:
+        atexit._run_exitfuncs()  # noqa: SLF001 -- what leaving in the ordinary way would run
+    with contextlib.suppress(OSError):  # nobody reads any more what is printed
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(exit_code)
 
 
