@@ -48,7 +48,7 @@ class _StoredTensor:
 
 
 def load_model(
-    model_config: ModelConfig, load_config: LoadConfig, dtype: torch.dtype, device: torch.device
+    model_config: ModelConfig, load_config: LoadConfig, dtype: torch.dtype, device: torch.device, available_memory: int
 ) -> CausalLM:
     """Build the model of a configuration on a device and fill it.
 
@@ -57,6 +57,7 @@ def load_model(
         load_config: from safetensors (``auto``, ``safetensors``) or at random (``dummy``).
         dtype: of every parameter, whatever the checkpoint stores.
         device: where the parameters lie.
+        available_memory: bytes that are free there.
 
     Raises:
         ModelLoadError: the configuration or a file is wrong; the message names the file, the tensor, what was expected
@@ -65,24 +66,29 @@ def load_model(
     started = time.monotonic()
     model_class = get_model_class(model_config.architecture)
     stored = None if load_config.load_format == "dummy" else _read_headers(model_config.path)
-    with _defaults(dtype, device):
-        try:
-            model = model_class(model_config.hf_config, model_config.max_model_len)
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            raise ModelLoadError(f"{model_config.model}: no room for the parameters on {device}: {error}") from error
-    limit = model.max_positions
+    # On the meta device a model takes no memory: what it needs is known before it is taken.
+    with _defaults(dtype, torch.device("meta")):
+        outline = model_class(model_config.hf_config, model_config.max_model_len)
+    limit = outline.max_positions
     if limit is not None and model_config.max_model_len > limit:
         # Beyond it the position table would be read out of bounds.
         raise ModelLoadError(
             f"max_model_len is {model_config.max_model_len}, but {model_config.architecture} was made for {limit} "
             f"positions; set --max-model-len {limit} or less"
         )
+    size = sum(parameter.nbytes for parameter in outline.parameters())
+    if size > available_memory:
+        raise ModelLoadError(
+            f"{model_config.model}: the parameters take {size} bytes in {str(dtype).removeprefix('torch.')}, but "
+            f"{available_memory} bytes are free on {device}; use a smaller dtype, a smaller model or more memory"
+        )
+    with _defaults(dtype, device):
+        model = model_class(model_config.hf_config, model_config.max_model_len)
     with torch.inference_mode():
         if stored is None:
             fill_dummy_weights(model, model_config.seed)
         else:
             _fill_from_checkpoint(model, model_config.path, stored)
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     logger.info("loaded %s: %.1f MiB in %.1f s", model_config.model, size / 2**20, time.monotonic() - started)
     return model.eval()
 

@@ -21,7 +21,6 @@ from rustvllm import LLM, SamplingParams
 NUM_PROMPTS = 64
 ATOL = 1e-4
 MARGIN = 1e-3
-PREFIX = 40  # tokens that a quarter of the prompts begin with
 
 
 @dataclass
@@ -48,11 +47,12 @@ class Case:
         return self._logits[key]
 
 
-def mixed_prompts(vocab_size, shortest=1, longest=70, seed=0):
-    """64 prompts of mixed lengths; 16 of them begin alike, and two are the same."""
+def mixed_prompts(vocab_size, longest, shared, seed=0):
+    """64 prompts of mixed lengths; 16 of them begin with the same ``shared`` tokens, and two are equal."""
     rng = np.random.default_rng(seed)
-    common = rng.integers(3, vocab_size, PREFIX).tolist()
-    prompts = [rng.integers(3, vocab_size, int(n)).tolist() for n in rng.integers(shortest, longest - PREFIX, NUM_PROMPTS)]
+    common = rng.integers(3, vocab_size, shared).tolist()
+    lengths = rng.integers(1, longest - shared, NUM_PROMPTS)
+    prompts = [rng.integers(3, vocab_size, int(length)).tolist() for length in lengths]
     for i in range(0, NUM_PROMPTS, 4):
         prompts[i] = common + prompts[i]
     prompts[-1] = prompts[0]
@@ -73,21 +73,21 @@ def case(request, tmp_path_factory):
 
         folder = Path(rustvllm.__file__).parent / "assets" / "tiny"
         vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-        yield Case(folder, transformers_model(folder), mixed_prompts(vocab_size), 40, 128, 33)
+        yield Case(folder, transformers_model(folder), mixed_prompts(vocab_size, 70, 40), 40, 128, 33)
     elif request.param == "gpt2-small-shaped":
         shared_dir = request.getfixturevalue("shared_dir")
         folder = tmp_path_factory.mktemp("gpt2-small-shaped")
         try:
             reference = gpt2_small_shaped(folder, shared_dir / "data" / "gpt2-tokenizer")
             # Random ids reach the whole vocabulary; few tokens, because this one costs real time.
-            yield Case(folder, reference, mixed_prompts(50257, longest=60), 10, 80, 24)
+            yield Case(folder, reference, mixed_prompts(50257, 40, 17), 8, 48, 24)
         finally:
             shutil.rmtree(folder)  # half a gigabyte
     else:
         shared_dir = request.getfixturevalue("shared_dir")
         data = shared_dir / "data" / request.param
         vocab_size = json.loads((data / "hf" / "config.json").read_text())["vocab_size"]
-        yield Case(data / "hf", transformers_model(data / "hf"), mixed_prompts(vocab_size), 40, 128, 33)
+        yield Case(data / "hf", transformers_model(data / "hf"), mixed_prompts(vocab_size, 70, 40), 40, 128, 33)
     gc.collect()
 
 
@@ -126,8 +126,7 @@ class Recorder:
 
         def execute_and_record(output):
             execute(output)
-            view = output.debug_view()["num_scheduled_tokens"]
-            self.steps.append((output.num_reqs, output.total_num_scheduled_tokens, view))
+            self.steps.append((output.num_reqs, output.total_num_scheduled_tokens))
             executed = runner._executed
             for i, row in enumerate(executed.rows.tolist()):
                 self.logits[tuple(self.core.scheduler.token_ids(row))].append(executed.logits[i].clone())
@@ -148,6 +147,7 @@ CONFIGURATIONS = {
 }
 
 
+@pytest.mark.timeout(400)  # the largest takes some seconds on two idle cores, and minutes on busy ones
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_64_prompts_together_equal_transformers(case, configuration, monkeypatch):
     options = dict(CONFIGURATIONS[configuration])
@@ -179,12 +179,11 @@ def test_64_prompts_together_equal_transformers(case, configuration, monkeypatch
     pool_is_small = "num_gpu_blocks_override" in options
     assert (stats["num_preemptions"] > 0) == pool_is_small
     assert (stats["prefix_cache_hits"] > 0) == options.get("enable_prefix_caching", True)
-    widest = max(num_reqs for num_reqs, _, _ in recorder.steps)
     budget = options.get("max_num_batched_tokens")
     if budget:
-        assert max(num_tokens for _, num_tokens, _ in recorder.steps) <= budget
-    if not pool_is_small:
-        assert widest == NUM_PROMPTS, "all decode together"
+        assert max(num_tokens for _, num_tokens in recorder.steps) <= budget
+    elif not pool_is_small:
+        assert max(num_reqs for num_reqs, _ in recorder.steps) == NUM_PROMPTS, "all run together"
 
 
 def assert_diverse(outputs):
@@ -244,7 +243,7 @@ def test_a_prompt_of_five_tokens_is_scheduled_as_five_then_one_by_one(gpt2_dummy
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     (result,) = llm.generate("Hello, my name is", params, use_tqdm=False)
     assert len(result.prompt_token_ids) == 5
-    assert [num_tokens for _, num_tokens, _ in recorder.steps] == [5, 1, 1, 1, 1, 1]
+    assert [num_tokens for _, num_tokens in recorder.steps] == [5, 1, 1, 1, 1, 1]
     # num_tokens after step i: what the next step's logits follow.
     assert sorted(len(tokens) for tokens in recorder.logits) == [5, 6, 7, 8, 9, 10]
     assert llm.get_tokenizer().encode("Hello") == [15496]

@@ -40,10 +40,12 @@ VARIANTS = {
     "llama-gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "llama-rope-theta": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}),
     "llama-rope-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
-    "llama-rope-dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}),
+    "llama-rope-dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}),
     "llama-rope-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "llama-rope-yarn": ("llama", {"rope_parameters": YARN_ROPE}),
-    "llama-rope-yarn-mscale": ("llama", {"rope_parameters": YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 0.3, "truncate": False}}),
+    "llama-rope-yarn-mscale": (
+        "llama", {"rope_parameters": YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 0.3, "truncate": False}},
+    ),
 }  # fmt: skip
 
 
@@ -84,7 +86,7 @@ def load(folder, *, max_model_len=128, dtype=torch.float32, device="cpu", load_f
         model=str(folder), path=folder, hf_config=hf_config, architecture=hf_config["architectures"][0],
         max_model_len=max_model_len, seed=seed,
     )  # fmt: skip
-    return load_model(config, SimpleNamespace(load_format=load_format), dtype, torch.device(device))
+    return load_model(config, SimpleNamespace(load_format=load_format), dtype, torch.device(device), 1 << 30)
 
 
 def prompts(vocab_size, lengths, seed=0):
@@ -94,7 +96,7 @@ def prompts(vocab_size, lengths, seed=0):
 
 @torch.no_grad()
 def oracle_logits(reference, tokens, num_prompt_tokens):
-    """transformers' logits at every step that produced ``tokens[num_prompt_tokens:]``: ``[num_outputs, vocab_size]``."""
+    """transformers' logits at every step after the prompt: ``[num_outputs, vocab_size]``."""
     logits = reference(torch.tensor([tokens[:-1]])).logits[0]
     return logits[num_prompt_tokens - 1 :].float()
 

@@ -45,7 +45,7 @@ def test_chunks_mixed_with_decodes(pair):
         r.arrives = i  # prompts come in while others decode
     engine = NaiveEngine(model, budget=16, chunk=5)
     engine.run(requests)
-    mixed = [s for s in engine.steps if s.num_reqs > 1 and 1 < s.max_num_scheduled_tokens]
+    mixed = [s for s in engine.steps if s.num_reqs > 1 and s.max_num_scheduled_tokens > 1]
     assert len(mixed) > 5
     check(reference, requests)
 

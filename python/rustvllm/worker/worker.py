@@ -73,7 +73,7 @@ class Worker:
         Raises:
             ModelLoadError: see ``model_loader.load_model``.
         """
-        model = load_model(self.config.model, self.config.load, self.dtype, self.device)
+        model = load_model(self.config.model, self.config.load, self.dtype, self.device, self._available_memory())
         self._set_num_threads(model)
         block_size = self.config.cache.block_size
         input_batch = InputBatch(
@@ -172,10 +172,13 @@ class Worker:
         flat = np.zeros(int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize, np.uint8)
         return torch.from_numpy(flat).view(self.dtype).view(shape)
 
+    def _available_memory(self) -> int:
+        if self.device.type == "cpu":
+            return host_resources.memory_available()
+        return torch.cuda.mem_get_info(self.device)[0]
+
     def _check_room(self, needed: int, name: str, value: int, unit: int) -> None:
-        available = (
-            host_resources.memory_available() if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0]
-        )
+        available = self._available_memory()
         if needed > available:
             raise ModelLoadError(
                 f"{name} is {value}, which takes {needed} bytes, but {available} bytes are free on {self.device}; "

@@ -141,10 +141,10 @@ def test_min_tokens_masks_stop_ids_until_there_are_enough(model):
     assert other.output == free, "a neighbour without min_tokens is not masked"
     assert not set(masked.output[:5]) & set(banned)
     for i, (token, logits) in enumerate(zip(masked.output, masked.logits, strict=True)):
+        allowed = logits.clone()
         if i < 5:
-            logits = logits.clone()
-            logits[list(banned)] = -torch.inf
-        assert token == int(logits.argmax()), "and from then on nothing is masked"
+            allowed[list(banned)] = -torch.inf
+        assert token == int(allowed.argmax()), "and from then on nothing is masked"
     # The row's ids are replaced with its request.
     again = Request(prompt, 12, {"min_tokens": 5}, stop_token_ids=())
     engine.run([again])
