@@ -110,7 +110,8 @@ impl Scheduler {
     /// A step that is in flight, in people's terms. Requests that have left since are not in it.
     #[must_use]
     pub fn step_view(&self, output: &SchedulerOutput) -> Option<StepView> {
-        let step = self.steps.get(output.buffer_index as usize).filter(|step| step.output == *output)?;
+        let set = output.buffer_index as usize;
+        let step = self.steps.get(set).filter(|step| step.output == *output && self.in_flight.contains(&set))?;
         let mut scheduled = Vec::with_capacity(step.entries.len());
         for entry in &step.entries {
             let request = &self.requests[entry.slot as usize];

@@ -200,8 +200,9 @@ impl Scheduler {
     /// The arrays of a step that is in flight.
     #[must_use]
     pub fn buffers(&self, output: &SchedulerOutput) -> Option<&StepBuffers> {
-        let step = self.steps.get(output.buffer_index as usize)?;
-        (step.output.step == output.step).then_some(&step.buffers)
+        let set = output.buffer_index as usize;
+        let step = self.steps.get(set).filter(|_| self.in_flight.contains(&set))?;
+        (step.output == *output).then_some(&step.buffers)
     }
 
     /// Requests that have not finished.
