@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # read when torch is imported; threads that spin starve a shared machine
 
 from tiny_model.corpus import documents
 

@@ -289,6 +289,8 @@ def figures(training: dict[str, Any], result: dict[str, Any]) -> str:
     lines = [
         "### The run",
         "",
+        f"`python tools/train_tiny_model.py train --seed {recipe['seed']} --steps {recipe['steps']} --max-minutes 1000`",
+        "",
         "| | |",
         "|---|---|",
         f"| parameters | {training['parameters']:,} |",

@@ -29,11 +29,11 @@ class Recipe:
     """Everything that decides the weights, apart from the corpus itself."""
 
     seed: int = 20260
-    steps: int = 3000
-    tokens_per_step: int = 4096
-    row_lengths: tuple[int, ...] = (256, 256, 512)  # used in turn, so that every position is trained
+    steps: int = 8000
+    tokens_per_step: int = 2048
+    row_lengths: tuple[int, ...] = (256, 256, 256, 512)  # used in turn, so that every position is trained
     learning_rate: float = 3e-3
-    warmup_steps: int = 100
+    warmup_steps: int = 150
     decay_share: float = 0.3  # the last part of the steps, in which the rate falls linearly to zero
     weight_decay: float = 0.1
     muon_momentum: float = 0.95
@@ -41,14 +41,24 @@ class Recipe:
     gradient_clip: float = 1.0
     n_layer: int = 6
     n_embd: int = 192
-    n_head: int = 6
+    n_head: int = 3
     n_positions: int = 512
-    tokenizer_documents: int = 40_000
+    tokenizer_documents: int = 12_000
     threads: int = 2
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Rows of whole documents. A document sees itself only, as a request does when the model is served."""
+
+    input_ids: torch.Tensor  # int64 [rows, length]
+    labels: torch.Tensor  # int64 [rows, length]: the next token of the same document, or IGNORED
+    position_ids: torch.Tensor  # int64 [rows, length]
+    attention_mask: torch.Tensor  # float32 [rows, 1, length, length], added to the scores
+
+
 class Packer:
-    """Turns the stream of documents into rows of fixed length, each beginning with the start of a document."""
+    """Turns the stream of documents into rows of fixed length."""
 
     def __init__(self, seed: int, tokenizer: Tokenizer, pool: int = 256) -> None:
         self._stream = documents(seed)
@@ -65,24 +75,43 @@ class Packer:
         self.num_documents += len(texts)
         self.num_characters += sum(map(len, texts))
 
-    def batch(self, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return input ids and labels, both int64 ``[rows, length]``.
+    def _row(self, length: int) -> list[list[int]]:
+        """Take whole documents, first fit, from the pool; only a document longer than a row is cut."""
+        if len(self._pool) < self._pool_size // 2:
+            self._refill()
+        row = [self._pool.pop(0)[:length]]
+        free = length - len(row[0])
+        while (index := next((i for i, ids in enumerate(self._pool) if len(ids) <= free), None)) is not None:
+            row.append(self._pool.pop(index))
+            free -= len(row[-1])
+        return row
 
-        A row takes whole documents, first fit, from a pool; only a document longer than a row is cut.
+    def batch(self, rows: int, length: int, *, restart_positions: bool) -> Batch:
+        """Pack the next documents.
+
+        Args:
+            rows: how many rows.
+            length: tokens in a row.
+            restart_positions: count positions from 0 in each document, as a request does; otherwise along the row, so
+                that the late positions are trained more often than by the few long documents.
         """
         input_ids = torch.zeros(rows, length, dtype=torch.int64)
         labels = torch.full((rows, length), IGNORED, dtype=torch.int64)
+        position_ids = torch.arange(length).repeat(rows, 1)
+        owner = torch.full((rows, length), -1)
         for row in range(rows):
-            if len(self._pool) < self._pool_size // 2:
-                self._refill()
-            tokens = self._pool.pop(0)[: length + 1]
-            while (
-                index := next((i for i, ids in enumerate(self._pool) if len(ids) <= length + 1 - len(tokens)), None)
-            ) is not None:
-                tokens = tokens + self._pool.pop(index)
-            input_ids[row, : len(tokens) - 1] = torch.tensor(tokens[:-1])
-            labels[row, : len(tokens) - 1] = torch.tensor(tokens[1:])
-        return input_ids, labels
+            start = 0
+            for number, tokens in enumerate(self._row(length)):
+                end = start + len(tokens)
+                input_ids[row, start:end] = torch.tensor(tokens)
+                labels[row, start : end - 1] = torch.tensor(tokens[1:])
+                owner[row, start:end] = number
+                if restart_positions:
+                    position_ids[row, start:end] = torch.arange(len(tokens))
+                start = end
+        visible = (owner[:, :, None] == owner[:, None, :]).tril()
+        mask = torch.zeros(visible.shape).masked_fill_(~visible, torch.finfo(torch.float32).min)
+        return Batch(input_ids, labels, position_ids, mask[:, None])
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
@@ -107,7 +136,7 @@ def make_model(recipe: Recipe, tokenizer: Tokenizer) -> GPT2LMHeadModel:
         eos_token_id=stop_ids[0],
         pad_token_id=stop_ids[0],
         tie_word_embeddings=True,
-        attn_implementation="sdpa",
+        attn_implementation="eager",  # on a CPU in bfloat16 faster than "sdpa" at these widths,
     )
     return GPT2LMHeadModel(config)
 
@@ -163,19 +192,23 @@ def train(recipe: Recipe, work: Path, *, max_minutes: float) -> tuple[GPT2LMHead
         if step < decay_step and elapsed > max_minutes * (1 - recipe.decay_share) * 0.98:
             steps = max(step + 1, round(step / (1 - recipe.decay_share)))
         length = recipe.row_lengths[step % len(recipe.row_lengths)]
-        input_ids, labels = packer.batch(recipe.tokens_per_step // length, length)
+        batch = packer.batch(recipe.tokens_per_step // length, length, restart_positions=length != recipe.n_positions)
         rate = learning_rate(recipe, step, steps)
         for group in itertools.chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
             group["lr"] = rate
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = model(input_ids).logits
-        loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+            logits = model(
+                input_ids=batch.input_ids, attention_mask=batch.attention_mask, position_ids=batch.position_ids
+            ).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED
+        )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.gradient_clip)
         for optimizer in optimizers:
             optimizer.step()
         model.zero_grad(set_to_none=True)
-        num_tokens += int((labels != IGNORED).sum())
+        num_tokens += int((batch.labels != IGNORED).sum())
         losses.append(loss.item())
         step += 1
         if step % 50 == 0 or step == steps:
