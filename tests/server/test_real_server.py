@@ -193,6 +193,36 @@ def test_a_client_that_goes_away_mid_stream_frees_its_blocks(server, post, count
     assert_idle(server, 2)
 
 
+def test_the_blocks_of_a_client_that_left_are_free_within_one_step(server, post):
+    """Another client's stream keeps the engine stepping, so that steps can be counted."""
+
+    def load():
+        return httpx.get(server.url + "/load").json()
+
+    def stream(max_tokens):
+        body = {"prompt": [5] * 20, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+        return httpx.stream("POST", server.url + COMPLETIONS, json=body, timeout=60)
+
+    with stream(490) as staying:
+        staying_lines = staying.iter_lines()
+        next(staying_lines)
+        with stream(490) as leaving:
+            leaving_lines = leaving.iter_lines()
+            next(leaving_lines)
+            both = load()
+            assert (both["num_running"], both["server_load"]) == (2, 3)
+        while (seen := load())["server_load"] == 3:  # until the server has noticed
+            pass
+        freed = seen
+        while freed["num_running"] == 2:
+            # The step under way, and the next, which takes the abort in: after these it must not run any more.
+            assert freed["last_updated_step"] - seen["last_updated_step"] <= 2
+            freed = load()
+        assert freed["num_running"] == 1, "the staying stream must outlast this test"
+        assert freed["num_free_blocks"] > both["num_free_blocks"]
+        assert sum(1 for line in staying_lines if line.startswith("data: {")) > 300
+
+
 def test_a_client_that_goes_away_before_the_answer_frees_its_blocks(server, post):
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(

@@ -10,7 +10,9 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -312,11 +314,12 @@ def _where(listener: Listener) -> str:
 def _print_ready(listener: Listener, state: "ServerState") -> None:
     name = state.model.names[0]
     key = ' -H "Authorization: Bearer YOUR_KEY"' if state.settings.api_keys else ""
+    body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 32})
     print(
         f"rustvllm: ready, serving {name} on {_where(listener)}\n"
         "Try it:\n"
         f"  curl {listener.curl_target()}/v1/completions -H 'Content-Type: application/json'{key} "
-        f"""-d '{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 32}}'""",
+        f"-d {shlex.quote(body)}",
         flush=True,
     )
 

@@ -1,23 +1,24 @@
 """What the running server knows: its settings, how far it is, and the model it serves."""
 
+import dataclasses
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from rustvllm import __version__
+from rustvllm.engine.input_processor import default_sampling_params
 from rustvllm.entrypoints.chat_template import PLAIN_CHAT_TEMPLATE, compile_chat_template
 from rustvllm.entrypoints.openai.cli_args import DEFAULT_MAX_BODY_BYTES
 from rustvllm.entrypoints.openai.errors import UnavailableError, UnknownModelError
-from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from rustvllm.config import EngineConfig
+    from rustvllm.config import EngineConfig, ModelConfig
     from rustvllm.engine.async_llm import AsyncLLM
 
 logger = init_logger(__name__)
@@ -59,8 +60,9 @@ class ServedModel:
         self.max_model_len = config.model.max_model_len
         self.vocab_size = config.model.vocab_size
         self.created = int(time.time())
-        self.default_sampling = _default_sampling(config.model.generation_config)
-        self.default_max_tokens = _default_max_tokens(config.model.generation_config)
+        self.default_sampling = _default_sampling(config.model)
+        own_limit = config.model.generation_config.get("max_new_tokens")
+        self.default_max_tokens = default_sampling_params(config.model).max_tokens if own_limit else None
         self.tokenizer: Any = engine.tokenizer
         self.max_token_chars = _max_token_chars(self.tokenizer)
         self.has_own_chat_template = False
@@ -91,20 +93,11 @@ class ServedModel:
         return model
 
 
-def _default_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's own sampling defaults, without those that this engine cannot honour: these are said once."""
-    defaults: dict[str, Any] = {}
-    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
-        value = generation_config.get(name)
-        if value is None:
-            continue
-        try:
-            SamplingParams(**{name: value})
-        except InvalidRequestError as exc:
-            logger.warning("the model's generation_config is not followed in %s=%r: %s", name, value, exc)
-        else:
-            defaults[name] = value
-    return defaults
+def _default_sampling(model: "ModelConfig") -> dict[str, Any]:
+    """The model's own sampling parameters where they differ from the API's, as far as the engine can honour them."""
+    own, api = default_sampling_params(model), SamplingParams()
+    names = (field.name for field in dataclasses.fields(SamplingParams) if field.name != "max_tokens")
+    return {name: getattr(own, name) for name in names if getattr(own, name) != getattr(api, name)}
 
 
 def _max_token_chars(tokenizer: Any) -> int:
@@ -112,11 +105,6 @@ def _max_token_chars(tokenizer: Any) -> int:
     if tokenizer is None:
         return 0
     return max((len(token or "") for token in tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size))), default=0)
-
-
-def _default_max_tokens(generation_config: Mapping[str, Any]) -> int | None:
-    value = generation_config.get("max_new_tokens")
-    return value if type(value) is int and value > 0 else None
 
 
 class ServerState:
