@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server_process import FAKE, ServerProcess
+from server_process import FAKE, REAL, ServerProcess
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 FOREVER = {"prompt": "a", "max_tokens": 900_000, "stream": True}
@@ -143,11 +143,12 @@ def test_a_client_that_never_reads_does_not_keep_the_server():
     assert seconds < 2
 
 
-def test_a_taken_port_fails_at_once_with_one_message():
+@pytest.mark.parametrize("command", [FAKE, REAL], ids=["fake", "real"])
+def test_a_taken_port_fails_at_once_with_one_message(command):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         start = time.monotonic()
-        with ServerProcess([*FAKE, "--port", str(port)], FAKE_LOAD_SECONDS="60") as server:
+        with ServerProcess([*command, "--port", str(port)], FAKE_LOAD_SECONDS="60") as server:
             code = server.process.wait(10)
             seconds = time.monotonic() - start
             server._reader.join(5)
