@@ -145,18 +145,19 @@ def test_a_client_that_never_reads_does_not_keep_the_server():
 
 @pytest.mark.parametrize("command", [FAKE, REAL], ids=["fake", "real"])
 def test_a_taken_port_fails_at_once_with_one_message(command):
+    seconds = []
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        start = time.monotonic()
-        with ServerProcess([*command, "--port", str(port)], FAKE_LOAD_SECONDS="60") as server:
-            code = server.process.wait(10)
-            seconds = time.monotonic() - start
-            server._reader.join(5)
-    assert code == 1
-    assert seconds < 1
-    assert len(server.lines) == 1
-    assert f"port {port} on 127.0.0.1 is in use" in server.output
-    assert "--port" in server.output
+        for _ in range(3):  # the quickest counts: the machine may be busy with something else
+            start = time.monotonic()
+            with ServerProcess([*command, "--port", str(port)], FAKE_LOAD_SECONDS="60") as server:
+                assert server.process.wait(10) == 1
+                seconds.append(time.monotonic() - start)
+                server._reader.join(5)
+            assert len(server.lines) == 1, server.output
+            assert f"port {port} on 127.0.0.1 is in use" in server.output
+            assert "--port" in server.output
+    assert min(seconds) < 1
 
 
 def test_a_failed_load_ends_the_process_with_its_message():
