@@ -19,6 +19,8 @@ logger = init_logger(__name__)
 
 SHUTDOWN_TIMEOUT = 2.0
 """Seconds to wait for the engine thread to finish its step."""
+BACK_PRESSURE_INTERVAL = 0.002
+"""Seconds between two attempts to hand over outputs that a slow reader has left no room for."""
 
 
 class EngineCoreClient(Protocol):
@@ -125,7 +127,9 @@ class ThreadClient:
                 if self._core.step() == 0:
                     if check_invariants:
                         self._core.scheduler.check_invariants()
-                    self.handle.wait_for_work()
+                    # Nothing runs, but something is unfinished: outputs that found the egress full.
+                    held_back = self._core.scheduler.has_unfinished_requests()
+                    self.handle.wait_for_work(BACK_PRESSURE_INTERVAL if held_back else None)
         except BaseException as error:  # a panic of the Rust core is not an Exception
             message = str(error) if isinstance(error, EngineDeadError) else f"{type(error).__name__}: {error}"
             logger.critical("the engine died", exc_info=error)

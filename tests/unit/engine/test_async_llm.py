@@ -80,6 +80,29 @@ async def test_a_slow_reader_gets_merged_deltas(make, toy_executors):
     assert len(outputs[0].outputs[0].token_ids) == 60
 
 
+async def test_a_blocked_event_loop_loses_no_output(make, toy_executors):
+    """More outputs than the egress holds, while nobody reads."""
+    engine = make(max_num_seqs=8)
+    streams = [await engine.add_request(str(index), "a", LONG) for index in range(64)]
+    while len(toy_executors[0].steps) < 60 * 8:
+        time.sleep(0.01)  # noqa: ASYNC251 -- the loop is to be blocked
+    time.sleep(0.1)  # noqa: ASYNC251
+    async with asyncio.timeout(10):
+        for stream in streams:
+            assert sum([len(output.outputs[0].token_ids) async for output in stream]) == 60
+    await until(lambda: is_idle(engine))
+
+
+@pytest.mark.slow
+async def test_no_wake_up_is_lost(make):
+    """Readers and engine race for the notification; a lost one would leave the last outputs unread for ever."""
+    engine = make(max_num_seqs=64, num_gpu_blocks_override=1200)
+    async with asyncio.timeout(90):
+        for round_ in range(10):
+            every = await asyncio.gather(*(collect(engine, "a", LONG, f"{round_}-{i}") for i in range(640)))
+            assert all(sum(len(output.outputs[0].token_ids) for output in outputs) == 60 for outputs in every)
+
+
 async def test_wrong_requests_are_raised_before_anything_and_harm_nobody(make):
     engine = make()
     stream = await engine.add_request("good", "a", LONG)
