@@ -10,7 +10,7 @@ use scheduler::{
 
 /// Tokens per block in all benches.
 pub const BLOCK_SIZE: u32 = 16;
-const OUTPUT_TOKENS: u32 = 4096;
+const OUTPUT_TOKENS: u32 = 512;
 const PROMPT_TOKENS: u32 = 128;
 
 /// N running decodes.
