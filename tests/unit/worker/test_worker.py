@@ -1,0 +1,171 @@
+"""How many KV blocks a worker offers, how it takes their memory, which dtype and threads it chooses."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from checkpoints import GPT2, LLAMA
+from naive_schedule import FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
+
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.worker import host_resources
+from rustvllm.worker import worker as worker_module
+from rustvllm.worker.worker import Worker, resolve_dtype
+
+BYTES_PER_BLOCK = 2 * 3 * 16 * 32 * 4  # keys and values, layers, tokens, heads x head_dim, float32
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+
+    def make(*, architecture="GPT2LMHeadModel", max_model_len=128, dtype="auto", device="cpu", **cache):
+        base = GPT2 if architecture.startswith("GPT2") else LLAMA
+        options = {
+            "block_size": 16,
+            "cpu_kv_cache_fraction": 0.2,
+            "gpu_memory_utilization": 0.9,
+            "kv_cache_memory_bytes": None,
+            "num_gpu_blocks_override": None,
+        }
+        config = SimpleNamespace(
+            model=SimpleNamespace(
+                model="m", path=tmp_path, hf_config=base, architecture=architecture, dtype=dtype, seed=0,
+                max_model_len=max_model_len,
+            ),
+            cache=SimpleNamespace(**(options | cache)),
+            scheduler=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=256),
+            device=SimpleNamespace(device=device),
+            load=SimpleNamespace(load_format="dummy"),
+        )  # fmt: skip
+        worker = Worker(config, FLOAT_COLUMNS, INT_COLUMNS)
+        worker.load_model()
+        return worker
+
+    return make
+
+
+def memory(monkeypatch, limit, available):
+    monkeypatch.setattr(host_resources, "memory_limit", lambda: limit)
+    monkeypatch.setattr(host_resources, "memory_available", lambda: available)
+
+
+def test_bytes_per_block(make):
+    assert make().num_bytes_per_block == BYTES_PER_BLOCK
+    assert make(dtype="bfloat16").num_bytes_per_block == BYTES_PER_BLOCK // 2
+
+
+def test_the_override_is_taken_as_it_is(make):
+    assert make(num_gpu_blocks_override=7).determine_num_blocks() == 7
+
+
+def test_memory_bytes_are_divided_into_blocks(make):
+    assert make(kv_cache_memory_bytes=10 * BYTES_PER_BLOCK + 5).determine_num_blocks() == 10
+
+
+def test_cpu_takes_a_fraction_of_the_limit_within_what_is_free(make, monkeypatch):
+    worker = make(cpu_kv_cache_fraction=0.5, max_model_len=128)
+    memory(monkeypatch, 100 * BYTES_PER_BLOCK, 1000 * BYTES_PER_BLOCK)
+    assert worker.determine_num_blocks() == 50
+    memory(monkeypatch, 100 * BYTES_PER_BLOCK, 20 * BYTES_PER_BLOCK)
+    assert worker.determine_num_blocks() == 18
+    # A tiny model does not reserve gigabytes: 4 x max_num_seqs sequences of max_model_len, and the null block.
+    memory(monkeypatch, 1 << 50, 1 << 50)
+    assert worker.determine_num_blocks() == 1 + 4 * 8 * 8
+
+
+def test_too_little_memory_names_the_numbers(make, monkeypatch):
+    worker = make(kv_cache_memory_bytes=BYTES_PER_BLOCK)
+    with pytest.raises(ModelLoadError, match=rf"has {BYTES_PER_BLOCK} bytes, .* need {2 * BYTES_PER_BLOCK}"):
+        worker.determine_num_blocks()
+
+
+def test_more_than_there_is_names_what_would_fit(make, monkeypatch):
+    worker = make(num_gpu_blocks_override=1000)
+    memory(monkeypatch, 1 << 40, 30 * BYTES_PER_BLOCK + 1)
+    with pytest.raises(ModelLoadError, match=r"num_gpu_blocks_override is 1000, .* at most 30 would fit"):
+        worker.determine_num_blocks()
+    worker = make(kv_cache_memory_bytes=10**9)
+    with pytest.raises(ModelLoadError, match="kv_cache_memory_bytes is 1000000000"):
+        worker.determine_num_blocks()
+    worker = make(num_gpu_blocks_override=2**31 - 1)
+    with pytest.raises(ModelLoadError, match="at most 134217727 blocks can be numbered"):
+        worker.determine_num_blocks()
+
+
+def test_a_model_that_does_not_fit_is_refused(make, monkeypatch):
+    memory(monkeypatch, 1 << 40, 1000)
+    with pytest.raises(ModelLoadError, match="but 1000 bytes are free on cpu"):
+        make()
+
+
+def test_the_cache_is_zero_and_takes_memory_only_where_it_is_used(make):
+    worker = make()
+    num_blocks = (256 << 20) // BYTES_PER_BLOCK
+    before = psutil.Process().memory_info().rss
+    sets = worker.initialize_kv_cache(num_blocks, buffer_spec(8, 256, 8), 2)
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+    caches = worker.runner.kv_caches
+    assert [tuple(cache.shape) for cache in caches] == [(2, num_blocks, 16, 4, 8)] * 3
+    assert not caches[2][:, -1].any()
+    assert len(sets) == 2
+    assert all(isinstance(array, np.ndarray) for array in sets[0].values())
+    sets[1]["input_ids"][0] = 5
+    assert worker.runner.step_buffers[1].tensors["input_ids"][0] == 5
+    worker.shutdown()
+    with pytest.raises(RuntimeError, match="load_model"):
+        worker.determine_num_blocks()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "stored", "expected"),
+    [
+        ("auto", "cpu", {"dtype": "bfloat16"}, torch.float32),
+        ("auto", "cuda", {"dtype": "bfloat16"}, torch.bfloat16),
+        ("auto", "cuda", {"torch_dtype": "float32"}, torch.float16),
+        ("auto", "cuda", {}, torch.float16),
+        ("bfloat16", "cpu", {}, torch.bfloat16),
+    ],
+)
+def test_dtypes(dtype, device, stored, expected):
+    assert resolve_dtype(dtype, torch.device(device), stored) == expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device_is_a_clear_error(make):
+    with pytest.raises(ModelLoadError, match="finds no CUDA device; use device='cpu'"):
+        make(device="cuda")
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1 << 40, 1), (1, 3)])
+def test_small_models_run_on_one_thread(make, monkeypatch, limit, expected):
+    chosen = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(worker_module, "SINGLE_THREAD_BYTES", limit)
+    monkeypatch.setattr(host_resources, "num_compute_threads", lambda: 3)
+    worker = make()
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    worker._set_num_threads(worker.runner.model)
+    assert chosen == [expected]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    worker._set_num_threads(worker.runner.model)
+    assert chosen == [expected], "what the user says stands"
+
+
+def test_the_largest_batch_is_within_the_limits(make):
+    worker = make(max_model_len=20)
+    lens = worker._largest_batch()
+    assert len(lens) == 8
+    assert max(lens) == 20
+    worker.runner.profile_run(lens, torch.float32)
+
+
+@pytest.mark.gpu
+def test_blocks_on_a_gpu_leave_room_for_the_largest_step(make):
+    worker = make(device="cuda", gpu_memory_utilization=0.3)
+    num_blocks = worker.determine_num_blocks()
+    total = torch.cuda.mem_get_info()[1]
+    assert 0 < num_blocks * worker.num_bytes_per_block < 0.3 * total
+    worker.initialize_kv_cache(min(num_blocks, 1000), buffer_spec(8, 256, 8), 2)
