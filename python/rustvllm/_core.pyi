@@ -3,24 +3,45 @@
 The arrays that cross the boundary every step are described in ``docs/boundary.md``.
 """
 
-from collections.abc import Buffer, Mapping, Sequence
-from typing import Any, Literal, final
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "SAMPLING_FLOAT_COLUMNS",
+    "SAMPLING_INT_COLUMNS",
+    "EngineHandle",
+    "OutputProcessor",
+    "RequestDelta",
+    "Scheduler",
+    "SchedulerConfig",
+    "SchedulerOutput",
+    "Tokenizer",
+    "__version__",
+    "build_profile",
+    "step_buffer_spec",
+]
 
 __version__: str
 build_profile: Literal["release", "debug"]
 
 SAMPLING_FLOAT_COLUMNS: tuple[str, ...]
-"""Names of the columns of ``sampling_float``: temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty."""
+"""Names of the columns of ``sampling_float``: temperature, top_p, min_p, presence_penalty, frequency_penalty,
+repetition_penalty."""
 SAMPLING_INT_COLUMNS: tuple[str, ...]
 """Names of the columns of ``sampling_int``: top_k, seed, min_tokens, num_prompt_tokens, num_logprobs (-1: none)."""
 
-def step_buffer_spec(config: SchedulerConfig) -> list[tuple[str, Literal["int32", "int64", "float32"], tuple[int, ...]]]:
+def step_buffer_spec(
+    config: SchedulerConfig,
+) -> list[tuple[str, Literal["int32", "int64", "float32"], tuple[int, ...]]]:
     """Name, dtype and shape of every array of one step-buffer set (C-contiguous, host memory, pinned for a GPU)."""
 
 @final
 class SchedulerConfig:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         *,
         num_blocks: int,
         max_model_len: int,
@@ -33,9 +54,30 @@ class SchedulerConfig:
         scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
         watermark: float = 0.0,
         max_num_queued_reqs: int = 65536,
-    ) -> None:
+    ) -> Self:
         """Numbers that fix a scheduler. Raises ``ValueError`` naming the value and the limit."""
-    def __getattr__(self, name: str) -> Any: ...  # every argument is readable under its name
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def max_num_seqs(self) -> int: ...
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+    @property
+    def enable_prefix_caching(self) -> bool: ...
+    @property
+    def enable_chunked_prefill(self) -> bool: ...
+    @property
+    def long_prefill_token_threshold(self) -> int: ...
+    @property
+    def scheduling_policy(self) -> Literal["fcfs", "priority"]: ...
+    @property
+    def watermark(self) -> float: ...
+    @property
+    def max_num_queued_reqs(self) -> int: ...
 
 @final
 class SchedulerOutput:
@@ -53,23 +95,29 @@ class SchedulerOutput:
     num_finished: int
     num_preempted: int
     def debug_view(self) -> dict[str, Any]:
-        """The same content under the field's names (``scheduled_new_reqs``, ``num_scheduled_tokens``, …); for tests and people."""
+        """The same content under the field's names (``scheduled_new_reqs``, …), for tests and people."""
 
 @final
 class Scheduler:
-    """The owner's side: one thread calls it, the first that calls ``schedule``. Another thread gets ``WrongThreadError``."""
+    """The owner's side. The first thread that calls ``schedule`` owns it; another one gets ``WrongThreadError``."""
 
-    def __init__(self, config: SchedulerConfig, step_buffers: Sequence[Mapping[str, Buffer]]) -> None: ...
+    def __new__(cls, config: SchedulerConfig, step_buffers: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Self: ...
     @property
     def handle(self) -> EngineHandle: ...
     @property
     def config(self) -> SchedulerConfig: ...
     def schedule(self) -> SchedulerOutput | None:
-        """Plan the next step into the next buffer set; None when nothing can run. Raises SchedulerStateError when no set is free."""
-    def update_from_output(self, scheduler_output: SchedulerOutput, sampled_token_ids: Buffer) -> int:
-        """Append sampled tokens (int32 ``[num_sampled, k]``, −1 = no token), stop, free, emit; the number of requests that finished."""
+        """Plan the next step into the next buffer set; None when nothing can run.
+
+        Raises SchedulerStateError when no set is free.
+        """
+    def update_from_output(self, scheduler_output: SchedulerOutput, sampled_token_ids: npt.NDArray[np.int32]) -> int:
+        """Append sampled tokens (int32 ``[num_sampled, k]``, −1 = no token), stop, free, emit.
+
+        Returns the number of requests that finished.
+        """
     def fail_step(self, scheduler_output: SchedulerOutput) -> int:
-        """End a step whose execution failed: its requests finish with an error, its block registrations are withdrawn."""
+        """End a step whose execution failed: its requests finish with an error, its registrations are withdrawn."""
     def has_unfinished_requests(self) -> bool: ...
     def num_unfinished_requests(self) -> int: ...
     def reset_prefix_cache(self) -> bool: ...
@@ -93,12 +141,12 @@ class EngineHandle:
         self,
         key: int,
         request_id: str,
-        prompt_token_ids: Sequence[int] | Buffer,
+        prompt_token_ids: Sequence[int] | npt.NDArray[np.int32],
         *,
         max_tokens: int,
         min_tokens: int = 0,
         eos_token_id: int | None = None,
-        stop_token_ids: Sequence[int] = (),
+        stop_token_ids: Sequence[int] = ...,
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
@@ -107,12 +155,14 @@ class EngineHandle:
         frequency_penalty: float = 0.0,
         repetition_penalty: float = 1.0,
         seed: int = 0,
-        num_logprobs: int = -1,
+        num_logprobs: int = ...,
         priority: int = 0,
         cache_salt: str | None = None,
         skip_reading_prefix_cache: bool = False,
     ) -> None:
-        """Hand a request to the scheduler. ``eos_token_id=None`` means ignore EOS; ``max_tokens=0`` ends with the prefill.
+        """Hand a request to the scheduler.
+
+        ``eos_token_id=None`` means ignore EOS; ``max_tokens=0`` ends with the prefill.
 
         Raises InvalidRequestError (with the numbers) or QueueFullError.
         """
@@ -125,7 +175,7 @@ class EngineHandle:
     def output_fd(self) -> int:
         """An eventfd, readable when outputs wait to be polled; for ``loop.add_reader``."""
     def stats(self) -> dict[str, int | float]:
-        """Counters readable from any thread: num_running, num_waiting, kv_cache_usage, prefix_cache_queries, prefix_cache_hits, …"""
+        """Counters readable from any thread: num_running, num_waiting, kv_cache_usage, prefix_cache_hits and others."""
 
 @final
 class Tokenizer:
@@ -163,7 +213,7 @@ class RequestDelta:
 class OutputProcessor:
     """Tokens to text: detokenises incrementally and finds stop strings; one per engine front end."""
 
-    def __init__(self, tokenizer: Tokenizer | None = None) -> None: ...
+    def __new__(cls, tokenizer: Tokenizer | None = None) -> Self: ...
     def add_request(
         self,
         key: int,
@@ -172,7 +222,7 @@ class OutputProcessor:
         detokenize: bool = True,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] = ...,
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
     ) -> None:
@@ -180,5 +230,8 @@ class OutputProcessor:
     def discard(self, key: int) -> None:
         """Forget a request whose reader has gone; its later outputs are dropped."""
     def poll(self, handle: EngineHandle) -> list[RequestDelta]:
-        """Drain what the engine emitted: one delta per request that changed. A stop string found sends the abort itself."""
+        """Drain what the engine emitted: one delta per request that changed.
+
+        A stop string that is found sends its abort from here.
+        """
     def __len__(self) -> int: ...

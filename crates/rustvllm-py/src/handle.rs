@@ -50,18 +50,24 @@ impl EngineHandle {
 
     /// Consume everything the scheduler emitted.
     pub(crate) fn drain_outputs(&self, receive: impl FnMut(EngineCoreOutput)) {
-        // AcqRel: pairs with the swap in `notify`. If the scheduler's thread saw `true` and did not write,
-        // its records were published before this swap and the drain below sees them.
-        if self.notified.swap(false, Ordering::AcqRel)
-            && let Some(fd) = self.notifier.get()
-        {
+        // Somebody else is draining: what is left keeps the descriptor readable.
+        let Ok(mut consumer) = self.consumer.try_lock() else { return };
+        if let Some(fd) = self.notifier.get() {
             let mut count = [0u8; 8];
-            // EAGAIN (another drain was faster) is as good as a count.
+            // Before the flag is cleared: a write that comes in between leaves the descriptor readable and
+            // costs an empty drain; read afterwards, it would be swallowed and its records never announced.
+            // EAGAIN (nothing was announced) is as good as a count.
             let _ = rustix::io::read(fd, &mut count);
         }
-        // A second reader finds nothing: the first is taking what there is.
-        if let Ok(mut consumer) = self.consumer.try_lock() {
-            consumer.drain(receive);
+        // AcqRel: pairs with the swap in `notify`. If the scheduler's thread saw `true` and did not write,
+        // its records were published before this swap and the drain below sees them.
+        self.notified.swap(false, Ordering::AcqRel);
+        consumer.drain(receive);
+        drop(consumer);
+        // There is room again: the parked scheduler hands over what it kept back. The count was stored before
+        // `notify`, so a drain that misses it is followed by another one.
+        if self.inner.num_held_back() > 0 {
+            self.inner.wake();
         }
     }
 

@@ -238,6 +238,12 @@ impl EngineHandle {
         self.shared.counters.read()
     }
 
+    /// Outputs that wait for room in the egress. Whoever makes room wakes the scheduler.
+    #[must_use]
+    pub fn num_held_back(&self) -> u64 {
+        self.shared.counters.num_held_back.load(Ordering::Relaxed)
+    }
+
     /// Requests that were handed in and never admitted yet.
     #[must_use]
     pub fn num_queued(&self) -> u32 {

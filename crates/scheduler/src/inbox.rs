@@ -131,3 +131,51 @@ mod tests {
         assert_eq!(std::sync::Arc::strong_count(&token), 1);
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::{sync::Arc, thread};
+
+    use super::Inbox;
+
+    /// Two senders and a receiver that takes while they push: nothing is lost, doubled or out of order.
+    #[test]
+    fn no_message_is_lost_or_doubled() {
+        loom::model(|| {
+            let inbox = Arc::new(Inbox::new());
+            let senders: Vec<_> = (0..2)
+                .map(|sender| {
+                    let inbox = inbox.clone();
+                    thread::spawn(move || (0..2).for_each(|i| inbox.push((sender, i))))
+                })
+                .collect();
+            let mut received = Vec::new();
+            inbox.take(|message| received.push(message));
+            for sender in senders {
+                sender.join().unwrap();
+            }
+            inbox.take(|message| received.push(message));
+            for sender in 0..2 {
+                let own: Vec<i32> = received.iter().filter(|m| m.0 == sender).map(|m| m.1).collect();
+                assert_eq!(own, [0, 1]);
+            }
+        });
+    }
+
+    /// The value behind a message is whole when it is received: loom checks the non-atomic access too.
+    #[test]
+    fn a_message_is_whole_when_it_is_seen() {
+        loom::model(|| {
+            let inbox = Arc::new(Inbox::new());
+            let sender = {
+                let inbox = inbox.clone();
+                thread::spawn(move || inbox.push(loom::cell::UnsafeCell::new(7)))
+            };
+            inbox.take(|cell| {
+                // SAFETY: received by value: nobody else has the cell.
+                cell.with(|value| assert_eq!(unsafe { *value }, 7));
+            });
+            sender.join().unwrap();
+        });
+    }
+}

@@ -111,7 +111,8 @@ impl Scheduler {
     #[must_use]
     pub fn step_view(&self, output: &SchedulerOutput) -> Option<StepView> {
         let set = output.buffer_index as usize;
-        let step = self.steps.get(set).filter(|step| step.output == *output && self.in_flight.contains(&set))?;
+        let step =
+            self.steps.get(set).filter(|step| step.output == *output && self.in_flight.contains(&set))?;
         let mut scheduled = Vec::with_capacity(step.entries.len());
         for entry in &step.entries {
             let request = &self.requests[entry.slot as usize];

@@ -436,6 +436,7 @@ impl Scheduler {
             self.spill.pop_front();
         }
         self.egress.publish();
+        self.stats.num_held_back = self.spill.len() as u64;
         self.stats.num_running = self.running.len() as u64;
         self.stats.num_waiting = self.waiting.len() as u64;
         self.stats.num_free_blocks = u64::from(self.kv.pool.num_free());

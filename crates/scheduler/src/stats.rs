@@ -59,6 +59,8 @@ counters! {
     num_usable_blocks,
     /// Blocks that can be allocated now.
     num_free_blocks,
+    /// Outputs that found the egress full and wait for room in it.
+    num_held_back,
     /// Step that was updated last.
     last_updated_step,
 }

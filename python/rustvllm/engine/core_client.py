@@ -19,8 +19,6 @@ logger = init_logger(__name__)
 
 SHUTDOWN_TIMEOUT = 2.0
 """Seconds to wait for the engine thread to finish its step."""
-BACK_PRESSURE_INTERVAL = 0.002
-"""Seconds between two attempts to hand over outputs that a slow reader has left no room for."""
 
 
 class EngineCoreClient(Protocol):
@@ -58,6 +56,15 @@ class InprocClient:
         if self._core is None:
             raise EngineDeadError("this engine was shut down; make a new one")
         return self._core
+
+    @property
+    def scheduler(self) -> _core.Scheduler:
+        """The live scheduler, to be studied: see ``docs/scheduler.md``.
+
+        Raises:
+            EngineDeadError: The engine was shut down.
+        """
+        return self.core.scheduler
 
     @property
     def last_step_error(self) -> str | None:
@@ -127,9 +134,8 @@ class ThreadClient:
                 if self._core.step() == 0:
                     if check_invariants:
                         self._core.scheduler.check_invariants()
-                    # Nothing runs, but something is unfinished: outputs that found the egress full.
-                    held_back = self._core.scheduler.has_unfinished_requests()
-                    self.handle.wait_for_work(BACK_PRESSURE_INTERVAL if held_back else None)
+                    # Outputs that found the egress full are no reason to stay awake: whoever drains it wakes us.
+                    self.handle.wait_for_work()
         except BaseException as error:  # a panic of the Rust core is not an Exception
             message = str(error) if isinstance(error, EngineDeadError) else f"{type(error).__name__}: {error}"
             logger.critical("the engine died", exc_info=error)
