@@ -43,13 +43,10 @@ fn measure(decoding: &mut Decoding, steps: u64, part: Part) -> Duration {
 fn steps(criterion: &mut Criterion) {
     for num_running in [1, 64, 256, 1024] {
         let mut decoding = Decoding::new(num_running);
-        #[expect(clippy::disallowed_macros, reason = "a bench prints what it measures")]
-        {
-            println!(
-                "{num_running} running decodes, pool of {} blocks of {BLOCK_SIZE} tokens",
-                decoding.num_blocks()
-            );
-        }
+        println!(
+            "{num_running} running decodes, pool of {} blocks of {BLOCK_SIZE} tokens",
+            decoding.num_blocks()
+        );
         let mut group = criterion.benchmark_group("step");
         group.throughput(Throughput::Elements(u64::from(num_running)));
         for (name, part) in

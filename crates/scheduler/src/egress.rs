@@ -82,16 +82,22 @@ pub fn channel(capacity: usize) -> (Producer, Consumer) {
 }
 
 impl Producer {
-    /// Write a record; `false` when the ring is full. Invisible until `publish`.
+    /// Whether `push` would find a place.
     #[inline]
-    pub fn push(&mut self, record: EngineCoreOutput) -> bool {
+    pub fn has_room(&mut self) -> bool {
         if self.position.wrapping_sub(self.seen_head) > self.egress.mask {
             // Acquire: pairs with the Release in `Consumer::drain`; the consumer has finished reading
             // the places that it gave up before they are written again.
             self.seen_head = self.egress.head.0.load(Ordering::Acquire);
-            if self.position.wrapping_sub(self.seen_head) > self.egress.mask {
-                return false;
-            }
+        }
+        self.position.wrapping_sub(self.seen_head) <= self.egress.mask
+    }
+
+    /// Write a record; `false` when the ring is full. Invisible until `publish`.
+    #[inline]
+    pub fn push(&mut self, record: EngineCoreOutput) -> bool {
+        if !self.has_room() {
+            return false;
         }
         // SAFETY: the place is free (checked above) and only this producer writes.
         self.egress.ring[self.position & self.egress.mask]

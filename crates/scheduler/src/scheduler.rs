@@ -127,7 +127,8 @@ impl Scheduler {
         }
         let hasher = ChainHasher::random();
         let handle = EngineHandle::new(config.clone(), hasher.clone());
-        let (egress, consumer) = egress::channel(4 * config.max_num_seqs as usize + 1024);
+        // Room for two steps: a larger ring would cycle through more cache than it saves in patience.
+        let (egress, consumer) = egress::channel(2 * config.max_num_seqs as usize);
         let max_num_seqs = config.max_num_seqs;
         Ok(Self {
             requests: Vec::new(),
@@ -251,10 +252,13 @@ impl Scheduler {
         let mut budget = self.config.max_num_batched_tokens;
         let mut index = 0;
         while index < self.running.len() && budget > 0 {
-            let slot = self.running[index];
-            let request = &mut self.requests[slot as usize];
-            if request.slots_left > 1 && request.num_computed_tokens + 1 == request.num_tokens {
-                self.steps[set].push_decode(slot, request);
+            let done = self.steps[set].push_decodes(&self.running[index..], &mut self.requests, budget);
+            index += done;
+            budget -= done as u32;
+            if index == self.running.len() || budget == 0 {
+                break;
+            }
+            if self.decode_at_border(set, self.running[index]) {
                 budget -= 1;
                 index += 1;
                 continue;
@@ -267,7 +271,31 @@ impl Scheduler {
         budget
     }
 
-    /// One running request that needs a block, fills one, or has several tokens to compute.
+    /// A decode that fills its block (which becomes findable) or needs the next one. `false`, with nothing
+    /// changed, when the request is no plain decode or the pool has no block.
+    fn decode_at_border(&mut self, set: usize, slot: u32) -> bool {
+        let request = &mut self.requests[slot as usize];
+        let samples = request.max_total_tokens > request.num_prompt_tokens;
+        if request.num_computed_tokens + 1 != request.num_tokens || !samples {
+            return false;
+        }
+        let mut block_table_start = None;
+        if request.slots_left == 0 {
+            let Some(block) = self.kv.pool.allocate_one() else { return false };
+            block_table_start = Some(request.block_table.len() as u32);
+            request.block_table.push(block);
+            request.next_slot = block.0 * self.config.block_size;
+            request.slots_left = self.config.block_size;
+        }
+        let step = &mut self.steps[set];
+        if request.slots_left == 1 {
+            self.kv.register_full_blocks(request, request.num_tokens, step.output.step);
+        }
+        step.push_decode_at_border(slot, request, block_table_start);
+        true
+    }
+
+    /// Any other running request: it has several tokens to compute, or somebody must give up blocks for it.
     fn schedule_one_running(&mut self, set: usize, index: &mut usize, budget: &mut u32) -> Turn {
         let slot = self.running[*index];
         let request = &self.requests[slot as usize];

@@ -26,6 +26,12 @@ pub(crate) struct Entry {
     pub(crate) is_new: bool,
 }
 
+impl Entry {
+    fn decode(slot: u32, epoch: u32, block_table_start: u32) -> Self {
+        Self { slot, epoch, num_scheduled_tokens: 1, block_table_start, sampled: true, is_new: false }
+    }
+}
+
 /// The plan and its arrays. `output.step == 0` while the set has never been used.
 #[derive(Debug)]
 pub(crate) struct Step {
@@ -92,36 +98,71 @@ impl Step {
             && self.num_stop_ids + num_stop_ids <= self.stop_ids_capacity
     }
 
-    /// The decode of one token inside a block that the request owns: the path that nearly every row takes.
-    #[inline]
-    pub(crate) fn push_decode(&mut self, slot: u32, request: &mut Request) {
-        let computed = request.num_computed_tokens;
+    /// The path that nearly every row takes: one token each for the leading requests of `running` whose next
+    /// position lies inside a block that they own and does not fill it. Returns how many that were.
+    pub(crate) fn push_decodes(&mut self, running: &[u32], requests: &mut [Request], budget: u32) -> usize {
+        let count = running.len().min(budget as usize);
         let (index, token) = (self.output.num_reqs as usize, self.output.total_num_scheduled_tokens as usize);
         let sample = self.output.num_sampled as usize;
         let buffers = &mut self.buffers;
-        buffers.idx_mapping.write(index, request.row as i32);
-        buffers.num_scheduled_tokens.write(index, 1);
-        buffers.num_computed_tokens.write(index, computed as i32);
-        buffers.seq_lens.write(index, computed as i32 + 1);
-        buffers.query_start_loc.write(index, token as i32);
-        buffers.input_ids.write(token, request.last_token_id);
-        buffers.positions.write(token, computed as i32);
-        buffers.slot_mapping.write(token, request.next_slot as i32);
-        buffers.logits_indices.write(sample, token as i32);
-        buffers.sampled_rows.write(sample, request.row as i32);
-        self.output.num_reqs += 1;
-        self.output.total_num_scheduled_tokens += 1;
-        self.output.num_sampled += 1;
-        self.output.max_seq_len = self.output.max_seq_len.max(computed + 1);
-        self.entries.push(Entry {
-            slot,
-            epoch: request.epoch,
-            num_scheduled_tokens: 1,
-            block_table_start: UNCHANGED,
-            sampled: true,
-            is_new: false,
-        });
-        request.num_computed_tokens = computed + 1;
+        let idx_mapping = buffers.idx_mapping.window(index, count);
+        let num_scheduled_tokens = buffers.num_scheduled_tokens.window(index, count);
+        let num_computed_tokens = buffers.num_computed_tokens.window(index, count);
+        let seq_lens = buffers.seq_lens.window(index, count);
+        let query_start_loc = buffers.query_start_loc.window(index, count);
+        let input_ids = buffers.input_ids.window(token, count);
+        let positions = buffers.positions.window(token, count);
+        let slot_mapping = buffers.slot_mapping.window(token, count);
+        let logits_indices = buffers.logits_indices.window(sample, count);
+        let sampled_rows = buffers.sampled_rows.window(sample, count);
+        let mut max_seq_len = self.output.max_seq_len;
+        let mut done = 0;
+        for (i, &slot) in running[..count].iter().enumerate() {
+            let request = &mut requests[slot as usize];
+            let computed = request.num_computed_tokens;
+            if request.slots_left <= 1 || computed + 1 != request.num_tokens {
+                break;
+            }
+            idx_mapping[i] = request.row as i32;
+            num_scheduled_tokens[i] = 1;
+            num_computed_tokens[i] = computed as i32;
+            seq_lens[i] = computed as i32 + 1;
+            query_start_loc[i] = (token + i) as i32;
+            input_ids[i] = request.last_token_id;
+            positions[i] = computed as i32;
+            slot_mapping[i] = request.next_slot as i32;
+            logits_indices[i] = (token + i) as i32;
+            sampled_rows[i] = request.row as i32;
+            max_seq_len = max_seq_len.max(computed + 1);
+            self.entries.push(Entry::decode(slot, request.epoch, UNCHANGED));
+            request.num_computed_tokens = computed + 1;
+            request.next_slot += 1;
+            request.slots_left -= 1;
+            done += 1;
+        }
+        self.output.num_reqs += done as u32;
+        self.output.total_num_scheduled_tokens += done as u32;
+        self.output.num_sampled += done as u32;
+        self.output.max_seq_len = max_seq_len;
+        done
+    }
+
+    /// A decode that fills a block, or begins the new block at `block_table_start`.
+    pub(crate) fn push_decode_at_border(
+        &mut self,
+        slot: u32,
+        request: &mut Request,
+        block_table_start: Option<u32>,
+    ) {
+        let entry = Entry::decode(slot, request.epoch, block_table_start.unwrap_or(UNCHANGED));
+        self.write_row(&entry, request, request.num_computed_tokens);
+        let token = self.output.total_num_scheduled_tokens as usize;
+        self.buffers.input_ids.write(token, request.last_token_id);
+        self.buffers.positions.write(token, request.num_computed_tokens as i32);
+        self.buffers.slot_mapping.write(token, request.next_slot as i32);
+        self.count_row(&entry, request, request.num_computed_tokens + 1);
+        self.entries.push(entry);
+        request.num_computed_tokens += 1;
         request.next_slot += 1;
         request.slots_left -= 1;
     }
@@ -202,29 +243,40 @@ impl Step {
 
     fn write(&mut self, entry: &Entry, request: &Request, computed: u32) {
         debug_assert_ne!(request.row, NO_ROW, "a scheduled request has a row");
-        let (index, first) = (self.output.num_reqs as usize, self.output.total_num_scheduled_tokens as usize);
         let end = computed + entry.num_scheduled_tokens;
+        let first = self.output.total_num_scheduled_tokens as usize;
+        self.write_row(entry, request, computed);
+        self.buffers.input_ids.write_from(first, &request.token_ids[computed as usize..end as usize]);
+        for (token, position) in (first..).zip(computed..end) {
+            let block = request.block_table[(position / self.block_size) as usize];
+            self.buffers.positions.write(token, position as i32);
+            self.buffers
+                .slot_mapping
+                .write(token, (block.0 * self.block_size + position % self.block_size) as i32);
+        }
+        self.count_row(entry, request, end);
+    }
+
+    /// The arrays that have one element per request.
+    fn write_row(&mut self, entry: &Entry, request: &Request, computed: u32) {
+        let index = self.output.num_reqs as usize;
         let buffers = &mut self.buffers;
         buffers.idx_mapping.write(index, request.row as i32);
         buffers.num_scheduled_tokens.write(index, entry.num_scheduled_tokens as i32);
         buffers.num_computed_tokens.write(index, computed as i32);
-        buffers.seq_lens.write(index, end as i32);
-        buffers.query_start_loc.write(index, first as i32);
-        buffers.input_ids.write_from(first, &request.token_ids[computed as usize..end as usize]);
-        for (token, position) in (first..).zip(computed..end) {
-            let block = request.block_table[(position / self.block_size) as usize];
-            buffers.positions.write(token, position as i32);
-            buffers
-                .slot_mapping
-                .write(token, (block.0 * self.block_size + position % self.block_size) as i32);
-        }
+        buffers.seq_lens.write(index, (computed + entry.num_scheduled_tokens) as i32);
+        buffers.query_start_loc.write(index, self.output.total_num_scheduled_tokens as i32);
+    }
+
+    /// Count a row whose arrays are written, and add what only some rows have.
+    fn count_row(&mut self, entry: &Entry, request: &Request, end: u32) {
         self.output.num_reqs += 1;
         self.output.total_num_scheduled_tokens += entry.num_scheduled_tokens;
         self.output.max_seq_len = self.output.max_seq_len.max(end);
         if entry.sampled {
             let sample = self.output.num_sampled as usize;
-            buffers.logits_indices.write(sample, self.output.total_num_scheduled_tokens as i32 - 1);
-            buffers.sampled_rows.write(sample, request.row as i32);
+            self.buffers.logits_indices.write(sample, self.output.total_num_scheduled_tokens as i32 - 1);
+            self.buffers.sampled_rows.write(sample, request.row as i32);
             self.output.num_sampled += 1;
         }
         if entry.is_new {

@@ -114,6 +114,15 @@ impl<T: Copy> Column<T> {
         unsafe { self.start.add(index).as_ptr().copy_from_nonoverlapping(values.as_ptr(), values.len()) };
     }
 
+    /// `len` elements from `index` on, to be written in a loop within one call of the scheduler.
+    #[inline]
+    pub(crate) fn window(&mut self, index: usize, len: usize) -> &mut [T] {
+        assert!(index + len <= self.len, "step buffer overrun");
+        // SAFETY: in bounds and initialised; `&mut self` is the only door to this memory while Rust owns the
+        // set, and the slice ends with the call, before Python looks at the array.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(index).as_ptr(), len) }
+    }
+
     /// Read one element (tests and the debug view).
     ///
     /// # Panics

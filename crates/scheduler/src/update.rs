@@ -133,6 +133,10 @@ impl Scheduler {
         None
     }
 
+    /// Inlined, so that a record's fields go straight to the ring: copied as a whole right after its fields were
+    /// written one by one, it would wait for every store to reach the cache.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a fifth of a step, measured")]
     pub(crate) fn emit(
         &mut self,
         slot: u32,
@@ -157,9 +161,13 @@ impl Scheduler {
     }
 
     /// Into the egress, or behind what already waits for room in it.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "see emit")]
     pub(crate) fn offer(&mut self, record: EngineCoreOutput) {
-        if !self.spill.is_empty() || !self.egress.push(record) {
+        if !self.spill.is_empty() || !self.egress.has_room() {
             self.spill.push_back(record);
+        } else {
+            self.egress.push(record);
         }
     }
 
