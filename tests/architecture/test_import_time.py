@@ -1,9 +1,9 @@
 """The command line answers at once, and importing the package loads no torch."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -37,12 +37,18 @@ def test_a_public_name_loads_no_torch(name: str) -> None:
     assert loaded & {"torch", "transformers", "triton"} == set()
 
 
+def processor_seconds() -> float:
+    """Processor time of all children so far. The clock on the wall would count the machine's other work too."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["serve", "--help"]], ids=" ".join)
 def test_the_command_line_answers_at_once(arguments: list[str]) -> None:
     seconds = []
-    for _ in range(7):  # the fastest run is the program's time, the others are the machine's
-        begin = time.perf_counter()
+    for _ in range(5):
+        begin = processor_seconds()
         done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=True, timeout=30)
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(processor_seconds() - begin)
         assert done.stdout.strip()
     assert min(seconds) < 0.3, f"{min(seconds):.3f} s"
