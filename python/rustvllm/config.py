@@ -247,11 +247,12 @@ class EngineConfig:
         needed = -(-longest // block_size)
         if usable < needed:
             fits = max(usable, 0) * block_size
+            share = "cpu_kv_cache_fraction" if self.device.device == "cpu" else "gpu_memory_utilization"
             advice = f"set max_model_len to {fits} or less" if fits else "give the KV cache more memory"
             raise ConfigError(
                 f"the KV cache has {max(usable, 0)} usable blocks of {block_size} tokens, but one request of "
                 f"max_model_len {longest} needs {needed}: {advice}, or raise num_gpu_blocks_override, "
-                "kv_cache_memory_bytes or gpu_memory_utilization"
+                f"kv_cache_memory_bytes or {share}"
             )
 
 

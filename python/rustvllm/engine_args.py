@@ -7,12 +7,13 @@ Names are those of the field; an argument of a feature that is still to come is 
 import argparse
 import dataclasses
 import difflib
+import functools
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 from rustvllm import devices, hub
 from rustvllm.config import (
@@ -29,10 +30,11 @@ from rustvllm.config import (
 )
 from rustvllm.exceptions import ConfigError
 from rustvllm.logger import init_logger
-from rustvllm.model_config import read_model_config
+from rustvllm.model_config import read_model_config, resolve_dtype
 
 logger = init_logger(__name__)
 
+_Args = TypeVar("_Args", bound="EngineArgs")
 _GIB: Final = 1 << 30
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _NUMBER = re.compile(r"(-?[0-9]+)(?:\.([0-9]+))?([kmgKMG]?)")
@@ -116,6 +118,19 @@ def _arg(help_text: str, default: Any = None, **options: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": help_text, **options})
 
 
+def _with_checked_keywords(cls: type[_Args]) -> type[_Args]:
+    """Let a class's constructor take what :meth:`EngineArgs.from_kwargs` takes."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def __init__(self: _Args, **kwargs: Any) -> None:  # noqa: N807 -- it becomes the class's
+        init(self, **cls._known(kwargs))
+
+    cls.__init__ = __init__  # type: ignore[method-assign, assignment]
+    return cls
+
+
+@_with_checked_keywords
 @dataclass(kw_only=True)
 class EngineArgs:
     """What an engine is made from, before anything is looked up. None means: decided by the model or the machine."""
@@ -174,14 +189,21 @@ class EngineArgs:
             TypeError: A keyword that does not exist; names the nearest one that does.
             ConfigError: A feature that is not supported yet.
         """
+        return cls(**kwargs)
+
+    @classmethod
+    def _known(cls, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The keywords that are fields; others must be neutral arguments of features to come."""
         names = cls._names()
-        for name in [name for name in kwargs if name not in names]:
+        for name, value in kwargs.items():
+            if name in names:
+                continue
             if name not in NOT_SUPPORTED_YET:
                 near = difflib.get_close_matches(name, sorted([*names, *NOT_SUPPORTED_YET]), n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"there is no engine argument {name!r}{hint}")
-            check_supported(name, kwargs.pop(name))
-        return cls(**kwargs)
+            check_supported(name, value)
+        return {name: value for name, value in kwargs.items() if name in names}
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -204,14 +226,13 @@ class EngineArgs:
         taken = parser._option_string_actions  # noqa: SLF001 -- argparse has no public way to ask
         for name in NOT_SUPPORTED_YET:
             flags = [flag for flag in _flags(name) if flag not in taken]
+            if not flags:  # the caller has an argument of that name; without a flag this would be a positional one
+                continue
             parser.add_argument(*flags, nargs="*", action=_NotSupportedYet, dest=name, help=argparse.SUPPRESS)
-            parser.add_argument(
-                *(flag.replace("--", "--no-", 1) for flag in flags),
-                nargs=0,
-                action=_SwitchedOff,
-                dest=name,
-                help=argparse.SUPPRESS,
-            )
+            off = [flag.replace("--", "--no-", 1) for flag in flags]
+            off = [flag for flag in off if flag not in taken]
+            if off:
+                parser.add_argument(*off, nargs=0, action=_SwitchedOff, dest=name, help=argparse.SUPPRESS)
         return parser
 
     @classmethod
@@ -266,6 +287,17 @@ class EngineArgs:
         for name, limit in (("max_model_len", 2**31 - 1), ("max_num_batched_tokens", None), ("max_num_seqs", None)):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), 1, limit)
+        require_int("seed", self.seed, -(2**63), 2**63 - 1)
+        resolve_dtype(self.dtype, "cpu", {})
+        # Built for its checks: a limit that is still open gets a value that suits every other.
+        SchedulerConfig(
+            max_num_seqs=1 if self.max_num_seqs is None else self.max_num_seqs,
+            max_num_batched_tokens=2**24 if self.max_num_batched_tokens is None else self.max_num_batched_tokens,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            scheduling_policy=self.scheduling_policy,
+            max_num_queued_reqs=self.max_num_queued_reqs,
+        )
+        _check_generation_config(self.generation_config)
         names: Any = self.served_model_name
         if names is not None and not (
             (isinstance(names, str) and names)
@@ -341,6 +373,7 @@ class EngineArgs:
         return [field.name for field in dataclasses.fields(cls)]
 
 
+@_with_checked_keywords
 @dataclass(kw_only=True)
 class AsyncEngineArgs(EngineArgs):
     """Engine arguments of a server: the same, with a server's defaults."""
@@ -372,6 +405,22 @@ def check_supported(name: str, value: Any) -> None:
     neutral = NOT_SUPPORTED_YET[name]
     if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in neutral):
         raise ConfigError(f"{name}={value!r} is not supported yet; leave it out")
+
+
+def _check_generation_config(source: object) -> None:
+    """Refuse a name that is neither a choice nor a folder or file that is there."""
+    if not isinstance(source, str) or not source:
+        raise ConfigError(f"generation_config must be auto, vllm, none, a folder or a file, got {source!r}")
+    if source in ("auto", "vllm", "none"):
+        return
+    try:
+        place = Path(source).expanduser()
+        file = place / "generation_config.json" if place.is_dir() else place
+        is_file = file.is_file()
+    except (OSError, RuntimeError, ValueError):  # too long, the home of nobody
+        file, is_file = Path(source), False
+    if not is_file:
+        raise ConfigError(f"generation_config names {source!r}, but there is no {file}; or say auto, vllm or none")
 
 
 def _resolve_tokenizer(name: str, download_dir: Path | None) -> Path:

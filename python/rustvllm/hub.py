@@ -7,6 +7,7 @@ Only safetensors weights, JSON and tokenizer files are fetched. ``HF_HOME``, ``H
 
 import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
@@ -117,15 +118,22 @@ def resolve_model(
         raise ModelLoadError(
             f"{repo_id} has no *.safetensors weights; other formats are not loaded because they can run code"
         )
-    same = (repo_id, *(short for short, full in SHORT_NAMES.items() if full == repo_id))
-    return ResolvedModel(name, path, tuple(alias for alias in dict.fromkeys(same) if alias != name))
+    return ResolvedModel(name, path, tuple(alias for alias in _same_names(repo_id) if alias != name))
+
+
+def _same_names(repo_id: str) -> list[str]:
+    """All names of a hub model, the full one first. Older tools keep it in their cache under a short one."""
+    return [repo_id, *(short for short, full in SHORT_NAMES.items() if full == repo_id)]
 
 
 def _snapshot(repo_id: str, name: str, revision: str | None, download_dir: Path | None, *, with_weights: bool) -> Path:
     """The folder of a hub model, fetched if need be; the cached copy when the hub cannot be asked."""
     from huggingface_hub import HfApi, snapshot_download
 
-    def fetch(*, local_files_only: bool) -> Path:
+    names = _same_names(repo_id)
+    needed = ["config.json", *(_WEIGHT_PATTERNS if with_weights else ())]
+
+    def fetch(repo_id: str, revision: str | None, *, local_files_only: bool) -> Path:
         folder = snapshot_download(
             repo_id,
             revision=revision,
@@ -137,26 +145,61 @@ def _snapshot(repo_id: str, name: str, revision: str | None, download_dir: Path 
         )
         return Path(folder)
 
+    def cached(names: Sequence[str], revision: str | None, needed: Sequence[str]) -> tuple[Path | None, list[str]]:
+        return _find_cached(lambda name: fetch(name, revision, local_files_only=True), names, needed)
+
     try:
         # Asked first with a time limit: the download itself would wait for ever for a hub that says nothing.
-        HfApi(library_name="rustvllm").model_info(repo_id, revision=revision, timeout=envs.hub_timeout())
+        info = HfApi(library_name="rustvllm").model_info(repo_id, revision=revision, timeout=envs.hub_timeout())
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 -- every failure of the hub is explained, none is a traceback
-        try:
-            path = fetch(local_files_only=True)
-        except Exception:  # noqa: BLE001 -- not cached, or not completely: the first error is the reason
-            _explain(error, repo_id, name, revision, download_dir)
+        path, lacking = cached(names, revision, needed)
+        if path is None:  # not cached, or not completely: the first error is the reason
+            _explain(error, repo_id, name, revision, download_dir, lacking)
         if not _is_offline():
             logger.warning("using the cached copy of %s: %s", _at(repo_id, revision), _root_cause(error))
-    else:
-        try:
-            path = fetch(local_files_only=False)
-        except Exception as error:  # noqa: BLE001
-            _explain(error, repo_id, name, revision, download_dir)
+        return path
+    # The same commit under another name need not be fetched again, if it is there with its tokenizer.
+    if info.sha and cached(names[:1], info.sha, needed)[0] is None:
+        path, _ = cached(names[1:], info.sha, [*needed, "tokenizer.json"])
+        if path is not None:
+            return path
+    try:
+        path = fetch(repo_id, revision, local_files_only=False)
+    except Exception as error:  # noqa: BLE001
+        _explain(error, repo_id, name, revision, download_dir, cached(names, revision, needed)[1])
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{_at(repo_id, revision)} has no config.json in {path}, so it is no language model")
     return path
+
+
+def _find_cached(
+    look_up: Callable[[str], Path], names: Sequence[str], needed: Sequence[str]
+) -> tuple[Path | None, list[str]]:
+    """The first cached folder that has every needed file.
+
+    Args:
+        look_up: From a name to its folder in the cache; raises when there is none.
+        names: Names of the same model.
+        needed: Patterns of file names.
+
+    Returns:
+        The folder or None, and for every folder that was passed over what it lacks.
+    """
+    lacking = []
+    for name in names:
+        try:
+            folder = look_up(name)
+        except Exception as error:  # noqa: BLE001 -- of no use for this name, whatever the reason
+            if type(error).__name__ == "IncompleteSnapshotError":  # early releases of huggingface_hub have none
+                lacking.append(f"the download of {name} was not finished")
+            continue
+        missing = [pattern for pattern in needed if not any(file.is_file() for file in folder.glob(pattern))]
+        if not missing:
+            return folder, lacking
+        lacking.append(f"{folder} has no {' and no '.join(missing)}")
+    return None, lacking
 
 
 def _is_offline() -> bool:
@@ -165,8 +208,24 @@ def _is_offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def _explain(error: Exception, repo_id: str, name: str, revision: str | None, download_dir: Path | None) -> NoReturn:
-    """Raise the error that says what was looked for, where, and what to do."""
+def _explain(
+    error: Exception,
+    repo_id: str,
+    name: str,
+    revision: str | None,
+    download_dir: Path | None,
+    lacking: Sequence[str],
+) -> NoReturn:
+    """Raise the error that says what was looked for, where, and what to do.
+
+    Args:
+        error: What the hub's client raised.
+        repo_id: Full name of the model.
+        name: The name it was asked for by.
+        revision: As it was asked for.
+        download_dir: As it was asked for.
+        lacking: What the cached copies lack, if there are any.
+    """
     from huggingface_hub import constants, errors
 
     endpoint, what = constants.ENDPOINT, _at(repo_id, revision)
@@ -204,9 +263,16 @@ def _explain(error: Exception, repo_id: str, name: str, revision: str | None, do
             if _is_offline()
             else f"{endpoint} cannot be reached ({_root_cause(error)})"
         )
+        state = (
+            f"the cache in {cache} has only a part of what is needed ({'; '.join(lacking)})"
+            if lacking
+            else f"it is not cached in {cache}"
+        )
+        names = _same_names(repo_id)
+        looked = f" (looked for {', '.join(names)})" if len(names) > 1 else ""
         raise HubUnreachableError(
-            f"cannot get the model {what}{asked}: it is not cached in {cache}, and {reason}. Connect to the network, "
-            "copy the cache here (HF_HOME or --download-dir), or give a local folder with config.json and "
+            f"cannot get the model {what}{asked}: {state}{looked}, and {reason}. Connect to the network, "
+            "copy the whole cache here (HF_HOME or --download-dir), or give a local folder with config.json and "
             "*.safetensors"
         ) from error
     if isinstance(error, OSError):

@@ -63,6 +63,36 @@ def test_a_wrong_model_fails_before_torch_is_imported(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "where",
+    [
+        "rustvllm.entrypoints.cli.serve",
+        "rustvllm.engine_args",
+        "rustvllm.entrypoints.openai.cli_args",
+        "rustvllm.entrypoints.openai.server",
+        "parse_known_args",
+    ],
+)
+def test_ctrl_c_in_the_first_moments_leaves_no_traceback(where):
+    code = f"""
+import os, signal, sys
+from rustvllm.entrypoints.cli import main, parser
+def interrupt(*_):
+    print("interrupted", flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+class Finder:
+    def find_spec(self, name, *_):
+        if name == {where!r}:
+            interrupt()
+if {where!r} == "parse_known_args":
+    parser.FlexibleArgumentParser.parse_known_args = interrupt
+sys.meta_path.insert(0, Finder())
+sys.exit(main.main(["serve", "/no/such/folder"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "interrupted", "")
+
+
+@pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
         (["serve", "/no/such/folder"], 1, "there is no folder /no/such/folder"),

@@ -105,6 +105,20 @@ def test_a_pool_too_small_says_what_fits(num_blocks, fits):
         config.check_num_blocks(num_blocks)
 
 
+@pytest.mark.parametrize(
+    ("device", "named", "other"),
+    [
+        ("cpu", "cpu_kv_cache_fraction", "gpu_memory_utilization"),
+        ("cuda", "gpu_memory_utilization", "cpu_kv_cache_fraction"),
+    ],
+)
+def test_a_pool_too_small_names_the_share_of_its_device(device, named, other):
+    config = EngineConfig(model=ModelConfig(**MODEL), device=DeviceConfig(device=device))
+    with pytest.raises(ConfigError, match=f"or {named}$") as caught:
+        config.check_num_blocks(2)
+    assert other not in str(caught.value)
+
+
 def test_override_is_checked_when_the_configuration_is_built():
     with pytest.raises(ConfigError, match="needs 7"):
         EngineConfig(model=ModelConfig(**MODEL), cache=CacheConfig(num_gpu_blocks_override=4))

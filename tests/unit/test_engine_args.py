@@ -121,6 +121,54 @@ def test_wrong_arguments(model, changes, message):
         EngineArgs(**{"model": model, **changes}).create_engine_config()
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "int8"}, "dtype must be one of"),
+        ({"scheduling_policy": "x"}, "scheduling_policy must be one of"),
+        ({"seed": 2**63}, "seed must be at most"),
+        ({"seed": "1"}, "seed must be an integer"),
+        ({"max_num_seqs": 65537}, "max_num_seqs must be at most 65536"),
+        ({"max_num_batched_tokens": 2**24 + 1}, "max_num_batched_tokens must be at most"),
+        ({"max_num_batched_tokens": 4, "max_num_seqs": 5}, "every running request needs one token"),
+        ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold must be at least 0"),
+        ({"max_num_queued_reqs": 0}, "max_num_queued_reqs must be at least 1"),
+        ({"generation_config": "/no/such/folder"}, "generation_config names '/no/such/folder'"),
+        ({"generation_config": "~nobody-of-that-name/x"}, "generation_config names"),
+        ({"generation_config": "x" * 5000}, "generation_config names"),
+        ({"generation_config": 5}, "generation_config must be auto, vllm, none"),
+    ],
+)
+def test_what_needs_no_model_is_checked_before_one_is_looked_up(monkeypatch, changes, message):
+    def resolve_model(*_, **__):
+        pytest.fail("the model was looked up")
+
+    monkeypatch.setattr(engine_args.hub, "resolve_model", resolve_model)
+    with pytest.raises(ConfigError, match=message):
+        EngineArgs(model="acme/large", **changes).create_engine_config()
+
+
+@pytest.mark.parametrize("form", ["auto", "vllm", "none", "folder", "file"])
+def test_generation_config_may_be_a_choice_a_folder_or_a_file(model, tmp_path, form):
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"temperature": 0.25}')
+    source = {"folder": str(tmp_path), "file": str(file)}.get(form, form)
+    config = EngineArgs(model=model, generation_config=source).create_engine_config().model.generation_config
+    assert config == ({} if form in ("vllm", "none") else {"temperature": 0.25})
+
+
+@pytest.mark.parametrize("cls", [EngineArgs, AsyncEngineArgs])
+def test_the_constructors_take_the_same_keywords_as_llm(cls):
+    args = cls(model="m", tensor_parallel_size=1, disable_log_requests=True, seed=3)
+    assert (type(args), args.model, args.seed) == (cls, "m", 3)
+    assert dataclasses.replace(args, seed=4).seed == 4
+    assert args == cls.from_kwargs(model="m", seed=3)
+    with pytest.raises(ConfigError, match="tensor_parallel_size=2 is not supported yet"):
+        cls(tensor_parallel_size=2)
+    with pytest.raises(TypeError, match="no engine argument 'max_model_length'; did you mean 'max_model_len'"):
+        cls(max_model_length=5)
+
+
 def test_unknown_keyword_names_the_nearest():
     with pytest.raises(TypeError, match="'max_model_length'; did you mean 'max_model_len'"):
         EngineArgs.from_kwargs(max_model_length=5)
@@ -193,6 +241,26 @@ def test_wrong_flags_end_with_usage(capsys, argv, message):
 def test_neutral_flags_of_later_features_are_let_through():
     assert parse("--tensor-parallel-size", "1", "--no-enable-lora", "--kv-cache-dtype", "auto") == AsyncEngineArgs()
     assert parse("--disable-log-requests", "--disable-log-stats", "--no-enable-log-requests") == AsyncEngineArgs()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--enable-lora", "--enable_lora"],
+        ["--no-enable-lora"],
+        ["--enable-lora", "--enable_lora", "--no-enable-lora", "--no-enable_lora"],
+        ["--runner"],  # without an underscore there is one form only
+    ],
+)
+def test_flags_that_the_caller_has_are_left_to_it(flags):
+    parser = argparse.ArgumentParser()
+    parser.add_argument(*flags, dest="own", action="store_true")
+    AsyncEngineArgs.add_cli_args(parser)
+    for flag in flags:
+        args = parser.parse_args([flag])
+        assert args.own is True
+        assert AsyncEngineArgs.from_cli_args(args) == AsyncEngineArgs()
+    assert [action.dest for action in parser._actions if not action.option_strings] == []
 
 
 @pytest.mark.parametrize(

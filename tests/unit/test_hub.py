@@ -199,6 +199,91 @@ def test_without_a_network_the_message_says_what_where_and_what_to_do(resolve, t
     assert time.monotonic() - started < 20
 
 
+def put_in_cache(folder, repo_id, files):
+    """A snapshot as a tool that keeps no list of a repository's files leaves it."""
+    storage = folder / ("models--" + repo_id.replace("/", "--"))
+    snapshot = storage / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (storage / "refs").mkdir()
+    (storage / "refs" / "main").write_text(COMMIT)
+    for name in files:
+        (snapshot / name).write_bytes(FILES[name])
+    return snapshot
+
+
+NO_NETWORK = [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}]
+WHOLE = ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+@pytest.mark.parametrize("environment", NO_NETWORK)
+@pytest.mark.parametrize("name", ["gpt2", "openai-community/gpt2", "gpt-2"])
+@pytest.mark.parametrize("own_dir", [False, True])
+def test_a_cache_under_the_short_name_is_found(resolve, tmp_path, name, environment, own_dir):
+    folder = tmp_path / "there" if own_dir else tmp_path / "home" / "hub"
+    snapshot = put_in_cache(folder, "gpt2", WHOLE)
+    # A copy under the full name that is of no use does not hide it.
+    put_in_cache(folder, "openai-community/gpt2", ["tokenizer.json"])
+    found = resolve(name, download_dir=str(folder) if own_dir else None, **environment)
+    assert found["path"] == str(snapshot), found
+    assert found["files"] == WHOLE
+
+
+def downloads(server):
+    return [path for path, _ in server.requests if "/resolve/" in path]
+
+
+def test_the_same_commit_under_the_short_name_is_not_downloaded_again(resolve, server, tmp_path):
+    snapshot = put_in_cache(tmp_path / "home" / "hub", "gpt2", WHOLE)
+    server.requests.clear()
+    assert resolve("gpt2")["path"] == str(snapshot)
+    assert server.requests, "the hub was asked which commit is the present one"
+    assert downloads(server) == []
+
+
+@pytest.mark.parametrize("left_out", WHOLE)
+def test_a_part_under_the_short_name_is_downloaded_whole(resolve, server, tmp_path, left_out):
+    put_in_cache(tmp_path / "home" / "hub", "gpt2", [name for name in WHOLE if name != left_out])
+    server.requests.clear()
+    found = resolve("gpt2")
+    assert "models--openai-community--gpt2" in found["path"]
+    assert found["files"] == WHOLE
+    assert len({path.partition("/resolve/")[2] for path in downloads(server)}) == len(WHOLE)
+
+
+@pytest.mark.parametrize("environment", NO_NETWORK)
+@pytest.mark.parametrize(
+    ("files", "weights", "missing"),
+    [
+        (["config.json", "tokenizer.json"], True, "has no *.safetensors"),
+        (["model.safetensors"], True, "has no config.json"),
+        (["tokenizer.json"], True, "has no config.json and no *.safetensors"),
+        (["tokenizer.json"], False, "has no config.json"),
+    ],
+)
+def test_a_part_of_a_model_without_a_network(resolve, tmp_path, environment, files, weights, missing):
+    cache = tmp_path / "home" / "hub"
+    snapshot = put_in_cache(cache, "acme/model", files)
+    answer = resolve("acme/model", weights=weights, **environment)
+    assert answer["error"] == "HubUnreachableError", answer
+    for word in (f"the cache in {cache} has only a part", f"{snapshot} {missing})", "Connect to the network", "copy"):
+        assert word in answer["message"]
+    assert "no language model" not in answer["message"]
+    assert "other formats" not in answer["message"]
+
+
+def test_a_download_without_weights_is_a_part_for_one_who_wants_them(resolve, tmp_path):
+    resolve("acme/model", weights=False)  # leaves the list of files, by which the hub's client itself sees the gap
+    answer = resolve("acme/model", HF_HUB_OFFLINE="1")
+    assert answer["error"] == "HubUnreachableError", answer
+    assert "has only a part of what is needed" in answer["message"]
+    assert resolve("acme/model", weights=False, HF_HUB_OFFLINE="1")["files"] == ["config.json", "tokenizer.json"]
+
+
+def test_every_name_that_was_looked_for_is_listed(resolve):
+    message = resolve("gpt2", HF_HUB_OFFLINE="1")["message"]
+    assert "(looked for openai-community/gpt2, gpt2, gpt-2)" in message
+
+
 def test_a_hub_that_never_answers_is_given_up(resolve):
     import socket
 

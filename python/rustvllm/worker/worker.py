@@ -117,9 +117,10 @@ class Worker:
             budget = self._cuda_budget()
         num_blocks = min(budget // per_block, most)
         if num_blocks < 2:
+            share = "cpu_kv_cache_fraction" if self.device.type == "cpu" else "gpu_memory_utilization"
             raise ModelLoadError(
                 f"the KV cache has {budget} bytes, but two blocks of {cache.block_size} tokens need {2 * per_block}; "
-                "raise kv_cache_memory_bytes or gpu_memory_utilization, or lower block_size"
+                f"raise kv_cache_memory_bytes or {share}, or lower block_size"
             )
         return int(num_blocks)
 

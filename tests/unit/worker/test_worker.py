@@ -82,6 +82,13 @@ def test_too_little_memory_names_the_numbers(make, monkeypatch):
         worker.determine_num_blocks()
 
 
+def test_too_little_memory_on_the_cpu_names_its_share(make, monkeypatch):
+    worker = make()
+    memory(monkeypatch, BYTES_PER_BLOCK, 1 << 40)
+    with pytest.raises(ModelLoadError, match="raise kv_cache_memory_bytes or cpu_kv_cache_fraction, or lower"):
+        worker.determine_num_blocks()
+
+
 def test_more_than_there_is_names_what_would_fit(make, monkeypatch):
     worker = make(num_gpu_blocks_override=1000)
     memory(monkeypatch, 1 << 40, 30 * BYTES_PER_BLOCK + 1)

@@ -53,9 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_OK
     command, *rest = args
     if command == "serve":
-        from rustvllm.entrypoints.cli.serve import serve
+        try:
+            from rustvllm.entrypoints.cli.serve import serve
 
-        return serve(rest)
+            return serve(rest)
+        except KeyboardInterrupt:  # before serve takes care of it: the imports take a moment
+            return EXIT_OK
     if command in LATER:
         problem = f"the command {command!r} is not supported yet"
     else:

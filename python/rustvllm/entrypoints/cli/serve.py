@@ -56,8 +56,8 @@ def serve(argv: Sequence[str]) -> int:
     Returns:
         The exit code: 0 after a stop, 1 after a failure, whose message was printed.
     """
-    args = parse_args(argv)
     try:
+        args = parse_args(argv)
         from rustvllm.entrypoints.openai.server import run_server
 
         return run_server(args)
