@@ -409,7 +409,7 @@ def check_supported(name: str, value: Any) -> None:
 
 def _check_generation_config(source: object) -> None:
     """Refuse a name that is neither a choice nor a folder or file that is there."""
-    if not isinstance(source, str) or not source:
+    if not isinstance(source, str | Path) or not str(source):
         raise ConfigError(f"generation_config must be auto, vllm, none, a folder or a file, got {source!r}")
     if source in ("auto", "vllm", "none"):
         return
@@ -420,7 +420,7 @@ def _check_generation_config(source: object) -> None:
     except (OSError, RuntimeError, ValueError):  # too long, the home of nobody
         file, is_file = Path(source), False
     if not is_file:
-        raise ConfigError(f"generation_config names {source!r}, but there is no {file}; or say auto, vllm or none")
+        raise ConfigError(f"generation_config names {str(source)!r}, but there is no {file}; or say auto, vllm or none")
 
 
 def _resolve_tokenizer(name: str, download_dir: Path | None) -> Path:

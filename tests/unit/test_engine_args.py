@@ -148,11 +148,11 @@ def test_what_needs_no_model_is_checked_before_one_is_looked_up(monkeypatch, cha
         EngineArgs(model="acme/large", **changes).create_engine_config()
 
 
-@pytest.mark.parametrize("form", ["auto", "vllm", "none", "folder", "file"])
+@pytest.mark.parametrize("form", ["auto", "vllm", "none", "folder", "file", "Path"])
 def test_generation_config_may_be_a_choice_a_folder_or_a_file(model, tmp_path, form):
     file = tmp_path / "generation_config.json"
     file.write_text('{"temperature": 0.25}')
-    source = {"folder": str(tmp_path), "file": str(file)}.get(form, form)
+    source = {"folder": str(tmp_path), "file": str(file), "Path": file}.get(form, form)
     config = EngineArgs(model=model, generation_config=source).create_engine_config().model.generation_config
     assert config == ({} if form in ("vllm", "none") else {"temperature": 0.25})
 
