@@ -92,7 +92,7 @@ class SamplingParams:
         allowed_token_ids: Only these tokens may be sampled.
         bad_words: Words that must not be generated.
         logits_processors: Callables that change the logits.
-        best_of: Samples to draw, of which the n best are returned.
+        best_of: Samples to draw, of which the n best are returned; n counts as None.
         use_beam_search: Search with n beams instead of sampling.
         length_penalty: Exponent of the length in a beam's score.
         guided_decoding: Grammar to follow.
@@ -178,6 +178,8 @@ class SamplingParams:
             _int("seed", self.seed, _INT64_MIN, _INT64_MAX)
         if self.best_of is not None:
             _int("best_of", self.best_of, self.n, envs.max_n())
+            if self.best_of == self.n:  # all of them are returned: there is nothing to choose
+                object.__setattr__(self, "best_of", None)
         if self.is_greedy and self.n > 1 and not self.use_beam_search:
             raise InvalidRequestError(f"n must be 1 when using greedy sampling, got {self.n}.", "n")
 

@@ -123,6 +123,7 @@ INVALID = [
     ("allowed_token_ids", [], "must not be empty"),
     ("bad_words", ["ok", ""], "empty word"),
     ("best_of", 0, "at least 1"),
+    ("best_of", True, "integer"),
 ]
 
 UNSUPPORTED = {
@@ -164,6 +165,14 @@ def test_what_is_not_supported_yet_is_refused_by_name(name):
     with pytest.raises(InvalidRequestError, match=f"^{name} is not supported yet") as caught:
         SamplingParams(**{name: UNSUPPORTED[name]})
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_best_of_n_of_n_is_n_samples(n):
+    assert SamplingParams(n=n, best_of=n) == SamplingParams(n=n)
+    assert SamplingParams(n=n, best_of=n).clone(n=n + 1).n == n + 1
+    with pytest.raises(InvalidRequestError, match="best_of must be at least 3, got 2"):
+        SamplingParams(n=3, best_of=2)
 
 
 def test_every_unsupported_parameter_exists_and_is_tested():

@@ -5,9 +5,11 @@ is merged into one output.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+import weakref
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
+from rustvllm import _core
 from rustvllm.config import EngineConfig, UsageContext
 from rustvllm.engine.core_client import ThreadClient
 from rustvllm.engine.describe import describe_engine
@@ -57,6 +59,8 @@ class RequestStream:
                 raise self._error
             self._news.clear()
             await self._news.wait()
+            if self._done:  # closed meanwhile
+                raise StopAsyncIteration
         output = self._state.take()
         if output.error is not None:
             self.close()
@@ -65,8 +69,9 @@ class RequestStream:
         return output
 
     def close(self) -> None:
-        """Stop reading; what still runs is aborted. Idempotent."""
+        """Stop reading; what still runs is aborted, and a reader that waits gets the end. Idempotent."""
         self._done = True
+        self._news.set()
         self._engine._forget(self._state)  # noqa: SLF001 -- stream and engine are one thing in two halves
 
     async def aclose(self) -> None:
@@ -80,6 +85,8 @@ class RequestStream:
 
 class AsyncLLM:
     """An engine whose loop runs in its own thread; all coroutines belong to one event loop.
+
+    One that is dropped without :meth:`shutdown` ends its thread and frees the model all the same.
 
     Attributes:
         config: What the engine was built from.
@@ -102,6 +109,7 @@ class AsyncLLM:
         self._streams: dict[int, RequestStream] = {}
         self._broken: EngineDeadError | None = None
         self._client = ThreadClient(config, self._on_engine_death)
+        weakref.finalize(self, self._client.stop).atexit = False  # the client sees to the exit itself
         self._requests = RequestTable(self._client, None if self.tokenizer is None else self.tokenizer.core)
         for line in self.describe():
             logger.info("%s", line)
@@ -226,7 +234,7 @@ class AsyncLLM:
         if is_own_loop:
             self._detach()
         else:
-            self._call_in_loop(loop, self._detach)
+            _call_in_loop(loop, self._detach)
 
     def _attach(self) -> None:
         """Listen to the engine on the running loop, from the first request on."""
@@ -241,7 +249,10 @@ class AsyncLLM:
                 self._requests.forget(state, abort=True)
             self._streams.clear()
         self._loop = loop
-        loop.add_reader(self._client.handle.output_fd, self._on_outputs)
+        # The loop may outlive the engine and must not keep it alive.
+        handle = self._client.handle
+        loop.add_reader(handle.output_fd, _call_if_alive, weakref.WeakMethod(self._on_outputs))
+        weakref.finalize(self, _remove_reader_soon, loop, handle).atexit = False
 
     def _on_outputs(self) -> None:
         """One engine step's outputs are there."""
@@ -270,14 +281,7 @@ class AsyncLLM:
         """In the engine thread: let the event loop fail what is open."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
-            self._call_in_loop(loop, self._fail_open)
-
-    @staticmethod
-    def _call_in_loop(loop: asyncio.AbstractEventLoop, callback: Any) -> None:
-        try:
-            loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # closed in this very moment: nobody reads any more
-            logger.debug("the event loop was closed before the engine")
+            _call_in_loop(loop, self._fail_open)
 
     def _fail_open(self) -> None:
         try:
@@ -300,3 +304,27 @@ class AsyncLLM:
     def _detach(self) -> None:
         self._stop_listening()
         self._fail_open()
+
+
+def _call_in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> None:
+    try:
+        loop.call_soon_threadsafe(callback, *args)
+    except RuntimeError:  # closed already: nobody reads any more
+        logger.debug("the event loop was closed before the engine")
+
+
+def _call_if_alive(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
+    if (call := method()) is not None:
+        call()
+
+
+def _remove_reader_soon(loop: asyncio.AbstractEventLoop, handle: _core.EngineHandle) -> None:
+    """Take a dropped engine's file descriptor out of the loop; it lives as long as ``handle``, which is until then.
+
+    Called in whatever thread collects the garbage.
+    """
+    _call_in_loop(loop, _remove_reader, loop, handle)
+
+
+def _remove_reader(loop: asyncio.AbstractEventLoop, handle: _core.EngineHandle) -> None:
+    loop.remove_reader(handle.output_fd)

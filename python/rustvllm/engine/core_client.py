@@ -4,8 +4,10 @@
 Both show the same to a front end: ``handle`` to send requests and ``describe``/``stats`` to look inside.
 """
 
+import atexit
 import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,6 +21,8 @@ logger = init_logger(__name__)
 
 SHUTDOWN_TIMEOUT = 2.0
 """Seconds to wait for the engine thread to finish its step."""
+EXIT_TIMEOUT = 60.0
+"""The same when the interpreter exits, where a thread that still runs would take the process down with SIGABRT."""
 
 
 class EngineCoreClient(Protocol):
@@ -94,20 +98,24 @@ class ThreadClient:
     """An engine that runs in a thread of its own, parked in Rust while there is nothing to do.
 
     The thread is the scheduler's owner. It dies with the first error that is not one request's or one step's; then
-    ``on_death`` is called from it, once.
+    ``on_death``, a bound method, is called from it, once, if its object still lives: the thread keeps none alive.
     """
 
     def __init__(self, config: EngineConfig, on_death: Callable[[], None]) -> None:
         self._core = EngineCore(config)
         self.handle = self._core.handle
         self.num_blocks = self._core.num_blocks
-        self._on_death = on_death
+        self._on_death = weakref.WeakMethod(on_death)
         self._stopping = threading.Event()
         self._death: EngineDeadError | None = None
         # What exists now lives as long as the engine: keep the collector from walking through it again and again.
         gc.collect()
         gc.freeze()
         self._thread = threading.Thread(target=self._run, name="rustvllm-engine", daemon=True)
+        _running.add(self)
+        # Exit hooks run last in, first out: this one has to come before those of the libraries that a step needs.
+        atexit.unregister(_join_at_exit)
+        atexit.register(_join_at_exit)
         self._thread.start()
 
     @property
@@ -141,20 +149,50 @@ class ThreadClient:
             logger.critical("the engine died", exc_info=error)
             self._death = EngineDeadError(f"the engine died: {message}")
             self._death.__cause__ = error
-            self._on_death()
+            if (on_death := self._on_death()) is not None:
+                on_death()
+        if self._stopping.is_set():
+            self._free()
+
+    def _free(self) -> None:
+        self._core.shutdown()
+        gc.unfreeze()
+
+    def stop(self) -> None:
+        """Tell the thread to end after its present step and free the model then; waits for nothing."""
+        self._stopping.set()
+        self.handle.wake()
+
+    def join(self, timeout: float) -> None:
+        """Wait so many seconds for a thread that was told to end; one that does not is left behind, with a warning."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            logger.warning("the engine is still in a step after %g s and is left behind", timeout)
+        else:
+            self._free()  # again, unless the thread had died before it was told to end
 
     def shutdown(self) -> None:
         """Stop the thread after its present step and free the model; idempotent.
 
-        When the step takes longer than two seconds the thread is left behind: it is a daemon and ends with the process.
+        When the step takes longer than two seconds the thread is left behind, and frees the model when it is done.
         """
         if self._stopping.is_set():
             return
-        self._stopping.set()
-        self.handle.wake()
-        self._thread.join(SHUTDOWN_TIMEOUT)
-        if self._thread.is_alive():
-            logger.warning("the engine is still in a step after %g s and is left behind", SHUTDOWN_TIMEOUT)
-        else:
-            self._core.shutdown()
-        gc.unfreeze()
+        self.stop()
+        self.join(SHUTDOWN_TIMEOUT)
+
+
+_running: weakref.WeakSet[ThreadClient] = weakref.WeakSet()
+
+
+def _join_at_exit() -> None:
+    """End every engine thread while there still is an interpreter for it.
+
+    Later, the interpreter ends a daemon thread as soon as it comes back from native code, by unwinding the stack; Rust
+    and C++ frames do not take that and abort the process.
+    """
+    clients = list(_running)
+    for client in clients:
+        client.stop()
+    for client in clients:
+        client.join(EXIT_TIMEOUT)

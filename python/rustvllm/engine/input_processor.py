@@ -89,9 +89,16 @@ class InputProcessor:
         self._priority_allowed = config.scheduler.scheduling_policy == "priority"
         self._tokenizer = tokenizer
         self._seed_numbers = itertools.count(1)  # next() is atomic: requests may be checked in several threads
-        eos_ids = list(config.model.eos_token_ids)
-        if tokenizer is not None and tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in eos_ids:
-            eos_ids.insert(0, tokenizer.eos_token_id)
+        eos_ids = list(config.model.eos_token_ids)  # checked where the configuration was read
+        own_eos = None if tokenizer is None else tokenizer.eos_token_id
+        if own_eos is not None and own_eos >= config.model.vocab_size:
+            logger.warning(
+                "the tokenizer's end-of-sequence token is ignored: its id %d is outside the vocabulary (0 to %d)",
+                own_eos,
+                config.model.vocab_size - 1,
+            )
+        elif own_eos is not None and own_eos not in eos_ids:
+            eos_ids.insert(0, own_eos)
         self.eos_token_ids = tuple(eos_ids)
 
     @property
@@ -163,7 +170,19 @@ class InputProcessor:
             raise InvalidRequestError(
                 "there is no tokenizer (skip_tokenizer_init): give the prompt as token ids", "prompt"
             )
-        return self._tokenizer.encode(text)
+        if not text:  # a tokenizer that adds a beginning-of-sequence token would make a prompt of it
+            raise InvalidRequestError("the prompt is empty: at least one character is needed", "prompt")
+        ids = self._tokenizer.encode(text)
+        largest = max(ids, default=0)
+        limit = self._model.vocab_size
+        if largest >= limit:  # tokenizers may have tokens added that the model was never given
+            [token] = self._tokenizer.convert_ids_to_tokens([largest])
+            raise InvalidRequestError(
+                f"the prompt has the token {token!r:.80} (id {largest}), which the tokenizer knows and the model does "
+                f"not: its vocabulary is 0 to {limit - 1}",
+                "prompt",
+            )
+        return ids
 
     def _check_ids(self, ids: object) -> list[int]:
         if isinstance(ids, bytes | bytearray | Mapping | set | frozenset) or not hasattr(ids, "__iter__"):

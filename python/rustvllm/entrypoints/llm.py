@@ -1,5 +1,6 @@
 """``LLM``: many prompts at once, offline, with the results in the order of the prompts."""
 
+import numbers
 import signal
 import threading
 import time
@@ -101,7 +102,8 @@ class LLM:
         """Answer conversations.
 
         Args:
-            messages: One conversation, or several; each is a list of ``{"role": …, "content": …}``.
+            messages: One conversation, or several; each is a list of ``{"role": …, "content": …}``, with text or a list
+                of text parts as content.
             sampling_params: As in :meth:`generate`.
             use_tqdm: Show a progress bar.
             chat_template: Jinja template to use instead of the model's.
@@ -117,20 +119,27 @@ class LLM:
             InvalidRequestError: A message, template or parameter is wrong.
             ValueError: There is no tokenizer.
         """
-        from rustvllm.entrypoints.chat_template import render_chat
+        from rustvllm.entrypoints.chat_template import PLAIN_CHAT_TEMPLATE, check_template_variables, render_chat
 
         tokenizer = self.get_tokenizer()
-        options: dict[str, Any] = {"chat_template": chat_template, "continue_final_message": continue_final_message}
-        if tools is not None:
-            options["tools"] = tools
-        if chat_template_kwargs is not None:
-            options["chat_template_kwargs"] = chat_template_kwargs
+        variables = chat_template_kwargs or {}
+        check_template_variables(variables)
+        own_template = chat_template or tokenizer.chat_template
         prompts: list[PromptType] = []
         for conversation in _as_conversations(messages):
-            text = render_chat(tokenizer, conversation, add_generation_prompt=add_generation_prompt, **options)
+            text = render_chat(
+                tokenizer,
+                _build_conversation(conversation, own_template or PLAIN_CHAT_TEMPLATE),
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                tools=tools,
+                **variables,
+            )
+            if not text:
+                raise InvalidRequestError("the chat template makes an empty prompt of the messages", "messages")
             # A model's own template writes its special tokens itself; the plain one leaves them to the tokenizer.
-            has_template = bool(chat_template or tokenizer.chat_template)
-            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, not has_template)})
+            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, not own_template)})
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -232,7 +241,7 @@ class LLM:
 
 
 def _as_prompts(prompts: Any) -> list[PromptType]:
-    """One prompt or several, as a list; a list of ints is one prompt of token ids."""
+    """One prompt or several, as a list; a list of integers, numpy's too, is one prompt of token ids."""
     if isinstance(prompts, str | Mapping):
         return [prompts]  # type: ignore[list-item]  # its keys are checked with the rest of the request
     if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Sequence):
@@ -241,7 +250,7 @@ def _as_prompts(prompts: Any) -> list[PromptType]:
         raise InvalidRequestError(
             f"prompts must be text, token ids, a dict or a list of these, got {type(prompts).__name__}", "prompt"
         )
-    if prompts and all(isinstance(item, int) for item in prompts):
+    if prompts and all(isinstance(item, numbers.Integral) for item in prompts):
         return [prompts]
     return list(prompts)
 
@@ -250,6 +259,32 @@ def _as_conversations(messages: Any) -> list[Messages]:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise InvalidRequestError("messages must be a non-empty list of messages, or a list of such lists", "messages")
     return [messages] if isinstance(messages[0], Mapping) else list(messages)
+
+
+def _build_conversation(messages: Any, chat_template: str) -> list[dict[str, Any]]:
+    """One conversation with the checks of the server, so that both take and refuse the same."""
+    from pydantic import ValidationError
+
+    from rustvllm.entrypoints.openai.conversation import build_conversation
+    from rustvllm.entrypoints.openai.protocol import ChatMessage
+
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise InvalidRequestError(
+            f"a conversation must be a list of messages, got {type(messages).__name__}", "messages"
+        )
+    checked = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise InvalidRequestError(
+                f"messages[{index}] must be a dict with 'role' and 'content', got {type(message).__name__}", "messages"
+            )
+        try:
+            checked.append(ChatMessage.model_validate(dict(message)))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InvalidRequestError(f"messages[{index}].{where}: {first['msg']}", "messages") from error
+    return build_conversation(checked, chat_template)
 
 
 class _Progress:

@@ -2,12 +2,18 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import time
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rustvllm import AsyncLLM, SamplingParams
+from rustvllm.entrypoints.openai.generation import Generation
 from rustvllm.exceptions import EngineDeadError, InvalidRequestError, QueueFullError, RequestFailedError
 from rustvllm.sampling_params import RequestOutputKind
 
@@ -329,6 +335,105 @@ async def test_wakes_once_per_step_and_not_per_request(make, toy_executors, monk
     toy_executors[0].gate.set()
     await asyncio.gather(*tasks)
     assert len(polls) <= len(toy_executors[0].steps) + 5
+
+
+async def test_closing_ends_a_reader_that_waits(make, toy_executors):
+    engine = make()
+    toy_executors[0].gate.clear()
+    stream = await engine.add_request("r", "a", LONG)
+    reader = asyncio.create_task(anext(stream))
+    await until(lambda: toy_executors[0].steps)
+    assert not reader.done()
+    stream.close()
+    with pytest.raises(StopAsyncIteration):
+        async with asyncio.timeout(2):
+            await reader
+
+
+async def test_closing_a_generation_ends_its_merge(make):
+    """Several prompts of one HTTP request are read by tasks of their own, which must not outlive it."""
+    engine = make()
+    state = SimpleNamespace(engine_request_ids=set())
+    before = asyncio.all_tasks()
+    generation = await Generation.start(state, SimpleNamespace(engine=engine), ["a", "b"], LONG, "r", 0)
+    await anext(generation)
+    assert asyncio.all_tasks() > before
+    await generation.aclose()
+    await generation.aclose()
+    assert asyncio.all_tasks() == before
+    assert not state.engine_request_ids
+    await until(lambda: is_idle(engine))
+
+
+async def test_closing_a_generation_ends_a_merge_that_is_read(make, toy_executors):
+    engine = make()
+    toy_executors[0].gate.clear()
+    state = SimpleNamespace(engine_request_ids=set())
+    generation = await Generation.start(state, SimpleNamespace(engine=engine), ["a", "b"], LONG, "r", 0)
+    reader = asyncio.create_task(anext(generation))
+    await until(lambda: toy_executors[0].steps)
+    await generation.aclose()
+    with pytest.raises(StopAsyncIteration):
+        async with asyncio.timeout(2):
+            await reader
+
+
+@pytest.mark.parametrize("used", [False, True])
+async def test_a_dropped_engine_frees_thread_and_model(toy_config, toy_executors, used):
+    engine = AsyncLLM.from_engine_config(toy_config("api_server"))
+    if used:
+        await collect(engine, "a", GREEDY, "r")
+    thread, core = engine._client._thread, weakref.ref(engine._client._core)
+    dropped, fd = weakref.ref(engine), engine._client.handle.output_fd
+    del engine
+    gc.collect()
+    assert dropped() is None
+    await until(lambda: not thread.is_alive() and toy_executors[0].was_shut_down)
+    await asyncio.sleep(0)
+    assert core() is None
+    assert not asyncio.get_running_loop().remove_reader(fd)
+
+
+EXIT_SCRIPT = """
+import asyncio, sys, time
+sys.path.insert(0, sys.argv[1])
+from conftest import ToyExecutor
+from rustvllm import AsyncLLM, SamplingParams
+from rustvllm.engine import core
+from rustvllm.engine_args import EngineArgs
+
+class SlowExecutor(ToyExecutor):
+    def execute_model(self, output):
+        super().execute_model(output)
+        print("step", flush=True)
+
+core._make_executor = SlowExecutor
+args = EngineArgs(model=sys.argv[2], load_format="dummy", device="cpu", max_num_seqs=8, block_size=4)
+engine = AsyncLLM.from_engine_config(args.create_engine_config("api_server"))
+engine._client._core.executor.step_seconds = float(sys.argv[3])
+
+async def main():
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    await engine.add_request("r", "a", params)
+    await asyncio.sleep(0.2)
+
+asyncio.run(main())
+print("exit", flush=True)
+"""
+
+
+def test_the_interpreter_waits_for_a_long_step_when_it_exits(toy_model):
+    """Longer than a shutdown would wait; with real weights see ``tests/e2e``."""
+    tests = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT_SCRIPT, tests, toy_model, "3.0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["exit", "step"]
 
 
 async def test_stats_and_description(make):

@@ -1,11 +1,15 @@
 """What reaches the engine: prompts in every shape, limits, defaults, seeds; and every way a request can be wrong."""
 
+import json
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rustvllm.engine.input_processor import InputProcessor, default_sampling_params
+from rustvllm.engine.input_processor import InputProcessor, default_sampling_params, logger
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.sampling_params import SamplingParams
@@ -154,6 +158,52 @@ def test_priority_policy(make):
     assert processor.process("a", SamplingParams(), -5).priority == -5
     with pytest.raises(InvalidRequestError, match="32 bits"):
         processor.process("a", SamplingParams(), 2**31)
+
+
+@pytest.fixture
+def changed_model(toy_model, tmp_path):
+    """The toy model with another ``tokenizer_config.json`` and further special tokens in its tokenizer."""
+
+    def change(added, config):
+        import tokenizers
+
+        folder = tmp_path / "changed"
+        shutil.copytree(toy_model, folder)
+        tokenizer = tokenizers.Tokenizer.from_file(str(Path(toy_model) / "tokenizer.json"))
+        tokenizer.add_special_tokens(added)
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        return str(folder)
+
+    return change
+
+
+def test_a_token_that_only_the_tokenizer_has_is_refused(changed_model, make):
+    processor = make(model=changed_model(["<tool>"], {"eos_token": "<eos>"}))
+    assert processor.process("a<eos>", SamplingParams()).prompt_token_ids == [97, EOS]
+    with pytest.raises(InvalidRequestError, match=r"'<tool>' \(id 257\).* vocabulary is 0 to 256") as caught:
+        processor.process("a<tool>b", SamplingParams())
+    assert caught.value.param == "prompt"
+
+
+def test_an_eos_that_only_the_tokenizer_has_is_ignored_with_a_warning(changed_model, make, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(logger, "warning", lambda text, *args: warnings.append(text % args))
+    processor = make(model=changed_model(["<end>"], {"eos_token": "<end>"}))
+    assert processor.eos_token_ids == (EOS, EXTRA_EOS)
+    assert processor.process("a", SamplingParams(min_tokens=2)).eos_token_id == EOS
+    assert warnings == [
+        "the tokenizer's end-of-sequence token is ignored: its id 257 is outside the vocabulary (0 to 256)"
+    ]
+
+
+def test_empty_text_is_refused_though_a_bos_token_is_added(changed_model, make):
+    config = {"bos_token": "<eos>", "eos_token": "<eos>", "add_bos_token": True}
+    processor = make(model=changed_model([], config))
+    assert processor.process("a", SamplingParams()).prompt_token_ids == [EOS, 97]
+    for prompt in ("", {"prompt": ""}):
+        with pytest.raises(InvalidRequestError, match="prompt is empty"):
+            processor.process(prompt, SamplingParams())
 
 
 def test_without_a_tokenizer(make):

@@ -43,6 +43,8 @@ def texts(outputs):
         ({"prompt_token_ids": [97]}, ["bcde"]),
         ([{"prompt_token_ids": [97]}, "m", [97], {"prompt": "x"}], ["bcde", "nopq", "bcde", "yz{|"]),
         (np.array([97, 98]), ["cdef"]),
+        (list(np.array([97, 98])), ["cdef"]),
+        ((np.int32(97), 98), ["cdef"]),
         ([], []),
     ],
     ids=repr,
@@ -74,6 +76,7 @@ def test_more_prompts_than_may_wait(make):
     [
         (["a", "b"], [GREEDY], "sampling_params has 1 entries for 2 prompts"),
         (["a", ""], GREEDY, "prompt 1: the prompt is empty"),
+        ("", GREEDY, "the prompt is empty"),
         (["a", [999]], GREEDY, "prompt 1: token id 999"),
         (["a", "b" * 64], GREEDY, "prompt 1: .* 64 input tokens"),
         (["a", "b"], [GREEDY, "greedy"], "prompt 1: sampling_params must be a SamplingParams, got str"),
@@ -161,9 +164,47 @@ def test_chat(make):
     assert texts(llm.chat([messages, messages], GREEDY, use_tqdm=False)) == ["cdef", "cdef"]
     [output] = llm.chat(messages, GREEDY, use_tqdm=False, chat_template="{{ messages[0].content }}!")
     assert output.prompt == "ab!"
-    for wrong in ([], "hello", None):
-        with pytest.raises(InvalidRequestError, match="messages"):
-            llm.chat(wrong, GREEDY, use_tqdm=False)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    [output] = llm.chat(parts, GREEDY, use_tqdm=False)
+    assert output.prompt == "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([], "non-empty list"),
+        ("hello", "non-empty list"),
+        (None, "non-empty list"),
+        ([[]], "must not be empty"),
+        (["hello"], "list of messages, got str"),
+        ([["hello"]], r"messages\[0\] must be a dict .* got str"),
+        ([{"role": "boss", "content": "a"}], "'boss'; it must be one of system,"),
+        ([{"content": "a"}], r"messages\[0\]\.role"),
+        ([{"role": "user", "content": 5}], r"messages\[0\]\.content"),
+        ([{"role": "user"}], "content is required"),
+        ([{"role": "user", "content": []}], "must not be an empty list"),
+        ([{"role": "user", "content": ""}], "empty prompt"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "'image_url'"),
+    ],
+    ids=repr,
+)
+def test_wrong_conversations_are_refused_as_over_http(make, toy_executors, messages, says):
+    llm = make()
+    with pytest.raises(InvalidRequestError, match=says) as caught:
+        llm.chat(messages, GREEDY, use_tqdm=False)
+    assert caught.value.param == "messages"
+    assert toy_executors[0].steps == []
+
+
+def test_chat_template_kwargs_are_variables_of_the_template(make):
+    llm = make()
+    messages = [{"role": "user", "content": "a"}]
+    options = {"use_tqdm": False, "chat_template": "{{ 'think' if thinking else 'no' }}{{ messages[0].content }}"}
+    [output] = llm.chat(messages, GREEDY, chat_template_kwargs={"thinking": True}, **options)
+    assert output.prompt == "thinka"
+    with pytest.raises(InvalidRequestError, match="chat_template_kwargs cannot set messages, tools") as caught:
+        llm.chat(messages, GREEDY, chat_template_kwargs={"tools": [], "messages": []}, **options)
+    assert caught.value.param == "chat_template_kwargs"
 
 
 def test_wrong_arguments(toy_model):

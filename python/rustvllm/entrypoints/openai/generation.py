@@ -1,8 +1,9 @@
 """Runs the engine for one HTTP request: one engine request per prompt, merged, and aborted when nobody reads on."""
 
 import asyncio
+import inspect
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import Request
@@ -53,7 +54,7 @@ class Generation:
         self._state = state
         self._streams: list[RequestStream] = []
         self._engine_ids: list[str] = []
-        self._merged: AsyncIterator[PromptOutput] | None = None
+        self._merged: AsyncGenerator[PromptOutput, None] | None = None
 
     @classmethod
     async def start(
@@ -108,6 +109,9 @@ class Generation:
         self._state.engine_request_ids.difference_update(self._engine_ids)
         for stream in self._streams:
             stream.close()
+        # One that somebody still reads comes to its end by itself, now that its streams have.
+        if inspect.isasyncgen(self._merged) and not self._merged.ag_running:
+            await self._merged.aclose()
 
     async def collect(self, num_prompts: int, n: int) -> tuple[list[RequestOutput], list[CompletionOutput]]:
         """Read to the end.
@@ -129,7 +133,7 @@ class Generation:
         return [last[index] for index in sorted(last)], [samples[index] for index in sorted(samples)]
 
 
-async def _merge(streams: Sequence["RequestStream"]) -> AsyncIterator[PromptOutput]:
+async def _merge(streams: Sequence["RequestStream"]) -> AsyncGenerator[PromptOutput, None]:
     """Outputs of all streams in order of arrival; the first error ends the merge."""
     queue: asyncio.Queue[PromptOutput | Exception | None] = asyncio.Queue()
 
