@@ -206,20 +206,18 @@ def test_misuse_raises_and_leaves_the_step_in_flight(misuse: Misuse, error: type
     assert scheduler.update_from_output(output, tokens(output)) == 1
 
 
-def test_every_set_in_flight_is_an_error_that_says_what_to_do() -> None:
+def test_a_step_in_flight_is_an_error_that_says_what_to_do() -> None:
     scheduler, _ = make_scheduler()
-    add(scheduler, "a", list(range(200)), max_tokens=2)
-    first = scheduler.schedule()
-    assert first is not None
-    scheduler.schedule()  # nothing more to run for "a", or its next chunk
-    add(scheduler, "b", [1], max_tokens=2)
-    second = scheduler.schedule()
-    if second is not None:
-        with pytest.raises(SchedulerStateError, match=r"all 2 step buffer sets are in flight.*step 1 first"):
-            scheduler.schedule()
-        with pytest.raises(SchedulerStateError, match="the next step to update is 1"):
-            scheduler.update_from_output(second, tokens(second))
+    add(scheduler, "a", [1, 2, 3], max_tokens=2)
+    output = scheduler.schedule()
+    assert output is not None
+    with pytest.raises(SchedulerStateError, match="step 1 is in flight; call update_from_output or fail_step"):
+        scheduler.schedule()
+    other, _ = make_scheduler()
+    with pytest.raises(SchedulerStateError, match="another Scheduler"):
+        other.update_from_output(output, tokens(output))
     scheduler.check_invariants()
+    assert scheduler.update_from_output(output, tokens(output)) == 0
 
 
 def test_another_thread_is_refused() -> None:
@@ -258,6 +256,10 @@ def test_buffers_are_checked_when_they_are_registered() -> None:
     readonly["input_ids"].flags.writeable = False
     with pytest.raises((TypeError, ValueError), match="input_ids"):
         _core.Scheduler(config, [readonly])
+    with pytest.raises(ValueError, match="share memory"):
+        _core.Scheduler(config, [good, good])
+    with pytest.raises(ValueError, match="share memory"):
+        _core.Scheduler(config, [good | {"positions": good["slot_mapping"]}])
     with pytest.raises(ValueError, match="at least 1 step buffer sets"):
         _core.Scheduler(config, [])
 

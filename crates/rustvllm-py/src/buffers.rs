@@ -13,7 +13,32 @@ use pyo3::{
 };
 
 /// A Python buffer view of any dtype, kept for its `Drop` alone.
-pub(crate) type BufferView = Box<dyn std::any::Any + Send + Sync>;
+type BufferView = Box<dyn std::any::Any + Send + Sync>;
+
+/// Views of all registered arrays, with the addresses that they cover.
+#[derive(Default)]
+pub(crate) struct RegisteredViews {
+    views: Vec<BufferView>,
+    /// First byte, byte after the last, name.
+    places: Vec<(usize, usize, &'static str)>,
+}
+
+impl RegisteredViews {
+    /// Two arrays over the same memory would be written as if they were two.
+    pub(crate) fn check_disjoint(&mut self) -> PyResult<()> {
+        self.places.sort_unstable();
+        for pair in self.places.windows(2) {
+            let [(_, end, first), (start, _, second)] = [pair[0], pair[1]];
+            if start < end {
+                let message = format!(
+                    "step buffers {first} and {second} share memory; each array of each set needs its own"
+                );
+                return Err(PyValueError::new_err(message));
+            }
+        }
+        Ok(())
+    }
+}
 
 /// `BufferError` and everything Python says, as one error.
 struct Refusal(PyErr);
@@ -35,7 +60,7 @@ impl From<PyErr> for Refusal {
 pub(crate) fn register_set(
     config: &SchedulerConfig,
     set: &Bound<'_, PyAny>,
-    views: &mut Vec<BufferView>,
+    views: &mut RegisteredViews,
 ) -> PyResult<StepBuffers> {
     // SAFETY: the view of each array is kept in `views` by the scheduler's Python object, so its
     // memory stays valid and unmoved (a buffer export forbids resizing); dtype, contiguity and
@@ -53,7 +78,9 @@ pub(crate) fn register_set(
                 DType::Int64 => writable::<i64>(spec, &array)?,
                 DType::Float32 => writable::<f32>(spec, &array)?,
             };
-            views.push(view);
+            let first = start.as_ptr() as usize;
+            views.places.push((first, first + len * spec.dtype.size(), spec.name));
+            views.views.push(view);
             Ok((start, len))
         })
     };

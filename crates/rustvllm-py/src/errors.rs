@@ -28,6 +28,6 @@ pub(crate) fn scheduler_error(error: &SchedulerError) -> PyErr {
         }
         SchedulerError::WrongRows { .. }
         | SchedulerError::WrongStep { .. }
-        | SchedulerError::NoFreeBuffers { .. } => SchedulerStateError::new_err(error.to_string()),
+        | SchedulerError::StepInFlight { .. } => SchedulerStateError::new_err(error.to_string()),
     }
 }

@@ -11,7 +11,7 @@ use pyo3::{
 };
 
 use crate::{
-    buffers::{BufferView, register_set},
+    buffers::{RegisteredViews, register_set},
     config::PySchedulerConfig,
     errors::{SchedulerStateError, WrongThreadError, scheduler_error},
     handle::{EngineHandle, encode_extra_keys, token_ids},
@@ -96,11 +96,13 @@ impl PySchedulerOutput {
 
     /// The same content under the field's names, while the step is in flight; for tests and people.
     fn debug_view<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let mut scheduler = self.scheduler.bind(py).try_borrow_mut()?;
-        let view = scheduler.inner.get().step_view(&self.inner).ok_or_else(|| {
-            let message = format!("step {} has been updated; its debug view is gone", self.inner.step);
-            SchedulerStateError::new_err(message)
-        })?;
+        // The borrow ends before objects are made: making them may run other Python code.
+        let view = self.scheduler.bind(py).try_borrow_mut()?.inner.get().step_view(&self.inner).ok_or_else(
+            || {
+                let message = format!("step {} has been updated; its debug view is gone", self.inner.step);
+                SchedulerStateError::new_err(message)
+            },
+        )?;
         let (new, resumed, cached) = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
         let num_scheduled_tokens = PyDict::new(py);
         for request in &view.scheduled {
@@ -145,7 +147,7 @@ pub(crate) struct PyScheduler {
     /// The ids of one update, copied out of Python's array.
     sampled: Vec<i32>,
     /// Views that keep the step arrays alive and in place; dropped after `inner` (declaration order).
-    _views: Vec<BufferView>,
+    _views: RegisteredViews,
 }
 
 impl PyScheduler {
@@ -155,8 +157,9 @@ impl PyScheduler {
         if owner == caller {
             return Ok(());
         }
-        let message =
-            format!("the scheduler belongs to {owner:?}, the first thread that called it, not to {caller:?}");
+        let message = format!(
+            "the scheduler belongs to {owner:?}, the first thread that called it, not to {caller:?}; use one thread, or AsyncLLM"
+        );
         Err(WrongThreadError::new_err(message))
     }
 
@@ -176,11 +179,12 @@ impl PyScheduler {
         step_buffers: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let numbers = config.get().inner.clone();
-        let mut views = Vec::new();
+        let mut views = RegisteredViews::default();
         let sets: Vec<StepBuffers> = step_buffers
             .iter()
             .map(|set| register_set(&numbers, set, &mut views))
             .collect::<PyResult<_>>()?;
+        views.check_disjoint()?;
         let mut inner = Scheduler::new(numbers, sets).map_err(|error| scheduler_error(&error))?;
         let consumer =
             inner.take_consumer().ok_or_else(|| SchedulerStateError::new_err("the egress has been taken"))?;
@@ -207,12 +211,11 @@ impl PyScheduler {
     }
 
     fn update_from_output(
-        &mut self,
-        py: Python<'_>,
+        slf: &Bound<'_, Self>,
         scheduler_output: &PySchedulerOutput,
         sampled_token_ids: &Bound<'_, PyAny>,
     ) -> PyResult<usize> {
-        self.check_owner()?;
+        check_origin(slf, scheduler_output)?;
         let ids = PyBuffer::<i32>::get(sampled_token_ids)
             .map_err(|_| PyTypeError::new_err("sampled_token_ids must be an array of dtype int32"))?;
         let num_columns = match ids.shape() {
@@ -223,22 +226,26 @@ impl PyScheduler {
                 return Err(PyValueError::new_err(message));
             }
         };
-        self.sampled.resize(ids.item_count(), -1);
-        ids.copy_to_slice(py, &mut self.sampled)?;
-        let finished = self
+        let this = &mut *slf.try_borrow_mut()?;
+        this.check_owner()?;
+        this.sampled.resize(ids.item_count(), -1);
+        ids.copy_to_slice(slf.py(), &mut this.sampled)?;
+        let finished = this
             .inner
             .get()
-            .update_from_output(&scheduler_output.inner, &self.sampled, num_columns)
+            .update_from_output(&scheduler_output.inner, &this.sampled, num_columns)
             .map_err(|error| scheduler_error(&error))?;
-        self.announce();
+        this.announce();
         Ok(finished)
     }
 
-    fn fail_step(&mut self, scheduler_output: &PySchedulerOutput) -> PyResult<usize> {
-        self.check_owner()?;
+    fn fail_step(slf: &Bound<'_, Self>, scheduler_output: &PySchedulerOutput) -> PyResult<usize> {
+        check_origin(slf, scheduler_output)?;
+        let mut this = slf.try_borrow_mut()?;
+        this.check_owner()?;
         let failed =
-            self.inner.get().fail_step(&scheduler_output.inner).map_err(|error| scheduler_error(&error))?;
-        self.announce();
+            this.inner.get().fail_step(&scheduler_output.inner).map_err(|error| scheduler_error(&error))?;
+        this.announce();
         Ok(failed)
     }
 
@@ -266,24 +273,25 @@ impl PyScheduler {
             .ok_or_else(|| PyValueError::new_err(format!("no running request has row {row}")))
     }
 
-    fn queues<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let dict = PyDict::new(py);
-        dict.set_item("waiting", self.inner.get().waiting_request_ids())?;
-        dict.set_item("running", self.inner.get().running_request_ids())?;
+    fn queues<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
+        let (waiting, running) = {
+            let mut this = slf.try_borrow_mut()?;
+            (this.inner.get().waiting_request_ids(), this.inner.get().running_request_ids())
+        };
+        let dict = PyDict::new(slf.py());
+        dict.set_item("waiting", waiting)?;
+        dict.set_item("running", running)?;
         Ok(dict)
     }
 
-    fn request_state<'py>(
-        &mut self,
-        py: Python<'py>,
-        request_id: &str,
-    ) -> PyResult<Option<Bound<'py, PyDict>>> {
-        self.inner.get().request_state(request_id).map(|state| request_dict(py, &state)).transpose()
+    fn request_state<'py>(slf: &Bound<'py, Self>, request_id: &str) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let state = slf.try_borrow_mut()?.inner.get().request_state(request_id);
+        state.map(|state| request_dict(slf.py(), &state)).transpose()
     }
 
-    fn block_states<'py>(&mut self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let scheduler = self.inner.get();
-        let states = scheduler.block_states();
+    fn block_states<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let py = slf.py();
+        let states = slf.try_borrow_mut()?.inner.get().block_states();
         let dicts = states.iter().enumerate().map(|(block_id, state)| {
             let dict = PyDict::new(py);
             dict.set_item("block_id", block_id)?;
@@ -298,18 +306,27 @@ impl PyScheduler {
 
     #[pyo3(signature = (prompt_token_ids, cache_salt=None))]
     fn prefix_hit_length(
-        &mut self,
-        py: Python<'_>,
+        slf: &Bound<'_, Self>,
         prompt_token_ids: &Bound<'_, PyAny>,
         cache_salt: Option<&str>,
     ) -> PyResult<u32> {
-        let ids = token_ids(py, prompt_token_ids)?;
-        Ok(self.inner.get().prefix_hit_length(&ids, &encode_extra_keys(cache_salt)))
+        let ids = token_ids(slf.py(), prompt_token_ids)?;
+        Ok(slf.try_borrow_mut()?.inner.get().prefix_hit_length(&ids, &encode_extra_keys(cache_salt)))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.handle.get().stats(py)
     }
+}
+
+fn check_origin(scheduler: &Bound<'_, PyScheduler>, output: &PySchedulerOutput) -> PyResult<()> {
+    if output.scheduler.is(scheduler) {
+        return Ok(());
+    }
+    let step = output.inner.step;
+    Err(SchedulerStateError::new_err(format!(
+        "this SchedulerOutput (step {step}) was made by another Scheduler"
+    )))
 }
 
 fn block_ids(blocks: &[kvblocks::BlockId]) -> Vec<u32> {

@@ -27,7 +27,7 @@ pub struct Egress {
     head: Padded<AtomicUsize>,
 }
 
-// SAFETY: a place is written only by the producer while it lies in [head + capacity, …) and read only
+// SAFETY: a place is written only by the producer while it lies in [tail, head + capacity) and read only
 // by the consumer while it lies in [head, tail); the two counters hand it over with Release/Acquire.
 // `Producer` and `Consumer` below are the only doors and neither is `Clone`.
 unsafe impl Sync for Egress {}
@@ -45,7 +45,8 @@ impl Egress {
         }
     }
 
-    /// How many records wait to be consumed; exact for either side, a hint for others.
+    /// How many records wait to be consumed: at most so many as seen by the producer, at least so many as seen by
+    /// the consumer, a hint for others.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tail.0.load(Ordering::Relaxed).wrapping_sub(self.head.0.load(Ordering::Relaxed))
@@ -133,7 +134,7 @@ impl Consumer {
             position = position.wrapping_add(1);
             receive(record);
         }
-        // Release: pairs with the Acquire in `Producer::push`; reading is over before the places are free again.
+        // Release: pairs with the Acquire in `Producer::has_room`; reading is over before the places are free again.
         self.egress.head.0.store(position, Ordering::Release);
     }
 

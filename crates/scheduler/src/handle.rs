@@ -20,6 +20,9 @@ use crate::{
     sync::{AtomicU32, AtomicU64, Ordering, fence},
 };
 
+/// Output tokens that memory is reserved for when a request is handed in.
+pub(crate) const RESERVED_OUTPUT_TOKENS: u32 = 4096;
+
 /// Why a request was not taken in. Each carries the numbers.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum AddRequestError {
@@ -154,7 +157,9 @@ impl EngineHandle {
         self.reserve_place()?;
         // What the step path will append to is made large enough here: it allocates nothing later.
         let num_prompt = request.prompt_token_ids.len() as u32;
-        let room = request.params.max_tokens.min(config.max_model_len - num_prompt);
+        // Up to a point: an answer that may be very long and seldom is grows as it comes.
+        let room =
+            request.params.max_tokens.min(config.max_model_len - num_prompt).min(RESERVED_OUTPUT_TOKENS);
         request.prompt_token_ids.reserve_exact(room as usize);
         let mut block_hashes = Vec::new();
         if config.enable_prefix_caching {
@@ -214,7 +219,7 @@ impl EngineHandle {
         }
         // SeqCst fence: see `wake`.
         fence(Ordering::SeqCst);
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             // Acquire: pairs with the Release in `wake`.
             let wakes = self.shared.wakes.load(Ordering::Acquire);

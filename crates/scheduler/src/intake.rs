@@ -2,7 +2,7 @@
 
 use crate::{
     clock::monotonic_ns,
-    handle::Message,
+    handle::{Message, RESERVED_OUTPUT_TOKENS},
     output::{EngineCoreOutput, FinishReason, RequestError},
     request::{Cold, NO_ROW, NewRequest, Request, RequestStatus},
     scheduler::Scheduler,
@@ -45,6 +45,12 @@ impl Scheduler {
 
     fn take_in(&mut self, new: NewRequest, block_hashes: Vec<kvblocks::BlockHash>) {
         self.stats.num_requests += 1;
+        if self.by_key.contains_key(&new.key) {
+            // A key used twice is a front end's mistake; an answer to it would end the request that has the key.
+            self.handle.shared.num_queued.fetch_sub(1, Ordering::Relaxed);
+            self.stats.num_finished += 1;
+            return;
+        }
         if self.by_id.contains_key(&new.request_id) {
             self.handle.shared.num_queued.fetch_sub(1, Ordering::Relaxed);
             self.stats.num_finished += 1;
@@ -70,7 +76,8 @@ impl Scheduler {
         let num_prompt_tokens = new.prompt_token_ids.len() as u32;
         let max_total_tokens =
             num_prompt_tokens.saturating_add(new.params.max_tokens).min(self.config.max_model_len);
-        let blocks = max_total_tokens.div_ceil(self.config.block_size) as usize;
+        let reserved = max_total_tokens.min(num_prompt_tokens.saturating_add(RESERVED_OUTPUT_TOKENS));
+        let blocks = reserved.div_ceil(self.config.block_size) as usize;
         let request = Request {
             num_computed_tokens: 0,
             num_tokens: num_prompt_tokens,

@@ -107,6 +107,15 @@ impl KVCacheManager {
         }
     }
 
+    /// Make nothing of `request` findable any more, whichever step registered it.
+    pub(crate) fn forget(&mut self, request: &Request) {
+        for &block in request.block_table.iter().rev() {
+            if let Some(step) = self.pool.registered_in(block) {
+                self.pool.withdraw(block, step);
+            }
+        }
+    }
+
     /// Give back all blocks, last first, so that the tail of a chain is evicted before its head.
     pub(crate) fn free(&mut self, request: &mut Request) {
         while let Some(block) = request.block_table.pop() {

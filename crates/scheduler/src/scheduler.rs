@@ -34,13 +34,11 @@ pub enum SchedulerError {
     /// The pool could not be made.
     #[error(transparent)]
     Pool(#[from] kvblocks::PoolError),
-    /// `schedule` with every buffer set in flight.
+    /// `schedule` while a step is in flight.
     #[error(
-        "all {num_sets} step buffer sets are in flight; call update_from_output for step {oldest_step} first"
+        "step {oldest_step} is in flight; call update_from_output or fail_step for it before the next schedule"
     )]
-    NoFreeBuffers {
-        /// Registered sets.
-        num_sets: usize,
+    StepInFlight {
         /// The step to update next.
         oldest_step: u64,
     },
@@ -174,13 +172,19 @@ impl Scheduler {
     /// Plan the next step into the next free buffer set. `None` when nothing can run.
     ///
     /// # Errors
-    /// When every buffer set is in flight.
+    /// When a step is in flight: the next one is planned after it was updated.
     pub fn schedule(&mut self) -> Result<Option<SchedulerOutput>, SchedulerError> {
-        self.drain_inbox();
         let set = self.free_set()?;
+        self.drain_inbox();
         self.steps[set].begin(self.last_step + 1, set as u32);
-        let budget = self.schedule_running(set);
-        if self.preempted_rows.is_empty() {
+        let mut budget = self.schedule_running(set);
+        // The first may have had to give up its own blocks, being the worst: the others run with them. Each
+        // round plans something or shrinks the running list.
+        while self.steps[set].entries.is_empty() && !self.running.is_empty() {
+            budget = self.schedule_running(set);
+        }
+        // With nobody left running there is nobody to protect from an admission: all victims' company was aborted.
+        if self.preempted_rows.is_empty() || self.running.is_empty() {
             self.schedule_waiting(set, budget);
         }
         let step = &mut self.steps[set];
@@ -221,7 +225,7 @@ impl Scheduler {
     /// Whether outputs wait for the output side.
     #[must_use]
     pub fn has_outputs(&self) -> bool {
-        self.egress.has_published()
+        self.egress.has_published() || !self.spill.is_empty()
     }
 
     /// Forget every cached block; `false` while blocks are in use.
@@ -235,15 +239,13 @@ impl Scheduler {
         &self.config
     }
 
+    /// The set for the next step. Sets rotate, so that what was written for the last step stays readable.
     fn free_set(&self) -> Result<usize, SchedulerError> {
-        let num_sets = self.steps.len();
-        let next =
-            self.in_flight.back().map_or(self.last_step as usize % num_sets, |&set| (set + 1) % num_sets);
         match self.in_flight.front() {
-            Some(&oldest) if self.in_flight.contains(&next) => {
-                Err(SchedulerError::NoFreeBuffers { num_sets, oldest_step: self.steps[oldest].output.step })
+            Some(&oldest) => {
+                Err(SchedulerError::StepInFlight { oldest_step: self.steps[oldest].output.step })
             }
-            _ => Ok(next),
+            None => Ok(self.last_step as usize % self.steps.len()),
         }
     }
 

@@ -66,7 +66,8 @@ impl Step {
             stop_ids_capacity: capacity("stop_token_ids"),
             max_num_seqs: config.max_num_seqs as usize,
             block_size: config.block_size,
-            previous_num_tokens: 0,
+            // Nothing is known of what is in a set before its first use.
+            previous_num_tokens: config.max_num_batched_tokens as usize,
             finished_ids: Vec::with_capacity(config.max_num_seqs as usize),
             preempted_slots: Vec::with_capacity(config.max_num_seqs as usize),
         }

@@ -167,7 +167,7 @@ macro_rules! step_buffers {
             /// What `pointer_of` says, or a `BufferError` for an array that is too short.
             ///
             /// # Safety
-            /// Each pointer must be aligned for its dtype and valid for reads and writes of the given
+            /// The arrays must not overlap, nor those of different sets. Each pointer must be aligned for its dtype and valid for reads and writes of the given
             /// number of initialised elements for as long as the set lives, and nothing else may touch
             /// the memory between the entry of `schedule` and its return, nor the scheduler's owner
             /// while Python reads it until `update_from_output`: the generation check enforces that order.

@@ -32,7 +32,8 @@ impl Scheduler {
     ) -> Result<usize, SchedulerError> {
         let set = self.oldest_step(output)?;
         let expected = self.steps[set].output.num_sampled;
-        if sampled_token_ids.len() != expected as usize * num_columns || num_columns == 0 && expected > 0 {
+        let num_ids = (expected as usize).checked_mul(num_columns);
+        if num_ids != Some(sampled_token_ids.len()) || num_columns == 0 && expected > 0 {
             let got = sampled_token_ids.len() / num_columns.max(1);
             return Err(SchedulerError::WrongRows { step: output.step, expected, got });
         }
@@ -72,16 +73,17 @@ impl Scheduler {
     /// When the step is not the oldest in flight.
     pub fn fail_step(&mut self, output: &SchedulerOutput) -> Result<usize, SchedulerError> {
         let set = self.oldest_step(output)?;
-        self.drain_aborts();
         let now = monotonic_ns();
         let entries = std::mem::take(&mut self.steps[set].entries);
-        // All withdrawals come first: a block that several requests of the step share has one registration.
+        // Before aborts are applied: a request that leaves now would take its block table with it and leave its
+        // registrations behind. All withdrawals come first: a block that several requests of the step share has one registration.
         for entry in &entries {
             let request = &self.requests[entry.slot as usize];
             if request.epoch == entry.epoch {
                 self.kv.withdraw(request, output.step);
             }
         }
+        self.drain_aborts();
         let mut num_finished = 0;
         for entry in &entries {
             if self.requests[entry.slot as usize].epoch == entry.epoch {
@@ -109,6 +111,8 @@ impl Scheduler {
     /// Append a row's tokens one at a time; what follows a stop is dropped.
     fn append_tokens(&mut self, slot: u32, row: &[i32], now: u64) -> Option<RequestStatus> {
         if row.first().is_none_or(|&token_id| token_id < 0) {
+            // What it computed is as little a number as its logits: nobody may find it.
+            self.kv.forget(&self.requests[slot as usize]);
             self.emit(slot, -1, Some(FinishReason::Error), -1, RequestError::NoToken, now);
             return Some(RequestStatus::FinishedError);
         }
@@ -182,6 +186,8 @@ impl Scheduler {
         self.by_key.remove(&request.key);
         self.by_id.remove(&request.cold.request_id);
         request.token_ids = Vec::new();
+        request.block_table = Vec::new();
+        request.cold.block_hashes = Vec::new();
         if was_running {
             self.finished_rows.push((request.row, std::mem::take(&mut request.cold.request_id)));
         }

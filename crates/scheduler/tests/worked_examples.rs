@@ -160,3 +160,70 @@ fn a_failed_step_leaves_nothing_findable() {
     scheduler.check_invariants();
     assert_eq!(scheduler.handle().stats().num_free_blocks, 63);
 }
+
+#[test]
+fn the_worst_request_gives_way_and_the_others_run_in_the_same_step() {
+    let config = SchedulerConfig {
+        block_size: 4,
+        scheduling_policy: scheduler::SchedulingPolicy::Priority,
+        enable_prefix_caching: false,
+        ..SchedulerConfig::new(5, 16)
+    };
+    let mut scheduler = scheduler(&config, 2);
+    for (id, priority) in [("A", 5), ("BB", 0)] {
+        let prompt = (0..7).map(|i| i + 100 * id.len() as i32).collect();
+        let mut request = request(&scheduler, id, prompt, 5);
+        request.priority = priority;
+        scheduler.handle().add_request(request).expect("fits");
+        step(&mut scheduler);
+    }
+    // Both have two full blocks of the four: A, first in the list and less important, loses its own.
+    let mut plans = Vec::new();
+    while scheduler.request_state("BB").is_some() {
+        plans.push(step(&mut scheduler).expect("BB runs in every step"));
+    }
+    assert!(plans.iter().any(|plan| *plan == pairs(&[("BB", 1)])));
+    assert!(scheduler.handle().stats().num_preemptions > 0);
+    while scheduler.has_unfinished_requests() {
+        step(&mut scheduler).expect("A comes back and finishes");
+    }
+}
+
+#[test]
+fn aborting_the_company_of_a_victim_lets_it_run_again() {
+    let config =
+        SchedulerConfig { block_size: 4, enable_prefix_caching: false, ..SchedulerConfig::new(5, 16) };
+    let mut scheduler = scheduler(&config, 2);
+    for id in ["A", "BB"] {
+        add(&scheduler, id, 7, 5);
+        step(&mut scheduler);
+    }
+    while scheduler.handle().stats().num_preemptions == 0 {
+        step(&mut scheduler).expect("work");
+    }
+    scheduler.handle().abort_requests(["A"]);
+    assert!(step(&mut scheduler).is_some(), "BB is admitted again");
+}
+
+#[test]
+fn an_abort_before_a_failed_step_leaves_nothing_findable() {
+    let mut scheduler = scheduler(&SchedulerConfig::new(64, 256), 2);
+    let prompt: Vec<i32> = (0..40).collect();
+    scheduler.handle().add_request(request(&scheduler, "A", prompt.clone(), 4)).expect("fits");
+    let output = scheduler.schedule().expect("a free set").expect("work");
+    scheduler.handle().abort_requests(["A"]);
+    scheduler.fail_step(&output).expect("in flight");
+    assert_eq!(scheduler.prefix_hit_length(&prompt, &[]), 0);
+    scheduler.check_invariants();
+}
+
+#[test]
+fn what_was_computed_for_a_request_without_numbers_is_forgotten() {
+    let mut scheduler = scheduler(&SchedulerConfig::new(64, 256), 2);
+    let prompt: Vec<i32> = (0..40).collect();
+    scheduler.handle().add_request(request(&scheduler, "A", prompt.clone(), 4)).expect("fits");
+    let output = scheduler.schedule().expect("a free set").expect("work");
+    assert_eq!(scheduler.update_from_output(&output, &[-1], 1), Ok(1));
+    assert_eq!(scheduler.prefix_hit_length(&prompt, &[]), 0);
+    scheduler.check_invariants();
+}

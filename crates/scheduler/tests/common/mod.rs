@@ -100,8 +100,14 @@ impl FakeModel {
         (block * self.block_size + position % self.block_size) as usize
     }
 
-    /// Run one step from its arrays; returns one token per sampled row.
-    pub fn execute(&mut self, output: &SchedulerOutput, arrays: &StepBuffers) -> Vec<i32> {
+    /// Learn of a step that is never run: rows and tables change, no slot is written.
+    pub fn skip(&mut self, output: &SchedulerOutput, arrays: &StepBuffers) -> Vec<i32> {
+        self.apply(output, arrays);
+        self.poison_new_slots(output, arrays);
+        vec![-1; output.num_sampled as usize]
+    }
+
+    fn apply(&mut self, output: &SchedulerOutput, arrays: &StepBuffers) {
         for index in 0..output.num_finished as usize {
             self.tables.remove(&arrays.finished_rows.read(index));
         }
@@ -118,6 +124,11 @@ impl FakeModel {
             assert_eq!(table.len() as i32, arrays.bt_starts.read(index), "tables are append-only");
             table.extend((from..to).map(|i| arrays.bt_block_ids.read(i as usize)));
         }
+    }
+
+    /// Run one step from its arrays; returns one token per sampled row.
+    pub fn execute(&mut self, output: &SchedulerOutput, arrays: &StepBuffers) -> Vec<i32> {
+        self.apply(output, arrays);
         let num_reqs = output.num_reqs as usize;
         self.poison_new_slots(output, arrays);
         let mut last_values = HashMap::new();
