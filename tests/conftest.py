@@ -1,11 +1,16 @@
 """Fixtures and rules for every test: where shared data lies, when a GPU is there, how hard hypothesis looks."""
 
 import os
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+# A shell starts background jobs with Ctrl-C ignored, and every child inherits that. The tests press Ctrl-C on purpose.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -118,10 +118,6 @@ pub(crate) fn word_suffix() -> Arc<Tokenizer> {
 }
 
 /// Tells the reader of a test's output something.
-#[expect(
-    clippy::disallowed_macros,
-    reason = "the test harness shows it beside a failure, or with --nocapture"
-)]
 pub(crate) fn note(text: &str) {
     println!("{text}");
 }
