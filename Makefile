@@ -49,8 +49,9 @@ fmt: setup ## format the Python and Rust sources in place
 	$(BIN)/ruff format .
 	cargo fmt --all
 
-bench: ## measure the scheduler: schedule and update cost per step
+bench: setup ## measure the scheduler: cost per step in Rust, then as Python sees it (JSON)
 	cargo bench $(LOCKED) $(ARGS)
+	$(BIN)/python benches/python/step.py
 
 wheel: setup ## build the abi3 wheel into dist/ and prove that it serves from a clean environment
 	$(BIN)/python scripts/check_wheel.py
