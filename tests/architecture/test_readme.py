@@ -74,6 +74,7 @@ def test_every_rustvllm_command_in_the_documents_exists(documents: dict[str, str
 
 def test_python_examples_name_what_the_package_has(documents: dict[str, str]) -> None:
     import rustvllm
+    import rustvllm._core  # a submodule is an attribute only once it was imported
 
     examples = [body for text in documents.values() for body in blocks(text, "python")]
     assert examples
