@@ -10,7 +10,8 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Take everything that arrived, in its order.
+    /// Take everything that arrived, in its order: before a step is planned, and before its tokens are applied,
+    /// so that what was aborted while it ran gets none.
     pub(crate) fn drain_inbox(&mut self) {
         if self.handle.shared.inbox.is_empty() {
             return;
@@ -35,12 +36,6 @@ impl Scheduler {
             self.running.retain(|&slot| requests[slot as usize].status == RequestStatus::Running);
             self.free_slots.append(&mut aborted);
         }
-    }
-
-    /// Aborts that arrived while a step ran are applied before its tokens are. What else arrived is
-    /// taken in with them: the order of arrival is kept.
-    pub(crate) fn drain_aborts(&mut self) {
-        self.drain_inbox();
     }
 
     fn take_in(&mut self, new: NewRequest, block_hashes: Vec<kvblocks::BlockHash>) {

@@ -37,7 +37,7 @@ impl Scheduler {
             let got = sampled_token_ids.len() / num_columns.max(1);
             return Err(SchedulerError::WrongRows { step: output.step, expected, got });
         }
-        self.drain_aborts();
+        self.drain_inbox();
         let now = monotonic_ns();
         let entries = std::mem::take(&mut self.steps[set].entries);
         let mut rows = sampled_token_ids.chunks_exact(num_columns.max(1));
@@ -83,7 +83,7 @@ impl Scheduler {
                 self.kv.withdraw(request, output.step);
             }
         }
-        self.drain_aborts();
+        self.drain_inbox();
         let mut num_finished = 0;
         for entry in &entries {
             if self.requests[entry.slot as usize].epoch == entry.epoch {
