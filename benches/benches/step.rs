@@ -7,7 +7,7 @@ use std::{
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use rustvllm_benches::{BLOCK_SIZE, Decoding};
-use scheduler::{NewRequest, SamplingParams, Scheduler, SchedulerConfig, StepBuffers};
+use scheduler::{NewRequest, SamplingParams, Scheduler, SchedulerConfig, StepBuffers, TokenRows};
 
 #[derive(Clone, Copy)]
 enum Part {
@@ -74,21 +74,14 @@ fn admission(criterion: &mut Criterion) {
                 added += 1;
                 let prompt_token_ids = (0..1024).map(|i| if i < 512 { i } else { i ^ added << 11 }).collect();
                 let handle = scheduler.handle();
-                let request = NewRequest {
-                    key: handle.new_key(),
-                    request_id: added.to_string().into(),
-                    prompt_token_ids,
-                    params: SamplingParams { max_tokens: 1, ..SamplingParams::default() },
-                    priority: 0,
-                    extra_keys: Box::new([]),
-                    skip_reading_prefix_cache: false,
-                };
+                let params = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
+                let request = NewRequest::new(handle.new_key(), &added.to_string(), prompt_token_ids, params);
                 let start = Instant::now();
                 handle.add_request(request).expect("a request that fits");
                 let output = scheduler.schedule().expect("a free set").expect("the request");
                 elapsed += start.elapsed();
                 assert_eq!(output.total_num_scheduled_tokens, if added == 1 { 1024 } else { 512 });
-                scheduler.update_from_output(&output, &[7], 1).expect("the step in flight");
+                scheduler.update_from_output(&output, TokenRows::column(&[7])).expect("the step in flight");
                 consumer.drain(drop);
             }
             elapsed

@@ -5,7 +5,7 @@
 
 use scheduler::{
     EngineCoreOutput, NewRequest, SamplingParams, Scheduler, SchedulerConfig, SchedulerOutput, StepBuffers,
-    egress::Consumer,
+    TokenRows, egress::Consumer,
 };
 
 /// Tokens per block in all benches.
@@ -63,15 +63,12 @@ impl Decoding {
                 let handle = self.scheduler.handle();
                 let prompt_token_ids = (0..length as i32).map(|i| i ^ (self.num_added as i32) << 8).collect();
                 handle
-                    .add_request(NewRequest {
-                        key: handle.new_key(),
-                        request_id: self.num_added.to_string().into(),
+                    .add_request(NewRequest::new(
+                        handle.new_key(),
+                        &self.num_added.to_string(),
                         prompt_token_ids,
-                        params: SamplingParams { max_tokens: OUTPUT_TOKENS, ..SamplingParams::default() },
-                        priority: 0,
-                        extra_keys: Box::new([]),
-                        skip_reading_prefix_cache: false,
-                    })
+                        SamplingParams { max_tokens: OUTPUT_TOKENS, ..SamplingParams::default() },
+                    ))
                     .expect("a request that fits");
                 self.num_added += 1;
             }
@@ -96,7 +93,9 @@ impl Decoding {
     /// When the step is not in flight.
     pub fn update(&mut self, output: &SchedulerOutput) -> usize {
         self.sampled.resize(output.num_sampled as usize, 7);
-        self.scheduler.update_from_output(output, &self.sampled, 1).expect("the step in flight")
+        self.scheduler
+            .update_from_output(output, TokenRows::column(&self.sampled))
+            .expect("the step in flight")
     }
 
     /// Consume the outputs, as the output thread would beside the step.

@@ -54,6 +54,13 @@ class SchedulerConfig:
         scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
         watermark: float = 0.0,
         max_num_queued_reqs: int = 65536,
+        max_steps_in_flight: int = 1,
+        num_speculative_tokens: int = 0,
+        preemption_mode: Literal["recompute", "swap"] = "recompute",
+        num_cpu_blocks: int = 0,
+        preemption_immunity_steps: int = 8,
+        max_look_past: int = 0,
+        max_times_passed: int = 8,
     ) -> Self:
         """Numbers that fix a scheduler. Raises ``ValueError`` naming the value and the limit."""
     @property
@@ -78,6 +85,23 @@ class SchedulerConfig:
     def watermark(self) -> float: ...
     @property
     def max_num_queued_reqs(self) -> int: ...
+    @property
+    def max_steps_in_flight(self) -> int: ...
+    @property
+    def num_speculative_tokens(self) -> int: ...
+    @property
+    def preemption_mode(self) -> Literal["recompute", "swap"]: ...
+    @property
+    def num_cpu_blocks(self) -> int: ...
+    @property
+    def preemption_immunity_steps(self) -> int: ...
+    @property
+    def max_look_past(self) -> int: ...
+    @property
+    def max_times_passed(self) -> int: ...
+    @property
+    def num_buffer_sets(self) -> int:
+        """Sets of step buffers that a scheduler of these numbers needs: ``max_steps_in_flight + 1``."""
 
 @final
 class SchedulerOutput:
@@ -94,6 +118,12 @@ class SchedulerOutput:
     num_block_table_updates: int
     num_finished: int
     num_preempted: int
+    num_logits: int
+    """Rows of logits: one per sampled request and one per draft."""
+    num_structured_output_reqs: int
+    num_swap_out: int
+    num_swap_in: int
+    num_copies: int
     def debug_view(self) -> dict[str, Any]:
         """The same content under the field's names (``scheduled_new_reqs``, …), for tests and people."""
 
@@ -101,34 +131,66 @@ class SchedulerOutput:
 class Scheduler:
     """The owner's side. The first thread that calls ``schedule`` owns it; another one gets ``WrongThreadError``."""
 
-    def __new__(cls, config: SchedulerConfig, step_buffers: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Self: ...
+    def __new__(
+        cls, config: SchedulerConfig, step_buffers: Sequence[Mapping[str, npt.NDArray[Any]]] | None = None
+    ) -> Self:
+        """A scheduler over arrays (see ``step_buffer_spec``); None: arrays of its own, to be read in ``step_buffers``."""
+    @property
+    def step_buffers(self) -> list[Mapping[str, npt.NDArray[Any]]]: ...
     @property
     def handle(self) -> EngineHandle: ...
     @property
     def config(self) -> SchedulerConfig: ...
     def schedule(self) -> SchedulerOutput | None:
-        """Plan the next step into the next buffer set; None when nothing can run.
+        """Plan the next step into the next buffer set; None when nothing can run now.
 
-        Raises SchedulerStateError when no set is free.
+        Raises SchedulerStateError when ``max_steps_in_flight`` steps are in flight.
         """
-    def update_from_output(self, scheduler_output: SchedulerOutput, sampled_token_ids: npt.NDArray[np.int32]) -> int:
-        """Append sampled tokens (int32 ``[num_sampled, k]``, −1 = no token), stop, free, emit.
+    def update_from_output(
+        self,
+        scheduler_output: SchedulerOutput,
+        sampled_token_ids: npt.NDArray[np.int32],
+        draft_token_ids: npt.NDArray[np.int32] | None = None,
+    ) -> int:
+        """Append sampled tokens (int32 ``[num_sampled, k]``; −1 ends a row), stop, free, emit.
+
+        A row of −1 alone ends its request with an error, one that begins with −2 says that its grammar did not take
+        the token. Drafts (int32 ``[num_sampled, d]``, −1 ends a row) run with the next step.
 
         Returns the number of requests that finished.
         """
+    def truncate_drafts(self, scheduler_output: SchedulerOutput, num_kept: Sequence[int]) -> SchedulerOutput:
+        """Drop drafts of the newest step that were not made: ``num_kept[i]`` stay for batch position i.
+
+        The arrays are written again; what is returned takes the place of ``scheduler_output``.
+        """
     def fail_step(self, scheduler_output: SchedulerOutput) -> int:
-        """End a step whose execution failed: its requests finish with an error, its registrations are withdrawn."""
+        """End a step whose execution failed, and those scheduled after it: their requests finish with an error."""
     def has_unfinished_requests(self) -> bool: ...
     def num_unfinished_requests(self) -> int: ...
-    def reset_prefix_cache(self) -> bool: ...
+    def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
+        """Forget every cached block; False while blocks are in use. ``preempt_running`` takes them from all first."""
     def check_invariants(self) -> None: ...
     def token_ids(self, row: int) -> list[int]:
         """Prompt and output of the request in a persistent row (for penalties and for tests)."""
     # the debug face: see docs/scheduler.md
+    def add_request(
+        self, request_id: str, prompt_token_ids: Sequence[int] | npt.NDArray[np.int32], **params: Any
+    ) -> int:
+        """``handle.add_request`` under a new key, which is returned."""
+    def abort_requests(self, request_ids: Sequence[str]) -> None: ...
+    def take_outputs(self) -> list[dict[str, Any]]:
+        """What requests have become since the last call, when no front end takes it."""
+    def set_trace(self, enabled: bool) -> None:
+        """Begin or end to record an event for each scheduled request and each change of status."""
+    def take_events(self) -> tuple[list[dict[str, Any]], int]:
+        """The newest 65,536 events since the last call, oldest first, and how many were dropped."""
     def queues(self) -> dict[str, list[str]]: ...
     def request_state(self, request_id: str) -> dict[str, Any] | None: ...
     def block_states(self) -> list[dict[str, Any]]: ...
-    def prefix_hit_length(self, prompt_token_ids: Sequence[int], cache_salt: str | None = None) -> int: ...
+    def prefix_hit_length(
+        self, prompt_token_ids: Sequence[int], cache_salt: str | None = None, lora_name: str | None = None
+    ) -> int: ...
     def stats(self) -> dict[str, int | float]: ...
 
 @final
@@ -158,14 +220,34 @@ class EngineHandle:
         num_logprobs: int = ...,
         priority: int = 0,
         cache_salt: str | None = None,
+        lora_name: str | None = None,
+        multimodal: Sequence[tuple[int, int, bytes]] = ...,
         skip_reading_prefix_cache: bool = False,
+        waits_for_grammar: bool = False,
+        fork_from: int | None = None,
+        samples: Sequence[tuple[int, str, int]] = ...,
     ) -> None:
         """Hand a request to the scheduler.
 
-        ``eos_token_id=None`` means ignore EOS; ``max_tokens=0`` ends with the prefill.
+        ``eos_token_id=None`` means ignore EOS; ``max_tokens=0`` ends with the prefill. ``multimodal`` is (offset,
+        length, digest) of each span of placeholder tokens. ``fork_from`` is the key of a live request whose tokens begin
+        with this prompt and whose KV is shared. ``samples`` are (key, id, seed) of further requests that fork this one:
+        all are taken in together, or none.
 
         Raises InvalidRequestError (with the numbers) or QueueFullError.
         """
+    def grammar_ready(self, key: int) -> None:
+        """The grammar that a request ``waits_for_grammar`` is compiled: it may run."""
+    def grammar_failed(self, key: int) -> None:
+        """It cannot be compiled: the request ends with an error."""
+    def prefix_hint(
+        self,
+        prompt_token_ids: Sequence[int] | npt.NDArray[np.int32],
+        *,
+        cache_salt: str | None = None,
+        lora_name: str | None = None,
+    ) -> int:
+        """Tokens of a prompt that the prefix cache holds: a hint, from any thread."""
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """Abort by id; unknown and finished ids are ignored. Each aborted request emits one final output."""
     def wait_for_work(self, timeout: float | None = None) -> bool:

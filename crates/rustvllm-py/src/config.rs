@@ -1,7 +1,7 @@
 //! `SchedulerConfig` and the specification of the step arrays, for Python.
 
 use ::scheduler::{
-    SchedulerConfig, SchedulingPolicy, StepBuffers,
+    PreemptionMode, SchedulerConfig, SchedulingPolicy, StepBuffers,
     step_buffers::{SAMPLING_FLOAT_COLUMNS, SAMPLING_INT_COLUMNS},
 };
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyTuple};
@@ -17,7 +17,9 @@ impl PySchedulerConfig {
     #[new]
     #[pyo3(signature = (*, num_blocks, max_model_len, block_size=16, max_num_seqs=128, max_num_batched_tokens=2048,
         enable_prefix_caching=true, enable_chunked_prefill=true, long_prefill_token_threshold=0,
-        scheduling_policy="fcfs", watermark=0.0, max_num_queued_reqs=65536))]
+        scheduling_policy="fcfs", watermark=0.0, max_num_queued_reqs=65536, max_steps_in_flight=1,
+        num_speculative_tokens=0, preemption_mode="recompute", num_cpu_blocks=0, preemption_immunity_steps=8,
+        max_look_past=0, max_times_passed=8))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only in Python")]
     fn new(
         num_blocks: u32,
@@ -31,12 +33,27 @@ impl PySchedulerConfig {
         scheduling_policy: &str,
         watermark: f64,
         max_num_queued_reqs: u32,
+        max_steps_in_flight: u32,
+        num_speculative_tokens: u32,
+        preemption_mode: &str,
+        num_cpu_blocks: u32,
+        preemption_immunity_steps: u32,
+        max_look_past: u32,
+        max_times_passed: u32,
     ) -> PyResult<Self> {
         let scheduling_policy = match scheduling_policy {
             "fcfs" => SchedulingPolicy::Fcfs,
             "priority" => SchedulingPolicy::Priority,
             other => {
                 let message = format!("scheduling_policy must be 'fcfs' or 'priority', got {other:?}");
+                return Err(PyValueError::new_err(message));
+            }
+        };
+        let preemption_mode = match preemption_mode {
+            "recompute" => PreemptionMode::Recompute,
+            "swap" => PreemptionMode::Swap,
+            other => {
+                let message = format!("preemption_mode must be 'recompute' or 'swap', got {other:?}");
                 return Err(PyValueError::new_err(message));
             }
         };
@@ -52,6 +69,13 @@ impl PySchedulerConfig {
             scheduling_policy,
             watermark,
             max_num_queued_reqs,
+            max_steps_in_flight,
+            num_speculative_tokens,
+            preemption_mode,
+            num_cpu_blocks,
+            preemption_immunity_steps,
+            max_look_past,
+            max_times_passed,
         };
         inner.check().map_err(|error| PyValueError::new_err(error.to_string()))?;
         Ok(Self { inner })
@@ -113,6 +137,50 @@ impl PySchedulerConfig {
     #[getter]
     fn max_num_queued_reqs(&self) -> u32 {
         self.inner.max_num_queued_reqs
+    }
+
+    #[getter]
+    fn max_steps_in_flight(&self) -> u32 {
+        self.inner.max_steps_in_flight
+    }
+
+    #[getter]
+    fn num_speculative_tokens(&self) -> u32 {
+        self.inner.num_speculative_tokens
+    }
+
+    #[getter]
+    fn num_cpu_blocks(&self) -> u32 {
+        self.inner.num_cpu_blocks
+    }
+
+    #[getter]
+    fn preemption_immunity_steps(&self) -> u32 {
+        self.inner.preemption_immunity_steps
+    }
+
+    #[getter]
+    fn max_look_past(&self) -> u32 {
+        self.inner.max_look_past
+    }
+
+    #[getter]
+    fn max_times_passed(&self) -> u32 {
+        self.inner.max_times_passed
+    }
+
+    #[getter]
+    fn preemption_mode(&self) -> &'static str {
+        match self.inner.preemption_mode {
+            PreemptionMode::Recompute => "recompute",
+            PreemptionMode::Swap => "swap",
+        }
+    }
+
+    /// Sets of step buffers that a scheduler of these numbers needs.
+    #[getter]
+    fn num_buffer_sets(&self) -> usize {
+        self.inner.num_buffer_sets()
     }
 
     fn __repr__(&self) -> String {

@@ -28,6 +28,8 @@ pub(crate) fn scheduler_error(error: &SchedulerError) -> PyErr {
         }
         SchedulerError::WrongRows { .. }
         | SchedulerError::WrongStep { .. }
+        | SchedulerError::NotTheNewestStep { .. }
+        | SchedulerError::TooManyDrafts { .. }
         | SchedulerError::StepInFlight { .. } => SchedulerStateError::new_err(error.to_string()),
     }
 }

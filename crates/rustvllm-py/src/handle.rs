@@ -10,7 +10,8 @@ use std::{
 };
 
 use ::scheduler::{
-    EngineCoreOutput, EngineHandle as SharedHandle, NewRequest, RequestKey, SamplingParams, egress::Consumer,
+    EngineCoreOutput, EngineHandle as SharedHandle, ExtraKeys, MultimodalSpan, NewRequest, RequestKey,
+    SamplingParams, egress::Consumer,
 };
 use pyo3::{
     buffer::PyBuffer,
@@ -96,7 +97,8 @@ impl EngineHandle {
     #[pyo3(signature = (key, request_id, prompt_token_ids, *, max_tokens, min_tokens=0, eos_token_id=None,
         stop_token_ids=Vec::new(), temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, presence_penalty=0.0,
         frequency_penalty=0.0, repetition_penalty=1.0, seed=0, num_logprobs=-1, priority=0, cache_salt=None,
-        skip_reading_prefix_cache=false))]
+        lora_name=None, multimodal=Vec::new(), skip_reading_prefix_cache=false, waits_for_grammar=false, fork_from=None,
+        samples=Vec::new()))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only in Python: one small call per request")]
     fn add_request(
         &self,
@@ -119,7 +121,12 @@ impl EngineHandle {
         num_logprobs: i64,
         priority: i32,
         cache_salt: Option<&str>,
+        lora_name: Option<&str>,
+        multimodal: Vec<(u32, u32, Vec<u8>)>,
         skip_reading_prefix_cache: bool,
+        waits_for_grammar: bool,
+        fork_from: Option<u64>,
+        samples: Vec<(u64, String, i64)>,
     ) -> PyResult<()> {
         let params = SamplingParams {
             max_tokens,
@@ -136,19 +143,56 @@ impl EngineHandle {
             seed,
             num_logprobs,
         };
+        let spans = multimodal.into_iter().map(|(offset, length, digest)| MultimodalSpan {
+            offset,
+            length,
+            digest: digest.into(),
+        });
         let request = NewRequest {
             key: RequestKey(key),
             request_id: request_id.into(),
             prompt_token_ids: token_ids(py, prompt_token_ids)?,
             params,
             priority,
-            extra_keys: encode_extra_keys(cache_salt),
+            extra_keys: ExtraKeys::new(lora_name, cache_salt, spans.collect()),
             skip_reading_prefix_cache,
+            waits_for_grammar,
+            fork_from: fork_from.map(RequestKey),
         };
-        py.detach(|| self.inner.add_request(request)).map_err(|error| add_request_error(&error))
+        let mut requests = Vec::with_capacity(1 + samples.len());
+        requests.extend(samples.into_iter().map(|(sample_key, sample_id, seed)| NewRequest {
+            key: RequestKey(sample_key),
+            request_id: sample_id.into(),
+            params: SamplingParams { seed, ..request.params.clone() },
+            fork_from: Some(RequestKey(key)),
+            ..request.clone()
+        }));
+        requests.insert(0, request);
+        py.detach(|| self.inner.add_requests(requests)).map_err(|error| add_request_error(&error))
     }
 
-    fn abort_requests(&self, request_ids: Vec<String>) {
+    fn grammar_ready(&self, key: u64) {
+        self.inner.grammar_ready(RequestKey(key));
+    }
+
+    fn grammar_failed(&self, key: u64) {
+        self.inner.grammar_failed(RequestKey(key));
+    }
+
+    #[pyo3(signature = (prompt_token_ids, *, cache_salt=None, lora_name=None))]
+    fn prefix_hint(
+        &self,
+        py: Python<'_>,
+        prompt_token_ids: &Bound<'_, PyAny>,
+        cache_salt: Option<&str>,
+        lora_name: Option<&str>,
+    ) -> PyResult<u32> {
+        let ids = token_ids(py, prompt_token_ids)?;
+        let extra_keys = ExtraKeys::new(lora_name, cache_salt, Vec::new());
+        Ok(py.detach(|| self.inner.prefix_hint(&ids, &extra_keys)))
+    }
+
+    pub(crate) fn abort_requests(&self, request_ids: Vec<String>) {
         self.inner.abort_requests(request_ids.iter().map(String::as_str));
     }
 
@@ -223,17 +267,6 @@ pub(crate) fn token_ids(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<V
         Ok(buffer) => buffer.to_vec(py),
         Err(_) => object.extract(),
     }
-}
-
-/// Keys beside the tokens that cached blocks depend on: tag, length, bytes; so that no two sets of keys look alike.
-pub(crate) fn encode_extra_keys(cache_salt: Option<&str>) -> Box<[u8]> {
-    let mut encoded = Vec::new();
-    if let Some(salt) = cache_salt {
-        encoded.push(1);
-        encoded.extend_from_slice(&(salt.len() as u64).to_le_bytes());
-        encoded.extend_from_slice(salt.as_bytes());
-    }
-    encoded.into()
 }
 
 fn is_main_thread(py: Python<'_>) -> PyResult<bool> {

@@ -2,19 +2,22 @@
 
 use std::thread::{self, ThreadId};
 
-use ::scheduler::{RequestState, Scheduler, SchedulerOutput, StepBuffers};
+use ::scheduler::{
+    EngineCoreOutput, ExtraKeys, FinishReason, RequestError, RequestEvent, RequestState, Scheduler,
+    SchedulerConfig, SchedulerOutput, StepBuffers, TokenRows,
+};
 use pyo3::{
     buffer::PyBuffer,
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
-    types::{PyDict, PyList},
+    types::{PyDict, PyList, PyTuple},
 };
 
 use crate::{
     buffers::{RegisteredViews, register_set},
     config::PySchedulerConfig,
     errors::{SchedulerStateError, WrongThreadError, scheduler_error},
-    handle::{EngineHandle, encode_extra_keys, token_ids},
+    handle::{EngineHandle, token_ids},
 };
 
 /// Makes a single-owner value acceptable to pyo3, which asks every class to be `Sync`.
@@ -94,6 +97,31 @@ impl PySchedulerOutput {
         self.inner.num_preempted
     }
 
+    #[getter]
+    fn num_logits(&self) -> u32 {
+        self.inner.num_logits
+    }
+
+    #[getter]
+    fn num_structured_output_reqs(&self) -> u32 {
+        self.inner.num_structured_output_reqs
+    }
+
+    #[getter]
+    fn num_swap_out(&self) -> u32 {
+        self.inner.num_swap_out
+    }
+
+    #[getter]
+    fn num_swap_in(&self) -> u32 {
+        self.inner.num_swap_in
+    }
+
+    #[getter]
+    fn num_copies(&self) -> u32 {
+        self.inner.num_copies
+    }
+
     /// The same content under the field's names, while the step is in flight; for tests and people.
     fn debug_view<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         // The borrow ends before objects are made: making them may run other Python code.
@@ -104,7 +132,7 @@ impl PySchedulerOutput {
             },
         )?;
         let (new, resumed, cached) = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
-        let num_scheduled_tokens = PyDict::new(py);
+        let (num_scheduled_tokens, drafts) = (PyDict::new(py), PyDict::new(py));
         for request in &view.scheduled {
             let entry = PyDict::new(py);
             entry.set_item("req_id", &request.request_id)?;
@@ -119,6 +147,9 @@ impl PySchedulerOutput {
                 _ => cached.append(entry)?,
             }
             num_scheduled_tokens.set_item(&request.request_id, request.num_scheduled_tokens)?;
+            if !request.spec_token_ids.is_empty() {
+                drafts.set_item(&request.request_id, &request.spec_token_ids)?;
+            }
         }
         let dict = PyDict::new(py);
         dict.set_item("step", self.inner.step)?;
@@ -127,8 +158,13 @@ impl PySchedulerOutput {
         dict.set_item("resumed_req_ids", resumed)?;
         dict.set_item("num_scheduled_tokens", num_scheduled_tokens)?;
         dict.set_item("total_num_scheduled_tokens", self.inner.total_num_scheduled_tokens)?;
+        dict.set_item("scheduled_spec_decode_tokens", drafts)?;
         dict.set_item("finished_req_ids", view.finished_req_ids)?;
         dict.set_item("preempted_req_ids", view.preempted_req_ids)?;
+        dict.set_item("has_structured_output_requests", self.inner.num_structured_output_reqs > 0)?;
+        dict.set_item("blocks_to_swap_out", view.blocks_to_swap_out)?;
+        dict.set_item("blocks_to_swap_in", view.blocks_to_swap_in)?;
+        dict.set_item("blocks_to_copy", view.blocks_to_copy)?;
         Ok(dict)
     }
 
@@ -144,8 +180,11 @@ pub(crate) struct PyScheduler {
     handle: Py<EngineHandle>,
     config: Py<PySchedulerConfig>,
     owner: Option<ThreadId>,
-    /// The ids of one update, copied out of Python's array.
+    /// The ids of one update, copied out of Python's arrays.
     sampled: Vec<i32>,
+    drafts: Vec<i32>,
+    /// The arrays that the sets were registered from.
+    step_buffers: Py<PyList>,
     /// Views that keep the step arrays alive and in place; dropped after `inner` (declaration order).
     _views: RegisteredViews,
 }
@@ -173,12 +212,17 @@ impl PyScheduler {
 #[pymethods]
 impl PyScheduler {
     #[new]
+    #[pyo3(signature = (config, step_buffers=None))]
     fn new(
         py: Python<'_>,
         config: Py<PySchedulerConfig>,
-        step_buffers: Vec<Bound<'_, PyAny>>,
+        step_buffers: Option<Vec<Bound<'_, PyAny>>>,
     ) -> PyResult<Self> {
         let numbers = config.get().inner.clone();
+        let step_buffers = match step_buffers {
+            Some(given) => given,
+            None => new_arrays(py, &numbers)?,
+        };
         let mut views = RegisteredViews::default();
         let sets: Vec<StepBuffers> = step_buffers
             .iter()
@@ -188,8 +232,47 @@ impl PyScheduler {
         let mut inner = Scheduler::new(numbers, sets).map_err(|error| scheduler_error(&error))?;
         let consumer =
             inner.take_consumer().ok_or_else(|| SchedulerStateError::new_err("the egress has been taken"))?;
-        let handle = Py::new(py, EngineHandle::new(inner.handle(), consumer))?;
-        Ok(Self { inner: Exclusive(inner), handle, config, owner: None, sampled: Vec::new(), _views: views })
+        Ok(Self {
+            handle: Py::new(py, EngineHandle::new(inner.handle(), consumer))?,
+            inner: Exclusive(inner),
+            config,
+            owner: None,
+            sampled: Vec::new(),
+            drafts: Vec::new(),
+            step_buffers: PyList::new(py, step_buffers)?.unbind(),
+            _views: views,
+        })
+    }
+
+    #[getter]
+    fn step_buffers(&self, py: Python<'_>) -> Py<PyList> {
+        self.step_buffers.clone_ref(py)
+    }
+
+    /// `EngineHandle.add_request` under a new key, which is returned.
+    #[pyo3(signature = (request_id, prompt_token_ids, **params))]
+    fn add_request(
+        slf: &Bound<'_, Self>,
+        request_id: &str,
+        prompt_token_ids: &Bound<'_, PyAny>,
+        params: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<u64> {
+        let handle = slf.try_borrow()?.handle.clone_ref(slf.py()).into_bound(slf.py());
+        let key: u64 = handle.call_method0("new_key")?.extract()?;
+        handle.call_method("add_request", (key, request_id, prompt_token_ids), params)?;
+        Ok(key)
+    }
+
+    fn abort_requests(&self, request_ids: Vec<String>) {
+        self.handle.get().abort_requests(request_ids);
+    }
+
+    /// What requests have become since the last call, when no front end takes it.
+    fn take_outputs<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let py = slf.py();
+        let mut outputs = Vec::new();
+        slf.try_borrow()?.handle.get().drain_outputs(|output| outputs.push(output));
+        outputs.iter().map(|output| output_dict(py, output)).collect()
     }
 
     #[getter]
@@ -210,33 +293,42 @@ impl PyScheduler {
         Ok(output.map(|inner| PySchedulerOutput { inner, scheduler: slf.clone().unbind() }))
     }
 
+    #[pyo3(signature = (scheduler_output, sampled_token_ids, draft_token_ids=None))]
     fn update_from_output(
         slf: &Bound<'_, Self>,
         scheduler_output: &PySchedulerOutput,
         sampled_token_ids: &Bound<'_, PyAny>,
+        draft_token_ids: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<usize> {
         check_origin(slf, scheduler_output)?;
-        let ids = PyBuffer::<i32>::get(sampled_token_ids)
-            .map_err(|_| PyTypeError::new_err("sampled_token_ids must be an array of dtype int32"))?;
-        let num_columns = match ids.shape() {
-            [_] => 1,
-            [_, columns] => *columns,
-            shape => {
-                let message = format!("sampled_token_ids must have 1 or 2 dimensions, got shape {shape:?}");
-                return Err(PyValueError::new_err(message));
-            }
-        };
         let this = &mut *slf.try_borrow_mut()?;
         this.check_owner()?;
-        this.sampled.resize(ids.item_count(), -1);
-        ids.copy_to_slice(slf.py(), &mut this.sampled)?;
+        let num_columns = copy_rows("sampled_token_ids", sampled_token_ids, &mut this.sampled)?;
+        this.drafts.clear();
+        let num_draft_columns =
+            draft_token_ids.map_or(Ok(0), |ids| copy_rows("draft_token_ids", ids, &mut this.drafts))?;
+        let sampled = TokenRows { token_ids: &this.sampled, num_columns };
+        let drafts = TokenRows { token_ids: &this.drafts, num_columns: num_draft_columns };
         let finished = this
             .inner
             .get()
-            .update_from_output(&scheduler_output.inner, &this.sampled, num_columns)
+            .update_with_drafts(&scheduler_output.inner, sampled, drafts)
             .map_err(|error| scheduler_error(&error))?;
         this.announce();
         Ok(finished)
+    }
+
+    fn truncate_drafts(
+        slf: &Bound<'_, Self>,
+        scheduler_output: &PySchedulerOutput,
+        num_kept: Vec<u32>,
+    ) -> PyResult<PySchedulerOutput> {
+        check_origin(slf, scheduler_output)?;
+        let mut this = slf.try_borrow_mut()?;
+        this.check_owner()?;
+        let shorter = this.inner.get().truncate_drafts(&scheduler_output.inner, &num_kept);
+        let inner = shorter.map_err(|error| scheduler_error(&error))?;
+        Ok(PySchedulerOutput { inner, scheduler: slf.clone().unbind() })
     }
 
     fn fail_step(slf: &Bound<'_, Self>, scheduler_output: &PySchedulerOutput) -> PyResult<usize> {
@@ -257,9 +349,22 @@ impl PyScheduler {
         self.inner.get().num_unfinished_requests()
     }
 
-    fn reset_prefix_cache(&mut self) -> PyResult<bool> {
+    #[pyo3(signature = (*, preempt_running=false))]
+    fn reset_prefix_cache(&mut self, preempt_running: bool) -> PyResult<bool> {
         self.check_owner()?;
-        Ok(self.inner.get().reset_prefix_cache())
+        Ok(self.inner.get().reset_prefix_cache(preempt_running))
+    }
+
+    fn set_trace(&mut self, enabled: bool) -> PyResult<()> {
+        self.check_owner()?;
+        self.inner.get().set_trace(enabled);
+        Ok(())
+    }
+
+    fn take_events<'py>(slf: &Bound<'py, Self>) -> PyResult<(Vec<Bound<'py, PyDict>>, u64)> {
+        let (events, num_dropped) = slf.try_borrow_mut()?.inner.get().take_events();
+        let dicts = events.iter().map(|event| event_dict(slf.py(), event)).collect::<PyResult<_>>()?;
+        Ok((dicts, num_dropped))
     }
 
     fn check_invariants(&mut self) {
@@ -274,11 +379,13 @@ impl PyScheduler {
     }
 
     fn queues<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
-        let (waiting, running) = {
+        let (waiting, running, leaving) = {
             let mut this = slf.try_borrow_mut()?;
-            (this.inner.get().waiting_request_ids(), this.inner.get().running_request_ids())
+            let inner = this.inner.get();
+            (inner.waiting_request_ids(), inner.running_request_ids(), inner.leaving_request_ids())
         };
         let dict = PyDict::new(slf.py());
+        dict.set_item("leaving", leaving)?;
         dict.set_item("waiting", waiting)?;
         dict.set_item("running", running)?;
         Ok(dict)
@@ -304,19 +411,75 @@ impl PyScheduler {
         dicts.collect()
     }
 
-    #[pyo3(signature = (prompt_token_ids, cache_salt=None))]
+    #[pyo3(signature = (prompt_token_ids, cache_salt=None, lora_name=None))]
     fn prefix_hit_length(
         slf: &Bound<'_, Self>,
         prompt_token_ids: &Bound<'_, PyAny>,
         cache_salt: Option<&str>,
+        lora_name: Option<&str>,
     ) -> PyResult<u32> {
         let ids = token_ids(slf.py(), prompt_token_ids)?;
-        Ok(slf.try_borrow_mut()?.inner.get().prefix_hit_length(&ids, &encode_extra_keys(cache_salt)))
+        let extra_keys = ExtraKeys::new(lora_name, cache_salt, Vec::new());
+        Ok(slf.try_borrow_mut()?.inner.get().prefix_hit_length(&ids, &extra_keys))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.handle.get().stats(py)
     }
+}
+
+/// One array per name and set, of zeros, as numpy makes them.
+fn new_arrays<'py>(py: Python<'py>, config: &SchedulerConfig) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    let numpy = py.import("numpy")?;
+    let new_set = |_| {
+        let set = PyDict::new(py);
+        for spec in StepBuffers::spec(config) {
+            let shape = PyTuple::new(py, &spec.shape)?;
+            set.set_item(spec.name, numpy.call_method1("zeros", (shape, spec.dtype.as_str()))?)?;
+        }
+        Ok(set.into_any())
+    };
+    (0..config.num_buffer_sets()).map(new_set).collect()
+}
+
+/// Copy rows of ids out of a Python array; returns the number of columns.
+fn copy_rows(name: &str, array: &Bound<'_, PyAny>, ids: &mut Vec<i32>) -> PyResult<usize> {
+    let view = PyBuffer::<i32>::get(array)
+        .map_err(|_| PyTypeError::new_err(format!("{name} must be an array of dtype int32")))?;
+    let num_columns = match view.shape() {
+        [_] => 1,
+        [_, columns] => *columns,
+        shape => {
+            let message = format!("{name} must have 1 or 2 dimensions, got shape {shape:?}");
+            return Err(PyValueError::new_err(message));
+        }
+    };
+    ids.resize(view.item_count(), -1);
+    view.copy_to_slice(array.py(), ids)?;
+    Ok(num_columns)
+}
+
+fn output_dict<'py>(py: Python<'py>, output: &EngineCoreOutput) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("key", output.key.0)?;
+    dict.set_item("new_token_id", (output.new_token_id >= 0).then_some(output.new_token_id))?;
+    dict.set_item("finish_reason", output.finish_reason.map(FinishReason::as_str))?;
+    dict.set_item("stop_reason", (output.stop_reason >= 0).then_some(output.stop_reason))?;
+    dict.set_item("num_cached_tokens", output.num_cached_tokens)?;
+    dict.set_item("error", (output.error != RequestError::None).then(|| output.error.to_string()))?;
+    Ok(dict)
+}
+
+fn event_dict<'py>(py: Python<'py>, event: &RequestEvent) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("timestamp_ns", event.timestamp_ns)?;
+    dict.set_item("step", event.step)?;
+    dict.set_item("request_id", &event.request_id)?;
+    dict.set_item("status", event.status.as_str())?;
+    dict.set_item("num_scheduled_tokens", event.num_scheduled_tokens)?;
+    dict.set_item("num_computed_tokens", event.num_computed_tokens)?;
+    dict.set_item("num_tokens", event.num_tokens)?;
+    Ok(dict)
 }
 
 fn check_origin(scheduler: &Bound<'_, PyScheduler>, output: &PySchedulerOutput) -> PyResult<()> {
@@ -342,6 +505,10 @@ fn request_dict<'py>(py: Python<'py>, state: &RequestState) -> PyResult<Bound<'p
     dict.set_item("num_computed_tokens", state.num_computed_tokens)?;
     dict.set_item("num_cached_tokens", state.num_cached_tokens)?;
     dict.set_item("num_preemptions", state.num_preemptions)?;
+    dict.set_item("num_output_placeholders", state.num_output_placeholders)?;
+    dict.set_item("num_steps_in_flight", state.num_steps_in_flight)?;
+    dict.set_item("spec_token_ids", &state.spec_token_ids)?;
+    dict.set_item("cpu_blocks", &state.cpu_blocks)?;
     dict.set_item("row", state.row)?;
     dict.set_item("block_table", block_ids(&state.block_table))?;
     dict.set_item("token_ids", &state.token_ids)?;

@@ -12,6 +12,16 @@ pub enum SchedulingPolicy {
     Priority,
 }
 
+/// How a request gives up its blocks when the pool is empty.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PreemptionMode {
+    /// It forgets what was computed and computes it again.
+    #[default]
+    Recompute,
+    /// Its blocks move to CPU memory and back; recompute when there is no room.
+    Swap,
+}
+
 /// See the field docs; `check` holds the limits.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SchedulerConfig {
@@ -37,7 +47,24 @@ pub struct SchedulerConfig {
     pub watermark: f64,
     /// Requests that may wait before `add_request` answers "full".
     pub max_num_queued_reqs: u32,
+    /// Steps that may be scheduled and not updated; 1 = synchronous, 2 = the next step is scheduled while one runs.
+    pub max_steps_in_flight: u32,
+    /// Draft tokens per request and step; 0 = no speculation.
+    pub num_speculative_tokens: u32,
+    /// What becomes of a victim.
+    pub preemption_mode: PreemptionMode,
+    /// Blocks in CPU memory for swapped requests.
+    pub num_cpu_blocks: u32,
+    /// Steps for which a request that came back is no victim while there is another.
+    pub preemption_immunity_steps: u32,
+    /// Waiting requests that may be tried behind one that does not fit; 0 = strictly in order.
+    pub max_look_past: u32,
+    /// How often a request that does not fit may be passed.
+    pub max_times_passed: u32,
 }
+
+/// Draft tokens per request and step at most.
+pub const MAX_SPECULATIVE_TOKENS: u32 = 64;
 
 /// A number outside its limits.
 #[derive(Clone, PartialEq, Debug, Error)]
@@ -67,6 +94,13 @@ impl SchedulerConfig {
             scheduling_policy: SchedulingPolicy::Fcfs,
             watermark: 0.0,
             max_num_queued_reqs: 65_536,
+            max_steps_in_flight: 1,
+            num_speculative_tokens: 0,
+            preemption_mode: PreemptionMode::Recompute,
+            num_cpu_blocks: 0,
+            preemption_immunity_steps: 8,
+            max_look_past: 0,
+            max_times_passed: 8,
         }
     }
 
@@ -80,6 +114,12 @@ impl SchedulerConfig {
     #[must_use]
     pub fn watermark_blocks(&self) -> u32 {
         (self.watermark * f64::from(self.num_blocks)) as u32
+    }
+
+    /// Buffer sets that the steps in flight and the one being scheduled need.
+    #[must_use]
+    pub fn num_buffer_sets(&self) -> usize {
+        self.max_steps_in_flight as usize + 1
     }
 
     /// # Errors
@@ -98,6 +138,9 @@ impl SchedulerConfig {
         between("max_num_seqs", self.max_num_seqs, 1, 1 << 16)?;
         between("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 22)?;
         between("max_num_queued_reqs", self.max_num_queued_reqs, 1, 1 << 30)?;
+        between("max_steps_in_flight", self.max_steps_in_flight, 1, 16)?;
+        between("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)?;
+        between("num_cpu_blocks", self.num_cpu_blocks, 0, 1 << 27)?;
         // Slots cross the boundary as int32.
         if u64::from(self.num_blocks) * u64::from(self.block_size) > i32::MAX as u64 {
             return Err(ConfigError {

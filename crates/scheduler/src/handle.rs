@@ -6,11 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kvblocks::{BlockHash, ChainHasher};
+use kvblocks::{BlockHash, ChainHasher, SharedBlocks};
 use thiserror::Error;
 
 use crate::{
     config::SchedulerConfig,
+    extra_keys::ExtraKeys,
     inbox::Inbox,
     kv_cache_manager::hash_blocks,
     output::RequestKey,
@@ -87,9 +88,12 @@ pub enum AddRequestError {
 /// What travels through the inbox.
 #[derive(Debug)]
 pub(crate) enum Message {
-    Add(Box<(NewRequest, Vec<BlockHash>)>),
+    /// Requests that are taken in together, in this order, with the hashes of their prompts.
+    Add(Vec<(NewRequest, Vec<BlockHash>)>),
     AbortId(Box<str>),
     AbortKey(RequestKey),
+    GrammarReady(RequestKey),
+    GrammarFailed(RequestKey),
 }
 
 /// What owner and handles share.
@@ -97,6 +101,7 @@ pub(crate) enum Message {
 pub(crate) struct Shared {
     pub(crate) config: SchedulerConfig,
     pub(crate) hasher: ChainHasher,
+    blocks: Arc<SharedBlocks>,
     pub(crate) inbox: Inbox<Message>,
     /// Requests that wait (in the inbox or the waiting queue) and were never admitted.
     pub(crate) num_queued: AtomicU32,
@@ -125,11 +130,12 @@ pub struct NotTheWaiter {
 }
 
 impl EngineHandle {
-    pub(crate) fn new(config: SchedulerConfig, hasher: ChainHasher) -> Self {
+    pub(crate) fn new(config: SchedulerConfig, hasher: ChainHasher, blocks: Arc<SharedBlocks>) -> Self {
         Self {
             shared: Arc::new(Shared {
                 config,
                 hasher,
+                blocks,
                 inbox: Inbox::new(),
                 num_queued: AtomicU32::new(0),
                 counters: Counters::default(),
@@ -151,30 +157,89 @@ impl EngineHandle {
     ///
     /// # Errors
     /// Why it was not taken; nothing has changed then.
-    pub fn add_request(&self, mut request: NewRequest) -> Result<(), AddRequestError> {
-        let config = &self.shared.config;
-        check_request(config, &request)?;
-        self.reserve_place()?;
-        // What the step path will append to is made large enough here: it allocates nothing later.
-        let num_prompt = request.prompt_token_ids.len() as u32;
-        // Up to a point: an answer that may be very long and seldom is grows as it comes.
-        let room =
-            request.params.max_tokens.min(config.max_model_len - num_prompt).min(RESERVED_OUTPUT_TOKENS);
-        request.prompt_token_ids.reserve_exact(room as usize);
-        let mut block_hashes = Vec::new();
-        if config.enable_prefix_caching {
-            let total_blocks = (num_prompt + room).div_ceil(config.block_size) as usize;
-            block_hashes = hash_blocks(
-                &self.shared.hasher,
-                config.block_size,
-                &request.prompt_token_ids,
-                &request.extra_keys,
-            );
-            block_hashes.reserve_exact(total_blocks - block_hashes.len());
+    pub fn add_request(&self, request: NewRequest) -> Result<(), AddRequestError> {
+        self.add_requests(vec![request])
+    }
+
+    /// Hand requests in that the scheduler is to see at once and in this order, all or none: a request and those that
+    /// fork it.
+    ///
+    /// # Errors
+    /// Why the first of those that cannot be taken was not; nothing has changed then.
+    pub fn add_requests(&self, mut requests: Vec<NewRequest>) -> Result<(), AddRequestError> {
+        for request in &requests {
+            check_request(&self.shared.config, request)?;
         }
-        self.shared.inbox.push(Message::Add(Box::new((request, block_hashes))));
+        self.reserve_places(requests.len())?;
+        let mut message: Vec<(NewRequest, Vec<BlockHash>)> = Vec::with_capacity(requests.len());
+        for mut request in requests.drain(..) {
+            let room = self.reserve_output(&mut request);
+            // What is forked in the same message mostly has the same prompt.
+            let same = message.last().filter(|(last, _)| {
+                last.prompt_token_ids == request.prompt_token_ids && last.extra_keys == request.extra_keys
+            });
+            let mut block_hashes = match same {
+                Some((_, hashes)) => hashes.clone(),
+                None => self.hash_prompt(&request),
+            };
+            if self.shared.config.enable_prefix_caching {
+                let total_blocks =
+                    (request.prompt_token_ids.len() + room).div_ceil(self.shared.config.block_size as usize);
+                block_hashes.reserve_exact(total_blocks - block_hashes.len());
+            }
+            message.push((request, block_hashes));
+        }
+        self.shared.inbox.push(Message::Add(message));
         self.wake();
         Ok(())
+    }
+
+    /// Make what the step path will append to large enough: it allocates nothing later. Up to a point: an answer that may
+    /// be very long and seldom is grows as it comes. Returns the tokens that there is room for.
+    fn reserve_output(&self, request: &mut NewRequest) -> usize {
+        let num_prompt = request.prompt_token_ids.len() as u32;
+        let room = request.params.max_tokens.min(self.shared.config.max_model_len - num_prompt);
+        let room = room.min(RESERVED_OUTPUT_TOKENS) as usize;
+        request.prompt_token_ids.reserve_exact(room);
+        room
+    }
+
+    fn hash_prompt(&self, request: &NewRequest) -> Vec<BlockHash> {
+        let config = &self.shared.config;
+        if !config.enable_prefix_caching {
+            return Vec::new();
+        }
+        hash_blocks(&self.shared.hasher, config.block_size, &request.prompt_token_ids, &request.extra_keys)
+    }
+
+    /// The grammar of a request is compiled: it may run. Ignored for a request that does not wait for one.
+    pub fn grammar_ready(&self, key: RequestKey) {
+        self.shared.inbox.push(Message::GrammarReady(key));
+        self.wake();
+    }
+
+    /// The grammar of a request cannot be compiled: the request ends with an error.
+    pub fn grammar_failed(&self, key: RequestKey) {
+        self.shared.inbox.push(Message::GrammarFailed(key));
+        self.wake();
+    }
+
+    /// What any thread may do with the blocks: look prefixes up, hand references back, read counters.
+    #[must_use]
+    pub fn blocks(&self) -> &SharedBlocks {
+        &self.shared.blocks
+    }
+
+    /// Tokens of a prompt that the prefix cache holds: a hint from any thread, for choosing between engines.
+    #[must_use]
+    pub fn prefix_hint(&self, token_ids: &[i32], extra_keys: &ExtraKeys) -> u32 {
+        let config = &self.shared.config;
+        if !config.enable_prefix_caching || token_ids.is_empty() {
+            return 0;
+        }
+        let known = &token_ids[..token_ids.len() - 1];
+        let hashes = hash_blocks(&self.shared.hasher, config.block_size, known, extra_keys);
+        self.shared.blocks.prefix_hint(&hashes) as u32 * config.block_size
     }
 
     /// Abort by id; unknown and finished ids are ignored. Each aborted request emits one final output.
@@ -261,13 +326,14 @@ impl EngineHandle {
         &self.shared.config
     }
 
-    fn reserve_place(&self) -> Result<(), AddRequestError> {
+    fn reserve_places(&self, count: usize) -> Result<(), AddRequestError> {
         let limit = self.shared.config.max_num_queued_reqs;
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
         // Relaxed: the count bounds memory; the message itself is ordered by the inbox.
         self.shared
             .num_queued
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |queued| {
-                (queued < limit).then_some(queued + 1)
+                queued.checked_add(count).filter(|&queued| queued <= limit)
             })
             .map(|_| ())
             .map_err(|_| AddRequestError::QueueFull { limit })

@@ -1,15 +1,15 @@
 //! Looking inside: the state of requests, queues and blocks, and the invariants that hold between calls.
 //! For tests, tracing and people; nothing here is on the step path.
 
-use std::collections::HashSet;
-
 use kvblocks::{BlockId, BlockState};
 
 use crate::{
+    extra_keys::ExtraKeys,
     output::SchedulerOutput,
-    request::{NO_ROW, Request, RequestStatus},
+    request::{NO_ROW, Request, RequestStatus, Tenant},
     scheduler::Scheduler,
     step::UNCHANGED,
+    step_buffers::Column,
 };
 
 /// A request as seen from outside.
@@ -31,8 +31,16 @@ pub struct RequestState {
     pub num_preemptions: u32,
     /// Persistent row while running.
     pub row: Option<u32>,
+    /// Tokens that steps in flight are to give.
+    pub num_output_placeholders: u32,
+    /// Steps in flight that it is in.
+    pub num_steps_in_flight: u32,
+    /// Drafts for its next step.
+    pub spec_token_ids: Vec<i32>,
     /// Its blocks, in order.
     pub block_table: Vec<BlockId>,
+    /// Where its KV is in CPU memory while it is swapped out.
+    pub cpu_blocks: Vec<u32>,
     /// Prompt and output ids.
     pub token_ids: Vec<i32>,
     /// Importance under the priority policy.
@@ -48,6 +56,8 @@ pub struct ScheduledRequest {
     pub num_scheduled_tokens: u32,
     /// Tokens computed before the step.
     pub num_computed_tokens: u32,
+    /// The drafts among its tokens; `UNKNOWN_TOKEN` where only the worker knows them.
+    pub spec_token_ids: Vec<i32>,
     /// Its first admission.
     pub is_new: bool,
     /// Its admission after a preemption: its blocks replace what the worker knows.
@@ -65,6 +75,12 @@ pub struct StepView {
     pub finished_req_ids: Vec<String>,
     /// Requests that lost their blocks in this step.
     pub preempted_req_ids: Vec<String>,
+    /// (GPU block, CPU block): copied first.
+    pub blocks_to_swap_out: Vec<(i32, i32)>,
+    /// (CPU block, GPU block): copied second.
+    pub blocks_to_swap_in: Vec<(i32, i32)>,
+    /// (from, to): copied last.
+    pub blocks_to_copy: Vec<(i32, i32)>,
 }
 
 impl Scheduler {
@@ -89,6 +105,12 @@ impl Scheduler {
         self.waiting.iter().map(|slot| self.id_of(slot)).collect()
     }
 
+    /// Ids of preempted requests that keep their blocks until their steps in flight are done, then are swapped out.
+    #[must_use]
+    pub fn leaving_request_ids(&self) -> Vec<String> {
+        self.leaving.iter().map(|&slot| self.id_of(slot)).collect()
+    }
+
     /// Ids of running requests, in admission order.
     #[must_use]
     pub fn running_request_ids(&self) -> Vec<String> {
@@ -103,7 +125,7 @@ impl Scheduler {
 
     /// Tokens of a prompt that the cache holds now.
     #[must_use]
-    pub fn prefix_hit_length(&self, token_ids: &[i32], extra_keys: &[u8]) -> u32 {
+    pub fn prefix_hit_length(&self, token_ids: &[i32], extra_keys: &ExtraKeys) -> u32 {
         self.kv.prefix_hit_blocks(token_ids, extra_keys) * self.config.block_size
     }
 
@@ -115,8 +137,8 @@ impl Scheduler {
             self.steps.get(set).filter(|step| step.output == *output && self.in_flight.contains(&set))?;
         let mut scheduled = Vec::with_capacity(step.entries.len());
         for entry in &step.entries {
-            let request = &self.requests[entry.slot as usize];
-            if request.epoch != entry.epoch {
+            let request = &self.requests[entry.tenant.slot as usize];
+            if request.epoch != entry.tenant.epoch {
                 continue;
             }
             let new_blocks = match entry.block_table_start {
@@ -124,82 +146,29 @@ impl Scheduler {
                 start => request.block_table.get(start as usize..).unwrap_or(&[]),
             };
             scheduled.push(ScheduledRequest {
-                request_id: self.id_of(entry.slot),
+                request_id: self.id_of(entry.tenant.slot),
                 num_scheduled_tokens: entry.num_scheduled_tokens,
-                num_computed_tokens: request.num_computed_tokens - entry.num_scheduled_tokens,
+                num_computed_tokens: entry.num_computed_tokens,
+                spec_token_ids: step.drafts_of(entry).to_vec(),
                 is_new: entry.is_new && request.cold.num_preemptions == 0,
                 is_resumed: entry.is_new && request.cold.num_preemptions > 0,
                 new_block_ids: new_blocks.to_vec(),
             });
         }
-        let preempted = step.preempted_slots.iter().map(|&slot| self.id_of(slot)).collect();
+        let alive = |tenant: &&Tenant| self.requests[tenant.slot as usize].epoch == tenant.epoch;
+        let preempted = step.preempted.iter().filter(alive).map(|tenant| self.id_of(tenant.slot)).collect();
         let finished = step.finished_ids.iter().map(ToString::to_string).collect();
-        Some(StepView { scheduled, finished_req_ids: finished, preempted_req_ids: preempted })
-    }
-
-    /// Check what holds between any two calls.
-    ///
-    /// # Panics
-    /// With the invariant that is broken: a bug in this crate.
-    pub fn check_invariants(&self) {
-        self.kv.pool.check_invariants();
-        let mut references = vec![0u32; self.config.num_blocks as usize];
-        let mut rows: HashSet<u32> = HashSet::new();
-        assert!(
-            self.running.len() <= self.config.max_num_seqs as usize,
-            "more running requests than max_num_seqs"
-        );
-        assert_eq!(
-            self.by_id.len(),
-            self.num_unfinished_requests(),
-            "live requests are in exactly one queue"
-        );
-        assert_eq!(self.by_key.len(), self.by_id.len(), "keys and ids name the same requests");
-        for &slot in &self.running {
-            let request = &self.requests[slot as usize];
-            assert_eq!(request.status, RequestStatus::Running, "the running list holds running requests");
-            assert!(
-                request.row != NO_ROW && rows.insert(request.row),
-                "each running request has a row of its own"
-            );
-            let capacity = request.capacity_tokens(self.config.block_size);
-            assert!(request.num_computed_tokens <= capacity, "computed tokens lie in owned blocks");
-            assert!(capacity < request.num_computed_tokens.max(1) + self.config.block_size, "no idle blocks");
-            assert!(
-                request.num_tokens < request.max_total_tokens
-                    || request.max_total_tokens == request.num_prompt_tokens,
-                "a request at its limit has finished"
-            );
-            for &block in &request.block_table {
-                references[block.0 as usize] += 1;
-            }
-        }
-        for slot in self.waiting.iter() {
-            let request = &self.requests[slot as usize];
-            assert!(
-                matches!(request.status, RequestStatus::Waiting | RequestStatus::Preempted),
-                "the queue holds waiting requests"
-            );
-            assert!(
-                request.block_table.is_empty() && request.row == NO_ROW,
-                "a waiting request owns nothing"
-            );
-            assert_eq!(request.num_computed_tokens, 0, "a waiting request has nothing computed");
-        }
-        for slot in self.running.iter().copied().chain(self.waiting.iter()) {
-            let request = &self.requests[slot as usize];
-            assert_eq!(request.token_ids.len(), request.num_tokens as usize, "num_tokens counts the tokens");
-            assert!(request.num_computed_tokens <= request.num_tokens, "no more computed than known");
-            assert_eq!(self.by_id.get(&request.cold.request_id), Some(&slot), "the id leads to its request");
-        }
-        for &row in self.free_rows.iter().chain(self.retiring_rows.iter().map(|(_, row)| row)) {
-            assert!(rows.insert(row), "a free row is in use or free twice");
-        }
-        assert_eq!(rows.len(), self.config.max_num_seqs as usize, "every row is in use, retiring or free");
-        for (block, &expected) in references.iter().enumerate().skip(1) {
-            let actual = self.kv.pool.ref_count(BlockId(block as u32));
-            assert_eq!(actual, expected, "block {block}: reference count and block tables disagree");
-        }
+        let pairs = |column: &Column<i32>, count: u32| {
+            (0..count as usize).map(|i| (column.read(2 * i), column.read(2 * i + 1))).collect()
+        };
+        Some(StepView {
+            scheduled,
+            finished_req_ids: finished,
+            preempted_req_ids: preempted,
+            blocks_to_swap_out: pairs(&step.buffers.blocks_to_swap_out, output.num_swap_out),
+            blocks_to_swap_in: pairs(&step.buffers.blocks_to_swap_in, output.num_swap_in),
+            blocks_to_copy: pairs(&step.buffers.blocks_to_copy, output.num_copies),
+        })
     }
 
     fn id_of(&self, slot: u32) -> String {
@@ -212,12 +181,16 @@ impl Scheduler {
             request_id: self.id_of(slot),
             status: request.status,
             num_tokens: request.num_tokens,
-            num_prompt_tokens: request.num_prompt_tokens,
+            num_prompt_tokens: request.cold.num_prompt_tokens,
             num_computed_tokens: request.num_computed_tokens,
             num_cached_tokens: request.num_cached_tokens,
             num_preemptions: request.cold.num_preemptions,
             row: (request.row != NO_ROW).then_some(request.row),
+            num_output_placeholders: request.num_output_placeholders(),
+            num_steps_in_flight: request.num_steps_in_flight,
+            spec_token_ids: request.cold.draft_token_ids.clone(),
             block_table: request.block_table.clone(),
+            cpu_blocks: request.cold.cpu_blocks.iter().map(|block| block.0).collect(),
             token_ids: request.token_ids.clone(),
             priority: request.cold.priority,
         }

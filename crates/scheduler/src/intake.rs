@@ -3,10 +3,9 @@
 use crate::{
     clock::monotonic_ns,
     handle::{Message, RESERVED_OUTPUT_TOKENS},
-    output::{EngineCoreOutput, FinishReason, RequestError},
-    request::{Cold, NO_ROW, NewRequest, Request, RequestStatus},
+    output::{EngineCoreOutput, FinishReason, RequestError, RequestKey},
+    request::{Cold, NO_ROW, NewRequest, Request, RequestStatus, UNKNOWN_TOKEN},
     scheduler::Scheduler,
-    sync::Ordering,
 };
 
 impl Scheduler {
@@ -19,7 +18,18 @@ impl Scheduler {
         let shared = self.handle.shared.clone();
         let mut aborted = Vec::new();
         shared.inbox.take(|message| match message {
-            Message::Add(request) => self.take_in(request.0, request.1),
+            Message::Add(requests) => {
+                for (request, block_hashes) in requests {
+                    self.take_in(request, block_hashes);
+                }
+            }
+            Message::GrammarReady(key) => self.grammar_ready(key),
+            Message::GrammarFailed(key) => {
+                if let Some(&slot) = self.by_key.get(&key) {
+                    let (error, status) = (RequestError::GrammarFailed, RequestStatus::FinishedError);
+                    self.leave(slot, FinishReason::Error, error, status, &mut aborted);
+                }
+            }
             Message::AbortId(request_id) => {
                 if let Some(&slot) = self.by_id.get(&request_id) {
                     self.abort(slot, &mut aborted);
@@ -32,8 +42,7 @@ impl Scheduler {
             }
         });
         if !aborted.is_empty() {
-            let requests = &self.requests;
-            self.running.retain(|&slot| requests[slot as usize].status == RequestStatus::Running);
+            self.drop_finished();
             self.free_slots.append(&mut aborted);
         }
     }
@@ -42,12 +51,12 @@ impl Scheduler {
         self.stats.num_requests += 1;
         if self.by_key.contains_key(&new.key) {
             // A key used twice is a front end's mistake; an answer to it would end the request that has the key.
-            self.handle.shared.num_queued.fetch_sub(1, Ordering::Relaxed);
+            self.leave_queue_for_good();
             self.stats.num_finished += 1;
             return;
         }
         if self.by_id.contains_key(&new.request_id) {
-            self.handle.shared.num_queued.fetch_sub(1, Ordering::Relaxed);
+            self.leave_queue_for_good();
             self.stats.num_finished += 1;
             self.offer(EngineCoreOutput {
                 key: new.key,
@@ -67,7 +76,7 @@ impl Scheduler {
         self.next_arrival += 1;
         self.by_id.insert(new.request_id.clone(), slot);
         self.by_key.insert(new.key, slot);
-        self.waiting.push(new.priority, arrival, slot);
+        self.num_grammar_requests += u32::from(new.waits_for_grammar);
         let num_prompt_tokens = new.prompt_token_ids.len() as u32;
         let max_total_tokens =
             num_prompt_tokens.saturating_add(new.params.max_tokens).min(self.config.max_model_len);
@@ -76,53 +85,67 @@ impl Scheduler {
         let request = Request {
             num_computed_tokens: 0,
             num_tokens: num_prompt_tokens,
+            num_expected_tokens: num_prompt_tokens,
             max_total_tokens,
             next_slot: 0,
             slots_left: 0,
-            last_token_id: new.prompt_token_ids.last().copied().unwrap_or(-1),
+            last_token_id: new.prompt_token_ids.last().copied().unwrap_or(UNKNOWN_TOKEN),
             row: NO_ROW,
-            eos_token_id: new.params.eos_token_id.unwrap_or(-1),
-            key: new.key,
-            token_ids: new.prompt_token_ids,
-            block_table: Vec::with_capacity(blocks),
-            num_registered_blocks: 0,
-            num_prompt_tokens,
-            num_cached_tokens: 0,
-            first_scheduled_ns: 0,
             epoch,
-            status: RequestStatus::Waiting,
+            num_steps_in_flight: 0,
+            block_table: Vec::with_capacity(blocks),
+            token_ids: new.prompt_token_ids,
+            key: new.key,
+            first_scheduled_ns: 0,
+            num_cached_tokens: 0,
+            eos_token_id: new.params.eos_token_id.unwrap_or(-1),
+            num_registered_blocks: 0,
+            status: if new.waits_for_grammar {
+                RequestStatus::WaitingForGrammar
+            } else {
+                RequestStatus::Waiting
+            },
             has_stop_token_ids: !new.params.stop_token_ids.is_empty(),
             cold: Box::new(Cold {
                 request_id: new.request_id,
                 params: new.params,
                 priority: new.priority,
                 arrival,
+                num_prompt_tokens,
                 extra_keys: new.extra_keys,
                 skip_reading_prefix_cache: new.skip_reading_prefix_cache,
+                uses_grammar: new.waits_for_grammar,
                 block_hashes,
                 num_preemptions: 0,
                 admitted_before: false,
+                draft_token_ids: Vec::with_capacity(self.config.num_speculative_tokens as usize),
+                cpu_blocks: Vec::new(),
+                swapped_out_in: 0,
+                immune_until: 0,
+                num_times_passed: 0,
+                fork_parent: None,
+                num_fork_children: 0,
             }),
         };
         match self.requests.get_mut(slot as usize) {
             Some(place) => *place = request,
             None => self.requests.push(request),
         }
+        self.waiting.push(slot, &self.requests[slot as usize]);
+        if let Some(&parent_slot) = new.fork_from.and_then(|parent| self.by_key.get(&parent)) {
+            self.link_to_parent(slot, parent_slot);
+        }
+        self.note(slot);
     }
 
-    /// Abort a live request. Its slot goes to `aborted`, to be used again only after `running` was filtered.
-    fn abort(&mut self, slot: u32, aborted: &mut Vec<u32>) {
-        self.emit(slot, -1, Some(FinishReason::Abort), -1, RequestError::None, monotonic_ns());
-        let request = &self.requests[slot as usize];
-        let (priority, arrival) = (request.cold.priority, request.cold.arrival);
-        if request.status != RequestStatus::Running {
-            self.waiting.remove(priority, arrival, slot);
+    /// A request may run from now on.
+    fn grammar_ready(&mut self, key: RequestKey) {
+        let Some(&slot) = self.by_key.get(&key) else { return };
+        let request = &mut self.requests[slot as usize];
+        if request.status == RequestStatus::WaitingForGrammar {
+            // Its place in the queue does not depend on which of the two it is.
+            request.status = RequestStatus::Waiting;
+            self.note(slot);
         }
-        if !request.cold.admitted_before {
-            self.handle.shared.num_queued.fetch_sub(1, Ordering::Relaxed);
-        }
-        self.release(slot, RequestStatus::FinishedAborted);
-        self.free_slots.pop();
-        aborted.push(slot);
     }
 }

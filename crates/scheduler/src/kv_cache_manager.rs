@@ -3,9 +3,11 @@
 //! The pool knows blocks, this file knows requests: block tables, the hash chain, how many blocks a
 //! step needs. Nothing here has side effects when it answers "no".
 
-use kvblocks::{BlockHash, BlockId, BlockPool, ChainHasher};
+use std::collections::VecDeque;
 
-use crate::{config::SchedulerConfig, request::Request};
+use kvblocks::{BlockHash, BlockId, BlockPool, ChainHasher, CpuBlockId, CpuTier};
+
+use crate::{config::SchedulerConfig, extra_keys::ExtraKeys, request::Request};
 
 /// What an admission wants beside the blocks for its next tokens.
 #[derive(Clone, Copy, Debug)]
@@ -19,24 +21,40 @@ pub(crate) struct Admission {
 #[derive(Debug)]
 pub(crate) struct KVCacheManager {
     pub(crate) pool: BlockPool,
+    pub(crate) cpu: CpuTier,
     hasher: ChainHasher,
     block_size: u32,
     enable_caching: bool,
+    /// Registrations of the steps in flight and of the one being planned, oldest first.
+    unsettled: VecDeque<(u64, BlockId)>,
 }
 
 impl KVCacheManager {
     pub(crate) fn new(config: &SchedulerConfig, hasher: ChainHasher, pool: BlockPool) -> Self {
-        Self { pool, hasher, block_size: config.block_size, enable_caching: config.enable_prefix_caching }
+        let blocks_per_step =
+            (config.max_num_batched_tokens / config.block_size + config.max_num_seqs).min(config.num_blocks);
+        Self {
+            pool,
+            cpu: CpuTier::new(config.num_cpu_blocks),
+            hasher,
+            block_size: config.block_size,
+            enable_caching: config.enable_prefix_caching,
+            unsettled: VecDeque::with_capacity((blocks_per_step * config.max_steps_in_flight) as usize),
+        }
     }
 
-    /// Collect the blocks of the longest cached prefix, at most `num_tokens - 1` tokens of it: the last
-    /// token is always computed, because its logits are needed. Takes no reference.
-    pub(crate) fn longest_cache_hit(&mut self, request: &mut Request, hits: &mut Vec<BlockId>) {
+    /// Collect the blocks of the longest cached prefix of at most `num_tokens` tokens. Takes no reference.
+    pub(crate) fn longest_cache_hit(
+        &mut self,
+        request: &mut Request,
+        num_tokens: u32,
+        hits: &mut Vec<BlockId>,
+    ) {
         hits.clear();
         if !self.enable_caching || request.cold.skip_reading_prefix_cache {
             return;
         }
-        let max_blocks = ((request.num_tokens - 1) / self.block_size) as usize;
+        let max_blocks = (num_tokens / self.block_size) as usize;
         self.extend_hashes(request, max_blocks);
         for hash in request.cold.block_hashes.iter().take(max_blocks) {
             match self.pool.lookup(hash) {
@@ -46,32 +64,29 @@ impl KVCacheManager {
         }
     }
 
-    /// Give a request room for `num_new_tokens` more: touch `hits`, take new blocks, register what becomes full.
+    /// Give a request room for positions `0..end`: touch `hits`, take new blocks, register what becomes full.
     ///
-    /// For a waiting request `hits` are the blocks found for it and `num_computed_tokens` is still 0.
-    /// `false` when the pool cannot, with nothing changed.
+    /// `hits` are put in front of an empty block table. `false` when the pool cannot, with nothing changed.
     pub(crate) fn allocate_slots(
         &mut self,
         request: &mut Request,
         hits: &[BlockId],
-        num_new_tokens: u32,
+        end: u32,
         admission: Option<Admission>,
         step: u64,
     ) -> bool {
-        let num_computed = request.num_computed_tokens + hits.len() as u32 * self.block_size;
+        debug_assert!(hits.is_empty() || request.block_table.is_empty(), "hits come first");
         let owned = request.block_table.len() as u32 + hits.len() as u32;
-        let end = num_computed + num_new_tokens;
         let needed = end.div_ceil(self.block_size).saturating_sub(owned);
         if needed > 0 || !hits.is_empty() {
             // A hit that nobody holds leaves the free order too.
             let idle_hits = hits.iter().filter(|&&block| self.pool.ref_count(block) == 0).count() as u32;
-            let free = self.pool.num_free();
             let mut required = needed + idle_hits;
             if let Some(admission) = admission {
                 let whole = admission.full_sequence_tokens.div_ceil(self.block_size).saturating_sub(owned);
                 required = required.max(whole + idle_hits) + admission.watermark_blocks;
             }
-            if required > free {
+            if required > self.pool.num_free() {
                 return false;
             }
             for &block in hits {
@@ -82,28 +97,49 @@ impl KVCacheManager {
             let enough = self.pool.allocate(needed, &mut request.block_table);
             debug_assert!(enough, "the free count was checked above");
         }
-        self.register_full_blocks(request, end.min(request.num_tokens), step);
+        self.register_full_blocks(request, end.min(request.num_tokens), Some(step));
         true
     }
 
-    /// Make the blocks that `num_tokens` tokens fill findable.
-    pub(crate) fn register_full_blocks(&mut self, request: &mut Request, num_tokens: u32, step: u64) {
+    /// Make the blocks that `num_tokens` known tokens fill findable. `step` computes them; `None`: they are computed.
+    pub(crate) fn register_full_blocks(&mut self, request: &mut Request, num_tokens: u32, step: Option<u64>) {
         let full = num_tokens / self.block_size;
         if !self.enable_caching || full <= request.num_registered_blocks {
             return;
         }
         self.extend_hashes(request, full as usize);
         for index in request.num_registered_blocks..full {
-            let hash = request.cold.block_hashes[index as usize];
-            self.pool.register(request.block_table[index as usize], hash, step);
+            let block = request.block_table[index as usize];
+            // Step 0 is never in flight: nothing withdraws what belongs to it.
+            self.pool.register(block, request.cold.block_hashes[index as usize], step.unwrap_or(0));
+            if let Some(step) = step {
+                self.unsettled.push_back((step, block));
+            }
         }
         request.num_registered_blocks = full;
     }
 
-    /// Take back what `request` registered in `step`, because the step will not compute it.
-    pub(crate) fn withdraw(&mut self, request: &Request, step: u64) {
-        for &block in request.block_table.iter().rev() {
+    /// Registrations of steps up to `step` stand: it was updated.
+    pub(crate) fn settle(&mut self, step: u64) {
+        while self.unsettled.front().is_some_and(|&(registered_in, _)| registered_in <= step) {
+            self.unsettled.pop_front();
+        }
+    }
+
+    /// Take back every registration of the steps in flight, because none of them will compute anything.
+    pub(crate) fn withdraw_unsettled(&mut self) {
+        while let Some((step, block)) = self.unsettled.pop_back() {
             self.pool.withdraw(block, step);
+        }
+    }
+
+    /// Take back what `request` registered in `step`, because it leaves that step before it runs.
+    pub(crate) fn withdraw(&mut self, request: &mut Request, step: u64) {
+        while let Some(last) = request.num_registered_blocks.checked_sub(1) {
+            if !self.pool.withdraw(request.block_table[last as usize], step) {
+                break;
+            }
+            request.num_registered_blocks = last;
         }
     }
 
@@ -125,29 +161,48 @@ impl KVCacheManager {
         request.slots_left = 0;
     }
 
+    /// Plan to move a request's KV to CPU memory and give its blocks back; `false`, with nothing changed, when that is full.
+    pub(crate) fn swap_out(&mut self, request: &mut Request) -> bool {
+        let used = request.num_computed_tokens.div_ceil(self.block_size) as usize;
+        let Some(pairs) = self.cpu.swap_out(&request.block_table[..used]) else { return false };
+        request.cold.cpu_blocks.extend(pairs.iter().map(|&(_, cpu_block)| cpu_block));
+        self.free(request);
+        true
+    }
+
+    /// Plan to bring a request's KV back into the blocks that it has now; the first `num_hits` hold theirs already.
+    pub(crate) fn swap_in(&mut self, request: &mut Request, num_hits: usize) {
+        let cpu_blocks: Vec<CpuBlockId> = std::mem::take(&mut request.cold.cpu_blocks);
+        self.cpu.discard(&cpu_blocks[..num_hits]);
+        self.cpu.swap_in(&cpu_blocks[num_hits..], &request.block_table[num_hits..cpu_blocks.len()]);
+    }
+
+    /// Give up a request's KV in CPU memory.
+    pub(crate) fn discard_swapped(&mut self, request: &mut Request) {
+        self.cpu.discard(&request.cold.cpu_blocks);
+        request.cold.cpu_blocks.clear();
+    }
+
     /// Blocks of `tokens` that are cached now (a debug question: nothing is touched).
-    pub(crate) fn prefix_hit_blocks(&self, token_ids: &[i32], extra_keys: &[u8]) -> u32 {
+    pub(crate) fn prefix_hit_blocks(&self, token_ids: &[i32], extra_keys: &ExtraKeys) -> u32 {
         if !self.enable_caching || token_ids.is_empty() {
             return 0;
         }
         let max_blocks = (token_ids.len() - 1) / self.block_size as usize;
-        let hashes = hash_blocks(
-            &self.hasher,
-            self.block_size,
-            &token_ids[..max_blocks * self.block_size as usize],
-            extra_keys,
-        );
+        let known = &token_ids[..max_blocks * self.block_size as usize];
+        let hashes = hash_blocks(&self.hasher, self.block_size, known, extra_keys);
         hashes.iter().take_while(|hash| self.pool.lookup(hash).is_some()).count() as u32
     }
 
     fn extend_hashes(&self, request: &mut Request, num_blocks: usize) {
+        let cold = &mut request.cold;
         extend_block_hashes(
             &self.hasher,
             self.block_size,
             &request.token_ids,
-            &request.cold.extra_keys,
+            &cold.extra_keys,
             num_blocks,
-            &mut request.cold.block_hashes,
+            &mut cold.block_hashes,
         );
     }
 }
@@ -157,28 +212,29 @@ pub(crate) fn hash_blocks(
     hasher: &ChainHasher,
     block_size: u32,
     token_ids: &[i32],
-    extra_keys: &[u8],
+    extra_keys: &ExtraKeys,
 ) -> Vec<BlockHash> {
-    let mut hashes = Vec::with_capacity(token_ids.len() / block_size as usize);
     let num_blocks = token_ids.len() / block_size as usize;
+    let mut hashes = Vec::with_capacity(num_blocks);
     extend_block_hashes(hasher, block_size, token_ids, extra_keys, num_blocks, &mut hashes);
     hashes
 }
 
-/// Continue a chain up to `num_blocks` blocks. Extra keys enter the first block; the chain spreads them.
+/// Continue a chain up to `num_blocks` blocks.
 fn extend_block_hashes(
     hasher: &ChainHasher,
     block_size: u32,
     token_ids: &[i32],
-    extra_keys: &[u8],
+    extra_keys: &ExtraKeys,
     num_blocks: usize,
     hashes: &mut Vec<BlockHash>,
 ) {
-    let block_size = block_size as usize;
+    // Nothing is allocated while there are no keys, which is nearly always.
+    let mut encoded = Vec::new();
     while hashes.len() < num_blocks {
-        let index = hashes.len();
-        let tokens = &token_ids[index * block_size..(index + 1) * block_size];
-        let extra = if index == 0 { extra_keys } else { &[] };
-        hashes.push(hasher.hash_block(hashes.last(), tokens, extra));
+        let start = hashes.len() * block_size as usize;
+        extra_keys.of_block(start as u32, block_size, &mut encoded);
+        let tokens = &token_ids[start..start + block_size as usize];
+        hashes.push(hasher.hash_block(hashes.last(), tokens, &encoded));
     }
 }

@@ -16,26 +16,34 @@
 //!
 //! | file | noun |
 //! |---|---|
-//! | `scheduler.rs` | what the next step runs |
-//! | `update.rs` | what its tokens change |
+//! | `scheduler.rs` | a step, from its parts: |
+//! | `running.rs`, `preemption.rs`, `admission.rs` | who runs on, who gives way, who comes in |
+//! | `update.rs`, `departure.rs` | what a step's tokens change; how a request leaves |
 //! | `intake.rs` | what comes in from other threads |
 //! | `step.rs`, `step_buffers.rs` | the plan of a step and its arrays |
-//! | `kv_cache_manager.rs` | which blocks a request has, gets and shares |
+//! | `kv_cache_manager.rs`, `extra_keys.rs` | which blocks a request has, gets and shares |
 //! | `request.rs`, `request_queue.rs` | a request; who waits |
 //! | `handle.rs`, `inbox.rs`, `egress.rs`, `stats.rs` | what other threads touch |
-//! | `inspect.rs` | what people and tests look at |
+//! | `inspect.rs`, `invariants.rs`, `events.rs` | what people and tests look at |
 
+mod admission;
 mod clock;
 mod config;
+mod departure;
 pub mod egress;
+mod events;
+mod extra_keys;
 mod handle;
 mod inbox;
 mod inspect;
 mod intake;
+mod invariants;
 mod kv_cache_manager;
 mod output;
+mod preemption;
 mod request;
 mod request_queue;
+mod running;
 mod scheduler;
 mod stats;
 mod step;
@@ -44,12 +52,15 @@ mod sync;
 mod update;
 
 pub use clock::monotonic_ns;
-pub use config::{ConfigError, SchedulerConfig, SchedulingPolicy};
+pub use config::{ConfigError, MAX_SPECULATIVE_TOKENS, PreemptionMode, SchedulerConfig, SchedulingPolicy};
+pub use events::{MAX_EVENTS, RequestEvent};
+pub use extra_keys::{ExtraKeys, MultimodalSpan};
 pub use handle::{AddRequestError, EngineHandle, NotTheWaiter};
 pub use inbox::Inbox;
 pub use inspect::{RequestState, ScheduledRequest, StepView};
 pub use output::{EngineCoreOutput, FinishReason, RequestError, RequestKey, SchedulerOutput};
-pub use request::{NewRequest, RequestStatus, SamplingParams};
+pub use request::{NewRequest, RequestStatus, SamplingParams, UNKNOWN_TOKEN};
 pub use scheduler::{Scheduler, SchedulerError};
 pub use stats::SchedulerStats;
 pub use step_buffers::StepBuffers;
+pub use update::{REJECTED_BY_GRAMMAR, TokenRows};

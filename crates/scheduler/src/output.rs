@@ -49,6 +49,10 @@ pub enum RequestError {
     StepFailed,
     /// The model gave no token for it: its logits were not numbers.
     NoToken,
+    /// Its grammar does not take the token that was sampled.
+    GrammarRejected,
+    /// Its grammar could not be compiled.
+    GrammarFailed,
 }
 
 impl fmt::Display for RequestError {
@@ -62,6 +66,8 @@ impl fmt::Display for RequestError {
                 "the model produced no valid token for this request (its logits are not finite numbers)"
             }
             Self::StepFailed => "the model failed while this request was being computed",
+            Self::GrammarRejected => "the grammar of this request does not accept the token that was sampled",
+            Self::GrammarFailed => "the grammar of this request could not be compiled",
         })
     }
 }
@@ -104,8 +110,10 @@ pub struct SchedulerOutput {
     pub max_num_scheduled_tokens: u32,
     /// Largest `seq_lens`.
     pub max_seq_len: u32,
-    /// Rows of logits that are sampled.
+    /// Requests that are sampled.
     pub num_sampled: u32,
+    /// Rows of logits: one per sampled request and one per draft.
+    pub num_logits: u32,
     /// New and resumed requests.
     pub num_new_reqs: u32,
     /// Block-table differences.
@@ -114,4 +122,12 @@ pub struct SchedulerOutput {
     pub num_finished: u32,
     /// Rows given up by preempted requests in this step.
     pub num_preempted: u32,
+    /// Sampled requests whose output obeys a grammar.
+    pub num_structured_output_reqs: u32,
+    /// Pairs in `blocks_to_swap_out`.
+    pub num_swap_out: u32,
+    /// Pairs in `blocks_to_swap_in`.
+    pub num_swap_in: u32,
+    /// Pairs in `blocks_to_copy`.
+    pub num_copies: u32,
 }

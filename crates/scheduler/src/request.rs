@@ -1,13 +1,17 @@
 //! `Request`: one request in the scheduler, and what is handed in to make one.
 //!
-//! A request is two counters racing: `num_computed_tokens` catches up with `num_tokens`.
+//! A request is two counters racing: `num_computed_tokens` catches up with `num_tokens`, or, while tokens
+//! that are being sampled are not known yet, with `num_tokens` plus its placeholders.
 
-use kvblocks::{BlockHash, BlockId};
+use kvblocks::{BlockHash, BlockId, CpuBlockId};
 
-use crate::output::RequestKey;
+use crate::{extra_keys::ExtraKeys, output::RequestKey};
 
 /// No persistent row.
 pub(crate) const NO_ROW: u32 = u32::MAX;
+
+/// In `input_ids`: the host does not know this token yet, the worker does.
+pub const UNKNOWN_TOKEN: i32 = -1;
 
 /// Where a request is in its life. Order matters: everything above `Preempted` is finished.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -15,8 +19,12 @@ pub(crate) const NO_ROW: u32 = u32::MAX;
 pub enum RequestStatus {
     /// In the queue, nothing computed.
     Waiting,
+    /// The same, until its grammar is compiled.
+    WaitingForGrammar,
     /// In the running list, owns blocks and a row.
     Running,
+    /// Lost its place; its KV is on its way to CPU memory, or there.
+    Swapped,
     /// Back in the queue: its blocks were taken, its output is kept.
     Preempted,
     /// EOS or a stop token.
@@ -35,7 +43,9 @@ impl RequestStatus {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Waiting => "WAITING",
+            Self::WaitingForGrammar => "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
             Self::Running => "RUNNING",
+            Self::Swapped => "SWAPPED",
             Self::Preempted => "PREEMPTED",
             Self::FinishedStopped => "FINISHED_STOPPED",
             Self::FinishedLengthCapped => "FINISHED_LENGTH_CAPPED",
@@ -115,10 +125,44 @@ pub struct NewRequest {
     pub params: SamplingParams,
     /// Lower is more important; used by the priority policy.
     pub priority: i32,
-    /// Keys beside the tokens that a block's content depends on (`LoRA`, salt), encoded.
-    pub extra_keys: Box<[u8]>,
+    /// What the content of its blocks depends on beside the tokens.
+    pub extra_keys: ExtraKeys,
     /// Compute the whole prompt (it still fills the cache).
     pub skip_reading_prefix_cache: bool,
+    /// Its output obeys a grammar; it waits until `EngineHandle::grammar_ready`.
+    pub waits_for_grammar: bool,
+    /// A live request whose tokens begin with this prompt: share its KV instead of computing the prompt again.
+    pub fork_from: Option<RequestKey>,
+}
+
+impl NewRequest {
+    /// A request with nothing special about it.
+    #[must_use]
+    pub fn new(
+        key: RequestKey,
+        request_id: &str,
+        prompt_token_ids: Vec<i32>,
+        params: SamplingParams,
+    ) -> Self {
+        Self {
+            key,
+            request_id: request_id.into(),
+            prompt_token_ids,
+            params,
+            priority: 0,
+            extra_keys: ExtraKeys::default(),
+            skip_reading_prefix_cache: false,
+            waits_for_grammar: false,
+            fork_from: None,
+        }
+    }
+}
+
+/// A slot and its tenant: stale when the tenant has left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Tenant {
+    pub(crate) slot: u32,
+    pub(crate) epoch: u32,
 }
 
 /// What is needed once per request or once per block, not once per step.
@@ -129,55 +173,113 @@ pub(crate) struct Cold {
     pub(crate) priority: i32,
     /// Place in the order of arrival.
     pub(crate) arrival: u64,
-    pub(crate) extra_keys: Box<[u8]>,
+    pub(crate) num_prompt_tokens: u32,
+    pub(crate) extra_keys: ExtraKeys,
     pub(crate) skip_reading_prefix_cache: bool,
+    pub(crate) uses_grammar: bool,
     /// One per full block of tokens known so far (empty without prefix caching).
     pub(crate) block_hashes: Vec<BlockHash>,
     pub(crate) num_preemptions: u32,
     /// Prefix statistics and `num_cached_tokens` belong to the first admission.
     pub(crate) admitted_before: bool,
+    /// Drafts for the next step; `UNKNOWN_TOKEN`s when the worker alone knows them.
+    pub(crate) draft_token_ids: Vec<i32>,
+    /// Where its KV is while it is swapped out, in the order of the block table.
+    pub(crate) cpu_blocks: Vec<CpuBlockId>,
+    /// The step whose copies bring it there.
+    pub(crate) swapped_out_in: u64,
+    /// The last step in which it is no victim while there is another.
+    pub(crate) immune_until: u64,
+    /// Admissions of younger requests while it did not fit.
+    pub(crate) num_times_passed: u32,
+    /// Whose KV it will share.
+    pub(crate) fork_parent: Option<Tenant>,
+    /// Waiting requests whose `fork_parent` this is.
+    pub(crate) num_fork_children: u32,
 }
 
 /// A request's hot part: what a decode step reads and writes, two cache lines.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Request {
+    // The first line: all that planning a decode needs.
     /// Tokens whose KV is in the cache, or will be when the steps in flight are done.
     pub(crate) num_computed_tokens: u32,
-    /// Prompt and output: `token_ids.len()`.
+    /// Prompt and known output: `token_ids.len()`.
     pub(crate) num_tokens: u32,
+    /// `num_tokens` and the placeholders: tokens that steps in flight are to give.
+    pub(crate) num_expected_tokens: u32,
     /// `num_tokens` at which it ends: prompt + `max_tokens`, at most `max_model_len`.
     pub(crate) max_total_tokens: u32,
     /// Slot of position `num_computed_tokens`, while `slots_left > 0`.
     pub(crate) next_slot: u32,
-    /// Positions from `num_computed_tokens` on in the block that `next_slot` lies in.
+    /// Positions from `num_computed_tokens` on in the block that `next_slot` lies in; 0 also when the next
+    /// row is no plain decode.
     pub(crate) slots_left: u32,
+    /// The last known token.
     pub(crate) last_token_id: i32,
     /// Persistent row while running.
     pub(crate) row: u32,
-    /// −1: EOS does not end it.
-    pub(crate) eos_token_id: i32,
-    pub(crate) key: RequestKey,
-    pub(crate) token_ids: Vec<i32>,
-    // Second line.
-    pub(crate) block_table: Vec<BlockId>,
-    /// Leading blocks that are registered in the prefix index, or were hits.
-    pub(crate) num_registered_blocks: u32,
-    pub(crate) num_prompt_tokens: u32,
-    /// Prompt tokens found in the prefix cache at first admission.
-    pub(crate) num_cached_tokens: u32,
-    /// When it was first admitted; 0 before.
-    pub(crate) first_scheduled_ns: u64,
     /// Tells a slot's tenant from the one before it.
     pub(crate) epoch: u32,
+    /// Steps in flight that it is in.
+    pub(crate) num_steps_in_flight: u32,
+    pub(crate) block_table: Vec<BlockId>,
+    // The second line: what an update needs besides.
+    pub(crate) token_ids: Vec<i32>,
+    pub(crate) key: RequestKey,
+    /// When it was first admitted; 0 before.
+    pub(crate) first_scheduled_ns: u64,
+    pub(crate) cold: Box<Cold>,
+    /// Prompt tokens found in the prefix cache at first admission.
+    pub(crate) num_cached_tokens: u32,
+    /// −1: EOS does not end it.
+    pub(crate) eos_token_id: i32,
+    /// Leading blocks that are registered in the prefix index, or were hits.
+    pub(crate) num_registered_blocks: u32,
     pub(crate) status: RequestStatus,
     pub(crate) has_stop_token_ids: bool,
-    pub(crate) cold: Box<Cold>,
 }
+
+const _: () = assert!(size_of::<Request>() == 128, "a request's hot part is two cache lines");
 
 impl Request {
     /// Tokens that the block table has room for.
     pub(crate) fn capacity_tokens(&self, block_size: u32) -> u32 {
         self.block_table.len() as u32 * block_size
+    }
+
+    /// Tokens that steps in flight are to give, as if every draft was accepted.
+    pub(crate) fn num_output_placeholders(&self) -> u32 {
+        self.num_expected_tokens - self.num_tokens
+    }
+
+    /// Tokens whose KV no step in flight computes: what counts when the request leaves now.
+    pub(crate) fn num_settled_tokens(&self) -> u32 {
+        self.num_computed_tokens.saturating_sub(self.num_output_placeholders()).min(self.num_tokens)
+    }
+
+    /// Whether all tokens that it may have are there or on their way.
+    pub(crate) fn is_full(&self) -> bool {
+        self.num_expected_tokens >= self.max_total_tokens && self.num_expected_tokens > self.num_tokens
+    }
+
+    /// Take back drafts that were scheduled: rejected, or never made.
+    pub(crate) fn retract_drafts(&mut self, count: u32, block_size: u32) {
+        self.num_computed_tokens -= count;
+        self.num_expected_tokens -= count;
+        if count > 0 && self.cold.draft_token_ids.is_empty() {
+            self.locate_next_slot(block_size);
+        }
+    }
+
+    /// Remember where the next position lies, if its block is there.
+    pub(crate) fn locate_next_slot(&mut self, block_size: u32) {
+        let (block, offset) = (self.num_computed_tokens / block_size, self.num_computed_tokens % block_size);
+        self.slots_left = 0;
+        if let Some(block) = self.block_table.get(block as usize) {
+            self.next_slot = block.0 * block_size + offset;
+            self.slots_left = block_size - offset;
+        }
     }
 }

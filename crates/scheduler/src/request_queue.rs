@@ -1,18 +1,26 @@
 //! `RequestQueue`: who waits, in the order in which they are tried.
 //!
-//! One ordered set serves both policies. Under FCFS the key is the arrival, so a preempted request,
-//! older than anything that still waits, comes back to the front by itself, and several preempted ones
-//! keep their order. Under PRIORITY the key is `(priority, arrival)`.
+//! One ordered set serves both policies and all who wait: those who never ran, preempted and swapped ones.
+//! Under FCFS the key is the arrival, swapped ones first, so that whoever lost its blocks comes back before
+//! anything younger and several of them keep their order. Under PRIORITY the key is `(priority, arrival)`.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    ops::Bound::{Excluded, Unbounded},
+};
 
-use crate::config::SchedulingPolicy;
+use crate::{
+    config::SchedulingPolicy,
+    request::{Request, RequestStatus},
+};
 
-/// Ordered by `(priority, arrival, slot)`.
+/// Class or priority, arrival, slot: unique, and total.
+pub(crate) type QueueKey = (i64, u64, u32);
+
 #[derive(Debug, Default)]
 pub(crate) struct RequestQueue {
     policy: SchedulingPolicy,
-    order: BTreeSet<(i32, u64, u32)>,
+    order: BTreeSet<QueueKey>,
 }
 
 impl RequestQueue {
@@ -20,32 +28,32 @@ impl RequestQueue {
         Self { policy, order: BTreeSet::new() }
     }
 
-    /// Where a request with these numbers stands; the same for running ones (victims are the largest).
-    pub(crate) fn key(&self, priority: i32, arrival: u64, slot: u32) -> (i32, u64, u32) {
-        match self.policy {
-            SchedulingPolicy::Fcfs => (0, arrival, slot),
-            SchedulingPolicy::Priority => (priority, arrival, slot),
-        }
+    /// Where a request stands; running ones too (victims have large keys).
+    pub(crate) fn key(&self, slot: u32, request: &Request) -> QueueKey {
+        let class = match self.policy {
+            SchedulingPolicy::Fcfs => -i64::from(request.status == RequestStatus::Swapped),
+            SchedulingPolicy::Priority => i64::from(request.cold.priority),
+        };
+        (class, request.cold.arrival, slot)
     }
 
-    pub(crate) fn push(&mut self, priority: i32, arrival: u64, slot: u32) {
-        let key = self.key(priority, arrival, slot);
-        let fresh = self.order.insert(key);
+    pub(crate) fn push(&mut self, slot: u32, request: &Request) {
+        let fresh = self.order.insert(self.key(slot, request));
         debug_assert!(fresh, "slot {slot} is already waiting");
     }
 
-    /// Slot of the first request.
-    pub(crate) fn peek(&self) -> Option<u32> {
-        self.order.first().map(|key| key.2)
-    }
-
-    pub(crate) fn pop(&mut self) -> Option<u32> {
-        self.order.pop_first().map(|key| key.2)
-    }
-
-    pub(crate) fn remove(&mut self, priority: i32, arrival: u64, slot: u32) -> bool {
-        let key = self.key(priority, arrival, slot);
+    /// Take a request out, whose status is still the one with which it was put in.
+    pub(crate) fn remove(&mut self, slot: u32, request: &Request) -> bool {
+        let key = self.key(slot, request);
         self.order.remove(&key)
+    }
+
+    /// The first request behind `cursor`, or the first of all.
+    pub(crate) fn after(&self, cursor: Option<QueueKey>) -> Option<QueueKey> {
+        match cursor {
+            None => self.order.first().copied(),
+            Some(key) => self.order.range((Excluded(key), Unbounded)).next().copied(),
+        }
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -45,6 +45,18 @@ counters! {
     num_finished,
     /// Preemptions since the start.
     num_preemptions,
+    /// Victims whose KV moved to CPU memory.
+    num_swapped_out,
+    /// Requests whose KV came back from there.
+    num_swapped_in,
+    /// Requests that began with the KV of another.
+    num_forks,
+    /// Admissions past a request that did not fit.
+    num_look_past,
+    /// Draft tokens that were run.
+    num_draft_tokens,
+    /// Of these, accepted.
+    num_accepted_tokens,
     /// Tokens scheduled since the start.
     num_scheduled_tokens,
     /// Tokens of prompts that were looked up, once per first admission.
@@ -59,6 +71,8 @@ counters! {
     num_usable_blocks,
     /// Blocks that can be allocated now.
     num_free_blocks,
+    /// Blocks in CPU memory that hold nothing.
+    num_free_cpu_blocks,
     /// Outputs that found the egress full and wait for room in it.
     num_held_back,
     /// Step that was updated last.

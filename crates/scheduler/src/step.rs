@@ -1,12 +1,16 @@
 //! `Step`: the plan of one step, written into its buffer set as it is made.
 //!
 //! Rows are appended while requests are scheduled. The rare event that a row leaves the step again
-//! (a victim under the priority policy) replays the remaining entries into the set from its start.
+//! (a victim under the priority policy, drafts that were not made) replays the remaining entries into the
+//! set from its start.
+
+use kvblocks::BlockCopies;
 
 use crate::{
+    kv_cache_manager::KVCacheManager,
     output::SchedulerOutput,
-    request::{NO_ROW, Request},
-    step_buffers::{ArraySpec, SAMPLING_FLOAT_COLUMNS, SAMPLING_INT_COLUMNS, StepBuffers},
+    request::{NO_ROW, Request, Tenant, UNKNOWN_TOKEN},
+    step_buffers::{ArraySpec, Column, SAMPLING_FLOAT_COLUMNS, SAMPLING_INT_COLUMNS, StepBuffers},
 };
 
 /// No difference to the block table.
@@ -15,11 +19,16 @@ pub(crate) const UNCHANGED: u32 = u32::MAX;
 /// One scheduled request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
-    pub(crate) slot: u32,
-    pub(crate) epoch: u32,
+    pub(crate) tenant: Tenant,
     pub(crate) num_scheduled_tokens: u32,
+    /// Tokens computed before this step.
+    pub(crate) num_computed_tokens: u32,
     /// Blocks from here on are new to the worker.
     pub(crate) block_table_start: u32,
+    /// Where in the step's `draft_token_ids` its drafts are.
+    draft_start: u32,
+    /// How many of its tokens, the last ones, are drafts.
+    pub(crate) num_draft_tokens: u8,
     /// Whether the step yields a token for it.
     pub(crate) sampled: bool,
     /// New or resumed: the worker learns its parameters.
@@ -27,9 +36,20 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    fn decode(slot: u32, epoch: u32, block_table_start: u32) -> Self {
-        Self { slot, epoch, num_scheduled_tokens: 1, block_table_start, sampled: true, is_new: false }
+    /// Placeholders that the row has added to its request.
+    pub(crate) fn num_placeholders(&self) -> u32 {
+        if self.sampled { 1 + u32::from(self.num_draft_tokens) } else { 0 }
     }
+}
+
+/// What a row is, beside its request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row {
+    pub(crate) num_tokens: u32,
+    /// The first block that is new to the worker, when the table grew.
+    pub(crate) block_table_start: Option<u32>,
+    /// New or resumed.
+    pub(crate) is_new: bool,
 }
 
 /// The plan and its arrays. `output.step == 0` while the set has never been used.
@@ -45,11 +65,16 @@ pub(crate) struct Step {
     stop_ids_capacity: usize,
     max_num_seqs: usize,
     block_size: u32,
+    /// Drafts per request at most; `num_draft_tokens` is all zeros for ever when this is 0.
+    num_speculative_tokens: u32,
+    /// Whether the drafts for the next step are the worker's secret.
+    drafts_unknown: bool,
     /// Tokens of the plan that was in the set before: its slots are reset to padding.
     previous_num_tokens: usize,
-    /// Ids of the requests behind `finished_rows` and slots of those behind `preempted_rows`: for the debug view.
+    draft_token_ids: Vec<i32>,
+    /// Ids of the requests behind `finished_rows` and who was behind `preempted_rows`: for the debug view.
     pub(crate) finished_ids: Vec<Box<str>>,
-    pub(crate) preempted_slots: Vec<u32>,
+    pub(crate) preempted: Vec<Tenant>,
 }
 
 impl Step {
@@ -66,10 +91,15 @@ impl Step {
             stop_ids_capacity: capacity("stop_token_ids"),
             max_num_seqs: config.max_num_seqs as usize,
             block_size: config.block_size,
+            num_speculative_tokens: config.num_speculative_tokens,
+            drafts_unknown: config.max_steps_in_flight > 1,
             // Nothing is known of what is in a set before its first use.
             previous_num_tokens: config.max_num_batched_tokens as usize,
+            draft_token_ids: Vec::with_capacity(
+                (config.max_num_seqs * config.num_speculative_tokens) as usize,
+            ),
             finished_ids: Vec::with_capacity(config.max_num_seqs as usize),
-            preempted_slots: Vec::with_capacity(config.max_num_seqs as usize),
+            preempted: Vec::with_capacity(config.max_num_seqs as usize),
         }
     }
 
@@ -81,16 +111,26 @@ impl Step {
         }
         self.entries.clear();
         self.finished_ids.clear();
-        self.preempted_slots.clear();
-        self.rewind();
+        self.preempted.clear();
+        self.draft_token_ids.clear();
         self.output = SchedulerOutput { step, buffer_index, ..SchedulerOutput::default() };
+        self.rewind();
     }
 
+    /// Forget the rows; what left with this step stays.
     fn rewind(&mut self) {
         self.num_block_ids = 0;
         self.num_stop_ids = 0;
-        let SchedulerOutput { step, buffer_index, .. } = self.output;
-        self.output = SchedulerOutput { step, buffer_index, ..SchedulerOutput::default() };
+        let output = &mut self.output;
+        output.num_reqs = 0;
+        output.total_num_scheduled_tokens = 0;
+        output.max_num_scheduled_tokens = 0;
+        output.max_seq_len = 0;
+        output.num_sampled = 0;
+        output.num_logits = 0;
+        output.num_new_reqs = 0;
+        output.num_block_table_updates = 0;
+        output.num_structured_output_reqs = 0;
     }
 
     /// Whether the arrays of variable length have room for an admission.
@@ -99,161 +139,256 @@ impl Step {
             && self.num_stop_ids + num_stop_ids <= self.stop_ids_capacity
     }
 
-    /// The path that nearly every row takes: one token each for the leading requests of `running` whose next
-    /// position lies inside a block that they own and does not fill it. Returns how many that were.
-    pub(crate) fn push_decodes(&mut self, running: &[u32], requests: &mut [Request], budget: u32) -> usize {
+    /// The path that nearly every row takes: one token each for the leading requests of `running` that are plain
+    /// decodes and have, or can be given, a block for it. Returns how many that were.
+    ///
+    /// What differs from row to row is written as the rows are visited; what follows from it is filled in afterwards,
+    /// column by column.
+    pub(crate) fn push_decodes(
+        &mut self,
+        running: &[u32],
+        requests: &mut [Request],
+        kv: &mut KVCacheManager,
+        budget: u32,
+    ) -> usize {
         let count = running.len().min(budget as usize);
         let (index, token) = (self.output.num_reqs as usize, self.output.total_num_scheduled_tokens as usize);
-        let sample = self.output.num_sampled as usize;
-        let buffers = &mut self.buffers;
-        let idx_mapping = buffers.idx_mapping.window(index, count);
-        let num_scheduled_tokens = buffers.num_scheduled_tokens.window(index, count);
-        let num_computed_tokens = buffers.num_computed_tokens.window(index, count);
-        let seq_lens = buffers.seq_lens.window(index, count);
-        let query_start_loc = buffers.query_start_loc.window(index, count);
-        let input_ids = buffers.input_ids.window(token, count);
-        let positions = buffers.positions.window(token, count);
-        let slot_mapping = buffers.slot_mapping.window(token, count);
-        let logits_indices = buffers.logits_indices.window(sample, count);
-        let sampled_rows = buffers.sampled_rows.window(sample, count);
-        let mut max_seq_len = self.output.max_seq_len;
         let mut done = 0;
-        for (i, &slot) in running[..count].iter().enumerate() {
+        for &slot in &running[..count] {
             let request = &mut requests[slot as usize];
             let computed = request.num_computed_tokens;
-            if request.slots_left <= 1 || computed + 1 != request.num_tokens {
+            let expected = request.num_expected_tokens;
+            if computed + 1 != expected || expected >= request.max_total_tokens {
                 break;
             }
-            idx_mapping[i] = request.row as i32;
-            num_scheduled_tokens[i] = 1;
-            num_computed_tokens[i] = computed as i32;
-            seq_lens[i] = computed as i32 + 1;
-            query_start_loc[i] = (token + i) as i32;
-            input_ids[i] = request.last_token_id;
-            positions[i] = computed as i32;
-            slot_mapping[i] = request.next_slot as i32;
-            logits_indices[i] = (token + i) as i32;
-            sampled_rows[i] = request.row as i32;
-            max_seq_len = max_seq_len.max(computed + 1);
-            self.entries.push(Entry::decode(slot, request.epoch, UNCHANGED));
+            let mut block_table_start = UNCHANGED;
+            if request.slots_left <= 1 {
+                match self.cross_border(request, kv) {
+                    Some(start) => block_table_start = start,
+                    None => break,
+                }
+            }
+            let buffers = &mut self.buffers;
+            buffers.idx_mapping.write(index + done, request.row as i32);
+            buffers.num_computed_tokens.write(index + done, computed as i32);
+            // With a placeholder the token is being sampled.
+            let known = request.num_tokens == expected;
+            buffers.input_ids.write(token + done, if known { request.last_token_id } else { UNKNOWN_TOKEN });
+            buffers.slot_mapping.write(token + done, request.next_slot as i32);
+            self.entries.push(Entry {
+                tenant: Tenant { slot, epoch: request.epoch },
+                num_scheduled_tokens: 1,
+                num_computed_tokens: computed,
+                block_table_start,
+                draft_start: 0,
+                num_draft_tokens: 0,
+                sampled: true,
+                is_new: false,
+            });
             request.num_computed_tokens = computed + 1;
+            request.num_expected_tokens = expected + 1;
+            request.num_steps_in_flight += 1;
             request.next_slot += 1;
             request.slots_left -= 1;
             done += 1;
         }
-        self.output.num_reqs += done as u32;
-        self.output.total_num_scheduled_tokens += done as u32;
-        self.output.num_sampled += done as u32;
-        self.output.max_seq_len = max_seq_len;
+        self.fill_decodes(index, token, done);
         done
     }
 
-    /// A decode that fills a block, or begins the new block at `block_table_start`.
-    pub(crate) fn push_decode_at_border(
-        &mut self,
-        slot: u32,
-        request: &mut Request,
-        block_table_start: Option<u32>,
-    ) {
-        let entry = Entry::decode(slot, request.epoch, block_table_start.unwrap_or(UNCHANGED));
-        self.write_row(&entry, request, request.num_computed_tokens);
-        let token = self.output.total_num_scheduled_tokens as usize;
-        self.buffers.input_ids.write(token, request.last_token_id);
-        self.buffers.positions.write(token, request.num_computed_tokens as i32);
-        self.buffers.slot_mapping.write(token, request.next_slot as i32);
-        self.count_row(&entry, request, request.num_computed_tokens + 1);
-        self.entries.push(entry);
-        request.num_computed_tokens += 1;
-        request.next_slot += 1;
-        request.slots_left -= 1;
+    /// A decode that fills its block (which becomes findable), needs the next one, or looks like neither. `None`, with
+    /// nothing changed, when it is no plain decode or the pool has no block; else where its block table grew.
+    #[inline]
+    fn cross_border(&mut self, request: &mut Request, kv: &mut KVCacheManager) -> Option<u32> {
+        let mut block_table_start = UNCHANGED;
+        if request.slots_left == 0 {
+            if !request.cold.draft_token_ids.is_empty() {
+                return None;
+            }
+            if request.num_computed_tokens == request.capacity_tokens(self.block_size) {
+                let block = kv.pool.allocate_one()?;
+                block_table_start = request.block_table.len() as u32;
+                request.block_table.push(block);
+                self.write_block_table(request, block_table_start);
+            }
+            request.locate_next_slot(self.block_size);
+        }
+        let known = request.num_tokens.min(request.num_computed_tokens + 1);
+        kv.register_full_blocks(request, known, Some(self.output.step));
+        Some(block_table_start)
     }
 
-    /// Any other row: `num_tokens` tokens, with new blocks from `block_table_start` on if the table grew.
-    pub(crate) fn push(
-        &mut self,
-        slot: u32,
-        request: &mut Request,
-        num_tokens: u32,
-        block_table_start: Option<u32>,
-        is_new: bool,
-    ) {
-        let end = request.num_computed_tokens + num_tokens;
+    /// The columns of `done` plain decodes that follow from those that `push_decodes` has written.
+    fn fill_decodes(&mut self, index: usize, token: usize, done: usize) {
+        let sample = self.output.num_sampled as usize;
+        let logit = self.output.num_logits as usize;
+        let buffers = &mut self.buffers;
+        buffers.num_scheduled_tokens.window(index, done).fill(1);
+        fill_range(buffers.query_start_loc.window(index, done), token);
+        fill_range(buffers.logits_indices.window(logit, done), token);
+        let rows = &*buffers.idx_mapping.window(index, done);
+        buffers.sampled_rows.window(sample, done).copy_from_slice(rows);
+        let computed = &*buffers.num_computed_tokens.window(index, done);
+        buffers.positions.window(token, done).copy_from_slice(computed);
+        let mut max_seq_len = 0;
+        for (seq_len, &computed) in buffers.seq_lens.window(index, done).iter_mut().zip(computed) {
+            *seq_len = computed + 1;
+            max_seq_len = max_seq_len.max(computed + 1);
+        }
+        if self.num_speculative_tokens > 0 {
+            buffers.num_draft_tokens.window(index, done).fill(0);
+        }
+        let output = &mut self.output;
+        output.num_reqs += done as u32;
+        output.total_num_scheduled_tokens += done as u32;
+        output.num_sampled += done as u32;
+        output.num_logits += done as u32;
+        output.max_seq_len = output.max_seq_len.max(max_seq_len as u32);
+        output.max_num_scheduled_tokens = output.max_num_scheduled_tokens.max(u32::from(done > 0));
+    }
+
+    /// Any other row. Its drafts, if it has some, are the last of its tokens, and used up.
+    pub(crate) fn push(&mut self, slot: u32, request: &mut Request, row: Row) {
+        let computed = request.num_computed_tokens;
+        let end = computed + row.num_tokens;
+        let sampled =
+            end >= request.num_expected_tokens && request.num_expected_tokens < request.max_total_tokens;
+        let num_drafts = end.saturating_sub(request.num_expected_tokens) as usize;
         let entry = Entry {
-            slot,
-            epoch: request.epoch,
-            num_scheduled_tokens: num_tokens,
-            block_table_start: block_table_start.unwrap_or(UNCHANGED),
-            sampled: end == request.num_tokens && request.num_tokens < request.max_total_tokens,
-            is_new,
+            tenant: Tenant { slot, epoch: request.epoch },
+            num_scheduled_tokens: row.num_tokens,
+            num_computed_tokens: computed,
+            block_table_start: row.block_table_start.unwrap_or(UNCHANGED),
+            draft_start: self.draft_token_ids.len() as u32,
+            num_draft_tokens: num_drafts as u8,
+            sampled,
+            is_new: row.is_new,
         };
-        self.write(&entry, request, request.num_computed_tokens);
+        self.draft_token_ids.extend_from_slice(&request.cold.draft_token_ids[..num_drafts]);
+        request.cold.draft_token_ids.clear();
+        self.write(&entry, request, request.num_expected_tokens);
         self.entries.push(entry);
         request.num_computed_tokens = end;
-        let (block, offset) = (end / self.block_size, end % self.block_size);
-        request.slots_left = 0;
-        if request.max_total_tokens == request.num_prompt_tokens {
-            return; // It samples nothing, and the fast path always samples.
-        }
-        if let Some(block) = request.block_table.get(block as usize) {
-            request.next_slot = block.0 * self.block_size + offset;
-            request.slots_left = self.block_size - offset;
+        request.num_expected_tokens += entry.num_placeholders();
+        request.num_steps_in_flight += 1;
+        if sampled && self.drafts_unknown && self.num_speculative_tokens > 0 {
+            // Steps overlap: the worker makes drafts of its own.
+            request.cold.draft_token_ids.resize(self.num_speculative_tokens as usize, UNKNOWN_TOKEN);
+            request.slots_left = 0;
+        } else {
+            request.locate_next_slot(self.block_size);
         }
     }
 
-    /// Take a request out of the plan again. Returns its tokens, or `None` when it was not in it.
-    pub(crate) fn remove(&mut self, slot: u32) -> Option<u32> {
-        let position = self.entries.iter().position(|entry| entry.slot == slot)?;
-        Some(self.entries.remove(position).num_scheduled_tokens)
+    /// What the plan has for a request so far.
+    pub(crate) fn entry_of(&self, tenant: Tenant) -> Option<&Entry> {
+        self.entries.iter().rev().find(|entry| entry.tenant == tenant)
     }
 
-    /// Write the plan again from its entries, after one was removed.
+    /// Take a request out of the plan again.
+    pub(crate) fn remove(&mut self, slot: u32) -> Option<Entry> {
+        let position = self.entries.iter().position(|entry| entry.tenant.slot == slot)?;
+        Some(self.entries.remove(position))
+    }
+
+    /// Write the plan again from its entries, after one was removed or changed.
     pub(crate) fn replay(&mut self, requests: &[Request]) {
         self.previous_num_tokens =
             self.previous_num_tokens.max(self.output.total_num_scheduled_tokens as usize);
         self.rewind();
         let entries = std::mem::take(&mut self.entries);
         for entry in &entries {
-            let request = &requests[entry.slot as usize];
-            self.write(entry, request, request.num_computed_tokens - entry.num_scheduled_tokens);
+            let request = &requests[entry.tenant.slot as usize];
+            self.write(entry, request, request.num_expected_tokens - entry.num_placeholders());
         }
         self.entries = entries;
     }
 
-    /// Fill the padding and the rows that left; the scalars are final afterwards.
-    pub(crate) fn finish(&mut self, finished: &mut Vec<(u32, Box<str>)>, preempted: &mut Vec<(u32, u32)>) {
+    /// The drafts of a row.
+    pub(crate) fn drafts_of(&self, entry: &Entry) -> &[i32] {
+        &self.draft_token_ids[entry.draft_start as usize..][..entry.num_draft_tokens as usize]
+    }
+
+    /// Drop the last drafts of the row in batch position `index`, to be followed by a replay. Returns how many.
+    pub(crate) fn truncate_drafts(&mut self, index: usize, num_kept: u32) -> u32 {
+        let entry = &mut self.entries[index];
+        let dropped = u32::from(entry.num_draft_tokens).saturating_sub(num_kept);
+        entry.num_draft_tokens -= dropped as u8;
+        entry.num_scheduled_tokens -= dropped;
+        dropped
+    }
+
+    /// Fill the padding; the scalars of the rows are final afterwards.
+    pub(crate) fn finish(&mut self) {
         let num_tokens = self.output.total_num_scheduled_tokens as usize;
-        for index in self.output.num_reqs as usize..=self.max_num_seqs {
-            self.buffers.query_start_loc.write(index, num_tokens as i32);
-        }
-        for token in num_tokens..self.previous_num_tokens {
-            self.buffers.slot_mapping.write(token, -1);
-        }
+        let num_reqs = self.output.num_reqs as usize;
+        self.buffers
+            .query_start_loc
+            .window(num_reqs, self.max_num_seqs + 1 - num_reqs)
+            .fill(num_tokens as i32);
+        let padding = self.previous_num_tokens.saturating_sub(num_tokens);
+        self.buffers.slot_mapping.window(num_tokens, padding).fill(-1);
+    }
+
+    /// Note who has left: requests that finished since the last step and those that were preempted for this one.
+    pub(crate) fn write_departures(
+        &mut self,
+        finished: &mut Vec<(u32, Box<str>)>,
+        preempted: &mut Vec<(u32, Tenant)>,
+    ) {
         for (index, (row, request_id)) in finished.drain(..).enumerate() {
             self.buffers.finished_rows.write(index, row as i32);
             self.finished_ids.push(request_id);
         }
-        for (index, (row, slot)) in preempted.drain(..).enumerate() {
+        for (index, (row, tenant)) in preempted.drain(..).enumerate() {
             self.buffers.preempted_rows.write(index, row as i32);
-            self.preempted_slots.push(slot);
+            self.preempted.push(tenant);
         }
         self.output.num_finished = self.finished_ids.len() as u32;
-        self.output.num_preempted = self.preempted_slots.len() as u32;
-        let longest = self.entries.iter().map(|entry| entry.num_scheduled_tokens).max();
-        self.output.max_num_scheduled_tokens = longest.unwrap_or(0);
+        self.output.num_preempted = self.preempted.len() as u32;
     }
 
-    fn write(&mut self, entry: &Entry, request: &Request, computed: u32) {
+    /// Note the block copies that the worker makes before it runs the step.
+    pub(crate) fn write_copies(&mut self, copies: &BlockCopies) {
+        let pairs = copies.blocks_to_swap_out.iter().map(|&(block, cpu_block)| [block.0, cpu_block.0]);
+        self.output.num_swap_out = write_pairs(&mut self.buffers.blocks_to_swap_out, pairs);
+        let pairs = copies.blocks_to_swap_in.iter().map(|&(cpu_block, block)| [cpu_block.0, block.0]);
+        self.output.num_swap_in = write_pairs(&mut self.buffers.blocks_to_swap_in, pairs);
+        let pairs = copies.blocks_to_copy.iter().map(|&(from, to)| [from.0, to.0]);
+        self.output.num_copies = write_pairs(&mut self.buffers.blocks_to_copy, pairs);
+    }
+
+    /// One row. `num_expected` is the request's `num_expected_tokens` before the row.
+    fn write(&mut self, entry: &Entry, request: &Request, num_expected: u32) {
         debug_assert_ne!(request.row, NO_ROW, "a scheduled request has a row");
+        let computed = entry.num_computed_tokens;
         let end = computed + entry.num_scheduled_tokens;
         let first = self.output.total_num_scheduled_tokens as usize;
         self.write_row(entry, request, computed);
-        self.buffers.input_ids.write_from(first, &request.token_ids[computed as usize..end as usize]);
-        for (token, position) in (first..).zip(computed..end) {
+        let known = request.num_tokens.clamp(computed, end);
+        let ids = self.buffers.input_ids.window(first, entry.num_scheduled_tokens as usize);
+        let (known_ids, ids) = ids.split_at_mut((known - computed) as usize);
+        // With placeholders the row may begin behind all that is known.
+        known_ids
+            .copy_from_slice(request.token_ids.get(computed as usize..known as usize).unwrap_or_default());
+        let (unknown_ids, draft_ids) = ids.split_at_mut((num_expected.clamp(known, end) - known) as usize);
+        unknown_ids.fill(UNKNOWN_TOKEN);
+        draft_ids.copy_from_slice(
+            &self.draft_token_ids[entry.draft_start as usize..][..entry.num_draft_tokens as usize],
+        );
+        fill_range(
+            self.buffers.positions.window(first, entry.num_scheduled_tokens as usize),
+            computed as usize,
+        );
+        let (mut token, mut position) = (first, computed);
+        while position < end {
+            let offset = position % self.block_size;
+            let count = (self.block_size - offset).min(end - position);
             let block = request.block_table[(position / self.block_size) as usize];
-            self.buffers.positions.write(token, position as i32);
-            self.buffers
-                .slot_mapping
-                .write(token, (block.0 * self.block_size + position % self.block_size) as i32);
+            let slots = self.buffers.slot_mapping.window(token, count as usize);
+            fill_range(slots, (block.0 * self.block_size + offset) as usize);
+            token += count as usize;
+            position += count;
         }
         self.count_row(entry, request, end);
     }
@@ -267,18 +402,26 @@ impl Step {
         buffers.num_computed_tokens.write(index, computed as i32);
         buffers.seq_lens.write(index, (computed + entry.num_scheduled_tokens) as i32);
         buffers.query_start_loc.write(index, self.output.total_num_scheduled_tokens as i32);
+        if self.num_speculative_tokens > 0 {
+            buffers.num_draft_tokens.write(index, i32::from(entry.num_draft_tokens));
+        }
     }
 
     /// Count a row whose arrays are written, and add what only some rows have.
     fn count_row(&mut self, entry: &Entry, request: &Request, end: u32) {
-        self.output.num_reqs += 1;
-        self.output.total_num_scheduled_tokens += entry.num_scheduled_tokens;
-        self.output.max_seq_len = self.output.max_seq_len.max(end);
+        let output = &mut self.output;
+        output.num_reqs += 1;
+        output.total_num_scheduled_tokens += entry.num_scheduled_tokens;
+        output.max_num_scheduled_tokens = output.max_num_scheduled_tokens.max(entry.num_scheduled_tokens);
+        output.max_seq_len = output.max_seq_len.max(end);
         if entry.sampled {
-            let sample = self.output.num_sampled as usize;
-            self.buffers.logits_indices.write(sample, self.output.total_num_scheduled_tokens as i32 - 1);
-            self.buffers.sampled_rows.write(sample, request.row as i32);
-            self.output.num_sampled += 1;
+            let num_logits = entry.num_placeholders();
+            let first = output.total_num_scheduled_tokens - num_logits;
+            let indices = self.buffers.logits_indices.window(output.num_logits as usize, num_logits as usize);
+            fill_range(indices, first as usize);
+            self.buffers.sampled_rows.write(output.num_sampled as usize, request.row as i32);
+            output.num_logits += num_logits;
+            output.num_sampled += 1;
         }
         if entry.is_new {
             self.write_parameters(request);
@@ -303,7 +446,7 @@ impl Step {
             params.top_k,
             params.seed,
             i64::from(params.min_tokens),
-            i64::from(request.num_prompt_tokens),
+            i64::from(request.cold.num_prompt_tokens),
             params.num_logprobs,
         ];
         self.buffers.new_rows.write(index, request.row as i32);
@@ -327,11 +470,30 @@ impl Step {
         self.buffers.bt_rows.write(index, request.row as i32);
         self.buffers.bt_starts.write(index, start as i32);
         self.buffers.bt_indptr.write(index, self.num_block_ids as i32);
-        for block in &request.block_table[start as usize..] {
-            self.buffers.bt_block_ids.write(self.num_block_ids, block.0 as i32);
-            self.num_block_ids += 1;
+        let blocks = &request.block_table[start as usize..];
+        let ids = self.buffers.bt_block_ids.window(self.num_block_ids, blocks.len());
+        for (id, block) in ids.iter_mut().zip(blocks) {
+            *id = block.0 as i32;
         }
+        self.num_block_ids += blocks.len();
         self.buffers.bt_indptr.write(index + 1, self.num_block_ids as i32);
         self.output.num_block_table_updates += 1;
     }
+}
+
+/// `start, start + 1, …`
+fn fill_range(column: &mut [i32], start: usize) {
+    for (value, next) in column.iter_mut().zip(start as i32..) {
+        *value = next;
+    }
+}
+
+/// Write pairs; returns how many.
+fn write_pairs(column: &mut Column<i32>, pairs: impl Iterator<Item = [u32; 2]>) -> u32 {
+    let mut count = 0;
+    for pair in pairs {
+        column.write_from(2 * count, &pair.map(|id| id as i32));
+        count += 1;
+    }
+    count as u32
 }

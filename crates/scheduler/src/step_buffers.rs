@@ -1,6 +1,6 @@
 //! `StepBuffers`: the arrays of one step, registered once and written in place.
 //!
-//! `R` = `max_num_seqs`, `T` = `max_num_batched_tokens`; what each array means is in `docs/boundary.md`.
+//! `R` = `max_num_seqs`, `T` = `max_num_batched_tokens`, `D` = `num_speculative_tokens`, `S` = `num_cpu_blocks`; what each array means is in `docs/boundary.md`.
 //! The memory is Python's (pinned torch memory behind numpy views) or our own; either way it is
 //! reached through raw pointers made by one `unsafe` constructor, never through slices that live across calls.
 
@@ -199,6 +199,10 @@ struct Sizes {
     tokens: usize,
     block_ids: usize,
     stop_ids: usize,
+    /// Rows of logits of one request at most.
+    logits: usize,
+    /// Pairs of a swap list at most; an array has one element at least.
+    swaps: usize,
 }
 
 impl Sizes {
@@ -210,6 +214,8 @@ impl Sizes {
             tokens: config.max_num_batched_tokens as usize,
             block_ids: reqs + per_request.max((reqs * per_request).min(2 * config.num_blocks as usize)),
             stop_ids: MAX_STOP_TOKEN_IDS + 16 * reqs,
+            logits: 1 + config.num_speculative_tokens as usize,
+            swaps: config.num_cpu_blocks.max(1) as usize,
         }
     }
 }
@@ -231,8 +237,10 @@ step_buffers! {
     positions: i32, Int32, |c| vec![c.tokens];
     /// `[T]` `block_id * block_size + offset`.
     slot_mapping: i32, Int32, |c| vec![c.tokens];
-    /// `[R]` flattened token index of each sampled row.
-    logits_indices: i32, Int32, |c| vec![c.reqs];
+    /// `[R]` how many of a request's tokens, the last ones, are drafts.
+    num_draft_tokens: i32, Int32, |c| vec![c.reqs];
+    /// `[R * (1 + D)]` flattened token index of each row of logits: one per sampled request and one per draft.
+    logits_indices: i32, Int32, |c| vec![c.reqs * c.logits];
     /// `[R]` persistent row of each sampled row.
     sampled_rows: i32, Int32, |c| vec![c.reqs];
     /// `[R]` rows of new and resumed requests.
@@ -257,6 +265,12 @@ step_buffers! {
     finished_rows: i32, Int32, |c| vec![c.reqs];
     /// `[R]` rows given up by preempted requests.
     preempted_rows: i32, Int32, |c| vec![c.reqs];
+    /// `[S, 2]` (GPU block, CPU block): copied first.
+    blocks_to_swap_out: i32, Int32, |c| vec![c.swaps, 2];
+    /// `[S, 2]` (CPU block, GPU block): copied second.
+    blocks_to_swap_in: i32, Int32, |c| vec![c.swaps, 2];
+    /// `[R, 2]` (from, to): copied last, before the model runs.
+    blocks_to_copy: i32, Int32, |c| vec![c.reqs, 2];
 }
 
 impl StepBuffers {

@@ -5,7 +5,11 @@ use crate::{
     output::{EngineCoreOutput, FinishReason, RequestError, SchedulerOutput},
     request::{Request, RequestStatus},
     scheduler::{Scheduler, SchedulerError},
+    step::Entry,
 };
+
+/// In a row of sampled ids: the grammar did not take what was sampled.
+pub const REJECTED_BY_GRAMMAR: i32 = -2;
 
 /// What appending one token led to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,81 +19,113 @@ enum Stop {
     Length,
 }
 
+/// Rows of `num_columns` ids, one for each sampled request; −1 ends a row.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenRows<'a> {
+    /// Row after row.
+    pub token_ids: &'a [i32],
+    /// Ids per row.
+    pub num_columns: usize,
+}
+
+impl<'a> TokenRows<'a> {
+    /// No rows.
+    pub const NONE: TokenRows<'static> = TokenRows { token_ids: &[], num_columns: 0 };
+
+    /// One id per row.
+    #[must_use]
+    pub fn column(token_ids: &'a [i32]) -> Self {
+        Self { token_ids, num_columns: 1 }
+    }
+
+    /// The ids of a row before its end.
+    fn row(&self, index: usize) -> &'a [i32] {
+        let start = index * self.num_columns;
+        let row = &self.token_ids[start..start + self.num_columns];
+        let length = row.iter().position(|&token_id| token_id < 0).unwrap_or(row.len());
+        &row[..length]
+    }
+
+    /// The first id of a row, which may be one of the negative ones.
+    fn first(&self, index: usize) -> i32 {
+        self.token_ids[index * self.num_columns]
+    }
+
+    fn check(&self, output: &SchedulerOutput) -> Result<(), SchedulerError> {
+        let expected = output.num_sampled;
+        let num_ids = (expected as usize).checked_mul(self.num_columns);
+        if num_ids == Some(self.token_ids.len()) && (self.num_columns > 0 || expected == 0) {
+            return Ok(());
+        }
+        let got = self.token_ids.len() / self.num_columns.max(1);
+        Err(SchedulerError::WrongRows { step: output.step, expected, got })
+    }
+}
+
 impl Scheduler {
     /// Apply the tokens of the oldest step in flight.
     ///
-    /// `sampled_token_ids` holds `num_columns` ids for each sampled request of the step, in the order of
-    /// `logits_indices`; −1 ends a row. A sampled row without a token ends its request with an error (its
-    /// logits were not numbers). Returns how many requests finished.
+    /// `sampled` has a row for each sampled request of the step, in the order of `sampled_rows`: with drafts, those
+    /// that were accepted and one more. A row without a token ends its request with an error (its logits were not
+    /// numbers, or, when it begins with [`REJECTED_BY_GRAMMAR`], its grammar did not take the token). Returns how
+    /// many requests finished.
     ///
     /// # Errors
     /// When the step is not the oldest in flight or the rows do not match; nothing has changed then.
     pub fn update_from_output(
         &mut self,
         output: &SchedulerOutput,
-        sampled_token_ids: &[i32],
-        num_columns: usize,
+        sampled: TokenRows<'_>,
     ) -> Result<usize, SchedulerError> {
-        let set = self.oldest_step(output)?;
-        let expected = self.steps[set].output.num_sampled;
-        let num_ids = (expected as usize).checked_mul(num_columns);
-        if num_ids != Some(sampled_token_ids.len()) || num_columns == 0 && expected > 0 {
-            let got = sampled_token_ids.len() / num_columns.max(1);
-            return Err(SchedulerError::WrongRows { step: output.step, expected, got });
-        }
-        self.drain_inbox();
-        let now = monotonic_ns();
-        let entries = std::mem::take(&mut self.steps[set].entries);
-        let mut rows = sampled_token_ids.chunks_exact(num_columns.max(1));
-        let mut num_finished = 0;
-        for entry in &entries {
-            let row = if entry.sampled { rows.next().unwrap_or(&[]) } else { &[] };
-            let request = &mut self.requests[entry.slot as usize];
-            if request.epoch != entry.epoch {
-                continue; // It left while the step ran.
-            }
-            let status = if entry.sampled {
-                self.append_tokens(entry.slot, row, now)
-            } else if request.num_computed_tokens == request.num_tokens {
-                // The whole prompt is computed and no token was asked for.
-                self.emit(entry.slot, -1, Some(FinishReason::Length), -1, RequestError::None, now);
-                Some(RequestStatus::FinishedLengthCapped)
-            } else {
-                None
-            };
-            if let Some(status) = status {
-                self.release(entry.slot, status);
-                num_finished += 1;
-            }
-        }
-        self.steps[set].entries = entries;
-        self.close_step(set, num_finished);
-        Ok(num_finished)
+        self.update_with_drafts(output, sampled, TokenRows::NONE)
     }
 
-    /// End a step whose execution failed: its requests finish with an error, what they registered is withdrawn.
+    /// The same, with drafts for the next step of each sampled request: as many rows, of at most
+    /// `num_speculative_tokens` ids. Only when steps do not overlap; else the worker keeps its drafts to itself.
     ///
     /// # Errors
-    /// When the step is not the oldest in flight.
-    pub fn fail_step(&mut self, output: &SchedulerOutput) -> Result<usize, SchedulerError> {
+    /// As for [`update_from_output`](Self::update_from_output), and when there may be no such drafts.
+    pub fn update_with_drafts(
+        &mut self,
+        output: &SchedulerOutput,
+        sampled: TokenRows<'_>,
+        drafts: TokenRows<'_>,
+    ) -> Result<usize, SchedulerError> {
         let set = self.oldest_step(output)?;
-        let now = monotonic_ns();
-        let entries = std::mem::take(&mut self.steps[set].entries);
-        // Before aborts are applied: a request that leaves now would take its block table with it and leave its
-        // registrations behind. All withdrawals come first: a block that several requests of the step share has one registration.
-        for entry in &entries {
-            let request = &self.requests[entry.slot as usize];
-            if request.epoch == entry.epoch {
-                self.kv.withdraw(request, output.step);
+        sampled.check(output)?;
+        let limit = if self.config.max_steps_in_flight > 1 { 0 } else { self.config.num_speculative_tokens };
+        if drafts.num_columns > 0 {
+            drafts.check(output)?;
+            if drafts.num_columns > limit as usize {
+                return Err(SchedulerError::TooManyDrafts { got: drafts.num_columns, limit });
             }
         }
         self.drain_inbox();
+        let now = monotonic_ns();
+        let entries = std::mem::take(&mut self.steps[set].entries);
         let mut num_finished = 0;
+        let mut sample = 0;
         for entry in &entries {
-            if self.requests[entry.slot as usize].epoch == entry.epoch {
-                self.emit(entry.slot, -1, Some(FinishReason::Error), -1, RequestError::StepFailed, now);
-                self.release(entry.slot, RequestStatus::FinishedError);
+            let index = sample;
+            sample += usize::from(entry.sampled);
+            let request = &mut self.requests[entry.tenant.slot as usize];
+            if request.epoch != entry.tenant.epoch {
+                continue; // It left while the step ran.
+            }
+            request.num_steps_in_flight -= 1;
+            let status = if !entry.sampled {
+                self.close_prefill(entry.tenant.slot, now)
+            } else if entry.num_draft_tokens == 0 && sampled.num_columns == 1 && sampled.first(index) >= 0 {
+                self.append_token(entry.tenant.slot, sampled.first(index), now)
+            } else {
+                self.append_row(entry, sampled.row(index), sampled.first(index), now)
+            };
+            if let Some(status) = status {
+                self.register_settled(entry.tenant.slot);
+                self.release(entry.tenant.slot, status);
                 num_finished += 1;
+            } else if drafts.num_columns > 0 && entry.sampled {
+                self.take_drafts(entry.tenant.slot, drafts.row(index));
             }
         }
         self.steps[set].entries = entries;
@@ -97,7 +133,7 @@ impl Scheduler {
         Ok(num_finished)
     }
 
-    fn oldest_step(&self, output: &SchedulerOutput) -> Result<usize, SchedulerError> {
+    pub(crate) fn oldest_step(&self, output: &SchedulerOutput) -> Result<usize, SchedulerError> {
         let oldest = self.in_flight.front().copied();
         match oldest {
             Some(set) if self.steps[set].output == *output => Ok(set),
@@ -108,33 +144,84 @@ impl Scheduler {
         }
     }
 
-    /// Append a row's tokens one at a time; what follows a stop is dropped.
-    fn append_tokens(&mut self, slot: u32, row: &[i32], now: u64) -> Option<RequestStatus> {
-        if row.first().is_none_or(|&token_id| token_id < 0) {
+    /// A row that was not sampled: the end of a request that only wants its prompt computed, or a part of a prompt.
+    fn close_prefill(&mut self, slot: u32, now: u64) -> Option<RequestStatus> {
+        let request = &self.requests[slot as usize];
+        let is_done = request.num_steps_in_flight == 0
+            && request.num_tokens >= request.max_total_tokens
+            && request.num_computed_tokens >= request.num_tokens;
+        if !is_done {
+            return None;
+        }
+        self.emit(slot, -1, Some(FinishReason::Length), -1, RequestError::None, now);
+        Some(RequestStatus::FinishedLengthCapped)
+    }
+
+    /// The row that nearly all are: one token, and there were no drafts.
+    #[inline]
+    fn append_token(&mut self, slot: u32, token_id: i32, now: u64) -> Option<RequestStatus> {
+        let request = &mut self.requests[slot as usize];
+        request.token_ids.push(token_id);
+        request.num_tokens += 1;
+        request.last_token_id = token_id;
+        if request.status == RequestStatus::Preempted {
+            // It lost its placeholders with its blocks; the token is one more to compute again.
+            request.num_expected_tokens = request.num_tokens;
+        }
+        match check_stop(request, token_id) {
+            Stop::No => {
+                self.emit(slot, token_id, None, -1, RequestError::None, now);
+                None
+            }
+            Stop::Token { stop_reason } => {
+                self.emit(slot, token_id, Some(FinishReason::Stop), stop_reason, RequestError::None, now);
+                Some(RequestStatus::FinishedStopped)
+            }
+            Stop::Length => {
+                self.emit(slot, token_id, Some(FinishReason::Length), -1, RequestError::None, now);
+                Some(RequestStatus::FinishedLengthCapped)
+            }
+        }
+    }
+
+    /// Any other sampled row: several tokens, or none. What follows a stop is dropped.
+    fn append_row(&mut self, entry: &Entry, row: &[i32], first: i32, now: u64) -> Option<RequestStatus> {
+        let slot = entry.tenant.slot;
+        if row.is_empty() {
             // What it computed is as little a number as its logits: nobody may find it.
-            self.kv.forget(&self.requests[slot as usize]);
-            self.emit(slot, -1, Some(FinishReason::Error), -1, RequestError::NoToken, now);
+            let error = if first == REJECTED_BY_GRAMMAR {
+                RequestError::GrammarRejected
+            } else {
+                self.kv.forget(&self.requests[slot as usize]);
+                RequestError::NoToken
+            };
+            self.requests[slot as usize].num_computed_tokens = 0;
+            self.emit(slot, -1, Some(FinishReason::Error), -1, error, now);
             return Some(RequestStatus::FinishedError);
         }
-        for &token_id in row.iter().take_while(|&&token_id| token_id >= 0) {
-            let request = &mut self.requests[slot as usize];
-            request.token_ids.push(token_id);
-            request.num_tokens += 1;
-            request.last_token_id = token_id;
-            let (status, reason, stop_reason) = match check_stop(request, token_id) {
-                Stop::No => {
-                    self.emit(slot, token_id, None, -1, RequestError::None, now);
-                    continue;
-                }
-                Stop::Token { stop_reason } => {
-                    (RequestStatus::FinishedStopped, FinishReason::Stop, stop_reason)
-                }
-                Stop::Length => (RequestStatus::FinishedLengthCapped, FinishReason::Length, -1),
-            };
-            self.emit(slot, token_id, Some(reason), stop_reason, RequestError::None, now);
-            return Some(status);
+        let num_drafts = u32::from(entry.num_draft_tokens);
+        let num_used = (row.len() as u32).min(num_drafts + 1);
+        let num_rejected = num_drafts + 1 - num_used;
+        let request = &mut self.requests[slot as usize];
+        if num_drafts > 0 {
+            self.stats.num_draft_tokens += u64::from(num_drafts);
+            self.stats.num_accepted_tokens += u64::from(num_used - 1);
         }
-        None
+        if request.status != RequestStatus::Preempted {
+            // Their positions are computed again, with other tokens.
+            request.retract_drafts(num_rejected, self.config.block_size);
+        }
+        row[..num_used as usize].iter().find_map(|&token_id| self.append_token(slot, token_id, now))
+    }
+
+    /// Drafts for the request's next step.
+    fn take_drafts(&mut self, slot: u32, drafts: &[i32]) {
+        let request = &mut self.requests[slot as usize];
+        if request.status == RequestStatus::Running && !drafts.is_empty() {
+            request.cold.draft_token_ids.clear();
+            request.cold.draft_token_ids.extend_from_slice(drafts);
+            request.slots_left = 0;
+        }
     }
 
     /// Inlined, so that a record's fields go straight to the ring: copied as a whole right after its fields were
@@ -175,31 +262,9 @@ impl Scheduler {
         }
     }
 
-    /// Take a finished request out of everything; `running` is filtered in one pass afterwards.
-    pub(crate) fn release(&mut self, slot: u32, status: RequestStatus) {
-        debug_assert!(status.is_finished(), "only finished requests are released");
-        let request = &mut self.requests[slot as usize];
-        self.kv.free(request);
-        let was_running = request.status == RequestStatus::Running;
-        request.status = status;
-        request.epoch = request.epoch.wrapping_add(1);
-        self.by_key.remove(&request.key);
-        self.by_id.remove(&request.cold.request_id);
-        request.token_ids = Vec::new();
-        request.block_table = Vec::new();
-        request.cold.block_hashes = Vec::new();
-        if was_running {
-            self.finished_rows.push((request.row, std::mem::take(&mut request.cold.request_id)));
-        }
-        self.retire_row(slot);
-        self.free_slots.push(slot);
-        self.stats.num_finished += 1;
-    }
-
-    fn close_step(&mut self, set: usize, num_finished: usize) {
+    pub(crate) fn close_step(&mut self, set: usize, num_finished: usize) {
         if num_finished > 0 {
-            let requests = &self.requests;
-            self.running.retain(|&slot| requests[slot as usize].status == RequestStatus::Running);
+            self.drop_finished();
         }
         self.in_flight.pop_front();
         let updated = self.steps[set].output.step;
@@ -208,6 +273,7 @@ impl Scheduler {
                 self.free_rows.push(row);
             }
         }
+        self.kv.settle(updated);
         self.stats.last_updated_step = updated;
         self.publish();
     }

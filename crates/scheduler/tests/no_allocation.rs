@@ -3,7 +3,7 @@
 mod common;
 
 use common::{request, scheduler};
-use scheduler::SchedulerConfig;
+use scheduler::{SchedulerConfig, TokenRows};
 
 #[test]
 fn decode_steps_allocate_nothing() {
@@ -26,7 +26,7 @@ fn decode_steps_allocate_nothing() {
             let output = scheduler.schedule().expect("a free set").expect("running requests");
             num_crossings += output.num_block_table_updates;
             scheduler
-                .update_from_output(&output, &sampled[..output.num_sampled as usize], 1)
+                .update_from_output(&output, TokenRows::column(&sampled[..output.num_sampled as usize]))
                 .expect("in flight");
             consumer.drain(drop);
         };

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{request, scheduler};
-use scheduler::{RequestStatus, Scheduler, SchedulerConfig, SchedulerOutput};
+use scheduler::{ExtraKeys, RequestStatus, Scheduler, SchedulerConfig, SchedulerOutput, TokenRows};
 
 fn add(scheduler: &Scheduler, id: &str, num_prompt: u32, max_tokens: u32) {
     let prompt = (0..num_prompt as i32).map(|i| i + 1000 * id.len() as i32).collect();
@@ -24,7 +24,7 @@ fn step(scheduler: &mut Scheduler) -> Option<Vec<(String, u32)>> {
     let output = scheduler.schedule().expect("a free set")?;
     let rows = scheduled(scheduler, &output);
     scheduler
-        .update_from_output(&output, &vec![7; output.num_sampled as usize], 1)
+        .update_from_output(&output, TokenRows::column(&vec![7; output.num_sampled as usize]))
         .expect("the step in flight");
     scheduler.check_invariants();
     Some(rows)
@@ -110,7 +110,7 @@ fn the_life_of_one_request() {
         trace.push((output.step, state.status, state.num_computed_tokens, state.num_tokens));
         steps += 1;
         total += output.total_num_scheduled_tokens;
-        scheduler.update_from_output(&output, &[7], 1).expect("the step in flight");
+        scheduler.update_from_output(&output, TokenRows::column(&[7])).expect("the step in flight");
     }
     assert_eq!((steps, total), (100, 105));
     let expected: Vec<_> =
@@ -140,8 +140,16 @@ fn a_prompt_of_whole_cached_blocks_recomputes_the_last_block() {
     let prompt: Vec<i32> = (0..48).collect();
     scheduler.handle().add_request(request(&scheduler, "A", prompt.clone(), 1)).expect("fits");
     assert_eq!(step(&mut scheduler), Some(pairs(&[("A", 48)])));
-    assert_eq!(scheduler.prefix_hit_length(&prompt, &[]), 32, "the last token is always computed");
-    assert_eq!(scheduler.prefix_hit_length(&prompt, b"salt"), 0, "another salt shares nothing");
+    assert_eq!(
+        scheduler.prefix_hit_length(&prompt, &ExtraKeys::default()),
+        32,
+        "the last token is always computed"
+    );
+    assert_eq!(
+        scheduler.prefix_hit_length(&prompt, &ExtraKeys::new(None, Some("salt"), Vec::new())),
+        0,
+        "another salt shares nothing"
+    );
     scheduler.handle().add_request(request(&scheduler, "B", prompt, 1)).expect("fits");
     assert_eq!(step(&mut scheduler), Some(pairs(&[("B", 16)])));
 }
@@ -154,9 +162,13 @@ fn a_failed_step_leaves_nothing_findable() {
         scheduler.handle().add_request(request(&scheduler, id, prompt.clone(), 4)).expect("fits");
     }
     let output = scheduler.schedule().expect("a free set").expect("work");
-    assert_eq!(scheduler.prefix_hit_length(&prompt, &[]), 32, "findable while the step is in flight");
+    assert_eq!(
+        scheduler.prefix_hit_length(&prompt, &ExtraKeys::default()),
+        32,
+        "findable while the step is in flight"
+    );
     assert_eq!(scheduler.fail_step(&output), Ok(2));
-    assert_eq!(scheduler.prefix_hit_length(&prompt, &[]), 0, "never computed, never found");
+    assert_eq!(scheduler.prefix_hit_length(&prompt, &ExtraKeys::default()), 0, "never computed, never found");
     scheduler.check_invariants();
     assert_eq!(scheduler.handle().stats().num_free_blocks, 63);
 }
@@ -213,7 +225,7 @@ fn an_abort_before_a_failed_step_leaves_nothing_findable() {
     let output = scheduler.schedule().expect("a free set").expect("work");
     scheduler.handle().abort_requests(["A"]);
     scheduler.fail_step(&output).expect("in flight");
-    assert_eq!(scheduler.prefix_hit_length(&prompt, &[]), 0);
+    assert_eq!(scheduler.prefix_hit_length(&prompt, &ExtraKeys::default()), 0);
     scheduler.check_invariants();
 }
 
@@ -223,7 +235,7 @@ fn what_was_computed_for_a_request_without_numbers_is_forgotten() {
     let prompt: Vec<i32> = (0..40).collect();
     scheduler.handle().add_request(request(&scheduler, "A", prompt.clone(), 4)).expect("fits");
     let output = scheduler.schedule().expect("a free set").expect("work");
-    assert_eq!(scheduler.update_from_output(&output, &[-1], 1), Ok(1));
-    assert_eq!(scheduler.prefix_hit_length(&prompt, &[]), 0);
+    assert_eq!(scheduler.update_from_output(&output, TokenRows::column(&[-1])), Ok(1));
+    assert_eq!(scheduler.prefix_hit_length(&prompt, &ExtraKeys::default()), 0);
     scheduler.check_invariants();
 }

@@ -1,0 +1,117 @@
+//! How a request leaves: finished, aborted, or with a step that failed.
+
+use crate::{
+    clock::monotonic_ns,
+    output::{FinishReason, RequestError, SchedulerOutput},
+    request::RequestStatus,
+    scheduler::{Scheduler, SchedulerError},
+    step::Entry,
+};
+
+impl Scheduler {
+    /// End a step whose execution failed. The steps scheduled after it end with it: they would read what it did not
+    /// write. Their requests finish with an error, what they registered is withdrawn, and what their copies were to
+    /// bring to CPU memory is computed again. Returns how many requests finished.
+    ///
+    /// # Errors
+    /// When the step is not the oldest in flight.
+    pub fn fail_step(&mut self, output: &SchedulerOutput) -> Result<usize, SchedulerError> {
+        self.oldest_step(output)?;
+        let now = monotonic_ns();
+        // Before anything leaves: a block that several requests share has one registration.
+        self.kv.withdraw_unsettled();
+        self.drain_inbox();
+        let mut num_finished = 0;
+        while let Some(&set) = self.in_flight.front() {
+            let entries = std::mem::take(&mut self.steps[set].entries);
+            for entry in &entries {
+                num_finished += usize::from(self.fail(entry, now));
+            }
+            self.steps[set].entries = entries;
+            self.close_step(set, num_finished);
+        }
+        let never_arrived = |&slot: &u32| {
+            let request = &self.requests[slot as usize];
+            request.status == RequestStatus::Swapped && request.cold.swapped_out_in >= output.step
+        };
+        let swapped: Vec<u32> = self.waiting.iter().filter(never_arrived).collect();
+        for slot in swapped {
+            self.forget_swapped(slot);
+        }
+        Ok(num_finished)
+    }
+
+    /// One row of a failed step; `false` when its request has left before.
+    fn fail(&mut self, entry: &Entry, now: u64) -> bool {
+        let slot = entry.tenant.slot;
+        if self.requests[slot as usize].epoch != entry.tenant.epoch {
+            return false;
+        }
+        self.emit(slot, -1, Some(FinishReason::Error), -1, RequestError::StepFailed, now);
+        self.release(slot, RequestStatus::FinishedError);
+        true
+    }
+
+    /// Abort a live request. Its slot goes to `aborted`, to be used again only after `running` was filtered.
+    pub(crate) fn abort(&mut self, slot: u32, aborted: &mut Vec<u32>) {
+        self.leave(slot, FinishReason::Abort, RequestError::None, RequestStatus::FinishedAborted, aborted);
+    }
+
+    /// End a live request between steps.
+    pub(crate) fn leave(
+        &mut self,
+        slot: u32,
+        reason: FinishReason,
+        error: RequestError,
+        status: RequestStatus,
+        left: &mut Vec<u32>,
+    ) {
+        self.emit(slot, -1, Some(reason), -1, error, monotonic_ns());
+        if self.requests[slot as usize].status == RequestStatus::Running {
+            self.register_settled(slot);
+        }
+        self.release(slot, status);
+        self.free_slots.pop();
+        left.push(slot);
+    }
+
+    /// Take a finished request out of everything; `running` and `leaving` are filtered in one pass afterwards.
+    pub(crate) fn release(&mut self, slot: u32, status: RequestStatus) {
+        debug_assert!(status.is_finished(), "only finished requests are released");
+        self.hand_children_over(slot);
+        self.unlink_from_parent(slot);
+        let request = &mut self.requests[slot as usize];
+        if request.row == crate::request::NO_ROW {
+            self.waiting.remove(slot, request);
+        }
+        self.kv.free(request);
+        self.kv.discard_swapped(request);
+        request.status = status;
+        request.epoch = request.epoch.wrapping_add(1);
+        self.num_grammar_requests -= u32::from(request.cold.uses_grammar);
+        self.by_key.remove(&request.key);
+        self.by_id.remove(&request.cold.request_id);
+        request.token_ids = Vec::new();
+        request.block_table = Vec::new();
+        request.cold.block_hashes = Vec::new();
+        if !request.cold.admitted_before {
+            request.cold.admitted_before = true;
+            self.leave_queue_for_good();
+        }
+        self.note(slot);
+        let request = &mut self.requests[slot as usize];
+        if request.row != crate::request::NO_ROW {
+            self.finished_rows.push((request.row, std::mem::take(&mut request.cold.request_id)));
+        }
+        self.retire_row(slot);
+        self.free_slots.push(slot);
+        self.stats.num_finished += 1;
+    }
+
+    /// Take finished requests out of the lists of those that have a row.
+    pub(crate) fn drop_finished(&mut self) {
+        let requests = &self.requests;
+        self.running.retain(|&slot| requests[slot as usize].status == RequestStatus::Running);
+        self.leaving.retain(|&slot| requests[slot as usize].status == RequestStatus::Swapped);
+    }
+}

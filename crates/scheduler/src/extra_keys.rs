@@ -1,0 +1,66 @@
+//! `ExtraKeys`: what the content of a block depends on beside its tokens: the `LoRA` adapter, the cache salt, and
+//! the multimodal inputs that its placeholder tokens stand for.
+//!
+//! Encoded once, on the thread that hands a request in, so that equal bytes mean equal keys: tag, length, value.
+
+/// Tokens of a prompt that stand for one multimodal input.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MultimodalSpan {
+    /// Position of its first token.
+    pub offset: u32,
+    /// Tokens.
+    pub length: u32,
+    /// Names the input's content; 16 bytes at least for a secure name.
+    pub digest: Box<[u8]>,
+}
+
+/// See the module docs. `default()` is no extra key.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ExtraKeys {
+    /// Of the first block; the hash chain carries them on to all others.
+    first_block: Box<[u8]>,
+    /// In the order of their positions.
+    multimodal: Box<[MultimodalSpan]>,
+}
+
+const LORA: u8 = 1;
+const SALT: u8 = 2;
+const MULTIMODAL: u8 = 3;
+
+impl ExtraKeys {
+    /// Keys of one request. Spans may come in any order.
+    #[must_use]
+    pub fn new(lora: Option<&str>, cache_salt: Option<&str>, mut multimodal: Vec<MultimodalSpan>) -> Self {
+        let mut first_block = Vec::new();
+        for (tag, value) in [(LORA, lora), (SALT, cache_salt)] {
+            if let Some(value) = value {
+                encode(&mut first_block, tag, value.as_bytes());
+            }
+        }
+        multimodal.retain(|span| span.length > 0);
+        multimodal.sort_by_key(|span| span.offset);
+        Self { first_block: first_block.into(), multimodal: multimodal.into() }
+    }
+
+    /// Keys of the block of positions `start .. start + block_size`, written over `encoded`.
+    pub(crate) fn of_block(&self, start: u32, block_size: u32, encoded: &mut Vec<u8>) {
+        encoded.clear();
+        if start == 0 {
+            encoded.extend_from_slice(&self.first_block);
+        }
+        for span in &self.multimodal {
+            let (first, end) = (u64::from(span.offset), u64::from(span.offset) + u64::from(span.length));
+            if first < u64::from(start) + u64::from(block_size) && u64::from(start) < end {
+                // Where the block lies in the input: the same digest at another place is other content.
+                encode(encoded, MULTIMODAL, &span.digest);
+                encoded.extend_from_slice(&(i64::from(start) - i64::from(span.offset)).to_le_bytes());
+            }
+        }
+    }
+}
+
+fn encode(encoded: &mut Vec<u8>, tag: u8, value: &[u8]) {
+    encoded.push(tag);
+    encoded.extend_from_slice(&(value.len() as u64).to_le_bytes());
+    encoded.extend_from_slice(value);
+}

@@ -1,0 +1,183 @@
+//! Preemption: who gives up blocks when the pool is empty, and how: by forgetting what was computed, or by moving it to
+//! CPU memory.
+
+use crate::{
+    config::{PreemptionMode, SchedulingPolicy},
+    request::{NO_ROW, RequestStatus, Tenant},
+    scheduler::Scheduler,
+    sync::Ordering,
+};
+
+impl Scheduler {
+    /// Index in `running` of the request that gives up its blocks: the newest under FCFS, the least important and
+    /// newest under PRIORITY. Who came back a moment ago is spared while there is another, and the first of all is
+    /// never taken from: so there is always one that gets ahead, and everybody becomes the first in the end.
+    pub(crate) fn choose_victim(&self, step: u64) -> usize {
+        let is_immune = |index: usize| {
+            let request = &self.requests[self.running[index] as usize];
+            request.cold.immune_until >= step
+        };
+        let last = self.running.len() - 1;
+        match self.config.scheduling_policy {
+            SchedulingPolicy::Fcfs => (1..=last).rev().find(|&index| !is_immune(index)).unwrap_or(last),
+            SchedulingPolicy::Priority => {
+                let key = |&index: &usize| {
+                    let slot = self.running[index];
+                    self.waiting.key(slot, &self.requests[slot as usize])
+                };
+                let best = (0..=last).min_by_key(key);
+                let others = || (0..=last).filter(|&index| Some(index) != best);
+                let worst = others().filter(|&index| !is_immune(index)).max_by_key(key);
+                worst.or_else(|| others().max_by_key(key)).unwrap_or(0)
+            }
+        }
+    }
+
+    /// Take a victim out of the step being planned, if it is in it. Returns the tokens that this gives back.
+    pub(crate) fn unschedule(&mut self, set: usize, slot: u32) -> Option<u32> {
+        let step = &mut self.steps[set];
+        let entry = step.remove(slot)?;
+        let request = &mut self.requests[slot as usize];
+        request.num_computed_tokens -= entry.num_scheduled_tokens;
+        request.num_expected_tokens -= entry.num_placeholders();
+        request.num_steps_in_flight -= 1;
+        self.kv.withdraw(request, step.output.step);
+        Some(entry.num_scheduled_tokens)
+    }
+
+    /// Preempt a victim that has left the running list and is not in the step being planned.
+    pub(crate) fn preempt(&mut self, slot: u32, step: u64) {
+        let request = &mut self.requests[slot as usize];
+        debug_assert_eq!(request.status, RequestStatus::Running, "only running requests are preempted");
+        // Drafts were made for the step that it is not in.
+        request.cold.draft_token_ids.clear();
+        request.slots_left = 0;
+        request.cold.num_preemptions += 1;
+        self.stats.num_preemptions += 1;
+        if self.config.preemption_mode == PreemptionMode::Recompute || request.num_computed_tokens == 0 {
+            self.recompute(slot);
+            return;
+        }
+        request.status = RequestStatus::Swapped;
+        if request.num_steps_in_flight > 0 {
+            // What these steps compute must be in its blocks before they are copied.
+            self.leaving.push(slot);
+            self.note(slot);
+        } else {
+            self.swap_out(slot, step);
+        }
+    }
+
+    /// Swap out the victims whose last step has been updated.
+    pub(crate) fn swap_out_leaving(&mut self, set: usize) {
+        let step = self.steps[set].output.step;
+        let mut index = 0;
+        while let Some(&slot) = self.leaving.get(index) {
+            if self.requests[slot as usize].num_steps_in_flight > 0 {
+                index += 1;
+            } else {
+                self.leaving.remove(index);
+                self.swap_out(slot, step);
+            }
+        }
+    }
+
+    /// Move a victim's KV to CPU memory with the copies of the step being planned, or forget it when there is no room.
+    fn swap_out(&mut self, slot: u32, step: u64) {
+        self.register_settled(slot);
+        let request = &mut self.requests[slot as usize];
+        if !self.kv.swap_out(request) {
+            self.recompute(slot);
+            return;
+        }
+        request.cold.swapped_out_in = step;
+        self.stats.num_swapped_out += 1;
+        self.leave_row(slot);
+        self.waiting.push(slot, &self.requests[slot as usize]);
+    }
+
+    /// Forget what was computed for a victim; its tokens stay. Those of steps in flight still come.
+    fn recompute(&mut self, slot: u32) {
+        self.register_settled(slot);
+        let request = &mut self.requests[slot as usize];
+        self.kv.free(request);
+        request.status = RequestStatus::Preempted;
+        request.num_computed_tokens = 0;
+        request.num_expected_tokens = request.num_tokens;
+        self.leave_row(slot);
+        self.waiting.push(slot, &self.requests[slot as usize]);
+    }
+
+    /// A swapped-out request whose KV did not reach CPU memory, or must not be used: it is computed again.
+    pub(crate) fn forget_swapped(&mut self, slot: u32) {
+        let request = &mut self.requests[slot as usize];
+        self.waiting.remove(slot, request);
+        self.kv.discard_swapped(request);
+        request.status = RequestStatus::Preempted;
+        request.num_computed_tokens = 0;
+        request.num_expected_tokens = request.num_tokens;
+        self.waiting.push(slot, &self.requests[slot as usize]);
+        self.note(slot);
+    }
+
+    /// Everybody gives up its blocks and is computed again.
+    pub(crate) fn preempt_all(&mut self) {
+        let running = std::mem::take(&mut self.running);
+        let leaving = std::mem::take(&mut self.leaving);
+        for &slot in running.iter().rev() {
+            let cold = &mut self.requests[slot as usize].cold;
+            cold.draft_token_ids.clear();
+            cold.num_preemptions += 1;
+            self.stats.num_preemptions += 1;
+            self.recompute(slot);
+        }
+        for &slot in &leaving {
+            self.recompute(slot);
+        }
+        let is_swapped = |&slot: &u32| self.requests[slot as usize].status == RequestStatus::Swapped;
+        let swapped: Vec<u32> = self.waiting.iter().filter(is_swapped).collect();
+        for slot in swapped {
+            self.forget_swapped(slot);
+        }
+    }
+
+    /// Make findable what steps in flight do not touch any more, before its blocks are given back.
+    pub(crate) fn register_settled(&mut self, slot: u32) {
+        let request = &mut self.requests[slot as usize];
+        let num_tokens = request.num_settled_tokens();
+        self.kv.register_full_blocks(request, num_tokens, None);
+    }
+
+    /// The worker learns with the next step that a preempted request's row is free.
+    fn leave_row(&mut self, slot: u32) {
+        let request = &self.requests[slot as usize];
+        self.preempted_rows.push((request.row, Tenant { slot, epoch: request.epoch }));
+        self.retire_row(slot);
+        self.note(slot);
+    }
+
+    /// A row is used again only after every step in flight that names it has been updated.
+    pub(crate) fn retire_row(&mut self, slot: u32) {
+        let row = std::mem::replace(&mut self.requests[slot as usize].row, NO_ROW);
+        if row == NO_ROW {
+            return;
+        }
+        if self.in_flight.is_empty() {
+            self.free_rows.push(row);
+        } else {
+            self.retiring_rows.push_back((self.last_step, row));
+        }
+    }
+
+    /// Whether the step being planned may admit: not beside a preemption, unless nobody is left to be protected
+    /// from it, and not while blocks are on their way out.
+    pub(crate) fn may_admit(&self) -> bool {
+        self.leaving.is_empty() && (self.preempted_rows.is_empty() || self.running.is_empty())
+    }
+
+    /// One request less waits for its first admission.
+    pub(crate) fn leave_queue_for_good(&self) {
+        // Relaxed: see `EngineHandle::reserve_places`.
+        self.handle.shared.num_queued.fetch_sub(1, Ordering::Relaxed);
+    }
+}
