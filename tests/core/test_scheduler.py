@@ -150,7 +150,7 @@ def test_the_debug_view_names_the_step() -> None:
     output = scheduler.schedule()
     assert output is not None
     assert output.debug_view()["finished_req_ids"] == ["a"]
-    assert scheduler.queues() == {"waiting": [], "running": ["b"]}
+    assert scheduler.queues() == {"waiting": [], "running": ["b"], "leaving": []}
 
 
 def test_block_states_show_who_holds_and_what_is_cached() -> None:
@@ -211,7 +211,7 @@ def test_a_step_in_flight_is_an_error_that_says_what_to_do() -> None:
     add(scheduler, "a", [1, 2, 3], max_tokens=2)
     output = scheduler.schedule()
     assert output is not None
-    with pytest.raises(SchedulerStateError, match="step 1 is in flight; call update_from_output or fail_step"):
+    with pytest.raises(SchedulerStateError, match="step 1 is in flight, and max_steps_in_flight is 1; call update_from_output"):
         scheduler.schedule()
     other, _ = make_scheduler()
     with pytest.raises(SchedulerStateError, match="another Scheduler"):
@@ -260,7 +260,7 @@ def test_buffers_are_checked_when_they_are_registered() -> None:
         _core.Scheduler(config, [good, good])
     with pytest.raises(ValueError, match="share memory"):
         _core.Scheduler(config, [good | {"positions": good["slot_mapping"]}])
-    with pytest.raises(ValueError, match="at least 1 step buffer sets"):
+    with pytest.raises(ValueError, match="at least 2 step buffer sets"):
         _core.Scheduler(config, [])
 
 
