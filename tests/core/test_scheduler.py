@@ -211,7 +211,7 @@ def test_a_step_in_flight_is_an_error_that_says_what_to_do() -> None:
     add(scheduler, "a", [1, 2, 3], max_tokens=2)
     output = scheduler.schedule()
     assert output is not None
-    with pytest.raises(SchedulerStateError, match="step 1 is in flight, and max_steps_in_flight is 1; call update_from_output"):
+    with pytest.raises(SchedulerStateError, match="step 1 is in flight, and max_steps_in_flight is 1; call update"):
         scheduler.schedule()
     other, _ = make_scheduler()
     with pytest.raises(SchedulerStateError, match="another Scheduler"):
