@@ -158,12 +158,11 @@ impl Scheduler {
         let owns_blocks = matches!(request.status, RequestStatus::Running) || self.leaving.contains(&slot);
         if owns_blocks {
             assert!(request.num_computed_tokens <= capacity, "computed tokens lie in owned blocks");
-            // What drafts that were rejected have left is used by the next step; a victim may have had its row taken back.
-            let slack = if self.leaving.contains(&slot) {
-                self.config.max_num_batched_tokens
-            } else {
-                self.config.num_speculative_tokens * self.config.max_steps_in_flight
-            };
+            // What drafts that were rejected have left is used by the next step; who leaves may have had its row taken back.
+            let mut slack = self.config.num_speculative_tokens * self.config.max_steps_in_flight;
+            if self.leaving.contains(&slot) {
+                slack += self.config.max_num_batched_tokens;
+            }
             assert!(capacity < request.num_computed_tokens.max(1) + slack + block_size, "no idle blocks");
         } else {
             assert_eq!(capacity, 0, "who waits has no blocks");

@@ -151,6 +151,9 @@ impl Step {
         kv: &mut KVCacheManager,
         budget: u32,
     ) -> usize {
+        if self.makes_unknown_drafts() {
+            return 0; // Every row has drafts.
+        }
         let count = running.len().min(budget as usize);
         let (index, token) = (self.output.num_reqs as usize, self.output.total_num_scheduled_tokens as usize);
         let mut done = 0;
@@ -271,13 +274,17 @@ impl Step {
         request.num_computed_tokens = end;
         request.num_expected_tokens += entry.num_placeholders();
         request.num_steps_in_flight += 1;
-        if sampled && self.drafts_unknown && self.num_speculative_tokens > 0 {
-            // Steps overlap: the worker makes drafts of its own.
+        if sampled && self.makes_unknown_drafts() {
             request.cold.draft_token_ids.resize(self.num_speculative_tokens as usize, UNKNOWN_TOKEN);
             request.slots_left = 0;
         } else {
             request.locate_next_slot(self.block_size);
         }
+    }
+
+    /// Whether every sampled row is followed by drafts of the worker's own: steps overlap.
+    fn makes_unknown_drafts(&self) -> bool {
+        self.drafts_unknown && self.num_speculative_tokens > 0
     }
 
     /// What the plan has for a request so far.

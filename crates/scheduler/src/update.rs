@@ -211,7 +211,17 @@ impl Scheduler {
             // Their positions are computed again, with other tokens.
             request.retract_drafts(num_rejected, self.config.block_size);
         }
-        row[..num_used as usize].iter().find_map(|&token_id| self.append_token(slot, token_id, now))
+        for (index, &token_id) in row[..num_used as usize].iter().enumerate() {
+            if let Some(status) = self.append_token(slot, token_id, now) {
+                // What follows the stop is expected no more.
+                let request = &mut self.requests[slot as usize];
+                let num_dropped = num_used - 1 - index as u32;
+                request.num_expected_tokens =
+                    request.num_expected_tokens.saturating_sub(num_dropped).max(request.num_tokens);
+                return Some(status);
+            }
+        }
+        None
     }
 
     /// Drafts for the request's next step.

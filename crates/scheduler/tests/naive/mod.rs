@@ -1,0 +1,482 @@
+//! The scheduler as plainly as it can be written: slow, and easy to believe.
+//!
+//! It says what the real one has to do, without saying how: a request keeps its tokens, blocks are found by
+//! comparing tokens, queues are sorted when somebody looks, budgets, placeholders and free rows are counted
+//! anew each time, and there is one path for every request. Nothing is cached that can be recomputed.
+//!
+//! | file | noun |
+//! |---|---|
+//! | `pool.rs` | blocks and what they hold |
+//! | `running.rs` | the turns of running requests |
+//! | `admission.rs` | the walk over the queue: prefix hits, swap-in, fork |
+//! | `preemption.rs` | who gives way, and how: recompute or swap |
+//! | `update.rs` | what tokens, failures and ends change |
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+
+mod admission;
+mod pool;
+mod preemption;
+mod running;
+mod update;
+
+use std::collections::HashMap;
+
+use pool::NaivePool;
+use running::Turns;
+use scheduler::{PreemptionMode, RequestStatus, SchedulerConfig, SchedulingPolicy, StepBuffers};
+
+/// The configuration of the real one, in the widths that are natural here.
+#[derive(Clone, Debug)]
+pub struct NaiveConfig {
+    pub base: SchedulerConfig,
+    /// 1 is synchronous.
+    pub max_steps_in_flight: usize,
+    pub swap: bool,
+    pub num_cpu_blocks: usize,
+    pub num_speculative_tokens: usize,
+    /// A resumed request is no victim up to this many steps later, unless all are immune.
+    pub preemption_immunity_steps: u64,
+    pub max_look_past: usize,
+    pub max_times_passed: usize,
+}
+
+impl NaiveConfig {
+    pub fn new(base: SchedulerConfig) -> Self {
+        Self {
+            max_steps_in_flight: base.max_steps_in_flight as usize,
+            swap: base.preemption_mode == PreemptionMode::Swap,
+            num_cpu_blocks: base.num_cpu_blocks as usize,
+            num_speculative_tokens: base.num_speculative_tokens as usize,
+            preemption_immunity_steps: u64::from(base.preemption_immunity_steps),
+            max_look_past: base.max_look_past as usize,
+            max_times_passed: base.max_times_passed as usize,
+            base,
+        }
+    }
+
+    fn block_size(&self) -> usize {
+        self.base.block_size as usize
+    }
+
+    fn max_model_len(&self) -> usize {
+        self.base.max_model_len as usize
+    }
+
+    fn max_num_batched_tokens(&self) -> usize {
+        self.base.max_num_batched_tokens as usize
+    }
+
+    fn max_num_seqs(&self) -> usize {
+        self.base.max_num_seqs as usize
+    }
+
+    fn is_async(&self) -> bool {
+        self.max_steps_in_flight > 1
+    }
+
+    /// Block ids that one step's arrays can name.
+    fn max_block_ids(&self) -> usize {
+        let specs = StepBuffers::spec(&self.base);
+        specs.iter().find(|spec| spec.name == "bt_block_ids").expect("it is there").num_elements()
+    }
+}
+
+/// What is handed in.
+#[derive(Clone, Debug, Default)]
+pub struct NaiveRequest {
+    pub id: String,
+    pub prompt: Vec<i32>,
+    pub max_tokens: usize,
+    pub eos_token_id: Option<i32>,
+    pub stop_token_ids: Vec<i32>,
+    pub priority: i32,
+    pub extra_keys: Vec<u8>,
+    pub skip_reading_prefix_cache: bool,
+    /// Waits until `grammar_is_ready`.
+    pub needs_grammar: bool,
+    /// Id of the live request whose blocks it may share.
+    pub fork_from: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Status {
+    Waiting,
+    WaitingForGrammar,
+    Running,
+    /// Its blocks are in CPU memory, or will be when its last step in flight is done.
+    Swapped,
+    Preempted,
+}
+
+impl Status {
+    /// Whether the real one's status is the same.
+    pub fn is(self, real: RequestStatus) -> bool {
+        real.as_str()
+            == match self {
+                Self::Waiting => "WAITING",
+                Self::WaitingForGrammar => "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
+                Self::Running => "RUNNING",
+                Self::Swapped => "SWAPPED",
+                Self::Preempted => "PREEMPTED",
+            }
+    }
+}
+
+/// A request that has not finished.
+#[derive(Clone, Debug)]
+pub struct Live {
+    pub new: NaiveRequest,
+    /// Place in the order of arrival; names the request, whose id may be used again when it is gone.
+    pub arrival: u64,
+    pub status: Status,
+    /// Prompt and output.
+    pub tokens: Vec<i32>,
+    /// As if every draft in flight will be accepted.
+    pub num_computed_tokens: usize,
+    pub blocks: Vec<u32>,
+    /// Leading blocks that were hits or were registered once.
+    pub num_offered_blocks: usize,
+    pub num_cached_tokens: usize,
+    pub num_preemptions: usize,
+    /// CPU blocks while swapped out.
+    pub cpu_blocks: Vec<u32>,
+    /// Whether it must still be swapped out: it has left the running list and keeps blocks and row.
+    pub swap_out_pending: bool,
+    /// The step with the copies out.
+    swapped_out_in: u64,
+    admitted_in: u64,
+    /// The step in which it was resumed or swapped in last.
+    resumed_in: Option<u64>,
+    /// Counts recomputations: a row of an earlier life gives tokens, but says nothing of what is computed now.
+    life: usize,
+    /// Drafts for its next row; −1 is one that only the worker knows.
+    pub next_drafts: Vec<i32>,
+    times_passed: usize,
+    /// Arrival of the request to fork from, while it waits for that.
+    parent: Option<u64>,
+    was_admitted: bool,
+}
+
+impl Live {
+    fn max_total_tokens(&self, config: &NaiveConfig) -> usize {
+        (self.new.prompt.len() + self.new.max_tokens).min(config.max_model_len())
+    }
+}
+
+/// Why a request is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leave {
+    Finished,
+    Aborted,
+    Failed,
+}
+
+/// A request's part of a step.
+#[derive(Clone, Debug)]
+struct Row {
+    arrival: u64,
+    life: usize,
+    num_tokens: usize,
+    computed_before: usize,
+    sampled: bool,
+    num_drafts: usize,
+    /// Blocks that the worker learns.
+    num_new_blocks: usize,
+    offered_before: usize,
+}
+
+/// A step that is being planned or in flight.
+#[derive(Clone, Debug)]
+struct Step {
+    number: u64,
+    rows: Vec<Row>,
+}
+
+/// What a step does, in people's terms.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NaiveStep {
+    pub number: u64,
+    /// Id, tokens to run, tokens computed before; in batch order.
+    pub scheduled: Vec<(String, usize, usize)>,
+    /// Drafts of each scheduled request.
+    pub num_drafts: Vec<usize>,
+    /// Ids of the rows that give tokens.
+    pub sampled: Vec<String>,
+    pub preempted: Vec<String>,
+    pub finished: Vec<String>,
+    /// `(GPU, CPU)`.
+    pub swap_out: Vec<(u32, u32)>,
+    /// `(CPU, GPU)`.
+    pub swap_in: Vec<(u32, u32)>,
+    /// `(from, to)`.
+    pub copies: Vec<(u32, u32)>,
+}
+
+enum Message {
+    Add(NaiveRequest),
+    Abort(String),
+    GrammarIsReady(String),
+}
+
+/// See the module's documentation.
+pub struct NaiveScheduler {
+    pub config: NaiveConfig,
+    pub pool: NaivePool,
+    /// By arrival.
+    pub requests: HashMap<u64, Live>,
+    /// In admission order.
+    running: Vec<u64>,
+    /// Oldest first.
+    in_flight: Vec<Step>,
+    /// For each row given up, the newest step that may name it.
+    retiring_rows: Vec<u64>,
+    inbox: Vec<Message>,
+    num_arrivals: u64,
+    last_step: u64,
+    /// What the next step tells beside its rows.
+    notes: NaiveStep,
+    /// The requests that are gone, as they were.
+    pub left: Vec<(Leave, Live)>,
+    /// Victims that had had their turn in the same step: how often the rarest path was taken.
+    pub num_taken_out: usize,
+    /// Blocks that they had made findable.
+    pub num_withdrawn: usize,
+}
+
+impl NaiveScheduler {
+    pub fn new(config: NaiveConfig) -> Self {
+        Self {
+            pool: NaivePool::new(config.base.num_blocks as usize),
+            config,
+            requests: HashMap::new(),
+            running: Vec::new(),
+            in_flight: Vec::new(),
+            retiring_rows: Vec::new(),
+            inbox: Vec::new(),
+            num_arrivals: 0,
+            last_step: 0,
+            notes: NaiveStep::default(),
+            left: Vec::new(),
+            num_taken_out: 0,
+            num_withdrawn: 0,
+        }
+    }
+
+    /// Taken in with the next step or update, like aborts.
+    pub fn add(&mut self, request: NaiveRequest) {
+        self.inbox.push(Message::Add(request));
+    }
+
+    pub fn abort(&mut self, id: &str) {
+        self.inbox.push(Message::Abort(id.to_owned()));
+    }
+
+    pub fn grammar_is_ready(&mut self, id: &str) {
+        self.inbox.push(Message::GrammarIsReady(id.to_owned()));
+    }
+
+    /// Plan the next step; `None` when nothing can run now.
+    pub fn schedule(&mut self) -> Option<NaiveStep> {
+        assert!(self.in_flight.len() < self.config.max_steps_in_flight, "a step must be updated first");
+        self.drain_inbox();
+        let mut plan = Step { number: self.last_step + 1, rows: Vec::new() };
+        self.swap_out_pending(&plan);
+        // Who gave up its own blocks was the worst: with them the others may run.
+        while self.plan_running(&mut plan) == Turns::UntilOneGaveUp && plan.rows.is_empty() {}
+        let preempted = !self.notes.preempted.is_empty() || self.is_swap_out_pending();
+        if (!preempted || self.running.is_empty()) && !self.is_swap_out_pending() {
+            self.plan_waiting(&mut plan);
+        }
+        if plan.rows.is_empty() {
+            return None;
+        }
+        let mut step = std::mem::take(&mut self.notes);
+        step.number = plan.number;
+        for row in &plan.rows {
+            let id = self.requests[&row.arrival].new.id.clone();
+            step.num_drafts.push(row.num_drafts);
+            if row.sampled {
+                step.sampled.push(id.clone());
+            }
+            step.scheduled.push((id, row.num_tokens, row.computed_before));
+        }
+        self.last_step = plan.number;
+        self.in_flight.push(plan);
+        Some(step)
+    }
+
+    /// Forget every cached block; `false` while one is held.
+    pub fn reset_prefix_cache(&mut self, preempt_running: bool) -> bool {
+        if preempt_running {
+            self.preempt_all();
+        }
+        self.pool.reset_prefix_cache()
+    }
+
+    pub fn free_order(&self) -> &[u32] {
+        &self.pool.free
+    }
+
+    pub fn by_id(&self, id: &str) -> Option<&Live> {
+        self.arrival_of(id).map(|arrival| &self.requests[&arrival])
+    }
+
+    /// # Panics
+    /// If there is no such request.
+    pub fn block_table(&self, id: &str) -> &[u32] {
+        &self.by_id(id).expect("a live request").blocks
+    }
+
+    pub fn prefix_hit_length(&self, tokens: &[i32], extra_keys: &[u8]) -> usize {
+        self.pool.longest_prefix(extra_keys, tokens, self.config.block_size()).len()
+            * self.config.block_size()
+    }
+
+    pub fn running_ids(&self) -> Vec<String> {
+        self.running.iter().map(|arrival| self.requests[arrival].new.id.clone()).collect()
+    }
+
+    pub fn waiting_ids(&self) -> Vec<String> {
+        self.waiting().iter().map(|arrival| self.requests[arrival].new.id.clone()).collect()
+    }
+
+    /// Who has left the running list and is not swapped out yet.
+    pub fn leaving_ids(&self) -> Vec<String> {
+        let leaving = self.requests.values().filter(|request| request.swap_out_pending);
+        leaving.map(|request| request.new.id.clone()).collect()
+    }
+
+    pub fn num_steps_in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Tokens that steps in flight will give a request, if every draft is accepted.
+    pub fn num_output_placeholders(&self, arrival: u64) -> usize {
+        self.rows_in_flight(arrival).filter(|row| row.sampled).map(|row| 1 + row.num_drafts).sum()
+    }
+
+    /// What is computed once everything that has been updated is counted, and nothing else.
+    fn num_computed_for_sure(&self, arrival: u64) -> usize {
+        let in_flight: usize = self.rows_in_flight(arrival).map(|row| row.num_tokens).sum();
+        self.requests[&arrival].num_computed_tokens - in_flight
+    }
+
+    fn rows_in_flight(&self, arrival: u64) -> impl Iterator<Item = &Row> {
+        self.in_flight.iter().flat_map(|step| &step.rows).filter(move |row| row.arrival == arrival)
+    }
+
+    fn is_in_flight(&self, arrival: u64) -> bool {
+        self.rows_in_flight(arrival).count() > 0
+    }
+
+    /// Everybody who has no row, in the order in which they are tried.
+    fn waiting(&self) -> Vec<u64> {
+        let waits = |request: &&Live| request.status != Status::Running && !request.swap_out_pending;
+        let mut waiting: Vec<u64> =
+            self.requests.values().filter(waits).map(|request| request.arrival).collect();
+        waiting.sort_by_key(|&arrival| self.queue_key(arrival));
+        waiting
+    }
+
+    fn queue_key(&self, arrival: u64) -> (i32, u64) {
+        let request = &self.requests[&arrival];
+        match self.config.base.scheduling_policy {
+            SchedulingPolicy::Fcfs => (if request.status == Status::Swapped { -1 } else { 0 }, arrival),
+            SchedulingPolicy::Priority => (request.new.priority, arrival),
+        }
+    }
+
+    fn budget_left(&self, plan: &Step) -> usize {
+        let planned: usize = plan.rows.iter().map(|row| row.num_tokens).sum();
+        self.config.max_num_batched_tokens() - planned
+    }
+
+    /// How many of `wanted` tokens a request may run: the threshold counts only in company.
+    fn clip(&self, wanted: usize, plan: &Step) -> usize {
+        let threshold = self.config.base.long_prefill_token_threshold as usize;
+        let limit = if threshold > 0 && self.requests.len() > 1 { threshold } else { usize::MAX };
+        wanted.min(limit).min(self.budget_left(plan))
+    }
+
+    fn num_blocks_for(&self, num_tokens: usize) -> usize {
+        num_tokens.div_ceil(self.config.block_size())
+    }
+
+    /// Make the blocks that the first `num_tokens` tokens fill findable.
+    fn register(&mut self, arrival: u64, num_tokens: usize, step: u64) {
+        if !self.config.base.enable_prefix_caching {
+            return;
+        }
+        let block_size = self.config.block_size();
+        let request = self.requests.get_mut(&arrival).expect("a live request");
+        for index in request.num_offered_blocks..num_tokens / block_size {
+            let prefix = &request.tokens[..(index + 1) * block_size];
+            self.pool.register(request.blocks[index], &request.new.extra_keys, prefix, step);
+        }
+        request.num_offered_blocks = request.num_offered_blocks.max(num_tokens / block_size);
+    }
+
+    fn request(&mut self, arrival: u64) -> &mut Live {
+        self.requests.get_mut(&arrival).expect("a live request")
+    }
+
+    fn arrival_of(&self, id: &str) -> Option<u64> {
+        self.requests.values().find(|request| request.new.id == id).map(|request| request.arrival)
+    }
+
+    fn drain_inbox(&mut self) {
+        for message in std::mem::take(&mut self.inbox) {
+            match message {
+                Message::Add(new) => self.take_in(new),
+                Message::Abort(id) => {
+                    if let Some(arrival) = self.arrival_of(&id) {
+                        if self.requests[&arrival].status == Status::Running {
+                            self.register_late(arrival);
+                        }
+                        self.leave(arrival, Leave::Aborted);
+                    }
+                }
+                Message::GrammarIsReady(id) => {
+                    if let Some(arrival) = self.arrival_of(&id)
+                        && self.requests[&arrival].status == Status::WaitingForGrammar
+                    {
+                        self.request(arrival).status = Status::Waiting;
+                    }
+                }
+            }
+        }
+    }
+
+    fn take_in(&mut self, new: NaiveRequest) {
+        assert!(self.arrival_of(&new.id).is_none(), "ids of live requests differ");
+        let arrival = self.num_arrivals;
+        self.num_arrivals += 1;
+        let request = Live {
+            arrival,
+            status: if new.needs_grammar { Status::WaitingForGrammar } else { Status::Waiting },
+            tokens: new.prompt.clone(),
+            num_computed_tokens: 0,
+            blocks: Vec::new(),
+            num_offered_blocks: 0,
+            num_cached_tokens: 0,
+            num_preemptions: 0,
+            cpu_blocks: Vec::new(),
+            swap_out_pending: false,
+            swapped_out_in: 0,
+            admitted_in: 0,
+            resumed_in: None,
+            life: 0,
+            next_drafts: Vec::new(),
+            times_passed: 0,
+            parent: None,
+            was_admitted: false,
+            new,
+        };
+        let parent = request.new.fork_from.as_ref().and_then(|id| self.arrival_of(id));
+        self.requests.insert(arrival, request);
+        if let Some(parent) = parent {
+            self.link(arrival, parent);
+        }
+    }
+}

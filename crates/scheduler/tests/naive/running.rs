@@ -1,0 +1,117 @@
+//! The turns of running requests: each catches up with its tokens, in the order of admission.
+
+use super::{NaiveScheduler, Row, Step};
+
+/// How far the turns went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Turns {
+    All,
+    UntilOneGaveUp,
+    UntilOneWaits,
+}
+
+impl NaiveScheduler {
+    pub(super) fn plan_running(&mut self, plan: &mut Step) -> Turns {
+        let mut turn = 0;
+        while turn < self.running.len() && self.budget_left(plan) > 0 {
+            let arrival = self.running[turn];
+            let num_tokens = self.wanted(arrival, plan);
+            if num_tokens == 0 {
+                turn += 1;
+                continue;
+            }
+            while self.num_missing_blocks(arrival, num_tokens) > self.pool.free.len() {
+                // Blocks that somebody is about to give up are worth waiting for: no further victim.
+                if self.is_swap_out_pending() {
+                    return Turns::UntilOneWaits;
+                }
+                let victim = self.choose_victim(plan.number);
+                let place = self.running.iter().position(|&running| running == victim).expect("it runs");
+                if place < turn {
+                    turn -= 1;
+                }
+                self.preempt(victim, plan);
+                if victim == arrival {
+                    return Turns::UntilOneGaveUp;
+                }
+            }
+            let num_known_blocks = self.requests[&arrival].blocks.len();
+            self.push_row(arrival, num_tokens, num_known_blocks, plan);
+            turn += 1;
+        }
+        Turns::All
+    }
+
+    /// Tokens that a running request runs in this step.
+    fn wanted(&self, arrival: u64, plan: &Step) -> usize {
+        let request = &self.requests[&arrival];
+        let placeholders = self.num_output_placeholders(arrival);
+        let known_and_coming = request.tokens.len() + placeholders;
+        let max_total = request.max_total_tokens(&self.config);
+        if placeholders > 0 && known_and_coming >= max_total {
+            return 0; // What is in flight ends it, or shows that there is room left.
+        }
+        // The last token of all is never followed by another: no draft for it.
+        let room_for_drafts = max_total.saturating_sub(known_and_coming + 1);
+        let drafts = request.next_drafts.len().min(room_for_drafts);
+        let computed = request.num_computed_tokens;
+        let wanted = known_and_coming + drafts - computed;
+        // The last token of a prompt that is to be forked is computed together with the children's.
+        let shared = request.new.prompt.len() - 1;
+        let stops_for_children = self.num_fork_children(arrival) > 0 && computed < shared;
+        self.clip(if stops_for_children { wanted.min(shared - computed) } else { wanted }, plan)
+    }
+
+    fn num_missing_blocks(&self, arrival: u64, num_tokens: usize) -> usize {
+        let request = &self.requests[&arrival];
+        let needed = self.num_blocks_for(request.num_computed_tokens + num_tokens);
+        needed.saturating_sub(request.blocks.len())
+    }
+
+    /// Give a running request the blocks for its next tokens, and put it into the step. `num_known_blocks` of its
+    /// block table have been told to the worker.
+    pub(super) fn push_row(
+        &mut self,
+        arrival: u64,
+        num_tokens: usize,
+        num_known_blocks: usize,
+        plan: &mut Step,
+    ) {
+        let new_blocks = self.pool.allocate(self.num_missing_blocks(arrival, num_tokens));
+        let known_and_coming = self.requests[&arrival].tokens.len() + self.num_output_placeholders(arrival);
+        let max_total = self.requests[&arrival].max_total_tokens(&self.config);
+        let is_async = self.config.is_async();
+        let num_speculative_tokens = self.config.num_speculative_tokens;
+        let block_size = self.config.block_size();
+        let request = self.request(arrival);
+        // A decode inside a block has nothing new to offer. What it filled before may have become known since; that
+        // waits for the next border.
+        let is_plain_decode = num_known_blocks > 0
+            && request.num_computed_tokens + 1 == known_and_coming
+            && known_and_coming < max_total
+            && request.next_drafts.is_empty();
+        let is_inside_block =
+            new_blocks.is_empty() && request.num_computed_tokens % block_size + 1 < block_size;
+        request.blocks.extend(new_blocks);
+        let end = request.num_computed_tokens + num_tokens;
+        let sampled = end >= known_and_coming && known_and_coming < max_total;
+        plan.rows.push(Row {
+            arrival,
+            life: request.life,
+            num_tokens,
+            computed_before: request.num_computed_tokens,
+            sampled,
+            num_drafts: end.saturating_sub(known_and_coming),
+            num_new_blocks: request.blocks.len() - num_known_blocks,
+            offered_before: request.num_offered_blocks,
+        });
+        request.num_computed_tokens = end;
+        // Drafts guess what follows the newest token: used or not, they are stale after this row.
+        let drafts_to_come = if is_async && sampled { num_speculative_tokens } else { 0 };
+        request.next_drafts = vec![-1; drafts_to_come];
+        let known_end = end.min(request.tokens.len());
+        if !(is_plain_decode && is_inside_block) {
+            self.register(arrival, known_end, plan.number);
+        }
+    }
+}
