@@ -226,8 +226,9 @@ impl OutputProcessor {
 impl TrackedRequest {
     fn process(&mut self, record: &EngineCoreOutput, scratch: &mut String) -> Option<RequestKey> {
         let delta = &mut self.delta;
-        delta.num_cached_tokens = record.num_cached_tokens;
-        delta.first_scheduled_ns = record.first_scheduled_ns;
+        // The first record has them.
+        delta.num_cached_tokens = delta.num_cached_tokens.max(record.num_cached_tokens);
+        delta.first_scheduled_ns = delta.first_scheduled_ns.max(record.first_scheduled_ns);
         delta.last_token_ns = record.timestamp_ns;
 
         scratch.clear();

@@ -223,7 +223,7 @@ impl Scheduler {
         }
         request.cold.admitted_before = true;
         request.num_cached_tokens = candidate.num_hit_tokens;
-        request.first_scheduled_ns = monotonic_ns();
+        request.cold.first_scheduled_ns = monotonic_ns();
         self.stats.prefix_cache_queries += u64::from(request.num_tokens);
         self.stats.prefix_cache_hits += u64::from(candidate.num_hit_tokens);
         self.leave_queue_for_good();
@@ -231,12 +231,13 @@ impl Scheduler {
 
     /// Link a request that was just taken in to the one that it forks, if that one can help.
     pub(crate) fn link_to_parent(&mut self, slot: u32, parent_slot: u32) {
+        let parent_tokens = self.requests[parent_slot as usize].all_tokens();
+        let child_tokens = self.requests[slot as usize].all_tokens();
         let (child, parent) = (&self.requests[slot as usize], &self.requests[parent_slot as usize]);
-        let num_shared = child.num_tokens as usize - 1;
-        let same_keys = child.cold.extra_keys == parent.cold.extra_keys;
+        let num_shared = child_tokens.len() - 1;
         if num_shared == 0
-            || !same_keys
-            || parent.token_ids.get(..num_shared) != Some(&child.token_ids[..num_shared])
+            || child.cold.extra_keys != parent.cold.extra_keys
+            || parent_tokens.get(..num_shared) != Some(&child_tokens[..num_shared])
         {
             return;
         }

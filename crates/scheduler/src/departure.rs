@@ -91,9 +91,7 @@ impl Scheduler {
         self.num_grammar_requests -= u32::from(request.cold.uses_grammar);
         self.by_key.remove(&request.key);
         self.by_id.remove(&request.cold.request_id);
-        request.token_ids = Vec::new();
-        request.block_table = Vec::new();
-        request.cold.block_hashes = Vec::new();
+        request.forget_tokens();
         if !request.cold.admitted_before {
             request.cold.admitted_before = true;
             self.leave_queue_for_good();

@@ -83,15 +83,19 @@ pub fn channel(capacity: usize) -> (Producer, Consumer) {
 }
 
 impl Producer {
+    /// How many records `push` would find a place for.
+    #[inline]
+    pub fn room(&mut self) -> usize {
+        // Acquire: pairs with the Release in `Consumer::drain`; the consumer has finished reading
+        // the places that it gave up before they are written again.
+        self.seen_head = self.egress.head.0.load(Ordering::Acquire);
+        self.egress.mask + 1 - self.position.wrapping_sub(self.seen_head)
+    }
+
     /// Whether `push` would find a place.
     #[inline]
     pub fn has_room(&mut self) -> bool {
-        if self.position.wrapping_sub(self.seen_head) > self.egress.mask {
-            // Acquire: pairs with the Release in `Consumer::drain`; the consumer has finished reading
-            // the places that it gave up before they are written again.
-            self.seen_head = self.egress.head.0.load(Ordering::Acquire);
-        }
-        self.position.wrapping_sub(self.seen_head) <= self.egress.mask
+        self.position.wrapping_sub(self.seen_head) <= self.egress.mask || self.room() > 0
     }
 
     /// Write a record; `false` when the ring is full. Invisible until `publish`.

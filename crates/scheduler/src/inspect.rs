@@ -187,11 +187,11 @@ impl Scheduler {
             num_preemptions: request.cold.num_preemptions,
             row: (request.row != NO_ROW).then_some(request.row),
             num_output_placeholders: request.num_output_placeholders(),
-            num_steps_in_flight: request.num_steps_in_flight,
+            num_steps_in_flight: u32::from(request.num_steps_in_flight),
             spec_token_ids: request.cold.draft_token_ids.clone(),
             block_table: request.block_table.clone(),
             cpu_blocks: request.cold.cpu_blocks.iter().map(|block| block.0).collect(),
-            token_ids: request.token_ids.clone(),
+            token_ids: request.all_tokens(),
             priority: request.cold.priority,
         }
     }

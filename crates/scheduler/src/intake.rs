@@ -4,7 +4,7 @@ use crate::{
     clock::monotonic_ns,
     handle::{Message, RESERVED_OUTPUT_TOKENS},
     output::{EngineCoreOutput, FinishReason, RequestError, RequestKey},
-    request::{Cold, NO_ROW, NewRequest, Request, RequestStatus, UNKNOWN_TOKEN},
+    request::{Cold, NewRequest, Request, RequestStatus},
     scheduler::Scheduler,
 };
 
@@ -82,51 +82,29 @@ impl Scheduler {
             num_prompt_tokens.saturating_add(new.params.max_tokens).min(self.config.max_model_len);
         let reserved = max_total_tokens.min(num_prompt_tokens.saturating_add(RESERVED_OUTPUT_TOKENS));
         let blocks = reserved.div_ceil(self.config.block_size) as usize;
-        let request = Request {
-            num_computed_tokens: 0,
-            num_tokens: num_prompt_tokens,
-            num_expected_tokens: num_prompt_tokens,
-            max_total_tokens,
-            next_slot: 0,
-            slots_left: 0,
-            last_token_id: new.prompt_token_ids.last().copied().unwrap_or(UNKNOWN_TOKEN),
-            row: NO_ROW,
-            epoch,
-            num_steps_in_flight: 0,
-            block_table: Vec::with_capacity(blocks),
-            token_ids: new.prompt_token_ids,
-            key: new.key,
+        let cold = Box::new(Cold {
+            request_id: new.request_id,
+            params: new.params,
+            priority: new.priority,
+            arrival,
+            num_prompt_tokens,
+            extra_keys: new.extra_keys,
+            skip_reading_prefix_cache: new.skip_reading_prefix_cache,
+            uses_grammar: new.waits_for_grammar,
+            block_hashes,
+            num_preemptions: 0,
             first_scheduled_ns: 0,
-            num_cached_tokens: 0,
-            eos_token_id: new.params.eos_token_id.unwrap_or(-1),
-            num_registered_blocks: 0,
-            status: if new.waits_for_grammar {
-                RequestStatus::WaitingForGrammar
-            } else {
-                RequestStatus::Waiting
-            },
-            has_stop_token_ids: !new.params.stop_token_ids.is_empty(),
-            cold: Box::new(Cold {
-                request_id: new.request_id,
-                params: new.params,
-                priority: new.priority,
-                arrival,
-                num_prompt_tokens,
-                extra_keys: new.extra_keys,
-                skip_reading_prefix_cache: new.skip_reading_prefix_cache,
-                uses_grammar: new.waits_for_grammar,
-                block_hashes,
-                num_preemptions: 0,
-                admitted_before: false,
-                draft_token_ids: Vec::with_capacity(self.config.num_speculative_tokens as usize),
-                cpu_blocks: Vec::new(),
-                swapped_out_in: 0,
-                immune_until: 0,
-                num_times_passed: 0,
-                fork_parent: None,
-                num_fork_children: 0,
-            }),
-        };
+            admitted_before: false,
+            draft_token_ids: Vec::with_capacity(self.config.num_speculative_tokens as usize),
+            cpu_blocks: Vec::new(),
+            swapped_out_in: 0,
+            immune_until: 0,
+            num_times_passed: 0,
+            fork_parent: None,
+            num_fork_children: 0,
+        });
+        let table = Vec::with_capacity(blocks);
+        let request = Request::new(new.prompt_token_ids, new.key, epoch, max_total_tokens, table, cold);
         match self.requests.get_mut(slot as usize) {
             Some(place) => *place = request,
             None => self.requests.push(request),

@@ -127,7 +127,11 @@ impl Scheduler {
         }
         for slot in self.live_slots() {
             let request = &self.requests[slot as usize];
-            assert_eq!(request.num_steps_in_flight, rows[slot as usize], "steps in flight are counted");
+            assert_eq!(
+                u32::from(request.num_steps_in_flight),
+                rows[slot as usize],
+                "steps in flight are counted"
+            );
             let expected = match request.status {
                 // Its placeholders went with its blocks.
                 RequestStatus::Preempted => 0,
@@ -138,7 +142,7 @@ impl Scheduler {
     }
 
     fn check_counters(&self, request: &Request, slot: u32) {
-        assert_eq!(request.token_ids.len(), request.num_tokens as usize, "num_tokens counts the tokens");
+        assert_eq!(request.all_tokens().len(), request.num_tokens as usize, "num_tokens counts the tokens");
         assert_eq!(self.by_id.get(&request.cold.request_id), Some(&slot), "the id leads to its request");
         assert!(
             request.num_computed_tokens <= request.num_expected_tokens,
@@ -181,7 +185,11 @@ impl Scheduler {
                 block.0 * block_size + position % block_size,
                 "the next slot is where the block table says"
             );
-            assert_eq!(request.slots_left, block_size - position % block_size, "slots to the block's end");
+            assert_eq!(
+                u32::from(request.slots_left),
+                block_size - position % block_size,
+                "slots to the block's end"
+            );
         }
         assert!(
             request.num_registered_blocks <= request.block_table.len() as u32,

@@ -195,15 +195,10 @@ impl KVCacheManager {
     }
 
     fn extend_hashes(&self, request: &mut Request, num_blocks: usize) {
-        let cold = &mut request.cold;
-        extend_block_hashes(
-            &self.hasher,
-            self.block_size,
-            &request.token_ids,
-            &cold.extra_keys,
-            num_blocks,
-            &mut cold.block_hashes,
-        );
+        if request.cold.block_hashes.len() < num_blocks {
+            let (token_ids, extra_keys, hashes) = request.hash_chain();
+            extend_block_hashes(&self.hasher, self.block_size, token_ids, extra_keys, num_blocks, hashes);
+        }
     }
 }
 

@@ -83,9 +83,9 @@ pub struct EngineCoreOutput {
     pub finish_reason: Option<FinishReason>,
     /// The stop token that ended the request, or −1.
     pub stop_reason: i32,
-    /// Prompt tokens that came from the prefix cache at first admission.
+    /// Prompt tokens that came from the prefix cache at first admission; on the first record of a request, else 0.
     pub num_cached_tokens: u32,
-    /// When the request was first scheduled (monotonic nanoseconds; 0 before).
+    /// When the request was first scheduled (monotonic nanoseconds); on the first record of a request that was, else 0.
     pub first_scheduled_ns: u64,
     /// When this record was made (monotonic nanoseconds).
     pub timestamp_ns: u64,

@@ -180,6 +180,8 @@ pub(crate) struct Cold {
     /// One per full block of tokens known so far (empty without prefix caching).
     pub(crate) block_hashes: Vec<BlockHash>,
     pub(crate) num_preemptions: u32,
+    /// When it was first admitted (monotonic nanoseconds); 0 before.
+    pub(crate) first_scheduled_ns: u64,
     /// Prefix statistics and `num_cached_tokens` belong to the first admission.
     pub(crate) admitted_before: bool,
     /// Drafts for the next step; `UNKNOWN_TOKEN`s when the worker alone knows them.
@@ -198,14 +200,17 @@ pub(crate) struct Cold {
     pub(crate) num_fork_children: u32,
 }
 
-/// A request's hot part: what a decode step reads and writes, two cache lines.
+/// The newest tokens that a request keeps beside its counters.
+pub(crate) const NUM_RECENT: usize = 4;
+
+/// A request's hot part: one cache line that a decode step reads and writes, and one that it seldom needs.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Request {
-    // The first line: all that planning a decode needs.
+    // The first line: all that planning a decode and appending its token need.
     /// Tokens whose KV is in the cache, or will be when the steps in flight are done.
     pub(crate) num_computed_tokens: u32,
-    /// Prompt and known output: `token_ids.len()`.
+    /// Prompt and known output.
     pub(crate) num_tokens: u32,
     /// `num_tokens` and the placeholders: tokens that steps in flight are to give.
     pub(crate) num_expected_tokens: u32,
@@ -213,37 +218,135 @@ pub(crate) struct Request {
     pub(crate) max_total_tokens: u32,
     /// Slot of position `num_computed_tokens`, while `slots_left > 0`.
     pub(crate) next_slot: u32,
-    /// Positions from `num_computed_tokens` on in the block that `next_slot` lies in; 0 also when the next
-    /// row is no plain decode.
-    pub(crate) slots_left: u32,
-    /// The last known token.
-    pub(crate) last_token_id: i32,
     /// Persistent row while running.
     pub(crate) row: u32,
     /// Tells a slot's tenant from the one before it.
     pub(crate) epoch: u32,
-    /// Steps in flight that it is in.
-    pub(crate) num_steps_in_flight: u32,
-    pub(crate) block_table: Vec<BlockId>,
-    // The second line: what an update needs besides.
-    pub(crate) token_ids: Vec<i32>,
-    pub(crate) key: RequestKey,
-    /// When it was first admitted; 0 before.
-    pub(crate) first_scheduled_ns: u64,
-    pub(crate) cold: Box<Cold>,
-    /// Prompt tokens found in the prefix cache at first admission.
-    pub(crate) num_cached_tokens: u32,
     /// −1: EOS does not end it.
     pub(crate) eos_token_id: i32,
-    /// Leading blocks that are registered in the prefix index, or were hits.
-    pub(crate) num_registered_blocks: u32,
+    pub(crate) key: RequestKey,
+    /// The newest tokens, not yet in `token_ids`: that is a line of its own, far away, written once for several of them.
+    recent: [i32; NUM_RECENT],
+    num_recent: u8,
+    /// Steps in flight that it is in.
+    pub(crate) num_steps_in_flight: u8,
+    /// Positions from `num_computed_tokens` on in the block that `next_slot` lies in; 0 also when the next
+    /// row is no plain decode.
+    pub(crate) slots_left: u16,
     pub(crate) status: RequestStatus,
     pub(crate) has_stop_token_ids: bool,
+    /// Whether the first token has told when it was scheduled and what was cached.
+    pub(crate) is_introduced: bool,
+    // The second line.
+    pub(crate) block_table: Vec<BlockId>,
+    /// All tokens but the recent ones.
+    token_ids: Vec<i32>,
+    pub(crate) cold: Box<Cold>,
+    /// Leading blocks that are registered in the prefix index, or were hits.
+    pub(crate) num_registered_blocks: u32,
+    /// Prompt tokens found in the prefix cache at first admission.
+    pub(crate) num_cached_tokens: u32,
 }
 
 const _: () = assert!(size_of::<Request>() == 128, "a request's hot part is two cache lines");
+const _: () =
+    assert!(std::mem::offset_of!(Request, block_table) == 64, "a decode step needs the first of them");
 
 impl Request {
+    /// A request that was just taken in.
+    pub(crate) fn new(
+        prompt_token_ids: Vec<i32>,
+        key: RequestKey,
+        epoch: u32,
+        max_total_tokens: u32,
+        block_table: Vec<BlockId>,
+        cold: Box<Cold>,
+    ) -> Self {
+        let num_prompt_tokens = prompt_token_ids.len() as u32;
+        Self {
+            num_computed_tokens: 0,
+            num_tokens: num_prompt_tokens,
+            num_expected_tokens: num_prompt_tokens,
+            max_total_tokens,
+            next_slot: 0,
+            row: NO_ROW,
+            epoch,
+            eos_token_id: cold.params.eos_token_id.unwrap_or(-1),
+            key,
+            recent: [0; NUM_RECENT],
+            num_recent: 0,
+            num_steps_in_flight: 0,
+            slots_left: 0,
+            status: if cold.uses_grammar { RequestStatus::WaitingForGrammar } else { RequestStatus::Waiting },
+            has_stop_token_ids: !cold.params.stop_token_ids.is_empty(),
+            is_introduced: false,
+            block_table,
+            token_ids: prompt_token_ids,
+            cold,
+            num_registered_blocks: 0,
+            num_cached_tokens: 0,
+        }
+    }
+
+    /// Append a token that was sampled.
+    #[inline]
+    pub(crate) fn push_token(&mut self, token_id: i32) {
+        if usize::from(self.num_recent) == NUM_RECENT {
+            self.gather_tokens();
+        }
+        self.recent[usize::from(self.num_recent) % NUM_RECENT] = token_id;
+        self.num_recent += 1;
+        self.num_tokens += 1;
+    }
+
+    /// The last known token.
+    #[inline]
+    pub(crate) fn last_token_id(&self) -> i32 {
+        match self.num_recent {
+            0 => self.token_ids.last().copied().unwrap_or(UNKNOWN_TOKEN),
+            count => self.recent[usize::from(count - 1) % NUM_RECENT],
+        }
+    }
+
+    /// All known tokens in one place.
+    pub(crate) fn gather_tokens(&mut self) -> &[i32] {
+        self.token_ids.extend_from_slice(&self.recent[..usize::from(self.num_recent)]);
+        self.num_recent = 0;
+        &self.token_ids
+    }
+
+    /// All known tokens, copied.
+    pub(crate) fn all_tokens(&self) -> Vec<i32> {
+        [&self.token_ids, &self.recent[..usize::from(self.num_recent)]].concat()
+    }
+
+    /// Copy the known tokens from position `start` on.
+    pub(crate) fn copy_tokens(&self, start: usize, into: &mut [i32]) {
+        let gathered = self.token_ids.get(start..).unwrap_or_default();
+        let from_gathered = gathered.len().min(into.len());
+        let (first, rest) = into.split_at_mut(from_gathered);
+        first.copy_from_slice(&gathered[..from_gathered]);
+        let skipped = (start + from_gathered).saturating_sub(self.token_ids.len());
+        for (token_id, &recent) in rest.iter_mut().zip(self.recent.iter().skip(skipped)) {
+            *token_id = recent;
+        }
+    }
+
+    /// Give the memory of a request that has left back.
+    pub(crate) fn forget_tokens(&mut self) {
+        self.num_recent = 0;
+        self.token_ids = Vec::new();
+        self.block_table = Vec::new();
+        self.cold.block_hashes = Vec::new();
+    }
+
+    /// The hash chain's inputs: tokens, what else the blocks depend on, and the chain so far.
+    pub(crate) fn hash_chain(&mut self) -> (&[i32], &ExtraKeys, &mut Vec<BlockHash>) {
+        self.gather_tokens();
+        let Cold { extra_keys, block_hashes, .. } = &mut *self.cold;
+        (&self.token_ids, extra_keys, block_hashes)
+    }
+
     /// Tokens that the block table has room for.
     pub(crate) fn capacity_tokens(&self, block_size: u32) -> u32 {
         self.block_table.len() as u32 * block_size
@@ -279,7 +382,7 @@ impl Request {
         self.slots_left = 0;
         if let Some(block) = self.block_table.get(block as usize) {
             self.next_slot = block.0 * block_size + offset;
-            self.slots_left = block_size - offset;
+            self.slots_left = (block_size - offset) as u16;
         }
     }
 }

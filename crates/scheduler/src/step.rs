@@ -176,7 +176,9 @@ impl Step {
             buffers.num_computed_tokens.write(index + done, computed as i32);
             // With a placeholder the token is being sampled.
             let known = request.num_tokens == expected;
-            buffers.input_ids.write(token + done, if known { request.last_token_id } else { UNKNOWN_TOKEN });
+            buffers
+                .input_ids
+                .write(token + done, if known { request.last_token_id() } else { UNKNOWN_TOKEN });
             buffers.slot_mapping.write(token + done, request.next_slot as i32);
             self.entries.push(Entry {
                 tenant: Tenant { slot, epoch: request.epoch },
@@ -375,9 +377,7 @@ impl Step {
         let known = request.num_tokens.clamp(computed, end);
         let ids = self.buffers.input_ids.window(first, entry.num_scheduled_tokens as usize);
         let (known_ids, ids) = ids.split_at_mut((known - computed) as usize);
-        // With placeholders the row may begin behind all that is known.
-        known_ids
-            .copy_from_slice(request.token_ids.get(computed as usize..known as usize).unwrap_or_default());
+        request.copy_tokens(computed as usize, known_ids);
         let (unknown_ids, draft_ids) = ids.split_at_mut((num_expected.clamp(known, end) - known) as usize);
         unknown_ids.fill(UNKNOWN_TOKEN);
         draft_ids.copy_from_slice(

@@ -103,34 +103,90 @@ impl Scheduler {
         self.drain_inbox();
         let now = monotonic_ns();
         let entries = std::mem::take(&mut self.steps[set].entries);
+        let one_each = sampled.num_columns == 1 && drafts.num_columns == 0;
         let mut num_finished = 0;
-        let mut sample = 0;
-        for entry in &entries {
-            let index = sample;
+        let (mut done, mut sample) = (0, 0);
+        while done < entries.len() {
+            if one_each {
+                let count = self.append_decodes(&entries[done..], &sampled.token_ids[sample..], now);
+                done += count;
+                sample += count;
+            }
+            let Some(entry) = entries.get(done) else { break };
+            num_finished += usize::from(self.apply(entry, sample, sampled, drafts, now));
+            done += 1;
             sample += usize::from(entry.sampled);
-            let request = &mut self.requests[entry.tenant.slot as usize];
-            if request.epoch != entry.tenant.epoch {
-                continue; // It left while the step ran.
-            }
-            request.num_steps_in_flight -= 1;
-            let status = if !entry.sampled {
-                self.close_prefill(entry.tenant.slot, now)
-            } else if entry.num_draft_tokens == 0 && sampled.num_columns == 1 && sampled.first(index) >= 0 {
-                self.append_token(entry.tenant.slot, sampled.first(index), now)
-            } else {
-                self.append_row(entry, sampled.row(index), sampled.first(index), now)
-            };
-            if let Some(status) = status {
-                self.register_settled(entry.tenant.slot);
-                self.release(entry.tenant.slot, status);
-                num_finished += 1;
-            } else if drafts.num_columns > 0 && entry.sampled {
-                self.take_drafts(entry.tenant.slot, drafts.row(index));
-            }
         }
         self.steps[set].entries = entries;
         self.close_step(set, num_finished);
         Ok(num_finished)
+    }
+
+    /// The path that nearly every row takes: one token that ends nothing, for the leading `entries`. Returns how many
+    /// that were.
+    fn append_decodes(&mut self, entries: &[Entry], token_ids: &[i32], now: u64) -> usize {
+        let room = if self.spill.is_empty() { self.egress.room() } else { 0 };
+        let mut done = 0;
+        for (entry, &token_id) in entries.iter().zip(token_ids).take(room) {
+            let request = &mut self.requests[entry.tenant.slot as usize];
+            if request.epoch != entry.tenant.epoch
+                || !entry.sampled
+                || entry.num_draft_tokens > 0
+                || request.status != RequestStatus::Running
+                || !request.is_introduced
+                || request.num_tokens + 1 >= request.max_total_tokens
+                || token_id < 0
+                || token_id == request.eos_token_id
+                || request.has_stop_token_ids
+            {
+                break;
+            }
+            request.num_steps_in_flight -= 1;
+            request.push_token(token_id);
+            self.egress.push(EngineCoreOutput {
+                key: request.key,
+                new_token_id: token_id,
+                finish_reason: None,
+                stop_reason: -1,
+                num_cached_tokens: 0,
+                first_scheduled_ns: 0,
+                timestamp_ns: now,
+                error: RequestError::None,
+            });
+            done += 1;
+        }
+        done
+    }
+
+    /// Any row; `true` when its request finished.
+    fn apply(
+        &mut self,
+        entry: &Entry,
+        sample: usize,
+        sampled: TokenRows<'_>,
+        drafts: TokenRows<'_>,
+        now: u64,
+    ) -> bool {
+        let slot = entry.tenant.slot;
+        let request = &mut self.requests[slot as usize];
+        if request.epoch != entry.tenant.epoch {
+            return false; // It left while the step ran.
+        }
+        request.num_steps_in_flight -= 1;
+        let status = if entry.sampled {
+            self.append_row(entry, sampled.row(sample), sampled.first(sample), now)
+        } else {
+            self.close_prefill(slot, now)
+        };
+        if let Some(status) = status {
+            self.register_settled(slot);
+            self.release(slot, status);
+            return true;
+        }
+        if drafts.num_columns > 0 && entry.sampled {
+            self.take_drafts(slot, drafts.row(sample));
+        }
+        false
     }
 
     pub(crate) fn oldest_step(&self, output: &SchedulerOutput) -> Result<usize, SchedulerError> {
@@ -157,13 +213,10 @@ impl Scheduler {
         Some(RequestStatus::FinishedLengthCapped)
     }
 
-    /// The row that nearly all are: one token, and there were no drafts.
-    #[inline]
+    /// One token of a row.
     fn append_token(&mut self, slot: u32, token_id: i32, now: u64) -> Option<RequestStatus> {
         let request = &mut self.requests[slot as usize];
-        request.token_ids.push(token_id);
-        request.num_tokens += 1;
-        request.last_token_id = token_id;
+        request.push_token(token_id);
         if request.status == RequestStatus::Preempted {
             // It lost its placeholders with its blocks; the token is one more to compute again.
             request.num_expected_tokens = request.num_tokens;
@@ -234,10 +287,7 @@ impl Scheduler {
         }
     }
 
-    /// Inlined, so that a record's fields go straight to the ring: copied as a whole right after its fields were
-    /// written one by one, it would wait for every store to reach the cache.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a fifth of a step, measured")]
+    /// A record of a request. Its first one tells when it was scheduled and what was cached.
     pub(crate) fn emit(
         &mut self,
         slot: u32,
@@ -247,14 +297,15 @@ impl Scheduler {
         error: RequestError,
         timestamp_ns: u64,
     ) {
-        let request = &self.requests[slot as usize];
+        let request = &mut self.requests[slot as usize];
+        let is_first = !std::mem::replace(&mut request.is_introduced, true);
         let record = EngineCoreOutput {
             key: request.key,
             new_token_id,
             finish_reason,
             stop_reason,
-            num_cached_tokens: request.num_cached_tokens,
-            first_scheduled_ns: request.first_scheduled_ns,
+            num_cached_tokens: if is_first { request.num_cached_tokens } else { 0 },
+            first_scheduled_ns: if is_first { request.cold.first_scheduled_ns } else { 0 },
             timestamp_ns,
             error,
         };
@@ -262,8 +313,6 @@ impl Scheduler {
     }
 
     /// Into the egress, or behind what already waits for room in it.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "see emit")]
     pub(crate) fn offer(&mut self, record: EngineCoreOutput) {
         if !self.spill.is_empty() || !self.egress.has_room() {
             self.spill.push_back(record);
