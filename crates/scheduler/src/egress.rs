@@ -1,15 +1,43 @@
 //! `Egress`: how what a step produced leaves the scheduler's thread.
 //!
-//! A ring of `Copy` records for one producer and one consumer. The producer writes a whole step and
+//! A ring of small `Copy` records for one producer and one consumer. The producer writes a whole step and
 //! publishes it with one store; both sides are wait-free. A full ring is back-pressure: `push` says
 //! no, and the scheduler keeps the record and offers it again with the next step.
+//!
+//! Nearly every record is the token of a decode, and a step has a thousand of them: what they have in common (the time)
+//! and what only the first of a request has (when it was scheduled, what was cached) are records of their own. The
+//! consumer puts [`EngineCoreOutput`]s together again.
 
 use std::mem::MaybeUninit;
 
 use crate::{
-    output::EngineCoreOutput,
+    output::{EngineCoreOutput, FinishReason, RequestError, RequestKey},
     sync::{AtomicUsize, Ordering, UnsafeCell},
 };
+
+/// What lies in the ring.
+#[derive(Clone, Copy)]
+enum Record {
+    /// When the records behind it were made.
+    Time(u64),
+    /// Belongs to the token behind it.
+    First { first_scheduled_ns: u64, num_cached_tokens: u32 },
+    /// A token that ends nothing.
+    Decode { key: RequestKey, new_token_id: i32 },
+    /// Anything else.
+    Other {
+        key: RequestKey,
+        new_token_id: i32,
+        stop_reason: i32,
+        finish_reason: Option<FinishReason>,
+        error: RequestError,
+    },
+}
+
+const _: () = assert!(size_of::<Record>() == 24, "a step writes a record per request");
+
+/// Places that one `EngineCoreOutput` takes at most.
+const MAX_PLACES: usize = 3;
 
 /// Keeps producer and consumer counters on cache lines of their own (two, for the adjacent-line prefetcher).
 #[repr(align(128))]
@@ -19,7 +47,7 @@ struct Padded<T>(T);
 /// The ring. Positions count up for ever; `position & mask` is the place.
 #[derive(Debug)]
 pub struct Egress {
-    ring: Box<[UnsafeCell<MaybeUninit<EngineCoreOutput>>]>,
+    ring: Box<[UnsafeCell<MaybeUninit<Record>>]>,
     mask: usize,
     /// Everything before it is published. Written by the producer.
     tail: Padded<AtomicUsize>,
@@ -33,10 +61,10 @@ pub struct Egress {
 unsafe impl Sync for Egress {}
 
 impl Egress {
-    /// A ring of at least `capacity` records.
+    /// A ring of at least `capacity` places.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
-        let capacity = capacity.next_power_of_two().max(2);
+        let capacity = capacity.max(MAX_PLACES).next_power_of_two();
         Self {
             ring: (0..capacity).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
             mask: capacity - 1,
@@ -45,7 +73,7 @@ impl Egress {
         }
     }
 
-    /// How many records wait to be consumed: at most so many as seen by the producer, at least so many as seen by
+    /// How many places wait to be consumed: at most so many as seen by the producer, at least so many as seen by
     /// the consumer, a hint for others.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -67,48 +95,77 @@ pub struct Producer {
     position: usize,
     /// Last seen `head`, so that the consumer's line is read only when the ring looks full.
     seen_head: usize,
+    /// The time that the consumer will have seen at `position`.
+    time: u64,
 }
 
 /// The output side's end.
 #[derive(Debug)]
 pub struct Consumer {
     egress: std::sync::Arc<Egress>,
+    /// The time of the last `Time` record.
+    time: u64,
 }
 
 /// Both ends of a new ring.
 #[must_use]
 pub fn channel(capacity: usize) -> (Producer, Consumer) {
     let egress = std::sync::Arc::new(Egress::new(capacity));
-    (Producer { egress: egress.clone(), position: 0, seen_head: 0 }, Consumer { egress })
+    (Producer { egress: egress.clone(), position: 0, seen_head: 0, time: 0 }, Consumer { egress, time: 0 })
 }
 
 impl Producer {
-    /// How many records `push` would find a place for.
-    #[inline]
-    pub fn room(&mut self) -> usize {
+    /// Free places.
+    fn room(&mut self) -> usize {
         // Acquire: pairs with the Release in `Consumer::drain`; the consumer has finished reading
         // the places that it gave up before they are written again.
         self.seen_head = self.egress.head.0.load(Ordering::Acquire);
         self.egress.mask + 1 - self.position.wrapping_sub(self.seen_head)
     }
 
-    /// Whether `push` would find a place.
-    #[inline]
+    /// Whether `push` would find room.
+    #[must_use]
     pub fn has_room(&mut self) -> bool {
-        self.position.wrapping_sub(self.seen_head) <= self.egress.mask || self.room() > 0
+        let taken = self.position.wrapping_sub(self.seen_head);
+        taken + MAX_PLACES <= self.egress.mask + 1 || self.room() >= MAX_PLACES
     }
 
-    /// Write a record; `false` when the ring is full. Invisible until `publish`.
-    #[inline]
-    pub fn push(&mut self, record: EngineCoreOutput) -> bool {
+    /// Write an output; `false` when the ring is full. Invisible until `publish`.
+    pub fn push(&mut self, output: EngineCoreOutput) -> bool {
         if !self.has_room() {
             return false;
         }
-        // SAFETY: the place is free (checked above) and only this producer writes.
+        let EngineCoreOutput { key, new_token_id, finish_reason, stop_reason, error, .. } = output;
+        self.set_time(output.timestamp_ns);
+        if output.first_scheduled_ns != 0 || output.num_cached_tokens != 0 {
+            let EngineCoreOutput { first_scheduled_ns, num_cached_tokens, .. } = output;
+            self.write(Record::First { first_scheduled_ns, num_cached_tokens });
+        }
+        self.write(Record::Other { key, new_token_id, stop_reason, finish_reason, error });
+        true
+    }
+
+    /// A writer of the tokens of decodes, all made at one time, for as many as there is room.
+    pub(crate) fn decodes(&mut self, timestamp_ns: u64) -> Decodes<'_> {
+        if self.has_room() {
+            self.set_time(timestamp_ns);
+        }
+        let room = if self.time == timestamp_ns { self.room() } else { 0 };
+        Decodes { ring: &self.egress.ring, mask: self.egress.mask, position: &mut self.position, room }
+    }
+
+    fn set_time(&mut self, timestamp_ns: u64) {
+        if self.time != timestamp_ns {
+            self.time = timestamp_ns;
+            self.write(Record::Time(timestamp_ns));
+        }
+    }
+
+    fn write(&mut self, record: Record) {
+        // SAFETY: the caller has seen that the place is free, and only this producer writes.
         self.egress.ring[self.position & self.egress.mask]
             .with_mut(|place| unsafe { (*place).write(record) });
         self.position = self.position.wrapping_add(1);
-        true
     }
 
     /// Make everything pushed so far visible.
@@ -124,6 +181,28 @@ impl Producer {
     }
 }
 
+/// See [`Producer::decodes`].
+pub(crate) struct Decodes<'a> {
+    ring: &'a [UnsafeCell<MaybeUninit<Record>>],
+    mask: usize,
+    position: &'a mut usize,
+    /// How many may be pushed.
+    pub(crate) room: usize,
+}
+
+impl Decodes<'_> {
+    /// Write the token of a decode. At most `room` of them.
+    #[inline]
+    pub(crate) fn push(&mut self, key: RequestKey, new_token_id: i32) {
+        debug_assert!(self.room > 0, "more decodes than there is room for");
+        self.room -= 1;
+        // SAFETY: `Producer::decodes` has seen `room` free places from `position` on, and only this producer writes.
+        self.ring[*self.position & self.mask]
+            .with_mut(|place| unsafe { (*place).write(Record::Decode { key, new_token_id }) });
+        *self.position = self.position.wrapping_add(1);
+    }
+}
+
 impl Consumer {
     /// Consume everything published, oldest first.
     pub fn drain(&mut self, mut receive: impl FnMut(EngineCoreOutput)) {
@@ -131,14 +210,45 @@ impl Consumer {
         let mut position = self.egress.head.0.load(Ordering::Relaxed);
         // Acquire: pairs with the Release in `Producer::publish`.
         let tail = self.egress.tail.0.load(Ordering::Acquire);
+        // What a `First` record says is of the record behind it, which was published with it.
+        let (mut first_scheduled_ns, mut num_cached_tokens) = (0, 0);
         while position != tail {
             // SAFETY: positions in [head, tail) were written and published, and are read by this consumer alone.
             let record = self.egress.ring[position & self.egress.mask]
                 .with(|place| unsafe { (*place).assume_init_read() });
             position = position.wrapping_add(1);
-            receive(record);
+            let mut output = EngineCoreOutput {
+                key: RequestKey(0),
+                new_token_id: -1,
+                finish_reason: None,
+                stop_reason: -1,
+                num_cached_tokens,
+                first_scheduled_ns,
+                timestamp_ns: self.time,
+                error: RequestError::None,
+            };
+            match record {
+                Record::Time(time) => {
+                    self.time = time;
+                    continue;
+                }
+                Record::First { first_scheduled_ns: when, num_cached_tokens: count } => {
+                    (first_scheduled_ns, num_cached_tokens) = (when, count);
+                    continue;
+                }
+                Record::Decode { key, new_token_id } => {
+                    output.key = key;
+                    output.new_token_id = new_token_id;
+                }
+                Record::Other { key, new_token_id, stop_reason, finish_reason, error } => {
+                    output =
+                        EngineCoreOutput { key, new_token_id, finish_reason, stop_reason, error, ..output };
+                }
+            }
+            (first_scheduled_ns, num_cached_tokens) = (0, 0);
+            receive(output);
         }
-        // Release: pairs with the Acquire in `Producer::has_room`; reading is over before the places are free again.
+        // Release: pairs with the Acquire in `Producer::room`; reading is over before the places are free again.
         self.egress.head.0.store(position, Ordering::Release);
     }
 
@@ -158,7 +268,7 @@ fn record(n: u64) -> EngineCoreOutput {
         stop_reason: -1,
         num_cached_tokens: 0,
         first_scheduled_ns: 0,
-        timestamp_ns: n,
+        timestamp_ns: 1,
         error: crate::RequestError::None,
     }
 }
@@ -166,18 +276,41 @@ fn record(n: u64) -> EngineCoreOutput {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::{channel, record};
+    use crate::output::{EngineCoreOutput, FinishReason};
 
     #[test]
     fn a_full_ring_says_so_and_loses_nothing() {
-        let (mut producer, mut consumer) = channel(4);
-        assert!((0..4).all(|n| producer.push(record(n))));
-        assert!(!producer.push(record(4)));
+        // Of eight places one is the time's, and two are kept for what comes with a first token.
+        let (mut producer, mut consumer) = channel(8);
+        assert!((0..5).all(|n| producer.push(record(n))));
+        assert!(!producer.push(record(5)));
         assert!(consumer.is_empty(), "nothing is visible before it is published");
         producer.publish();
         let mut received = Vec::new();
         consumer.drain(|record| received.push(record.key.0));
-        assert_eq!(received, [0, 1, 2, 3]);
-        assert!(producer.push(record(4)));
+        assert_eq!(received, [0, 1, 2, 3, 4]);
+        assert!(producer.push(record(5)));
+    }
+
+    #[test]
+    fn outputs_are_put_together_again() {
+        let (mut producer, mut consumer) = channel(64);
+        let first =
+            EngineCoreOutput { first_scheduled_ns: 5, num_cached_tokens: 16, timestamp_ns: 7, ..record(1) };
+        let last = EngineCoreOutput {
+            finish_reason: Some(FinishReason::Stop),
+            stop_reason: 3,
+            timestamp_ns: 8,
+            ..record(1)
+        };
+        assert!(producer.push(first));
+        let mut decodes = producer.decodes(8);
+        decodes.push(crate::RequestKey(2), 2);
+        assert!(producer.push(last));
+        producer.publish();
+        let mut received = Vec::new();
+        consumer.drain(|output| received.push(output));
+        assert_eq!(received, [first, EngineCoreOutput { timestamp_ns: 8, ..record(2) }, last]);
     }
 
     #[test]
@@ -208,11 +341,11 @@ mod tests {
 mod loom_tests {
     use super::{channel, record};
 
-    /// A ring of two, overrun while it is drained: in order, none lost, no place read while it is written.
+    /// A small ring, overrun while it is drained: in order, none lost, no place read while it is written.
     #[test]
     fn nothing_is_lost_when_the_ring_wraps() {
         loom::model(|| {
-            let (mut producer, mut consumer) = channel(2);
+            let (mut producer, mut consumer) = channel(4);
             let sender = loom::thread::spawn(move || {
                 let mut refused = 0;
                 for n in 0..3 {

@@ -148,9 +148,9 @@ impl Scheduler {
         let hasher = ChainHasher::random();
         let pool = BlockPool::new(config.num_blocks)?;
         let handle = EngineHandle::new(config.clone(), hasher.clone(), pool.shared());
-        // Room for two steps: a larger ring would cycle through more cache than it saves in patience.
-        let tokens_per_step = config.max_num_seqs * (1 + config.num_speculative_tokens);
-        let (egress, consumer) = egress::channel(2 * tokens_per_step as usize);
+        // Room for a step and a half: a larger ring would cycle through more cache than it saves in patience.
+        let tokens_per_step = (config.max_num_seqs * (1 + config.num_speculative_tokens)) as usize;
+        let (egress, consumer) = egress::channel(tokens_per_step + tokens_per_step / 2 + 16);
         let max_num_seqs = config.max_num_seqs;
         Ok(Self {
             requests: Vec::new(),

@@ -4,7 +4,7 @@
 //! (a victim under the priority policy, drafts that were not made) replays the remaining entries into the
 //! set from its start.
 
-use kvblocks::BlockCopies;
+use kvblocks::{BlockCopies, BlockId};
 
 use crate::{
     kv_cache_manager::KVCacheManager,
@@ -72,6 +72,8 @@ pub(crate) struct Step {
     /// Tokens of the plan that was in the set before: its slots are reset to padding.
     previous_num_tokens: usize,
     draft_token_ids: Vec<i32>,
+    /// Scratch of a round of decodes: row, place in its table and id of each block that was begun.
+    new_blocks: Vec<[u32; 3]>,
     /// Ids of the requests behind `finished_rows` and who was behind `preempted_rows`: for the debug view.
     pub(crate) finished_ids: Vec<Box<str>>,
     pub(crate) preempted: Vec<Tenant>,
@@ -98,6 +100,7 @@ impl Step {
             draft_token_ids: Vec::with_capacity(
                 (config.max_num_seqs * config.num_speculative_tokens) as usize,
             ),
+            new_blocks: Vec::with_capacity(config.max_num_seqs as usize),
             finished_ids: Vec::with_capacity(config.max_num_seqs as usize),
             preempted: Vec::with_capacity(config.max_num_seqs as usize),
         }
@@ -156,8 +159,15 @@ impl Step {
         }
         let count = running.len().min(budget as usize);
         let (index, token) = (self.output.num_reqs as usize, self.output.total_num_scheduled_tokens as usize);
+        // Slices, so that no bound and no address is looked up again for every row.
+        let idx_mapping = self.buffers.idx_mapping.window(index, count);
+        let num_computed_tokens = self.buffers.num_computed_tokens.window(index, count);
+        let input_ids = self.buffers.input_ids.window(token, count);
+        let slot_mapping = self.buffers.slot_mapping.window(token, count);
+        let columns = idx_mapping.iter_mut().zip(num_computed_tokens).zip(input_ids).zip(slot_mapping);
+        let step = self.output.step;
         let mut done = 0;
-        for &slot in &running[..count] {
+        for (&slot, (((row, num_computed), input_id), slot_of_token)) in running.iter().zip(columns) {
             let request = &mut requests[slot as usize];
             let computed = request.num_computed_tokens;
             let expected = request.num_expected_tokens;
@@ -166,20 +176,20 @@ impl Step {
             }
             let mut block_table_start = UNCHANGED;
             if request.slots_left <= 1 {
-                match self.cross_border(request, kv) {
-                    Some(start) => block_table_start = start,
-                    None => break,
+                match reach_border(request, kv, self.block_size, step) {
+                    Border::Refused => break,
+                    Border::InBlock => {}
+                    Border::NewBlock(block) => {
+                        block_table_start = request.block_table.len() as u32 - 1;
+                        self.new_blocks.push([request.row, block_table_start, block.0]);
+                    }
                 }
             }
-            let buffers = &mut self.buffers;
-            buffers.idx_mapping.write(index + done, request.row as i32);
-            buffers.num_computed_tokens.write(index + done, computed as i32);
+            *row = request.row as i32;
+            *num_computed = computed as i32;
             // With a placeholder the token is being sampled.
-            let known = request.num_tokens == expected;
-            buffers
-                .input_ids
-                .write(token + done, if known { request.last_token_id() } else { UNKNOWN_TOKEN });
-            buffers.slot_mapping.write(token + done, request.next_slot as i32);
+            *input_id = if request.num_tokens == expected { request.last_token_id() } else { UNKNOWN_TOKEN };
+            *slot_of_token = request.next_slot as i32;
             self.entries.push(Entry {
                 tenant: Tenant { slot, epoch: request.epoch },
                 num_scheduled_tokens: 1,
@@ -198,29 +208,12 @@ impl Step {
             done += 1;
         }
         self.fill_decodes(index, token, done);
-        done
-    }
-
-    /// A decode that fills its block (which becomes findable), needs the next one, or looks like neither. `None`, with
-    /// nothing changed, when it is no plain decode or the pool has no block; else where its block table grew.
-    #[inline]
-    fn cross_border(&mut self, request: &mut Request, kv: &mut KVCacheManager) -> Option<u32> {
-        let mut block_table_start = UNCHANGED;
-        if request.slots_left == 0 {
-            if !request.cold.draft_token_ids.is_empty() {
-                return None;
-            }
-            if request.num_computed_tokens == request.capacity_tokens(self.block_size) {
-                let block = kv.pool.allocate_one()?;
-                block_table_start = request.block_table.len() as u32;
-                request.block_table.push(block);
-                self.write_block_table(request, block_table_start);
-            }
-            request.locate_next_slot(self.block_size);
+        let mut new_blocks = std::mem::take(&mut self.new_blocks);
+        for [row, start, block] in new_blocks.drain(..) {
+            self.write_block_table(row, start, &[BlockId(block)]);
         }
-        let known = request.num_tokens.min(request.num_computed_tokens + 1);
-        kv.register_full_blocks(request, known, Some(self.output.step));
-        Some(block_table_start)
+        self.new_blocks = new_blocks;
+        done
     }
 
     /// The columns of `done` plain decodes that follow from those that `push_decodes` has written.
@@ -434,7 +427,8 @@ impl Step {
             self.write_parameters(request);
         }
         if entry.block_table_start != UNCHANGED {
-            self.write_block_table(request, entry.block_table_start);
+            let start = entry.block_table_start;
+            self.write_block_table(request.row, start, &request.block_table[start as usize..]);
         }
     }
 
@@ -472,12 +466,12 @@ impl Step {
         self.output.num_new_reqs += 1;
     }
 
-    fn write_block_table(&mut self, request: &Request, start: u32) {
+    /// Tell the worker of `blocks`, which are those of a row from `start` on.
+    fn write_block_table(&mut self, row: u32, start: u32, blocks: &[BlockId]) {
         let index = self.output.num_block_table_updates as usize;
-        self.buffers.bt_rows.write(index, request.row as i32);
+        self.buffers.bt_rows.write(index, row as i32);
         self.buffers.bt_starts.write(index, start as i32);
         self.buffers.bt_indptr.write(index, self.num_block_ids as i32);
-        let blocks = &request.block_table[start as usize..];
         let ids = self.buffers.bt_block_ids.window(self.num_block_ids, blocks.len());
         for (id, block) in ids.iter_mut().zip(blocks) {
             *id = block.0 as i32;
@@ -486,6 +480,35 @@ impl Step {
         self.buffers.bt_indptr.write(index + 1, self.num_block_ids as i32);
         self.output.num_block_table_updates += 1;
     }
+}
+
+/// What became of a decode whose position is the last of its block or the first of the next, or only looks like it.
+enum Border {
+    /// It is no plain decode, or there is no block for it; nothing has changed.
+    Refused,
+    /// It runs in a block that it has.
+    InBlock,
+    /// It has been given a block.
+    NewBlock(BlockId),
+}
+
+/// Give a decode the block that it needs, and make findable what it fills.
+fn reach_border(request: &mut Request, kv: &mut KVCacheManager, block_size: u32, step: u64) -> Border {
+    let mut border = Border::InBlock;
+    if request.slots_left == 0 {
+        if !request.cold.draft_token_ids.is_empty() {
+            return Border::Refused;
+        }
+        if request.num_computed_tokens == request.capacity_tokens(block_size) {
+            let Some(block) = kv.pool.allocate_one() else { return Border::Refused };
+            request.block_table.push(block);
+            border = Border::NewBlock(block);
+        }
+        request.locate_next_slot(block_size);
+    }
+    let known = request.num_tokens.min(request.num_computed_tokens + 1);
+    kv.register_full_blocks(request, known, Some(step));
+    border
 }
 
 /// `start, start + 1, …`

@@ -125,9 +125,12 @@ impl Scheduler {
     /// The path that nearly every row takes: one token that ends nothing, for the leading `entries`. Returns how many
     /// that were.
     fn append_decodes(&mut self, entries: &[Entry], token_ids: &[i32], now: u64) -> usize {
-        let room = if self.spill.is_empty() { self.egress.room() } else { 0 };
+        if !self.spill.is_empty() {
+            return 0;
+        }
+        let mut egress = self.egress.decodes(now);
         let mut done = 0;
-        for (entry, &token_id) in entries.iter().zip(token_ids).take(room) {
+        for (entry, &token_id) in entries.iter().zip(token_ids).take(egress.room) {
             let request = &mut self.requests[entry.tenant.slot as usize];
             if request.epoch != entry.tenant.epoch
                 || !entry.sampled
@@ -143,16 +146,7 @@ impl Scheduler {
             }
             request.num_steps_in_flight -= 1;
             request.push_token(token_id);
-            self.egress.push(EngineCoreOutput {
-                key: request.key,
-                new_token_id: token_id,
-                finish_reason: None,
-                stop_reason: -1,
-                num_cached_tokens: 0,
-                first_scheduled_ns: 0,
-                timestamp_ns: now,
-                error: RequestError::None,
-            });
+            egress.push(request.key, token_id);
             done += 1;
         }
         done
