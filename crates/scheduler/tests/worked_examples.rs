@@ -2,8 +2,14 @@
 
 mod common;
 
+use std::collections::{HashMap, VecDeque};
+
 use common::{request, scheduler};
-use scheduler::{ExtraKeys, RequestStatus, Scheduler, SchedulerConfig, SchedulerOutput, TokenRows};
+use scheduler::{
+    ExtraKeys,
+    RequestStatus::{self, FinishedLengthCapped, Running, Waiting},
+    Scheduler, SchedulerConfig, SchedulerOutput, TokenRows,
+};
 
 fn add(scheduler: &Scheduler, id: &str, num_prompt: u32, max_tokens: u32) {
     let prompt = (0..num_prompt as i32).map(|i| i + 1000 * id.len() as i32).collect();
@@ -39,12 +45,33 @@ fn mixed_config(enable_chunked_prefill: bool) -> SchedulerConfig {
     }
 }
 
+/// The trace of a request: (step, status, `num_computed_tokens`, `num_tokens`).
+type Trace = Vec<(u64, RequestStatus, u32, u32)>;
+
+/// Every request's trace since the last call.
+fn traces(scheduler: &mut Scheduler) -> HashMap<String, Trace> {
+    let (events, num_dropped) = scheduler.take_events();
+    assert_eq!(num_dropped, 0);
+    let mut traces: HashMap<String, Trace> = HashMap::new();
+    for event in events {
+        let state = (event.step, event.status, event.num_computed_tokens, event.num_tokens);
+        traces.entry(event.request_id).or_default().push(state);
+    }
+    traces
+}
+
+fn running(states: impl IntoIterator<Item = (u64, u32, u32)>) -> Trace {
+    states.into_iter().map(|(step, computed, tokens)| (step, Running, computed, tokens)).collect()
+}
+
+/// One decode and two prefills under a budget of 64, without and with chunked prefill.
 #[test]
 fn decode_and_two_prefills_share_a_budget() {
     for (chunked, expected, free) in
         [(false, pairs(&[("C", 1), ("AA", 50)]), 15), (true, pairs(&[("C", 1), ("AA", 50), ("BBB", 13)]), 14)]
     {
         let mut scheduler = scheduler(&mixed_config(chunked), 2);
+        scheduler.set_trace(true);
         add(&scheduler, "C", 39, 30);
         // The prefill yields the first output token, nine decodes the next: 49 tokens, 48 computed.
         for _ in 0..10 {
@@ -52,6 +79,9 @@ fn decode_and_two_prefills_share_a_budget() {
         }
         assert_eq!(scheduler.request_state("C").expect("running").num_tokens, 49);
         assert_eq!(scheduler.handle().stats().num_free_blocks, 20);
+        let mut trace = vec![(0, Waiting, 0, 39)];
+        trace.extend(running((1..=10).map(|step| (step, 38 + step as u32, 38 + step as u32))));
+        assert_eq!(traces(&mut scheduler)["C"], trace);
         add(&scheduler, "AA", 50, 10);
         add(&scheduler, "BBB", 30, 10);
         let output = scheduler.schedule().expect("a free set").expect("work");
@@ -64,6 +94,15 @@ fn decode_and_two_prefills_share_a_budget() {
         );
         let waiting = scheduler.waiting_request_ids();
         assert_eq!(waiting, if chunked { vec![] } else { vec!["BBB".to_owned()] });
+        let traces = traces(&mut scheduler);
+        assert_eq!(traces["C"], running([(11, 49, 49)]));
+        assert_eq!(traces["AA"], [(10, Waiting, 0, 50), (11, Running, 50, 50)]);
+        let expected = if chunked {
+            vec![(10, Waiting, 0, 30), (11, Running, 13, 30)]
+        } else {
+            vec![(10, Waiting, 0, 30)]
+        };
+        assert_eq!(traces["BBB"], expected);
     }
 }
 
@@ -75,6 +114,7 @@ fn a_long_prefill_is_cut_only_in_company() {
         ..SchedulerConfig::new(512, 4096)
     };
     let mut scheduler = scheduler(&config, 2);
+    scheduler.set_trace(true);
     add(&scheduler, "A", 1536, 10);
     add(&scheduler, "BB", 20, 10);
     assert_eq!(step(&mut scheduler), Some(pairs(&[("A", 512), ("BB", 20)])));
@@ -85,11 +125,53 @@ fn a_long_prefill_is_cut_only_in_company() {
     assert_eq!(arrays.num_scheduled_tokens.to_vec(3), [512, 1, 64]);
     assert_eq!(output.total_num_scheduled_tokens, 577);
     assert_eq!(output.num_sampled, 2, "A is in the middle of its prompt");
+    let traces = traces(&mut scheduler);
+    assert_eq!(traces["A"], [(0, Waiting, 0, 1536), (1, Running, 512, 1536), (2, Running, 1024, 1536)]);
+    assert_eq!(traces["BB"], [(0, Waiting, 0, 20), (1, Running, 20, 20), (2, Running, 21, 21)]);
+    assert_eq!(traces["CCC"], [(1, Waiting, 0, 64), (2, Running, 64, 64)]);
+}
+
+/// Two rows with drafts of five run twelve tokens; when none of the drafts was made after all, two.
+#[test]
+fn drafts_that_were_not_made_leave_the_step() {
+    let config = SchedulerConfig { num_speculative_tokens: 5, ..SchedulerConfig::new(64, 256) };
+    let mut scheduler = scheduler(&config, 2);
+    scheduler.set_trace(true);
+    for id in ["A", "BB"] {
+        add(&scheduler, id, 10, 50);
+    }
+    let output = scheduler.schedule().expect("a free set").expect("work");
+    let drafts = TokenRows { token_ids: &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], num_columns: 5 };
+    scheduler.update_with_drafts(&output, TokenRows::column(&[7, 7]), drafts).expect("the step in flight");
+    traces(&mut scheduler);
+
+    let output = scheduler.schedule().expect("a free set").expect("work");
+    assert_eq!((output.total_num_scheduled_tokens, output.num_sampled, output.num_logits), (12, 2, 12));
+    let view = scheduler.step_view(&output).expect("in flight");
+    assert_eq!(view.scheduled[0].spec_token_ids, [1, 2, 3, 4, 5]);
+    assert_eq!(view.scheduled[1].spec_token_ids, [6, 7, 8, 9, 10]);
+    let arrays = scheduler.buffers(&output).expect("in flight");
+    assert_eq!(arrays.input_ids.to_vec(12), [7, 1, 2, 3, 4, 5, 7, 6, 7, 8, 9, 10]);
+    assert_eq!(traces(&mut scheduler)["A"], running([(2, 16, 11)]));
+
+    let shorter = scheduler.truncate_drafts(&output, &[0, 0]).expect("the newest step");
+    assert_eq!((shorter.total_num_scheduled_tokens, shorter.num_sampled, shorter.num_logits), (2, 2, 2));
+    let view = scheduler.step_view(&shorter).expect("in flight");
+    assert!(view.scheduled.iter().all(|row| row.spec_token_ids.is_empty() && row.num_scheduled_tokens == 1));
+    assert!(scheduler.step_view(&output).is_none(), "the longer plan is gone");
+    let state = scheduler.request_state("A").expect("running");
+    assert_eq!((state.num_computed_tokens, state.num_tokens, state.num_output_placeholders), (11, 11, 1));
+    scheduler.check_invariants();
+    scheduler.update_from_output(&shorter, TokenRows::column(&[8, 8])).expect("the step in flight");
+    assert_eq!(scheduler.handle().stats().num_draft_tokens, 0, "what was not made counts for nothing");
+    step(&mut scheduler);
+    assert_eq!(traces(&mut scheduler)["A"], running([(3, 12, 12)]));
 }
 
 #[test]
 fn three_decodes_and_a_prefill() {
     let mut scheduler = scheduler(&SchedulerConfig::new(64, 256), 2);
+    scheduler.set_trace(true);
     for id in ["A", "BB", "CCC"] {
         add(&scheduler, id, 10, 50);
     }
@@ -98,26 +180,68 @@ fn three_decodes_and_a_prefill() {
     let rows = step(&mut scheduler).expect("work");
     assert_eq!(rows, pairs(&[("A", 1), ("BB", 1), ("CCC", 1), ("DDDD", 50)]));
     assert_eq!(rows.iter().map(|row| row.1).sum::<u32>(), 53);
+    let traces = traces(&mut scheduler);
+    assert_eq!(traces["A"], [(0, Waiting, 0, 10), (1, Running, 10, 10), (2, Running, 11, 11)]);
+    assert_eq!(traces["DDDD"], [(1, Waiting, 0, 50), (2, Running, 50, 50)]);
 }
 
+/// A prompt of six and a hundred outputs: a hundred steps, 105 tokens, with steps that overlap and without.
 #[test]
 fn the_life_of_one_request() {
-    let mut scheduler = scheduler(&SchedulerConfig::new(64, 256), 2);
-    add(&scheduler, "A", 6, 100);
-    let (mut steps, mut total, mut trace) = (0, 0, Vec::new());
-    while let Some(output) = scheduler.schedule().expect("a free set") {
-        let state = scheduler.request_state("A").expect("live");
-        trace.push((output.step, state.status, state.num_computed_tokens, state.num_tokens));
-        steps += 1;
-        total += output.total_num_scheduled_tokens;
-        scheduler.update_from_output(&output, TokenRows::column(&[7])).expect("the step in flight");
+    for max_steps_in_flight in [1, 2, 3] {
+        let config = SchedulerConfig { max_steps_in_flight, ..SchedulerConfig::new(64, 256) };
+        let mut scheduler = scheduler(&config, config.num_buffer_sets());
+        scheduler.set_trace(true);
+        add(&scheduler, "A", 6, 100);
+        let (mut steps, mut total, mut in_flight) = (0, 0, VecDeque::new());
+        loop {
+            while in_flight.len() < max_steps_in_flight as usize {
+                let Some(output) = scheduler.schedule().expect("a free set") else { break };
+                steps += 1;
+                total += output.total_num_scheduled_tokens;
+                in_flight.push_back(output);
+            }
+            let Some(output) = in_flight.pop_front() else { break };
+            scheduler.update_from_output(&output, TokenRows::column(&[7])).expect("the oldest step");
+        }
+        assert_eq!((steps, total), (100, 105), "no step is wasted at the end");
+        let ahead = max_steps_in_flight - 1;
+        let mut trace = vec![(0, Waiting, 0, 6)];
+        // What is known lags behind by the steps in flight.
+        trace.extend(running(
+            (1..=100).map(|s| (s, 5 + s as u32, 5 + (s as u32).saturating_sub(ahead).max(1))),
+        ));
+        trace.push((100, FinishedLengthCapped, 105, 106));
+        assert_eq!(traces(&mut scheduler)["A"], trace, "{max_steps_in_flight} steps in flight");
+        assert_eq!(scheduler.num_unfinished_requests(), 0);
+        assert_eq!(scheduler.handle().stats().num_free_blocks, 63);
     }
-    assert_eq!((steps, total), (100, 105));
-    let expected: Vec<_> =
-        (1..=100).map(|s| (s, RequestStatus::Running, 5 + s as u32, 5 + s as u32)).collect();
-    assert_eq!(trace, expected, "num_computed_tokens catches up with num_tokens in every step");
-    assert_eq!(scheduler.num_unfinished_requests(), 0);
-    assert_eq!(scheduler.handle().stats().num_free_blocks, 63);
+}
+
+/// The owner of a prompt of 39 tokens and two samples that fork it: two full blocks in common, a copy of the third each.
+#[test]
+fn samples_share_the_prompt_and_copy_its_last_block() {
+    let mut scheduler =
+        scheduler(&SchedulerConfig { enable_prefix_caching: false, ..SchedulerConfig::new(24, 128) }, 2);
+    let first = request(&scheduler, "A", (0..39).collect(), 10);
+    let samples = ["A1", "A2"].map(|id| scheduler::NewRequest {
+        fork_from: Some(first.key),
+        ..request(&scheduler, id, (0..39).collect(), 10)
+    });
+    let [one, two] = samples;
+    scheduler.handle().add_requests(vec![first, one, two]).expect("they fit");
+    assert_eq!(step(&mut scheduler), Some(pairs(&[("A", 38)])), "all but the last token of the prompt");
+    let output = scheduler.schedule().expect("a free set").expect("work");
+    assert_eq!(scheduled(&scheduler, &output), pairs(&[("A", 1), ("A1", 1), ("A2", 1)]));
+    let tables = ["A", "A1", "A2"].map(|id| scheduler.request_state(id).expect("running").block_table);
+    assert!(tables.iter().all(|table| table.len() == 3 && table[..2] == tables[0][..2]));
+    let view = scheduler.step_view(&output).expect("in flight");
+    let copies = [1, 2].map(|i| (tables[0][2].0 as i32, tables[i][2].0 as i32));
+    assert_eq!(view.blocks_to_copy, copies);
+    assert_eq!(scheduler.block_states()[tables[0][0].0 as usize].ref_count, 3);
+    assert_eq!(scheduler.handle().stats().num_free_blocks, 23 - 5);
+    scheduler.update_from_output(&output, TokenRows::column(&[1, 2, 3])).expect("in flight");
+    scheduler.check_invariants();
 }
 
 #[test]
