@@ -47,11 +47,41 @@ def tokens(output: _core.SchedulerOutput, token_id: int = 7) -> np.ndarray:
 
 def test_the_example_of_the_documentation_prints_what_it_says() -> None:
     text = DOC.read_text()
-    code, printed = (re.search(rf"```{kind}\n(.*?)```", text, re.DOTALL) for kind in ("python", "text"))
-    assert code
-    assert printed
-    result = subprocess.run([sys.executable, "-c", code[1]], capture_output=True, text=True, check=True, timeout=60)
-    assert result.stdout == printed[1]
+    example = re.search(r"```python\n(.*?)```\s+```text\n(.*?)```", text, re.DOTALL)
+    assert example
+    code, printed = example.groups()
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout == printed
+
+
+def test_the_worked_trace_of_the_documentation_is_what_happens() -> None:
+    rows = [line.split("|")[1:-1] for line in DOC.read_text().splitlines() if re.match(r"\| (\d|–) \| [A-Z]", line)]
+    documented = [[cell.strip() for cell in row] for row in rows]
+    scheduler = _core.Scheduler(make_config(max_num_batched_tokens=32))
+    scheduler.set_trace(True)
+    scheduler.add_request("a", list(range(40)), max_tokens=3)
+    tables = {}
+    while (output := scheduler.schedule()) is not None:
+        state = scheduler.request_state("a")
+        assert state
+        tables[output.step] = " ".join(map(str, state["block_table"]))
+        scheduler.update_from_output(output, tokens(output))
+    events, num_dropped = scheduler.take_events()
+    assert num_dropped == 0
+    happened = []
+    for event in events:
+        scheduled = event["num_scheduled_tokens"]
+        happened.append(
+            [
+                str(event["step"]) if scheduled else "–",
+                event["status"],
+                str(scheduled) if scheduled else "",
+                str(event["num_computed_tokens"]),
+                str(event["num_tokens"]),
+                tables[event["step"]] if scheduled else "",
+            ]
+        )
+    assert [row[:6] for row in documented] == happened
 
 
 def test_arrays_of_a_mixed_step() -> None:

@@ -1,0 +1,71 @@
+//! What blocks depend on beside their tokens: requests that differ in it share nothing, from the first block that does.
+
+mod common;
+
+use common::{request, scheduler};
+use scheduler::{ExtraKeys, MultimodalSpan, Scheduler, SchedulerConfig, TokenRows};
+
+const PROMPT: std::ops::Range<i32> = 0..40;
+
+fn image(offset: u32, digest: &[u8]) -> Vec<MultimodalSpan> {
+    vec![MultimodalSpan { offset, length: 10, digest: digest.into() }]
+}
+
+/// Run a request with these keys to its end; how many of its 40 tokens came from the cache.
+fn cached(scheduler: &mut Scheduler, extra_keys: ExtraKeys) -> u32 {
+    let id = "a";
+    let request = scheduler::NewRequest { extra_keys, ..request(scheduler, id, PROMPT.collect(), 1) };
+    scheduler.handle().add_request(request).expect("it fits");
+    let output = scheduler.schedule().expect("a free set").expect("work");
+    let cached = scheduler.request_state(id).expect("running").num_cached_tokens;
+    scheduler.update_from_output(&output, TokenRows::column(&[7])).expect("in flight");
+    cached
+}
+
+/// Tokens that the second finds when the first has run.
+fn shared(first: &ExtraKeys, second: &ExtraKeys) -> u32 {
+    let mut scheduler = scheduler(&SchedulerConfig::new(64, 256), 2);
+    assert_eq!(cached(&mut scheduler, first.clone()), 0);
+    let tokens = cached(&mut scheduler, second.clone());
+    let prompt: Vec<i32> = PROMPT.collect();
+    assert_eq!(
+        scheduler.handle().prefix_hint(&prompt, second),
+        32,
+        "another thread finds the second's blocks"
+    );
+    assert_eq!(scheduler.prefix_hit_length(&prompt, second), 32);
+    tokens
+}
+
+#[test]
+fn adapters_and_salts_keep_requests_apart() {
+    let none = ExtraKeys::default();
+    let lora = ExtraKeys::new(Some("x"), None, Vec::new());
+    let salt = ExtraKeys::new(None, Some("x"), Vec::new());
+    let both = ExtraKeys::new(Some("x"), Some("x"), Vec::new());
+    let all = [none, lora, salt, both, ExtraKeys::new(Some(""), None, Vec::new())];
+    for (i, first) in all.iter().enumerate() {
+        for (j, second) in all.iter().enumerate() {
+            assert_eq!(shared(first, second), if i == j { 32 } else { 0 }, "{first:?} and {second:?}");
+        }
+    }
+}
+
+#[test]
+fn an_image_matters_from_the_block_that_it_begins_in() {
+    let keys = |spans| ExtraKeys::new(None, None, spans);
+    // Positions 20 to 29 lie in the second block of 16.
+    let cat = keys(image(20, b"cat"));
+    assert_eq!(shared(&cat, &keys(image(20, b"cat"))), 32);
+    assert_eq!(shared(&cat, &keys(image(20, b"dog"))), 16, "the first block has no image");
+    assert_eq!(shared(&cat, &keys(image(21, b"cat"))), 16, "at another place it is other content");
+    assert_eq!(shared(&cat, &ExtraKeys::default()), 16);
+    // Positions 10 to 19 lie in both.
+    assert_eq!(shared(&keys(image(10, b"cat")), &keys(image(10, b"dog"))), 0);
+    // Behind the last full block it does not matter.
+    assert_eq!(shared(&keys(image(32, b"cat")), &keys(image(32, b"dog"))), 32);
+    // The order in which spans are given does not matter either.
+    let (one, two) = (image(2, b"cat"), image(25, b"dog"));
+    let forth = keys([one.clone(), two.clone()].concat());
+    assert_eq!(shared(&forth, &keys([two, one].concat())), 32);
+}
