@@ -202,7 +202,7 @@ pub fn replay(
 pub fn replay_requests(
     requests: impl Iterator<Item = Result<TraceRequest, TraceError>>,
     options: &ReplayOptions,
-    target: &mut impl ReplayTarget,
+    target: &mut dyn ReplayTarget,
     keep_going: &mut KeepGoing<'_>,
 ) -> Result<ReplayReport, ReplayError> {
     options.step_time.check()?;
@@ -255,7 +255,7 @@ impl Replay {
     fn add_arrived(
         &mut self,
         requests: &mut Peekable<impl Iterator<Item = Result<TraceRequest, TraceError>>>,
-        target: &mut impl ReplayTarget,
+        target: &mut dyn ReplayTarget,
         keep_going: &mut KeepGoing<'_>,
     ) -> Result<(), ReplayError> {
         while target.num_queued() < self.options.max_num_seqs {
@@ -282,7 +282,7 @@ impl Replay {
         &mut self,
         load: &StepLoad,
         sampled: &mut Vec<i32>,
-        target: &mut impl ReplayTarget,
+        target: &mut dyn ReplayTarget,
     ) -> Result<(), ReplayError> {
         for arrival in self.waiting.drain(..load.num_admitted as usize) {
             self.queue_times.push(self.now.saturating_sub(arrival));

@@ -2,9 +2,9 @@
 
 mod common;
 
-use std::{collections::HashMap, collections::HashSet, path::PathBuf, time::Duration};
+use std::{collections::HashMap, collections::HashSet, time::Duration};
 
-use common::{hash_request, requests, unique_request};
+use common::{hash_request, mooncake, requests, unique_request};
 use loadgen::{
     ReplayError, ReplayOptions, ReplayReport, StepTimeModel, TimedScheduler, Trace, TraceError, TraceRequest,
     replay, replay_requests,
@@ -190,17 +190,6 @@ fn equal_hash_ids_share_and_different_ones_never_do() {
     let options = ReplayOptions { num_blocks: ENDLESS, ..ReplayOptions::default() };
     let hits: Vec<_> = run(&trace, &options).requests.iter().map(|request| request.hit_blocks).collect();
     assert_eq!(hits, [Some(0), Some(0), Some(0), Some(32)]);
-}
-
-/// The recorded trace beside the clone, when it is there.
-fn mooncake(limit: Option<u64>) -> Option<Trace> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../../../shared/data/traces/mooncake_conversation_trace.jsonl");
-    if !path.is_file() {
-        println!("skipped: there is no {}", path.display());
-        return None;
-    }
-    Some(Trace::open(&path, None, limit).expect("a trace"))
 }
 
 /// Hit blocks with and without the rule that the last token is computed, and full blocks, of a whole trace: prefixes

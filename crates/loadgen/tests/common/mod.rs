@@ -39,6 +39,17 @@ fn request(arrival_ms: u64, prompt: u32, output: u32, content: PromptContent) ->
     }
 }
 
+/// The recorded trace beside the clone, when it is there.
+pub(crate) fn mooncake(limit: Option<u64>) -> Option<Trace> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../../../shared/data/traces/mooncake_conversation_trace.jsonl");
+    if !path.is_file() {
+        println!("skipped: there is no {}", path.display());
+        return None;
+    }
+    Some(Trace::open(&path, None, limit).expect("a trace"))
+}
+
 /// Removes its file.
 pub(crate) struct Guard(PathBuf);
 
