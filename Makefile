@@ -51,7 +51,7 @@ fmt: setup ## format the Python and Rust sources in place
 
 bench: setup ## measure the scheduler: cost per step in Rust, then as Python sees it (JSON)
 	cargo bench $(LOCKED) $(ARGS)
-	$(BIN)/python benches/python/step.py
+	$(BIN)/rustvllm bench step --json
 
 wheel: setup ## build the abi3 wheel into dist/ and prove that it serves from a clean environment
 	$(BIN)/python scripts/check_wheel.py

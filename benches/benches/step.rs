@@ -1,12 +1,12 @@
 //! What one step costs the control plane: schedule, update and both, for N running decodes; and an admission.
 
-use std::{
-    hint::black_box,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use rustvllm_benches::{BLOCK_SIZE, Decoding};
+use loadgen::{
+    Decoding, DecodingOptions,
+    decoding::{BLOCK_SIZE, StepTimes},
+};
 use scheduler::{NewRequest, SamplingParams, Scheduler, SchedulerConfig, StepBuffers, TokenRows};
 
 #[derive(Clone, Copy)]
@@ -16,47 +16,46 @@ enum Part {
     Both,
 }
 
-/// `steps` steps, of which only `part` is on the clock. Outputs are drained and ended requests replaced off it.
+/// `steps` steps, of which only `part` is on the clock.
 fn measure(decoding: &mut Decoding, steps: u64, part: Part) -> Duration {
-    let mut elapsed = Duration::ZERO;
-    for _ in 0..steps {
-        let start = Instant::now();
-        let output = decoding.schedule();
-        let scheduled = Instant::now();
-        let finished = decoding.update(&output);
-        let updated = Instant::now();
-        elapsed += match part {
-            Part::Schedule => scheduled - start,
-            Part::Update => updated - scheduled,
-            Part::Both => updated - start,
-        };
-        decoding.drain(|record| {
-            black_box(record);
-        });
-        if finished > 0 {
-            decoding.refill();
-        }
-    }
-    elapsed
+    let part_of = |times: StepTimes| match part {
+        Part::Schedule => times.schedule,
+        Part::Update => times.update,
+        Part::Both => times.schedule + times.update,
+    };
+    (0..steps).map(|_| part_of(decoding.step().1)).sum()
 }
 
-fn steps(criterion: &mut Criterion) {
+/// Schedule, update and both, for so many decodes, and a prompt of `prefill_tokens` in each step.
+fn steps(criterion: &mut Criterion, group: &str, num_running: u32, prefill_tokens: u32) {
+    let options = DecodingOptions { prefill_tokens, ..DecodingOptions::new(num_running) };
+    let mut decoding = Decoding::new(options).expect("a valid configuration");
+    println!(
+        "{num_running} running decodes and {prefill_tokens} prompt tokens in each step, pool of {} blocks of {BLOCK_SIZE} tokens",
+        decoding.num_blocks()
+    );
+    let mut group = criterion.benchmark_group(group);
+    group.throughput(Throughput::Elements(u64::from(num_running)));
+    for (name, part) in
+        [("schedule", Part::Schedule), ("update", Part::Update), ("schedule+update", Part::Both)]
+    {
+        group.bench_function(BenchmarkId::new(name, num_running), |bencher| {
+            bencher.iter_custom(|iterations| measure(&mut decoding, iterations, part));
+        });
+    }
+    group.finish();
+}
+
+fn decodes(criterion: &mut Criterion) {
     for num_running in [1, 64, 256, 1024] {
-        let mut decoding = Decoding::new(num_running);
-        println!(
-            "{num_running} running decodes, pool of {} blocks of {BLOCK_SIZE} tokens",
-            decoding.num_blocks()
-        );
-        let mut group = criterion.benchmark_group("step");
-        group.throughput(Throughput::Elements(u64::from(num_running)));
-        for (name, part) in
-            [("schedule", Part::Schedule), ("update", Part::Update), ("schedule+update", Part::Both)]
-        {
-            group.bench_function(BenchmarkId::new(name, num_running), |bencher| {
-                bencher.iter_custom(|iterations| measure(&mut decoding, iterations, part));
-            });
-        }
-        group.finish();
+        steps(criterion, "step", num_running, 0);
+    }
+}
+
+/// Decodes with a prompt of 2,048 tokens in each step, admitted in it, computed whole and ended by it.
+fn decodes_and_a_prompt(criterion: &mut Criterion) {
+    for num_running in [64, 256] {
+        steps(criterion, "step with 2048 prompt tokens", num_running, 2048);
     }
 }
 
@@ -89,5 +88,5 @@ fn admission(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, steps, admission);
+criterion_group!(benches, decodes, decodes_and_a_prompt, admission);
 criterion_main!(benches);

@@ -4,6 +4,7 @@ The arrays that cross the boundary every step are described in ``docs/boundary.m
 """
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import Any, Literal, Self, final
 
 import numpy as np
@@ -20,6 +21,8 @@ __all__ = [
     "SchedulerOutput",
     "Tokenizer",
     "__version__",
+    "bench_step",
+    "bench_trace",
     "build_profile",
     "step_buffer_spec",
 ]
@@ -317,3 +320,35 @@ class OutputProcessor:
         A stop string that is found sends its abort from here.
         """
     def __len__(self) -> int: ...
+
+def bench_step(
+    num_running: int, num_steps: int, *, prefill_tokens: int = 0, steps_in_flight: int = 1
+) -> dict[str, int | float]:
+    """What a step of ``num_running`` decodes costs in Rust alone.
+
+    With ``prefill_tokens`` each step also admits a prompt of that length, which ends with it. Returns num_blocks,
+    block_size and the medians (µs) schedule_us, update_us and total_us. Raises ``ValueError`` naming the value and the
+    limit. Releases the interpreter; Ctrl-C ends it.
+    """
+
+def bench_trace(
+    path: str | PathLike[str],
+    *,
+    trace_format: str = "auto",
+    limit: int | None = None,
+    block_size: int = 16,
+    num_blocks: int = 16384,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 8192,
+    enable_prefix_caching: bool = True,
+    step_base_us: float | None = None,
+    step_per_token_us: float | None = None,
+    step_per_context_token_us: float | None = None,
+    per_request: bool = False,
+) -> dict[str, Any]:
+    """Replay the first ``limit`` requests of a trace through a scheduler, with a model of step time instead of a model.
+
+    Returns counts, seconds in the control plane, the prefix hit rate and queue times; ``docs/benchmarks.md`` explains
+    each. ``per_request`` adds ``hit_blocks_per_request`` (None for a refused one). Raises TraceError, or ``ValueError``
+    naming the value and the limit. Releases the interpreter; Ctrl-C ends it.
+    """

@@ -68,3 +68,7 @@ class SchedulerStateError(RustVLLMError, RuntimeError):
 
 class WrongThreadError(SchedulerStateError):
     """The scheduler was used from a thread that does not own it."""
+
+
+class TraceError(RustVLLMError, ValueError):
+    """A request trace cannot be read, or one of its lines is wrong; the message names file, line, field and value."""

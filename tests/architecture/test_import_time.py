@@ -43,7 +43,9 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["serve", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["serve", "--help"], ["bench", "step", "--help"]], ids=" ".join
+)
 def test_the_command_line_answers_at_once(arguments: list[str]) -> None:
     seconds = []
     for _ in range(5):

@@ -59,15 +59,16 @@ def test_every_make_command_in_the_documents_exists(documents: dict[str, str], m
 
 
 def test_every_rustvllm_command_in_the_documents_exists(documents: dict[str, str]) -> None:
-    used: dict[str, set[str]] = {}
+    used: dict[tuple[str, ...], set[str]] = {}
     for text in documents.values():
         for words in commands(text):
-            if words[0] == "rustvllm" and len(words) > 1 and not words[1].startswith("-"):
+            if Path(words[0]).name == "rustvllm" and len(words) > 1 and not words[1].startswith("-"):
                 flags = {word.split("=")[0] for word in words[2:] if word.startswith("--")}
-                used.setdefault(words[1], set()).update(flags)
-    assert "serve" in used
+                subcommand = tuple(words[1:3] if words[1] == "bench" else words[1:2])
+                used.setdefault(subcommand, set()).update(flags)
+    assert {("serve",), ("bench", "step"), ("bench", "trace")} <= set(used)
     for subcommand, flags in used.items():
-        done = subprocess.run([COMMAND, subcommand, "--help"], capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run([COMMAND, *subcommand, "--help"], capture_output=True, text=True, check=False, timeout=30)
         assert done.returncode == 0, f"rustvllm {subcommand}: {done.stderr}"
         assert {flag for flag in flags if flag not in done.stdout} == set(), subcommand
 

@@ -38,11 +38,13 @@ def python(code, **options):
         "from rustvllm import LLM, LLMEngine, AsyncLLM",
         "from rustvllm import hub, model_config, config",
         "from rustvllm.entrypoints.cli.serve import make_parser; make_parser()",
+        "from rustvllm.entrypoints.cli.main import main; main(['bench', 'step', '--num-running', '1', '--steps', '2'])",
     ],
 )
 def test_no_torch_before_a_model_is_loaded(code):
     heavy = ("torch", "transformers", "triton")
-    assert python(f"{code}\nimport sys; print([name for name in {heavy} if name in sys.modules])").strip() == "[]"
+    printed = python(f"{code}\nimport sys; print([name for name in {heavy} if name in sys.modules])")
+    assert printed.splitlines()[-1] == "[]"
 
 
 def test_lazy_names_are_all_there_and_others_are_not():
@@ -100,6 +102,8 @@ sys.exit(main.main(["serve", "/no/such/folder"]))
         (["serve", "--max-num-seqs", "0"], 1, "max_num_seqs must be at least 1, got 0"),
         (["serve", "--max-modle-len", "5"], 2, "did you mean --max-model-len?"),
         (["serve", "--tensor-parallel-size", "2"], 2, "not supported yet"),
+        (["bench", "step", "--num-running", "0"], 2, "must be whole numbers between 1 and 32768"),
+        (["bench", "trace", "/no/such/trace"], 1, "cannot read /no/such/trace"),
         (["srve"], 2, "no command 'srve'"),
         ([], 2, ""),
     ],

@@ -6,6 +6,7 @@ use pyo3::{exceptions::PyValueError, import_exception, prelude::*};
 import_exception!(rustvllm.exceptions, InvalidRequestError);
 import_exception!(rustvllm.exceptions, QueueFullError);
 import_exception!(rustvllm.exceptions, SchedulerStateError);
+import_exception!(rustvllm.exceptions, TraceError);
 import_exception!(rustvllm.exceptions, WrongThreadError);
 
 /// A refused request: which parameter is to blame travels with the message.

@@ -3,6 +3,7 @@
 #![allow(clippy::needless_pass_by_value, reason = "pyo3 hands extracted arguments over by value")]
 #![allow(clippy::doc_markdown, reason = "these comments become Python docstrings")]
 
+mod bench;
 mod buffers;
 mod config;
 mod errors;
@@ -21,5 +22,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     handle::register(module)?;
     scheduler::register(module)?;
     tokenizer::register(module)?;
-    output_processor::register(module)
+    output_processor::register(module)?;
+    bench::register(module)
 }

@@ -11,8 +11,9 @@ from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
 
 COMMANDS = {
     "serve": "serve a model behind an OpenAI-compatible HTTP server",
+    "bench": "measure the scheduler",
 }
-LATER = ("bench", "chat", "complete", "run-batch", "collect-env")
+LATER = ("chat", "complete", "run-batch", "collect-env")
 """Commands that users of this kind of program know and that do not exist yet."""
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
@@ -59,6 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return serve(rest)
         except KeyboardInterrupt:  # before serve takes care of it: the imports take a moment
             return EXIT_OK
+    if command == "bench":
+        from rustvllm.entrypoints.cli.bench.main import bench
+
+        return bench(rest)
     if command in LATER:
         problem = f"the command {command!r} is not supported yet"
     else:

@@ -1,0 +1,231 @@
+//! `Decoding`: a scheduler with N running decodes, kept in steady state for as long as a bench wants.
+//!
+//! Prompts are staggered over one block, so that one sixteenth of the requests cross into a new block in
+//! every step. A request that reaches its end is replaced, outside the measured part, by an equal one.
+//! With `prefill_tokens` each step also admits one prompt of that length, which no cache knows and which ends with it.
+
+use std::{
+    collections::VecDeque,
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+use scheduler::{
+    ConfigError, RequestKey, Scheduler, SchedulerConfig, SchedulerError, SchedulerOutput, TokenRows,
+    egress::Consumer,
+};
+
+use crate::replay_target::{new_request, with_buffers};
+
+/// Tokens per block.
+pub const BLOCK_SIZE: u32 = 16;
+/// Output tokens of a decode, from its beginning to its end.
+pub const OUTPUT_TOKENS: u32 = 512;
+/// Prompt tokens of a decode: so many, and up to a block more.
+pub const PROMPT_TOKENS: u32 = 128;
+/// Longest decode there is room for.
+const MAX_MODEL_LEN: u32 = 8192;
+/// Tokens per step at most, unless there are more decodes than this leaves room to admit in time.
+const TOKEN_BUDGET: u32 = 8192;
+/// Tokens per step and decode: all are admitted long before the first has ended.
+const TOKENS_PER_DECODE: u32 = 8;
+/// Steps in flight at most.
+const MAX_STEPS_IN_FLIGHT: u32 = 2;
+/// Running requests, and tokens of a prompt, at most: what `SchedulerConfig` allows, less the room for the rest.
+const MAX_NUM_RUNNING: u32 = 1 << 15;
+const MAX_PREFILL_TOKENS: u32 = 1 << 20;
+
+/// What to keep running.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DecodingOptions {
+    /// Running decodes.
+    pub num_running: u32,
+    /// Tokens of the prompt in each step; 0 = decodes alone.
+    pub prefill_tokens: u32,
+    /// Steps scheduled and not updated: with 2 the next step is scheduled before the one before it is updated.
+    pub steps_in_flight: u32,
+}
+
+impl DecodingOptions {
+    /// Decodes alone, one step at a time.
+    #[must_use]
+    pub fn new(num_running: u32) -> Self {
+        Self { num_running, prefill_tokens: 0, steps_in_flight: 1 }
+    }
+
+    fn config(&self) -> Result<SchedulerConfig, ConfigError> {
+        let between = |name: &'static str, value: u32, low: u32, high: u32| {
+            if (low..=high).contains(&value) {
+                return Ok(());
+            }
+            Err(ConfigError { name, rule: format!("between {low} and {high}"), value: value.to_string() })
+        };
+        between("num_running", self.num_running, 1, MAX_NUM_RUNNING)?;
+        between("prefill_tokens", self.prefill_tokens, 0, MAX_PREFILL_TOKENS)?;
+        between("steps_in_flight", self.steps_in_flight, 1, MAX_STEPS_IN_FLIGHT)?;
+        // Prompts whose step is in flight, and those whose row cannot be used again before such a step is updated.
+        let prompts = if self.prefill_tokens > 0 { 2 * self.steps_in_flight - 1 } else { 0 };
+        let num_blocks = self.num_running * (PROMPT_TOKENS + BLOCK_SIZE + OUTPUT_TOKENS).div_ceil(BLOCK_SIZE)
+            + prompts * (self.prefill_tokens + 1).div_ceil(BLOCK_SIZE)
+            + 1;
+        Ok(SchedulerConfig {
+            block_size: BLOCK_SIZE,
+            max_num_seqs: self.num_running + prompts,
+            max_steps_in_flight: self.steps_in_flight,
+            max_num_batched_tokens: TOKEN_BUDGET
+                .max(TOKENS_PER_DECODE * self.num_running + self.prefill_tokens),
+            ..SchedulerConfig::new(num_blocks, MAX_MODEL_LEN.max(self.prefill_tokens + 1))
+        })
+    }
+}
+
+/// What the two halves of a step took.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepTimes {
+    /// `schedule`.
+    pub schedule: Duration,
+    /// `update_from_output`.
+    pub update: Duration,
+}
+
+/// N running decodes.
+#[derive(Debug)]
+pub struct Decoding {
+    /// The scheduler under test.
+    pub scheduler: Scheduler,
+    consumer: Consumer,
+    sampled: Vec<i32>,
+    options: DecodingOptions,
+    in_flight: VecDeque<SchedulerOutput>,
+    num_added: u64,
+}
+
+impl Decoding {
+    /// Admit the requests and run their prefill.
+    ///
+    /// # Errors
+    /// A number outside its limits.
+    pub fn new(options: DecodingOptions) -> Result<Self, SchedulerError> {
+        let (scheduler, consumer) = with_buffers(options.config()?)?;
+        let mut decoding = Self {
+            scheduler,
+            consumer,
+            sampled: Vec::new(),
+            options,
+            in_flight: VecDeque::new(),
+            num_added: 0,
+        };
+        decoding.refill();
+        Ok(decoding)
+    }
+
+    /// Blocks in the pool, to be stated beside a figure.
+    #[must_use]
+    pub fn num_blocks(&self) -> u32 {
+        self.scheduler.config().num_blocks
+    }
+
+    /// Run one step of the steady state: so many decodes, and the prompt if each step has one. Handing that in, reading
+    /// the outputs and replacing what has ended are off the clock.
+    ///
+    /// # Panics
+    /// When a request does not fit: the configuration above is wrong.
+    pub fn step(&mut self) -> (SchedulerOutput, StepTimes) {
+        loop {
+            if self.options.prefill_tokens > 0 {
+                self.add(self.options.prefill_tokens, 1);
+            }
+            let start = Instant::now();
+            let scheduled = self.schedule();
+            let between = Instant::now();
+            self.update();
+            let end = Instant::now();
+            self.drain();
+            let steady = scheduled.filter(|output| self.is_steady(output));
+            // A decode whose last token is in flight is in no step: it ends when its step is updated.
+            if steady.is_none() || self.num_decodes() < self.options.num_running as usize {
+                self.refill();
+            }
+            if let Some(output) = steady {
+                return (output, StepTimes { schedule: between - start, update: end - between });
+            }
+        }
+    }
+
+    /// Update what is in flight, replace what has ended and run its prefill; then schedule as many steps as are in
+    /// flight at the beginning of a step.
+    fn refill(&mut self) {
+        self.update_all();
+        let num_running = self.options.num_running as usize;
+        while self.num_decodes() < num_running {
+            for _ in self.num_decodes()..num_running {
+                self.add(PROMPT_TOKENS + self.num_added as u32 % BLOCK_SIZE, OUTPUT_TOKENS);
+            }
+            while self.scheduler.handle().num_queued() > 0 {
+                self.schedule();
+                self.update_all();
+            }
+            // The last one's prompt may have been cut by the budget.
+            self.schedule();
+            self.update_all();
+        }
+        while self.in_flight.len() + 1 < self.options.steps_in_flight as usize {
+            if self.options.prefill_tokens > 0 {
+                self.add(self.options.prefill_tokens, 1);
+            }
+            self.schedule();
+        }
+    }
+
+    /// Whether every decode is in the step, and the prompt if each step has one.
+    fn is_steady(&self, output: &SchedulerOutput) -> bool {
+        let DecodingOptions { num_running, prefill_tokens, .. } = self.options;
+        let num_prompts = u32::from(prefill_tokens > 0);
+        output.num_reqs == num_running + num_prompts
+            && output.num_new_reqs == num_prompts
+            && output.total_num_scheduled_tokens == num_running + prefill_tokens
+    }
+
+    /// Requests that have not finished, the prompts of the steps in flight aside.
+    fn num_decodes(&self) -> usize {
+        let prompts = if self.options.prefill_tokens > 0 { self.in_flight.len() } else { 0 };
+        self.scheduler.num_unfinished_requests() - prompts
+    }
+
+    fn schedule(&mut self) -> Option<SchedulerOutput> {
+        let output = self.scheduler.schedule().expect("a free buffer set")?;
+        self.in_flight.push_back(output);
+        Some(output)
+    }
+
+    /// Update the oldest step in flight with a made-up token per row.
+    fn update(&mut self) {
+        let Some(output) = self.in_flight.pop_front() else { return };
+        self.sampled.resize(output.num_sampled as usize, 7);
+        self.scheduler
+            .update_from_output(&output, TokenRows::column(&self.sampled))
+            .expect("the oldest step in flight");
+    }
+
+    fn update_all(&mut self) {
+        while !self.in_flight.is_empty() {
+            self.update();
+        }
+        self.drain();
+    }
+
+    /// Consume the outputs, as the output thread would beside the step.
+    fn drain(&mut self) {
+        self.consumer.drain(|record| {
+            black_box(record);
+        });
+    }
+
+    fn add(&mut self, num_prompt_tokens: u32, max_tokens: u32) {
+        self.num_added += 1;
+        let tag = (self.num_added as i32) << 8 & i32::MAX;
+        let prompt_token_ids = (0..num_prompt_tokens as i32).map(|place| place ^ tag).collect();
+        let request = new_request(RequestKey(self.num_added), prompt_token_ids, max_tokens);
+        self.scheduler.handle().add_request(request).expect("a request that fits");
+    }
+}

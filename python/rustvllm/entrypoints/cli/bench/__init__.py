@@ -1,0 +1,1 @@
+"""``rustvllm bench``: what things cost."""

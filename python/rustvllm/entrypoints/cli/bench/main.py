@@ -1,0 +1,63 @@
+"""``rustvllm bench``: finds the measurement and runs it."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
+from rustvllm.exceptions import RustVLLMError
+
+COMMANDS = {
+    "step": "cost of one step of the scheduler, in Rust and as seen from Python",
+    "trace": "replay a request trace through the scheduler: its cost, hit rate and queue times",
+}
+LATER = ("latency", "serve", "throughput")
+"""Measurements that users of this kind of program know and that do not exist yet."""
+
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def make_parser() -> FlexibleArgumentParser:
+    """The parser of the bare command; each measurement has its own."""
+    lines = "\n".join(f"  {name:<9} {text}" for name, text in COMMANDS.items())
+    return FlexibleArgumentParser(
+        prog="rustvllm bench",
+        usage="rustvllm bench [--help] MEASUREMENT ...",
+        description="Measure the scheduler. No model is needed.",
+        epilog=f"measurements:\n{lines}\n\n'rustvllm bench MEASUREMENT --help' says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def bench(argv: Sequence[str]) -> int:
+    """Run ``rustvllm bench``.
+
+    Returns:
+        The exit code: 0, 1 for a failure whose message was printed, 2 for wrong usage, 130 after Ctrl-C.
+    """
+    parser = make_parser()
+    if not argv or argv[0] in ("-h", "--help"):
+        parser.print_help()
+        return EXIT_OK if argv else EXIT_USAGE
+    command, *rest = argv
+    try:
+        if command == "step":
+            from rustvllm.entrypoints.cli.bench.step import bench_step
+
+            return bench_step(rest)
+        if command == "trace":
+            from rustvllm.entrypoints.cli.bench.trace import bench_trace
+
+            return bench_trace(rest)
+    # The core refuses numbers outside their limits with a plain ValueError.
+    except (RustVLLMError, ValueError) as error:
+        print(f"rustvllm bench {command}: error: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    if command in LATER:
+        problem = f"the measurement {command!r} is not supported yet"
+    else:
+        problem = f"there is no measurement {command!r}; measurements are {', '.join(COMMANDS)}"
+    print(f"rustvllm bench: error: {problem}", file=sys.stderr)
+    return EXIT_USAGE
