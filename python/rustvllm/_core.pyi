@@ -137,7 +137,7 @@ class Scheduler:
     def __new__(
         cls, config: SchedulerConfig, step_buffers: Sequence[Mapping[str, npt.NDArray[Any]]] | None = None
     ) -> Self:
-        """A scheduler over arrays (see ``step_buffer_spec``); None: arrays of its own, to be read in ``step_buffers``."""
+        """A scheduler over arrays (see ``step_buffer_spec``); None: over its own, to be read in ``step_buffers``."""
     @property
     def step_buffers(self) -> list[Mapping[str, npt.NDArray[Any]]]: ...
     @property
@@ -233,9 +233,9 @@ class EngineHandle:
         """Hand a request to the scheduler.
 
         ``eos_token_id=None`` means ignore EOS; ``max_tokens=0`` ends with the prefill. ``multimodal`` is (offset,
-        length, digest) of each span of placeholder tokens. ``fork_from`` is the key of a live request whose tokens begin
-        with this prompt and whose KV is shared. ``samples`` are (key, id, seed) of further requests that fork this one:
-        all are taken in together, or none.
+        length, digest) of each span of placeholder tokens. ``fork_from`` is the key of a live request whose tokens
+        begin with this prompt and whose KV is shared. ``samples`` are (key, id, seed) of further requests that fork
+        this one: all are taken in together, or none.
 
         Raises InvalidRequestError (with the numbers) or QueueFullError.
         """
