@@ -17,8 +17,13 @@ from rustvllm.exceptions import ConfigError
 DTYPES = ("float32", "float16", "bfloat16")
 """Names of the tensor types a model can compute in."""
 DEVICES = ("cpu", "cuda")
+MAX_SWAP_SPACE = 1 << 20
+"""GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 SCHEDULING_POLICIES = ("fcfs", "priority")
+PreemptionMode = Literal["recompute", "swap"]
+"""How a request gives up its KV blocks when there are too few: it is computed again, or moved to CPU memory."""
+PREEMPTION_MODES: tuple[PreemptionMode, ...] = ("recompute", "swap")
 
 
 def require_int(name: str, value: object, low: int, high: int | None = None) -> None:
@@ -45,6 +50,18 @@ def require_fraction(name: str, value: object) -> None:
         raise ConfigError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     if not (math.isfinite(value) and 0.0 < value <= 1.0):
         raise ConfigError(f"{name} must be greater than 0 and at most 1, got {value}")
+
+
+def require_number(name: str, value: object, low: float, below: float) -> None:
+    """Refuse ``value`` unless it is a number in ``[low, below)``.
+
+    Raises:
+        ConfigError: Names the argument, the value and the limits.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
+    if not low <= value < below:  # not a number is nowhere
+        raise ConfigError(f"{name} must be at least {low:g} and less than {below:g}, got {value}")
 
 
 def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -134,6 +151,9 @@ class CacheConfig:
     The number of blocks is ``num_gpu_blocks_override`` when given, else what fits into ``kv_cache_memory_bytes`` when
     given, else a fraction of the memory: of the GPU's (``gpu_memory_utilization``, weights included) or of the
     container's memory limit on the CPU (``cpu_kv_cache_fraction``, the KV cache alone).
+
+    ``swap_space`` is the CPU memory, in GiB, for the KV of preempted requests. It is taken only when preemption is by
+    swap.
     """
 
     block_size: int = 16
@@ -142,8 +162,10 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
+    swap_space: float = 4.0
 
     def __post_init__(self) -> None:
+        require_number("swap_space", self.swap_space, 0, MAX_SWAP_SPACE)
         require_int("block_size", self.block_size, 1, 1024)
         require_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
         require_fraction("cpu_kv_cache_fraction", self.cpu_kv_cache_fraction)
@@ -156,7 +178,21 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """Limits of one step and of the waiting queue, in requests and tokens."""
+    """Limits of one step and of the waiting queue, in requests and tokens, and what happens when blocks are short.
+
+    Attributes:
+        max_num_seqs: Requests in one step at most.
+        max_num_batched_tokens: Tokens in one step at most.
+        enable_chunked_prefill: A prompt may be computed over several steps.
+        long_prefill_token_threshold: Longest piece of a prompt in one step beside others; 0 for no limit.
+        scheduling_policy: ``fcfs`` or ``priority``.
+        max_num_queued_reqs: Requests that may wait.
+        watermark: Share of the KV blocks that an admission beside running requests must leave free.
+        preemption_mode: What becomes of a request whose blocks are needed by another.
+        preemption_immunity_steps: For so many steps one that came back gives up nothing, while there is another.
+        max_look_past: Waiting requests that may be tried in a step behind one that does not fit; 0 keeps the order.
+        max_times_passed: How often one request may be passed so.
+    """
 
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 2048
@@ -164,6 +200,11 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     scheduling_policy: str = "fcfs"
     max_num_queued_reqs: int = 65536
+    watermark: float = 0.0
+    preemption_mode: PreemptionMode = "recompute"
+    preemption_immunity_steps: int = 8
+    max_look_past: int = 0
+    max_times_passed: int = 8
 
     def __post_init__(self) -> None:
         require_int("max_num_seqs", self.max_num_seqs, 1, 65536)
@@ -171,6 +212,10 @@ class SchedulerConfig:
         require_int("long_prefill_token_threshold", self.long_prefill_token_threshold, 0, 2**31 - 1)
         require_int("max_num_queued_reqs", self.max_num_queued_reqs, 1, 2**24)
         require_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        require_number("watermark", self.watermark, 0, 1)
+        require_choice("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
+        for name in ("preemption_immunity_steps", "max_look_past", "max_times_passed"):
+            require_int(name, getattr(self, name), 0, 2**31 - 1)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
@@ -229,6 +274,10 @@ class EngineConfig:
             raise ConfigError(
                 f"without chunked prefill max_num_batched_tokens ({budget}) must be at least "
                 f"max_model_len ({longest}): raise the former, lower the latter, or enable chunked prefill"
+            )
+        if self.scheduler.preemption_mode == "swap" and self.cache.swap_space == 0:
+            raise ConfigError(
+                "preemption_mode is swap, but swap_space is 0 GiB: give it memory, or set preemption_mode to recompute"
             )
         if self.cache.num_gpu_blocks_override is not None:
             self.check_num_blocks(self.cache.num_gpu_blocks_override)

@@ -23,6 +23,7 @@ from rustvllm.config import (
     LoadConfig,
     ModelConfig,
     ParallelConfig,
+    PreemptionMode,
     SchedulerConfig,
     UsageContext,
     require_choice,
@@ -47,8 +48,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "distributed_executor_backend": (None, "uni"),
     "quantization": (None,),
     "kv_cache_dtype": ("auto",),
-    "swap_space": (0, 0.0),
-    "preemption_mode": (None, "recompute"),
     "async_scheduling": (None, False),
     "speculative_config": (None,),
     "enable_lora": (False,),
@@ -63,7 +62,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "kv_offloading_size": (None, 0),
     "prefix_caching_hash_algo": (None, "sha256", "builtin"),
     "stream_interval": (1,),
-    "watermark": (0, 0.0),
     "max_num_queued_tokens": (None,),
     "queue_timeout": (None,),
     "performance_mode": (None, "balanced"),
@@ -165,6 +163,12 @@ class EngineArgs:
     kv_cache_memory_bytes: int | None = _arg("size of the KV cache", type=parse_number, group="cache")
     num_gpu_blocks_override: int | None = _arg("number of KV blocks", type=parse_number, group="cache")
     enable_prefix_caching: bool = _arg("reuse the KV of equal prompt beginnings", True, group="cache")
+    swap_space: float = _arg(
+        "GiB of CPU memory for preempted requests; taken with --preemption-mode swap only",
+        CacheConfig.swap_space,
+        type=float,
+        group="cache",
+    )
     max_num_seqs: int | None = _arg("most requests in one step", type=parse_number, group="scheduler")
     max_num_batched_tokens: int | None = _arg("most tokens in one step", type=parse_number, group="scheduler")
     enable_chunked_prefill: bool = _arg("read long prompts in several steps", True, group="scheduler")
@@ -175,6 +179,35 @@ class EngineArgs:
     max_num_queued_reqs: int = _arg(
         "requests that may wait before others are turned away",
         SchedulerConfig.max_num_queued_reqs,
+        type=parse_number,
+        group="scheduler",
+    )
+    watermark: float = _arg(
+        "share of the KV blocks that a new request must leave free for those that run",
+        SchedulerConfig.watermark,
+        type=float,
+        group="scheduler",
+    )
+    preemption_mode: PreemptionMode = _arg(  # noqa: RUF009 -- likewise
+        "recompute or swap: a request that loses its KV blocks is computed again, or waits in CPU memory",
+        SchedulerConfig.preemption_mode,
+        group="scheduler",
+    )
+    preemption_immunity_steps: int = _arg(
+        "steps for which a request that came back loses no blocks, while there is another",
+        SchedulerConfig.preemption_immunity_steps,
+        type=parse_number,
+        group="scheduler",
+    )
+    max_look_past: int = _arg(
+        "waiting requests that may be tried behind one that does not fit; 0: strictly in order",
+        SchedulerConfig.max_look_past,
+        type=parse_number,
+        group="scheduler",
+    )
+    max_times_passed: int = _arg(
+        "how often one waiting request may be passed by later ones",
+        SchedulerConfig.max_times_passed,
         type=parse_number,
         group="scheduler",
     )
@@ -260,6 +293,7 @@ class EngineArgs:
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
             num_gpu_blocks_override=self.num_gpu_blocks_override,
             enable_prefix_caching=self.enable_prefix_caching,
+            swap_space=self.swap_space,
         )
         download_dir = None if self.download_dir is None else Path(self.download_dir).expanduser()
         load = LoadConfig(load_format=self.load_format, download_dir=download_dir)
@@ -293,10 +327,9 @@ class EngineArgs:
         SchedulerConfig(
             max_num_seqs=1 if self.max_num_seqs is None else self.max_num_seqs,
             max_num_batched_tokens=2**24 if self.max_num_batched_tokens is None else self.max_num_batched_tokens,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            scheduling_policy=self.scheduling_policy,
-            max_num_queued_reqs=self.max_num_queued_reqs,
+            **self._scheduler_numbers(),
         )
+        CacheConfig(swap_space=self.swap_space)
         _check_generation_config(self.generation_config)
         names: Any = self.served_model_name
         if names is not None and not (
@@ -363,10 +396,22 @@ class EngineArgs:
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
             enable_chunked_prefill=self.enable_chunked_prefill,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            scheduling_policy=self.scheduling_policy,
-            max_num_queued_reqs=self.max_num_queued_reqs,
+            **self._scheduler_numbers(),
         )
+
+    def _scheduler_numbers(self) -> dict[str, Any]:
+        """What the scheduler takes as it was given."""
+        names = (
+            "long_prefill_token_threshold",
+            "scheduling_policy",
+            "max_num_queued_reqs",
+            "watermark",
+            "preemption_mode",
+            "preemption_immunity_steps",
+            "max_look_past",
+            "max_times_passed",
+        )
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def _names(cls) -> list[str]:

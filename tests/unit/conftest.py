@@ -46,7 +46,10 @@ class ToyExecutor:
     def determine_num_blocks(self):
         return self.config.cache.num_gpu_blocks_override or 65
 
-    def initialize_kv_cache(self, num_blocks, buffer_spec, num_sets):
+    def determine_num_cpu_blocks(self, num_blocks):
+        return 8 if self.config.scheduler.preemption_mode == "swap" else 0
+
+    def initialize_kv_cache(self, num_blocks, buffer_spec, num_sets, num_cpu_blocks=0):
         self.sets = [
             {name: np.zeros(shape, _DTYPES[dtype]) for name, dtype, shape in buffer_spec} for _ in range(num_sets)
         ]

@@ -49,6 +49,18 @@ MODEL = {
         (SchedulerConfig, "long_prefill_token_threshold", -1, "at least 0"),
         (SchedulerConfig, "scheduling_policy", "lifo", "fcfs, priority, got 'lifo'"),
         (SchedulerConfig, "max_num_queued_reqs", 0, "at least 1"),
+        (SchedulerConfig, "watermark", 1.0, "at least 0 and less than 1, got 1.0"),
+        (SchedulerConfig, "watermark", -0.1, "at least 0 and less than 1, got -0.1"),
+        (SchedulerConfig, "watermark", float("nan"), "less than 1, got nan"),
+        (SchedulerConfig, "watermark", "0.1", "number, got '0.1'"),
+        (SchedulerConfig, "preemption_mode", "drop", "recompute, swap, got 'drop'"),
+        (SchedulerConfig, "preemption_immunity_steps", -1, "at least 0, got -1"),
+        (SchedulerConfig, "max_look_past", -1, "at least 0, got -1"),
+        (SchedulerConfig, "max_look_past", 2**31, "at most 2147483647, got 2147483648"),
+        (SchedulerConfig, "max_times_passed", 1.5, "integer"),
+        (CacheConfig, "swap_space", -1, "at least 0 and less than"),
+        (CacheConfig, "swap_space", float("inf"), "got inf"),
+        (CacheConfig, "swap_space", "4", "number, got '4'"),
         (ParallelConfig, "tensor_parallel_size", 2, "at most 1"),
         (DeviceConfig, "device", "tpu", "cpu, cuda, got 'tpu'"),
         (LoadConfig, "load_format", "pt", "got 'pt'"),
@@ -93,6 +105,14 @@ def test_without_chunked_prefill_the_longest_prompt_must_fit_a_step():
     scheduler = SchedulerConfig(max_num_batched_tokens=99, max_num_seqs=1, enable_chunked_prefill=False)
     with pytest.raises(ConfigError, match=r"\(99\) must be at least max_model_len \(100\)"):
         EngineConfig(model=ModelConfig(**MODEL), scheduler=scheduler)
+
+
+def test_to_swap_takes_swap_space():
+    scheduler, cache = SchedulerConfig(preemption_mode="swap"), CacheConfig(swap_space=0)
+    with pytest.raises(ConfigError, match="preemption_mode is swap, but swap_space is 0 GiB"):
+        EngineConfig(model=ModelConfig(**MODEL), scheduler=scheduler, cache=cache)
+    EngineConfig(model=ModelConfig(**MODEL), cache=cache)
+    EngineConfig(model=ModelConfig(**MODEL), scheduler=scheduler)
 
 
 @pytest.mark.parametrize(("num_blocks", "fits"), [(8, True), (7, False), (2, False)])

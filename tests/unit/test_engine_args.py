@@ -113,6 +113,7 @@ def test_without_chunked_prefill_the_default_budget_holds_a_prompt(model):
         ({"model": ""}, "model must be a non-empty string"),
         ({"tokenizer": "x", "skip_tokenizer_init": True}, "contradict"),
         ({"override_generation_config": "{}"}, "must be a dict"),
+        ({"preemption_mode": "swap", "swap_space": 0}, "preemption_mode is swap, but swap_space is 0 GiB"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 100}, r"must be at least max_model_len \(128\)"),
     ],
 )
@@ -133,6 +134,13 @@ def test_wrong_arguments(model, changes, message):
         ({"max_num_batched_tokens": 4, "max_num_seqs": 5}, "every running request needs one token"),
         ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold must be at least 0"),
         ({"max_num_queued_reqs": 0}, "max_num_queued_reqs must be at least 1"),
+        ({"watermark": 1}, "watermark must be at least 0 and less than 1, got 1"),
+        ({"preemption_mode": "drop"}, "preemption_mode must be one of recompute, swap, got 'drop'"),
+        ({"preemption_mode": None}, "preemption_mode must be one of recompute, swap, got None"),
+        ({"preemption_immunity_steps": -1}, "preemption_immunity_steps must be at least 0, got -1"),
+        ({"max_look_past": -1}, "max_look_past must be at least 0, got -1"),
+        ({"max_times_passed": "8"}, "max_times_passed must be an integer"),
+        ({"swap_space": -1}, "swap_space must be at least 0 and less than"),
         ({"generation_config": "/no/such/folder"}, "generation_config names '/no/such/folder'"),
         ({"generation_config": "~nobody-of-that-name/x"}, "generation_config names"),
         ({"generation_config": "x" * 5000}, "generation_config names"),
@@ -213,6 +221,18 @@ def test_switches(form):
     assert parse(form).enable_prefix_caching is False
     assert parse("--enable-prefix-caching").enable_prefix_caching is True
     assert parse("--enforce-eager").enforce_eager is True
+
+
+def test_what_happens_when_blocks_are_short(model):
+    flags = "--preemption-mode swap --swap-space 0.5 --preemption-immunity-steps 2 --max-look-past 3"
+    args = parse("--model", model, *flags.split(), "--max-times-passed=1k", "--watermark", "0.05")
+    config = args.create_engine_config()
+    assert config.cache.swap_space == 0.5
+    scheduler = config.scheduler
+    assert (scheduler.preemption_mode, scheduler.preemption_immunity_steps) == ("swap", 2)
+    assert (scheduler.max_look_past, scheduler.max_times_passed, scheduler.watermark) == (3, 1000, 0.05)
+    # Swap space without swapping asks for nothing: what used to be a default elsewhere is let through.
+    assert EngineArgs(model=model, swap_space=4).create_engine_config().scheduler.preemption_mode == "recompute"
 
 
 def test_lists_and_json():

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-STEPS_IN_FLIGHT = 1
 MAX_CONSECUTIVE_FAILURES = 3
 """Steps that may fail in a row before the engine counts as broken (a GPU does not recover from every error)."""
 
@@ -29,6 +28,7 @@ class EngineCore:
         executor: Runs the model.
         handle: Shared side of the Rust core, for any thread.
         num_blocks: KV blocks, the null block included.
+        num_cpu_blocks: KV blocks in CPU memory for preempted requests.
         last_step_error: What the last failed step raised, as text; None if none failed.
     """
 
@@ -37,13 +37,15 @@ class EngineCore:
 
         Raises:
             ModelLoadError: The weights cannot be read or do not fit the configuration.
-            ConfigError: The KV cache cannot hold one request of ``max_model_len`` tokens.
+            ConfigError: The KV cache cannot hold one request of ``max_model_len`` tokens, or there is not as much
+                memory as ``swap_space`` says.
         """
         self.config = config
         self.executor = _make_executor(config)
         self.executor.load_model()
         self.num_blocks = self.executor.determine_num_blocks()
         config.check_num_blocks(self.num_blocks)
+        self.num_cpu_blocks = self.executor.determine_num_cpu_blocks(self.num_blocks)
         scheduler_config = _core.SchedulerConfig(
             num_blocks=self.num_blocks,
             max_model_len=config.model.max_model_len,
@@ -55,10 +57,18 @@ class EngineCore:
             long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
             scheduling_policy="priority" if config.scheduler.scheduling_policy == "priority" else "fcfs",
             max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+            watermark=config.scheduler.watermark,
+            preemption_mode=config.scheduler.preemption_mode,
+            num_cpu_blocks=self.num_cpu_blocks,
+            preemption_immunity_steps=config.scheduler.preemption_immunity_steps,
+            max_look_past=config.scheduler.max_look_past,
+            max_times_passed=config.scheduler.max_times_passed,
         )
-        # One set more than steps in flight: the next step is written while the last one is still being read.
         step_buffers = self.executor.initialize_kv_cache(
-            self.num_blocks, _core.step_buffer_spec(scheduler_config), STEPS_IN_FLIGHT + 1
+            self.num_blocks,
+            _core.step_buffer_spec(scheduler_config),
+            scheduler_config.num_buffer_sets,
+            self.num_cpu_blocks,
         )
         self.scheduler = _core.Scheduler(scheduler_config, step_buffers)
         self.executor.bind_token_ids(self.scheduler.token_ids)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class UniProcExecutor:
     """Runs the model of an engine in this process.
 
-    Call ``load_model``, ``determine_num_blocks`` and ``initialize_kv_cache`` in this order, then per step
-    ``execute_model`` and ``sample_tokens``.
+    Call ``load_model``, ``determine_num_blocks``, ``determine_num_cpu_blocks`` and ``initialize_kv_cache`` in this
+    order, then per step ``execute_model`` and ``sample_tokens``.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -56,11 +56,23 @@ class UniProcExecutor:
         """
         return self._worker.determine_num_blocks()
 
+    def determine_num_cpu_blocks(self, num_blocks: int) -> int:
+        """Blocks in CPU memory for preempted requests; see ``Worker.determine_num_cpu_blocks``.
+
+        Raises:
+            ConfigError: ``swap_space`` is too small for one block, or more than there is.
+        """
+        return self._worker.determine_num_cpu_blocks(num_blocks)
+
     def initialize_kv_cache(
-        self, num_blocks: int, buffer_spec: BufferSpec, num_sets: int
+        self, num_blocks: int, buffer_spec: BufferSpec, num_sets: int, num_cpu_blocks: int = 0
     ) -> list[dict[str, np.ndarray[Any, Any]]]:
-        """Take the memory of the KV cache and of ``num_sets`` step-buffer sets, and return these for the scheduler."""
-        return self._worker.initialize_kv_cache(num_blocks, buffer_spec, num_sets)
+        """Take the memory of the KV cache, of its CPU tier and of ``num_sets`` step-buffer sets.
+
+        Returns:
+            The sets as numpy sees them, for ``_core.Scheduler``.
+        """
+        return self._worker.initialize_kv_cache(num_blocks, buffer_spec, num_sets, num_cpu_blocks)
 
     def bind_token_ids(self, token_ids: TokenIds) -> None:
         """Say where the tokens of a row come from (``Scheduler.token_ids``); penalties need it."""

@@ -17,6 +17,7 @@ from rustvllm.exceptions import SchedulerStateError
 from rustvllm.models.interface import CausalLM
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.sampler import Sampler
+from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers
 
@@ -71,6 +72,7 @@ class GPUModelRunner:
         self.block_size = block_size
         self.sampler = Sampler()
         self.kv_caches: list[Tensor] = []
+        self.block_copier: BlockCopier | None = None  # there once the caches are
         self.step_buffers: list[StepBuffers] = []
         self._executed: _ExecutedStep | None = None
 
@@ -85,6 +87,8 @@ class GPUModelRunner:
             raise SchedulerStateError(STATE_ERROR)
         step = self.step_buffers[output.buffer_index]
         self.input_batch.update(output, step)
+        if self.block_copier is not None:
+            self.block_copier.execute(output, step)
         num_tokens, num_sampled = output.total_num_scheduled_tokens, output.num_sampled
         hidden = self.model(
             step.on_device("input_ids", num_tokens, self.device),

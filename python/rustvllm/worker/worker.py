@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from rustvllm.attention.torch_backend import TorchAttentionBackend
-from rustvllm.exceptions import ModelLoadError
+from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 from rustvllm.model_loader import load_model
 from rustvllm.worker import host_resources
+from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.step_buffers import BufferSpec, StepBuffers
@@ -30,6 +31,8 @@ logger = init_logger(__name__)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 MAX_SLOTS = 2**31 - 1
 """A slot number has 32 bits."""
+MAX_CPU_BLOCKS = 2**27
+"""As many blocks in CPU memory as the core can number."""
 CPU_CACHE_CAP = 4
 """On CPU the default cache holds at most this many times what ``max_num_seqs`` sequences of ``max_model_len`` need."""
 SINGLE_THREAD_BYTES = 32 << 20
@@ -124,10 +127,41 @@ class Worker:
             )
         return int(num_blocks)
 
+    def determine_num_cpu_blocks(self, num_blocks: int) -> int:
+        """Blocks in CPU memory for preempted requests: what ``swap_space`` holds; 0 unless preemption is by swap.
+
+        Args:
+            num_blocks: KV blocks of the device, whose memory is not taken yet.
+
+        Raises:
+            ConfigError: ``swap_space`` does not hold one block, or is more than there is.
+        """
+        if self.config.scheduler.preemption_mode != "swap":
+            return 0
+        per_block = self.num_bytes_per_block
+        swap_space = self.config.cache.swap_space
+        num_cpu_blocks = min(int(swap_space * 2**30) // per_block, MAX_CPU_BLOCKS)
+        if num_cpu_blocks == 0:
+            raise ConfigError(
+                f"swap_space is {swap_space:g} GiB, but one KV block takes {per_block} bytes: set it to at least "
+                f"{_gib(per_block, up=True)}, or preemption_mode to recompute"
+            )
+        available = host_resources.memory_available()
+        if self.device.type == "cpu":
+            available -= num_blocks * per_block
+        if num_cpu_blocks * per_block > available:
+            advice = f"set it to {_gib(available)} or less" if available >= per_block else "free some"
+            raise ConfigError(
+                f"swap_space is {swap_space:g} GiB, but {max(available, 0) / 2**30:.2f} GiB of CPU memory are free"
+                f"{' beside the KV cache' if self.device.type == 'cpu' else ''}: {advice}, or set preemption_mode to "
+                "recompute"
+            )
+        return num_cpu_blocks
+
     def initialize_kv_cache(
-        self, num_blocks: int, buffer_spec: BufferSpec, num_sets: int
+        self, num_blocks: int, buffer_spec: BufferSpec, num_sets: int, num_cpu_blocks: int = 0
     ) -> list[dict[str, np.ndarray[Any, Any]]]:
-        """Take the memory of the KV cache and of the step-buffer sets.
+        """Take the memory of the KV cache, of its CPU tier and of the step-buffer sets.
 
         Returns:
             The sets as numpy sees them, for ``_core.Scheduler``.
@@ -135,6 +169,7 @@ class Worker:
         runner = self._loaded()
         shape = runner.model.kv_cache_spec.layer_shape(num_blocks, self.config.cache.block_size)
         runner.kv_caches = [self._zeros(shape) for _ in range(runner.model.kv_cache_spec.num_layers)]
+        runner.block_copier = BlockCopier(runner.kv_caches, num_cpu_blocks)
         pin_memory = self.device.type == "cuda"
         runner.step_buffers = [StepBuffers(buffer_spec, pin_memory=pin_memory) for _ in range(num_sets)]
         logger.info(
@@ -144,6 +179,9 @@ class Worker:
             num_blocks * self.num_bytes_per_block / 2**20,
             self.device,
         )
+        if num_cpu_blocks:
+            swap_bytes = num_cpu_blocks * self.num_bytes_per_block
+            logger.info("swap space: %d blocks, %.1f MiB of CPU memory", num_cpu_blocks, swap_bytes / 2**20)
         return [step.arrays for step in runner.step_buffers]
 
     def shutdown(self) -> None:
@@ -169,9 +207,7 @@ class Worker:
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        # numpy takes zeroed pages from the kernel, which come into being when they are touched; torch writes zeros.
-        flat = np.zeros(int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize, np.uint8)
-        return torch.from_numpy(flat).view(self.dtype).view(shape)
+        return zeros_on_host(shape, self.dtype)
 
     def _available_memory(self) -> int:
         if self.device.type == "cpu":
@@ -225,6 +261,16 @@ def resolve_dtype(dtype: str, device: torch.device, hf_config: Mapping[str, Any]
         return torch.float32
     stored = hf_config.get("dtype") or hf_config.get("torch_dtype")
     return torch.bfloat16 if stored == "bfloat16" else torch.float16
+
+
+def _gib(num_bytes: int, *, up: bool = False) -> str:
+    """A size as a value for ``swap_space``: GiB with as many digits as it takes, rounded down or up."""
+    for digits in (2, 4, 6, 9):
+        unit = 10**digits
+        scaled = -(-num_bytes * unit // 2**30) if up else num_bytes * unit // 2**30
+        if scaled >= 100:
+            return f"{scaled / unit:.{digits}f}".rstrip("0").rstrip(".")
+    return f"{num_bytes / 2**30:g}"
 
 
 def _device(name: str) -> torch.device:

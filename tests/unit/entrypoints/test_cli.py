@@ -36,6 +36,10 @@ def test_serve_help_lists_engine_and_server_flags(capsys):
     text = capsys.readouterr().out
     for flag in ("--max-model-len", "--port", "--api-key", "--no-enable-prefix-caching", "--num-gpu-blocks-override"):
         assert flag in text
+    groups = {name: text.split(f"\n{name}:\n")[1].split("\n\n")[0] for name in ("cache", "scheduler")}
+    assert "--swap-space" in groups["cache"]
+    for flag in ("preemption-mode", "preemption-immunity-steps", "max-look-past", "max-times-passed", "watermark"):
+        assert f"--{flag}" in groups["scheduler"]
     assert "--max_model_len" not in text
     assert "--tensor-parallel-size" not in text  # not before it works
 

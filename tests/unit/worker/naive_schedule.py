@@ -258,6 +258,9 @@ class NaiveEngine:
             num_block_table_updates=len(arrays["bt_rows"]),
             num_finished=len(arrays["finished_rows"]),
             num_preempted=len(arrays["preempted_rows"]),
+            num_swap_out=0,
+            num_swap_in=0,
+            num_copies=0,
         )
         self.steps.append(output)
         if output.num_reqs == 0:

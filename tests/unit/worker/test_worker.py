@@ -1,5 +1,6 @@
 """How many KV blocks a worker offers, how it takes their memory, which dtype and threads it chooses."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from checkpoints import GPT2, LLAMA
 from naive_schedule import FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
 
-from rustvllm.exceptions import ModelLoadError
+from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.worker import host_resources
 from rustvllm.worker import worker as worker_module
 from rustvllm.worker.worker import Worker, resolve_dtype
@@ -21,7 +22,15 @@ BYTES_PER_BLOCK = 2 * 3 * 16 * 32 * 4  # keys and values, layers, tokens, heads 
 def make(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
 
-    def make(*, architecture="GPT2LMHeadModel", max_model_len=128, dtype="auto", device="cpu", **cache):
+    def make(
+        *,
+        architecture="GPT2LMHeadModel",
+        max_model_len=128,
+        dtype="auto",
+        device="cpu",
+        preemption_mode="recompute",
+        **cache,
+    ):
         base = GPT2 if architecture.startswith("GPT2") else LLAMA
         options = {
             "block_size": 16,
@@ -29,6 +38,7 @@ def make(tmp_path, monkeypatch):
             "gpu_memory_utilization": 0.9,
             "kv_cache_memory_bytes": None,
             "num_gpu_blocks_override": None,
+            "swap_space": 4.0,
         }
         config = SimpleNamespace(
             model=SimpleNamespace(
@@ -36,7 +46,9 @@ def make(tmp_path, monkeypatch):
                 max_model_len=max_model_len,
             ),
             cache=SimpleNamespace(**(options | cache)),
-            scheduler=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=256),
+            scheduler=SimpleNamespace(
+                max_num_seqs=8, max_num_batched_tokens=256, preemption_mode=preemption_mode
+            ),
             device=SimpleNamespace(device=device),
             load=SimpleNamespace(load_format="dummy"),
         )  # fmt: skip
@@ -100,6 +112,45 @@ def test_more_than_there_is_names_what_would_fit(make, monkeypatch):
     worker = make(num_gpu_blocks_override=2**31 - 1)
     with pytest.raises(ModelLoadError, match="at most 134217727 blocks can be numbered"):
         worker.determine_num_blocks()
+
+
+def gib(blocks):
+    return blocks * BYTES_PER_BLOCK / 2**30
+
+
+def test_swap_space_is_divided_into_blocks_and_only_used_to_swap(make, monkeypatch):
+    assert make(swap_space=gib(10.5)).determine_num_cpu_blocks(20) == 0
+    worker = make(preemption_mode="swap", swap_space=gib(10.5))
+    assert worker.determine_num_cpu_blocks(20) == 10
+    worker.initialize_kv_cache(20, buffer_spec(8, 256, 8), 2, 10)
+    cpu_caches = worker.runner.block_copier.cpu_caches
+    assert [tuple(cache.shape) for cache in cpu_caches] == [(2, 10, 16, 4, 8)] * 3
+    assert all(cache.device.type == "cpu" and cache.dtype == torch.float32 for cache in cpu_caches)
+
+
+def test_swap_space_beside_the_cache_must_be_there(make, monkeypatch):
+    memory(monkeypatch, 1 << 50, 1 << 40)
+    worker = make(preemption_mode="swap", swap_space=gib(10))
+    memory(monkeypatch, 1 << 50, 30 * BYTES_PER_BLOCK)
+    assert worker.determine_num_cpu_blocks(20) == 10
+    with pytest.raises(
+        ConfigError, match=r"^swap_space is .* GiB, but 0.00 GiB of CPU memory are free beside"
+    ) as caught:
+        worker.determine_num_cpu_blocks(24)
+    # What the message says would work does.
+    fits = float(re.search("set it to ([0-9.]+) or less", str(caught.value))[1])
+    worker.config.cache.swap_space = fits
+    assert worker.determine_num_cpu_blocks(24) >= 5
+    with pytest.raises(ConfigError, match="free some, or set preemption_mode to recompute"):
+        worker.determine_num_cpu_blocks(30)
+
+
+def test_swap_space_below_one_block_says_how_much_it_takes(make):
+    worker = make(preemption_mode="swap", swap_space=gib(0.5))
+    with pytest.raises(ConfigError, match=f"one KV block takes {BYTES_PER_BLOCK} bytes") as caught:
+        worker.determine_num_cpu_blocks(20)
+    enough = float(re.search("at least ([0-9.]+),", str(caught.value))[1])
+    assert make(preemption_mode="swap", swap_space=enough).determine_num_cpu_blocks(20) == 1
 
 
 def test_a_model_that_does_not_fit_is_refused(make, monkeypatch):
