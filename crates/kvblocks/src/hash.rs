@@ -3,10 +3,15 @@
 //! SipHash-1-3 with a 128-bit key and a 128-bit result is a keyed function: who does not know the key can neither
 //! predict nor construct two prefixes of the same hash, so a request cannot be crafted to hit another tenant's blocks.
 //! By accident, with 2^32 distinct blocks alive at once, two share a hash with probability 2^-65.
+//!
+//! SHA-256 over the same key and bytes, cut to 128 bits, is there for who must name a standardised function; it takes
+//! several times as long. A hash without a real key (xxHash: whoever knows the seed, or sees enough hashes, makes
+//! collisions) is not offered.
 
 use std::fmt;
 use std::hash::Hasher;
 
+use sha2::{Digest, Sha256};
 use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::block::BlockHash;
@@ -16,6 +21,35 @@ const TOKENS_PER_WRITE: usize = 16;
 
 /// Bytes before the tokens: two lengths and the parent.
 const HEADER: usize = 32;
+
+/// The function under the chain hash.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum HashAlgorithm {
+    /// SipHash-1-3 with a 128-bit key and result.
+    #[default]
+    SipHash13,
+    /// SHA-256 of key and content, of which the first 128 bits are kept.
+    Sha256,
+}
+
+impl HashAlgorithm {
+    /// Its name in configurations.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::SipHash13 => "siphash13",
+            Self::Sha256 => "sha256",
+        }
+    }
+}
+
+/// The function, with the key already in it.
+#[derive(Clone)]
+enum Keyed {
+    SipHash13(SipHasher13),
+    /// The lengths that every input begins with and the cut to half of the result leave nothing to extend.
+    Sha256(Sha256),
+}
 
 /// Hashes full blocks along the chain of a request's prefix. Cheap to clone, usable from any thread.
 ///
@@ -30,14 +64,24 @@ const HEADER: usize = 32;
 #[derive(Clone)]
 pub struct ChainHasher {
     /// Keyed and empty: cloned for each block, so that the key is expanded once.
-    keyed: SipHasher13,
+    keyed: Keyed,
 }
 
 impl ChainHasher {
     /// A hasher with a key that is given: two engines that share blocks need the same one.
     #[must_use]
     pub fn new(key: [u8; 16]) -> Self {
-        Self { keyed: SipHasher13::new_with_key(&key) }
+        Self::with_algorithm(HashAlgorithm::default(), key)
+    }
+
+    /// The same, with a function of choice.
+    #[must_use]
+    pub fn with_algorithm(algorithm: HashAlgorithm, key: [u8; 16]) -> Self {
+        let keyed = match algorithm {
+            HashAlgorithm::SipHash13 => Keyed::SipHash13(SipHasher13::new_with_key(&key)),
+            HashAlgorithm::Sha256 => Keyed::Sha256(Sha256::new_with_prefix(key)),
+        };
+        Self { keyed }
     }
 
     /// A hasher with a fresh key from the operating system.
@@ -46,11 +90,20 @@ impl ChainHasher {
     /// When the operating system has no random numbers to give: serving without a secret key would not be safe.
     #[must_use]
     pub fn random() -> Self {
+        Self::random_with(HashAlgorithm::default())
+    }
+
+    /// The same, with a function of choice.
+    ///
+    /// # Panics
+    /// As [`random`](Self::random).
+    #[must_use]
+    pub fn random_with(algorithm: HashAlgorithm) -> Self {
         let mut key = [0; 16];
         if let Err(error) = getrandom::fill(&mut key) {
             panic!("no random key for the prefix cache: {error}");
         }
-        Self::new(key)
+        Self::with_algorithm(algorithm, key)
     }
 
     /// The hash of one full block.
@@ -65,25 +118,42 @@ impl ChainHasher {
     /// mean equal arguments, and by induction equal prefixes and keys.
     #[must_use]
     pub fn hash_block(&self, parent: Option<&BlockHash>, token_ids: &[i32], extra_keys: &[u8]) -> BlockHash {
-        let (first, rest) = token_ids.split_at(token_ids.len().min(TOKENS_PER_WRITE));
-        let mut bytes = [0; HEADER + TOKENS_PER_WRITE * 4];
-        bytes[..8].copy_from_slice(&(token_ids.len() as u64).to_le_bytes());
-        // The top bit says whether there is a parent: no length reaches it.
-        let keys_and_parent = extra_keys.len() as u64 | (u64::from(parent.is_some()) << 63);
-        bytes[8..16].copy_from_slice(&keys_and_parent.to_le_bytes());
-        if let Some(parent) = parent {
-            bytes[16..HEADER].copy_from_slice(&parent.0);
+        match &self.keyed {
+            Keyed::SipHash13(keyed) => {
+                let mut hasher = *keyed;
+                encode(parent, token_ids, extra_keys, |bytes| hasher.write(bytes));
+                BlockHash(hasher.finish128().as_bytes())
+            }
+            Keyed::Sha256(keyed) => {
+                let mut hasher = keyed.clone();
+                encode(parent, token_ids, extra_keys, |bytes| hasher.update(bytes));
+                let mut hash = [0; 16];
+                hash.copy_from_slice(&hasher.finalize()[..16]);
+                BlockHash(hash)
+            }
         }
-        to_bytes(first, &mut bytes[HEADER..]);
-        let mut hasher = self.keyed;
-        hasher.write(&bytes[..HEADER + first.len() * 4]);
-        for tokens in rest.chunks(TOKENS_PER_WRITE) {
-            to_bytes(tokens, &mut bytes);
-            hasher.write(&bytes[..tokens.len() * 4]);
-        }
-        hasher.write(extra_keys);
-        BlockHash(hasher.finish128().as_bytes())
     }
+}
+
+/// The bytes that name a block, piece by piece.
+#[inline]
+fn encode(parent: Option<&BlockHash>, token_ids: &[i32], extra_keys: &[u8], mut write: impl FnMut(&[u8])) {
+    let (first, rest) = token_ids.split_at(token_ids.len().min(TOKENS_PER_WRITE));
+    let mut bytes = [0; HEADER + TOKENS_PER_WRITE * 4];
+    bytes[..8].copy_from_slice(&(token_ids.len() as u64).to_le_bytes());
+    // The top bit says whether there is a parent: no length reaches it.
+    let keys_and_parent = extra_keys.len() as u64 | (u64::from(parent.is_some()) << 63);
+    bytes[8..16].copy_from_slice(&keys_and_parent.to_le_bytes());
+    if let Some(parent) = parent {
+        bytes[16..HEADER].copy_from_slice(&parent.0);
+    }
+    to_bytes(first, &mut bytes[HEADER..]);
+    write(&bytes[..HEADER + first.len() * 4]);
+    for tokens in rest.chunks(TOKENS_PER_WRITE) {
+        to_bytes(tokens, &mut bytes);
+        write(&bytes[..tokens.len() * 4]);
+    }
+    write(extra_keys);
 }
 
 /// Little-endian bytes of the tokens, on every machine.

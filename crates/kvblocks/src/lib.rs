@@ -100,6 +100,6 @@ pub use copies::BlockCopies;
 pub use counters::PoolCounters;
 pub use cpu_tier::{CpuBlockId, CpuTier};
 pub use error::PoolError;
-pub use hash::ChainHasher;
+pub use hash::{ChainHasher, HashAlgorithm};
 pub use pool::{BlockPool, MAX_BLOCKS};
 pub use shared::SharedBlocks;

@@ -2,21 +2,46 @@
 
 use std::collections::HashMap;
 
-use kvblocks::{BlockHash, ChainHasher};
+use kvblocks::{BlockHash, ChainHasher, HashAlgorithm};
+
+const ALGORITHMS: [HashAlgorithm; 2] = [HashAlgorithm::SipHash13, HashAlgorithm::Sha256];
 
 #[test]
 fn equal_arguments_and_key_give_equal_hashes() {
-    let (one, other) = (ChainHasher::new([1; 16]), ChainHasher::new([1; 16]).clone());
-    let parent = one.hash_block(None, &[1, 2], b"salt");
-    assert_eq!(parent, other.hash_block(None, &[1, 2], b"salt"));
-    assert_eq!(one.hash_block(Some(&parent), &[3], b""), other.hash_block(Some(&parent), &[3], b""));
-    assert_ne!(parent, ChainHasher::new([2; 16]).hash_block(None, &[1, 2], b"salt"), "the key counts");
-    assert_ne!(
-        ChainHasher::random().hash_block(None, &[1], b""),
-        ChainHasher::random().hash_block(None, &[1], b""),
-        "every random key is another one"
-    );
+    for algorithm in ALGORITHMS {
+        let new = |key| ChainHasher::with_algorithm(algorithm, [key; 16]);
+        let (one, other) = (new(1), new(1).clone());
+        let parent = one.hash_block(None, &[1, 2], b"salt");
+        assert_eq!(parent, other.hash_block(None, &[1, 2], b"salt"));
+        assert_eq!(one.hash_block(Some(&parent), &[3], b""), other.hash_block(Some(&parent), &[3], b""));
+        assert_ne!(parent, new(2).hash_block(None, &[1, 2], b"salt"), "the key counts");
+        assert_ne!(
+            ChainHasher::random_with(algorithm).hash_block(None, &[1], b""),
+            ChainHasher::random_with(algorithm).hash_block(None, &[1], b""),
+            "every random key is another one"
+        );
+    }
 }
+
+/// What another implementation gives for the key and one block of 20 tokens: its length, the length of the extra keys
+/// with the mark of a parent, the parent, the tokens, the extra keys, all little-endian.
+#[test]
+fn the_functions_are_what_they_are_called() {
+    let tokens: Vec<i32> = (1..=20).collect();
+    let hash = |algorithm| {
+        let hasher = ChainHasher::with_algorithm(algorithm, *b"0123456789abcdef");
+        hasher.hash_block(Some(&BlockHash([7; 16])), &tokens, b"salt").0
+    };
+    assert_eq!(hash(HashAlgorithm::Sha256), SHA256_OF_THE_BLOCK);
+    assert_ne!(hash(HashAlgorithm::SipHash13), SHA256_OF_THE_BLOCK);
+    assert_eq!(ChainHasher::new([1; 16]).hash_block(None, &[1], b""), {
+        ChainHasher::with_algorithm(HashAlgorithm::SipHash13, [1; 16]).hash_block(None, &[1], b"")
+    });
+}
+
+/// `hashlib.sha256(key + encoding).digest()[:16]`
+const SHA256_OF_THE_BLOCK: [u8; 16] =
+    [0x21, 0x04, 0x96, 0x74, 0xd8, 0xd6, 0x3d, 0xb8, 0x05, 0x6a, 0x8b, 0xb7, 0xdd, 0xa4, 0x96, 0xc5];
 
 #[test]
 fn the_key_is_not_shown() {
@@ -27,7 +52,12 @@ fn the_key_is_not_shown() {
 /// Every combination of parents, tokens and extra keys from lists in which one's bytes could be taken for another's.
 #[test]
 fn the_encoding_is_injective() {
-    let hasher = ChainHasher::new([3; 16]);
+    for algorithm in ALGORITHMS {
+        check_that_the_encoding_is_injective(&ChainHasher::with_algorithm(algorithm, [3; 16]));
+    }
+}
+
+fn check_that_the_encoding_is_injective(hasher: &ChainHasher) {
     let parents = [None, Some(BlockHash([0; 16])), Some(BlockHash([1; 16]))];
     let zeros = [0; 40];
     let tokens: Vec<&[i32]> = vec![

@@ -40,6 +40,19 @@ impl RegisteredViews {
     }
 }
 
+/// A view of an array whose elements are `T` as this machine has them.
+///
+/// pyo3 takes `>` for the byte order of a little-endian machine (0.30), so an array of foreign order would be read as
+/// other numbers.
+pub(crate) fn native_buffer<T: pyo3::buffer::Element>(array: &Bound<'_, PyAny>) -> PyResult<PyBuffer<T>> {
+    let view = PyBuffer::<T>::get(array)?;
+    let foreign: &[u8] = if cfg!(target_endian = "little") { b">!" } else { b"<" };
+    if view.format().to_bytes().first().is_some_and(|order| foreign.contains(order)) {
+        return Err(PyTypeError::new_err("the elements have another byte order than this machine"));
+    }
+    Ok(view)
+}
+
 /// `BufferError` and everything Python says, as one error.
 struct Refusal(PyErr);
 
@@ -91,7 +104,7 @@ fn writable<T: pyo3::buffer::Element + Send + Sync + 'static>(
     spec: &ArraySpec,
     array: &Bound<'_, PyAny>,
 ) -> Result<(NonNull<u8>, usize, BufferView), Refusal> {
-    let view = PyBuffer::<T>::get(array).map_err(|_| {
+    let view = native_buffer::<T>(array).map_err(|_| {
         let message = format!("step buffer {} must be an array of dtype {}", spec.name, spec.dtype.as_str());
         PyTypeError::new_err(message)
     })?;

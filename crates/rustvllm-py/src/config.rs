@@ -4,6 +4,7 @@ use ::scheduler::{
     PreemptionMode, SchedulerConfig, SchedulingPolicy, StepBuffers,
     step_buffers::{SAMPLING_FLOAT_COLUMNS, SAMPLING_INT_COLUMNS},
 };
+use kvblocks::HashAlgorithm;
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyTuple};
 
 /// Numbers that fix a scheduler; checked here, readable under their names.
@@ -19,7 +20,7 @@ impl PySchedulerConfig {
         enable_prefix_caching=true, enable_chunked_prefill=true, long_prefill_token_threshold=0,
         scheduling_policy="fcfs", watermark=0.0, max_num_queued_reqs=65536, max_steps_in_flight=1,
         num_speculative_tokens=0, preemption_mode="recompute", num_cpu_blocks=0, preemption_immunity_steps=8,
-        max_look_past=0, max_times_passed=8))]
+        max_look_past=0, max_times_passed=8, hash_algorithm="siphash13"))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only in Python")]
     fn new(
         num_blocks: u32,
@@ -40,6 +41,7 @@ impl PySchedulerConfig {
         preemption_immunity_steps: u32,
         max_look_past: u32,
         max_times_passed: u32,
+        hash_algorithm: &str,
     ) -> PyResult<Self> {
         let scheduling_policy = match scheduling_policy {
             "fcfs" => SchedulingPolicy::Fcfs,
@@ -54,6 +56,14 @@ impl PySchedulerConfig {
             "swap" => PreemptionMode::Swap,
             other => {
                 let message = format!("preemption_mode must be 'recompute' or 'swap', got {other:?}");
+                return Err(PyValueError::new_err(message));
+            }
+        };
+        let hash_algorithm = match hash_algorithm {
+            "siphash13" => HashAlgorithm::SipHash13,
+            "sha256" => HashAlgorithm::Sha256,
+            other => {
+                let message = format!("hash_algorithm must be 'siphash13' or 'sha256', got {other:?}");
                 return Err(PyValueError::new_err(message));
             }
         };
@@ -76,6 +86,7 @@ impl PySchedulerConfig {
             preemption_immunity_steps,
             max_look_past,
             max_times_passed,
+            hash_algorithm,
         };
         inner.check().map_err(|error| PyValueError::new_err(error.to_string()))?;
         Ok(Self { inner })
@@ -167,6 +178,11 @@ impl PySchedulerConfig {
     #[getter]
     fn max_times_passed(&self) -> u32 {
         self.inner.max_times_passed
+    }
+
+    #[getter]
+    fn hash_algorithm(&self) -> &'static str {
+        self.inner.hash_algorithm.as_str()
     }
 
     #[getter]

@@ -14,13 +14,13 @@ use ::scheduler::{
     SamplingParams, egress::Consumer,
 };
 use pyo3::{
-    buffer::PyBuffer,
     exceptions::{PyOSError, PyRuntimeError, PyValueError},
     prelude::*,
     types::PyDict,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::buffers::native_buffer;
 use crate::errors::{WrongThreadError, add_request_error};
 
 /// How long a parked main thread goes without looking for signals.
@@ -263,7 +263,7 @@ impl EngineHandle {
 
 /// Ids from an int32 buffer (one copy) or from a sequence of ints.
 pub(crate) fn token_ids(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Vec<i32>> {
-    match PyBuffer::<i32>::get(object) {
+    match native_buffer::<i32>(object) {
         Ok(buffer) => buffer.to_vec(py),
         Err(_) => object.extract(),
     }

@@ -7,14 +7,13 @@ use ::scheduler::{
     SchedulerConfig, SchedulerOutput, StepBuffers, TokenRows,
 };
 use pyo3::{
-    buffer::PyBuffer,
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
     types::{PyDict, PyList, PyTuple},
 };
 
 use crate::{
-    buffers::{RegisteredViews, register_set},
+    buffers::{RegisteredViews, native_buffer, register_set},
     config::PySchedulerConfig,
     errors::{SchedulerStateError, WrongThreadError, scheduler_error},
     handle::{EngineHandle, token_ids},
@@ -444,7 +443,7 @@ fn new_arrays<'py>(py: Python<'py>, config: &SchedulerConfig) -> PyResult<Vec<Bo
 
 /// Copy rows of ids out of a Python array; returns the number of columns.
 fn copy_rows(name: &str, array: &Bound<'_, PyAny>, ids: &mut Vec<i32>) -> PyResult<usize> {
-    let view = PyBuffer::<i32>::get(array)
+    let view = native_buffer::<i32>(array)
         .map_err(|_| PyTypeError::new_err(format!("{name} must be an array of dtype int32")))?;
     let num_columns = match view.shape() {
         [_] => 1,

@@ -1,5 +1,6 @@
 //! `SchedulerConfig`: the numbers that fix a scheduler, checked where they are built.
 
+use kvblocks::HashAlgorithm;
 use thiserror::Error;
 
 /// Order in which waiting requests are taken.
@@ -61,6 +62,8 @@ pub struct SchedulerConfig {
     pub max_look_past: u32,
     /// How often a request that does not fit may be passed.
     pub max_times_passed: u32,
+    /// The function under the hashes that name cached blocks.
+    pub hash_algorithm: HashAlgorithm,
 }
 
 /// Draft tokens per request and step at most.
@@ -101,6 +104,7 @@ impl SchedulerConfig {
             preemption_immunity_steps: 8,
             max_look_past: 0,
             max_times_passed: 8,
+            hash_algorithm: HashAlgorithm::default(),
         }
     }
 

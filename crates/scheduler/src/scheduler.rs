@@ -145,7 +145,7 @@ impl Scheduler {
         if got < needed {
             return Err(SchedulerError::TooFewBuffers { needed, got });
         }
-        let hasher = ChainHasher::random();
+        let hasher = ChainHasher::random_with(config.hash_algorithm);
         let pool = BlockPool::new(config.num_blocks)?;
         let handle = EngineHandle::new(config.clone(), hasher.clone(), pool.shared());
         // Room for a step and a half: a larger ring would cycle through more cache than it saves in patience.
