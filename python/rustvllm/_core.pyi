@@ -64,6 +64,7 @@ class SchedulerConfig:
         preemption_immunity_steps: int = 8,
         max_look_past: int = 0,
         max_times_passed: int = 8,
+        hash_algorithm: Literal["siphash13", "sha256"] = "siphash13",
     ) -> Self:
         """Numbers that fix a scheduler. Raises ``ValueError`` naming the value and the limit."""
     @property
@@ -102,6 +103,8 @@ class SchedulerConfig:
     def max_look_past(self) -> int: ...
     @property
     def max_times_passed(self) -> int: ...
+    @property
+    def hash_algorithm(self) -> Literal["siphash13", "sha256"]: ...
     @property
     def num_buffer_sets(self) -> int:
         """Sets of step buffers that a scheduler of these numbers needs: ``max_steps_in_flight + 1``."""

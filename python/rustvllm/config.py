@@ -26,6 +26,21 @@ PreemptionMode = Literal["recompute", "swap"]
 PREEMPTION_MODES: tuple[PreemptionMode, ...] = ("recompute", "swap")
 
 
+HashAlgorithm = Literal["siphash13", "sha256"]
+"""What the core can name a cached block by: 128 bits of a function with a secret key of the process."""
+PREFIX_CACHING_HASH_ALGOS: Mapping[str, HashAlgorithm] = MappingProxyType(
+    {
+        "builtin": "siphash13",
+        "sha256": "sha256",
+        "sha256_cbor": "sha256",  # the names with _cbor differ in how vLLM writes down what is hashed
+        # xxHash has no secret: who can guess its seed makes two prompts of one hash, and is served another's blocks.
+        "xxhash": "siphash13",
+        "xxhash_cbor": "siphash13",
+    }
+)
+"""Names that vLLM has, and what runs for each."""
+
+
 def require_int(name: str, value: object, low: int, high: int | None = None) -> None:
     """Refuse ``value`` unless it is an int (not a bool) in ``[low, high]``.
 
@@ -152,6 +167,8 @@ class CacheConfig:
     given, else a fraction of the memory: of the GPU's (``gpu_memory_utilization``, weights included) or of the
     container's memory limit on the CPU (``cpu_kv_cache_fraction``, the KV cache alone).
 
+    ``prefix_caching_hash_algo`` is a name out of ``PREFIX_CACHING_HASH_ALGOS``; ``hash_algorithm`` is what runs for it.
+
     ``swap_space`` is the CPU memory, in GiB, for the KV of preempted requests. It is taken only when preemption is by
     swap.
     """
@@ -162,10 +179,12 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: str = "builtin"
     swap_space: float = 4.0
 
     def __post_init__(self) -> None:
         require_number("swap_space", self.swap_space, 0, MAX_SWAP_SPACE)
+        require_choice("prefix_caching_hash_algo", self.prefix_caching_hash_algo, tuple(PREFIX_CACHING_HASH_ALGOS))
         require_int("block_size", self.block_size, 1, 1024)
         require_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
         require_fraction("cpu_kv_cache_fraction", self.cpu_kv_cache_fraction)
@@ -174,6 +193,11 @@ class CacheConfig:
         if self.num_gpu_blocks_override is not None:
             # One block is the null block, which holds no tokens.
             require_int("num_gpu_blocks_override", self.num_gpu_blocks_override, 2, 2**31 - 1)
+
+    @property
+    def hash_algorithm(self) -> HashAlgorithm:
+        """The function that names cached blocks."""
+        return PREFIX_CACHING_HASH_ALGOS[self.prefix_caching_hash_algo]
 
 
 @dataclass(frozen=True, kw_only=True)

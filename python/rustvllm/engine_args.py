@@ -60,7 +60,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "rope_scaling": (None,),
     "cpu_offload_gb": (0, 0.0),
     "kv_offloading_size": (None, 0),
-    "prefix_caching_hash_algo": (None, "sha256", "builtin"),
     "stream_interval": (1,),
     "max_num_queued_tokens": (None,),
     "queue_timeout": (None,),
@@ -163,6 +162,12 @@ class EngineArgs:
     kv_cache_memory_bytes: int | None = _arg("size of the KV cache", type=parse_number, group="cache")
     num_gpu_blocks_override: int | None = _arg("number of KV blocks", type=parse_number, group="cache")
     enable_prefix_caching: bool = _arg("reuse the KV of equal prompt beginnings", True, group="cache")
+    prefix_caching_hash_algo: str = _arg(
+        "what names a cached block, in 128 bits under a secret key: builtin, xxhash and xxhash_cbor mean SipHash-1-3, "
+        "sha256 and sha256_cbor mean SHA-256, truncated",
+        CacheConfig.prefix_caching_hash_algo,
+        group="cache",
+    )
     swap_space: float = _arg(
         "GiB of CPU memory for preempted requests; taken with --preemption-mode swap only",
         CacheConfig.swap_space,
@@ -293,6 +298,7 @@ class EngineArgs:
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
             num_gpu_blocks_override=self.num_gpu_blocks_override,
             enable_prefix_caching=self.enable_prefix_caching,
+            prefix_caching_hash_algo=self.prefix_caching_hash_algo,
             swap_space=self.swap_space,
         )
         download_dir = None if self.download_dir is None else Path(self.download_dir).expanduser()
@@ -329,7 +335,7 @@ class EngineArgs:
             max_num_batched_tokens=2**24 if self.max_num_batched_tokens is None else self.max_num_batched_tokens,
             **self._scheduler_numbers(),
         )
-        CacheConfig(swap_space=self.swap_space)
+        CacheConfig(swap_space=self.swap_space, prefix_caching_hash_algo=self.prefix_caching_hash_algo)
         _check_generation_config(self.generation_config)
         names: Any = self.served_model_name
         if names is not None and not (

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rustvllm import _core
 from rustvllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -14,6 +15,7 @@ from rustvllm.config import (
     ParallelConfig,
     SchedulerConfig,
 )
+from rustvllm.engine.describe import describe_engine
 from rustvllm.exceptions import ConfigError
 
 MODEL = {
@@ -58,6 +60,12 @@ MODEL = {
         (SchedulerConfig, "max_look_past", -1, "at least 0, got -1"),
         (SchedulerConfig, "max_look_past", 2**31, "at most 2147483647, got 2147483648"),
         (SchedulerConfig, "max_times_passed", 1.5, "integer"),
+        (
+            CacheConfig,
+            "prefix_caching_hash_algo",
+            "md5",
+            "builtin, sha256, sha256_cbor, xxhash, xxhash_cbor, got 'md5'",
+        ),
         (CacheConfig, "swap_space", -1, "at least 0 and less than"),
         (CacheConfig, "swap_space", float("inf"), "got inf"),
         (CacheConfig, "swap_space", "4", "number, got '4'"),
@@ -105,6 +113,25 @@ def test_without_chunked_prefill_the_longest_prompt_must_fit_a_step():
     scheduler = SchedulerConfig(max_num_batched_tokens=99, max_num_seqs=1, enable_chunked_prefill=False)
     with pytest.raises(ConfigError, match=r"\(99\) must be at least max_model_len \(100\)"):
         EngineConfig(model=ModelConfig(**MODEL), scheduler=scheduler)
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "shown"),
+    [
+        ("builtin", "siphash13", "hash: SipHash-1-3, 128 bits, keyed"),
+        ("sha256", "sha256", "hash for sha256: SHA-256, the first 128 bits, keyed"),
+        ("sha256_cbor", "sha256", "hash for sha256_cbor: SHA-256, the first 128 bits, keyed"),
+        ("xxhash", "siphash13", "hash for xxhash: SipHash-1-3, 128 bits, keyed"),
+        ("xxhash_cbor", "siphash13", "hash for xxhash_cbor: SipHash-1-3, 128 bits, keyed"),
+    ],
+)
+def test_names_of_hash_functions(name, runs, shown):
+    cache = CacheConfig(prefix_caching_hash_algo=name)
+    assert cache.hash_algorithm == runs
+    lines = describe_engine(EngineConfig(model=ModelConfig(**MODEL), cache=cache), 11)
+    assert any(line.startswith("KV cache    10 blocks of 16 tokens") and line.endswith(f"({shown})") for line in lines)
+    core = _core.SchedulerConfig(num_blocks=11, max_model_len=100, hash_algorithm=cache.hash_algorithm)
+    assert core.hash_algorithm == runs
 
 
 def test_to_swap_takes_swap_space():

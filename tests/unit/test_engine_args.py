@@ -140,6 +140,7 @@ def test_wrong_arguments(model, changes, message):
         ({"preemption_immunity_steps": -1}, "preemption_immunity_steps must be at least 0, got -1"),
         ({"max_look_past": -1}, "max_look_past must be at least 0, got -1"),
         ({"max_times_passed": "8"}, "max_times_passed must be an integer"),
+        ({"prefix_caching_hash_algo": "md5"}, "prefix_caching_hash_algo must be one of builtin, sha256"),
         ({"swap_space": -1}, "swap_space must be at least 0 and less than"),
         ({"generation_config": "/no/such/folder"}, "generation_config names '/no/such/folder'"),
         ({"generation_config": "~nobody-of-that-name/x"}, "generation_config names"),
@@ -231,6 +232,8 @@ def test_what_happens_when_blocks_are_short(model):
     scheduler = config.scheduler
     assert (scheduler.preemption_mode, scheduler.preemption_immunity_steps) == ("swap", 2)
     assert (scheduler.max_look_past, scheduler.max_times_passed, scheduler.watermark) == (3, 1000, 0.05)
+    hashed = parse("--model", model, "--prefix-caching-hash-algo", "sha256_cbor").create_engine_config()
+    assert hashed.cache.hash_algorithm == "sha256"
     # Swap space without swapping asks for nothing: what used to be a default elsewhere is let through.
     assert EngineArgs(model=model, swap_space=4).create_engine_config().scheduler.preemption_mode == "recompute"
 

@@ -63,6 +63,7 @@ class EngineCore:
             preemption_immunity_steps=config.scheduler.preemption_immunity_steps,
             max_look_past=config.scheduler.max_look_past,
             max_times_passed=config.scheduler.max_times_passed,
+            hash_algorithm=config.cache.hash_algorithm,
         )
         step_buffers = self.executor.initialize_kv_cache(
             self.num_blocks,

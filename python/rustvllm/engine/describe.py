@@ -1,6 +1,8 @@
 """A few lines on a loaded engine for whoever started it: what it serves, where, and how much fits at a time."""
 
-from rustvllm.config import EngineConfig
+from rustvllm.config import CacheConfig, EngineConfig
+
+_HASH_FUNCTIONS = {"siphash13": "SipHash-1-3, 128 bits", "sha256": "SHA-256, the first 128 bits"}
 
 
 def describe_engine(config: EngineConfig, num_blocks: int) -> list[str]:
@@ -13,10 +15,20 @@ def describe_engine(config: EngineConfig, num_blocks: int) -> list[str]:
     model, cache, scheduler = config.model, config.cache, config.scheduler
     usable = num_blocks - 1
     full_length = usable / -(-model.max_model_len // cache.block_size)
-    return [
+    lines = [
         f"Model       {model.served_model_name[0]} ({model.architecture}, context {model.max_model_len} tokens)",
         f"Device      {config.device.device}, {model.dtype}",
         f"KV cache    {usable} blocks of {cache.block_size} tokens = {usable * cache.block_size} tokens"
-        + (", prefix caching" if cache.enable_prefix_caching else ""),
+        + (f", prefix caching ({_hash_function(cache)})" if cache.enable_prefix_caching else ""),
         f"Concurrency up to {scheduler.max_num_seqs} requests; the KV cache holds {full_length:.1f} of full length",
     ]
+    if scheduler.preemption_mode == "swap":
+        lines.append(f"Preemption  by swap, {cache.swap_space:g} GiB of CPU memory")
+    return lines
+
+
+def _hash_function(cache: CacheConfig) -> str:
+    """What names a cached block, and for which name of vLLM it stands."""
+    name = cache.prefix_caching_hash_algo
+    asked = "" if name == "builtin" else f" for {name}"
+    return f"hash{asked}: {_HASH_FUNCTIONS[cache.hash_algorithm]}, keyed"

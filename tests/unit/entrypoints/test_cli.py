@@ -38,6 +38,7 @@ def test_serve_help_lists_engine_and_server_flags(capsys):
         assert flag in text
     groups = {name: text.split(f"\n{name}:\n")[1].split("\n\n")[0] for name in ("cache", "scheduler")}
     assert "--swap-space" in groups["cache"]
+    assert "--prefix-caching-hash-algo" in groups["cache"]
     for flag in ("preemption-mode", "preemption-immunity-steps", "max-look-past", "max-times-passed", "watermark"):
         assert f"--{flag}" in groups["scheduler"]
     assert "--max_model_len" not in text
