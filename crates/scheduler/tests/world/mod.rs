@@ -151,6 +151,7 @@ fn config_of(seed: u64, random: &mut Random) -> SchedulerConfig {
         preemption_immunity_steps: sometimes(random, 70, 1, 6),
         max_look_past: sometimes(random, 40, 1, 4),
         max_times_passed: random.between(0, 4),
+        hash_algorithm: kvblocks::HashAlgorithm::SipHash13,
     }
 }
 
