@@ -231,10 +231,12 @@ class SamplingParams:
             _int("logprobs", self.logprobs, -1)
         if self.prompt_logprobs is not None:
             _int("prompt_logprobs", self.prompt_logprobs, -1)
-        if self.logprob_token_ids is not None and len(self.logprob_token_ids) > 128:
-            raise InvalidRequestError(
-                f"logprob_token_ids must hold at most 128 ids, got {len(self.logprob_token_ids)}", "logprob_token_ids"
-            )
+        if self.logprob_token_ids is not None:
+            num_ids = len(_as_list("logprob_token_ids", self.logprob_token_ids))
+            if num_ids > 128:
+                raise InvalidRequestError(
+                    f"logprob_token_ids must hold at most 128 ids, got {num_ids}", "logprob_token_ids"
+                )
         if self.allowed_token_ids is not None and not _as_list("allowed_token_ids", self.allowed_token_ids):
             raise InvalidRequestError("allowed_token_ids must not be empty", "allowed_token_ids")
         if self.bad_words is not None and not all(_as_list("bad_words", self.bad_words)):

@@ -120,6 +120,7 @@ INVALID = [
     ("logprobs", True, "integer"),
     ("prompt_logprobs", 1.5, "integer"),
     ("logprob_token_ids", list(range(129)), "at most 128"),
+    ("logprob_token_ids", False, "logprob_token_ids must be"),
     ("allowed_token_ids", [], "must not be empty"),
     ("bad_words", ["ok", ""], "empty word"),
     ("best_of", 0, "at least 1"),
