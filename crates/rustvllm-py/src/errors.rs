@@ -30,6 +30,7 @@ pub(crate) fn scheduler_error(error: &SchedulerError) -> PyErr {
         SchedulerError::WrongRows { .. }
         | SchedulerError::WrongStep { .. }
         | SchedulerError::NotTheNewestStep { .. }
+        | SchedulerError::OutdatedOutput { .. }
         | SchedulerError::TooManyDrafts { .. }
         | SchedulerError::StepInFlight { .. } => SchedulerStateError::new_err(error.to_string()),
     }

@@ -38,6 +38,7 @@ impl Scheduler {
         for slot in swapped {
             self.forget_swapped(slot);
         }
+        self.publish();
         Ok(num_finished)
     }
 

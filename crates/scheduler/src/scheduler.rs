@@ -45,6 +45,12 @@ pub enum SchedulerError {
         /// `max_steps_in_flight`.
         limit: u32,
     },
+    /// An update with what `schedule` returned, after `truncate_drafts` has returned something in its place.
+    #[error("this output of step {step} is out of date: use the one that truncate_drafts returned")]
+    OutdatedOutput {
+        /// The step.
+        step: u64,
+    },
     /// A change to a step that is not the last one scheduled.
     #[error(
         "step {step} is not the last one in flight; its drafts can be changed only before the next schedule"

@@ -187,6 +187,9 @@ impl Scheduler {
         let oldest = self.in_flight.front().copied();
         match oldest {
             Some(set) if self.steps[set].output == *output => Ok(set),
+            Some(set) if self.steps[set].output.step == output.step => {
+                Err(SchedulerError::OutdatedOutput { step: output.step })
+            }
             _ => Err(SchedulerError::WrongStep {
                 step: output.step,
                 oldest_step: oldest.map(|set| self.steps[set].output.step),

@@ -159,6 +159,10 @@ fn drafts_that_were_not_made_leave_the_step() {
     let view = scheduler.step_view(&shorter).expect("in flight");
     assert!(view.scheduled.iter().all(|row| row.spec_token_ids.is_empty() && row.num_scheduled_tokens == 1));
     assert!(scheduler.step_view(&output).is_none(), "the longer plan is gone");
+    assert_eq!(
+        scheduler.update_from_output(&output, TokenRows::column(&[8, 8])),
+        Err(scheduler::SchedulerError::OutdatedOutput { step: 2 })
+    );
     let state = scheduler.request_state("A").expect("running");
     assert_eq!((state.num_computed_tokens, state.num_tokens, state.num_output_placeholders), (11, 11, 1));
     scheduler.check_invariants();

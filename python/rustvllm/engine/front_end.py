@@ -70,16 +70,17 @@ class RequestTable:
         )
         self._by_id[request_id] = state
         try:
-            for index, (key, engine_id) in enumerate(samples):
+            for key, engine_id in samples:
                 self._by_key[key] = state
                 self._engine_ids.add(engine_id)
-                self._add_sample(key, engine_id, request, index)
+                self._expect_outputs(key, request)
+            self._hand_in(samples, request)
         except BaseException:
             self.forget(state, abort=True)
             raise
         return state
 
-    def _add_sample(self, key: int, engine_id: str, request: EngineCoreRequest, index: int) -> None:
+    def _expect_outputs(self, key: int, request: EngineCoreRequest) -> None:
         params = request.params
         self._output_processor.add_request(
             key,
@@ -91,6 +92,11 @@ class RequestTable:
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
         )
+
+    def _hand_in(self, samples: list[tuple[int, str]], request: EngineCoreRequest) -> None:
+        """All samples at once: the first computes the prompt, the others fork it."""
+        params = request.params
+        (key, engine_id), *others = samples
         self._client.handle.add_request(
             key,
             engine_id,
@@ -107,11 +113,12 @@ class RequestTable:
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             repetition_penalty=params.repetition_penalty,
-            seed=request.seed_of(index),
+            seed=request.seed_of(0),
             num_logprobs=-1 if params.logprobs is None else params.logprobs,
             priority=request.priority,
             cache_salt=request.cache_salt,
             skip_reading_prefix_cache=params.prompt_logprobs is not None,
+            samples=[(other, other_id, request.seed_of(index)) for index, (other, other_id) in enumerate(others, 1)],
         )
 
     def poll(self) -> list[RequestState]:
