@@ -121,7 +121,7 @@ impl World {
         let parent = self.some_id().filter(|_| self.random.chance(30));
         let parent = parent.and_then(|id| self.naive.by_id(&id)).map(|parent| &parent.new);
         let random = &mut self.random;
-        let salt = if random.chance(20) { b"salt".to_vec() } else { Vec::new() };
+        let mut salt = if random.chance(20) { b"salt".to_vec() } else { Vec::new() };
         let id = self.num_added.to_string();
         self.num_added += 1;
         let params = SamplingParams {
@@ -139,8 +139,14 @@ impl World {
         };
         if let Some(parent) = parent {
             new.fork_from = Some(self.keys[&parent.id]);
-            new.extra_keys = extra_keys(&parent.extra_keys);
-            new.prompt_token_ids.clone_from(&parent.prompt);
+            if !random.chance(20) {
+                salt.clone_from(&parent.extra_keys);
+                new.extra_keys = extra_keys(&salt);
+            }
+            // It may want less than all that there is.
+            let length = parent.prompt.len() as u32;
+            let length = if random.chance(30) { random.between(1, length) } else { length };
+            new.prompt_token_ids = parent.prompt[..length as usize].to_vec();
         }
         let same = NaiveRequest {
             id: id.clone(),
@@ -149,7 +155,7 @@ impl World {
             eos_token_id: new.params.eos_token_id,
             stop_token_ids: new.params.stop_token_ids.to_vec(),
             priority: new.priority,
-            extra_keys: parent.map_or(salt, |parent| parent.extra_keys.clone()),
+            extra_keys: salt,
             skip_reading_prefix_cache: new.skip_reading_prefix_cache,
             needs_grammar: new.waits_for_grammar,
             fork_from: parent.map(|parent| parent.id.clone()),

@@ -1,5 +1,7 @@
 //! `World`: one scheduler, one model, the requests that are on their way, and what each of them must become.
 
+mod coverage;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use scheduler::{
@@ -13,6 +15,7 @@ use crate::common::{
     model::{BlockTables, FakeModel},
     reference_tokens, scheduler,
 };
+pub(crate) use coverage::Coverage;
 
 const VOCABULARY: u64 = 2;
 
@@ -31,65 +34,6 @@ struct Flight {
     output: SchedulerOutput,
     /// What the model gave, when it has run.
     sampled: Option<Vec<i32>>,
-}
-
-/// How often the hard cases were met.
-#[derive(Default, Debug)]
-pub(crate) struct Coverage {
-    pub(crate) requests: u64,
-    pub(crate) steps: u64,
-    pub(crate) preemptions: u64,
-    pub(crate) swapped_out: u64,
-    pub(crate) swapped_in: u64,
-    pub(crate) hit_tokens: u64,
-    pub(crate) forks: u64,
-    pub(crate) look_past: u64,
-    pub(crate) drafts: u64,
-    pub(crate) accepted: u64,
-    pub(crate) failed_steps: u64,
-    pub(crate) truncated_steps: u64,
-    pub(crate) late_tokens: u64,
-    pub(crate) overlapping_steps: u64,
-}
-
-impl Coverage {
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.requests += other.requests;
-        self.steps += other.steps;
-        self.preemptions += other.preemptions;
-        self.swapped_out += other.swapped_out;
-        self.swapped_in += other.swapped_in;
-        self.hit_tokens += other.hit_tokens;
-        self.forks += other.forks;
-        self.look_past += other.look_past;
-        self.drafts += other.drafts;
-        self.accepted += other.accepted;
-        self.failed_steps += other.failed_steps;
-        self.truncated_steps += other.truncated_steps;
-        self.late_tokens += other.late_tokens;
-        self.overlapping_steps += other.overlapping_steps;
-    }
-
-    /// A run that did not meet the hard cases proves nothing.
-    pub(crate) fn check(&self, operations: u64) {
-        let at_least = |name: &str, count: u64, per_million: u64| {
-            let needed = operations * per_million / 1_000_000;
-            assert!(count >= needed, "the run met {name} {count} times, needed are {needed}");
-        };
-        at_least("requests", self.requests, 20_000);
-        at_least("preemptions", self.preemptions, 5_000);
-        at_least("swap-outs", self.swapped_out, 1_000);
-        at_least("swap-ins", self.swapped_in, 500);
-        at_least("prefix hits", self.hit_tokens, 20_000);
-        at_least("forks", self.forks, 500);
-        at_least("look-past", self.look_past, 100);
-        at_least("drafts", self.drafts, 10_000);
-        at_least("accepted drafts", self.accepted, 3_000);
-        at_least("failed steps", self.failed_steps, 1_000);
-        at_least("truncated steps", self.truncated_steps, 500);
-        at_least("tokens after a preemption", self.late_tokens, 200);
-        at_least("overlapping steps", self.overlapping_steps, 30_000);
-    }
 }
 
 pub(crate) struct World {
@@ -142,7 +86,7 @@ fn config_of(seed: u64, random: &mut Random) -> SchedulerConfig {
         enable_chunked_prefill: is(3),
         long_prefill_token_threshold: sometimes(random, 30, 1, 16),
         scheduling_policy: if is(0) { SchedulingPolicy::Priority } else { SchedulingPolicy::Fcfs },
-        watermark: if random.chance(30) { 0.1 } else { 0.0 },
+        watermark: f64::from(sometimes(random, 30, 5, 40)) / 100.0,
         max_num_queued_reqs: 64,
         max_steps_in_flight: if is(2) { random.between(2, 3) } else { 1 },
         num_speculative_tokens: sometimes(random, 50, 1, 4),
@@ -245,14 +189,18 @@ impl World {
         let mut requests = vec![request];
         if self.random.chance(15) {
             for sample in 1..=self.random.between(1, 3) {
-                let first = &requests[0];
+                // Who forks nobody hits what another one computes in the same step, and may be forked itself.
+                let parent = &requests[self.random.between(0, sample - 1) as usize];
                 let mut child = NewRequest {
-                    fork_from: Some(first.key),
+                    fork_from: Some(parent.key).filter(|_| self.random.chance(70)),
                     key: self.scheduler.handle().new_key(),
                     request_id: self.num_added.to_string().into(),
-                    ..first.clone()
+                    ..parent.clone()
                 };
                 child.params.seed += i64::from(sample);
+                if self.random.chance(40) {
+                    self.cut(&mut child.prompt_token_ids);
+                }
                 self.num_added += 1;
                 requests.push(child);
             }
@@ -272,10 +220,19 @@ impl World {
         let mut request = self.random_request(state.token_ids);
         request.fork_from = Some(parent);
         request.waits_for_grammar = false;
+        if self.random.chance(30) {
+            self.cut(&mut request.prompt_token_ids);
+        }
         if self.random.chance(70) {
             request.extra_keys = ExtraKeys::default();
         }
         self.hand_in(vec![request]);
+    }
+
+    /// Who forks may want less than all that there is.
+    fn cut(&mut self, prompt: &mut Vec<i32>) {
+        let length = self.random.between(1, prompt.len() as u32);
+        prompt.truncate(length as usize);
     }
 
     fn fits(&self, request: &NewRequest) -> bool {
@@ -377,6 +334,7 @@ impl World {
         self.coverage.steps += 1;
         self.coverage.overlapping_steps += u64::from(!self.flights.is_empty());
         self.check_plan(&output);
+        self.check_rows(&output);
         let arrays = self.scheduler.buffers(&output).expect("in flight");
         self.mirror.apply(&output, arrays);
         self.check_mirror();
@@ -522,6 +480,19 @@ impl World {
                 || view.scheduled.iter().all(is_admission),
             "no admission beside a preemption, unless nobody is left to be protected"
         );
+    }
+
+    /// Whose row is new shares it with no step in flight: what those still give is somebody else's.
+    fn check_rows(&self, output: &SchedulerOutput) {
+        let arrays = |output| self.scheduler.buffers(output).expect("in flight");
+        let new_rows = arrays(output).new_rows.to_vec(output.num_new_reqs as usize);
+        for flight in &self.flights {
+            let rows = arrays(&flight.output).idx_mapping.to_vec(flight.output.num_reqs as usize);
+            for row in &new_rows {
+                let step = flight.output.step;
+                assert!(!rows.contains(row), "row {row} is reused while step {step} names it");
+            }
+        }
     }
 
     /// The worker that applied only differences knows exactly the scheduler's block tables.

@@ -1,0 +1,60 @@
+//! What a run met.
+
+/// How often the hard cases were met.
+#[derive(Default, Debug)]
+pub(crate) struct Coverage {
+    pub(crate) requests: u64,
+    pub(crate) steps: u64,
+    pub(crate) preemptions: u64,
+    pub(crate) swapped_out: u64,
+    pub(crate) swapped_in: u64,
+    pub(crate) hit_tokens: u64,
+    pub(crate) forks: u64,
+    pub(crate) look_past: u64,
+    pub(crate) drafts: u64,
+    pub(crate) accepted: u64,
+    pub(crate) failed_steps: u64,
+    pub(crate) truncated_steps: u64,
+    pub(crate) late_tokens: u64,
+    pub(crate) overlapping_steps: u64,
+}
+
+impl Coverage {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.steps += other.steps;
+        self.preemptions += other.preemptions;
+        self.swapped_out += other.swapped_out;
+        self.swapped_in += other.swapped_in;
+        self.hit_tokens += other.hit_tokens;
+        self.forks += other.forks;
+        self.look_past += other.look_past;
+        self.drafts += other.drafts;
+        self.accepted += other.accepted;
+        self.failed_steps += other.failed_steps;
+        self.truncated_steps += other.truncated_steps;
+        self.late_tokens += other.late_tokens;
+        self.overlapping_steps += other.overlapping_steps;
+    }
+
+    /// A run that did not meet the hard cases proves nothing.
+    pub(crate) fn check(&self, operations: u64) {
+        let at_least = |name: &str, count: u64, per_million: u64| {
+            let needed = operations * per_million / 1_000_000;
+            assert!(count >= needed, "the run met {name} {count} times, needed are {needed}");
+        };
+        at_least("requests", self.requests, 20_000);
+        at_least("preemptions", self.preemptions, 5_000);
+        at_least("swap-outs", self.swapped_out, 1_000);
+        at_least("swap-ins", self.swapped_in, 500);
+        at_least("prefix hits", self.hit_tokens, 20_000);
+        at_least("forks", self.forks, 500);
+        at_least("look-past", self.look_past, 100);
+        at_least("drafts", self.drafts, 10_000);
+        at_least("accepted drafts", self.accepted, 3_000);
+        at_least("failed steps", self.failed_steps, 1_000);
+        at_least("truncated steps", self.truncated_steps, 500);
+        at_least("tokens after a preemption", self.late_tokens, 200);
+        at_least("overlapping steps", self.overlapping_steps, 30_000);
+    }
+}
