@@ -1,0 +1,337 @@
+"""Puts known bugs back into the control plane, one at a time, and proves that its tests fail. Called by `make test-mutation`.
+
+A mutant is an entry of `tests/mutation/*.toml`: a text that occurs once in a source file, what to put in its place, and
+the test binary that must fail then. The crates are copied into a build folder that stays between runs, so a mutant costs
+one incremental compile of two small crates and as much of a test as it needs to fail. The working tree is only read.
+
+    scripts/mutation_test.py                 what CI runs: the mutants that are not marked `slow`
+    scripts/mutation_test.py --all           every mutant
+    scripts/mutation_test.py --required      the five bugs that must be found whatever else is left out
+    scripts/mutation_test.py --only NAME     one of them; may be repeated
+    scripts/mutation_test.py --list          their names and bugs
+    scripts/mutation_test.py --check         whether each text still occurs exactly once; nothing is built
+
+The last line of standard output is one JSON object. Exit status: 0 when every mutant was killed, 1 when one survived,
+2 when the tester could not do its work (a text that is not there, a mutant that does not compile, a test that fails on
+the sources as they are).
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+MUTANTS = REPOSITORY / "tests" / "mutation"
+CRATES = ("kvblocks", "scheduler")
+BUILD = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")).absolute() / "mutation"
+
+# Not optimised: most mutants fail within the first seeds, so compiling costs more than running.
+PROFILE = "\n[profile.dev]\nopt-level = 0\ndebug = 0\n"
+# How far a test goes before its mutant counts as a survivor. What the environment says goes first.
+LIMITS = {
+    "scheduler:random_operations": {"RUSTVLLM_TEST_SEEDS": "96", "RUSTVLLM_TEST_OPERATIONS": "1200"},
+    "scheduler:equal_to_naive": {"RUSTVLLM_TEST_SEEDS": "100", "RUSTVLLM_TEST_OPERATIONS": "400"},
+}
+# A mutant may loop for ever, or until there is no memory.
+SECONDS_AT_LEAST = 20.0
+TIMES_THE_BASELINE = 5.0
+MAX_MEMORY_BYTES = 4 << 30
+
+
+class TesterError(Exception):
+    """The tester cannot say anything about a mutant."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One bug that is put back."""
+
+    name: str
+    bug: str
+    file: str
+    old: str
+    new: str
+    test: str  # "crate:test file", of an integration test
+    required: bool = False
+    slow: bool = False
+
+    def mutated(self, text: str) -> str:
+        """The file's text with the bug in it."""
+        count = text.count(self.old)
+        if count != 1:
+            raise TesterError(f"{self.name}: its text occurs {count} times in {self.file}, not once:\n{self.old}")
+        return text.replace(self.old, self.new)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant."""
+
+    name: str
+    bug: str
+    test: str
+    status: str  # "killed", "killed by its time limit", "survived" or "error"
+    build_s: float
+    run_s: float
+    message: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a test binary."""
+
+    passed: bool
+    timed_out: bool
+    seconds: float
+    message: str
+
+
+def say(text: str) -> None:
+    """For people; standard output is for the summary."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def read_mutants() -> list[Mutant]:
+    """All mutants, file by file, the required ones first."""
+    mutants = []
+    for path in sorted(MUTANTS.glob("*.toml")):
+        for entry in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]:
+            try:
+                mutants.append(Mutant(**entry))
+            except TypeError as error:
+                raise TesterError(f"{path}: {entry.get('name')}: {error}") from None
+    names = [mutant.name for mutant in mutants]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if not mutants or twice:
+        raise TesterError(f"{MUTANTS}: {len(mutants)} mutants, names used twice: {twice}")
+    return sorted(mutants, key=lambda mutant: not mutant.required)
+
+
+def check_texts(mutants: Sequence[Mutant]) -> None:
+    """Each text occurs once and is changed; all that do not are named together."""
+    wrong = []
+    for mutant in mutants:
+        crate, _, test = mutant.test.partition(":")
+        if not (REPOSITORY / "crates" / crate / "tests" / f"{test}.rs").is_file():
+            wrong.append(f"{mutant.name}: there is no test {mutant.test}")
+        if not mutant.file.startswith(tuple(f"crates/{crate}/src/" for crate in CRATES)):
+            wrong.append(f"{mutant.name}: {mutant.file} is no source of {', '.join(CRATES)}")
+            continue
+        try:
+            text = (REPOSITORY / mutant.file).read_text(encoding="utf-8")
+            if mutant.mutated(text) == text:
+                wrong.append(f"{mutant.name}: it changes nothing")
+        except (OSError, TesterError) as error:
+            wrong.append(str(error))
+    if wrong:
+        raise TesterError("\n".join(wrong))
+
+
+class Tree:
+    """The copy of the crates, with cargo's build folder beside it."""
+
+    def __init__(self) -> None:
+        self.folder = BUILD / "tree"
+
+    def refresh(self) -> None:
+        """Makes the copy equal to the working tree. What is equal is not touched: cargo looks at dates."""
+        wanted = {}
+        for crate in CRATES:
+            root = REPOSITORY / "crates" / crate
+            wanted |= {path.relative_to(REPOSITORY): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        wanted |= {Path(name): (REPOSITORY / name).read_bytes() for name in ("Cargo.lock", "clippy.toml")}
+        manifest = (REPOSITORY / "Cargo.toml").read_text(encoding="utf-8")
+        members = json.dumps([f"crates/{crate}" for crate in CRATES])
+        manifest, found = re.subn(r"(?m)^members = \[.*\]$", f"members = {members}", manifest)
+        if found != 1 or "[profile.dev]" in manifest:
+            raise TesterError("Cargo.toml: expected one line `members = […]` and no [profile.dev]")
+        manifest = re.sub(r"(?m)^default-members = .*\n", "", manifest) + PROFILE
+        wanted[Path("Cargo.toml")] = manifest.encode()
+        for path in self.folder.rglob("*"):
+            # cargo shortens the lock file to what two crates need; it stays as long as it is younger than ours.
+            if path.is_file() and path.relative_to(self.folder) not in wanted:
+                path.unlink()
+        lock = self.folder / "Cargo.lock"
+        if lock.is_file() and lock.stat().st_mtime > (REPOSITORY / "Cargo.lock").stat().st_mtime:
+            del wanted[Path("Cargo.lock")]
+        for name, content in wanted.items():
+            self.write(name, content)
+
+    def write(self, name: Path | str, content: bytes) -> None:
+        """Writes a file of the copy, unless it is like that already."""
+        path = self.folder / name
+        if not path.is_file() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+    @contextmanager
+    def with_bug(self, mutant: Mutant) -> Iterator[None]:
+        """The copy has the bug for a while."""
+        original = (self.folder / mutant.file).read_text(encoding="utf-8")
+        self.write(mutant.file, mutant.mutated(original).encode())
+        try:
+            yield
+        finally:
+            self.write(mutant.file, original.encode())
+
+    def build(self, test: str) -> Path:
+        """Compiles one test binary and returns its path."""
+        crate, _, name = test.partition(":")
+        command = ["cargo", "test", "--quiet", "--no-run", "--message-format=json-render-diagnostics"]
+        command += ["--package", crate, "--test", name, "--target-dir", str(BUILD / "build")]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise TesterError(f"{test} does not compile:\n{done.stderr}")
+        for line in done.stdout.splitlines():
+            message = json.loads(line)
+            if message.get("target", {}).get("name") == name and message.get("executable"):
+                return Path(message["executable"])
+        raise TesterError(f"cargo built no test binary for {test}")
+
+    def run(self, test: str, binary: Path, limit_s: float) -> Run:
+        """Runs a test binary; it ends at its first failure, or at the limit."""
+        environment = LIMITS.get(test, {}) | os.environ | {"RUST_BACKTRACE": "0"}
+        begin = time.monotonic()
+        process = subprocess.Popen(
+            [binary],
+            cwd=self.folder / "crates" / test.partition(":")[0],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+        timed_out = False
+        try:
+            printed, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+            os.killpg(process.pid, signal.SIGKILL)
+            printed, _ = process.communicate()
+        seconds = time.monotonic() - begin
+        if timed_out:
+            message = f"no end within {limit_s:.0f} s"
+        elif process.returncode < 0:
+            message = f"ended by {signal.Signals(-process.returncode).name}"
+        else:
+            message = first_panic(printed.decode(errors="replace"))
+        return Run(process.returncode == 0, timed_out, seconds, message)
+
+
+def first_panic(printed: str) -> str:
+    """Where and why a test panicked first, in one line."""
+    found = re.search(r"panicked at (\S+?):\d+:\d+:\n(.*(?:\n +\S.*)*)", printed)
+    if found is None:
+        return ""
+    return f"{Path(found[1]).name}: " + re.sub(r"\s+", " ", found[2])[:200]
+
+
+def baseline(tree: Tree, tests: Sequence[str]) -> dict[str, float]:
+    """Seconds that each test may take with a bug. Without one each passes."""
+    limits = {}
+    for test in tests:
+        begin = time.monotonic()
+        binary = tree.build(test)
+        built = time.monotonic() - begin
+        run = tree.run(test, binary, limit_s=300)
+        if not run.passed:
+            raise TesterError(f"{test} fails on the sources as they are: {run.message}")
+        limits[test] = max(SECONDS_AT_LEAST, TIMES_THE_BASELINE * run.seconds)
+        say(f"  passes without a bug  {built:5.1f} s + {run.seconds:4.1f} s  {test}")
+    return limits
+
+
+def judge(tree: Tree, mutant: Mutant, limit_s: float) -> Verdict:
+    """Builds and runs one mutant."""
+    begin = time.monotonic()
+    status, message, run_s = "error", "", 0.0
+    try:
+        with tree.with_bug(mutant):
+            binary = tree.build(mutant.test)
+            build_s = time.monotonic() - begin
+            run = tree.run(mutant.test, binary, limit_s)
+        run_s, message = run.seconds, run.message
+        status = "survived" if run.passed else "killed by its time limit" if run.timed_out else "killed"
+    except TesterError as error:
+        build_s, message = time.monotonic() - begin, str(error)
+    return Verdict(mutant.name, mutant.bug, mutant.test, status, round(build_s, 2), round(run_s, 2), message)
+
+
+def choose(mutants: list[Mutant], arguments: argparse.Namespace) -> list[Mutant]:
+    """The mutants that the command line asks for."""
+    if arguments.only:
+        unknown = sorted(set(arguments.only) - {mutant.name for mutant in mutants})
+        if unknown:
+            raise TesterError(f"there are no mutants {unknown}; --list shows all")
+        return [mutant for mutant in mutants if mutant.name in arguments.only]
+    if arguments.required:
+        return [mutant for mutant in mutants if mutant.required]
+    return [mutant for mutant in mutants if arguments.all or not mutant.slow]
+
+
+def test_all(mutants: Sequence[Mutant]) -> int:
+    """Judges the mutants one after the other and prints the summary."""
+    started = time.monotonic()
+    tree = Tree()
+    tree.refresh()
+    limits = baseline(tree, sorted({mutant.test for mutant in mutants}))
+    verdicts = []
+    for mutant in mutants:
+        verdict = judge(tree, mutant, limits[mutant.test])
+        verdicts.append(verdict)
+        say(f"  {verdict.status:<20}  {verdict.build_s:5.1f} s + {verdict.run_s:4.1f} s  {mutant.name}: {mutant.bug}")
+        say(f"      {verdict.test}: {verdict.message or 'it passes'}")
+    count = {status: sum(verdict.status == status for verdict in verdicts) for status in ("survived", "error")}
+    wall_s = round(time.monotonic() - started, 1)
+    summary = {"killed": len(verdicts) - sum(count.values()), **count, "wall_s": wall_s}
+    say(f"{len(verdicts)} mutants: {summary}")
+    print(json.dumps(summary | {"mutants": [asdict(verdict) for verdict in verdicts]}))
+    return 2 if count["error"] else int(count["survived"] > 0)
+
+
+def main() -> int:
+    """See the module's documentation."""
+    parser = argparse.ArgumentParser(description="Put known bugs back and prove that the tests fail.")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--all", action="store_true", help="the slow ones too")
+    group.add_argument("--required", action="store_true", help="only the five that must be found")
+    group.add_argument("--only", metavar="NAME", action="append", help="only this one; may be repeated")
+    group.add_argument("--list", action="store_true", help="show the mutants")
+    group.add_argument("--check", action="store_true", help="look only whether each still applies")
+    arguments = parser.parse_args()
+    try:
+        mutants = read_mutants()
+        if arguments.list:
+            for mutant in mutants:
+                marks = " (required)" * mutant.required + " (slow)" * mutant.slow
+                print(f"{mutant.name:<36} {mutant.bug}{marks}")
+            return 0
+        chosen = choose(mutants, arguments)
+        check_texts(mutants)
+        if arguments.check:
+            print(f"{len(mutants)} mutants apply")
+            return 0
+        BUILD.mkdir(parents=True, exist_ok=True)
+        with (BUILD / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # Another run works in the same folder.
+            return test_all(chosen)
+    except TesterError as error:
+        say(f"mutation test: {error}")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
