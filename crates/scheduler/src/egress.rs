@@ -339,9 +339,10 @@ mod tests {
 
 #[cfg(all(test, loom))]
 mod loom_tests {
-    use super::{channel, record};
+    use super::{EngineCoreOutput, channel, record};
 
-    /// A small ring, overrun while it is drained: in order, none lost, no place read while it is written.
+    /// A small ring, overrun while it is drained: in order, none lost, no place read while it is written. Each output
+    /// takes three of its four places, so that the second one is written over what is read at the same time.
     #[test]
     fn nothing_is_lost_when_the_ring_wraps() {
         loom::model(|| {
@@ -349,7 +350,12 @@ mod loom_tests {
             let sender = loom::thread::spawn(move || {
                 let mut refused = 0;
                 for n in 0..3 {
-                    if !producer.push(record(n)) {
+                    let all_parts = EngineCoreOutput {
+                        timestamp_ns: 1 + n,
+                        num_cached_tokens: 1 + n as u32,
+                        ..record(n)
+                    };
+                    if !producer.push(all_parts) {
                         refused += 1;
                     }
                     producer.publish();

@@ -68,11 +68,9 @@ impl<T> Inbox<T> {
         self.head.load(Ordering::Relaxed).is_null()
     }
 
-    /// Take all messages, oldest first. Wait-free: one swap and a walk over what was there.
+    /// Take all messages, oldest first. Wait-free: one swap and a walk over what was there. (No look beforehand: whoever
+    /// calls in vain has [`is_empty`](Self::is_empty), and behind such a look the models below would never meet a sender.)
     pub fn take(&self, mut receive: impl FnMut(T)) {
-        if self.is_empty() {
-            return;
-        }
         // Acquire: pairs with the Release of every push whose node is in the list.
         let mut node = self.head.swap(ptr::null_mut(), Ordering::Acquire);
         let mut oldest_first: *mut Node<T> = ptr::null_mut();
