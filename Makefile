@@ -9,16 +9,18 @@ BIN := $(VENV)/bin
 # Arguments passed on: `make serve MODEL=gpt2 ARGS="--port 9000"`, `make test ARGS="-k sampler"`.
 MODEL ?=
 ARGS ?=
+# Arguments of the mutation test: `make test-mutation MUTANTS=--all`.
+MUTANTS ?=
 export VENV
 # CI builds the committed Cargo.lock; at home cargo may bring it up to date with an edited Cargo.toml.
 LOCKED := $(if $(CI),--locked)
 # cargo finds the interpreter it type-checks the binding crate against.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
 
-.PHONY: help setup serve test test-rust test-loom test-python lint fmt bench wheel all clean
+.PHONY: help setup serve test test-rust test-loom test-mutation test-python lint fmt bench wheel all clean
 
 help: ## show this list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo '  make serve MODEL=gpt2 ARGS="--port 9000"   serve another model, with flags of `rustvllm serve`'
 	@echo '  make test ARGS="-k sampler"                pass arguments to pytest'
@@ -30,13 +32,16 @@ setup: ## check the machine, make .venv, install the dependencies, build the Rus
 serve: setup ## serve the embedded model, or MODEL=name_or_folder, on port 8000
 	@exec $(BIN)/rustvllm serve $(MODEL) $(ARGS)
 
-test: setup test-rust test-loom test-python ## run every test: Rust, loom, Python
+test: setup test-rust test-loom test-mutation test-python ## run every test: Rust, loom, mutants, Python
 
 test-rust: ## run the Rust tests alone
 	cargo test $(LOCKED) --quiet
 
 test-loom: ## model-check the lock-free structures (crates that have a tests/loom*.rs)
 	@scripts/test_loom.sh
+
+test-mutation: setup ## put known bugs back into the control plane and prove that its tests fail
+	$(BIN)/python scripts/mutation_test.py $(MUTANTS)
 
 test-python: setup ## run the Python tests alone
 	$(BIN)/python -m pytest $(ARGS)

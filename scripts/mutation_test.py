@@ -1,8 +1,9 @@
-"""Puts known bugs back into the control plane, one at a time, and proves that its tests fail. Called by `make test-mutation`.
+"""Puts known bugs back into the control plane, one at a time, and proves that its tests fail.
 
 A mutant is an entry of `tests/mutation/*.toml`: a text that occurs once in a source file, what to put in its place, and
-the test binary that must fail then. The crates are copied into a build folder that stays between runs, so a mutant costs
-one incremental compile of two small crates and as much of a test as it needs to fail. The working tree is only read.
+the test binary that must fail then. The crates are copied into a build folder that stays between runs, so a mutant
+costs one incremental compile of two small crates and as much of a test as it needs to fail. The working tree is only
+read. Called by `make test-mutation`.
 
     scripts/mutation_test.py                 what CI runs: the mutants that are not marked `slow`
     scripts/mutation_test.py --all           every mutant
@@ -11,9 +12,9 @@ one incremental compile of two small crates and as much of a test as it needs to
     scripts/mutation_test.py --list          their names and bugs
     scripts/mutation_test.py --check         whether each text still occurs exactly once; nothing is built
 
-The last line of standard output is one JSON object. Exit status: 0 when every mutant was killed, 1 when one survived,
-2 when the tester could not do its work (a text that is not there, a mutant that does not compile, a test that fails on
-the sources as they are).
+The last line is a JSON object with the numbers and the names of what was not killed; `--json` adds a verdict for each
+mutant. Exit status: 0 when every mutant was killed, 1 when one survived, 2 when the tester could not do its work (a
+text that is not there, a mutant that does not compile, a test that fails on the sources as they are).
 """
 
 import argparse
@@ -37,18 +38,29 @@ MUTANTS = REPOSITORY / "tests" / "mutation"
 CRATES = ("kvblocks", "scheduler")
 BUILD = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")).absolute() / "mutation"
 
-# Not optimised: most mutants fail within the first seeds, so compiling costs more than running. What is compiled once is.
-PROFILE = "\n[profile.dev]\nopt-level = 0\ndebug = 0\n\n[profile.dev.package.\"*\"]\nopt-level = 2\n"
+# Most mutants fail within the first seeds, so compiling costs more than running. loom is compiled once and runs long.
+PROFILE = """
+[profile.dev]
+opt-level = 0
+debug = 0
+
+[profile.dev.package.loom]
+opt-level = 2
+"""
 # How far a test goes before its mutant counts as a survivor. What the environment says goes first.
 LIMITS = {
     "kvblocks:random_operations": {"RUSTVLLM_TEST_SEEDS": "30", "RUSTVLLM_TEST_OPERATIONS": "1000"},
     "scheduler:random_operations": {"RUSTVLLM_TEST_SEEDS": "96", "RUSTVLLM_TEST_OPERATIONS": "1200"},
-    "scheduler:equal_to_naive": {"RUSTVLLM_TEST_SEEDS": "100", "RUSTVLLM_TEST_OPERATIONS": "400"},
+    "scheduler:equal_to_naive": {"RUSTVLLM_TEST_SEEDS": "150", "RUSTVLLM_TEST_OPERATIONS": "400"},
 }
 # A mutant may loop for ever, or until there is no memory.
 SECONDS_AT_LEAST = 20.0
 TIMES_THE_BASELINE = 4.0
 MAX_MEMORY_BYTES = 4 << 30
+
+
+# What is no success.
+LEFT_ALIVE = ("survived", "error")
 
 
 class TesterError(Exception):
@@ -148,7 +160,7 @@ class Tree:
 
     def refresh(self) -> None:
         """Makes the copy equal to the working tree. What is equal is not touched: cargo looks at dates."""
-        wanted = {}
+        wanted: dict[Path, bytes] = {}
         for crate in CRATES:
             root = REPOSITORY / "crates" / crate
             wanted |= {path.relative_to(REPOSITORY): path.read_bytes() for path in root.rglob("*") if path.is_file()}
@@ -231,6 +243,8 @@ class Tree:
             os.killpg(process.pid, signal.SIGKILL)
             printed, _ = process.communicate()
         seconds = time.monotonic() - begin
+        if b"running 0 tests" in printed:
+            raise TesterError(f"{test}: there is no test in it")
         if timed_out:
             message = f"no end within {limit_s:.0f} s"
         elif process.returncode < 0:
@@ -257,7 +271,7 @@ def baseline(tree: Tree, tests: Sequence[str]) -> dict[str, float]:
         built = time.monotonic() - begin
         run = tree.run(test, binary, limit_s=300)
         if not run.passed:
-            raise TesterError(f"{test} fails on the sources as they are: {run.message}")
+            raise TesterError(f"{test} does not pass on the sources as they are: {run.message}")
         limits[test] = max(SECONDS_AT_LEAST, TIMES_THE_BASELINE * run.seconds)
         say(f"  passes without a bug  {built:5.1f} s + {run.seconds:4.1f} s  {test}")
     return limits
@@ -291,7 +305,7 @@ def choose(mutants: list[Mutant], arguments: argparse.Namespace) -> list[Mutant]
     return [mutant for mutant in mutants if arguments.all or not mutant.slow]
 
 
-def test_all(mutants: Sequence[Mutant]) -> int:
+def test_all(mutants: Sequence[Mutant], *, with_verdicts: bool) -> int:
     """Judges the mutants one after the other and prints the summary."""
     started = time.monotonic()
     tree = Tree()
@@ -303,12 +317,13 @@ def test_all(mutants: Sequence[Mutant]) -> int:
         verdicts.append(verdict)
         say(f"  {verdict.status:<20}  {verdict.build_s:5.1f} s + {verdict.run_s:4.1f} s  {mutant.name}: {mutant.bug}")
         say(f"      {verdict.test}: {verdict.message or 'it passes'}")
-    count = {status: sum(verdict.status == status for verdict in verdicts) for status in ("survived", "error")}
-    wall_s = round(time.monotonic() - started, 1)
-    summary = {"killed": len(verdicts) - sum(count.values()), **count, "wall_s": wall_s}
-    say(f"{len(verdicts)} mutants: {summary}")
-    print(json.dumps(summary | {"mutants": [asdict(verdict) for verdict in verdicts]}))
-    return 2 if count["error"] else int(count["survived"] > 0)
+    named = {status: [verdict.name for verdict in verdicts if verdict.status == status] for status in LEFT_ALIVE}
+    num_killed = len(verdicts) - sum(len(names) for names in named.values())
+    summary = {"killed": num_killed, **named, "wall_s": round(time.monotonic() - started, 1)}
+    if with_verdicts:
+        summary["mutants"] = [asdict(verdict) for verdict in verdicts]
+    print(json.dumps(summary))
+    return 2 if named["error"] else int(bool(named["survived"]))
 
 
 def main() -> int:
@@ -320,6 +335,7 @@ def main() -> int:
     group.add_argument("--only", metavar="NAME", action="append", help="only this one; may be repeated")
     group.add_argument("--list", action="store_true", help="show the mutants")
     group.add_argument("--check", action="store_true", help="look only whether each still applies")
+    parser.add_argument("--json", action="store_true", help="print a verdict for each mutant in the last line")
     arguments = parser.parse_args()
     try:
         mutants = read_mutants()
@@ -336,7 +352,7 @@ def main() -> int:
         BUILD.mkdir(parents=True, exist_ok=True)
         with (BUILD / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # Another run works in the same folder.
-            return test_all(chosen)
+            return test_all(chosen, with_verdicts=arguments.json)
     except TesterError as error:
         say(f"mutation test: {error}")
         return 2
