@@ -1,0 +1,83 @@
+"""An :class:`EngineConfig` as JSON and back: how one process tells another what engine to be.
+
+The text is made and read by processes of one installation, so it has no version; what it does not know it refuses.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from rustvllm.config import EngineConfig
+from rustvllm.exceptions import ConfigError
+
+
+def dump_config(config: EngineConfig) -> str:
+    """The configuration as JSON text."""
+    return json.dumps(_plain(config))
+
+
+def load_config(text: str) -> EngineConfig:
+    """The configuration that :func:`dump_config` wrote.
+
+    Raises:
+        ConfigError: The text is not one, or a value is out of range.
+    """
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"the engine's configuration is no JSON: {error}") from error
+    config = _build(EngineConfig, data, "config")
+    assert isinstance(config, EngineConfig)
+    return config
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _build(kind: Any, value: Any, name: str) -> Any:
+    """``value`` as JSON gave it, as an instance of ``kind``."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        (kind,) = (argument for argument in arguments if argument is not types.NoneType)
+        return _build(kind, value, name)
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(kind, value, name)
+    if kind is Path:
+        return Path(_require(str, value, name))
+    if origin is tuple:
+        return tuple(_build(arguments[0], item, name) for item in _require(list, value, name))
+    if kind is Any or origin in (Mapping, dict, Literal):
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return _require(kind, value, name)
+
+
+def _build_dataclass(kind: Any, value: Any, name: str) -> Any:
+    types_of = typing.get_type_hints(kind)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    given = _require(dict, value, name)
+    if unknown := sorted(given.keys() - fields):
+        raise ConfigError(f"{name} has no field {unknown[0]!r}")
+    return kind(**{key: _build(types_of[key], item, f"{name}.{key}") for key, item in given.items()})
+
+
+def _require(kind: type, value: Any, name: str) -> Any:
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name} must be {kind.__name__}, got {value!r} ({type(value).__name__})")
+    return value
