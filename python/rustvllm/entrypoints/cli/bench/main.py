@@ -9,9 +9,10 @@ from rustvllm.exceptions import RustVLLMError
 
 COMMANDS = {
     "step": "cost of one step of the scheduler, in Rust and as seen from Python",
+    "serve": "send requests to a server and time their streams",
     "trace": "replay a request trace through the scheduler: its cost, hit rate and queue times",
 }
-LATER = ("latency", "serve", "throughput")
+LATER = ("latency", "startup", "throughput")
 """Measurements that users of this kind of program know and that do not exist yet."""
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -23,7 +24,7 @@ def make_parser() -> FlexibleArgumentParser:
     return FlexibleArgumentParser(
         prog="rustvllm bench",
         usage="rustvllm bench [--help] MEASUREMENT ...",
-        description="Measure the scheduler. No model is needed.",
+        description="Measure the scheduler, which needs no model, or a server.",
         epilog=f"measurements:\n{lines}\n\n'rustvllm bench MEASUREMENT --help' says more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -41,6 +42,10 @@ def bench(argv: Sequence[str]) -> int:
         return EXIT_OK if argv else EXIT_USAGE
     command, *rest = argv
     try:
+        if command == "serve":
+            from rustvllm.entrypoints.cli.bench.serve import bench_serve
+
+            return bench_serve(rest)
         if command == "step":
             from rustvllm.entrypoints.cli.bench.step import bench_step
 
@@ -50,7 +55,7 @@ def bench(argv: Sequence[str]) -> int:
 
             return bench_trace(rest)
     # The core refuses numbers outside their limits with a plain ValueError.
-    except (RustVLLMError, ValueError) as error:
+    except (RustVLLMError, ValueError, ConnectionError) as error:
         print(f"rustvllm bench {command}: error: {error}", file=sys.stderr)
         return EXIT_FAILURE
     except KeyboardInterrupt:

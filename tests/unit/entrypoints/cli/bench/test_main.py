@@ -24,7 +24,7 @@ def test_every_measurement_explains_itself(capsys, command):
 
 def test_unknown_and_later_measurements(capsys):
     assert main(["bench", "stpe"]) == 2
-    assert "no measurement 'stpe'; measurements are step, trace" in capsys.readouterr().err
+    assert "no measurement 'stpe'; measurements are step, serve, trace" in capsys.readouterr().err
     for command in LATER:
         assert main(["bench", command]) == 2
         assert f"{command!r} is not supported yet" in capsys.readouterr().err
