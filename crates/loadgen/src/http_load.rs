@@ -220,12 +220,14 @@ impl<'a> Run<'a> {
         stop: oneshot::Receiver<()>,
     ) -> Result<HttpLoadReport, HttpLoadError> {
         let runtime = runtime()?;
-        LocalSet::new().block_on(&runtime, async {
+        let result = LocalSet::new().block_on(&runtime, async {
             tokio::select! {
                 result = self.both_phases(progress) => result,
                 _ = stop => Err(HttpLoadError::Interrupted),
             }
-        })
+        });
+        runtime.shutdown_background(); // a name that is still being looked up delays nobody
+        result
     }
 
     async fn both_phases(&self, progress: &Arc<Progress>) -> Result<HttpLoadReport, HttpLoadError> {
