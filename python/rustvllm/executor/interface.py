@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class Executor(Protocol):
-    """Call ``load_model``, ``determine_num_blocks``, ``initialize_kv_cache`` and ``bind_token_ids`` in this order,
-    then per step ``execute_model`` and ``sample_tokens``.
+    """Call ``load_model``, ``determine_num_blocks``, ``determine_num_cpu_blocks``, ``initialize_kv_cache`` and
+    ``bind_token_ids`` in this order, then per step ``execute_model`` and ``sample_tokens``.
     """
 
     def load_model(self) -> None:
@@ -25,10 +25,17 @@ class Executor(Protocol):
     def determine_num_blocks(self) -> int:
         """KV blocks, the null block included."""
 
+    def determine_num_cpu_blocks(self, num_blocks: int) -> int:
+        """Blocks in CPU memory for preempted requests; 0 unless preemption is by swap."""
+
     def initialize_kv_cache(
-        self, num_blocks: int, buffer_spec: Sequence[tuple[str, str, tuple[int, ...]]], num_sets: int
+        self,
+        num_blocks: int,
+        buffer_spec: Sequence[tuple[str, str, tuple[int, ...]]],
+        num_sets: int,
+        num_cpu_blocks: int = 0,
     ) -> list[dict[str, np.ndarray[Any, Any]]]:
-        """Take the memory of the cache and of ``num_sets`` step-buffer sets, and return these for the scheduler."""
+        """Take the memory of the cache, of its CPU tier and of ``num_sets`` step-buffer sets; return the sets."""
 
     def bind_token_ids(self, token_ids: Callable[[int], list[int]]) -> None:
         """Say where the tokens of a row come from (``Scheduler.token_ids``)."""

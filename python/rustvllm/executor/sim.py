@@ -79,11 +79,21 @@ class SimExecutor:
         blocks_per_seq = -(-self._config.model.max_model_len // cache.block_size)
         return 1 + max(blocks_per_seq, min(scheduler.max_num_seqs * blocks_per_seq, MAX_DEFAULT_BLOCKS))
 
+    def determine_num_cpu_blocks(self, num_blocks: int) -> int:  # noqa: ARG002 -- other executors look at both
+        """With preemption by swap: as many as ``swap_space`` would hold of the model's own blocks."""
+        if self._config.scheduler.preemption_mode != "swap":
+            return 0
+        model, cache = self._config.model, self._config.cache
+        itemsize = 4 if model.dtype == "float32" else 2
+        per_block = 2 * itemsize * model.num_layers * model.num_kv_heads * model.head_dim * cache.block_size
+        return max(1, min(int(cache.swap_space * 2**30) // per_block, MAX_DEFAULT_BLOCKS))
+
     def initialize_kv_cache(
         self,
         num_blocks: int,  # noqa: ARG002 -- blocks of a simulated cache hold nothing
         buffer_spec: Sequence[tuple[str, str, tuple[int, ...]]],
         num_sets: int,
+        num_cpu_blocks: int = 0,  # noqa: ARG002 -- likewise
     ) -> list[dict[str, npt.NDArray[Any]]]:
         """The step buffers, in plain memory."""
         self._sets = [

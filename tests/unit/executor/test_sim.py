@@ -53,10 +53,11 @@ def test_greedy_answers_depend_on_their_prompt_alone(make_llm):
     assert len({tuple(answer) for (answer,) in together}) == len(PROMPTS)
     alone = make_llm(max_num_seqs=1, max_num_batched_tokens=16, enable_prefix_caching=False)
     assert [generate(alone, [prompt], GREEDY)[0] for prompt in PROMPTS] == together
-    # So few blocks that requests are preempted and computed again.
-    crowded = make_llm(num_gpu_blocks_override=14, max_model_len=96, max_num_seqs=6)
-    assert generate(crowded, PROMPTS, GREEDY) == together
-    assert crowded.llm_engine.engine_core.scheduler.stats()["num_preemptions"] > 0
+    # So few blocks that requests are preempted, and computed again or swapped.
+    for how in ({}, {"preemption_mode": "swap", "swap_space": 0.01}):
+        crowded = make_llm(num_gpu_blocks_override=14, max_model_len=96, max_num_seqs=6, **how)
+        assert generate(crowded, PROMPTS, GREEDY) == together
+        assert crowded.llm_engine.engine_core.scheduler.stats()["num_preemptions"] > 0
 
 
 def test_seeds_decide_where_the_temperature_lets_them(make_llm):
