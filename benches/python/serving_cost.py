@@ -4,6 +4,7 @@ Per row: tokens/s, latencies, and the processor time of the server per streamed 
 /proc. Server and client share the machine, so throughput is that of both; processor time is the server's alone.
 
     python benches/python/serving_cost.py --concurrency 1,16,64,256 --step-time 0,5
+    python benches/python/serving_cost.py --bare    # the same of a server that does nothing else
 """
 
 import argparse
@@ -21,15 +22,20 @@ from pathlib import Path
 from typing import Any
 
 RUSTVLLM = [sys.executable, "-m", "rustvllm.entrypoints.cli.main"]
+BARE = [sys.executable, str(Path(__file__).with_name("bare_stream.py"))]
 TICKS = os.sysconf("SC_CLK_TCK")
 READY_SECONDS = 120
 
 
-@contextmanager
-def serving(step_time: float, max_num_seqs: int, more: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """A server of simulated steps; its address and process."""
+def simulation(step_time: float, max_num_seqs: int) -> list[str]:
+    """The command of a server of simulated steps."""
     command = [*RUSTVLLM, "serve", "--executor", "sim", "--port", "0", "--max-num-seqs", str(max_num_seqs)]
-    command += ["--sim-step-time", str(step_time), *more]
+    return [*command, "--sim-step-time", str(step_time)]
+
+
+@contextmanager
+def serving(command: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """A server's address and process."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         watchdog = threading.Timer(READY_SECONDS, process.kill)
         watchdog.start()
@@ -122,11 +128,12 @@ def main() -> None:
     parser.add_argument("--step-time", type=numbers, default=[0.0], help="milliseconds of a simulated step")
     parser.add_argument("--tokens", type=int, default=50_000, help="tokens of a row, about")
     parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--bare", action="store_true", help="measure bare_stream.py instead")
     parser.add_argument("--json", action="store_true")
-    args, more = parser.parse_known_args()
+    args, more = parser.parse_known_args()  # what is not known here goes to `rustvllm serve`
     rows = []
-    for step_time in args.step_time:
-        with serving(step_time, 256, more) as (url, pid):
+    for step_time in [0.0] if args.bare else args.step_time:
+        with serving(BARE if args.bare else [*simulation(step_time, 256), *more]) as (url, pid):
             for concurrency in map(int, args.concurrency):
                 # A row of one stream at a time would take minutes: as many tokens as ten seconds bring.
                 per_second = concurrency * 1000 / max(step_time, 0.05)

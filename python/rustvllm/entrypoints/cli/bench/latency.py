@@ -5,7 +5,8 @@ import time
 from collections.abc import Sequence
 
 from rustvllm.entrypoints.cli.bench.arguments import whole_number
-from rustvllm.entrypoints.cli.bench.offline import describe, make_llm, make_parser, parse, publish, random_prompts
+from rustvllm.entrypoints.cli.bench.offline import describe, make_llm, make_parser, parse, random_prompts
+from rustvllm.entrypoints.cli.bench.report import publish
 from rustvllm.sampling_params import SamplingParams
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)

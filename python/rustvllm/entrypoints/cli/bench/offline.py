@@ -1,7 +1,6 @@
-"""What ``bench throughput`` and ``bench latency`` share: an engine in this process, prompts, and where reports go."""
+"""What ``bench throughput`` and ``bench latency`` share: an engine in this process, and prompts."""
 
 import argparse
-import json
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from rustvllm import _core
 from rustvllm.engine_args import EngineArgs
 from rustvllm.entrypoints.cli.bench.arguments import whole_number
 from rustvllm.entrypoints.cli.bench.machine import machine, require_release_build, versions
+from rustvllm.entrypoints.cli.bench.report import check_output
 from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
 from rustvllm.exceptions import ConfigError
 
@@ -37,12 +37,13 @@ def parse(parser: FlexibleArgumentParser, argv: Sequence[str]) -> argparse.Names
     """Parsed flags.
 
     Raises:
-        ConfigError: The core is a debug build.
+        ConfigError: The core is a debug build, or the report's file cannot be written.
     """
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.refuse_unknown(unknown)
     require_release_build()
+    check_output(args.output_json)
     return args
 
 
@@ -91,19 +92,3 @@ def describe(llm: "LLM", args: argparse.Namespace) -> dict[str, Any]:
         "output_len": args.output_len,
         "max_num_seqs": config.scheduler.max_num_seqs,
     }
-
-
-def publish(args: argparse.Namespace, report: dict[str, Any], summary: str) -> None:
-    """Print the report, and write it where it is wanted.
-
-    Raises:
-        ConfigError: It cannot be written.
-    """
-    text = json.dumps(report, indent=2)
-    print(text if args.json else summary)
-    if args.output_json is not None:
-        try:
-            with open(args.output_json, "w", encoding="utf-8") as file:  # noqa: PTH123 -- a path as it was given
-                file.write(text + "\n")
-        except OSError as error:
-            raise ConfigError(f"cannot write --output-json {args.output_json}: {error.strerror}") from error

@@ -16,6 +16,7 @@ from rustvllm import _core
 from rustvllm.entrypoints.cli.bench.arguments import seconds, whole_number
 from rustvllm.entrypoints.cli.bench.machine import require_release_build
 from rustvllm.entrypoints.cli.bench.progress import LoadProgress
+from rustvllm.entrypoints.cli.bench.report import check_output, publish
 from rustvllm.entrypoints.cli.bench.serve_report import METRICS, build_report, summary
 from rustvllm.entrypoints.cli.bench.sharegpt import read_sharegpt
 from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
@@ -164,7 +165,7 @@ def bench_serve(argv: Sequence[str]) -> int:
     options = _data_set(args)
     base_url = args.base_url or f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{args.port}"
     api_key = next((os.environ[name] for name in API_KEY_VARIABLES if os.environ.get(name)), None)
-    output = _open_output(args.output_json)
+    check_output(args.output_json)
     _allow_many_connections()
     model = args.model or _core.served_model(base_url, api_key=api_key)
     fields = {
@@ -197,11 +198,7 @@ def bench_serve(argv: Sequence[str]) -> int:
         )
         progress.finish(measured)
     report = build_report(args, base_url, model, goodput, measured)
-    text = json.dumps(report, indent=2)
-    if output is not None:
-        with output:
-            output.write(text + "\n")
-    print(text if args.json else summary(report, args.percentile_metrics, args.metric_percentiles))
+    publish(args, report, summary(report, args.percentile_metrics, args.metric_percentiles))
     if not report["completed"]:
         kind, example = next(iter(report["error_examples"].items()))
         raise RequestFailedError(f"none of {args.num_prompts} requests came to its end; first {kind}: {example}")
@@ -231,16 +228,6 @@ def _data_set(args: argparse.Namespace) -> dict[str, Any]:
         return {"vocab_size": vocab_size, "trace": args.dataset_path}
     texts = read_sharegpt(args.dataset_path, args.num_prompts, args.seed, args.sharegpt_output_len, args.tokenizer)
     return {"texts": texts}
-
-
-def _open_output(path: str | None) -> Any:
-    """The report's file, opened before the run: a wrong path must not cost an hour."""
-    if path is None:
-        return None
-    try:
-        return open(path, "w", encoding="utf-8")  # noqa: PTH123 -- closed after the run
-    except OSError as error:
-        raise ConfigError(f"cannot write --output-json {path}: {error.strerror}") from error
 
 
 def _allow_many_connections() -> None:
