@@ -3,7 +3,7 @@
 The arrays that cross the boundary every step are described in ``docs/boundary.md``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Self, final
 
@@ -21,9 +21,11 @@ __all__ = [
     "SchedulerOutput",
     "Tokenizer",
     "__version__",
+    "bench_serve",
     "bench_step",
     "bench_trace",
     "build_profile",
+    "served_model",
     "step_buffer_spec",
 ]
 
@@ -355,3 +357,44 @@ def bench_trace(
     each. ``per_request`` adds ``hit_blocks_per_request`` (None for a refused one). Raises TraceError, or ``ValueError``
     naming the value and the limit. Releases the interpreter; Ctrl-C ends it.
     """
+
+def bench_serve(
+    base_url: str,
+    endpoint: str,
+    fields: str,
+    *,
+    num_prompts: int,
+    random: Mapping[str, int | float] | None = None,
+    texts: Sequence[tuple[str, int]] | None = None,
+    trace: str | PathLike[str] | None = None,
+    vocab_size: int | None = None,
+    request_rate: float | None = None,
+    burstiness: float = 1.0,
+    as_recorded: bool = False,
+    max_concurrency: int | None = None,
+    num_warmups: int = 0,
+    seed: int = 0,
+    timeout_s: float = 3600.0,
+    percentiles: Sequence[float] = ...,
+    goodput_ttft_ms: float | None = None,
+    goodput_tpot_ms: float | None = None,
+    goodput_e2el_ms: float | None = None,
+    api_key: str | None = None,
+    progress: Callable[[int, int, int, bool], object] | None = None,
+) -> dict[str, Any]:
+    """Send ``num_prompts`` requests to an OpenAI-compatible server over HTTP and time their streams.
+
+    ``fields`` is a JSON object with every field of a request but the prompt and ``max_tokens``. Prompts come from one
+    of: ``random`` (``input_len``, ``output_len``, ``range_ratio``, ``prefix_len``, ``num_prefixes``), ``texts`` (with
+    the length of each answer), ``trace`` (a file; ``as_recorded`` keeps its times). They are token ids below
+    ``vocab_size``, or words with None. ``request_rate`` None: at once, as far as ``max_concurrency`` lets them.
+    ``progress`` is called ten times a second with completed and failed requests, events, and whether this is the
+    warm-up still.
+
+    Returns counts, seconds and, for ttft, tpot, itl, e2el (ms) and events_per_stream, a dict with count, mean, median,
+    std, min, max and percentiles; ``docs/benchmarks.md`` explains each. Raises ``ConnectionError`` without a server,
+    TraceError, or ``ValueError`` naming the value and the limit. Releases the interpreter; Ctrl-C ends it.
+    """
+
+def served_model(base_url: str, *, api_key: str | None = None) -> str:
+    """The first model of the server's ``/v1/models``. Raises ``ConnectionError``; ``ValueError`` for a wrong URL."""

@@ -21,6 +21,9 @@ MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 SCHEDULING_POLICIES = ("fcfs", "priority")
+EXECUTORS = ("auto", "uniproc", "sim")
+MAX_SIM_MS = 60_000.0
+"""A term of a simulated step's time at most."""
 PreemptionMode = Literal["recompute", "swap"]
 """How a request gives up its KV blocks when there are too few: it is computed again, or moved to CPU memory."""
 PREEMPTION_MODES: tuple[PreemptionMode, ...] = ("recompute", "swap")
@@ -282,8 +285,38 @@ class LoadConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SimConfig:
+    """A simulated model: how long its steps take and when its answers end.
+
+    Attributes:
+        step_time: Milliseconds of every step.
+        time_per_token: More for each token that the step runs.
+        time_per_context_token: More for each token of context that its requests attend to.
+        eos_after: An answer ends after so many tokens (or ``min_tokens``, if that is more); None: never by itself.
+    """
+
+    step_time: float = 0.0
+    time_per_token: float = 0.0
+    time_per_context_token: float = 0.0
+    eos_after: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("step_time", "time_per_token", "time_per_context_token"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_SIM_MS:
+                raise ConfigError(f"sim_{name} must be between 0 and {MAX_SIM_MS:g} milliseconds, got {value!r}")
+        if self.eos_after is not None:
+            require_int("sim_eos_after", self.eos_after, 0, 2**31 - 1)
+
+    @property
+    def takes_time(self) -> bool:
+        """Whether a step takes any time at all."""
+        return self.step_time + self.time_per_token + self.time_per_context_token > 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Everything an engine is built from."""
+    """Everything an engine is built from. With ``sim`` no model is loaded: its steps are simulated."""
 
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -291,6 +324,7 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
+    sim: SimConfig | None = None
 
     def __post_init__(self) -> None:
         budget, longest = self.scheduler.max_num_batched_tokens, self.model.max_model_len

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 
 from rustvllm import devices, hub
 from rustvllm.config import (
+    EXECUTORS,
     CacheConfig,
     DeviceConfig,
     EngineConfig,
@@ -25,6 +26,7 @@ from rustvllm.config import (
     ParallelConfig,
     PreemptionMode,
     SchedulerConfig,
+    SimConfig,
     UsageContext,
     require_choice,
     require_int,
@@ -75,7 +77,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "disable_log_requests": (True,),
     "enable_log_requests": (False,),
     "disable_sliding_window": (False,),
-    "executor": (None, "uniproc"),
 }
 
 
@@ -217,6 +218,22 @@ class EngineArgs:
         group="scheduler",
     )
 
+    executor: str | None = _arg(
+        "auto: load the model and run it in this process; sim: simulate its steps, without weights",
+        "auto",
+        group="simulation",
+    )
+    sim_step_time: float = _arg("milliseconds of a simulated step", 0.0, type=float, group="simulation")
+    sim_time_per_token: float = _arg("milliseconds for each token of it", 0.0, type=float, group="simulation")
+    sim_time_per_context_token: float = _arg(
+        "milliseconds for each token of context it attends to", 0.0, type=float, group="simulation"
+    )
+    sim_eos_after: int | None = _arg(
+        "simulated answers end after so many tokens (default: never by themselves)",
+        type=parse_number,
+        group="simulation",
+    )
+
     default_usage: ClassVar[UsageContext] = "llm_class"
 
     @classmethod
@@ -290,7 +307,10 @@ class EngineArgs:
         """
         usage = usage_context or self.default_usage
         self._check()
-        device = devices.detect_device() if self.device == "auto" else self.device
+        sim = self._create_sim_config()
+        device = self.device
+        if device == "auto":
+            device = "cpu" if sim else devices.detect_device()
         cache = CacheConfig(
             block_size=self.block_size,
             gpu_memory_utilization=self.gpu_memory_utilization,
@@ -311,11 +331,29 @@ class EngineArgs:
             parallel=ParallelConfig(),
             device=DeviceConfig(device=device),
             load=load,
+            sim=sim,
+        )
+
+    def _create_sim_config(self) -> SimConfig | None:
+        if self.executor != "sim":
+            return None
+        return SimConfig(
+            step_time=self.sim_step_time,
+            time_per_token=self.sim_time_per_token,
+            time_per_context_token=self.sim_time_per_context_token,
+            eos_after=self.sim_eos_after,
         )
 
     def _check(self) -> None:
         """What can be checked before a model is looked up, which may take minutes."""
         require_choice("device", self.device, ("auto", "cpu", "cuda"))
+        require_choice("executor", self.executor or "auto", EXECUTORS)
+        if self.executor == "sim" and self.device == "cuda":
+            raise ConfigError("device=cuda and executor=sim contradict each other: a simulation uses no device")
+        if self.executor != "sim":
+            for field in dataclasses.fields(self):
+                if field.name.startswith("sim_") and getattr(self, field.name) != field.default:
+                    raise ConfigError(f"{field.name} needs executor=sim")
         for name in ("model", "tokenizer", "revision", "download_dir"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str | Path) or not str(value)):
@@ -356,7 +394,7 @@ class EngineArgs:
             None if self.model is None else str(self.model),
             self.revision,
             load.download_dir,
-            with_weights=load.load_format != "dummy",
+            with_weights=load.load_format != "dummy" and self.executor != "sim",
         )
         tokenizer_path = None
         if not self.skip_tokenizer_init:

@@ -4,6 +4,7 @@
 #![allow(clippy::doc_markdown, reason = "these comments become Python docstrings")]
 
 mod bench;
+mod bench_serve;
 mod buffers;
 mod config;
 mod errors;
@@ -23,5 +24,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     scheduler::register(module)?;
     tokenizer::register(module)?;
     output_processor::register(module)?;
-    bench::register(module)
+    bench::register(module)?;
+    bench_serve::register(module)
 }

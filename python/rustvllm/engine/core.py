@@ -12,7 +12,7 @@ from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 
 if TYPE_CHECKING:
-    from rustvllm.executor.uniproc import UniProcExecutor
+    from rustvllm.executor.interface import Executor
 
 logger = init_logger(__name__)
 
@@ -119,8 +119,12 @@ class EngineCore:
         self.executor.shutdown()
 
 
-def _make_executor(config: EngineConfig) -> "UniProcExecutor":
-    """Imported here: torch takes seconds, and a wrong configuration is refused before it."""
+def _make_executor(config: EngineConfig) -> "Executor":
+    """Imported here: torch takes seconds, and a wrong configuration is refused before it; a simulation needs none."""
+    if config.sim is not None:
+        from rustvllm.executor.sim import SimExecutor
+
+        return SimExecutor(config, config.sim)
     from rustvllm.executor.uniproc import UniProcExecutor
 
     return UniProcExecutor(config)

@@ -17,7 +17,7 @@ def describe_engine(config: EngineConfig, num_blocks: int) -> list[str]:
     full_length = usable / -(-model.max_model_len // cache.block_size)
     lines = [
         f"Model       {model.served_model_name[0]} ({model.architecture}, context {model.max_model_len} tokens)",
-        f"Device      {config.device.device}, {model.dtype}",
+        _device_line(config),
         f"KV cache    {usable} blocks of {cache.block_size} tokens = {usable * cache.block_size} tokens"
         + (f", prefix caching ({_hash_function(cache)})" if cache.enable_prefix_caching else ""),
         f"Concurrency up to {scheduler.max_num_seqs} requests; the KV cache holds {full_length:.1f} of full length",
@@ -32,3 +32,13 @@ def _hash_function(cache: CacheConfig) -> str:
     name = cache.prefix_caching_hash_algo
     asked = "" if name == "builtin" else f" for {name}"
     return f"hash{asked}: {_HASH_FUNCTIONS[cache.hash_algorithm]}, keyed"
+
+
+def _device_line(config: EngineConfig) -> str:
+    sim = config.sim
+    if sim is None:
+        return f"Device      {config.device.device}, {config.model.dtype}"
+    return (
+        f"Device      simulated: a step takes {sim.step_time:g} ms + {sim.time_per_token:g} ms per token + "
+        f"{sim.time_per_context_token:g} ms per token of context"
+    )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from rustvllm import _core
-from rustvllm.worker.model_runner import GPUModelRunner, ModelRunnerOutput
+from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.step_buffers import BufferSpec
+from rustvllm.worker.step_output import ModelRunnerOutput
 from rustvllm.worker.token_counts import TokenIds
 from rustvllm.worker.worker import Worker
 

@@ -20,22 +20,12 @@ from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers
+from rustvllm.worker.step_output import ModelRunnerOutput
 
 if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput
 
 STATE_ERROR = "State error: sample_tokens() must be called after execute_model() returns None."
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRunnerOutput:
-    """What a step sampled.
-
-    Attributes:
-        sampled_token_ids: int32 ``[num_sampled, 1]``, C-contiguous, in the order of ``sampled_rows``.
-    """
-
-    sampled_token_ids: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
 
 COMMANDS = {
     "serve": "serve a model behind an OpenAI-compatible HTTP server",
-    "bench": "measure the scheduler",
+    "bench": "measure the scheduler, an engine or a server",
 }
 LATER = ("chat", "complete", "run-batch", "collect-env")
 """Commands that users of this kind of program know and that do not exist yet."""

@@ -44,3 +44,14 @@ def microseconds(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a number of microseconds, got {text!r}") from None
+
+
+def seconds(text: str) -> float:
+    """A type for argparse: seconds, more than none and at most a day."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number <= 86400:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0 and at most 86400, got {text!r}")
+    return number

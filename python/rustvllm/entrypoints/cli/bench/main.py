@@ -8,22 +8,24 @@ from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
 from rustvllm.exceptions import RustVLLMError
 
 COMMANDS = {
+    "latency": "time of one batch, offline",
+    "serve": "send requests to a server and time their streams",
+    "startup": "how long a server takes until it is ready",
     "step": "cost of one step of the scheduler, in Rust and as seen from Python",
+    "throughput": "many prompts at once, offline",
     "trace": "replay a request trace through the scheduler: its cost, hit rate and queue times",
 }
-LATER = ("latency", "serve", "throughput")
-"""Measurements that users of this kind of program know and that do not exist yet."""
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def make_parser() -> FlexibleArgumentParser:
     """The parser of the bare command; each measurement has its own."""
-    lines = "\n".join(f"  {name:<9} {text}" for name, text in COMMANDS.items())
+    lines = "\n".join(f"  {name:<11} {text}" for name, text in COMMANDS.items())
     return FlexibleArgumentParser(
         prog="rustvllm bench",
         usage="rustvllm bench [--help] MEASUREMENT ...",
-        description="Measure the scheduler. No model is needed.",
+        description="Measure the scheduler, which needs no model, an engine or a server.",
         epilog=f"measurements:\n{lines}\n\n'rustvllm bench MEASUREMENT --help' says more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -41,23 +43,36 @@ def bench(argv: Sequence[str]) -> int:
         return EXIT_OK if argv else EXIT_USAGE
     command, *rest = argv
     try:
+        if command == "latency":
+            from rustvllm.entrypoints.cli.bench.latency import bench_latency
+
+            return bench_latency(rest)
+        if command == "serve":
+            from rustvllm.entrypoints.cli.bench.serve import bench_serve
+
+            return bench_serve(rest)
+        if command == "startup":
+            from rustvllm.entrypoints.cli.bench.startup import bench_startup
+
+            return bench_startup(rest)
         if command == "step":
             from rustvllm.entrypoints.cli.bench.step import bench_step
 
             return bench_step(rest)
+        if command == "throughput":
+            from rustvllm.entrypoints.cli.bench.throughput import bench_throughput
+
+            return bench_throughput(rest)
         if command == "trace":
             from rustvllm.entrypoints.cli.bench.trace import bench_trace
 
             return bench_trace(rest)
     # The core refuses numbers outside their limits with a plain ValueError.
-    except (RustVLLMError, ValueError) as error:
+    except (RustVLLMError, ValueError, ConnectionError) as error:
         print(f"rustvllm bench {command}: error: {error}", file=sys.stderr)
         return EXIT_FAILURE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    if command in LATER:
-        problem = f"the measurement {command!r} is not supported yet"
-    else:
-        problem = f"there is no measurement {command!r}; measurements are {', '.join(COMMANDS)}"
+    problem = f"there is no measurement {command!r}; measurements are {', '.join(COMMANDS)}"
     print(f"rustvllm bench: error: {problem}", file=sys.stderr)
     return EXIT_USAGE

@@ -1,0 +1,38 @@
+"""Where a report goes: to standard output, and into a file if one is named."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rustvllm.exceptions import ConfigError
+
+
+def check_output(path: str | None) -> None:
+    """Refuse a file that cannot be written before hours are spent on what should be in it; what is there stays.
+
+    Raises:
+        ConfigError: Names the file and the reason.
+    """
+    if path is None:
+        return
+    try:
+        with Path(path).open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot write --output-json {path}: {error.strerror}") from error
+
+
+def publish(args: argparse.Namespace, report: dict[str, Any], summary: str) -> None:
+    """Print the report, for people or with ``--json``, and write it into ``--output-json``.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    text = json.dumps(report, indent=2)
+    print(text if args.json else summary)
+    if args.output_json is not None:
+        try:
+            Path(args.output_json).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write --output-json {args.output_json}: {error.strerror}") from error

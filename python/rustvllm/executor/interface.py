@@ -1,0 +1,53 @@
+"""``Executor``: what the engine core needs of whoever computes its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    import numpy as np
+
+    from rustvllm import _core
+    from rustvllm.worker.step_output import ModelRunnerOutput
+
+
+class Executor(Protocol):
+    """Call ``load_model``, ``determine_num_blocks``, ``determine_num_cpu_blocks``, ``initialize_kv_cache`` and
+    ``bind_token_ids`` in this order, then per step ``execute_model`` and ``sample_tokens``.
+    """
+
+    def load_model(self) -> None:
+        """Get ready what does not depend on the number of blocks."""
+
+    def determine_num_blocks(self) -> int:
+        """KV blocks, the null block included."""
+
+    def determine_num_cpu_blocks(self, num_blocks: int) -> int:
+        """Blocks in CPU memory for preempted requests; 0 unless preemption is by swap."""
+
+    def initialize_kv_cache(
+        self,
+        num_blocks: int,
+        buffer_spec: Sequence[tuple[str, str, tuple[int, ...]]],
+        num_sets: int,
+        num_cpu_blocks: int = 0,
+    ) -> list[dict[str, np.ndarray[Any, Any]]]:
+        """Take the memory of the cache, of its CPU tier and of ``num_sets`` step-buffer sets; return the sets."""
+
+    def bind_token_ids(self, token_ids: Callable[[int], list[int]]) -> None:
+        """Say where the tokens of a row come from (``Scheduler.token_ids``)."""
+
+    def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
+        """Run the step; ``sample_tokens`` must follow."""
+
+    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
+        """Sample from the step just executed."""
+
+    def discard_step(self) -> None:
+        """Forget a step that was executed and will not be sampled."""
+
+    def shutdown(self) -> None:
+        """Give the memory back."""

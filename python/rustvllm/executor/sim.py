@@ -1,0 +1,202 @@
+"""``SimExecutor``: steps that take a set time and sample plain words, without weights and without torch.
+
+With it the rest of the stack runs as ever: scheduler, KV blocks, prefix cache, text, server. A token depends on the one
+before it, on its position and, unless the request is greedy, on its seed; so neither company nor preemption nor chunks
+change what a request gets.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rustvllm import _core
+from rustvllm.exceptions import ModelLoadError, SchedulerStateError
+from rustvllm.logger import init_logger
+from rustvllm.worker.step_output import ModelRunnerOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rustvllm.config import EngineConfig, SimConfig
+
+logger = init_logger(__name__)
+
+MAX_DEFAULT_BLOCKS: Final = 1 << 18
+"""Blocks of the default cache at most; they hold nothing, but the pool's records of them take memory."""
+_MIN_WORDS: Final = 16
+_DTYPES: Final = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
+_GREEDY_TEMPERATURE: Final = 1e-5
+_SPACES: Final = ("Ġ", "▁")
+"""How vocabularies write the space before a word."""
+_GOLDEN, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
+
+
+class SimExecutor:
+    """See the module and :class:`~rustvllm.executor.interface.Executor`.
+
+    Attributes:
+        words: int32; the ids that are sampled.
+    """
+
+    def __init__(self, config: EngineConfig, sim: SimConfig) -> None:
+        self._config = config
+        self._sim = sim
+        self.words: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        self._sets: list[dict[str, npt.NDArray[Any]]] = []
+        num_rows = config.scheduler.max_num_seqs
+        # Of each persistent row, what its tokens depend on.
+        self._seeds = np.zeros(num_rows, np.uint64)
+        self._num_prompt_tokens = np.zeros(num_rows, np.int64)
+        self._min_tokens = np.zeros(num_rows, np.int64)
+        column = {name: index for index, name in enumerate(_core.SAMPLING_INT_COLUMNS)}
+        self._int_columns = [column["seed"], column["num_prompt_tokens"], column["min_tokens"]]
+        self._temperature_column = _core.SAMPLING_FLOAT_COLUMNS.index("temperature")
+        self._eos = np.int32(config.model.eos_token_ids[0] if config.model.eos_token_ids else -1)
+        self._sampled: npt.NDArray[np.int32] | None = None
+        self._end = 0.0
+
+    def load_model(self) -> None:
+        """Choose the words of the vocabulary.
+
+        Raises:
+            ModelLoadError: The tokenizer cannot be read, or EOS is asked for where the model has none.
+        """
+        if self._sim.eos_after is not None and self._eos < 0:
+            raise ModelLoadError("sim_eos_after is given, but the model's configuration names no eos_token_id")
+        self.words = _find_words(self._config)
+        logger.info("simulated executor: no model is loaded, tokens are %d words of the vocabulary", self.words.size)
+
+    def determine_num_blocks(self) -> int:
+        """``num_gpu_blocks_override``, else room for every request at full length (at most ``MAX_DEFAULT_BLOCKS``)."""
+        cache, scheduler = self._config.cache, self._config.scheduler
+        if cache.num_gpu_blocks_override is not None:
+            return cache.num_gpu_blocks_override
+        blocks_per_seq = -(-self._config.model.max_model_len // cache.block_size)
+        return 1 + max(blocks_per_seq, min(scheduler.max_num_seqs * blocks_per_seq, MAX_DEFAULT_BLOCKS))
+
+    def determine_num_cpu_blocks(self, num_blocks: int) -> int:  # noqa: ARG002 -- other executors look at both
+        """With preemption by swap: as many as ``swap_space`` would hold of the model's own blocks."""
+        if self._config.scheduler.preemption_mode != "swap":
+            return 0
+        model, cache = self._config.model, self._config.cache
+        itemsize = 4 if model.dtype == "float32" else 2
+        per_block = 2 * itemsize * model.num_layers * model.num_kv_heads * model.head_dim * cache.block_size
+        return max(1, min(int(cache.swap_space * 2**30) // per_block, MAX_DEFAULT_BLOCKS))
+
+    def initialize_kv_cache(
+        self,
+        num_blocks: int,  # noqa: ARG002 -- blocks of a simulated cache hold nothing
+        buffer_spec: Sequence[tuple[str, str, tuple[int, ...]]],
+        num_sets: int,
+        num_cpu_blocks: int = 0,  # noqa: ARG002 -- likewise
+    ) -> list[dict[str, npt.NDArray[Any]]]:
+        """The step buffers, in plain memory."""
+        self._sets = [
+            {name: np.zeros(shape, _DTYPES[dtype]) for name, dtype, shape in buffer_spec} for _ in range(num_sets)
+        ]
+        return self._sets
+
+    def bind_token_ids(self, token_ids: Callable[[int], list[int]]) -> None:
+        """Nothing here depends on more than the last token."""
+
+    def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
+        """Choose the step's tokens and note when it is over.
+
+        Raises:
+            SchedulerStateError: The step before was not sampled.
+        """
+        if self._sampled is not None:
+            raise SchedulerStateError("sample_tokens() must be called after execute_model()")
+        sim, output = self._sim, scheduler_output
+        arrays = self._sets[output.buffer_index]
+        if sim.takes_time:
+            duration = sim.step_time + sim.time_per_token * output.total_num_scheduled_tokens
+            if sim.time_per_context_token:
+                duration += sim.time_per_context_token * int(arrays["seq_lens"][: output.num_reqs].sum(dtype=np.int64))
+            self._end = time.perf_counter() + duration / 1000
+        if output.num_new_reqs:
+            self._admit(output.num_new_reqs, arrays)
+        num_sampled = output.num_sampled
+        rows = arrays["sampled_rows"][:num_sampled]
+        indices = arrays["logits_indices"][:num_sampled]
+        positions = arrays["positions"][indices] + 1  # of the tokens to be chosen
+        self._sampled = self._choose(rows, arrays["input_ids"][indices], positions)
+
+    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
+        """The step's tokens, once its time is over.
+
+        Raises:
+            SchedulerStateError: No step was executed.
+        """
+        del grammar_output
+        sampled, self._sampled = self._sampled, None
+        if sampled is None:
+            raise SchedulerStateError("sample_tokens() must be called after execute_model()")
+        if self._sim.takes_time and (left := self._end - time.perf_counter()) > 0:
+            time.sleep(left)
+        return ModelRunnerOutput(sampled[:, None])
+
+    def discard_step(self) -> None:
+        """Forget a step that was executed and will not be sampled."""
+        self._sampled = None
+
+    def shutdown(self) -> None:
+        """Let the step buffers go."""
+        self._sets = []
+
+    def _admit(self, num_new_reqs: int, arrays: dict[str, npt.NDArray[Any]]) -> None:
+        rows = arrays["new_rows"][:num_new_reqs]
+        seed, num_prompt_tokens, min_tokens = arrays["sampling_int"][:num_new_reqs, self._int_columns].T
+        is_greedy = arrays["sampling_float"][:num_new_reqs, self._temperature_column] < _GREEDY_TEMPERATURE
+        self._seeds[rows] = np.where(is_greedy, 0, seed).astype(np.uint64)
+        self._num_prompt_tokens[rows] = num_prompt_tokens
+        self._min_tokens[rows] = min_tokens
+
+    def _choose(
+        self, rows: npt.NDArray[np.int32], last_ids: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.int32]:
+        """One token for each sampled row, ``[num_sampled]``."""
+        state = _mix(self._seeds[rows] + _GOLDEN * positions.astype(np.uint64))
+        state = _mix(state ^ (last_ids.astype(np.uint64) * _MIX_2))
+        tokens = self.words[(state % np.uint64(self.words.size)).astype(np.int64)]
+        if self._sim.eos_after is None:
+            return tokens
+        num_outputs = positions - self._num_prompt_tokens[rows]
+        is_last = num_outputs == np.maximum(self._sim.eos_after, self._min_tokens[rows])
+        return np.where(is_last, self._eos, tokens)
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's output function."""
+    x = (x ^ (x >> _SHIFTS[0])) * _MIX_1
+    x = (x ^ (x >> _SHIFTS[1])) * _MIX_2
+    return x ^ (x >> _SHIFTS[2])
+
+
+def _find_words(config: EngineConfig) -> npt.NDArray[np.int32]:
+    """Ids of plain words with the space before them; where these are few, of letters; else all but EOS."""
+    model = config.model
+    every = np.setdiff1d(np.arange(model.vocab_size, dtype=np.int32), np.asarray(model.eos_token_ids, np.int32))
+    if model.tokenizer_path is None:
+        return every
+    path = model.tokenizer_path / "tokenizer.json"
+    if not path.is_file():  # what has only a slow tokenizer would need transformers, and that torch
+        raise ModelLoadError(f"{model.tokenizer_path} has no tokenizer.json, which the simulated executor needs")
+    try:
+        tokenizer = _core.Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelLoadError(f"cannot read the tokenizer {path}: {error}") from error
+    entries = [(token_id, tokenizer.id_to_token(token_id) or "") for token_id in every.tolist()]
+    words = [token_id for token_id, text in entries if text[:1] in _SPACES and _is_plain(text[1:])]
+    if len(words) < _MIN_WORDS:
+        words = [token_id for token_id, text in entries if _is_plain(text)]
+    return np.asarray(words, np.int32) if words else every
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isalpha() and text.islower()
