@@ -50,3 +50,8 @@ def hub_timeout() -> float:
 def check_invariants() -> bool:
     """``RUSTVLLM_CHECK_INVARIANTS=1``: the scheduler checks itself whenever the engine goes idle (default off)."""
     return _flag("RUSTVLLM_CHECK_INVARIANTS")
+
+
+def enable_multiprocessing() -> bool:
+    """``RUSTVLLM_ENABLE_MULTIPROCESSING=1``: the server's engine runs in a process of its own (default off)."""
+    return _flag("RUSTVLLM_ENABLE_MULTIPROCESSING")

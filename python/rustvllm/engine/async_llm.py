@@ -9,7 +9,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
-from rustvllm import _core
+from rustvllm import _core, envs
 from rustvllm.config import EngineConfig, UsageContext
 from rustvllm.engine.core_client import ThreadClient
 from rustvllm.engine.describe import describe_engine
@@ -17,18 +17,28 @@ from rustvllm.engine.front_end import RequestTable
 from rustvllm.engine.input_processor import InputProcessor, PromptType
 from rustvllm.engine.request_state import RequestState
 from rustvllm.engine.tokenizer import Tokenizer
-from rustvllm.exceptions import EngineDeadError, RequestFailedError
+from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 from rustvllm.outputs import RequestOutput
 from rustvllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from rustvllm.engine.process_client import ProcessClient
     from rustvllm.engine_args import AsyncEngineArgs
 
 logger = init_logger(__name__)
 
 _OFF_LOOP_CHARS = 2048
 """Longer prompts are tokenised in a thread, so that they delay no one else on the event loop."""
+
+
+def make_client(config: EngineConfig, on_death: Callable[[], None]) -> "ThreadClient | ProcessClient":
+    """An engine in a thread of this process; with ``RUSTVLLM_ENABLE_MULTIPROCESSING=1`` in a process of its own."""
+    if not envs.enable_multiprocessing():
+        return ThreadClient(config, on_death)
+    from rustvllm.engine.process_client import ProcessClient
+
+    return ProcessClient(config, on_death)
 
 
 class RequestStream:
@@ -49,6 +59,8 @@ class RequestStream:
 
         Raises:
             RequestFailedError: The engine failed on this request.
+            InvalidRequestError: An engine in another process refuses it.
+            QueueFullError: That engine has too many.
             EngineDeadError: The engine died or was shut down.
         """
         if self._done:
@@ -64,7 +76,7 @@ class RequestStream:
         output = self._state.take()
         if output.error is not None:
             self.close()
-            raise RequestFailedError(output.error)
+            raise self._state.failure()
         self._done = output.finished
         return output
 
@@ -108,7 +120,7 @@ class AsyncLLM:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, RequestStream] = {}
         self._broken: EngineDeadError | None = None
-        self._client = ThreadClient(config, self._on_engine_death)
+        self._client = make_client(config, self._on_engine_death)
         weakref.finalize(self, self._client.stop).atexit = False  # the client sees to the exit itself
         self._requests = RequestTable(self._client, None if self.tokenizer is None else self.tokenizer.core)
         for line in self.describe():
@@ -318,7 +330,7 @@ def _call_if_alive(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
         call()
 
 
-def _remove_reader_soon(loop: asyncio.AbstractEventLoop, handle: _core.EngineHandle) -> None:
+def _remove_reader_soon(loop: asyncio.AbstractEventLoop, handle: "_core.EngineHandle | _core.EngineClient") -> None:
     """Take a dropped engine's file descriptor out of the loop; it lives as long as ``handle``, which is until then.
 
     Called in whatever thread collects the garbage.
@@ -326,5 +338,5 @@ def _remove_reader_soon(loop: asyncio.AbstractEventLoop, handle: _core.EngineHan
     _call_in_loop(loop, _remove_reader, loop, handle)
 
 
-def _remove_reader(loop: asyncio.AbstractEventLoop, handle: _core.EngineHandle) -> None:
+def _remove_reader(loop: asyncio.AbstractEventLoop, handle: "_core.EngineHandle | _core.EngineClient") -> None:
     loop.remove_reader(handle.output_fd)

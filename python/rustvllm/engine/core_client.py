@@ -28,8 +28,11 @@ EXIT_TIMEOUT = 60.0
 class EngineCoreClient(Protocol):
     """What a front end needs of an engine, wherever that runs."""
 
-    handle: _core.EngineHandle
     num_blocks: int
+
+    @property
+    def handle(self) -> _core.EngineHandle | _core.EngineClient:
+        """Takes requests and aborts, gives outputs and counters."""
 
     @property
     def last_step_error(self) -> str | None:

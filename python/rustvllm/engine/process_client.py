@@ -108,7 +108,7 @@ class ProcessClient:
     @property
     def errored(self) -> bool:
         """True when the engine ended without being told to."""
-        return self._death is not None
+        return self._death is not None or (self.handle.death is not None and not self._stopping.is_set())
 
     def check_alive(self) -> None:
         """Raise EngineDeadError when the engine has ended or is about to."""

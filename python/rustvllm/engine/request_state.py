@@ -5,6 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rustvllm import _core
+from rustvllm.exceptions import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestFailedError,
+    RustVLLMError,
+)
 from rustvllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from rustvllm.sampling_params import RequestOutputKind
 
@@ -60,6 +67,7 @@ class RequestState:
         self._hidden_stop_ids = hidden_stop_ids
         self._index_of_key = {sample.key: index for index, sample in enumerate(self.samples)}
         self._num_running = len(self.samples)
+        self._failure: RustVLLMError | None = None
 
     @property
     def finished(self) -> bool:
@@ -72,6 +80,10 @@ class RequestState:
         if self.output_kind is RequestOutputKind.FINAL_ONLY and not self.finished:
             return False
         return any(sample.changed for sample in self.samples)
+
+    def failure(self) -> RustVLLMError:
+        """Why it failed, to be raised."""
+        return self._failure or RequestFailedError(self.error or "the engine failed")
 
     def unfinished_ids(self) -> list[str]:
         """Engine-side ids of the samples that still run."""
@@ -105,6 +117,7 @@ class RequestState:
             if delta.finish_reason == "error":
                 reasons = [reason for reason in (delta.error, step_error) if reason]
                 self.error = "; ".join(reasons) or "the engine failed"
+                self._failure = _failure(delta, self.error)
             if self.finished:
                 metrics.finished_time = time.monotonic()
 
@@ -151,3 +164,16 @@ class RequestState:
             num_cached_tokens=self.num_cached_tokens,
             error=self.error,
         )
+
+
+def _failure(delta: _core.RequestDelta, message: str) -> RustVLLMError:
+    """What a request that failed raises: an engine in another process refuses in its answer."""
+    match delta.error_kind:
+        case "invalid":
+            return InvalidRequestError(message, delta.error_param)
+        case "queue_full":
+            return QueueFullError(message)
+        case "engine_dead":
+            return EngineDeadError(message)
+        case _:
+            return RequestFailedError(message)

@@ -1,0 +1,180 @@
+"""An engine in a process of its own: the same tokens, and every way to lose it ends in an error and leaves nothing."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rustvllm import SamplingParams
+from rustvllm.engine.async_llm import AsyncLLM
+from rustvllm.engine.process_client import ProcessClient
+from rustvllm.engine_args import AsyncEngineArgs
+from rustvllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
+
+PROMPTS = ["Once upon a time", "The little dog", "What is two plus two?", "A"]
+
+
+def make_engine(monkeypatch: pytest.MonkeyPatch, *, process: bool, **arguments: object) -> AsyncLLM:
+    monkeypatch.setenv("RUSTVLLM_ENABLE_MULTIPROCESSING", "1" if process else "0")
+    given: dict[str, object] = {"executor": "sim", "num_gpu_blocks_override": 200} | arguments
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**given))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncLLM]:
+    engine = make_engine(monkeypatch, process=True, sim_step_time=2.0)
+    yield engine
+    engine.shutdown()
+
+
+def client_of(engine: AsyncLLM) -> ProcessClient:
+    client = engine._client
+    assert isinstance(client, ProcessClient)
+    return client
+
+
+async def texts(engine: AsyncLLM) -> list[str]:
+    async def one(index: int, prompt: str) -> str:
+        params = SamplingParams(max_tokens=24, temperature=0.7, seed=index, n=1 + index % 2)
+        final = None
+        async for output in engine.generate(prompt, params, f"r{index}"):
+            final = output
+        assert final is not None
+        return " | ".join(sample.text for sample in final.outputs)
+
+    return list(await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(PROMPTS * 4))))
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    # A zombie is gone as well: nobody has asked for it yet.
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def wait_until_gone(pid: int, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_gone(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there after {seconds} s"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("executor", ["sim", "auto"])
+def test_the_tokens_are_those_of_an_engine_in_a_thread(monkeypatch: pytest.MonkeyPatch, executor: str) -> None:
+    results = []
+    for process in (False, True):
+        engine = make_engine(monkeypatch, process=process, executor=executor)
+        try:
+            results.append(asyncio.run(texts(engine)))
+        finally:
+            engine.shutdown()
+    assert results[0] == results[1]
+    assert len(set(results[0])) > 1
+
+
+def test_a_wrong_request_harms_nobody(engine: AsyncLLM) -> None:
+    async def scene() -> None:
+        with pytest.raises(InvalidRequestError, match="maximum context length"):
+            async for _ in engine.generate([1] * 100_000, SamplingParams(max_tokens=1), "long"):
+                pass
+        assert len(await texts(engine)) == 4 * len(PROMPTS)
+        engine.check_health()
+
+    asyncio.run(scene())
+
+
+def test_leaving_a_stream_ends_its_request(engine: AsyncLLM) -> None:
+    async def scene() -> None:
+        async for _ in engine.generate("Once", SamplingParams(max_tokens=200, ignore_eos=True), "left"):
+            break
+        deadline = time.monotonic() + 5
+        while engine.stats().get("num_running", 1) or engine.stats().get("num_waiting", 1):
+            assert time.monotonic() < deadline, engine.stats()
+            await asyncio.sleep(0.05)
+        assert engine.stats()["kv_cache_usage"] == 0
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_killed_engine_ends_every_stream_within_two_seconds(engine: AsyncLLM, number: signal.Signals) -> None:
+    pid = client_of(engine).pid
+
+    async def one(index: int) -> float:
+        with pytest.raises((EngineDeadError, RequestFailedError)):
+            async for _ in engine.generate("Once", SamplingParams(max_tokens=250, ignore_eos=True), f"k{index}"):
+                pass
+        return time.monotonic()
+
+    async def scene() -> float:
+        tasks = [asyncio.create_task(one(index)) for index in range(8)]
+        await asyncio.sleep(0.2)
+        os.kill(pid, number)
+        killed = time.monotonic()
+        return max(await asyncio.gather(*tasks)) - killed
+
+    assert asyncio.run(scene()) < 2
+    assert engine.errored
+    with pytest.raises(EngineDeadError):
+        engine.check_health()
+
+
+def test_a_shutdown_leaves_nothing(engine: AsyncLLM) -> None:
+    client = client_of(engine)
+    pid, directory = client.pid, client._directory
+    assert directory.stat().st_mode & 0o777 == 0o700
+    engine.shutdown()
+    engine.shutdown()
+    assert is_gone(pid)
+    assert not directory.exists()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        engine.check_health()
+
+
+def test_an_engine_that_stands_still_is_killed_at_the_end(engine: AsyncLLM) -> None:
+    pid = client_of(engine).pid
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    engine.shutdown()
+    assert is_gone(pid)
+    assert time.monotonic() - began < 10
+
+
+def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(Path("/tmp").glob("rustvllm-*"))
+    with pytest.raises(ConfigError, match="usable blocks"):
+        make_engine(monkeypatch, process=True, executor="auto", num_gpu_blocks_override=None, kv_cache_memory_bytes=64)
+    assert set(Path("/tmp").glob("rustvllm-*")) <= before
+
+
+PARENT = """
+import os, sys, time
+os.environ["RUSTVLLM_ENABLE_MULTIPROCESSING"] = "1"
+from rustvllm.engine.async_llm import AsyncLLM
+from rustvllm.engine_args import AsyncEngineArgs
+engine = AsyncLLM.from_engine_args(AsyncEngineArgs(executor=sys.argv[1], num_gpu_blocks_override=200))
+print(engine._client.pid, "torch" in sys.modules, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("executor", ["sim", "auto"])
+def test_an_engine_dies_with_its_parent_whose_process_has_no_torch(executor: str) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, executor], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        pid, has_torch = parent.stdout.readline().split()
+        assert has_torch == "False"
+        assert not is_gone(int(pid))
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until_gone(int(pid), 3)
