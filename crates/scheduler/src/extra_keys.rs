@@ -30,16 +30,34 @@ const MULTIMODAL: u8 = 3;
 impl ExtraKeys {
     /// Keys of one request. Spans may come in any order.
     #[must_use]
-    pub fn new(lora: Option<&str>, cache_salt: Option<&str>, mut multimodal: Vec<MultimodalSpan>) -> Self {
+    pub fn new(lora: Option<&str>, cache_salt: Option<&str>, multimodal: Vec<MultimodalSpan>) -> Self {
         let mut first_block = Vec::new();
         for (tag, value) in [(LORA, lora), (SALT, cache_salt)] {
             if let Some(value) = value {
                 encode(&mut first_block, tag, value.as_bytes());
             }
         }
+        Self::from_encoded(first_block.into(), multimodal)
+    }
+
+    /// What [`Self::first_block`] and [`Self::multimodal`] gave, in another process.
+    #[must_use]
+    pub fn from_encoded(first_block: Box<[u8]>, mut multimodal: Vec<MultimodalSpan>) -> Self {
         multimodal.retain(|span| span.length > 0);
         multimodal.sort_by_key(|span| span.offset);
-        Self { first_block: first_block.into(), multimodal: multimodal.into() }
+        Self { first_block, multimodal: multimodal.into() }
+    }
+
+    /// Adapter and salt, encoded.
+    #[must_use]
+    pub fn first_block(&self) -> &[u8] {
+        &self.first_block
+    }
+
+    /// The multimodal inputs, in the order of their positions.
+    #[must_use]
+    pub fn multimodal(&self) -> &[MultimodalSpan] {
+        &self.multimodal
     }
 
     /// Keys of the block of positions `start .. start + block_size`, written over `encoded`.

@@ -16,74 +16,13 @@ use crate::{
     kv_cache_manager::hash_blocks,
     output::RequestKey,
     request::NewRequest,
+    request_limits::{AddRequestError, RequestLimits},
     stats::{Counters, SchedulerStats},
-    step_buffers::MAX_STOP_TOKEN_IDS,
     sync::{AtomicU32, AtomicU64, Ordering, fence},
 };
 
 /// Output tokens that memory is reserved for when a request is handed in.
 pub(crate) const RESERVED_OUTPUT_TOKENS: u32 = 4096;
-
-/// Why a request was not taken in. Each carries the numbers.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
-pub enum AddRequestError {
-    /// Nothing to compute.
-    #[error("the prompt has no tokens; at least 1 is needed")]
-    EmptyPrompt,
-    /// No room for even one output token.
-    #[error(
-        "maximum context length is {max_model_len} tokens, however your prompt contains {num_prompt_tokens} input tokens; at most {} fit",
-        max_model_len.saturating_sub(1)
-    )]
-    PromptTooLong {
-        /// Prompt.
-        num_prompt_tokens: u32,
-        /// Limit.
-        max_model_len: u32,
-    },
-    /// More blocks than there are.
-    #[error(
-        "the request needs up to {needed_blocks} KV blocks of {block_size} tokens, but there are only {usable_blocks}; lower max_tokens or enlarge the KV cache"
-    )]
-    NeverFits {
-        /// Blocks for prompt and `max_tokens`.
-        needed_blocks: u32,
-        /// Blocks in the pool.
-        usable_blocks: u32,
-        /// Tokens per block.
-        block_size: u32,
-    },
-    /// A prompt that one step cannot hold while chunking is off.
-    #[error(
-        "the prompt has {num_prompt_tokens} tokens, but without chunked prefill at most max_num_batched_tokens = {max_num_batched_tokens} fit into a step; enable chunked prefill or raise the budget"
-    )]
-    PromptExceedsBudget {
-        /// Prompt.
-        num_prompt_tokens: u32,
-        /// Budget of a step.
-        max_num_batched_tokens: u32,
-    },
-    /// More stop ids than a row can mask.
-    #[error("stop_token_ids has {got} entries, at most {MAX_STOP_TOKEN_IDS} are possible")]
-    TooManyStopTokenIds {
-        /// Given.
-        got: usize,
-    },
-    /// A negative token id.
-    #[error("token id {token_id} at position {position} of the prompt is negative")]
-    NegativeTokenId {
-        /// The id.
-        token_id: i32,
-        /// Where.
-        position: usize,
-    },
-    /// The queue is full: a value, not a failure.
-    #[error("the queue is full: {limit} requests are waiting; try again later")]
-    QueueFull {
-        /// `max_num_queued_reqs`.
-        limit: u32,
-    },
-}
 
 /// What travels through the inbox.
 #[derive(Debug)]
@@ -167,8 +106,9 @@ impl EngineHandle {
     /// # Errors
     /// Why the first of those that cannot be taken was not; nothing has changed then.
     pub fn add_requests(&self, mut requests: Vec<NewRequest>) -> Result<(), AddRequestError> {
+        let limits = RequestLimits::of(&self.shared.config);
         for request in &requests {
-            check_request(&self.shared.config, request)?;
+            limits.check(&request.prompt_token_ids, &request.params)?;
         }
         self.reserve_places(requests.len())?;
         let mut message: Vec<(NewRequest, Vec<BlockHash>)> = Vec::with_capacity(requests.len());
@@ -320,6 +260,14 @@ impl EngineHandle {
         self.shared.num_queued.load(Ordering::Relaxed)
     }
 
+    /// Whether there is something to do or being done, as far as this thread can see: a message that was not taken, a
+    /// request that runs, a step that was scheduled and not updated.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        let stats = self.stats();
+        !self.shared.inbox.is_empty() || stats.num_running > 0 || stats.last_updated_step < stats.num_steps
+    }
+
     /// The scheduler's numbers.
     #[must_use]
     pub fn config(&self) -> &SchedulerConfig {
@@ -338,41 +286,4 @@ impl EngineHandle {
             .map(|_| ())
             .map_err(|_| AddRequestError::QueueFull { limit })
     }
-}
-
-fn check_request(config: &SchedulerConfig, request: &NewRequest) -> Result<(), AddRequestError> {
-    let prompt = &request.prompt_token_ids;
-    if prompt.is_empty() {
-        return Err(AddRequestError::EmptyPrompt);
-    }
-    // A request that only scores its prompt needs no room for an output token.
-    let longest_prompt = config.max_model_len as usize - usize::from(request.params.max_tokens > 0);
-    let num_prompt_tokens = prompt.len().min(u32::MAX as usize) as u32;
-    if prompt.len() > longest_prompt {
-        return Err(AddRequestError::PromptTooLong {
-            num_prompt_tokens,
-            max_model_len: config.max_model_len,
-        });
-    }
-    if let Some(position) = prompt.iter().position(|&token_id| token_id < 0) {
-        return Err(AddRequestError::NegativeTokenId { token_id: prompt[position], position });
-    }
-    if !config.enable_chunked_prefill && num_prompt_tokens > config.max_num_batched_tokens {
-        let max_num_batched_tokens = config.max_num_batched_tokens;
-        return Err(AddRequestError::PromptExceedsBudget { num_prompt_tokens, max_num_batched_tokens });
-    }
-    let longest = num_prompt_tokens.saturating_add(request.params.max_tokens).min(config.max_model_len);
-    let (needed_blocks, usable_blocks) = (longest.div_ceil(config.block_size), config.num_blocks - 1);
-    if needed_blocks > usable_blocks {
-        return Err(AddRequestError::NeverFits {
-            needed_blocks,
-            usable_blocks,
-            block_size: config.block_size,
-        });
-    }
-    let stop_ids = request.params.stop_token_ids.len();
-    if stop_ids > MAX_STOP_TOKEN_IDS {
-        return Err(AddRequestError::TooManyStopTokenIds { got: stop_ids });
-    }
-    Ok(())
 }

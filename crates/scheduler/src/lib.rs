@@ -22,7 +22,7 @@
 //! | `intake.rs` | what comes in from other threads |
 //! | `step.rs`, `step_buffers.rs` | the plan of a step and its arrays |
 //! | `kv_cache_manager.rs`, `extra_keys.rs` | which blocks a request has, gets and shares |
-//! | `request.rs`, `request_queue.rs` | a request; who waits |
+//! | `request.rs`, `request_limits.rs`, `request_queue.rs` | a request; what it must keep to; who waits |
 //! | `handle.rs`, `inbox.rs`, `egress.rs`, `stats.rs` | what other threads touch |
 //! | `inspect.rs`, `invariants.rs`, `events.rs` | what people and tests look at |
 
@@ -42,6 +42,7 @@ mod kv_cache_manager;
 mod output;
 mod preemption;
 mod request;
+mod request_limits;
 mod request_queue;
 mod running;
 mod scheduler;
@@ -55,11 +56,12 @@ pub use clock::monotonic_ns;
 pub use config::{ConfigError, MAX_SPECULATIVE_TOKENS, PreemptionMode, SchedulerConfig, SchedulingPolicy};
 pub use events::{MAX_EVENTS, RequestEvent};
 pub use extra_keys::{ExtraKeys, MultimodalSpan};
-pub use handle::{AddRequestError, EngineHandle, NotTheWaiter};
+pub use handle::{EngineHandle, NotTheWaiter};
 pub use inbox::Inbox;
 pub use inspect::{RequestState, ScheduledRequest, StepView};
 pub use output::{EngineCoreOutput, FinishReason, RequestError, RequestKey, SchedulerOutput};
 pub use request::{NewRequest, RequestStatus, SamplingParams, UNKNOWN_TOKEN};
+pub use request_limits::{AddRequestError, RequestLimits};
 pub use scheduler::{Scheduler, SchedulerError};
 pub use stats::SchedulerStats;
 pub use step_buffers::StepBuffers;

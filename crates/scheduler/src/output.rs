@@ -39,6 +39,7 @@ impl FinishReason {
 
 /// Why a request failed, as numbers; the text is made at the rim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[repr(u8)]
 pub enum RequestError {
     /// It did not fail.
     #[default]

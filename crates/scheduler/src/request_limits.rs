@@ -1,0 +1,135 @@
+//! `RequestLimits`: what a request must keep to, whatever the engine's load; and `AddRequestError`, why one is refused.
+//!
+//! A front end in another process has the same limits and refuses with the same words, before it sends anything.
+
+use thiserror::Error;
+
+use crate::{config::SchedulerConfig, request::SamplingParams, step_buffers::MAX_STOP_TOKEN_IDS};
+
+/// Why a request was not taken in. Each carries the numbers.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum AddRequestError {
+    /// Nothing to compute.
+    #[error("the prompt has no tokens; at least 1 is needed")]
+    EmptyPrompt,
+    /// No room for even one output token.
+    #[error(
+        "maximum context length is {max_model_len} tokens, however your prompt contains {num_prompt_tokens} input tokens; at most {} fit",
+        max_model_len.saturating_sub(1)
+    )]
+    PromptTooLong {
+        /// Prompt.
+        num_prompt_tokens: u32,
+        /// Limit.
+        max_model_len: u32,
+    },
+    /// More blocks than there are.
+    #[error(
+        "the request needs up to {needed_blocks} KV blocks of {block_size} tokens, but there are only {usable_blocks}; lower max_tokens or enlarge the KV cache"
+    )]
+    NeverFits {
+        /// Blocks for prompt and `max_tokens`.
+        needed_blocks: u32,
+        /// Blocks in the pool.
+        usable_blocks: u32,
+        /// Tokens per block.
+        block_size: u32,
+    },
+    /// A prompt that one step cannot hold while chunking is off.
+    #[error(
+        "the prompt has {num_prompt_tokens} tokens, but without chunked prefill at most max_num_batched_tokens = {max_num_batched_tokens} fit into a step; enable chunked prefill or raise the budget"
+    )]
+    PromptExceedsBudget {
+        /// Prompt.
+        num_prompt_tokens: u32,
+        /// Budget of a step.
+        max_num_batched_tokens: u32,
+    },
+    /// More stop ids than a row can mask.
+    #[error("stop_token_ids has {got} entries, at most {MAX_STOP_TOKEN_IDS} are possible")]
+    TooManyStopTokenIds {
+        /// Given.
+        got: usize,
+    },
+    /// A negative token id.
+    #[error("token id {token_id} at position {position} of the prompt is negative")]
+    NegativeTokenId {
+        /// The id.
+        token_id: i32,
+        /// Where.
+        position: usize,
+    },
+    /// The queue is full: a value, not a failure.
+    #[error("the queue is full: {limit} requests are waiting; try again later")]
+    QueueFull {
+        /// `max_num_queued_reqs`.
+        limit: u32,
+    },
+}
+
+/// The scheduler's numbers that bound one request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RequestLimits {
+    /// Longest request, prompt and output together.
+    pub max_model_len: u32,
+    /// Tokens per step at most.
+    pub max_num_batched_tokens: u32,
+    /// Whether a prompt may be computed over several steps.
+    pub enable_chunked_prefill: bool,
+    /// Tokens per block.
+    pub block_size: u32,
+    /// KV blocks, the null block included.
+    pub num_blocks: u32,
+}
+
+impl RequestLimits {
+    /// Those of a scheduler.
+    #[must_use]
+    pub fn of(config: &SchedulerConfig) -> Self {
+        Self {
+            max_model_len: config.max_model_len,
+            max_num_batched_tokens: config.max_num_batched_tokens,
+            enable_chunked_prefill: config.enable_chunked_prefill,
+            block_size: config.block_size,
+            num_blocks: config.num_blocks,
+        }
+    }
+
+    /// # Errors
+    /// The first limit that the request breaks.
+    pub fn check(&self, prompt: &[i32], params: &SamplingParams) -> Result<(), AddRequestError> {
+        if prompt.is_empty() {
+            return Err(AddRequestError::EmptyPrompt);
+        }
+        // A request that only scores its prompt needs no room for an output token.
+        let longest_prompt = (self.max_model_len as usize).saturating_sub(usize::from(params.max_tokens > 0));
+        let num_prompt_tokens = prompt.len().min(u32::MAX as usize) as u32;
+        if prompt.len() > longest_prompt {
+            return Err(AddRequestError::PromptTooLong {
+                num_prompt_tokens,
+                max_model_len: self.max_model_len,
+            });
+        }
+        if let Some(position) = prompt.iter().position(|&token_id| token_id < 0) {
+            return Err(AddRequestError::NegativeTokenId { token_id: prompt[position], position });
+        }
+        if !self.enable_chunked_prefill && num_prompt_tokens > self.max_num_batched_tokens {
+            let max_num_batched_tokens = self.max_num_batched_tokens;
+            return Err(AddRequestError::PromptExceedsBudget { num_prompt_tokens, max_num_batched_tokens });
+        }
+        let longest = num_prompt_tokens.saturating_add(params.max_tokens).min(self.max_model_len);
+        let (needed_blocks, usable_blocks) = (longest.div_ceil(self.block_size), self.num_blocks - 1);
+        if needed_blocks > usable_blocks {
+            return Err(AddRequestError::NeverFits {
+                needed_blocks,
+                usable_blocks,
+                block_size: self.block_size,
+            });
+        }
+        let stop_ids = params.stop_token_ids.len();
+        if stop_ids > MAX_STOP_TOKEN_IDS {
+            return Err(AddRequestError::TooManyStopTokenIds { got: stop_ids });
+        }
+        Ok(())
+    }
+}
