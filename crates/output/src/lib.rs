@@ -18,6 +18,6 @@ mod tokenizer;
 
 pub use detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
 pub use error::OutputError;
-pub use output_processor::{OutputOptions, OutputProcessor, RequestDelta, StopReason};
+pub use output_processor::{OutputOptions, OutputProcessor, RequestDelta, RequestFailure, StopReason};
 pub use stop_checker::{MAX_STOP_BYTES, StopChecker};
 pub use tokenizer::{MAX_TOKEN_ID, MAX_TOKENIZER_BYTES, Tokenizer};

@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use scheduler::{EngineCoreOutput, FinishReason, RequestError, RequestKey};
+use scheduler::{AddRequestError, EngineCoreOutput, FinishReason, RequestError, RequestKey};
 
 use crate::detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
 use crate::error::OutputError;
@@ -53,6 +53,17 @@ pub enum StopReason {
     Text(String),
 }
 
+/// Why a request failed that the scheduler has never had, or will never end.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RequestFailure {
+    /// An engine in another process did not take it.
+    #[error(transparent)]
+    Refused(AddRequestError),
+    /// The engine has gone.
+    #[error("{0}")]
+    EngineDied(Arc<str>),
+}
+
 /// What is new for one request since the last call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestDelta {
@@ -68,6 +79,8 @@ pub struct RequestDelta {
     pub stop_reason: Option<StopReason>,
     /// Why it failed; [`RequestError::None`] unless the finish reason is `Error`.
     pub error: RequestError,
+    /// Why it failed when that was not the scheduler's doing; the finish reason is `Error` then.
+    pub failure: Option<RequestFailure>,
     /// Prompt tokens found in the prefix cache.
     pub num_cached_tokens: u32,
     /// When it was first scheduled (monotonic nanoseconds, 0 while unknown).
@@ -85,6 +98,7 @@ impl RequestDelta {
             finish_reason: None,
             stop_reason: None,
             error: RequestError::None,
+            failure: None,
             num_cached_tokens: 0,
             first_scheduled_ns: 0,
             last_token_ns: 0,
@@ -184,6 +198,28 @@ impl OutputProcessor {
             self.changed.push(record.key);
         }
         request.process(record, &mut self.scratch)
+    }
+
+    /// Ends a request that will get no more records. What was held back of its text is shown.
+    pub fn fail(&mut self, key: RequestKey, failure: RequestFailure) {
+        let timestamp_ns = self.requests.get(&key).map_or(0, |request| request.delta.last_token_ns);
+        self.process(&EngineCoreOutput {
+            key,
+            new_token_id: -1,
+            finish_reason: Some(FinishReason::Error),
+            stop_reason: -1,
+            num_cached_tokens: 0,
+            first_scheduled_ns: 0,
+            timestamp_ns,
+            error: RequestError::None,
+        });
+        // A request that ended before, by a stop string, keeps that end.
+        if let Some(request) = self.requests.get_mut(&key)
+            && request.delta.finish_reason == Some(FinishReason::Error)
+            && request.delta.error == RequestError::None
+        {
+            request.delta.failure.get_or_insert(failure);
+        }
     }
 
     /// Moves out one delta per request that changed since the last call, in the order of their first change. A request

@@ -4,9 +4,11 @@ mod support;
 
 use std::sync::Arc;
 
-use output::{OutputError, OutputOptions, OutputProcessor, RequestDelta, StopReason, Tokenizer};
+use output::{
+    OutputError, OutputOptions, OutputProcessor, RequestDelta, RequestFailure, StopReason, Tokenizer,
+};
 use proptest::prelude::*;
-use scheduler::{EngineCoreOutput, FinishReason, RequestError, RequestKey};
+use scheduler::{AddRequestError, EngineCoreOutput, FinishReason, RequestError, RequestKey};
 
 fn token(key: u64, new_token_id: u32) -> EngineCoreOutput {
     EngineCoreOutput {
@@ -268,4 +270,18 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_request_that_the_engine_cannot_end_is_failed_with_its_reason() {
+    let (tokenizer, mut processor) = one_request(stop(&["ab"]));
+    processor.process(&token(1, id(&tokenizer, "a")));
+    assert_eq!(only(processor.take_deltas()).new_text, "", "held back: it may become a stop string");
+    processor.fail(RequestKey(1), RequestFailure::EngineDied("the engine died".into()));
+    processor.fail(RequestKey(1), RequestFailure::EngineDied("again".into()));
+    processor.fail(RequestKey(2), RequestFailure::Refused(AddRequestError::EmptyPrompt));
+    let delta = only(processor.take_deltas());
+    assert_eq!((delta.new_text.as_str(), delta.finish_reason), ("a", Some(FinishReason::Error)));
+    assert_eq!(delta.failure.map(|failure| failure.to_string()).as_deref(), Some("the engine died"));
+    assert_eq!((processor.len(), processor.num_dropped()), (0, 2));
 }
