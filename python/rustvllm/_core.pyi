@@ -13,7 +13,9 @@ import numpy.typing as npt
 __all__ = [
     "SAMPLING_FLOAT_COLUMNS",
     "SAMPLING_INT_COLUMNS",
+    "EngineClient",
     "EngineHandle",
+    "EngineServer",
     "OutputProcessor",
     "RequestDelta",
     "Scheduler",
@@ -268,6 +270,141 @@ class EngineHandle:
         """Counters readable from any thread: num_running, num_waiting, kv_cache_usage, prefix_cache_hits and others."""
 
 @final
+class EngineServer:
+    """The engine's side of the transport (see ``docs/transport.md``). Its I/O thread never needs the interpreter."""
+
+    def __new__(
+        cls,
+        handle: EngineHandle,
+        path: str | PathLike[str] | None = None,
+        *,
+        fd: int | None = None,
+        tcp_address: str | None = None,
+        secret: bytes | None = None,
+        info: bytes = ...,
+        max_clients: int = 1024,
+    ) -> Self:
+        """Listen and serve. The handle's outputs go to clients from now on; polling the handle gives none.
+
+        ``path``: a Unix socket in a directory that is made (mode 700) or is this user's alone. ``fd``: a Unix socket
+        that listens already; it is duplicated. ``tcp_address`` (``"127.0.0.1:9000"``; port 0: the
+        system chooses) needs a ``secret`` of 16 bytes at least. ``info``, at most 64 KiB, is shown to every client.
+
+        Raises ValueError, PermissionError, FileExistsError or OSError for what is wrong with the place;
+        SchedulerStateError when another server has the outputs.
+        """
+    def stop(self) -> None:
+        """Say goodbye to every client and end, within half a second. Idempotent."""
+    def fail(self, message: str) -> None:
+        """Tell every client why the engine died and end, within half a second."""
+    @property
+    def is_alive(self) -> bool: ...
+    @property
+    def tcp_port(self) -> int | None: ...
+    def stats(self) -> dict[str, int]:
+        """num_clients, num_connections, num_refused, num_failed, num_requests, num_dropped_outputs, num_bytes_sent."""
+    def take_complaints(self) -> list[str]:
+        """Why connections were refused or cut since the last call (64 are kept), for the log."""
+
+@final
+class EngineClient:
+    """An engine in another process: what ``EngineHandle`` is in this one. Any thread may call it.
+
+    A request that the engine does not take gives a last delta with ``error_kind`` ``invalid`` or ``queue_full``; when
+    the connection is lost, every request gets one with ``engine_dead`` at once.
+    """
+
+    @staticmethod
+    def connect(path: str | PathLike[str], timeout: float = 5.0, *, heartbeat_interval: float = 0.2) -> EngineClient:
+        """Connect to a Unix socket, waiting up to ``timeout`` seconds for an engine that does not listen yet.
+
+        Raises ConnectionError when there is none or it refuses, ValueError for an impossible path.
+        """
+    @staticmethod
+    def connect_tcp(
+        host: str, port: int, secret: bytes, timeout: float = 5.0, *, heartbeat_interval: float = 0.2
+    ) -> EngineClient:
+        """The same over TCP, where both sides prove that they know the secret."""
+    def new_key(self) -> int:
+        """A fresh number that names one request of this client."""
+    def add_request(
+        self,
+        key: int,
+        request_id: str,
+        prompt_token_ids: Sequence[int] | npt.NDArray[np.int32],
+        *,
+        max_tokens: int,
+        min_tokens: int = 0,
+        eos_token_id: int | None = None,
+        stop_token_ids: Sequence[int] = ...,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        num_logprobs: int = ...,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        lora_name: str | None = None,
+        multimodal: Sequence[tuple[int, int, bytes]] = ...,
+        skip_reading_prefix_cache: bool = False,
+        waits_for_grammar: bool = False,
+        fork_from: int | None = None,
+        samples: Sequence[tuple[int, str, int]] = ...,
+    ) -> None:
+        """Hand a request to the engine; arguments as for ``EngineHandle.add_request``, keys from ``new_key``.
+
+        Raises InvalidRequestError for what the engine's fixed limits refuse, in the engine's words; QueueFullError when
+        it does not take what was sent before; EngineDeadError.
+        """
+    def grammar_ready(self, key: int) -> None: ...
+    def grammar_failed(self, key: int) -> None: ...
+    def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """Abort this client's requests by id; unknown and finished ids are ignored."""
+    @property
+    def output_fd(self) -> int:
+        """An eventfd, readable when outputs wait to be polled or the engine has gone; for ``loop.add_reader``."""
+    def stats(self, timeout: float = 0.0) -> dict[str, int | float]:
+        """Counters of the last heartbeat (none before the first); with a ``timeout`` (s), those of now if they come."""
+    @property
+    def is_alive(self) -> bool: ...
+    @property
+    def death(self) -> str | None:
+        """Why there is no engine any more."""
+    def check_alive(self) -> None:
+        """Raise EngineDeadError, with the reason, when the engine has gone."""
+    @property
+    def last_heartbeat_age(self) -> float:
+        """Seconds since the engine's process answered."""
+    @property
+    def step_age(self) -> float:
+        """Seconds for which the engine has had something to do and has done nothing; 0.0 when idle."""
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def client_index(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def max_num_seqs(self) -> int: ...
+    @property
+    def max_num_queued_reqs(self) -> int: ...
+    @property
+    def engine_pid(self) -> int: ...
+    @property
+    def info(self) -> bytes:
+        """What the engine's owner gave its ``EngineServer``."""
+    def close(self) -> None:
+        """Disconnect: what runs gets its last output, here and in the engine. Idempotent."""
+
+@final
 class Tokenizer:
     """A Hugging Face fast tokenizer (``tokenizer.json``). Long calls release the interpreter."""
 
@@ -294,6 +431,10 @@ class RequestDelta:
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None
     stop_reason: int | str | None
     error: str | None
+    error_kind: Literal["invalid", "queue_full", "engine_dead", "failed"] | None
+    """``invalid`` and ``queue_full``: an engine in another process did not take the request."""
+    error_param: str | None
+    """The parameter to blame for an ``invalid`` error."""
     num_cached_tokens: int
     first_scheduled_ts: float
     """Monotonic seconds (``time.monotonic``); 0.0 while unknown."""
@@ -319,7 +460,7 @@ class OutputProcessor:
         """Expect outputs for ``key``; call it before ``EngineHandle.add_request``."""
     def discard(self, key: int) -> None:
         """Forget a request whose reader has gone; its later outputs are dropped."""
-    def poll(self, handle: EngineHandle) -> list[RequestDelta]:
+    def poll(self, engine: EngineHandle | EngineClient) -> list[RequestDelta]:
         """Drain what the engine emitted: one delta per request that changed.
 
         A stop string that is found sends its abort from here.

@@ -17,7 +17,7 @@ ALLOWED = {
     "rustvllm-py": {"kvblocks", "scheduler", "output", "ipc", "loadgen", "cpu-kernels"},
     "rustvllm-benches": {"kvblocks", "scheduler", "output", "ipc", "loadgen", "cpu-kernels"},
 }
-PRESENT = {"kvblocks", "scheduler", "output", "loadgen", "rustvllm-py", "rustvllm-benches"}
+PRESENT = {"kvblocks", "scheduler", "output", "ipc", "loadgen", "rustvllm-py", "rustvllm-benches"}
 
 # Foreign crates with one owner: no other crate of ours may name them.
 OWNED_BY = {
@@ -71,6 +71,9 @@ def test_the_order_is_real(ours: dict[str, dict[str, Any]]) -> None:
     assert "kvblocks" in named(ours["scheduler"])
     assert "scheduler" in named(ours["rustvllm-py"])
     assert "output" in named(ours["rustvllm-py"])
+    assert "scheduler" in named(ours["ipc"])
+    assert "tokio" in named(ours["ipc"])
+    assert "ipc" in named(ours["rustvllm-py"])
     assert "loadgen" in named(ours["rustvllm-py"])
 
 
@@ -85,6 +88,12 @@ def test_the_scheduler_never_sees_python_text_or_sockets(cargo_metadata: dict[st
     reached = closure(cargo_metadata, name)
     assert name in reached
     assert reached & {"pyo3", "numpy", "tokenizers", "tokio", "serde_json", "parking_lot", "crossbeam"} == set()
+
+
+def test_the_transport_never_sees_python_or_text(cargo_metadata: dict[str, Any]) -> None:
+    reached = closure(cargo_metadata, "ipc")
+    assert {"tokio", "scheduler"} <= reached
+    assert reached & {"pyo3", "numpy", "tokenizers", "serde_json"} == set()
 
 
 def test_the_closure_sees_through_crates(cargo_metadata: dict[str, Any]) -> None:

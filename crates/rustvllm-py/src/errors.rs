@@ -1,8 +1,14 @@
 //! Rust errors as the named exceptions of `rustvllm.exceptions`.
 
 use ::scheduler::{AddRequestError, SchedulerError};
-use pyo3::{exceptions::PyValueError, import_exception, prelude::*};
+use ipc::{ClientError, EndpointError};
+use pyo3::{
+    exceptions::{PyConnectionError, PyFileExistsError, PyOSError, PyPermissionError, PyValueError},
+    import_exception,
+    prelude::*,
+};
 
+import_exception!(rustvllm.exceptions, EngineDeadError);
 import_exception!(rustvllm.exceptions, InvalidRequestError);
 import_exception!(rustvllm.exceptions, QueueFullError);
 import_exception!(rustvllm.exceptions, SchedulerStateError);
@@ -11,14 +17,50 @@ import_exception!(rustvllm.exceptions, WrongThreadError);
 
 /// A refused request: which parameter is to blame travels with the message.
 pub(crate) fn add_request_error(error: &AddRequestError) -> PyErr {
-    let param = match error {
-        AddRequestError::QueueFull { .. } => return QueueFullError::new_err(error.to_string()),
+    match blamed_param(error) {
+        None => QueueFullError::new_err(error.to_string()),
+        Some(param) => InvalidRequestError::new_err((error.to_string(), param)),
+    }
+}
+
+/// The parameter that is to blame; `None` when the request is right and the queue is full.
+pub(crate) fn blamed_param(error: &AddRequestError) -> Option<&'static str> {
+    Some(match error {
+        AddRequestError::QueueFull { .. } => return None,
         AddRequestError::EmptyPrompt | AddRequestError::NegativeTokenId { .. } => "prompt",
         AddRequestError::PromptTooLong { .. } | AddRequestError::PromptExceedsBudget { .. } => "input_tokens",
         AddRequestError::NeverFits { .. } => "max_tokens",
         AddRequestError::TooManyStopTokenIds { .. } => "stop_token_ids",
-    };
-    InvalidRequestError::new_err((error.to_string(), param))
+    })
+}
+
+/// What a client of an engine in another process says.
+pub(crate) fn client_error(error: &ClientError) -> PyErr {
+    match error {
+        ClientError::Request(error) => add_request_error(error),
+        ClientError::RequestTooLarge { .. } => InvalidRequestError::new_err((error.to_string(), "prompt")),
+        ClientError::Backlogged { .. } => QueueFullError::new_err(error.to_string()),
+        ClientError::Dead { .. } => EngineDeadError::new_err(error.to_string()),
+        ClientError::ForeignKey { .. } => PyValueError::new_err(error.to_string()),
+        ClientError::Endpoint(error) => endpoint_error(error),
+        ClientError::Connect { .. } => PyConnectionError::new_err(error.to_string()),
+    }
+}
+
+/// What is wrong with the place where an engine listens.
+pub(crate) fn endpoint_error(error: &EndpointError) -> PyErr {
+    match error {
+        EndpointError::PathTooLong { .. }
+        | EndpointError::NotAFilePath { .. }
+        | EndpointError::NotAListener { .. }
+        | EndpointError::SecretTooShort { .. }
+        | EndpointError::SecretMissing => PyValueError::new_err(error.to_string()),
+        EndpointError::DirectoryNotPrivate { .. } => PyPermissionError::new_err(error.to_string()),
+        EndpointError::InUse { .. } | EndpointError::NotASocket { .. } => {
+            PyFileExistsError::new_err(error.to_string())
+        }
+        EndpointError::System { .. } => PyOSError::new_err(error.to_string()),
+    }
 }
 
 /// Misuse of the owner's side; numbers outside their limits are `ValueError`s.

@@ -1,10 +1,10 @@
 //! `EngineHandle` for Python: add, abort, wait, read counters, from any thread.
 
 use std::{
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::AsRawFd,
     sync::{
-        Mutex, OnceLock,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -13,15 +13,15 @@ use ::scheduler::{
     EngineCoreOutput, EngineHandle as SharedHandle, ExtraKeys, MultimodalSpan, NewRequest, RequestKey,
     SamplingParams, egress::Consumer,
 };
+use ipc::Notifier;
 use pyo3::{
     exceptions::{PyOSError, PyRuntimeError, PyValueError},
     prelude::*,
     types::PyDict,
 };
-use rustix::event::{EventfdFlags, eventfd};
 
 use crate::buffers::native_buffer;
-use crate::errors::{WrongThreadError, add_request_error};
+use crate::errors::{SchedulerStateError, WrongThreadError, add_request_error};
 
 /// How long a parked main thread goes without looking for signals.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
@@ -30,11 +30,9 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 #[pyclass(frozen, name = "EngineHandle", module = "rustvllm._core")]
 pub(crate) struct EngineHandle {
     inner: SharedHandle,
-    /// One reader at a time; never waited for (`try_lock`).
-    consumer: Mutex<Consumer>,
-    notifier: OnceLock<OwnedFd>,
-    /// Whether the eventfd is readable and nobody has drained since.
-    notified: AtomicBool,
+    /// One reader at a time; never waited for (`try_lock`). Gone when an `EngineServer` has it.
+    consumer: Mutex<Option<Consumer>>,
+    notifier: OnceLock<Arc<Notifier>>,
     seen_wakes: AtomicU32,
 }
 
@@ -42,9 +40,8 @@ impl EngineHandle {
     pub(crate) fn new(inner: SharedHandle, consumer: Consumer) -> Self {
         Self {
             inner,
-            consumer: Mutex::new(consumer),
+            consumer: Mutex::new(Some(consumer)),
             notifier: OnceLock::new(),
-            notified: AtomicBool::new(false),
             seen_wakes: AtomicU32::new(0),
         }
     }
@@ -52,19 +49,13 @@ impl EngineHandle {
     /// Consume everything the scheduler emitted.
     pub(crate) fn drain_outputs(&self, receive: impl FnMut(EngineCoreOutput)) {
         // Somebody else is draining: what is left keeps the descriptor readable.
-        let Ok(mut consumer) = self.consumer.try_lock() else { return };
-        if let Some(fd) = self.notifier.get() {
-            let mut count = [0u8; 8];
-            // Before the flag is cleared: a write that comes in between leaves the descriptor readable and
-            // costs an empty drain; read afterwards, it would be swallowed and its records never announced.
-            // EAGAIN (nothing was announced) is as good as a count.
-            let _ = rustix::io::read(fd, &mut count);
+        let Ok(mut guard) = self.consumer.try_lock() else { return };
+        let Some(consumer) = guard.as_mut() else { return };
+        if let Some(notifier) = self.notifier.get() {
+            notifier.clear();
         }
-        // AcqRel: pairs with the swap in `notify`. If the scheduler's thread saw `true` and did not write,
-        // its records were published before this swap and the drain below sees them.
-        self.notified.swap(false, Ordering::AcqRel);
         consumer.drain(receive);
-        drop(consumer);
+        drop(guard);
         // There is room again: the parked scheduler hands over what it kept back. The count was stored before
         // `notify`, so a drain that misses it is followed by another one.
         if self.inner.num_held_back() > 0 {
@@ -79,12 +70,78 @@ impl EngineHandle {
 
     /// Make the eventfd readable, once per drain. Called by the scheduler's thread after it published.
     pub(crate) fn notify(&self) {
-        let Some(fd) = self.notifier.get() else { return };
-        // AcqRel: see `drain_outputs`.
-        if !self.notified.swap(true, Ordering::AcqRel) {
-            // The counter cannot overflow: one write per drain.
-            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        if let Some(notifier) = self.notifier.get() {
+            notifier.notify();
         }
+    }
+
+    /// What a server needs: the outputs are its from now on.
+    pub(crate) fn give_to_server(&self) -> PyResult<(SharedHandle, Consumer, Arc<Notifier>)> {
+        let notifier = self.notifier()?.clone();
+        let consumer = self.consumer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let consumer = consumer.ok_or_else(|| {
+            SchedulerStateError::new_err("the outputs of this engine are taken by another EngineServer")
+        })?;
+        Ok((self.inner.clone(), consumer, notifier))
+    }
+
+    fn notifier(&self) -> PyResult<&Arc<Notifier>> {
+        if self.notifier.get().is_none() {
+            let notifier =
+                Notifier::new().map_err(|error| PyOSError::new_err(format!("eventfd: {error}")))?;
+            // Another thread may have been faster; then ours is closed again.
+            let _ = self.notifier.set(Arc::new(notifier));
+        }
+        self.notifier.get().ok_or_else(|| PyRuntimeError::new_err("no eventfd"))
+    }
+}
+
+/// What `add_request` is given beside the prompt: of this handle, and of a client of an engine in another process.
+pub(crate) struct RequestArguments {
+    pub(crate) key: u64,
+    pub(crate) request_id: Box<str>,
+    pub(crate) params: SamplingParams,
+    pub(crate) priority: i32,
+    pub(crate) cache_salt: Option<String>,
+    pub(crate) lora_name: Option<String>,
+    pub(crate) multimodal: Vec<(u32, u32, Vec<u8>)>,
+    pub(crate) skip_reading_prefix_cache: bool,
+    pub(crate) waits_for_grammar: bool,
+    pub(crate) fork_from: Option<u64>,
+    pub(crate) samples: Vec<(u64, String, i64)>,
+}
+
+impl RequestArguments {
+    /// The request and those that fork it.
+    pub(crate) fn into_requests(self, prompt_token_ids: Vec<i32>) -> Vec<NewRequest> {
+        let spans = self.multimodal.into_iter().map(|(offset, length, digest)| MultimodalSpan {
+            offset,
+            length,
+            digest: digest.into(),
+        });
+        let extra_keys =
+            ExtraKeys::new(self.lora_name.as_deref(), self.cache_salt.as_deref(), spans.collect());
+        let request = NewRequest {
+            key: RequestKey(self.key),
+            request_id: self.request_id,
+            prompt_token_ids,
+            params: self.params,
+            priority: self.priority,
+            extra_keys,
+            skip_reading_prefix_cache: self.skip_reading_prefix_cache,
+            waits_for_grammar: self.waits_for_grammar,
+            fork_from: self.fork_from.map(RequestKey),
+        };
+        let mut requests = Vec::with_capacity(1 + self.samples.len());
+        requests.extend(self.samples.into_iter().map(|(sample_key, sample_id, seed)| NewRequest {
+            key: RequestKey(sample_key),
+            request_id: sample_id.into(),
+            params: SamplingParams { seed, ..request.params.clone() },
+            fork_from: Some(request.key),
+            ..request.clone()
+        }));
+        requests.insert(0, request);
+        requests
     }
 }
 
@@ -120,8 +177,8 @@ impl EngineHandle {
         seed: i64,
         num_logprobs: i64,
         priority: i32,
-        cache_salt: Option<&str>,
-        lora_name: Option<&str>,
+        cache_salt: Option<String>,
+        lora_name: Option<String>,
         multimodal: Vec<(u32, u32, Vec<u8>)>,
         skip_reading_prefix_cache: bool,
         waits_for_grammar: bool,
@@ -143,32 +200,22 @@ impl EngineHandle {
             seed,
             num_logprobs,
         };
-        let spans = multimodal.into_iter().map(|(offset, length, digest)| MultimodalSpan {
-            offset,
-            length,
-            digest: digest.into(),
-        });
-        let request = NewRequest {
-            key: RequestKey(key),
+        let arguments = RequestArguments {
+            key,
             request_id: request_id.into(),
-            prompt_token_ids: token_ids(py, prompt_token_ids)?,
             params,
             priority,
-            extra_keys: ExtraKeys::new(lora_name, cache_salt, spans.collect()),
+            cache_salt,
+            lora_name,
+            multimodal,
             skip_reading_prefix_cache,
             waits_for_grammar,
-            fork_from: fork_from.map(RequestKey),
+            fork_from,
+            samples,
         };
-        let mut requests = Vec::with_capacity(1 + samples.len());
-        requests.extend(samples.into_iter().map(|(sample_key, sample_id, seed)| NewRequest {
-            key: RequestKey(sample_key),
-            request_id: sample_id.into(),
-            params: SamplingParams { seed, ..request.params.clone() },
-            fork_from: Some(RequestKey(key)),
-            ..request.clone()
-        }));
-        requests.insert(0, request);
-        py.detach(|| self.inner.add_requests(requests)).map_err(|error| add_request_error(&error))
+        let prompt_token_ids = token_ids(py, prompt_token_ids)?;
+        py.detach(|| self.inner.add_requests(arguments.into_requests(prompt_token_ids)))
+            .map_err(|error| add_request_error(&error))
     }
 
     fn grammar_ready(&self, key: u64) {
@@ -236,29 +283,36 @@ impl EngineHandle {
 
     #[getter]
     fn output_fd(&self) -> PyResult<i32> {
-        if self.notifier.get().is_none() {
-            let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|error| PyOSError::new_err(format!("eventfd: {error}")))?;
-            // Another thread may have been faster; then ours is closed again.
-            let _ = self.notifier.set(fd);
-        }
-        let fd = self.notifier.get().ok_or_else(|| PyRuntimeError::new_err("no eventfd"))?;
+        let fd = self.notifier()?.as_raw_fd();
         // What was emitted before anybody listened must be announced too.
         self.notify();
-        Ok(fd.as_raw_fd())
+        Ok(fd)
     }
 
     pub(crate) fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.inner.stats();
-        let dict = PyDict::new(py);
-        for (name, value) in stats.entries() {
-            dict.set_item(name, value)?;
-        }
-        let used = stats.num_usable_blocks.saturating_sub(stats.num_free_blocks);
-        dict.set_item("kv_cache_usage", used as f64 / stats.num_usable_blocks.max(1) as f64)?;
-        dict.set_item("num_queued", self.inner.num_queued())?;
-        Ok(dict)
+        let mut entries = self.inner.stats().entries();
+        entries.push(("num_queued", self.inner.num_queued().into()));
+        stats_dict(py, entries.into_iter())
     }
+}
+
+/// Counters by name, with the share of the KV cache that is in use.
+pub(crate) fn stats_dict<'py, 'a>(
+    py: Python<'py>,
+    entries: impl Iterator<Item = (&'a str, u64)>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    let (mut usable, mut free) = (0, 0);
+    for (name, value) in entries {
+        match name {
+            "num_usable_blocks" => usable = value,
+            "num_free_blocks" => free = value,
+            _ => {}
+        }
+        dict.set_item(name, value)?;
+    }
+    dict.set_item("kv_cache_usage", usable.saturating_sub(free) as f64 / usable.max(1) as f64)?;
+    Ok(dict)
 }
 
 /// Ids from an int32 buffer (one copy) or from a sequence of ints.

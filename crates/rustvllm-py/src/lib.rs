@@ -6,11 +6,13 @@
 mod bench;
 mod bench_serve;
 mod buffers;
+mod client;
 mod config;
 mod errors;
 mod handle;
 mod output_processor;
 mod scheduler;
+mod server;
 mod tokenizer;
 
 use pyo3::prelude::*;
@@ -24,6 +26,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     scheduler::register(module)?;
     tokenizer::register(module)?;
     output_processor::register(module)?;
+    client::register(module)?;
+    server::register(module)?;
     bench::register(module)?;
     bench_serve::register(module)
 }

@@ -3,10 +3,12 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ::scheduler::{FinishReason, RequestKey};
-use output::{DetokenizeOptions, OutputOptions, StopReason};
+use output::{DetokenizeOptions, OutputOptions, RequestFailure, StopReason};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
+use crate::client::PyEngineClient;
+use crate::errors::blamed_param;
 use crate::handle::EngineHandle;
 use crate::tokenizer::{PyTokenizer, request_error, valid_token_ids};
 
@@ -55,7 +57,32 @@ impl PyRequestDelta {
     /// Why it failed; None unless the finish reason is `error`.
     #[getter]
     fn error(&self) -> Option<String> {
-        (self.inner.finish_reason == Some(FinishReason::Error)).then(|| self.inner.error.to_string())
+        let is_error = self.inner.finish_reason == Some(FinishReason::Error);
+        is_error.then(|| match &self.inner.failure {
+            Some(failure) => failure.to_string(),
+            None => self.inner.error.to_string(),
+        })
+    }
+
+    /// What kind of error: `invalid`, `queue_full`, `engine_dead` or `failed`; None unless the finish reason is `error`.
+    #[getter]
+    fn error_kind(&self) -> Option<&'static str> {
+        let is_error = self.inner.finish_reason == Some(FinishReason::Error);
+        is_error.then_some(match &self.inner.failure {
+            None => "failed",
+            Some(RequestFailure::EngineDied(_)) => "engine_dead",
+            Some(RequestFailure::Refused(error)) if blamed_param(error).is_none() => "queue_full",
+            Some(RequestFailure::Refused(_)) => "invalid",
+        })
+    }
+
+    /// The parameter to blame for an `invalid` error.
+    #[getter]
+    fn error_param(&self) -> Option<&'static str> {
+        match &self.inner.failure {
+            Some(RequestFailure::Refused(error)) => blamed_param(error),
+            _ => None,
+        }
     }
 
     /// Prompt tokens found in the prefix cache.
@@ -83,6 +110,13 @@ impl PyRequestDelta {
 
 fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 * 1e-9
+}
+
+/// An engine in this process or a client of one in another.
+#[derive(FromPyObject)]
+enum EngineSide<'py> {
+    Handle(Bound<'py, EngineHandle>),
+    Client(Bound<'py, PyEngineClient>),
 }
 
 /// Tokens to text, for all requests of one front end.
@@ -142,17 +176,32 @@ impl PyOutputProcessor {
     }
 
     /// Drain what the engine emitted: one delta per request that changed. A stop string found sends the abort itself.
-    fn poll(&self, py: Python<'_>, handle: &Bound<'_, EngineHandle>) -> Vec<PyRequestDelta> {
-        let handle = handle.get();
-        let deltas = py.detach(|| {
-            let mut processor = self.lock();
-            let mut stopped = Vec::new();
-            handle.drain_outputs(|record| stopped.extend(processor.process(&record)));
-            for key in stopped {
-                handle.abort_key(key);
+    fn poll(&self, py: Python<'_>, engine: EngineSide<'_>) -> Vec<PyRequestDelta> {
+        let deltas = match &engine {
+            EngineSide::Handle(handle) => {
+                let handle = handle.get();
+                py.detach(|| {
+                    let mut processor = self.lock();
+                    let mut stopped = Vec::new();
+                    handle.drain_outputs(|record| stopped.extend(processor.process(&record)));
+                    for key in stopped {
+                        handle.abort_key(key);
+                    }
+                    processor.take_deltas()
+                })
             }
-            processor.take_deltas()
-        });
+            EngineSide::Client(client) => {
+                let client = client.get();
+                py.detach(|| {
+                    let mut processor = self.lock();
+                    let stopped = client.process_outputs(&mut processor);
+                    if !stopped.is_empty() {
+                        client.abort_keys(stopped);
+                    }
+                    processor.take_deltas()
+                })
+            }
+        };
         deltas.into_iter().map(|inner| PyRequestDelta { inner }).collect()
     }
 

@@ -1,0 +1,391 @@
+//! A client's I/O thread. It alone knows which requests have no last output yet, so nobody is forgotten when the
+//! connection is lost.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    io,
+    sync::{Arc, atomic::Ordering, mpsc as std_mpsc},
+    time::Duration,
+};
+
+use scheduler::RequestKey;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    net::{TcpStream, UnixStream},
+    sync::mpsc,
+    time::{Instant, MissedTickBehavior, sleep, timeout_at},
+};
+
+use crate::{
+    client::{ClientOptions, ClientOutput, Command, Counters, Endpoint, Shared},
+    endpoint::{check_peer, own_uid},
+    error::{ConnectionError, DecodeError, Refusal},
+    frame::FrameReader,
+    handshake::{Hello, PROTOCOL_VERSION, Secret, Side, Welcome, new_nonce},
+    message::{ClientMessage, EngineMessage, kind},
+    outbox::Outbox,
+    outputs_codec,
+};
+
+/// Largest frame that an engine sends.
+const MAX_ENGINE_FRAME_BYTES: usize = 4 << 20;
+
+/// Between two attempts to connect.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
+
+type Connected = std_mpsc::SyncSender<Result<Welcome, ConnectionError>>;
+type BoxedReader = Box<dyn AsyncRead + Unpin>;
+type BoxedWriter = Box<dyn AsyncWrite + Unpin>;
+
+/// The thread's life.
+pub(crate) fn run(
+    endpoint: &Endpoint,
+    options: ClientOptions,
+    shared: &Arc<Shared>,
+    mut commands: mpsc::UnboundedReceiver<Command>,
+    connected: &Connected,
+) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return connected.send(Err(error.into())).unwrap_or(()),
+    };
+    runtime.block_on(async {
+        let (mut reader, writer, welcome) = match connect(endpoint, &options).await {
+            Ok(parts) => parts,
+            Err(error) => return connected.send(Err(error)).unwrap_or(()),
+        };
+        let pid = welcome.facts.pid;
+        let mut connection = Connection {
+            shared: shared.clone(),
+            client_index: welcome.client_index,
+            live: HashMap::new(),
+            by_id: HashMap::new(),
+            queries: HashMap::new(),
+            next_id: 0,
+            awaits_pong: false,
+        };
+        shared.note_heartbeat(0, 0);
+        if connected.send(Ok(welcome)).is_err() {
+            return;
+        }
+        let silence = matches!(endpoint, Endpoint::Tcp { .. }).then_some(options.silence_timeout);
+        let end = connection.serve(&mut reader, writer, &mut commands, &options, silence).await;
+        let is_closing = matches!(end, End::ClosedHere);
+        connection.die(end.reason(pid));
+        drop(reader);
+        // Whoever did not know yet is told, until the client is closed.
+        while !is_closing && let Some(command) = commands.recv().await {
+            match command {
+                Command::Add { requests, .. } => {
+                    shared.deliver(requests.into_iter().map(|(key, _)| ClientOutput::Died { key }).collect());
+                }
+                Command::Close => return,
+                _ => {}
+            }
+        }
+    });
+}
+
+async fn connect(
+    endpoint: &Endpoint,
+    options: &ClientOptions,
+) -> Result<(FrameReader<BoxedReader>, BoxedWriter, Welcome), ConnectionError> {
+    let deadline = Instant::now() + options.connect_timeout;
+    let attempt = async {
+        let (reader, mut writer, secret): (BoxedReader, BoxedWriter, _) = match endpoint {
+            Endpoint::Unix(path) => {
+                let stream = until_there(deadline, || UnixStream::connect(path)).await?;
+                check_peer(stream.peer_cred()?.uid(), own_uid())?;
+                let (reader, writer) = stream.into_split();
+                (Box::new(reader), Box::new(writer), None)
+            }
+            Endpoint::Tcp { address, secret } => {
+                let stream = until_there(deadline, || TcpStream::connect(*address)).await?;
+                let _ = stream.set_nodelay(true);
+                let (reader, writer) = stream.into_split();
+                (Box::new(reader), Box::new(writer), Some(secret))
+            }
+        };
+        let mut reader = FrameReader::new(reader, MAX_ENGINE_FRAME_BYTES);
+        let welcome = greet(&mut reader, &mut writer, secret, options.capabilities).await?;
+        Ok((reader, writer, welcome))
+    };
+    match timeout_at(deadline, attempt).await {
+        Ok(result) => result,
+        Err(_) => Err(ConnectionError::Timeout { seconds: options.connect_timeout.as_secs_f64() }),
+    }
+}
+
+/// Try again while nobody listens. What the last attempt said is the answer when the time is over.
+async fn until_there<T, F: Future<Output = io::Result<T>>>(
+    deadline: Instant,
+    connect: impl Fn() -> F,
+) -> io::Result<T> {
+    loop {
+        match connect().await {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock
+                ) && Instant::now() + RETRY_PAUSE < deadline =>
+            {
+                sleep(RETRY_PAUSE).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+async fn greet(
+    reader: &mut FrameReader<BoxedReader>,
+    writer: &mut BoxedWriter,
+    secret: Option<&Secret>,
+    capabilities: u64,
+) -> Result<Welcome, ConnectionError> {
+    let (frame_kind, body) = reader.next().await?;
+    if frame_kind != kind::CHALLENGE {
+        return Err(ConnectionError::NotOurs);
+    }
+    let EngineMessage::Challenge(challenge) = EngineMessage::decode(frame_kind, body, 0)? else {
+        return Err(ConnectionError::NotOurs);
+    };
+    if challenge.version != PROTOCOL_VERSION {
+        let refusal = Refusal::Version { engine: challenge.version, client: PROTOCOL_VERSION };
+        return Err(ConnectionError::Refused(refusal));
+    }
+    if secret.is_some() && !challenge.needs_secret {
+        return Err(ConnectionError::EngineUnproven);
+    }
+    let nonce = new_nonce()?;
+    let hello = Hello {
+        version: PROTOCOL_VERSION,
+        capabilities,
+        nonce,
+        proof: secret.map(|secret| secret.prove(Side::Client, &challenge.nonce, &nonce)),
+    };
+    let mut frame = Vec::new();
+    ClientMessage::Hello(hello).encode(&mut frame);
+    writer.write_all(&frame).await?;
+    let (frame_kind, body) = reader.next().await?;
+    match EngineMessage::decode(frame_kind, body, 0)? {
+        EngineMessage::Welcome(welcome) => {
+            let is_proven = secret.is_none_or(|secret| {
+                welcome
+                    .proof
+                    .is_some_and(|proof| secret.verify(Side::Engine, &challenge.nonce, &nonce, &proof))
+            });
+            if is_proven { Ok(welcome) } else { Err(ConnectionError::EngineUnproven) }
+        }
+        EngineMessage::Rejected(refusal) => Err(ConnectionError::Refused(refusal)),
+        _ => Err(ConnectionError::Protocol { what: "a welcome follows a hello", got: frame_kind.into() }),
+    }
+}
+
+/// How a connection ended.
+enum End {
+    /// By our own wish.
+    ClosedHere,
+    Goodbye,
+    Fatal(String),
+    Lost(ConnectionError),
+}
+
+impl End {
+    fn reason(&self, pid: u32) -> String {
+        match self {
+            Self::ClosedHere => "this client was closed".to_owned(),
+            Self::Goodbye => "the engine was shut down".to_owned(),
+            Self::Fatal(message) => format!("the engine died: {message}"),
+            Self::Lost(
+                error @ (ConnectionError::Io(_)
+                | ConnectionError::Closed
+                | ConnectionError::ClosedWithinFrame { .. }),
+            ) => {
+                format!("the engine died: its process {pid} ended without a word ({error})")
+            }
+            Self::Lost(error) => format!("the engine is lost: {error}"),
+        }
+    }
+}
+
+struct Connection {
+    shared: Arc<Shared>,
+    client_index: u32,
+    /// Requests without a last output.
+    live: HashMap<RequestKey, Box<str>>,
+    /// The same by id.
+    by_id: HashMap<Box<str>, RequestKey>,
+    queries: HashMap<u64, std_mpsc::SyncSender<Counters>>,
+    next_id: u64,
+    awaits_pong: bool,
+}
+
+impl Connection {
+    async fn serve(
+        &mut self,
+        reader: &mut FrameReader<BoxedReader>,
+        mut writer: BoxedWriter,
+        commands: &mut mpsc::UnboundedReceiver<Command>,
+        options: &ClientOptions,
+        silence: Option<Duration>,
+    ) -> End {
+        let outbox = Outbox::default();
+        let shared = self.shared.clone();
+        let writing = outbox.write_to(&mut writer, |_| {
+            shared.unsent.store(outbox.num_unsent(), Ordering::Relaxed);
+        });
+        tokio::pin!(writing);
+        let mut is_writing = true;
+        let mut heartbeat = tokio::time::interval(options.heartbeat_interval);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                frame = reader.next() => {
+                    let end = match frame {
+                        Ok((frame_kind, body)) => self.take_frame(frame_kind, body),
+                        Err(error) => Some(End::Lost(error)),
+                    };
+                    if let Some(end) = end {
+                        return end;
+                    }
+                }
+                command = commands.recv() => match command {
+                    None | Some(Command::Close) => return End::ClosedHere,
+                    Some(command) => outbox.fill(|buffer| self.obey(command, buffer)),
+                },
+                _ = heartbeat.tick() => {
+                    if silence.is_some_and(|limit| self.shared.heartbeat_age() > limit) {
+                        let seconds = self.shared.heartbeat_age().as_secs_f64();
+                        return End::Lost(ConnectionError::Timeout { seconds });
+                    }
+                    if !self.awaits_pong {
+                        outbox.fill(|buffer| self.ask(buffer));
+                    }
+                }
+                // That the connection is lost is the reader's to say, after all that came before it.
+                _ = &mut writing, if is_writing => is_writing = false,
+            }
+            self.shared.unsent.store(outbox.num_unsent(), Ordering::Relaxed);
+        }
+    }
+
+    /// Ask whether the engine lives, and for its counters.
+    fn ask(&mut self, buffer: &mut Vec<u8>) {
+        self.awaits_pong = true;
+        self.next_id += 1;
+        ClientMessage::Ping(self.next_id).encode(buffer);
+        ClientMessage::StatsQuery(self.next_id).encode(buffer);
+    }
+
+    fn obey(&mut self, command: Command, buffer: &mut Vec<u8>) {
+        match command {
+            Command::Add { frame, requests } => {
+                for (key, request_id) in requests {
+                    self.by_id.entry(request_id.clone()).or_insert(key);
+                    self.live.insert(key, request_id);
+                }
+                buffer.extend_from_slice(&frame);
+            }
+            Command::AbortKeys(keys) => self.abort(keys, buffer),
+            Command::AbortIds(request_ids) => {
+                let keys = request_ids.iter().filter_map(|id| self.by_id.get(id).copied()).collect();
+                self.abort(keys, buffer);
+            }
+            Command::GrammarReady(key) => ClientMessage::GrammarReady(key).encode(buffer),
+            Command::GrammarFailed(key) => ClientMessage::GrammarFailed(key).encode(buffer),
+            Command::Stats(answer) => {
+                self.next_id += 1;
+                self.queries.insert(self.next_id, answer);
+                ClientMessage::StatsQuery(self.next_id).encode(buffer);
+            }
+            Command::Close => {}
+        }
+    }
+
+    fn abort(&self, mut keys: Vec<RequestKey>, buffer: &mut Vec<u8>) {
+        keys.retain(|key| self.live.contains_key(key));
+        // Far fewer than the engine's frames hold, but nothing else bounds what a caller gives.
+        for keys in keys.chunks(1 << 16) {
+            ClientMessage::Abort(keys.to_vec()).encode(buffer);
+        }
+    }
+
+    fn take_frame(&mut self, frame_kind: u8, body: &[u8]) -> Option<End> {
+        match self.try_take_frame(frame_kind, body) {
+            Ok(end) => end,
+            Err(error) => Some(End::Lost(error)),
+        }
+    }
+
+    fn try_take_frame(&mut self, frame_kind: u8, body: &[u8]) -> Result<Option<End>, ConnectionError> {
+        if frame_kind == kind::OUTPUTS {
+            self.take_outputs(body)?;
+            return Ok(None);
+        }
+        match EngineMessage::decode(frame_kind, body, self.client_index)? {
+            EngineMessage::Refused { keys, error } => {
+                let outputs = keys.into_iter().map(|key| {
+                    self.forget(key);
+                    ClientOutput::Refused { key, error: error.clone() }
+                });
+                let batch = outputs.collect();
+                self.shared.deliver(batch);
+            }
+            EngineMessage::Stats { id, entries } => {
+                let counters = Arc::new(entries);
+                self.shared.last_stats().clone_from(&counters);
+                if let Some(answer) = self.queries.remove(&id) {
+                    let _ = answer.try_send(counters);
+                }
+            }
+            EngineMessage::Pong { step_age_ns, num_steps, .. } => {
+                self.awaits_pong = false;
+                self.shared.note_heartbeat(step_age_ns, num_steps);
+            }
+            EngineMessage::Fatal(message) => return Ok(Some(End::Fatal(message))),
+            EngineMessage::Goodbye => return Ok(Some(End::Goodbye)),
+            EngineMessage::Challenge(_)
+            | EngineMessage::Welcome(_)
+            | EngineMessage::Rejected(_)
+            | EngineMessage::Outputs(_) => {
+                let what = "an engine shakes hands once";
+                return Err(ConnectionError::Protocol { what, got: frame_kind.into() });
+            }
+        }
+        Ok(None)
+    }
+
+    fn take_outputs(&mut self, body: &[u8]) -> Result<(), DecodeError> {
+        let mut batch = Vec::with_capacity(body.len() / 12);
+        outputs_codec::decode(body, self.client_index, |output| batch.push(ClientOutput::Output(output)))?;
+        for output in &batch {
+            if let ClientOutput::Output(output) = output
+                && output.finish_reason.is_some()
+            {
+                self.forget(output.key);
+            }
+        }
+        self.shared.deliver(batch);
+        Ok(())
+    }
+
+    fn forget(&mut self, key: RequestKey) {
+        if let Some(request_id) = self.live.remove(&key)
+            && let Entry::Occupied(entry) = self.by_id.entry(request_id)
+            && *entry.get() == key
+        {
+            entry.remove();
+        }
+    }
+
+    /// The connection is lost: give everybody their last output.
+    fn die(&mut self, reason: String) {
+        // Before the outputs: whoever gets one can ask why.
+        let _ = self.shared.death.set(reason);
+        self.queries.clear();
+        let batch = self.live.drain().map(|(key, _)| ClientOutput::Died { key }).collect();
+        self.shared.deliver(batch);
+        // Also when nothing ran: whoever sleeps is to see that the engine has gone.
+        self.shared.notifier.notify();
+    }
+}

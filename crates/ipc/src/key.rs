@@ -1,0 +1,29 @@
+//! Keys: which client a request belongs to is part of its name, so outputs find their way by it.
+
+use scheduler::RequestKey;
+
+/// Bits that count a client's requests; those above name the client.
+pub const COUNTER_BITS: u32 = 40;
+
+/// Clients that can be told apart. Number 0 is the engine's own process.
+pub const MAX_CLIENT_INDEX: u32 = (1 << (64 - COUNTER_BITS)) - 1;
+
+const COUNTER_MASK: u64 = (1 << COUNTER_BITS) - 1;
+
+/// The client that a key belongs to.
+#[must_use]
+pub fn client_of(key: RequestKey) -> u32 {
+    (key.0 >> COUNTER_BITS) as u32
+}
+
+/// Which of its client's requests a key names.
+#[must_use]
+pub fn counter_of(key: RequestKey) -> u64 {
+    key.0 & COUNTER_MASK
+}
+
+/// The key of a client's request.
+#[must_use]
+pub fn key_of(client_index: u32, counter: u64) -> RequestKey {
+    RequestKey(u64::from(client_index) << COUNTER_BITS | counter & COUNTER_MASK)
+}

@@ -1,0 +1,367 @@
+//! The messages, and how each is written and read. Kinds below 0x80 go to the engine, the others come from it.
+
+use scheduler::{AddRequestError, EngineCoreOutput, NewRequest, RequestKey, RequestLimits};
+
+use crate::{
+    error::{DecodeError, Refusal},
+    frame::write_frame,
+    handshake::{Challenge, EngineFacts, Hello, Welcome},
+    outputs_codec, request_codec,
+    wire::{Reader, Writer},
+};
+
+/// Kinds of frames.
+pub(crate) mod kind {
+    pub(crate) const HELLO: u8 = 0x01;
+    pub(crate) const ADD_REQUESTS: u8 = 0x02;
+    pub(crate) const ABORT: u8 = 0x03;
+    pub(crate) const GRAMMAR_READY: u8 = 0x04;
+    pub(crate) const GRAMMAR_FAILED: u8 = 0x05;
+    pub(crate) const STATS_QUERY: u8 = 0x06;
+    pub(crate) const PING: u8 = 0x07;
+    pub(crate) const CHALLENGE: u8 = 0x80;
+    pub(crate) const WELCOME: u8 = 0x81;
+    pub(crate) const REJECTED: u8 = 0x82;
+    pub(crate) const REFUSED: u8 = 0x83;
+    pub(crate) const OUTPUTS: u8 = 0x84;
+    pub(crate) const STATS: u8 = 0x85;
+    pub(crate) const PONG: u8 = 0x86;
+    pub(crate) const FATAL: u8 = 0x87;
+    pub(crate) const GOODBYE: u8 = 0x88;
+}
+
+/// Longest explanation of a death.
+const MAX_MESSAGE_BYTES: usize = 16 << 10;
+
+/// From a client.
+#[derive(Clone, Debug)]
+pub enum ClientMessage {
+    /// The client's half of the handshake.
+    Hello(Hello),
+    /// A request and its samples: all are taken or none.
+    AddRequests(Vec<NewRequest>),
+    /// End these; each gives a last output.
+    Abort(Vec<RequestKey>),
+    /// The grammar of a request is compiled.
+    GrammarReady(RequestKey),
+    /// The grammar of a request cannot be compiled.
+    GrammarFailed(RequestKey),
+    /// Asks for `Stats`; the number comes back.
+    StatsQuery(u64),
+    /// Asks for `Pong`; the number comes back.
+    Ping(u64),
+}
+
+/// From the engine.
+#[derive(Clone, PartialEq, Debug)]
+pub enum EngineMessage {
+    /// The first word of a connection.
+    Challenge(Challenge),
+    /// The client is taken.
+    Welcome(Welcome),
+    /// It is not; the connection is closed.
+    Rejected(Refusal),
+    /// A group of requests was not taken.
+    Refused {
+        /// All of the group.
+        keys: Vec<RequestKey>,
+        /// Why.
+        error: AddRequestError,
+    },
+    /// What a step gave.
+    Outputs(Vec<EngineCoreOutput>),
+    /// Counters.
+    Stats {
+        /// Of the query.
+        id: u64,
+        /// Names and values.
+        entries: Vec<(String, u64)>,
+    },
+    /// The engine process lives.
+    Pong {
+        /// Of the ping.
+        id: u64,
+        /// For how long the engine had something to do and did nothing (nanoseconds), as the I/O thread saw it.
+        step_age_ns: u64,
+        /// Steps scheduled since the start.
+        num_steps: u64,
+    },
+    /// The engine died, and why.
+    Fatal(String),
+    /// The engine ends as it was told to.
+    Goodbye,
+}
+
+impl ClientMessage {
+    /// Append the frame.
+    pub fn encode(&self, buffer: &mut Vec<u8>) {
+        match self {
+            Self::Hello(hello) => write_frame(buffer, kind::HELLO, |body| hello.encode(body)),
+            Self::AddRequests(requests) => encode_add_requests(requests, buffer),
+            Self::Abort(keys) => write_frame(buffer, kind::ABORT, |body| write_keys(keys, body)),
+            Self::GrammarReady(key) => write_number(buffer, kind::GRAMMAR_READY, key.0),
+            Self::GrammarFailed(key) => write_number(buffer, kind::GRAMMAR_FAILED, key.0),
+            Self::StatsQuery(id) => write_number(buffer, kind::STATS_QUERY, *id),
+            Self::Ping(id) => write_number(buffer, kind::PING, *id),
+        }
+    }
+
+    /// Read a body; groups have at most `max_requests` requests.
+    ///
+    /// # Errors
+    /// Whatever is wrong with it.
+    pub fn decode(kind: u8, body: &[u8], max_requests: usize) -> Result<Self, DecodeError> {
+        Ok(match kind {
+            kind::HELLO => Self::Hello(Hello::decode(body)?),
+            kind::ADD_REQUESTS => Self::AddRequests(request_codec::decode(body, max_requests)?),
+            kind::ABORT => {
+                let mut body = Reader::new(body);
+                let keys = read_keys(&mut body)?;
+                body.finish()?;
+                Self::Abort(keys)
+            }
+            kind::GRAMMAR_READY => Self::GrammarReady(RequestKey(read_number(body)?)),
+            kind::GRAMMAR_FAILED => Self::GrammarFailed(RequestKey(read_number(body)?)),
+            kind::STATS_QUERY => Self::StatsQuery(read_number(body)?),
+            kind::PING => Self::Ping(read_number(body)?),
+            _ => return Err(DecodeError::UnknownKind { kind }),
+        })
+    }
+}
+
+/// Append an `AddRequests` frame.
+pub(crate) fn encode_add_requests(requests: &[NewRequest], buffer: &mut Vec<u8>) {
+    write_frame(buffer, kind::ADD_REQUESTS, |body| request_codec::encode(requests, body));
+}
+
+impl EngineMessage {
+    /// Append the frame. Outputs of one frame have the time of the first.
+    pub fn encode(&self, buffer: &mut Vec<u8>) {
+        match self {
+            Self::Challenge(challenge) => write_frame(buffer, kind::CHALLENGE, |body| challenge.encode(body)),
+            Self::Welcome(welcome) => write_frame(buffer, kind::WELCOME, |body| welcome.encode(body)),
+            Self::Rejected(refusal) => {
+                write_frame(buffer, kind::REJECTED, |body| write_refusal(*refusal, &mut Writer(body)));
+            }
+            Self::Refused { keys, error } => write_frame(buffer, kind::REFUSED, |body| {
+                write_keys(keys, body);
+                write_add_error(error, &mut Writer(body));
+            }),
+            Self::Outputs(outputs) => write_frame(buffer, kind::OUTPUTS, |body| {
+                Writer(body).u64(outputs.first().map_or(0, |output| output.timestamp_ns));
+                for output in outputs {
+                    outputs_codec::encode_record(output, body);
+                }
+            }),
+            Self::Stats { id, entries } => write_frame(buffer, kind::STATS, |body| {
+                let mut body = Writer(body);
+                body.u64(*id);
+                body.u32(entries.len() as u32);
+                for (name, value) in entries {
+                    body.str(name);
+                    body.u64(*value);
+                }
+            }),
+            Self::Pong { id, step_age_ns, num_steps } => write_frame(buffer, kind::PONG, |body| {
+                let mut body = Writer(body);
+                body.u64(*id);
+                body.u64(*step_age_ns);
+                body.u64(*num_steps);
+            }),
+            Self::Fatal(message) => write_frame(buffer, kind::FATAL, |body| {
+                Writer(body).str(cut(message));
+            }),
+            Self::Goodbye => write_frame(buffer, kind::GOODBYE, |_| {}),
+        }
+    }
+
+    /// Read a body sent to client `client_index`.
+    ///
+    /// # Errors
+    /// Whatever is wrong with it.
+    pub fn decode(kind: u8, body: &[u8], client_index: u32) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(body);
+        let message = match kind {
+            kind::CHALLENGE => return Ok(Self::Challenge(Challenge::decode(body)?)),
+            kind::WELCOME => return Ok(Self::Welcome(Welcome::decode(body)?)),
+            kind::OUTPUTS => {
+                let mut outputs = Vec::new();
+                outputs_codec::decode(body, client_index, |output| outputs.push(output))?;
+                return Ok(Self::Outputs(outputs));
+            }
+            kind::REJECTED => Self::Rejected(read_refusal(&mut reader)?),
+            kind::REFUSED => {
+                Self::Refused { keys: read_keys(&mut reader)?, error: read_add_error(&mut reader)? }
+            }
+            kind::STATS => {
+                let (id, count) = (reader.u64()?, reader.count(12)?);
+                let entries = (0..count)
+                    .map(|_| Ok((reader.str()?.to_owned(), reader.u64()?)))
+                    .collect::<Result<_, DecodeError>>()?;
+                Self::Stats { id, entries }
+            }
+            kind::PONG => {
+                Self::Pong { id: reader.u64()?, step_age_ns: reader.u64()?, num_steps: reader.u64()? }
+            }
+            kind::FATAL => Self::Fatal(reader.str()?.to_owned()),
+            kind::GOODBYE => Self::Goodbye,
+            _ => return Err(DecodeError::UnknownKind { kind }),
+        };
+        reader.finish()?;
+        Ok(message)
+    }
+}
+
+/// As much of a text as an explanation may have.
+fn cut(text: &str) -> &str {
+    let end = (0..=text.len().min(MAX_MESSAGE_BYTES)).rev().find(|&at| text.is_char_boundary(at));
+    &text[..end.unwrap_or(0)]
+}
+
+fn write_number(buffer: &mut Vec<u8>, kind: u8, value: u64) {
+    write_frame(buffer, kind, |body| Writer(body).u64(value));
+}
+
+fn read_number(body: &[u8]) -> Result<u64, DecodeError> {
+    let mut body = Reader::new(body);
+    let value = body.u64()?;
+    body.finish()?;
+    Ok(value)
+}
+
+fn write_keys(keys: &[RequestKey], body: &mut Vec<u8>) {
+    let mut body = Writer(body);
+    body.u32(keys.len() as u32);
+    for key in keys {
+        body.u64(key.0);
+    }
+}
+
+fn read_keys(body: &mut Reader<'_>) -> Result<Vec<RequestKey>, DecodeError> {
+    (0..body.count(8)?).map(|_| body.u64().map(RequestKey)).collect()
+}
+
+fn write_refusal(refusal: Refusal, body: &mut Writer<'_>) {
+    match refusal {
+        Refusal::Version { engine, client } => {
+            body.u8(1);
+            body.u16(engine);
+            body.u16(client);
+        }
+        Refusal::Capabilities { missing } => {
+            body.u8(2);
+            body.u64(missing);
+        }
+        Refusal::Secret => body.u8(3),
+        Refusal::TooManyClients { limit } => {
+            body.u8(4);
+            body.u32(limit);
+        }
+    }
+}
+
+fn read_refusal(body: &mut Reader<'_>) -> Result<Refusal, DecodeError> {
+    Ok(match body.u8()? {
+        1 => Refusal::Version { engine: body.u16()?, client: body.u16()? },
+        2 => Refusal::Capabilities { missing: body.u64()? },
+        3 => Refusal::Secret,
+        4 => Refusal::TooManyClients { limit: body.u32()? },
+        value => {
+            return Err(DecodeError::BadValue { what: "a reason to refuse a client", value: value.into() });
+        }
+    })
+}
+
+fn write_add_error(error: &AddRequestError, body: &mut Writer<'_>) {
+    match *error {
+        AddRequestError::EmptyPrompt => body.u8(1),
+        AddRequestError::PromptTooLong { num_prompt_tokens, max_model_len } => {
+            body.u8(2);
+            body.u32(num_prompt_tokens);
+            body.u32(max_model_len);
+        }
+        AddRequestError::NeverFits { needed_blocks, usable_blocks, block_size } => {
+            body.u8(3);
+            body.u32(needed_blocks);
+            body.u32(usable_blocks);
+            body.u32(block_size);
+        }
+        AddRequestError::PromptExceedsBudget { num_prompt_tokens, max_num_batched_tokens } => {
+            body.u8(4);
+            body.u32(num_prompt_tokens);
+            body.u32(max_num_batched_tokens);
+        }
+        AddRequestError::TooManyStopTokenIds { got } => {
+            body.u8(5);
+            body.u64(got as u64);
+        }
+        AddRequestError::NegativeTokenId { token_id, position } => {
+            body.u8(6);
+            body.i32(token_id);
+            body.u64(position as u64);
+        }
+        AddRequestError::QueueFull { limit } => {
+            body.u8(7);
+            body.u32(limit);
+        }
+    }
+}
+
+fn read_add_error(body: &mut Reader<'_>) -> Result<AddRequestError, DecodeError> {
+    Ok(match body.u8()? {
+        1 => AddRequestError::EmptyPrompt,
+        2 => AddRequestError::PromptTooLong { num_prompt_tokens: body.u32()?, max_model_len: body.u32()? },
+        3 => AddRequestError::NeverFits {
+            needed_blocks: body.u32()?,
+            usable_blocks: body.u32()?,
+            block_size: body.u32()?,
+        },
+        4 => AddRequestError::PromptExceedsBudget {
+            num_prompt_tokens: body.u32()?,
+            max_num_batched_tokens: body.u32()?,
+        },
+        5 => AddRequestError::TooManyStopTokenIds { got: body.u64()? as usize },
+        6 => AddRequestError::NegativeTokenId { token_id: body.i32()?, position: body.u64()? as usize },
+        7 => AddRequestError::QueueFull { limit: body.u32()? },
+        value => {
+            return Err(DecodeError::BadValue { what: "a reason to refuse a request", value: value.into() });
+        }
+    })
+}
+
+/// Append what the engine is.
+pub(crate) fn write_facts(facts: &EngineFacts, body: &mut Writer<'_>) {
+    let limits = &facts.limits;
+    for value in [limits.max_model_len, limits.max_num_batched_tokens, limits.block_size, limits.num_blocks] {
+        body.u32(value);
+    }
+    body.bool(limits.enable_chunked_prefill);
+    body.u32(facts.max_num_seqs);
+    body.u32(facts.max_num_queued_reqs);
+    body.u32(facts.max_frame_bytes);
+    body.u32(facts.pid);
+    body.bytes(&facts.info);
+}
+
+/// Read what the engine is; numbers that no engine has are refused.
+pub(crate) fn read_facts(body: &mut Reader<'_>) -> Result<EngineFacts, DecodeError> {
+    let facts = EngineFacts {
+        limits: RequestLimits {
+            max_model_len: body.u32()?,
+            max_num_batched_tokens: body.u32()?,
+            block_size: body.u32()?,
+            num_blocks: body.u32()?,
+            enable_chunked_prefill: body.bool()?,
+        },
+        max_num_seqs: body.u32()?,
+        max_num_queued_reqs: body.u32()?,
+        max_frame_bytes: body.u32()?,
+        pid: body.u32()?,
+        info: body.bytes()?.into(),
+    };
+    let RequestLimits { max_model_len, block_size, num_blocks, .. } = facts.limits;
+    if max_model_len == 0 || block_size == 0 || num_blocks == 0 {
+        return Err(DecodeError::BadValue { what: "a number of tokens or blocks", value: 0 });
+    }
+    Ok(facts)
+}

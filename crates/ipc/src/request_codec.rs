@@ -1,0 +1,154 @@
+//! `AddRequests`: a request and those that fork it. A prompt that repeats the one before it is not sent again.
+
+use scheduler::{ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingParams};
+
+use crate::{
+    error::DecodeError,
+    wire::{Reader, Writer},
+};
+
+/// Prompt and extra keys are those of the request before it.
+const SAME_PROMPT: u8 = 1;
+const SKIPS_PREFIX_CACHE: u8 = 1 << 1;
+const WAITS_FOR_GRAMMAR: u8 = 1 << 2;
+const HAS_FORK: u8 = 1 << 3;
+const HAS_EOS: u8 = 1 << 4;
+const ALL_FLAGS: u8 = (1 << 5) - 1;
+
+/// Fewest bytes of a request.
+const LEAST_BYTES: usize = 77;
+
+/// Append the body.
+pub(crate) fn encode(requests: &[NewRequest], body: &mut Vec<u8>) {
+    let mut body = Writer(body);
+    body.u32(requests.len() as u32);
+    let mut previous: Option<&NewRequest> = None;
+    for request in requests {
+        let is_same = previous.is_some_and(|previous| {
+            previous.prompt_token_ids == request.prompt_token_ids && previous.extra_keys == request.extra_keys
+        });
+        encode_one(request, is_same, &mut body);
+        previous = Some(request);
+    }
+}
+
+fn encode_one(request: &NewRequest, is_same: bool, body: &mut Writer<'_>) {
+    let params = &request.params;
+    let flags = [
+        (SAME_PROMPT, is_same),
+        (SKIPS_PREFIX_CACHE, request.skip_reading_prefix_cache),
+        (WAITS_FOR_GRAMMAR, request.waits_for_grammar),
+        (HAS_FORK, request.fork_from.is_some()),
+        (HAS_EOS, params.eos_token_id.is_some()),
+    ];
+    body.u8(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
+    body.u64(request.key.0);
+    body.str(&request.request_id);
+    body.i32(request.priority);
+    body.u32(params.max_tokens);
+    body.u32(params.min_tokens);
+    body.i32s(&params.stop_token_ids);
+    for value in [
+        params.temperature,
+        params.top_p,
+        params.min_p,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.repetition_penalty,
+    ] {
+        body.f32(value);
+    }
+    for value in [params.top_k, params.seed, params.num_logprobs] {
+        body.i64(value);
+    }
+    if let Some(eos_token_id) = params.eos_token_id {
+        body.i32(eos_token_id);
+    }
+    if let Some(parent) = request.fork_from {
+        body.u64(parent.0);
+    }
+    if !is_same {
+        body.i32s(&request.prompt_token_ids);
+        body.bytes(request.extra_keys.first_block());
+        body.u32(request.extra_keys.multimodal().len() as u32);
+        for span in request.extra_keys.multimodal() {
+            body.u32(span.offset);
+            body.u32(span.length);
+            body.bytes(&span.digest);
+        }
+    }
+}
+
+/// Read the body. More than `max_requests` are refused before their prompts are copied.
+pub(crate) fn decode(body: &[u8], max_requests: usize) -> Result<Vec<NewRequest>, DecodeError> {
+    let mut body = Reader::new(body);
+    let count = body.count(LEAST_BYTES)?;
+    if count == 0 || count > max_requests {
+        return Err(DecodeError::BadValue { what: "a possible number of requests", value: count as u64 });
+    }
+    let mut requests: Vec<NewRequest> = Vec::with_capacity(count);
+    for _ in 0..count {
+        let request = decode_one(&mut body, requests.last())?;
+        requests.push(request);
+    }
+    body.finish()?;
+    Ok(requests)
+}
+
+fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<NewRequest, DecodeError> {
+    let flags = body.u8()?;
+    let has = |flag: u8| flags & flag != 0;
+    if flags > ALL_FLAGS || (has(SAME_PROMPT) && previous.is_none()) {
+        return Err(DecodeError::BadValue { what: "a set of request flags", value: flags.into() });
+    }
+    let key = RequestKey(body.u64()?);
+    let request_id = body.str()?.into();
+    let priority = body.i32()?;
+    let mut params = SamplingParams {
+        max_tokens: body.u32()?,
+        min_tokens: body.u32()?,
+        stop_token_ids: body.i32s()?.into(),
+        temperature: body.f32()?,
+        top_p: body.f32()?,
+        min_p: body.f32()?,
+        presence_penalty: body.f32()?,
+        frequency_penalty: body.f32()?,
+        repetition_penalty: body.f32()?,
+        top_k: body.i64()?,
+        seed: body.i64()?,
+        num_logprobs: body.i64()?,
+        eos_token_id: None,
+    };
+    if has(HAS_EOS) {
+        params.eos_token_id = Some(body.i32()?);
+    }
+    let fork_from = if has(HAS_FORK) { Some(RequestKey(body.u64()?)) } else { None };
+    let (prompt_token_ids, extra_keys) = match previous {
+        Some(previous) if has(SAME_PROMPT) => {
+            (previous.prompt_token_ids.clone(), previous.extra_keys.clone())
+        }
+        _ => (body.i32s()?, decode_extra_keys(body)?),
+    };
+    Ok(NewRequest {
+        key,
+        request_id,
+        prompt_token_ids,
+        params,
+        priority,
+        extra_keys,
+        skip_reading_prefix_cache: has(SKIPS_PREFIX_CACHE),
+        waits_for_grammar: has(WAITS_FOR_GRAMMAR),
+        fork_from,
+    })
+}
+
+fn decode_extra_keys(body: &mut Reader<'_>) -> Result<ExtraKeys, DecodeError> {
+    let first_block = body.bytes()?.into();
+    let count = body.count(12)?;
+    let mut multimodal = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (offset, length) = (body.u32()?, body.u32()?);
+        multimodal.push(MultimodalSpan { offset, length, digest: body.bytes()?.into() });
+    }
+    Ok(ExtraKeys::from_encoded(first_block, multimodal))
+}

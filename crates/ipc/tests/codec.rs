@@ -1,0 +1,392 @@
+//! Frames: what goes in comes out, the bytes of each kind are fixed, and no bytes at all make the decoder panic.
+
+use ipc::{
+    Challenge, ClientMessage, DecodeError, EngineFacts, EngineMessage, HEADER_BYTES, Hello, PROTOCOL_VERSION,
+    Refusal, Welcome, key_of,
+};
+use proptest::{collection::vec, option, prelude::*};
+use scheduler::{
+    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, MultimodalSpan, NewRequest, RequestError,
+    RequestKey, RequestLimits, SamplingParams,
+};
+
+const CLIENT: u32 = 0x00ab_cdef;
+
+fn sampling_params() -> impl Strategy<Value = SamplingParams> {
+    let floats = proptest::array::uniform6(-1e9f32..1e9);
+    let ids = (any::<u32>(), any::<u32>(), option::of(any::<i32>()), vec(any::<i32>(), 0..5));
+    (floats, ids, any::<(i64, i64, i64)>()).prop_map(|(floats, ids, (top_k, seed, num_logprobs))| {
+        let [temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty] = floats;
+        let (max_tokens, min_tokens, eos_token_id, stop_token_ids) = ids;
+        SamplingParams {
+            max_tokens,
+            min_tokens,
+            eos_token_id,
+            stop_token_ids: stop_token_ids.into(),
+            temperature,
+            top_p,
+            min_p,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+            top_k,
+            seed,
+            num_logprobs,
+        }
+    })
+}
+
+prop_compose! {
+    fn extra_keys()(
+        lora in option::of(".{0,8}"),
+        salt in option::of(".{0,8}"),
+        spans in vec((any::<u32>(), any::<u32>(), vec(any::<u8>(), 0..20)), 0..3),
+    ) -> ExtraKeys {
+        let spans = spans.into_iter().map(|(offset, length, digest)| {
+            MultimodalSpan { offset, length, digest: digest.into() }
+        });
+        ExtraKeys::new(lora.as_deref(), salt.as_deref(), spans.collect())
+    }
+}
+
+prop_compose! {
+    fn new_request()(
+        key in any::<u64>(),
+        request_id in ".{0,20}",
+        // Few different prompts: neighbours are often equal.
+        prompt in prop_oneof![Just(vec![1, 2, 3]), vec(any::<i32>(), 0..300)],
+        params in sampling_params(),
+        priority in any::<i32>(),
+        extra_keys in prop_oneof![Just(ExtraKeys::default()), extra_keys()],
+        flags in any::<(bool, bool)>(),
+        fork_from in option::of(any::<u64>()),
+    ) -> NewRequest {
+        NewRequest {
+            key: RequestKey(key),
+            request_id: request_id.into(),
+            prompt_token_ids: prompt,
+            params,
+            priority,
+            extra_keys,
+            skip_reading_prefix_cache: flags.0,
+            waits_for_grammar: flags.1,
+            fork_from: fork_from.map(RequestKey),
+        }
+    }
+}
+
+fn client_message() -> impl Strategy<Value = ClientMessage> {
+    let keys = vec(any::<u64>().prop_map(RequestKey), 0..20);
+    let proof = option::of(any::<[u8; 32]>());
+    prop_oneof![
+        vec(new_request(), 1..5).prop_map(ClientMessage::AddRequests),
+        keys.prop_map(ClientMessage::Abort),
+        any::<u64>().prop_map(|key| ClientMessage::GrammarReady(RequestKey(key))),
+        any::<u64>().prop_map(|key| ClientMessage::GrammarFailed(RequestKey(key))),
+        any::<u64>().prop_map(ClientMessage::StatsQuery),
+        any::<u64>().prop_map(ClientMessage::Ping),
+        (any::<u64>(), any::<[u8; 32]>(), proof).prop_map(|(capabilities, nonce, proof)| {
+            ClientMessage::Hello(Hello { version: PROTOCOL_VERSION, capabilities, nonce, proof })
+        }),
+    ]
+}
+
+fn add_request_error() -> impl Strategy<Value = AddRequestError> {
+    (any::<[u32; 3]>(), any::<i32>(), 0..7).prop_map(|([a, b, c], token_id, variant)| match variant {
+        0 => AddRequestError::EmptyPrompt,
+        1 => AddRequestError::PromptTooLong { num_prompt_tokens: a, max_model_len: b },
+        2 => AddRequestError::NeverFits { needed_blocks: a, usable_blocks: b, block_size: c },
+        3 => AddRequestError::PromptExceedsBudget { num_prompt_tokens: a, max_num_batched_tokens: b },
+        4 => AddRequestError::TooManyStopTokenIds { got: a as usize },
+        5 => AddRequestError::NegativeTokenId { token_id, position: a as usize },
+        _ => AddRequestError::QueueFull { limit: a },
+    })
+}
+
+prop_compose! {
+    fn output(timestamp_ns: u64)(
+        counter in 0u64..1 << 40,
+        new_token_id in any::<i32>(),
+        reason in 0usize..6,
+        error in 0usize..6,
+        is_plain in any::<bool>(),
+        stop_reason in any::<i32>(),
+        first in option::of(any::<(u64, u32)>()),
+    ) -> EngineCoreOutput {
+        const REASONS: [FinishReason; 5] = [
+            FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error,
+            FinishReason::Repetition,
+        ];
+        const ERRORS: [RequestError; 6] = [
+            RequestError::None, RequestError::DuplicateRequestId, RequestError::StepFailed,
+            RequestError::NoToken, RequestError::GrammarRejected, RequestError::GrammarFailed,
+        ];
+        let (first_scheduled_ns, num_cached_tokens) = first.unwrap_or_default();
+        EngineCoreOutput {
+            key: key_of(CLIENT, counter),
+            new_token_id,
+            finish_reason: if is_plain { None } else { REASONS.get(reason).copied() },
+            stop_reason: if is_plain { -1 } else { stop_reason },
+            num_cached_tokens,
+            first_scheduled_ns,
+            timestamp_ns,
+            error: if is_plain { RequestError::None } else { ERRORS[error] },
+        }
+    }
+}
+
+prop_compose! {
+    fn facts()(
+        [max_model_len, block_size, num_blocks] in proptest::array::uniform3(1u32..),
+        [max_num_seqs, max_num_queued_reqs, max_frame_bytes, pid, max_num_batched_tokens] in any::<[u32; 5]>(),
+        enable_chunked_prefill in any::<bool>(),
+        info in vec(any::<u8>(), 0..50),
+    ) -> EngineFacts {
+        let limits =
+            RequestLimits { max_model_len, max_num_batched_tokens, enable_chunked_prefill, block_size, num_blocks };
+        EngineFacts { limits, max_num_seqs, max_num_queued_reqs, max_frame_bytes, pid, info: info.into() }
+    }
+}
+
+fn engine_message() -> impl Strategy<Value = EngineMessage> {
+    let keys = vec(any::<u64>().prop_map(RequestKey), 0..5);
+    let proof = option::of(any::<[u8; 32]>());
+    prop_oneof![
+        any::<u64>().prop_flat_map(|time| vec(output(time), 1..30)).prop_map(EngineMessage::Outputs),
+        (keys, add_request_error()).prop_map(|(keys, error)| EngineMessage::Refused { keys, error }),
+        (any::<u64>(), vec((".{0,9}", any::<u64>()), 0..5))
+            .prop_map(|(id, entries)| EngineMessage::Stats { id, entries }),
+        any::<(u64, u64, u64)>().prop_map(|(id, step_age_ns, num_steps)| EngineMessage::Pong {
+            id,
+            step_age_ns,
+            num_steps
+        }),
+        ".*".prop_map(EngineMessage::Fatal),
+        Just(EngineMessage::Goodbye),
+        prop_oneof![
+            any::<(u16, u16)>().prop_map(|(engine, client)| Refusal::Version { engine, client }),
+            any::<u64>().prop_map(|missing| Refusal::Capabilities { missing }),
+            Just(Refusal::Secret),
+            any::<u32>().prop_map(|limit| Refusal::TooManyClients { limit }),
+        ]
+        .prop_map(EngineMessage::Rejected),
+        (any::<u64>(), any::<bool>(), any::<[u8; 32]>()).prop_map(|(capabilities, needs_secret, nonce)| {
+            let version = PROTOCOL_VERSION;
+            EngineMessage::Challenge(Challenge { version, capabilities, needs_secret, nonce })
+        }),
+        (any::<u32>(), proof, facts()).prop_map(|(client_index, proof, facts)| {
+            EngineMessage::Welcome(Welcome { client_index, proof, facts })
+        }),
+    ]
+}
+
+fn frame(encode: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
+    let mut frame = Vec::new();
+    encode(&mut frame);
+    let length = u32::from_le_bytes(frame[..4].try_into().expect("four bytes"));
+    assert_eq!(length as usize, frame.len() - HEADER_BYTES);
+    frame
+}
+
+proptest! {
+    #[test]
+    fn a_clients_message_comes_out_as_it_went_in(message in client_message()) {
+        let bytes = frame(|buffer| message.encode(buffer));
+        let decoded = ClientMessage::decode(bytes[4], &bytes[HEADER_BYTES..], 100).expect("whole");
+        // No equality for requests in the scheduler; their words are as good.
+        prop_assert_eq!(format!("{decoded:?}"), format!("{message:?}"));
+    }
+
+    #[test]
+    fn an_engines_message_comes_out_as_it_went_in(message in engine_message()) {
+        let bytes = frame(|buffer| message.encode(buffer));
+        let decoded = EngineMessage::decode(bytes[4], &bytes[HEADER_BYTES..], CLIENT).expect("whole");
+        prop_assert_eq!(decoded, message);
+    }
+
+    #[test]
+    fn a_part_of_a_frame_is_an_error(message in client_message(), answer in engine_message(), cut in any::<prop::sample::Index>()) {
+        let bytes = frame(|buffer| message.encode(buffer));
+        let body = &bytes[HEADER_BYTES..];
+        let part = &body[..cut.index(body.len())];
+        prop_assert!(ClientMessage::decode(bytes[4], part, 100).is_err());
+        let mut longer = body.to_vec();
+        longer.push(0);
+        prop_assert!(ClientMessage::decode(bytes[4], &longer, 100).is_err());
+        // Outputs may end behind any record; whatever is read, nothing panics.
+        let bytes = frame(|buffer| answer.encode(buffer));
+        let body = &bytes[HEADER_BYTES..];
+        let _ = EngineMessage::decode(bytes[4], &body[..cut.index(body.len() + 1)], CLIENT);
+    }
+
+    #[test]
+    fn no_bytes_make_the_decoder_panic(kind in any::<u8>(), body in vec(any::<u8>(), 0..400)) {
+        let _ = ClientMessage::decode(kind, &body, 100);
+        let _ = EngineMessage::decode(kind, &body, CLIENT);
+    }
+
+    #[test]
+    fn wrong_bits_make_the_decoder_neither_panic_nor_take_memory(
+        message in client_message(),
+        flips in vec((any::<prop::sample::Index>(), 0u8..8), 1..5),
+    ) {
+        let mut bytes = frame(|buffer| message.encode(buffer));
+        for (at, bit) in flips {
+            let at = HEADER_BYTES + at.index(bytes.len() - HEADER_BYTES);
+            bytes[at] ^= 1 << bit;
+        }
+        let _ = ClientMessage::decode(bytes[4], &bytes[HEADER_BYTES..], 100);
+    }
+}
+
+#[test]
+fn a_group_that_is_too_large_is_refused() {
+    let request = NewRequest::new(RequestKey(1), "a", vec![1], SamplingParams::default());
+    let bytes = frame(|buffer| ClientMessage::AddRequests(vec![request.clone(); 3]).encode(buffer));
+    let error = ClientMessage::decode(bytes[4], &bytes[HEADER_BYTES..], 2).expect_err("three");
+    assert_eq!(error, DecodeError::BadValue { what: "a possible number of requests", value: 3 });
+}
+
+#[test]
+fn a_group_carries_its_prompt_once() {
+    let request = NewRequest::new(RequestKey(1), "a", vec![1; 10_000], SamplingParams::default());
+    let bytes = frame(|buffer| ClientMessage::AddRequests(vec![request.clone(); 8]).encode(buffer));
+    assert!(bytes.len() < 41_000, "{} bytes", bytes.len());
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a string takes all");
+        text
+    })
+}
+
+fn client_hex(message: &ClientMessage) -> String {
+    hex(&frame(|buffer| message.encode(buffer)))
+}
+
+fn engine_hex(message: &EngineMessage) -> String {
+    hex(&frame(|buffer| message.encode(buffer)))
+}
+
+/// A change here is a change of `PROTOCOL_VERSION`.
+#[test]
+fn the_bytes_of_a_clients_frames_are_these() {
+    let request = NewRequest {
+        priority: -2,
+        fork_from: Some(RequestKey(9)),
+        params: SamplingParams {
+            eos_token_id: Some(2),
+            stop_token_ids: [5].into(),
+            ..SamplingParams::default()
+        },
+        ..NewRequest::new(RequestKey(0x0102), "ab", vec![1, -1], SamplingParams::default())
+    };
+    let nonce = [0x11; 32];
+    let eleven = "11".repeat(32);
+    let proof = Some([0x22; 32]);
+    let proof_hex = format!("01{}", "22".repeat(32));
+    let hello = Hello { version: 1, capabilities: 3, nonce, proof };
+    let clients = [
+        (
+            ClientMessage::Hello(hello),
+            format!("4f000000 01 72766c6d 0100 0300000000000000 {eleven} {proof_hex}"),
+        ),
+        (
+            ClientMessage::AddRequests(vec![request]),
+            "77000000 02 01000000 18 0201000000000000 02000000 6162 feffffff 10000000 00000000 01000000 05000000 \
+             0000803f 0000803f 00000000 00000000 00000000 0000803f 0000000000000000 0000000000000000 ffffffffffffffff \
+             02000000 0900000000000000 02000000 01000000 ffffffff 00000000 00000000"
+                .to_owned(),
+        ),
+        (
+            ClientMessage::Abort(vec![RequestKey(1)]),
+            "0c000000 03 01000000 0100000000000000".to_owned(),
+        ),
+        (ClientMessage::GrammarReady(RequestKey(1)), "08000000 04 0100000000000000".to_owned()),
+        (ClientMessage::GrammarFailed(RequestKey(1)), "08000000 05 0100000000000000".to_owned()),
+        (ClientMessage::StatsQuery(1), "08000000 06 0100000000000000".to_owned()),
+        (ClientMessage::Ping(1), "08000000 07 0100000000000000".to_owned()),
+    ];
+    for (message, expected) in &clients {
+        assert_eq!(client_hex(message), expected.replace(' ', ""), "{message:?}");
+    }
+}
+
+/// As above.
+#[test]
+fn the_bytes_of_an_engines_frames_are_these() {
+    let nonce = [0x11; 32];
+    let eleven = "11".repeat(32);
+    let proof = Some([0x22; 32]);
+    let proof_hex = format!("01{}", "22".repeat(32));
+    let token = EngineCoreOutput {
+        key: key_of(CLIENT, 7),
+        new_token_id: 42,
+        finish_reason: None,
+        stop_reason: -1,
+        num_cached_tokens: 0,
+        first_scheduled_ns: 0,
+        timestamp_ns: 0x55,
+        error: RequestError::None,
+    };
+    let first = EngineCoreOutput { num_cached_tokens: 16, first_scheduled_ns: 0x44, ..token };
+    let last = EngineCoreOutput { finish_reason: Some(FinishReason::Stop), stop_reason: 3, ..token };
+    let limits = RequestLimits {
+        max_model_len: 1,
+        max_num_batched_tokens: 2,
+        enable_chunked_prefill: true,
+        block_size: 3,
+        num_blocks: 4,
+    };
+    let info = [0xee].as_slice().into();
+    let facts =
+        EngineFacts { limits, max_num_seqs: 5, max_num_queued_reqs: 6, max_frame_bytes: 7, pid: 8, info };
+    let challenge = Challenge { version: 1, capabilities: 3, needs_secret: true, nonce };
+    let engines = [
+        (
+            EngineMessage::Challenge(challenge),
+            format!("2f000000 80 72766c6d 0100 0300000000000000 01 {eleven}"),
+        ),
+        (
+            EngineMessage::Welcome(Welcome { client_index: 1, proof, facts }),
+            format!(
+                "4b000000 81 01000000 {proof_hex} 01000000 02000000 03000000 04000000 01 05000000 06000000 07000000 \
+                 08000000 01000000 ee"
+            ),
+        ),
+        (
+            EngineMessage::Rejected(Refusal::Version { engine: 1, client: 2 }),
+            "05000000 82 01 0100 0200".to_owned(),
+        ),
+        (
+            EngineMessage::Refused {
+                keys: vec![RequestKey(1)],
+                error: AddRequestError::QueueFull { limit: 9 },
+            },
+            "11000000 83 01000000 0100000000000000 07 09000000".to_owned(),
+        ),
+        (
+            EngineMessage::Outputs(vec![first, token, last]),
+            "3e000000 84 5500000000000000 \
+             0700000000010000 2a000000 4400000000000000 10000000 \
+             0700000000000000 2a000000 \
+             0700000000020000 2a000000 01 00 03000000"
+                .to_owned(),
+        ),
+        (
+            EngineMessage::Stats { id: 1, entries: vec![("a".to_owned(), 2)] },
+            "19000000 85 0100000000000000 01000000 01000000 61 0200000000000000".to_owned(),
+        ),
+        (
+            EngineMessage::Pong { id: 1, step_age_ns: 2, num_steps: 3 },
+            "18000000 86 0100000000000000 0200000000000000 0300000000000000".to_owned(),
+        ),
+        (EngineMessage::Fatal("no".to_owned()), "06000000 87 02000000 6e6f".to_owned()),
+        (EngineMessage::Goodbye, "00000000 88".to_owned()),
+    ];
+    for (message, expected) in &engines {
+        assert_eq!(engine_hex(message), expected.replace(' ', ""), "{message:?}");
+    }
+}

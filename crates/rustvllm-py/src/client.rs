@@ -1,0 +1,293 @@
+//! `EngineClient` for Python: what [`crate::handle`] is for an engine in this process, for one in another.
+
+use std::{net::ToSocketAddrs, os::fd::AsRawFd, path::PathBuf, sync::Arc, time::Duration};
+
+use ::scheduler::{RequestKey, SamplingParams};
+use ipc::{ClientError, ClientOptions, ClientOutput, Endpoint, EngineClient, Secret};
+use output::{OutputProcessor, RequestFailure};
+use pyo3::{
+    exceptions::{PyOSError, PyValueError},
+    prelude::*,
+    types::{PyBytes, PyDict},
+};
+
+use crate::{
+    errors::{EngineDeadError, client_error, endpoint_error},
+    handle::{RequestArguments, stats_dict, token_ids},
+};
+
+/// An engine in another process: add, abort, read counters, from any thread.
+#[pyclass(frozen, name = "EngineClient", module = "rustvllm._core")]
+pub(crate) struct PyEngineClient {
+    inner: EngineClient,
+}
+
+impl PyEngineClient {
+    /// Give the processor everything that has arrived. Returns requests that a stop string ended.
+    pub(crate) fn process_outputs(&self, processor: &mut OutputProcessor) -> Vec<RequestKey> {
+        let mut stopped = Vec::new();
+        let mut death: Option<Arc<str>> = None;
+        self.inner.drain_outputs(|output| match output {
+            ClientOutput::Output(record) => stopped.extend(processor.process(&record)),
+            ClientOutput::Refused { key, error } => processor.fail(key, RequestFailure::Refused(error)),
+            ClientOutput::Died { key } => {
+                let death = death.get_or_insert_with(|| self.inner.death().unwrap_or_default().into());
+                processor.fail(key, RequestFailure::EngineDied(death.clone()));
+            }
+        });
+        stopped
+    }
+
+    pub(crate) fn abort_keys(&self, keys: Vec<RequestKey>) {
+        self.inner.abort_keys(keys);
+    }
+}
+
+#[pymethods]
+impl PyEngineClient {
+    /// Connect to an engine's Unix socket; one that does not listen yet is waited for.
+    #[staticmethod]
+    #[pyo3(signature = (path, timeout=5.0, *, heartbeat_interval=0.2))]
+    fn connect(py: Python<'_>, path: PathBuf, timeout: f64, heartbeat_interval: f64) -> PyResult<Self> {
+        let options = options(timeout, heartbeat_interval)?;
+        connect(py, Endpoint::Unix(path), options)
+    }
+
+    /// Connect to an engine over TCP; both sides prove that they know the secret.
+    #[staticmethod]
+    #[pyo3(signature = (host, port, secret, timeout=5.0, *, heartbeat_interval=0.2))]
+    fn connect_tcp(
+        py: Python<'_>,
+        host: &str,
+        port: u16,
+        secret: &[u8],
+        timeout: f64,
+        heartbeat_interval: f64,
+    ) -> PyResult<Self> {
+        let options = options(timeout, heartbeat_interval)?;
+        let secret = Secret::new(secret).map_err(|error| endpoint_error(&error))?;
+        let address = py.detach(|| resolve(host, port))?;
+        connect(py, Endpoint::Tcp { address, secret }, options)
+    }
+
+    fn new_key(&self) -> u64 {
+        self.inner.new_key().0
+    }
+
+    #[pyo3(signature = (key, request_id, prompt_token_ids, *, max_tokens, min_tokens=0, eos_token_id=None,
+        stop_token_ids=Vec::new(), temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, presence_penalty=0.0,
+        frequency_penalty=0.0, repetition_penalty=1.0, seed=0, num_logprobs=-1, priority=0, cache_salt=None,
+        lora_name=None, multimodal=Vec::new(), skip_reading_prefix_cache=false, waits_for_grammar=false, fork_from=None,
+        samples=Vec::new()))]
+    #[expect(clippy::too_many_arguments, reason = "keyword-only in Python: one small call per request")]
+    fn add_request(
+        &self,
+        py: Python<'_>,
+        key: u64,
+        request_id: &str,
+        prompt_token_ids: &Bound<'_, PyAny>,
+        max_tokens: u32,
+        min_tokens: u32,
+        eos_token_id: Option<i32>,
+        stop_token_ids: Vec<i32>,
+        temperature: f32,
+        top_p: f32,
+        top_k: i64,
+        min_p: f32,
+        presence_penalty: f32,
+        frequency_penalty: f32,
+        repetition_penalty: f32,
+        seed: i64,
+        num_logprobs: i64,
+        priority: i32,
+        cache_salt: Option<String>,
+        lora_name: Option<String>,
+        multimodal: Vec<(u32, u32, Vec<u8>)>,
+        skip_reading_prefix_cache: bool,
+        waits_for_grammar: bool,
+        fork_from: Option<u64>,
+        samples: Vec<(u64, String, i64)>,
+    ) -> PyResult<()> {
+        let params = SamplingParams {
+            max_tokens,
+            min_tokens,
+            eos_token_id,
+            stop_token_ids: stop_token_ids.into(),
+            temperature,
+            top_p,
+            min_p,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+            top_k,
+            seed,
+            num_logprobs,
+        };
+        let arguments = RequestArguments {
+            key,
+            request_id: request_id.into(),
+            params,
+            priority,
+            cache_salt,
+            lora_name,
+            multimodal,
+            skip_reading_prefix_cache,
+            waits_for_grammar,
+            fork_from,
+            samples,
+        };
+        let prompt_token_ids = token_ids(py, prompt_token_ids)?;
+        py.detach(|| self.inner.add_requests(&arguments.into_requests(prompt_token_ids)))
+            .map_err(|error| client_error(&error))
+    }
+
+    fn grammar_ready(&self, key: u64) {
+        self.inner.grammar_ready(RequestKey(key));
+    }
+
+    fn grammar_failed(&self, key: u64) {
+        self.inner.grammar_failed(RequestKey(key));
+    }
+
+    fn abort_requests(&self, request_ids: Vec<String>) {
+        self.inner.abort_requests(request_ids.iter().map(String::as_str));
+    }
+
+    #[getter]
+    fn output_fd(&self) -> i32 {
+        self.inner.notifier().as_raw_fd()
+    }
+
+    /// Counters of the last heartbeat, or, when given a time to wait, of now.
+    #[pyo3(signature = (timeout=0.0))]
+    fn stats<'py>(&self, py: Python<'py>, timeout: f64) -> PyResult<Bound<'py, PyDict>> {
+        let timeout = seconds("timeout", timeout)?;
+        let counters = if timeout.is_zero() {
+            self.inner.stats()
+        } else {
+            py.detach(|| self.inner.fresh_stats(timeout))
+        };
+        stats_dict(py, counters.iter().map(|(name, value)| (name.as_str(), *value)))
+    }
+
+    #[getter]
+    fn is_alive(&self) -> bool {
+        self.inner.is_alive()
+    }
+
+    #[getter]
+    fn death(&self) -> Option<&str> {
+        self.inner.death()
+    }
+
+    fn check_alive(&self) -> PyResult<()> {
+        match self.inner.death() {
+            None => Ok(()),
+            Some(reason) => Err(EngineDeadError::new_err(reason.to_owned())),
+        }
+    }
+
+    #[getter]
+    fn last_heartbeat_age(&self) -> f64 {
+        self.inner.health().heartbeat_age.as_secs_f64()
+    }
+
+    #[getter]
+    fn step_age(&self) -> f64 {
+        self.inner.health().step_age.as_secs_f64()
+    }
+
+    #[getter]
+    fn num_steps(&self) -> u64 {
+        self.inner.health().num_steps
+    }
+
+    #[getter]
+    fn client_index(&self) -> u32 {
+        self.inner.client_index()
+    }
+
+    #[getter]
+    fn max_model_len(&self) -> u32 {
+        self.inner.facts().limits.max_model_len
+    }
+
+    #[getter]
+    fn block_size(&self) -> u32 {
+        self.inner.facts().limits.block_size
+    }
+
+    #[getter]
+    fn num_blocks(&self) -> u32 {
+        self.inner.facts().limits.num_blocks
+    }
+
+    #[getter]
+    fn max_num_seqs(&self) -> u32 {
+        self.inner.facts().max_num_seqs
+    }
+
+    #[getter]
+    fn max_num_queued_reqs(&self) -> u32 {
+        self.inner.facts().max_num_queued_reqs
+    }
+
+    #[getter]
+    fn engine_pid(&self) -> u32 {
+        self.inner.facts().pid
+    }
+
+    #[getter]
+    fn info<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.inner.facts().info)
+    }
+
+    /// Disconnect; what runs gets its last output. Idempotent.
+    fn close(&self) {
+        self.inner.close();
+    }
+
+    fn __repr__(&self) -> String {
+        let state = self.inner.death().unwrap_or("connected");
+        format!("EngineClient({}, engine {}: {state})", self.inner.client_index(), self.inner.facts().pid)
+    }
+}
+
+fn connect(py: Python<'_>, endpoint: Endpoint, options: ClientOptions) -> PyResult<PyEngineClient> {
+    let inner: Result<EngineClient, ClientError> = py.detach(|| EngineClient::connect(endpoint, options));
+    Ok(PyEngineClient { inner: inner.map_err(|error| client_error(&error))? })
+}
+
+fn resolve(host: &str, port: u16) -> PyResult<std::net::SocketAddr> {
+    let found = (host, port).to_socket_addrs().map(|mut addresses| addresses.next());
+    match found {
+        Ok(Some(address)) => Ok(address),
+        Ok(None) => Err(PyOSError::new_err(format!("{host} has no address"))),
+        Err(error) => Err(PyOSError::new_err(format!("{host}:{port}: {error}"))),
+    }
+}
+
+fn options(timeout: f64, heartbeat_interval: f64) -> PyResult<ClientOptions> {
+    let heartbeat_interval = seconds("heartbeat_interval", heartbeat_interval)?;
+    if heartbeat_interval < Duration::from_millis(1) {
+        return Err(PyValueError::new_err(format!(
+            "heartbeat_interval must be at least 0.001 s, got {}",
+            heartbeat_interval.as_secs_f64()
+        )));
+    }
+    let connect_timeout = seconds("timeout", timeout)?;
+    Ok(ClientOptions { connect_timeout, heartbeat_interval, ..ClientOptions::default() })
+}
+
+/// A time of at most ten years: a deadline that is further away cannot be computed.
+fn seconds(name: &str, value: f64) -> PyResult<Duration> {
+    let longest = Duration::from_secs(10 * 365 * 86_400);
+    Duration::try_from_secs_f64(value).map(|duration| duration.min(longest)).map_err(|error| {
+        PyValueError::new_err(format!("{name} must be a number of seconds, got {value}: {error}"))
+    })
+}
+
+/// Adds the class to the module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyEngineClient>()
+}
