@@ -15,7 +15,7 @@ from rustvllm import SamplingParams
 from rustvllm.engine.async_llm import AsyncLLM
 from rustvllm.engine.process_client import ProcessClient
 from rustvllm.engine_args import AsyncEngineArgs
-from rustvllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
+from rustvllm.exceptions import EngineDeadError, InvalidRequestError, ModelLoadError, RequestFailedError
 
 PROMPTS = ["Once upon a time", "The little dog", "What is two plus two?", "A"]
 
@@ -150,7 +150,7 @@ def test_an_engine_that_stands_still_is_killed_at_the_end(engine: AsyncLLM) -> N
 
 def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(Path("/tmp").glob("rustvllm-*"))
-    with pytest.raises(ConfigError, match="usable blocks"):
+    with pytest.raises(ModelLoadError, match="the KV cache has 64 bytes"):
         make_engine(monkeypatch, process=True, executor="auto", num_gpu_blocks_override=None, kv_cache_memory_bytes=64)
     assert set(Path("/tmp").glob("rustvllm-*")) <= before
 
@@ -168,13 +168,12 @@ time.sleep(60)
 
 @pytest.mark.parametrize("executor", ["sim", "auto"])
 def test_an_engine_dies_with_its_parent_whose_process_has_no_torch(executor: str) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, executor], stdout=subprocess.PIPE, text=True)
-    try:
-        assert parent.stdout is not None
-        pid, has_torch = parent.stdout.readline().split()
-        assert has_torch == "False"
-        assert not is_gone(int(pid))
-    finally:
-        parent.kill()
-        parent.wait()
+    with subprocess.Popen([sys.executable, "-c", PARENT, executor], stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            pid, has_torch = parent.stdout.readline().split()
+            assert has_torch == "False"
+            assert not is_gone(int(pid))
+        finally:
+            parent.kill()
     wait_until_gone(int(pid), 3)

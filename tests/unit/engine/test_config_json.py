@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rustvllm.config import CacheConfig, EngineConfig, LoadConfig, ModelConfig, SchedulerConfig
+from rustvllm.config import CacheConfig, EngineConfig, LoadConfig, ModelConfig, SchedulerConfig, SimConfig
 from rustvllm.engine.config_json import dump_config, load_config
 from rustvllm.engine_args import EngineArgs
 from rustvllm.exceptions import ConfigError
@@ -47,10 +47,13 @@ def test_the_configuration_of_the_embedded_model_comes_back_as_it_was() -> None:
 
 
 def test_every_field_travels() -> None:
-    data = json.loads(dump_config(small_config()))
-    for part in dataclasses.fields(EngineConfig):
-        fields = {field.name for field in dataclasses.fields(getattr(small_config(), part.name))}
-        assert set(data[part.name]) == fields
+    config = dataclasses.replace(small_config(), sim=SimConfig())
+    assert load_config(dump_config(config)) == config
+    data = json.loads(dump_config(config))
+    assert set(data) == {part.name for part in dataclasses.fields(EngineConfig)}
+    for name, part in data.items():
+        if isinstance(part, dict):
+            assert set(part) == {field.name for field in dataclasses.fields(getattr(config, name))}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rustvllm.engine.request_state import RequestState
+from rustvllm.exceptions import EngineDeadError, InvalidRequestError, QueueFullError, RequestFailedError
 from rustvllm.sampling_params import RequestOutputKind
 
 
@@ -14,7 +15,7 @@ def make(kind, n=1, hidden=()):
     return RequestState("r", "p", [1], kind, [(10 + i, f"r{i}") for i in range(n)], frozenset(hidden))
 
 
-def delta(key=10, text="", ids=(), finish=None, stop=None, error=None, cached=0, scheduled=0.0, last=0.0):
+def delta(key=10, text="", ids=(), finish=None, stop=None, error=None, kind=None, cached=0, scheduled=0.0, last=0.0):
     return SimpleNamespace(
         key=key,
         new_text=text,
@@ -22,6 +23,8 @@ def delta(key=10, text="", ids=(), finish=None, stop=None, error=None, cached=0,
         finish_reason=finish,
         stop_reason=stop,
         error=error,
+        error_kind=kind,
+        error_param="prompt" if kind == "invalid" else None,
         num_cached_tokens=cached,
         first_scheduled_ts=scheduled,
         last_token_ts=last,
@@ -109,3 +112,20 @@ def test_abort():
     state.abort()
     assert [sample.finish_reason for sample in state.take().outputs] == ["stop", "abort"]
     assert state.finished
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("invalid", InvalidRequestError),
+        ("queue_full", QueueFullError),
+        ("engine_dead", EngineDeadError),
+        ("failed", RequestFailedError),
+    ],
+)
+def test_a_failure_is_raised_as_what_it_is(kind, error):
+    state = make(RequestOutputKind.FINAL_ONLY)
+    state.apply(delta(finish="error", error="no room", kind=kind))
+    with pytest.raises(error, match="no room") as caught:
+        raise state.failure()
+    assert getattr(caught.value, "param", None) == ("prompt" if kind == "invalid" else None)
