@@ -161,7 +161,7 @@ os.environ["RUSTVLLM_ENABLE_MULTIPROCESSING"] = "1"
 from rustvllm.engine.async_llm import AsyncLLM
 from rustvllm.engine_args import AsyncEngineArgs
 engine = AsyncLLM.from_engine_args(AsyncEngineArgs(executor=sys.argv[1], num_gpu_blocks_override=200))
-print(engine._client.pid, "torch" in sys.modules, flush=True)
+print(engine._client.pid, engine._client._directory, "torch" in sys.modules, flush=True)
 time.sleep(60)
 """
 
@@ -171,9 +171,10 @@ def test_an_engine_dies_with_its_parent_whose_process_has_no_torch(executor: str
     with subprocess.Popen([sys.executable, "-c", PARENT, executor], stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout is not None
-            pid, has_torch = parent.stdout.readline().split()
+            pid, directory, has_torch = parent.stdout.readline().split()
             assert has_torch == "False"
             assert not is_gone(int(pid))
         finally:
             parent.kill()
     wait_until_gone(int(pid), 3)
+    assert not Path(directory).exists()

@@ -9,11 +9,13 @@ import argparse
 import gc
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rustvllm import _core, envs
@@ -44,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The parent decides about Ctrl-C: it lets open requests end first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    threading.Thread(target=_die_with_parent, args=(args.alive_fd,), name="rustvllm-parent", daemon=True).start()
+    watch = (args.alive_fd, Path(args.socket).parent)
+    threading.Thread(target=_die_with_parent, args=watch, name="rustvllm-parent", daemon=True).start()
     with os.fdopen(args.status_fd, "w", encoding="utf-8") as status:
         try:
             began = time.perf_counter()
@@ -101,10 +104,11 @@ def _say(status: Any, **what: Any) -> None:
         logger.debug("nobody waits for this engine any more")
 
 
-def _die_with_parent(alive_fd: int) -> None:
-    """End the process when the other end of a pipe, which only the parent has, is closed."""
+def _die_with_parent(alive_fd: int, directory: Path) -> None:
+    """End the process and remove its directory when the other end of a pipe that only the parent has is closed."""
     while os.read(alive_fd, 1):
         pass
+    shutil.rmtree(directory, ignore_errors=True)
     os._exit(EXIT_OK)
 
 
