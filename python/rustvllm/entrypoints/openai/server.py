@@ -71,7 +71,7 @@ def run_server(args: argparse.Namespace, engine_factory: EngineFactory | None = 
         _complain(str(exc))
         return 1
     try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the event loop has its own way
+        _leave_on_signals(listener)
         print(f"rustvllm: listening on {_where(listener)}, loading the model", flush=True)
         server = _Server(args, listener, chat_template, engine_factory or (lambda: _build_engine(args)))
         exit_code, engine_stopped = server.run()
@@ -80,6 +80,21 @@ def run_server(args: argparse.Namespace, engine_factory: EngineFactory | None = 
     finally:
         listener.close()
     _leave(exit_code, run_exit_handlers=engine_stopped)
+
+
+def _leave_on_signals(listener: Listener) -> None:
+    """Until the event loop takes the signals over, one ends the process on the spot.
+
+    An exception instead would come up in the middle of whatever import is under way, and leave it half done.
+    """
+
+    def leave(*_: object) -> None:
+        listener.close()
+        os._exit(0)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
 
 
 def _build_engine(args: argparse.Namespace) -> "AsyncLLM":
