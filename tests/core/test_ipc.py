@@ -125,6 +125,7 @@ def test_a_full_queue_is_the_requests_error(path: Path) -> None:
     with pytest.raises(QueueFullError):
         client.add_request(client.new_key(), "b", [1], max_tokens=1, samples=samples)
     client.abort_requests(["0", "1"])
+    client.stats(timeout=PATIENCE)  # what was sent before has been taken when this is answered
     engine.paused.clear()
     assert [deltas[-1].finish_reason for deltas in collect(client, processor, 2).values()] == ["abort"] * 2
     server.stop()
@@ -157,7 +158,13 @@ def test_tcp_needs_the_secret(engine: StepThread) -> None:
     collect(client, processor, 1)
     with pytest.raises(ConnectionError, match="the shared secret is wrong"):
         _core.EngineClient.connect_tcp("127.0.0.1", server.tcp_port, os.urandom(32))
-    assert any("secret" in line for line in server.take_complaints())
+    # The client learns of it before the server writes it down.
+    complaints: list[str] = []
+    deadline = time.monotonic() + PATIENCE
+    while not any("secret" in line for line in complaints):
+        assert time.monotonic() < deadline, complaints
+        complaints += server.take_complaints()
+        time.sleep(0.005)
     server.stop()
     assert not server.is_alive
 
