@@ -91,6 +91,9 @@ impl Scheduler {
         let parent_request = &self.requests[parent.slot as usize];
         debug_assert_eq!(parent_request.epoch, parent.epoch, "who leaves unlinks its children");
         if parent_request.status == RequestStatus::Running {
+            if parent_request.num_computed_tokens < num_shared {
+                return Start::NotReady; // Without a look through the plan, as long as the prompt is being computed.
+            }
             // A copy is made before the step runs: it must hold what earlier steps have computed. Who came in with this
             // step may share blocks that this step fills.
             let settled = match self.steps[set].entry_of(parent) {
@@ -231,9 +234,11 @@ impl Scheduler {
 
     /// Link a request that was just taken in to the one that it forks, if that one can help.
     pub(crate) fn link_to_parent(&mut self, slot: u32, parent_slot: u32) {
-        let parent_tokens = self.requests[parent_slot as usize].all_tokens();
-        let child_tokens = self.requests[slot as usize].all_tokens();
+        // The prompts may be long, and this is the scheduler's thread: they are compared in place.
+        self.requests[parent_slot as usize].gather_tokens();
+        self.requests[slot as usize].gather_tokens();
         let (child, parent) = (&self.requests[slot as usize], &self.requests[parent_slot as usize]);
+        let (child_tokens, parent_tokens) = (child.gathered_tokens(), parent.gathered_tokens());
         let num_shared = child_tokens.len() - 1;
         if num_shared == 0
             || child.cold.extra_keys != parent.cold.extra_keys

@@ -308,10 +308,15 @@ impl Request {
         }
     }
 
-    /// All known tokens in one place.
-    pub(crate) fn gather_tokens(&mut self) -> &[i32] {
+    /// Bring all known tokens into one place.
+    pub(crate) fn gather_tokens(&mut self) {
         self.token_ids.extend_from_slice(&self.recent[..usize::from(self.num_recent)]);
         self.num_recent = 0;
+    }
+
+    /// All known tokens, right after [`gather_tokens`](Self::gather_tokens).
+    pub(crate) fn gathered_tokens(&self) -> &[i32] {
+        debug_assert_eq!(self.num_recent, 0, "gather the tokens first");
         &self.token_ids
     }
 

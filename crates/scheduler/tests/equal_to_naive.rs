@@ -9,7 +9,7 @@ mod naive;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use common::{Random, mix, scheduler};
+use common::{Random, mix, scheduler, setting};
 use naive::{NaiveConfig, NaiveRequest, NaiveScheduler, NaiveStep, Status};
 use scheduler::{
     ExtraKeys, NewRequest, PreemptionMode, RequestKey, SamplingParams, Scheduler, SchedulerConfig,
@@ -444,10 +444,6 @@ impl World {
         }
         assert_eq!(self.naive.free_order().len() as u32, self.config.num_blocks - 1, "all blocks came back");
     }
-}
-
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
 #[test]

@@ -9,7 +9,7 @@ mod naive;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use common::{Random, mix};
+use common::{Random, mix, setting};
 use naive::{Leave, Live, NaiveConfig, NaiveRequest, NaiveScheduler, NaiveStep, Status};
 use scheduler::{PreemptionMode, SchedulerConfig, SchedulingPolicy};
 
@@ -367,10 +367,6 @@ impl World {
             assert!(rounds < 20_000, "{:?} never run", self.scheduler.waiting_ids());
         }
     }
-}
-
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
 #[test]

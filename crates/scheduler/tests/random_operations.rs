@@ -8,11 +8,8 @@
 mod common;
 mod world;
 
+use common::setting;
 use world::{Coverage, World};
-
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
-}
 
 #[test]
 fn tokens_do_not_depend_on_company_memory_or_budget() {
