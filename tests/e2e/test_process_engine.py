@@ -1,6 +1,7 @@
 """An engine in a process of its own: the same tokens, and every way to lose it ends in an error and leaves nothing."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -137,6 +138,18 @@ def test_a_shutdown_leaves_nothing(engine: AsyncLLM) -> None:
     assert not directory.exists()
     with pytest.raises(EngineDeadError, match="shut down"):
         engine.check_health()
+
+
+def test_an_engine_that_nobody_holds_any_more_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(monkeypatch, process=True)
+    pid, directory = client_of(engine).pid, client_of(engine)._directory
+    del engine
+    gc.collect()
+    wait_until_gone(pid, 5)
+    deadline = time.monotonic() + 5
+    while directory.exists():
+        assert time.monotonic() < deadline, f"{directory} is still there"
+        time.sleep(0.02)
 
 
 def test_an_engine_that_stands_still_is_killed_at_the_end(engine: AsyncLLM) -> None:

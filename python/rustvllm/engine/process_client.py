@@ -46,6 +46,7 @@ class ProcessClient:
         self._on_death = weakref.WeakMethod(on_death)
         self._stopping = threading.Event()
         self._death: str | None = None
+        self._cleaning = threading.Lock()
         self._directory = Path(tempfile.mkdtemp(prefix="rustvllm-"))  # 0700
         socket = self._directory / "engine.sock"
         alive_for_child, self._alive_fd = os.pipe()
@@ -120,6 +121,7 @@ class ProcessClient:
 
     def _watch(self) -> None:
         code = self._process.wait()
+        self._clean()
         if self._stopping.is_set():
             return
         reason = self.handle.death
@@ -156,10 +158,15 @@ class ProcessClient:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        if self._alive_fd >= 0:
-            os.close(self._alive_fd)
-            self._alive_fd = -1
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._clean()
+
+    def _clean(self) -> None:
+        """Give back what the process had: called by whoever first sees it gone."""
+        with self._cleaning:
+            if self._alive_fd >= 0:
+                os.close(self._alive_fd)
+                self._alive_fd = -1
+            shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _how(code: int) -> str:
