@@ -16,6 +16,7 @@ from rustvllm.engine.describe import describe_engine
 from rustvllm.engine.engine_health import EngineHealth
 from rustvllm.engine.front_end import RequestTable
 from rustvllm.engine.input_processor import InputProcessor, PromptType
+from rustvllm.engine.remote_client import RemoteClient
 from rustvllm.engine.request_state import RequestState
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.exceptions import EngineDeadError
@@ -254,6 +255,16 @@ class AsyncLLM:
     def health(self) -> list[EngineHealth]:
         """How every engine is, by its last sign of life; asks nobody, so it may be called at any time."""
         return self._client.health()
+
+    def reconnect(self, rank: int, timeout: float) -> None:
+        """Take an engine that was started in a dead one's place; blocks up to ``timeout`` seconds, for any thread.
+
+        Raises:
+            EngineDeadError: There is none yet, or this object's engine is not one that somebody else starts again.
+        """
+        if not isinstance(self._client, RemoteClient):
+            raise EngineDeadError("this engine is not started again; make a new AsyncLLM")
+        self._client.reconnect(rank, timeout)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.

@@ -37,6 +37,10 @@ class ChildProcess:
         arguments: Further flags for it; everybody on the machine can read them.
         pass_fds: Descriptors that it inherits.
 
+    Attributes:
+        ready: What it said when it was ready; empty before.
+        death: Why it ended, in its own words, if it could say so.
+
     Raises:
         OSError: The process cannot be started.
     """
@@ -45,6 +49,8 @@ class ChildProcess:
         self, module: str, name: str, directory: Path, arguments: Sequence[str] = (), pass_fds: Sequence[int] = ()
     ) -> None:
         self.name = name
+        self.ready: Mapping[str, Any] = {}
+        self.death: str | None = None
         status_fd, status_for_child = os.pipe()
         command = [sys.executable, "-m", module, "--status-fd", str(status_for_child)]
         command += ["--directory", str(directory), "--started-at", f"{time.monotonic():.3f}", *arguments]
@@ -91,7 +97,7 @@ class ChildProcess:
             self._orders.write(json.dumps(order).encode() + b"\n")
             self._orders.flush()
 
-    def read_status(self) -> dict[str, Any] | None:
+    def _read_status(self) -> dict[str, Any] | None:
         """Wait for the next thing that it says; None when it will say nothing any more."""
         line = self._status.readline(_LONGEST_LINE)
         if not line:
@@ -99,21 +105,33 @@ class ChildProcess:
         status: dict[str, Any] = json.loads(line)
         return status
 
-    def read_ready(self) -> dict[str, Any]:
-        """Wait until it is ready; what it says of itself then.
+    def wait_until_ready(self) -> None:
+        """Wait for what it says first.
 
         Raises:
             RustVLLMError: What kept it from starting, as it was raised there.
             EngineDeadError: It ended without a word.
         """
-        status = self.read_status()
+        status = self._read_status()
         if status is None:
             self._process.wait()
             raise EngineDeadError(f"the {self.name} ended while it was starting, {self.end}")
         if (error := status.get("error")) is not None:
             raise _as_exception(self.name, error)
-        ready: dict[str, Any] = status["ready"]
-        return ready
+        if (death := status.get("death")) is not None:
+            raise EngineDeadError(death)
+        self.ready = status["ready"]
+
+    def wait_for_end(self) -> None:
+        """Wait until the process has ended."""
+        while (status := self._read_status()) is not None:
+            self.death = status.get("death", self.death)
+        self._process.wait()
+
+    @property
+    def why_ended(self) -> str:
+        """Why the process ended, in its own words or as the kernel tells."""
+        return self.death or f"the {self.name} ended, {self.end}"
 
     def signal(self, number: int) -> None:
         """Send a signal; one that has ended gets none."""

@@ -50,6 +50,17 @@ class RemoteClient:
         (address,) = self._addresses
         return _core.EngineClient.connect(str(address.path), self._timeout)
 
+    def reconnect(self, rank: int, timeout: float) -> None:
+        """Connect to the engine that was started in a dead one's place.
+
+        Raises:
+            EngineDeadError: There is none within ``timeout`` seconds.
+        """
+        try:
+            self.handle.reconnect(rank, self._endpoint(self._addresses[rank]), timeout)
+        except (OSError, ValueError) as error:
+            raise EngineDeadError(f"no engine {rank} on {self._addresses[rank]}: {error}") from error
+
     @property
     def num_blocks(self) -> int:
         """KV blocks of an engine, the null block included."""

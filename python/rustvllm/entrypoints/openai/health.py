@@ -8,25 +8,16 @@ from starlette.responses import Response
 
 import rustvllm
 from rustvllm.entrypoints.openai.errors import status_response
-from rustvllm.entrypoints.openai.state import ServerState, ServerStatus
-from rustvllm.exceptions import EngineDeadError
+from rustvllm.entrypoints.openai.state import ServerState
 
 router = APIRouter()
 
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 when requests are served; else 503 with ``loading``, ``stopping`` or ``dead``."""
+    """200 when requests are served; else 503 with ``loading``, ``stopping``, ``stalled``, ``restarting`` or ``dead``."""
     state: ServerState = request.app.state.server
-    status = state.status
-    content: dict[str, Any] = {"status": "ok" if status is ServerStatus.READY else status.value}
-    if status is ServerStatus.READY:
-        try:
-            state.model.engine.check_health()
-        except EngineDeadError as exc:
-            status = ServerStatus.DEAD
-            content = {"status": status.value, "message": str(exc)}
-    return status_response(status is ServerStatus.READY, content)
+    return status_response(*state.health())
 
 
 @router.get("/ping")
