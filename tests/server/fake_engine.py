@@ -115,6 +115,9 @@ class FakeEngine:
     def stats(self) -> dict[str, int | float]:
         return {"num_running": len(self.running), "num_blocks_used": sum(self.running.values())}
 
+    async def current_stats(self) -> dict[str, int | float]:
+        return self.stats()
+
     def shutdown(self) -> None:
         self.was_shut_down = True
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+STATS_TIMEOUT = 0.5
+"""Seconds to wait for an engine's counters."""
 _OFF_LOOP_CHARS = 2048
 """Longer prompts are tokenised in a thread, so that they delay no one else on the event loop."""
 
@@ -277,9 +279,22 @@ class AsyncLLM:
         return self.tokenizer
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the scheduler (from any thread), with ``num_gpu_blocks`` and ``block_size``."""
+        """Counters of the scheduler (from any thread), with ``num_gpu_blocks`` and ``block_size``.
+
+        Those of an engine in another process are up to 0.2 s old; :meth:`current_stats` asks for new ones.
+        """
+        return self._with_sizes(self._client.handle.stats())
+
+    async def current_stats(self) -> dict[str, Any]:
+        """The same as of now, or as of the last heartbeat when an engine does not answer within half a second."""
+        handle = self._client.handle
+        if isinstance(handle, _core.EngineHandle):
+            return self.stats()
+        return self._with_sizes(await asyncio.to_thread(handle.stats, STATS_TIMEOUT))
+
+    def _with_sizes(self, counters: dict[str, int | float]) -> dict[str, Any]:
         return {
-            **self._client.handle.stats(),
+            **counters,
             "num_gpu_blocks": self._client.num_blocks,
             "block_size": self.config.cache.block_size,
         }

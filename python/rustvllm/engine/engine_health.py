@@ -31,7 +31,11 @@ class EngineHealth:
 
 def health_of(client: _core.EngineClient) -> list[EngineHealth]:
     """Every engine behind a client, by its last heartbeats."""
-    return [EngineHealth(0, client.death, client.last_heartbeat_age, client.step_age)]
+    found = (client.engine_health(rank) for rank in range(client.num_engines))
+    return [
+        EngineHealth(rank, each["death"], each["last_heartbeat_age"], each["step_age"])
+        for rank, each in enumerate(found)
+    ]
 
 
 class StepWatch:

@@ -44,11 +44,12 @@ class RemoteClient:
             raise EngineDeadError(f"no engine within {self._timeout:g} s on {where}: {error}") from error
 
     def _connect(self) -> _core.EngineClient:
-        if self._secret is not None and self._addresses[0].is_tcp:
-            (address,) = self._addresses
-            return _core.EngineClient.connect_tcp(address.host, address.port, self._secret, self._timeout)
-        (address,) = self._addresses
-        return _core.EngineClient.connect(str(address.path), self._timeout)
+        if self._addresses[0].path is not None:
+            paths = [address.path for address in self._addresses if address.path is not None]
+            return _core.EngineClient.connect(paths, self._timeout)
+        assert self._secret is not None
+        hosts = [(address.host, address.port) for address in self._addresses]
+        return _core.EngineClient.connect_tcp(hosts, secret=self._secret, timeout=self._timeout)
 
     def reconnect(self, rank: int, timeout: float) -> None:
         """Connect to the engine that was started in a dead one's place.
@@ -56,10 +57,11 @@ class RemoteClient:
         Raises:
             EngineDeadError: There is none within ``timeout`` seconds.
         """
+        address = self._addresses[rank]
         try:
-            self.handle.reconnect(rank, self._endpoint(self._addresses[rank]), timeout)
+            self.handle.reconnect(rank, address.path or (address.host, address.port), timeout)
         except (OSError, ValueError) as error:
-            raise EngineDeadError(f"no engine {rank} on {self._addresses[rank]}: {error}") from error
+            raise EngineDeadError(f"no engine {rank} on {address}: {error}") from error
 
     @property
     def num_blocks(self) -> int:
