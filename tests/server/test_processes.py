@@ -1,9 +1,9 @@
 """The processes of `rustvllm serve`: which there are, how they find each other, and how a start can fail."""
 
-import os
 import signal
 import stat
 import time
+from pathlib import Path
 
 import httpx
 import psutil
@@ -22,8 +22,7 @@ def complete(url: str, **more: object) -> str:
 
 
 def maps(pid: int) -> str:
-    with open(f"/proc/{pid}/maps", encoding="utf-8") as lines:
-        return lines.read()
+    return Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
 
 
 def wait_until(condition, seconds: float = 30.0) -> None:
@@ -249,17 +248,17 @@ def test_a_child_killed_while_it_loads_ends_the_start(empty_tmpdir, role):
 def test_a_tmpdir_that_will_not_do_is_passed_over(place):
     is_made = place.startswith("/tmp")
     if is_made:
-        os.makedirs(place, exist_ok=True)
+        Path(place).mkdir(exist_ok=True)
     with ServerProcess(SIM, TMPDIR=place) as server:
         assert complete(server.wait_until_ready())
         engine = server.engines()[0].cmdline()
         directory = engine[engine.index("--directory") + 1]
         assert directory.startswith("/tmp/rustvllm-")
         assert server.end(signal.SIGTERM)[0] == 0
-        assert not os.path.exists(directory)
+        assert not Path(directory).exists()
         server.assert_nothing_left()
     if is_made:
-        os.rmdir(place)
+        Path(place).rmdir()
 
 
 def test_one_process_is_one_process():

@@ -23,6 +23,8 @@ class RemoteClient:
     """
 
     handle: _core.EngineClient
+    num_blocks: int
+    """KV blocks of the first engine, the null block included."""
 
     def __init__(self, addresses: Sequence[EngineAddress], secret: bytes | None, timeout: float) -> None:
         check_addresses(addresses, secret)
@@ -32,13 +34,15 @@ class RemoteClient:
         self._stopped = False
 
     def wait_until_ready(self) -> None:
-        """Connect.
+        """Connect; once is enough.
 
         Raises:
             EngineDeadError: No engine answers in time, or it refuses.
         """
         try:
-            self.handle = self._connect()
+            if not hasattr(self, "handle"):
+                self.handle = self._connect()
+            self.num_blocks = self.handle.num_blocks
         except (OSError, ValueError) as error:
             where = ", ".join(map(str, self._addresses))
             raise EngineDeadError(f"no engine within {self._timeout:g} s on {where}: {error}") from error
@@ -62,11 +66,6 @@ class RemoteClient:
             self.handle.reconnect(rank, address.path or (address.host, address.port), timeout)
         except (OSError, ValueError) as error:
             raise EngineDeadError(f"no engine {rank} on {address}: {error}") from error
-
-    @property
-    def num_blocks(self) -> int:
-        """KV blocks of an engine, the null block included."""
-        return self.handle.num_blocks
 
     @property
     def last_step_error(self) -> str | None:

@@ -15,7 +15,7 @@ router = APIRouter()
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 when requests are served; else 503 with ``loading``, ``stopping``, ``stalled``, ``restarting`` or ``dead``."""
+    """200 when requests are served; else 503: ``loading``, ``stopping``, ``stalled``, ``restarting`` or ``dead``."""
     state: ServerState = request.app.state.server
     return status_response(*state.health())
 

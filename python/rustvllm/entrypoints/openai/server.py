@@ -1,6 +1,6 @@
-"""``rustvllm serve``: binds the port and serves, in several processes or in one, and ends within two seconds when told to.
+"""``rustvllm serve``: binds the port, then serves in several processes or in one.
 
-A failed load and a dead engine end the server with one message and exit code 1, a signal ends it with 0.
+It ends within two seconds when told to, with exit code 0; a failed load and a dead engine end it with one message and 1.
 """
 
 import argparse
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["add_cli_args", "add_unsupported_args", "run_server"]
 
 
-def run_server(args: argparse.Namespace, engine_factory: "EngineFactory | None" = None) -> int:
+def run_server(args: argparse.Namespace, engine_factory: "EngineFactory | None" = None) -> int:  # noqa: RET503 -- _leave
     """Serve until a signal, a failed load or a dead engine, and end the process.
 
     It ends the process itself rather than let the interpreter take torch apart piece by piece, which takes seconds.
