@@ -14,6 +14,7 @@ from typing import Protocol
 from rustvllm import _core, envs
 from rustvllm.config import EngineConfig
 from rustvllm.engine.core import EngineCore
+from rustvllm.engine.engine_health import EngineHealth, StepWatch
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 
@@ -111,6 +112,7 @@ class ThreadClient:
         self._on_death = weakref.WeakMethod(on_death)
         self._stopping = threading.Event()
         self._death: EngineDeadError | None = None
+        self._step_watch = StepWatch()
         # What exists now lives as long as the engine: keep the collector from walking through it again and again.
         gc.collect()
         gc.freeze()
@@ -137,6 +139,14 @@ class ThreadClient:
             raise EngineDeadError(str(self._death)) from self._death
         if self._stopping.is_set():
             raise EngineDeadError("this engine was shut down; make a new one")
+
+    def wait_until_ready(self) -> None:
+        """It is, once it exists."""
+
+    def health(self) -> list[EngineHealth]:
+        """How the thread is; ``step_age`` is as exact as this is called often."""
+        death = None if self._death is None else str(self._death)
+        return [EngineHealth(0, death, 0.0, self._step_watch.step_age(self.handle.stats()))]
 
     def _run(self) -> None:
         check_invariants = envs.check_invariants()
