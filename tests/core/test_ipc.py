@@ -62,7 +62,7 @@ def collect(
     readable.register(client.output_fd, select.POLLIN)
     while num_ends > 0:
         assert readable.poll(PATIENCE * 1000), f"silent, with {num_ends} requests running"
-        for delta in processor.poll(client):
+        for delta in processor.poll(client)[1]:
             deltas.setdefault(delta.key, []).append(delta)
             num_ends -= delta.finish_reason is not None
     return deltas
@@ -120,7 +120,9 @@ def test_a_full_queue_is_the_requests_error(path: Path) -> None:
     keys = [add(client, processor, str(index)) for index in range(3)]
     (delta,) = collect(client, processor, 1)[keys[2]]
     assert (delta.finish_reason, delta.error_kind, delta.error_param) == ("error", "queue_full", None)
-    assert delta.error == "the queue is full: 2 requests are waiting; try again later"
+    assert delta.error == (
+        "the queue is full: 2 requests are waiting, 1 more would exceed max_num_queued_reqs = 2; try again later"
+    )
     samples = [(client.new_key(), f"s{index}", 0) for index in range(2)]
     with pytest.raises(QueueFullError):
         client.add_request(client.new_key(), "b", [1], max_tokens=1, samples=samples)
@@ -141,7 +143,7 @@ def test_a_stop_string_ends_the_request_in_the_engine(server: _core.EngineServer
     deadline = time.monotonic() + PATIENCE
     while client.stats(timeout=PATIENCE)["num_finished"] < 1:
         assert time.monotonic() < deadline
-    assert processor.poll(client) == []
+    assert processor.poll(client) == ([], [])
 
 
 def test_tcp_needs_the_secret(engine: StepThread) -> None:
@@ -212,7 +214,7 @@ def test_an_event_loop_is_woken(server: _core.EngineServer, path: Path) -> None:
         tokens: list[int] = []
 
         def on_outputs() -> None:
-            for delta in processor.poll(client):
+            for delta in processor.poll(client)[1]:
                 tokens.extend(delta.new_token_ids)
                 if delta.finish_reason is not None:
                     done.set_result(None)

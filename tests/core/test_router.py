@@ -52,7 +52,8 @@ def collect(client: _core.EngineClient, processor: _core.OutputProcessor, num_en
     readable.register(client.output_fd, select.POLLIN)
     while sum(delta.finish_reason is not None for delta in deltas) < num_ends:
         assert readable.poll(PATIENCE * 1000), "silent"
-        deltas += processor.poll(client)
+        _, news = processor.poll(client)
+        deltas += news
     return deltas
 
 
@@ -72,6 +73,7 @@ def test_two_engines_are_one_client(paths: list[Path]) -> None:
         assert [client.engine_stats(rank, PATIENCE)["num_requests"] for rank in range(2)] == counts
         assert client.stats(PATIENCE)["num_usable_blocks"] == 2 * client.engine_stats(0)["num_usable_blocks"]
         assert (client.info, client.engine_pid) == (b"e", os.getpid())
+        client.stats(PATIENCE)
         health = client.engine_health(1)
         assert (health["is_alive"], health["death"], health["pid"]) == (True, None, os.getpid())
         assert 0.0 <= health["last_heartbeat_age"] < PATIENCE

@@ -61,7 +61,8 @@ pub enum AddRequestError {
     },
     /// The queue is full: a value, not a failure.
     #[error(
-        "the queue is full: {queued} requests are waiting, {wanted} more would exceed max_num_queued_reqs = {limit}; try again later"
+        "the queue is full: {queued} requests are waiting, {wanted} more would exceed max_num_queued_reqs = {limit}; {}",
+        if wanted > limit { "send fewer at a time" } else { "try again later" }
     )]
     QueueFull {
         /// Waiting.
