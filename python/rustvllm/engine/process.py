@@ -6,7 +6,6 @@ which never takes the interpreter; this thread does nothing but schedule, execut
 """
 
 import argparse
-import gc
 import json
 import os
 import shutil
@@ -18,10 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rustvllm import _core, envs
+from rustvllm import _core
+from rustvllm.engine import run_loop
 from rustvllm.engine.config_json import load_config
 from rustvllm.engine.core import EngineCore
-from rustvllm.exceptions import EngineDeadError, RustVLLMError
+from rustvllm.exceptions import RustVLLMError
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -59,9 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 logger.critical("the engine could not start", exc_info=error)
             return EXIT_FAILURE
         stop.handle = core.handle
-        # What exists now lives as long as the engine: keep the collector from walking through it again and again.
-        gc.collect()
-        gc.freeze()
+        run_loop.freeze_heap()
         _say(status, ready={"num_blocks": core.num_blocks, "seconds": round(time.perf_counter() - began, 3)})
     return _run(core, server, stop)
 
@@ -80,17 +78,9 @@ class _Stop:
 
 
 def _run(core: EngineCore, server: "_core.EngineServer", stop: _Stop) -> int:
-    check_invariants = envs.check_invariants()
-    try:
-        while not stop.is_set:
-            if core.step() == 0:
-                if check_invariants:
-                    core.scheduler.check_invariants()
-                core.handle.wait_for_work()
-    except BaseException as error:  # a panic of the Rust core is not an Exception
-        message = str(error) if isinstance(error, EngineDeadError) else f"{type(error).__name__}: {error}"
-        logger.critical("the engine died", exc_info=error)
-        server.fail(f"the engine died: {message}")
+    death = run_loop.run(core, lambda: stop.is_set)
+    if death is not None:
+        server.fail(str(death).removeprefix("the engine died: "))  # its clients say that
         return EXIT_FAILURE
     server.stop()
     return EXIT_OK
