@@ -21,6 +21,7 @@ MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 SCHEDULING_POLICIES = ("fcfs", "priority")
+MAX_DATA_PARALLEL_SIZE = 64
 EXECUTORS = ("auto", "uniproc", "sim")
 MAX_SIM_MS = 60_000.0
 """A term of a simulated step's time at most."""
@@ -254,15 +255,20 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How many devices share the model; one, for now."""
+    """How many devices share the model (one, for now), and how many engines share the machine.
+
+    Attributes:
+        data_parallel_size: Engines on this machine, each with the whole model; they divide its processors.
+    """
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             require_int(name, getattr(self, name), 1, 1)
+        require_int("data_parallel_size", self.data_parallel_size, 1, MAX_DATA_PARALLEL_SIZE)
 
 
 @dataclass(frozen=True, kw_only=True)

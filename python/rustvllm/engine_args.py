@@ -412,7 +412,7 @@ class EngineArgs:
         if not self.skip_tokenizer_init:
             tokenizer_path = found.path
             if self.tokenizer is not None:
-                tokenizer_path = _resolve_tokenizer(str(self.tokenizer), load.download_dir)
+                tokenizer_path = resolve_tokenizer(str(self.tokenizer), load.download_dir)
         if self.served_model_name is None:
             served = (found.name, *found.aliases)
         else:
@@ -526,7 +526,7 @@ def _check_generation_config(source: object) -> None:
         raise ConfigError(f"generation_config names {str(source)!r}, but there is no {file}; or say auto, vllm or none")
 
 
-def _resolve_tokenizer(name: str, download_dir: Path | None) -> Path:
+def resolve_tokenizer(name: str, download_dir: Path | None) -> Path:
     """Folder of a tokenizer given apart from the model; it needs no config.json."""
     folder = Path(name).expanduser()
     if folder.is_dir():

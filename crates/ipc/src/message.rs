@@ -30,6 +30,9 @@ pub(crate) mod kind {
     pub(crate) const GOODBYE: u8 = 0x88;
 }
 
+/// The counter of `Stats` that is the asking client's own: requests that the engine was given by it and has not finished.
+pub(crate) const NUM_CLIENT_REQUESTS: &str = "num_client_requests";
+
 /// Longest explanation of a death.
 const MAX_MESSAGE_BYTES: usize = 16 << 10;
 
@@ -97,7 +100,7 @@ impl ClientMessage {
     pub fn encode(&self, buffer: &mut Vec<u8>) {
         match self {
             Self::Hello(hello) => write_frame(buffer, kind::HELLO, |body| hello.encode(body)),
-            Self::AddRequests(requests) => encode_add_requests(requests, buffer),
+            Self::AddRequests(requests) => encode_add_requests(requests, |key| key, buffer),
             Self::Abort(keys) => write_frame(buffer, kind::ABORT, |body| write_keys(keys, body)),
             Self::GrammarReady(key) => write_number(buffer, kind::GRAMMAR_READY, key.0),
             Self::GrammarFailed(key) => write_number(buffer, kind::GRAMMAR_FAILED, key.0),
@@ -129,9 +132,13 @@ impl ClientMessage {
     }
 }
 
-/// Append an `AddRequests` frame.
-pub(crate) fn encode_add_requests(requests: &[NewRequest], buffer: &mut Vec<u8>) {
-    write_frame(buffer, kind::ADD_REQUESTS, |body| request_codec::encode(requests, body));
+/// Append an `AddRequests` frame; `rename` gives the keys that the engine knows.
+pub(crate) fn encode_add_requests(
+    requests: &[NewRequest],
+    rename: impl Fn(RequestKey) -> RequestKey,
+    buffer: &mut Vec<u8>,
+) {
+    write_frame(buffer, kind::ADD_REQUESTS, |body| request_codec::encode(requests, rename, body));
 }
 
 impl EngineMessage {

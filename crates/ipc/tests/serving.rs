@@ -205,7 +205,7 @@ fn everybody_learns_why_the_engine_died() {
         let dead: HashSet<_> = outputs
             .iter()
             .filter_map(|output| match output {
-                ClientOutput::Died { key } => Some(*key),
+                ClientOutput::Died { key, .. } => Some(*key),
                 _ => None,
             })
             .collect();

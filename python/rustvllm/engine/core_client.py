@@ -15,6 +15,7 @@ from rustvllm import _core
 from rustvllm.config import EngineConfig
 from rustvllm.engine import run_loop
 from rustvllm.engine.core import EngineCore
+from rustvllm.engine.engine_health import EngineHealth, StepWatch
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 
@@ -112,6 +113,7 @@ class ThreadClient:
         self._on_death = weakref.WeakMethod(on_death)
         self._stopping = threading.Event()
         self._death: EngineDeadError | None = None
+        self._step_watch = StepWatch()
         run_loop.freeze_heap()
         self._thread = threading.Thread(target=self._run, name="rustvllm-engine", daemon=True)
         _running.add(self)
@@ -136,6 +138,14 @@ class ThreadClient:
             raise EngineDeadError(str(self._death)) from self._death
         if self._stopping.is_set():
             raise EngineDeadError("this engine was shut down; make a new one")
+
+    def wait_until_ready(self) -> None:
+        """It is, once it exists."""
+
+    def health(self) -> list[EngineHealth]:
+        """How the thread is; ``step_age`` is as exact as this is called often."""
+        death = None if self._death is None else str(self._death)
+        return [EngineHealth(0, death, 0.0, self._step_watch.step_age(self.handle.stats()))]
 
     def _run(self) -> None:
         self._death = run_loop.run(self._core, self._stopping.is_set)
