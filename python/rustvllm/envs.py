@@ -4,6 +4,7 @@ They are read when asked for and not at import, so that a test or a launcher may
 """
 
 import os
+from pathlib import Path
 
 from rustvllm.exceptions import ConfigError
 
@@ -55,3 +56,12 @@ def check_invariants() -> bool:
 def enable_multiprocessing() -> bool:
     """``RUSTVLLM_ENABLE_MULTIPROCESSING=1``: the server's engine runs in a process of its own (default off)."""
     return _flag("RUSTVLLM_ENABLE_MULTIPROCESSING")
+
+
+def cache_dir() -> Path:
+    """``RUSTVLLM_CACHE``: folder for what is made once (default: ``rustvllm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``)."""
+    own = os.environ.get("RUSTVLLM_CACHE", "").strip()
+    if own:
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    return (Path(base) if base else Path(os.path.expanduser("~"), ".cache")) / "rustvllm"  # noqa: PTH111 -- never raises

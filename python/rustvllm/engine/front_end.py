@@ -66,7 +66,12 @@ class RequestTable:
                 )
         samples = [(handle.new_key(), engine_id) for engine_id in ids]
         state = RequestState(
-            request_id, request.prompt, request.prompt_token_ids, params.output_kind, samples, request.hidden_stop_ids
+            request_id,
+            request.prompt,
+            request.prompt_token_ids.tolist(),
+            params.output_kind,
+            samples,
+            request.hidden_stop_ids,
         )
         self._by_id[request_id] = state
         try:
