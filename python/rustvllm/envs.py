@@ -59,7 +59,7 @@ def enable_multiprocessing() -> bool:
 
 
 def cache_dir() -> Path:
-    """``RUSTVLLM_CACHE``: folder for what is made once (default: ``rustvllm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``)."""
+    """``RUSTVLLM_CACHE``: what is made once (default: ``rustvllm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``)."""
     own = os.environ.get("RUSTVLLM_CACHE", "").strip()
     if own:
         return Path(own).expanduser()

@@ -156,7 +156,8 @@ async def test_leaving_while_a_prompt_is_tokenised(make):
     tasks = [asyncio.create_task(engine.add_request(f"r{i}", "ab " * 200_000, GREEDY)) for i in range(4)]
     await asyncio.sleep(0)
     pool = engine.tokenizer._pool
-    assert pool is not None and pool.num_waiting_bytes == 4 * 600_000
+    assert pool is not None
+    assert pool.num_waiting_bytes == 4 * 600_000
     for task in tasks:
         task.cancel()
     assert all(
