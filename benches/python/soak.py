@@ -172,12 +172,13 @@ def request(source: random.Random) -> tuple[dict[str, Any], float | None]:
     """A body, and the seconds after which its client goes away."""
     is_long = source.random() < 0.15
     prompt_len = source.randint(500, 4000) if is_long else source.randint(4, 100)
+    num_choices = source.choice([2, 3, 4]) if source.random() < 0.15 else 1
     body: dict[str, Any] = {
         "prompt": [source.randrange(1000, 20000) for _ in range(prompt_len)],
         "max_tokens": source.randint(200, 1000) if source.random() < 0.2 else source.randint(1, 100),
         "stream": source.random() < 0.8,
-        "n": source.choice([2, 3, 4]) if source.random() < 0.15 else 1,
-        "temperature": source.choice([0, 1]),
+        "n": num_choices,
+        "temperature": 1 if num_choices > 1 else source.choice([0, 1]),
         "seed": source.randrange(1 << 30),
     }
     if source.random() < 0.25:
@@ -206,6 +207,7 @@ def what_is_left(server: MeasuredServer) -> dict[str, Any]:
     deadline = time.monotonic() + DRAIN_SECONDS
     while True:
         left: dict[str, Any] = server.get("/load")
+        left["server_load"] -= 1  # this question
         is_idle = left["num_running"] == left["num_waiting"] == left["kv_cache_usage"] == left["server_load"] == 0
         if is_idle or time.monotonic() > deadline:
             return {"is_clean": is_idle, **left}

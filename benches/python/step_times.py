@@ -17,8 +17,8 @@ class StepTimes:
 
     Attributes:
         done: When a step's tokens were there.
-        duration: From the end of the step before, or from when this one was planned if that was later. A step that is
-            planned and launched while another computes is thereby not counted twice.
+        duration: From the end of the step before, or from when this one was launched if that was later: a step that is
+            launched while another computes is not counted twice, and what the host adds between two is not counted.
     """
 
     done: Nanoseconds
@@ -33,7 +33,7 @@ class StepTimes:
     @classmethod
     def of(cls, steps: list[dict[str, Any]]) -> "StepTimes":
         """From the objects of the file."""
-        rows = sorted((step["done_ns"], step["schedule_ns"]) for step in steps)
+        rows = sorted((step["done_ns"], step["launch_ns"]) for step in steps)
         done = np.array([row[0] for row in rows], np.int64)
         begin = np.array([row[1] for row in rows], np.int64)
         if done.size:
