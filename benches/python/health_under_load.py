@@ -20,7 +20,8 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,6 +35,7 @@ TOKENIZER = Path(__file__).resolve().parents[3] / "shared/data/gpt2-tokenizer"
 POSITIONS = 131_072
 POLL_SECONDS = 0.02
 TIMEOUT = 30
+OPEN_SECONDS = 60
 WORDS = [
     "time",
     "year",
@@ -65,28 +67,27 @@ def ask(address: tuple[str, int], path: str) -> tuple[float, int]:
 
 
 def poll(url: str) -> None:
-    """The prober's process: ask until standard input closes, then print what came."""
+    """The prober's process: ask until standard input closes, then print when and how long, and what failed."""
     parts = urllib.parse.urlsplit(url)
     address = (parts.hostname or "", parts.port or 80)
     closed = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), closed.set()), daemon=True).start()
-    seconds, late, failures = [], [], 0
+    asked, late, failures = [], [], []
     due = time.perf_counter()
     while not closed.is_set():
-        time.sleep(max(0.0, due - time.perf_counter()))
+        # A question that took longer than the interval makes the next one come at once, not late.
+        due = max(due + POLL_SECONDS, time.perf_counter())
+        time.sleep(due - time.perf_counter())
         late.append(time.perf_counter() - due)
-        due = time.perf_counter() + POLL_SECONDS
+        begin = time.monotonic()
         try:
             took, status = ask(address, "/health")
-        except OSError:
-            failures += 1
+            asked.append((begin, took))
+        except OSError as error:
+            failures.append(repr(error))
             continue
-        seconds.append(took)
-        failures += status != 200
-    json.dump(
-        {"count": len(seconds), "failures": failures, "ms": percentiles(seconds), "own_delay_ms": percentiles(late)},
-        sys.stdout,
-    )
+        failures += [f"HTTP status {status}"] if status != 200 else []
+    json.dump({"asked": asked, "late": late, "failures": failures}, sys.stdout)
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
@@ -97,7 +98,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 @contextmanager
 def polled(url: str, found: dict[str, Any]) -> Iterator[None]:
-    """Asks ``/health`` meanwhile."""
+    """Asks ``/health`` meanwhile; ``found`` gets what the prober's process prints."""
     command = [sys.executable, __file__, "--poll", url]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as prober:
         try:
@@ -105,6 +106,16 @@ def polled(url: str, found: dict[str, Any]) -> Iterator[None]:
         finally:
             out, _ = prober.communicate(timeout=2 * TIMEOUT)
     found.update(json.loads(out))
+
+
+def wait_until_all_run(server: MeasuredServer, streams: int) -> float:
+    """The time (``time.monotonic``) from which all streams are open."""
+    deadline = time.monotonic() + OPEN_SECONDS
+    while server.get("/load")["num_running"] < streams:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the {streams} streams did not all run within {OPEN_SECONDS} s; try a longer --seconds")
+        time.sleep(0.05)
+    return time.monotonic()
 
 
 class LongPrompts:
@@ -160,32 +171,40 @@ class LongPrompts:
 
 
 def measure(server: MeasuredServer, args: argparse.Namespace, *, long_prompts: bool) -> dict[str, Any]:
-    """One run: all streams from their start to their end."""
+    """One run: all streams from their start to their end. What is asked while they are being opened counts apart."""
     output_len = max(2, round(args.seconds * 1000 / args.step_time))
+    lengths = ["--random-input-len", "32", "--random-output-len", str(output_len)]
     health: dict[str, Any] = {}
     found: dict[str, Any] = {"long_prompts": long_prompts}
-    begin = time.monotonic_ns()
     before = server.processor_seconds()
-    lengths = ["--random-input-len", "32", "--random-output-len", str(output_len)]
-    with polled(server.url, health):
-        if long_prompts:
-            with LongPrompts(server.url, args.characters, args.interval) as prompts:
-                report = bench_serve(
-                    server.url, args.streams, args.streams, *lengths, "--metric-percentiles", "50,99,99.9"
-                )
-            found |= {
-                "long_prompt_tokens": statistics.median(prompts.prompt_tokens) if prompts.prompt_tokens else None,
-                "long_prompts_answered": len(prompts.seconds),
-                "long_prompts_failed": prompts.failures[:5],
-                "long_prompt_ms": percentiles(prompts.seconds),
-            }
-        else:
-            report = bench_serve(server.url, args.streams, args.streams, *lengths, "--metric-percentiles", "50,99,99.9")
+    prompts = LongPrompts(server.url, args.characters, args.interval)
+    with polled(server.url, health), ThreadPoolExecutor(1) as pool:
+        load = pool.submit(
+            bench_serve, server.url, args.streams, args.streams, *lengths, "--metric-percentiles", "50,99,99.9"
+        )
+        begin = wait_until_all_run(server, args.streams)
+        with prompts if long_prompts else nullcontext():
+            wait([load], timeout=max(1.0, args.seconds * 0.8))
+            end = time.monotonic()
+        report = load.result()
+    if long_prompts:
+        found |= {
+            "long_prompt_tokens": statistics.median(prompts.prompt_tokens) if prompts.prompt_tokens else None,
+            "long_prompts_answered": len(prompts.seconds),
+            "long_prompts_failed": prompts.failures[:5],
+            "long_prompt_ms": percentiles(prompts.seconds),
+        }
+    found["health"] = {
+        "count": len(health["asked"]),
+        "failures": health["failures"][:5],
+        "ms": percentiles([took for at, took in health["asked"] if begin <= at <= end]),
+        "ms_while_opening": percentiles([took for at, took in health["asked"] if at < begin]),
+        "own_delay_ms": percentiles(health["late"]),
+    }
     used = server.processor_seconds()
     used.subtract(before)
     keys = [f"{at}_{name}_ms" for name in ("itl", "ttft") for at in ("p50", "p99", "p99.9")]
     found |= {
-        "health": health,
         **{key: report[key] for key in keys},
         **{
             key: report[key]
@@ -202,7 +221,7 @@ def measure(server: MeasuredServer, args: argparse.Namespace, *, long_prompts: b
         "server_cores": used.total() / report["duration"],
         "server_cores_by_thread": {name: seconds / report["duration"] for name, seconds in used.most_common(6)},
         "load_average": os.getloadavg()[0],
-        "window_ns": [begin, time.monotonic_ns()],
+        "window_ns": [round(begin * 1e9), round(end * 1e9)],
     }
     return found
 
