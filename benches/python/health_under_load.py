@@ -77,7 +77,7 @@ def poll(url: str) -> None:
     while not closed.is_set():
         # A question that took longer than the interval makes the next one come at once, not late.
         due = max(due + POLL_SECONDS, time.perf_counter())
-        time.sleep(due - time.perf_counter())
+        time.sleep(max(0.0, due - time.perf_counter()))
         late.append(time.perf_counter() - due)
         begin = time.monotonic()
         try:
