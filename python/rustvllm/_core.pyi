@@ -438,6 +438,7 @@ class RequestDelta:
     num_cached_tokens: int
     first_scheduled_ts: float
     """Monotonic seconds (``time.monotonic``); 0.0 while unknown."""
+    first_token_ts: float
     last_token_ts: float
 
 @final
@@ -456,12 +457,22 @@ class OutputProcessor:
         stop: Sequence[str] = ...,
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
+        at_the_end: bool = False,
+        event_template: tuple[bytes, bytes] | None = None,
     ) -> None:
-        """Expect outputs for ``key``; call it before ``EngineHandle.add_request``."""
+        """Expect outputs for ``key``; call it before ``EngineHandle.add_request``.
+
+        Its news are deltas. With ``at_the_end`` there is one, when it has ended; with ``event_template`` new text comes
+        as events, the template's bytes around the text as a JSON string, and everything else with the end.
+        """
     def discard(self, key: int) -> None:
         """Forget a request whose reader has gone; its later outputs are dropped."""
-    def poll(self, engine: EngineHandle | EngineClient) -> list[RequestDelta]:
-        """Drain what the engine emitted: one delta per request that changed.
+    def hold(self, keys: Sequence[int]) -> None:
+        """Keep the news of requests, merged, until :meth:`release`: their reader is busy."""
+    def release(self, keys: Sequence[int]) -> bool:
+        """End :meth:`hold`; whether there is news, which the next :meth:`poll` gives."""
+    def poll(self, engine: EngineHandle | EngineClient) -> tuple[list[tuple[int, bytes]], list[RequestDelta]]:
+        """Drain what the engine emitted: rendered events with their keys, and one delta per other request that changed.
 
         A stop string that is found sends its abort from here.
         """

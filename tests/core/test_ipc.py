@@ -62,7 +62,7 @@ def collect(
     readable.register(client.output_fd, select.POLLIN)
     while num_ends > 0:
         assert readable.poll(PATIENCE * 1000), f"silent, with {num_ends} requests running"
-        for delta in processor.poll(client):
+        for delta in processor.poll(client)[1]:
             deltas.setdefault(delta.key, []).append(delta)
             num_ends -= delta.finish_reason is not None
     return deltas
@@ -141,7 +141,7 @@ def test_a_stop_string_ends_the_request_in_the_engine(server: _core.EngineServer
     deadline = time.monotonic() + PATIENCE
     while client.stats(timeout=PATIENCE)["num_finished"] < 1:
         assert time.monotonic() < deadline
-    assert processor.poll(client) == []
+    assert processor.poll(client) == ([], [])
 
 
 def test_tcp_needs_the_secret(engine: StepThread) -> None:
@@ -212,7 +212,7 @@ def test_an_event_loop_is_woken(server: _core.EngineServer, path: Path) -> None:
         tokens: list[int] = []
 
         def on_outputs() -> None:
-            for delta in processor.poll(client):
+            for delta in processor.poll(client)[1]:
                 tokens.extend(delta.new_token_ids)
                 if delta.finish_reason is not None:
                     done.set_result(None)

@@ -81,7 +81,7 @@ def test_no_output_waits_unannounced() -> None:
             while time.monotonic() < deadline:
                 assert readable.poll(SILENCE_MS), f"silent after {polls} polls, while requests run"
                 polls += 1
-                for delta in processor.poll(handle):
+                for delta in processor.poll(handle)[1]:
                     if delta.finish_reason is not None:
                         add()
     finally:

@@ -116,7 +116,13 @@ class FakeEngine:
         self.abort_asked.add(request_id)
 
     async def add_request(
-        self, request_id: str, prompt: Any, params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        sink: object = None,  # text that comes in the outputs all the same is as good
     ) -> "FakeStream":
         self.check_health()
         if self.refuse is not None:
@@ -136,8 +142,12 @@ class FakeStream:
         self.request_id = request_id
         self.request = request
         self.length = request.max_tokens if engine.length is None else min(request.max_tokens, engine.length)
+        self.prompt_token_ids = request.prompt_token_ids
         self.step = 0
         self.done = False
+
+    def resume(self) -> None:
+        """Nothing was held back."""
 
     def __aiter__(self) -> "FakeStream":
         return self

@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod delivery;
 mod detokenizer;
 mod error;
 mod output_processor;
@@ -16,8 +17,9 @@ mod stop_checker;
 mod token_pieces;
 mod tokenizer;
 
+pub use delivery::{Delivery, EventBatch, EventTemplate};
 pub use detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
 pub use error::OutputError;
-pub use output_processor::{OutputOptions, OutputProcessor, RequestDelta, RequestFailure, StopReason};
+pub use output_processor::{News, OutputOptions, OutputProcessor, RequestDelta, RequestFailure, StopReason};
 pub use stop_checker::{MAX_STOP_BYTES, StopChecker};
 pub use tokenizer::{MAX_TOKEN_ID, MAX_TOKENIZER_BYTES, Tokenizer};

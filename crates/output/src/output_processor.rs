@@ -7,14 +7,18 @@
 //!
 //! Requests are named by their key. A request lives here from [`OutputProcessor::add_request`] until its last delta is taken
 //! or it is discarded; records for other keys (a request whose stop string was found, whose reader has gone) are dropped
-//! and counted. A delta holds everything since the last [`OutputProcessor::take_deltas`], so a slow consumer gets fewer and
-//! larger ones, never a queue; `max_tokens` bounds its size.
+//! and counted. What is taken holds everything since the last [`OutputProcessor::take`], so a slow consumer gets fewer and
+//! larger pieces, never a queue; `max_tokens` bounds their size. One that takes nothing now is put on [hold], and only its
+//! own news waits.
+//!
+//! [hold]: OutputProcessor::hold
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use scheduler::{AddRequestError, EngineCoreOutput, FinishReason, RequestError, RequestKey};
 
+use crate::delivery::{Delivery, EventBatch};
 use crate::detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
 use crate::error::OutputError;
 use crate::stop_checker::StopChecker;
@@ -31,6 +35,8 @@ pub struct OutputOptions {
     pub include_stop_str_in_output: bool,
     /// Stop strings do not count in the text of the first `min_tokens` tokens.
     pub min_tokens: u32,
+    /// How its news is taken.
+    pub delivery: Delivery,
 }
 
 impl Default for OutputOptions {
@@ -40,6 +46,7 @@ impl Default for OutputOptions {
             stop: Vec::new(),
             include_stop_str_in_output: false,
             min_tokens: 0,
+            delivery: Delivery::Deltas,
         }
     }
 }
@@ -85,8 +92,19 @@ pub struct RequestDelta {
     pub num_cached_tokens: u32,
     /// When it was first scheduled (monotonic nanoseconds, 0 while unknown).
     pub first_scheduled_ns: u64,
+    /// When its first token was made (monotonic nanoseconds, 0 while unknown).
+    pub first_token_ns: u64,
     /// When its last record was made (monotonic nanoseconds, 0 while unknown).
     pub last_token_ns: u64,
+}
+
+/// What [`OutputProcessor::take`] gives.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct News {
+    /// In the order of their requests' first news.
+    pub deltas: Vec<RequestDelta>,
+    /// New text of those who take it as events.
+    pub events: EventBatch,
 }
 
 impl RequestDelta {
@@ -101,6 +119,7 @@ impl RequestDelta {
             failure: None,
             num_cached_tokens: 0,
             first_scheduled_ns: 0,
+            first_token_ns: 0,
             last_token_ns: 0,
         }
     }
@@ -115,7 +134,18 @@ struct TrackedRequest {
     min_tokens: u32,
     num_output_tokens: u32,
     delta: RequestDelta,
+    outbox: Outbox,
+}
+
+/// How far a request's news is on its way out.
+#[derive(Debug)]
+struct Outbox {
+    delivery: Delivery,
+    /// There is something that was not taken yet.
     has_changed: bool,
+    /// It stands in `changed`.
+    is_queued: bool,
+    is_held: bool,
 }
 
 /// Turns records into deltas. Not shared: one owner calls it.
@@ -123,7 +153,7 @@ struct TrackedRequest {
 pub struct OutputProcessor {
     tokenizer: Option<Arc<Tokenizer>>,
     requests: HashMap<RequestKey, TrackedRequest>,
-    /// Keys with news, in the order in which they got them.
+    /// Keys whose news can be taken, in the order in which they got them.
     changed: Vec<RequestKey>,
     num_dropped: u64,
     scratch: String,
@@ -172,7 +202,12 @@ impl OutputProcessor {
             min_tokens: options.min_tokens,
             num_output_tokens: 0,
             delta: RequestDelta::empty(key),
-            has_changed: false,
+            outbox: Outbox {
+                delivery: options.delivery,
+                has_changed: false,
+                is_queued: false,
+                is_held: false,
+            },
         };
         self.requests.insert(key, request);
         Ok(())
@@ -180,7 +215,7 @@ impl OutputProcessor {
 
     /// Forgets a request; its later records are dropped. Returns whether it was known.
     pub fn discard(&mut self, key: RequestKey) -> bool {
-        // Its place in `changed`, if any, is passed over when deltas are taken.
+        // Its place in `changed`, if any, is passed over when news is taken.
         self.requests.remove(&key).is_some()
     }
 
@@ -193,11 +228,29 @@ impl OutputProcessor {
             self.num_dropped += 1;
             return None;
         };
-        if !request.has_changed {
-            request.has_changed = true;
+        let stopped = request.process(record, &mut self.scratch);
+        request.outbox.has_changed = true;
+        if request.queue_up() {
             self.changed.push(record.key);
         }
-        request.process(record, &mut self.scratch)
+        stopped
+    }
+
+    /// Keeps a request's news, merged, until [`Self::release`]: its reader is busy.
+    pub fn hold(&mut self, key: RequestKey) {
+        if let Some(request) = self.requests.get_mut(&key) {
+            request.outbox.is_held = true;
+        }
+    }
+
+    /// Ends [`Self::hold`]. Returns whether there is news to be taken.
+    pub fn release(&mut self, key: RequestKey) -> bool {
+        let Some(request) = self.requests.get_mut(&key) else { return false };
+        request.outbox.is_held = false;
+        if request.queue_up() {
+            self.changed.push(key);
+        }
+        request.outbox.is_queued
     }
 
     /// Ends a request that will get no more records. What was held back of its text is shown.
@@ -222,22 +275,33 @@ impl OutputProcessor {
         }
     }
 
-    /// Moves out one delta per request that changed since the last call, in the order of their first change. A request
-    /// whose last delta this is, is forgotten.
-    pub fn take_deltas(&mut self) -> Vec<RequestDelta> {
-        let mut deltas = Vec::with_capacity(self.changed.len());
+    /// Moves out the news of every request that has some and is not on hold, in the order in which they got it. A
+    /// request whose end this is, is forgotten.
+    pub fn take(&mut self) -> News {
+        let mut news = News::default();
         for key in self.changed.drain(..) {
-            let Some(request) = self.requests.get_mut(&key).filter(|request| request.has_changed) else {
+            let Some(request) = self.requests.get_mut(&key).filter(|request| request.outbox.is_queued) else {
                 continue;
             };
-            request.has_changed = false;
+            let outbox = &mut request.outbox;
+            outbox.is_queued = false;
+            if outbox.is_held {
+                continue; // its release puts it back
+            }
+            outbox.has_changed = false;
             let is_finished = request.delta.finish_reason.is_some();
-            deltas.push(request.take_delta());
+            match &outbox.delivery {
+                Delivery::Events(template) if !is_finished => {
+                    news.events.push(key, template, &request.delta.new_text);
+                    request.delta.new_text.clear();
+                }
+                _ => news.deltas.push(request.take_delta()),
+            }
             if is_finished {
                 self.requests.remove(&key);
             }
         }
-        deltas
+        news
     }
 
     /// Requests that are expected to give more deltas.
@@ -260,6 +324,21 @@ impl OutputProcessor {
 }
 
 impl TrackedRequest {
+    /// Whether it is to be put into the queue of those whose news can be taken: there is some, somebody waits for it, and
+    /// it does not stand there yet.
+    fn queue_up(&mut self) -> bool {
+        let is_finished = self.delta.finish_reason.is_some();
+        let outbox = &mut self.outbox;
+        let is_wanted = match &outbox.delivery {
+            Delivery::Deltas => true,
+            Delivery::AtTheEnd => is_finished,
+            Delivery::Events(_) => is_finished || !self.delta.new_text.is_empty(),
+        };
+        let queues_up = is_wanted && outbox.has_changed && !outbox.is_held && !outbox.is_queued;
+        outbox.is_queued |= queues_up;
+        queues_up
+    }
+
     fn process(&mut self, record: &EngineCoreOutput, scratch: &mut String) -> Option<RequestKey> {
         let delta = &mut self.delta;
         // The first record has them.
@@ -272,6 +351,9 @@ impl TrackedRequest {
         let is_stop_token = record.finish_reason == Some(FinishReason::Stop);
         if let Ok(token_id) = u32::try_from(record.new_token_id) {
             self.num_output_tokens += 1;
+            if delta.first_token_ns == 0 {
+                delta.first_token_ns = record.timestamp_ns;
+            }
             delta.new_token_ids.push(record.new_token_id);
             if (!is_stop_token || self.include_stop_str_in_output)
                 && let Some(detokenizer) = &mut self.detokenizer
@@ -312,6 +394,7 @@ impl TrackedRequest {
         let next = RequestDelta {
             num_cached_tokens: self.delta.num_cached_tokens,
             first_scheduled_ns: self.delta.first_scheduled_ns,
+            first_token_ns: self.delta.first_token_ns,
             last_token_ns: self.delta.last_token_ns,
             ..RequestDelta::empty(self.delta.key)
         };

@@ -5,7 +5,8 @@ mod support;
 use std::sync::Arc;
 
 use output::{
-    OutputError, OutputOptions, OutputProcessor, RequestDelta, RequestFailure, StopReason, Tokenizer,
+    Delivery, EventTemplate, News, OutputError, OutputOptions, OutputProcessor, RequestDelta, RequestFailure,
+    StopReason, Tokenizer,
 };
 use proptest::prelude::*;
 use scheduler::{AddRequestError, EngineCoreOutput, FinishReason, RequestError, RequestKey};
@@ -56,17 +57,17 @@ fn only(mut deltas: Vec<RequestDelta>) -> RequestDelta {
 fn tokens_become_one_delta_until_it_is_taken() {
     let (tokenizer, mut processor) = one_request(OutputOptions::default());
     let [a, space] = ["a", " "].map(|token| id(&tokenizer, token));
-    assert_eq!(processor.take_deltas(), []);
+    assert_eq!(processor.take().deltas, []);
     assert_eq!(processor.process(&token(1, a)), None);
     assert_eq!(processor.process(&token(1, space)), None);
-    let delta = only(processor.take_deltas());
+    let delta = only(processor.take().deltas);
     assert_eq!((delta.new_text.as_str(), &delta.new_token_ids[..]), ("a ", &[a as i32, space as i32][..]));
     assert_eq!((delta.num_cached_tokens, delta.first_scheduled_ns, delta.last_token_ns), (16, 5, 7));
     assert_eq!(delta.finish_reason, None);
-    assert_eq!(processor.take_deltas(), []);
+    assert_eq!(processor.take().deltas, []);
     processor.process(&last(1, a, FinishReason::Length));
     assert_eq!(processor.len(), 1);
-    let delta = only(processor.take_deltas());
+    let delta = only(processor.take().deltas);
     assert_eq!((delta.new_text.as_str(), delta.finish_reason), ("a", Some(FinishReason::Length)));
     assert!(processor.is_empty());
 }
@@ -79,7 +80,7 @@ fn the_stop_token_is_a_token_but_not_text() {
         let [a, e] = ["a", "é"].map(|token| id(&tokenizer, token));
         processor.process(&token(1, a));
         processor.process(&EngineCoreOutput { stop_reason: e as i32, ..last(1, e, FinishReason::Stop) });
-        let delta = only(processor.take_deltas());
+        let delta = only(processor.take().deltas);
         assert_eq!((delta.new_text.as_str(), &delta.new_token_ids[..]), (text, &[a as i32, e as i32][..]));
         assert_eq!(delta.stop_reason, Some(StopReason::Token(e as i32)));
     }
@@ -89,7 +90,7 @@ fn the_stop_token_is_a_token_but_not_text() {
 fn eos_has_no_stop_reason() {
     let (tokenizer, mut processor) = one_request(OutputOptions::default());
     processor.process(&last(1, id(&tokenizer, "</s>"), FinishReason::Stop));
-    let delta = only(processor.take_deltas());
+    let delta = only(processor.take().deltas);
     assert_eq!(
         (delta.finish_reason, delta.stop_reason, delta.new_text.as_str()),
         (Some(FinishReason::Stop), None, "")
@@ -103,23 +104,23 @@ fn a_stop_string_ends_the_request_and_asks_for_an_abort() {
     let [a, e, space] = ["a", "é", " "].map(|token| id(&tokenizer, token));
     assert_eq!(processor.process(&token(1, space)), None);
     assert_eq!(processor.process(&token(1, a)), None);
-    assert_eq!(only(processor.take_deltas()).new_text, " ");
+    assert_eq!(only(processor.take().deltas).new_text, " ");
     assert_eq!(processor.process(&token(1, e)), Some(RequestKey(1)));
     // The engine runs on for a token or two and then confirms the abort.
     assert_eq!(processor.process(&token(1, a)), None);
-    let delta = only(processor.take_deltas());
+    let delta = only(processor.take().deltas);
     assert_eq!((delta.new_text.as_str(), delta.finish_reason), ("", Some(FinishReason::Stop)));
     assert_eq!(delta.stop_reason, Some(StopReason::Text("aé".to_owned())));
     assert_eq!(delta.new_token_ids, [e as i32]);
     assert_eq!(processor.process(&ended(1, FinishReason::Abort, RequestError::None)), None);
-    assert_eq!((processor.take_deltas(), processor.num_dropped(), processor.len()), (vec![], 2, 0));
+    assert_eq!((processor.take().deltas, processor.num_dropped(), processor.len()), (vec![], 2, 0));
 }
 
 #[test]
 fn a_stop_string_in_the_last_text_needs_no_abort() {
     let (tokenizer, mut processor) = one_request(stop(&["é"]));
     assert_eq!(processor.process(&last(1, id(&tokenizer, "é"), FinishReason::Length)), None);
-    let delta = only(processor.take_deltas());
+    let delta = only(processor.take().deltas);
     assert_eq!((delta.finish_reason, delta.new_text.as_str()), (Some(FinishReason::Stop), ""));
 }
 
@@ -130,9 +131,9 @@ fn held_back_text_is_released_at_the_end() {
     for _ in 0..2 {
         processor.process(&token(1, a));
     }
-    assert_eq!(only(processor.take_deltas()).new_text, "");
+    assert_eq!(only(processor.take().deltas).new_text, "");
     processor.process(&last(1, a, FinishReason::Length));
-    assert_eq!(only(processor.take_deltas()).new_text, "aaa");
+    assert_eq!(only(processor.take().deltas).new_text, "aaa");
 }
 
 #[test]
@@ -142,7 +143,7 @@ fn stop_strings_wait_for_min_tokens() {
     assert_eq!(processor.process(&token(1, a)), None);
     assert_eq!(processor.process(&token(1, a)), None);
     assert_eq!(processor.process(&token(1, a)), Some(RequestKey(1)));
-    assert_eq!(only(processor.take_deltas()).new_text, "aa");
+    assert_eq!(only(processor.take().deltas).new_text, "aa");
 }
 
 #[test]
@@ -153,7 +154,7 @@ fn an_abort_or_an_error_without_a_token() {
         let (tokenizer, mut processor) = one_request(stop(&["aaaa"]));
         processor.process(&token(1, id(&tokenizer, "a")));
         processor.process(&ended(1, reason, error));
-        let delta = only(processor.take_deltas());
+        let delta = only(processor.take().deltas);
         assert_eq!((delta.new_text.as_str(), delta.finish_reason, delta.error), ("a", Some(reason), error));
         assert_eq!(delta.new_token_ids.len(), 1);
     }
@@ -168,11 +169,11 @@ fn discarded_and_unknown_requests_are_dropped_and_counted() {
     assert!(processor.discard(RequestKey(1)));
     assert!(!processor.discard(RequestKey(1)));
     processor.process(&last(1, a, FinishReason::Length));
-    assert_eq!((processor.take_deltas(), processor.num_dropped(), processor.len()), (vec![], 2, 0));
+    assert_eq!((processor.take().deltas, processor.num_dropped(), processor.len()), (vec![], 2, 0));
     // The key may be used again, and its old news is not the new request's.
     processor.process(&token(1, a));
     processor.add_request(RequestKey(1), &[], OutputOptions::default()).expect("free again");
-    assert_eq!(processor.take_deltas(), []);
+    assert_eq!(processor.take().deltas, []);
 }
 
 #[test]
@@ -191,7 +192,7 @@ fn without_a_tokenizer_there_are_tokens_only() {
     let mut processor = OutputProcessor::new(None);
     processor.add_request(RequestKey(1), &[], OutputOptions::default()).expect("new");
     processor.process(&last(1, 3, FinishReason::Stop));
-    let delta = only(processor.take_deltas());
+    let delta = only(processor.take().deltas);
     assert_eq!((delta.new_text.as_str(), &delta.new_token_ids[..]), ("", &[3][..]));
     assert!(matches!(
         processor.add_request(RequestKey(1), &[], stop(&["a"])),
@@ -244,11 +245,11 @@ proptest! {
                 processor.process(&token(key, next));
             }
             if take {
-                add_up(processor.take_deltas());
+                add_up(processor.take().deltas);
             }
         }
         prop_assert!(left.is_empty());
-        add_up(processor.take_deltas());
+        add_up(processor.take().deltas);
         prop_assert!(processor.is_empty());
 
         // Alone, in one go: the whole text, searched once.
@@ -260,7 +261,7 @@ proptest! {
                 let finish_reason = (index + 1 == output.len()).then_some(FinishReason::Length);
                 alone.process(&EngineCoreOutput { finish_reason, ..record });
             }
-            let delta = only(alone.take_deltas());
+            let delta = only(alone.take().deltas);
             let sum = merged.iter().find(|sum| sum.key == RequestKey(key)).expect("an output");
             prop_assert_eq!(sum, &delta);
             let text = tokenizer.decode(output, true).expect("decodes");
@@ -276,12 +277,115 @@ proptest! {
 fn a_request_that_the_engine_cannot_end_is_failed_with_its_reason() {
     let (tokenizer, mut processor) = one_request(stop(&["ab"]));
     processor.process(&token(1, id(&tokenizer, "a")));
-    assert_eq!(only(processor.take_deltas()).new_text, "", "held back: it may become a stop string");
+    assert_eq!(only(processor.take().deltas).new_text, "", "held back: it may become a stop string");
     processor.fail(RequestKey(1), RequestFailure::EngineDied("the engine died".into()));
     processor.fail(RequestKey(1), RequestFailure::EngineDied("again".into()));
     processor.fail(RequestKey(2), RequestFailure::Refused(AddRequestError::EmptyPrompt));
-    let delta = only(processor.take_deltas());
+    let delta = only(processor.take().deltas);
     assert_eq!((delta.new_text.as_str(), delta.finish_reason), ("a", Some(FinishReason::Error)));
     assert_eq!(delta.failure.map(|failure| failure.to_string()).as_deref(), Some("the engine died"));
     assert_eq!((processor.len(), processor.num_dropped()), (0, 2));
+}
+
+fn events() -> OutputOptions {
+    let template = EventTemplate::new(&b"data: {\"text\":"[..], &b"}\n\n"[..]);
+    OutputOptions { delivery: Delivery::Events(template), ..OutputOptions::default() }
+}
+
+fn texts(news: &News) -> Vec<(u64, String)> {
+    news.events
+        .iter()
+        .map(|(key, event)| (key.0, String::from_utf8(event.to_vec()).expect("UTF-8")))
+        .collect()
+}
+
+#[test]
+fn text_becomes_events_and_all_else_comes_with_the_end() {
+    let (tokenizer, mut processor) = one_request(events());
+    let [a, space] = ["a", " "].map(|token| id(&tokenizer, token));
+    processor.process(&token(1, a));
+    processor.process(&token(1, space));
+    let news = processor.take();
+    assert_eq!(texts(&news), [(1, "data: {\"text\":\"a \"}\n\n".to_owned())]);
+    assert_eq!((news.deltas, processor.take()), (vec![], News::default()));
+    processor.process(&token(1, a));
+    processor.process(&last(1, space, FinishReason::Length));
+    let news = processor.take();
+    assert!(news.events.is_empty());
+    let delta = only(news.deltas);
+    assert_eq!((delta.new_text.as_str(), delta.finish_reason), ("a ", Some(FinishReason::Length)));
+    assert_eq!(delta.new_token_ids, [a, space, a, space].map(|token| token as i32));
+    assert!(processor.is_empty());
+}
+
+#[test]
+fn tokens_without_certain_text_make_no_event() {
+    let (tokenizer, mut processor) = one_request(OutputOptions { stop: vec!["aaa".to_owned()], ..events() });
+    let [a, space] = ["a", " "].map(|token| id(&tokenizer, token));
+    processor.process(&token(1, a));
+    assert_eq!(processor.take(), News::default(), "it may become the stop string");
+    processor.process(&token(1, space));
+    assert_eq!(texts(&processor.take()), [(1, "data: {\"text\":\"a \"}\n\n".to_owned())]);
+}
+
+#[test]
+fn a_request_that_is_waited_for_to_the_end_gives_one_delta() {
+    let (tokenizer, mut processor) =
+        one_request(OutputOptions { delivery: Delivery::AtTheEnd, ..OutputOptions::default() });
+    let a = id(&tokenizer, "a");
+    for _ in 0..3 {
+        processor.process(&token(1, a));
+        assert_eq!(processor.take(), News::default());
+    }
+    processor.process(&EngineCoreOutput { timestamp_ns: 9, ..last(1, a, FinishReason::Length) });
+    let delta = only(processor.take().deltas);
+    assert_eq!((delta.new_text.as_str(), delta.first_token_ns, delta.last_token_ns), ("aaaa", 7, 9));
+}
+
+#[test]
+fn what_is_on_hold_waits_merged_and_harms_nobody() {
+    for options in [events(), OutputOptions::default()] {
+        let (tokenizer, mut processor) = one_request(options.clone());
+        processor.add_request(RequestKey(2), &[0], options.clone()).expect("new");
+        let a = id(&tokenizer, "a");
+        processor.process(&token(1, a));
+        processor.hold(RequestKey(1));
+        processor.process(&token(2, a));
+        let news = processor.take();
+        let keys: Vec<_> = news.events.iter().map(|(key, _)| key).collect();
+        assert_eq!([keys, news.deltas.iter().map(|delta| delta.key).collect()].concat(), [RequestKey(2)]);
+        processor.process(&token(1, a));
+        assert_eq!(processor.take(), News::default());
+        assert!(processor.release(RequestKey(1)));
+        assert!(processor.release(RequestKey(1)), "twice is once");
+        let news = processor.take();
+        assert!(news.deltas.iter().all(|delta| delta.new_text == "aa"));
+        assert!(news.events.iter().all(|(_, event)| event == b"data: {\"text\":\"aa\"}\n\n"));
+        assert_eq!(news.deltas.len() + news.events.iter().len(), 1);
+        assert!(!processor.release(RequestKey(1)), "nothing is new");
+        processor.hold(RequestKey(1));
+        processor.process(&last(1, a, FinishReason::Length));
+        assert_eq!((processor.take(), processor.len()), (News::default(), 2));
+        assert!(processor.release(RequestKey(1)));
+        assert_eq!(only(processor.take().deltas).finish_reason, Some(FinishReason::Length));
+        processor.hold(RequestKey(1));
+        assert!(!processor.release(RequestKey(1)), "an unknown key is left alone");
+    }
+}
+
+#[test]
+fn the_text_of_an_event_is_a_json_string() {
+    let pieces = ["\"", "\\", "\n", "\u{1}", "é", "\u{2028}", "</script>"];
+    let tokenizer = support::synthetic(&pieces.map(str::to_owned), &serde_json::json!({"type": "Fuse"}));
+    let mut processor = OutputProcessor::new(Some(Arc::clone(&tokenizer)));
+    for (key, piece) in (1..).zip(pieces) {
+        let delivery = Delivery::Events(EventTemplate::new(&b"<"[..], &b">"[..]));
+        let options = OutputOptions { delivery, ..OutputOptions::default() };
+        processor.add_request(RequestKey(key), &[], options).expect("new");
+        processor.process(&token(key, id(&tokenizer, piece)));
+        let news = processor.take();
+        let (_, event) = news.events.iter().next().expect("one event");
+        assert_eq!((event[0], event[event.len() - 1]), (b'<', b'>'));
+        assert_eq!(serde_json::from_slice::<String>(&event[1..event.len() - 1]).expect("JSON"), piece);
+    }
 }

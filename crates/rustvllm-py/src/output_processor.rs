@@ -3,9 +3,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ::scheduler::{FinishReason, RequestKey};
-use output::{DetokenizeOptions, OutputOptions, RequestFailure, StopReason};
+use output::{Delivery, DetokenizeOptions, EventTemplate, News, OutputOptions, RequestFailure, StopReason};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBytes, PyList};
 
 use crate::client::PyEngineClient;
 use crate::errors::blamed_param;
@@ -97,6 +98,12 @@ impl PyRequestDelta {
         seconds(self.inner.first_scheduled_ns)
     }
 
+    /// When its first token was made (`time.monotonic` seconds; 0.0 while unknown).
+    #[getter]
+    fn first_token_ts(&self) -> f64 {
+        seconds(self.inner.first_token_ns)
+    }
+
     /// When its last token was made (`time.monotonic` seconds; 0.0 while unknown).
     #[getter]
     fn last_token_ts(&self) -> f64 {
@@ -146,7 +153,7 @@ impl PyOutputProcessor {
     /// Expect outputs for `key`; call it before `EngineHandle.add_request`.
     #[pyo3(signature = (
         key, prompt_token_ids, *, detokenize = true, skip_special_tokens = true, spaces_between_special_tokens = true,
-        stop = Vec::new(), include_stop_str_in_output = false, min_tokens = 0
+        stop = Vec::new(), include_stop_str_in_output = false, min_tokens = 0, at_the_end = false, event_template = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     #[expect(clippy::fn_params_excessive_bools, reason = "keyword arguments of the Python signature")]
@@ -161,11 +168,23 @@ impl PyOutputProcessor {
         stop: Vec<String>,
         include_stop_str_in_output: bool,
         min_tokens: u32,
+        at_the_end: bool,
+        event_template: Option<(&[u8], &[u8])>,
     ) -> PyResult<()> {
+        let delivery = match event_template {
+            None if at_the_end => Delivery::AtTheEnd,
+            None => Delivery::Deltas,
+            Some(_) if at_the_end => {
+                return Err(PyValueError::new_err(
+                    "event_template is for streams, at_the_end is for the others",
+                ));
+            }
+            Some((before, after)) => Delivery::Events(EventTemplate::new(before, after)),
+        };
         let prompt_token_ids = valid_token_ids(prompt_token_ids)?;
         let detokenize =
             detokenize.then_some(DetokenizeOptions { skip_special_tokens, spaces_between_special_tokens });
-        let options = OutputOptions { detokenize, stop, include_stop_str_in_output, min_tokens };
+        let options = OutputOptions { detokenize, stop, include_stop_str_in_output, min_tokens, delivery };
         py.detach(|| self.lock().add_request(RequestKey(key), &prompt_token_ids, options))
             .map_err(|error| request_error(&error))
     }
@@ -175,9 +194,36 @@ impl PyOutputProcessor {
         py.detach(|| self.lock().discard(RequestKey(key)));
     }
 
-    /// Drain what the engine emitted: one delta per request that changed. A stop string found sends the abort itself.
-    fn poll(&self, py: Python<'_>, engine: EngineSide<'_>) -> Vec<PyRequestDelta> {
-        let deltas = match &engine {
+    /// Keep requests' news, merged, until `release`: their reader is busy.
+    fn hold(&self, py: Python<'_>, keys: Vec<u64>) {
+        py.detach(|| {
+            let mut processor = self.lock();
+            for key in keys {
+                processor.hold(RequestKey(key));
+            }
+        });
+    }
+
+    /// End `hold`; whether there is news, which the next poll gives.
+    fn release(&self, py: Python<'_>, keys: Vec<u64>) -> bool {
+        py.detach(|| {
+            let mut processor = self.lock();
+            let mut has_news = false;
+            for key in keys {
+                has_news |= processor.release(RequestKey(key));
+            }
+            has_news
+        })
+    }
+
+    /// Drain what the engine emitted: rendered events as pairs of key and bytes, and one delta per other request that
+    /// changed. A stop string found sends the abort itself.
+    fn poll<'py>(
+        &self,
+        py: Python<'py>,
+        engine: EngineSide<'_>,
+    ) -> PyResult<(Bound<'py, PyList>, Vec<PyRequestDelta>)> {
+        let News { deltas, events } = match &engine {
             EngineSide::Handle(handle) => {
                 let handle = handle.get();
                 py.detach(|| {
@@ -187,7 +233,7 @@ impl PyOutputProcessor {
                     for key in stopped {
                         handle.abort_key(key);
                     }
-                    processor.take_deltas()
+                    processor.take()
                 })
             }
             EngineSide::Client(client) => {
@@ -198,11 +244,12 @@ impl PyOutputProcessor {
                     if !stopped.is_empty() {
                         client.abort_keys(stopped);
                     }
-                    processor.take_deltas()
+                    processor.take()
                 })
             }
         };
-        deltas.into_iter().map(|inner| PyRequestDelta { inner }).collect()
+        let events = PyList::new(py, events.iter().map(|(key, event)| (key.0, PyBytes::new(py, event))))?;
+        Ok((events, deltas.into_iter().map(|inner| PyRequestDelta { inner }).collect()))
     }
 
     fn __len__(&self, py: Python<'_>) -> usize {

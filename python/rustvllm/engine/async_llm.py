@@ -15,7 +15,7 @@ from rustvllm.engine.core_client import ThreadClient
 from rustvllm.engine.describe import describe_engine
 from rustvllm.engine.front_end import RequestTable
 from rustvllm.engine.input_processor import InputProcessor, PromptType
-from rustvllm.engine.request_state import RequestState
+from rustvllm.engine.request_state import EventSink, RequestState
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
@@ -80,11 +80,20 @@ class RequestStream:
         self._done = output.finished
         return output
 
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Token ids of the prompt, with the special tokens that were added, after truncation."""
+        return self._state.prompt_token_ids
+
+    def resume(self) -> None:
+        """The request's sink, which had refused an event, takes them again."""
+        self._engine._resume(self._state)  # noqa: SLF001 -- stream and engine are one thing in two halves
+
     def close(self) -> None:
         """Stop reading; what still runs is aborted, and a reader that waits gets the end. Idempotent."""
         self._done = True
         self._news.set()
-        self._engine._forget(self._state)  # noqa: SLF001 -- stream and engine are one thing in two halves
+        self._engine._forget(self._state)  # noqa: SLF001
 
     async def aclose(self) -> None:
         """The same as :meth:`close`, for ``contextlib.aclosing``."""
@@ -172,11 +181,18 @@ class AsyncLLM:
             stream.close()
 
     async def add_request(
-        self, request_id: str, prompt: PromptType, params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        sink: EventSink | None = None,
     ) -> RequestStream:
         """Hand a request to the engine at once and return its outputs; arguments and errors as for :meth:`generate`.
 
-        Whatever is wrong with the request is raised here, before anything was yielded.
+        Whatever is wrong with the request is raised here, before anything was yielded. With ``sink`` new text goes
+        there as rendered events, straight from the event loop's callback, and the outputs hold each sample's end.
         """
         self.check_health()
         self._attach()
@@ -187,7 +203,7 @@ class AsyncLLM:
             self.check_health()
         else:
             request = self.input_processor.process(prompt, params, priority)
-        state = self._requests.add(request_id, request)
+        state = self._requests.add(request_id, request, sink)
         stream = RequestStream(self, state)
         self._streams[id(state)] = stream
         return stream
@@ -284,6 +300,10 @@ class AsyncLLM:
                     del self._streams[id(state)]
                 if state.ready:
                     stream._wake()  # noqa: SLF001
+
+    def _resume(self, state: RequestState) -> None:
+        if self._requests.resume(state):
+            self._on_outputs()
 
     def _forget(self, state: RequestState) -> None:
         self._streams.pop(id(state), None)

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from rustvllm import _core
 from rustvllm.engine.core_client import EngineCoreClient
 from rustvllm.engine.input_processor import EngineCoreRequest
-from rustvllm.engine.request_state import RequestState
+from rustvllm.engine.request_state import EventSink, RequestState
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.sampling_params import RequestOutputKind
 
 
 class RequestTable:
@@ -49,8 +50,8 @@ class RequestTable:
         if request_id in self._by_id or request_id in self._engine_ids:
             raise InvalidRequestError(f"request_id {request_id!r} belongs to a request that still runs", "request_id")
 
-    def add(self, request_id: str, request: EngineCoreRequest) -> RequestState:
-        """Hand a request to the engine, once per sample.
+    def add(self, request_id: str, request: EngineCoreRequest, sink: EventSink | None = None) -> RequestState:
+        """Hand a request to the engine, once per sample; ``sink`` takes new text as events.
 
         Raises:
             InvalidRequestError: The id is taken, or the engine refuses the request.
@@ -66,21 +67,27 @@ class RequestTable:
                 )
         samples = [(handle.new_key(), engine_id) for engine_id in ids]
         state = RequestState(
-            request_id, request.prompt, request.prompt_token_ids, params.output_kind, samples, request.hidden_stop_ids
+            request_id,
+            request.prompt,
+            request.prompt_token_ids,
+            params.output_kind,
+            samples,
+            request.hidden_stop_ids,
+            sink,
         )
         self._by_id[request_id] = state
         try:
-            for key, engine_id in samples:
+            for index, (key, engine_id) in enumerate(samples):
                 self._by_key[key] = state
                 self._engine_ids.add(engine_id)
-                self._expect_outputs(key, request)
+                self._expect_outputs(key, request, None if sink is None else sink.templates[index])
             self._hand_in(samples, request)
         except BaseException:
             self.forget(state, abort=True)
             raise
         return state
 
-    def _expect_outputs(self, key: int, request: EngineCoreRequest) -> None:
+    def _expect_outputs(self, key: int, request: EngineCoreRequest, event_template: tuple[bytes, bytes] | None) -> None:
         params = request.params
         self._output_processor.add_request(
             key,
@@ -91,6 +98,8 @@ class RequestTable:
             stop=params.stop_strings,
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
+            at_the_end=params.output_kind is RequestOutputKind.FINAL_ONLY,
+            event_template=event_template,
         )
 
     def _hand_in(self, samples: list[tuple[int, str]], request: EngineCoreRequest) -> None:
@@ -122,9 +131,21 @@ class RequestTable:
         )
 
     def poll(self) -> list[RequestState]:
-        """Drain the engine's outputs; the requests that changed, each once, finished ones already taken out."""
+        """Drain the engine's outputs: events go to their sinks.
+
+        Returns:
+            The other requests that changed, each once, finished ones already taken out.
+        """
+        events, deltas = self._output_processor.poll(self._client.handle)
+        by_key = self._by_key
+        for key, event in events:
+            state = by_key.get(key)
+            if state is not None and state.sink is not None and not state.sink.write(event):
+                self._output_processor.hold(state.keys())
+        if not deltas:
+            return []
         changed: dict[str, RequestState] = {}
-        for delta in self._output_processor.poll(self._client.handle):
+        for delta in deltas:
             state = self._by_key.get(delta.key)
             if state is None:  # the reader has gone
                 continue
@@ -134,6 +155,10 @@ class RequestTable:
             if state.finished:
                 self.forget(state, abort=False)
         return list(changed.values())
+
+    def resume(self, state: RequestState) -> bool:
+        """Its sink takes events again; whether there are some, which the next :meth:`poll` brings."""
+        return self._output_processor.release(state.keys())
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ask the engine to end requests; each gives one last output. Unknown ids are ignored."""

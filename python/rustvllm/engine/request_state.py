@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rustvllm import _core
 from rustvllm.exceptions import (
@@ -14,6 +15,17 @@ from rustvllm.exceptions import (
 )
 from rustvllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from rustvllm.sampling_params import RequestOutputKind
+
+
+class EventSink(Protocol):
+    """Takes the new text of a streaming request as events that the core has rendered, on the reader's own thread."""
+
+    @property
+    def templates(self) -> Sequence[tuple[bytes, bytes]]:
+        """Of each sample, what stands before and after the text (a JSON string) in its events."""
+
+    def write(self, event: bytes) -> bool:
+        """Take an event. False: the reader is busy; what follows is held back, merged, until its stream resumes."""
 
 
 @dataclass(slots=True)
@@ -35,6 +47,9 @@ class RequestState:
     """Gathers what the engine says of one request until somebody takes it.
 
     Deltas that arrive while the reader is busy are merged: :meth:`take` gives one output, however many steps it spans.
+
+    Attributes:
+        sink: Takes new text as events; what comes here then is each sample's end.
     """
 
     def __init__(
@@ -45,6 +60,7 @@ class RequestState:
         output_kind: RequestOutputKind,
         samples: Sequence[tuple[int, str]],
         hidden_stop_ids: frozenset[int],
+        sink: EventSink | None = None,
     ) -> None:
         """Start with nothing generated.
 
@@ -55,6 +71,7 @@ class RequestState:
             output_kind: What each output holds.
             samples: Key and engine-side request id of each sample.
             hidden_stop_ids: Stop ids that stand for EOS, so that ``stop_reason`` stays None for them.
+            sink: Takes new text as events, None: it comes in the outputs.
         """
         self.request_id = request_id
         self.prompt = prompt
@@ -64,6 +81,7 @@ class RequestState:
         self.metrics = RequestMetrics(arrival_time=time.monotonic())
         self.num_cached_tokens = 0
         self.error: str | None = None
+        self.sink = sink
         self._hidden_stop_ids = hidden_stop_ids
         self._index_of_key = {sample.key: index for index, sample in enumerate(self.samples)}
         self._num_running = len(self.samples)
@@ -85,6 +103,10 @@ class RequestState:
         """Why it failed, to be raised."""
         return self._failure or RequestFailedError(self.error or "the engine failed")
 
+    def keys(self) -> list[int]:
+        """Keys of its samples."""
+        return [sample.key for sample in self.samples]
+
     def unfinished_ids(self) -> list[str]:
         """Engine-side ids of the samples that still run."""
         return [sample.request_id for sample in self.samples if sample.finish_reason is None]
@@ -104,7 +126,7 @@ class RequestState:
             metrics.first_scheduled_time = delta.first_scheduled_ts
         if delta.new_token_ids:
             if metrics.first_token_time is None:
-                metrics.first_token_time = delta.last_token_ts or time.monotonic()
+                metrics.first_token_time = delta.first_token_ts or time.monotonic()
             sample.token_ids.extend(delta.new_token_ids)
         if delta.new_text:
             sample.text_parts.append(delta.new_text)

@@ -27,7 +27,7 @@ def delta(key=10, text="", ids=(), finish=None, stop=None, error=None, kind=None
         error_param="prompt" if kind == "invalid" else None,
         num_cached_tokens=cached,
         first_scheduled_ts=scheduled,
-        last_token_ts=last,
+        first_token_ts=last,
     )
 
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rustvllm.entrypoints.chat_template import check_template_variables, render_chat
-from rustvllm.entrypoints.openai.chunks import ChunkRenderer, stream_events
+from rustvllm.entrypoints.openai.chunks import ChunkRenderer, ChunkStream
 from rustvllm.entrypoints.openai.conversation import build_conversation
 from rustvllm.entrypoints.openai.generation import (
     Generation,
@@ -29,7 +29,6 @@ from rustvllm.entrypoints.openai.sse import EventStreamResponse
 from rustvllm.entrypoints.openai.state import ServedModel, ServerState
 from rustvllm.entrypoints.openai.usage import UsageCounter
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.outputs import RequestOutput
 
 router = APIRouter()
 
@@ -126,7 +125,6 @@ async def create_chat_completion(raw_request: Request) -> Response:
         "system_fingerprint": model.fingerprint,
     }
     usage = UsageCounter(show_cached=state.settings.enable_prompt_tokens_details)
-    generation = await Generation.start(state, model, [prompt], params, request_id, request.priority or 0)
     if request.stream:
         chunks = ChunkRenderer(
             header,
@@ -137,12 +135,13 @@ async def create_chat_completion(raw_request: Request) -> Response:
             force_usage=state.settings.enable_force_include_usage,
         )
 
-        def open_turn(_prompt_index: int, _output: RequestOutput) -> list[bytes]:
-            return [chunks.raw(index, _ROLE_DELTA) for index in range(params.n)]
+        def open_turn(_prompt_index: int, _prompt_token_ids: list[int]) -> bytes:
+            return b"".join(chunks.raw(index, _ROLE_DELTA) for index in range(params.n))
 
-        return EventStreamResponse(
-            stream_events(generation, chunks, usage, 1, params.n, open_turn), generation, request_id
-        )
+        stream = ChunkStream(chunks, usage, params.n, 1, open_turn)
+        generation = await Generation.start(state, model, [prompt], params, request_id, request.priority or 0, stream)
+        return EventStreamResponse(stream, generation, request_id)
+    generation = await Generation.start(state, model, [prompt], params, request_id, request.priority or 0)
     async with aclosing(generation):
         last, samples = await until_disconnect(raw_request.receive, generation.collect(1, params.n))
     usage.add(0, last[0])

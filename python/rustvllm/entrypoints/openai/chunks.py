@@ -1,13 +1,17 @@
-"""The chunks of a stream: the constant part is rendered once, then per event only what changed."""
+"""The chunks of a stream: the constant part is rendered once, then per event only what changed.
 
-from collections.abc import AsyncGenerator, Callable
+Most events are made by the core from :meth:`ChunkRenderer.template` and never come here. Rendered in Python are the
+opening, each choice's end, and streams whose every chunk counts tokens.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
+from rustvllm.entrypoints.openai.event_writer import EventWriter
 from rustvllm.entrypoints.openai.generation import Generation
 from rustvllm.entrypoints.openai.protocol import GenerationRequest
 from rustvllm.entrypoints.openai.sse import event, json_bytes, json_string
 from rustvllm.entrypoints.openai.usage import UsageCounter
-from rustvllm.outputs import RequestOutput
 
 
 class ChunkRenderer:
@@ -43,6 +47,11 @@ class ChunkRenderer:
         end = b',"usage":null}\n\n' if self.include_usage else b"}\n\n"
         self._end = b"]" + end
         self._unfinished = b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
+
+    def template(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text in a chunk of choice ``index`` that has no usage of its own."""
+        before = b"".join((self._start, b"%d" % index, self._text_key))
+        return before, b"".join((self._text_end, self._unfinished, self._end))
 
     def text(self, index: int, text: str) -> bytes:
         """A chunk that adds ``text`` to choice ``index``."""
@@ -92,43 +101,100 @@ class ChunkRenderer:
         return self._end
 
 
-async def stream_events(
-    generation: Generation,
-    chunks: ChunkRenderer,
-    usage: UsageCounter,
-    num_prompts: int,
-    n: int,
-    opening: Callable[[int, RequestOutput], list[bytes]],
-) -> AsyncGenerator[bytes, None]:
-    """Events of one stream, joined where several are there at once.
+class PromptEvents:
+    """The events of one prompt's choices on their way to the client; the first of them takes the opening along.
+
+    The opening goes out with the first output and not before it: clients take the first event's time for the time to
+    first token.
 
     Args:
-        generation: Where outputs come from.
+        writer: Where they go.
+        templates: Of each choice; see :class:`~rustvllm.engine.request_state.EventSink`.
+    """
+
+    def __init__(self, writer: EventWriter, templates: Sequence[tuple[bytes, bytes]]) -> None:
+        self.templates = templates
+        self._writer = writer
+        self._open: Callable[[], bytes] | None = None
+
+    def open_with(self, opening: Callable[[], bytes]) -> None:
+        """Chunks that the choices begin with; made when they are needed."""
+        self._open = opening
+
+    def write(self, event: bytes) -> bool:
+        """Send an event; whether more can be taken now."""
+        if self._open is not None:
+            event = self.opening() + event
+        return self._writer.write(event)
+
+    def opening(self) -> bytes:
+        """What has to go before the next event: the opening, once."""
+        make, self._open = self._open, None
+        return b"" if make is None else make()
+
+
+class ChunkStream:
+    """One completions or chat stream: how its chunks look, and what stands before them.
+
+    Args:
         chunks: Renders them.
         usage: Counts them.
-        num_prompts: Prompts of the request.
         n: Samples per prompt; choice ``prompt · n + sample`` is numbered so.
-        opening: Chunks that the choices of a prompt begin with. They go out with its first output and not before it:
-            clients take the first event's time for the time to first token.
+        num_prompts: Prompts of the request.
+        opening: Given a prompt's index and token ids, the chunks that its choices begin with.
     """
-    unopened = set(range(num_prompts))
-    unfinished = set(range(num_prompts * n))
-    async for prompt_index, output in generation:
-        usage.add(prompt_index, output)
-        events = []
-        if prompt_index in unopened:
-            unopened.discard(prompt_index)
-            events = opening(prompt_index, output)
-        for completion in output.outputs:
-            index = prompt_index * n + completion.index
-            if completion.finish_reason is not None:
-                unfinished.discard(index)
-                events.append(chunks.finish(index, completion.text, completion.finish_reason, completion.stop_reason))
-            elif completion.text or chunks.continuous_usage:
-                events.append(chunks.text(index, completion.text))
-        if events:
-            yield b"".join(events)
-    for index in sorted(unfinished):  # the engine let go of it without a word: it was aborted
-        yield chunks.finish(index, "", "abort", None)
-    if last := chunks.final_usage():
-        yield last
+
+    def __init__(
+        self,
+        chunks: ChunkRenderer,
+        usage: UsageCounter,
+        n: int,
+        num_prompts: int,
+        opening: Callable[[int, list[int]], bytes],
+    ) -> None:
+        self._chunks = chunks
+        self._usage = usage
+        self._n = n
+        self._opening = opening
+        self.writer = EventWriter(self._resume)
+        self._generation: Generation | None = None
+        self._prompts = [
+            PromptEvents(self.writer, [chunks.template(prompt * n + sample) for sample in range(n)])
+            for prompt in range(num_prompts)
+        ]
+
+    def sink(self, prompt_index: int) -> PromptEvents | None:
+        """Takes the events of a prompt; None when the core cannot render them, since each has its own token count."""
+        return None if self._chunks.continuous_usage else self._prompts[prompt_index]
+
+    def begin(self, prompt_index: int, prompt_token_ids: list[int]) -> None:
+        """The engine has taken a prompt."""
+        self._prompts[prompt_index].open_with(lambda: self._opening(prompt_index, prompt_token_ids))
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """What the writer's sinks do not bring, up to the end of the stream."""
+        self._generation = generation
+        chunks, n = self._chunks, self._n
+        unfinished = set(range(len(self._prompts) * n))
+        async for prompt_index, output in generation:
+            self._usage.add(prompt_index, output)
+            events = [self._prompts[prompt_index].opening()]
+            for completion in output.outputs:
+                index = prompt_index * n + completion.index
+                if completion.finish_reason is not None:
+                    unfinished.discard(index)
+                    events.append(
+                        chunks.finish(index, completion.text, completion.finish_reason, completion.stop_reason)
+                    )
+                elif completion.text or chunks.continuous_usage:
+                    events.append(chunks.text(index, completion.text))
+            if joined := b"".join(events):
+                yield joined
+        for index in sorted(unfinished):  # the engine let go of it without a word: it was aborted
+            yield chunks.finish(index, "", "abort", None)
+        if last := chunks.final_usage():
+            yield last
+
+    def _resume(self) -> None:
+        if self._generation is not None:
+            self._generation.resume()

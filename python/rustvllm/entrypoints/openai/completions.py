@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rustvllm.entrypoints.openai.chunks import ChunkRenderer, stream_events
+from rustvllm.entrypoints.openai.chunks import ChunkRenderer, ChunkStream
 from rustvllm.entrypoints.openai.generation import (
     Generation,
     new_request_id,
@@ -27,7 +27,6 @@ from rustvllm.entrypoints.openai.sse import EventStreamResponse
 from rustvllm.entrypoints.openai.state import ServedModel, ServerState
 from rustvllm.entrypoints.openai.usage import UsageCounter
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.outputs import RequestOutput
 
 router = APIRouter()
 
@@ -84,21 +83,23 @@ async def create_completion(raw_request: Request) -> Response:
     }
     usage = UsageCounter(show_cached=state.settings.enable_prompt_tokens_details)
     echo = PromptEcho(request, model)
-    generation = await Generation.start(state, model, prompts, params, request_id, request.priority or 0)
     if request.stream:
         chunks = ChunkRenderer(
             header, b',"text":', b"", request, usage, force_usage=state.settings.enable_force_include_usage
         )
 
-        def open_choices(prompt_index: int, output: RequestOutput) -> list[bytes]:
-            text = echo.text(prompt_index, output)
-            return [chunks.text(prompt_index * params.n + sample, text) for sample in range(params.n)] if text else []
+        def open_choices(prompt_index: int, prompt_token_ids: list[int]) -> bytes:
+            text = echo.text(prompt_index, prompt_token_ids)
+            first = prompt_index * params.n
+            return b"".join(chunks.text(first + sample, text) for sample in range(params.n)) if text else b""
 
-        events = stream_events(generation, chunks, usage, len(prompts), params.n, open_choices)
-        return EventStreamResponse(events, generation, request_id)
+        stream = ChunkStream(chunks, usage, params.n, len(prompts), open_choices)
+        generation = await Generation.start(state, model, prompts, params, request_id, request.priority or 0, stream)
+        return EventStreamResponse(stream, generation, request_id)
+    generation = await Generation.start(state, model, prompts, params, request_id, request.priority or 0)
     async with aclosing(generation):
         last, samples = await until_disconnect(raw_request.receive, generation.collect(len(prompts), params.n))
-    echoed = [echo.text(index, output) for index, output in enumerate(last)]
+    echoed = [echo.text(index, output.prompt_token_ids) for index, output in enumerate(last)]
     for index, output in enumerate(last):
         usage.add(index, output)
     choices = [
@@ -131,12 +132,12 @@ class PromptEcho:
         self._is_whole = request.truncate_prompt_tokens is None
         self._tokenizer = model.tokenizer
 
-    def text(self, prompt_index: int, output: RequestOutput) -> str:
+    def text(self, prompt_index: int, prompt_token_ids: list[int]) -> str:
         """The prompt's text as it was sent, or that of the token ids that were left of it."""
         if not self.wanted:
             return ""
         asked = self._prompts[prompt_index]
         if isinstance(asked, str) and self._is_whole:
             return asked
-        text: str = self._tokenizer.decode(output.prompt_token_ids)
+        text: str = self._tokenizer.decode(prompt_token_ids)
         return text

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive
@@ -18,6 +18,7 @@ from rustvllm.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from rustvllm.engine.async_llm import RequestStream
     from rustvllm.engine.input_processor import PromptType
+    from rustvllm.engine.request_state import EventSink
 
 MAX_REQUEST_ID_CHARS = 256
 _PROMPTS_AT_A_TIME = 16
@@ -44,6 +45,16 @@ def new_request_id(prefix: str, request: Request, requested: str | None) -> str:
     return prefix + own
 
 
+class StreamSinks(Protocol):
+    """Where a stream's text goes, prompt by prompt, without passing the :class:`Generation`."""
+
+    def sink(self, prompt_index: int) -> "EventSink | None":
+        """Takes a prompt's events; None: its text comes in the outputs."""
+
+    def begin(self, prompt_index: int, prompt_token_ids: list[int]) -> None:
+        """The engine has taken a prompt, which has these token ids."""
+
+
 class Generation:
     """The engine requests of one HTTP request, as one asynchronous iterator of :data:`PromptOutput`.
 
@@ -65,8 +76,11 @@ class Generation:
         params: SamplingParams,
         request_id: str,
         priority: int,
+        sinks: StreamSinks | None = None,
     ) -> "Generation":
         """Hand all prompts to the engine: either every one is accepted or none runs on.
+
+        With ``sinks`` new text goes there, and the outputs hold each sample's end.
 
         Raises:
             InvalidRequestError: A prompt or a parameter is wrong.
@@ -81,8 +95,11 @@ class Generation:
                 if index % _PROMPTS_AT_A_TIME == _PROMPTS_AT_A_TIME - 1:
                     await asyncio.sleep(0)
                 engine_id = f"{stem}-{index}"
-                stream = await model.engine.add_request(engine_id, prompt, params, priority=priority)
+                sink = None if sinks is None else sinks.sink(index)
+                stream = await model.engine.add_request(engine_id, prompt, params, priority=priority, sink=sink)
                 generation._add(engine_id, stream)
+                if sinks is not None:
+                    sinks.begin(index, stream.prompt_token_ids)
         except BaseException:
             await generation.aclose()
             raise
@@ -103,6 +120,11 @@ class Generation:
         if self._merged is None:
             self._merged = _merge(self._streams)
         return await anext(self._merged)
+
+    def resume(self) -> None:
+        """The sinks, one of which had refused an event, take them again."""
+        for stream in self._streams:
+            stream.resume()
 
     async def aclose(self) -> None:
         """Abort what still runs. Idempotent."""

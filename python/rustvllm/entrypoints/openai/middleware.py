@@ -14,6 +14,7 @@ from rustvllm.entrypoints.openai.errors import (
     error_response,
     unauthorized_response,
 )
+from rustvllm.entrypoints.openai.sse import DIRECT_SEND
 from rustvllm.entrypoints.openai.state import ServerState
 
 _PROBES = frozenset({"/health", "/ping", "/version"})
@@ -52,6 +53,7 @@ class FrontDoor:
         if length.isdigit() and int(length) > self._max_body_bytes:
             await error_response(self._too_large(f"{int(length)} bytes"))(scope, receive, send)
             return
+        scope[DIRECT_SEND] = send
         with self._state.open_request():
             await self._app(scope, self._limited(receive), send)
 

@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from json.encoder import encode_basestring
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,7 +16,12 @@ from starlette.types import Receive, Scope, Send
 from rustvllm.entrypoints.openai.errors import error_event, log_stream_error
 from rustvllm.entrypoints.openai.generation import Generation, wait_for_disconnect
 
+if TYPE_CHECKING:
+    from rustvllm.entrypoints.openai.chunks import ChunkStream
+
 DONE = b"data: [DONE]\n\n"
+DIRECT_SEND = "rustvllm.direct_send"
+"""In the ASGI scope: ``send`` as it was before the framework wrapped it, for what only the client needs to see."""
 
 
 def json_string(text: str) -> bytes:
@@ -35,10 +40,12 @@ def event(value: Any) -> bytes:
 
 
 class EventStreamResponse(Response):
-    """Sends events until they end, an error ends them, or the client goes away, which closes the generation at once.
+    """Sends a stream to its end, to an error, or until the client goes away, which closes the generation at once.
+
+    The response begins with the first event: what fails before it is answered with the status it deserves.
 
     Args:
-        events: The stream's events.
+        stream: Renders the events that the core does not, and writes all.
         generation: What the events are made of.
         request_id: For the log.
     """
@@ -46,37 +53,50 @@ class EventStreamResponse(Response):
     media_type = "text/event-stream"
     charset = "utf-8"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], generation: Generation, request_id: str) -> None:
+    def __init__(self, stream: "ChunkStream", generation: Generation, request_id: str) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events = events
+        self._stream = stream
+        self._writer = stream.writer
         self._generation = generation
         self._request_id = request_id
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 -- ASGI's signature
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the stream (the ASGI entry point)."""
-        pump = asyncio.ensure_future(self._pump(send))
+
+        async def begin() -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+        events = self._stream.events(self._generation)
+        pump = asyncio.ensure_future(self._pump(events))
         watcher = asyncio.ensure_future(wait_for_disconnect(receive))
+        # Middleware has to see that the response begins, not each of its thousands of events.
+        self._writer.attach(begin, scope.get(DIRECT_SEND, send))
         try:
             await asyncio.wait({pump, watcher}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._writer.close()
             for task in (pump, watcher):
                 task.cancel()
             await asyncio.gather(pump, watcher, return_exceptions=True)
-            await self._events.aclose()
+            await events.aclose()
             await self._generation.aclose()
         if not pump.cancelled() and (exc := pump.exception()) is not None:
-            log_stream_error(exc, self._request_id)
-
-    async def _pump(self, send: Send) -> None:
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            try:
-                async for events in self._events:
-                    await send({"type": "http.response.body", "body": events, "more_body": True})
-            except Exception as exc:  # noqa: BLE001 -- becomes an event and a line in the log
+            if self._writer.is_started:
                 log_stream_error(exc, self._request_id)
-                await send({"type": "http.response.body", "body": error_event(exc), "more_body": True})
-            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+            else:
+                raise exc  # an endpoint's error as any other
+
+    async def _pump(self, events: AsyncGenerator[bytes, None]) -> None:
+        try:
+            try:
+                async for some in events:
+                    await self._writer.send(some)
+            except Exception as exc:
+                if not self._writer.is_started or self._writer.failure is not None:
+                    raise
+                log_stream_error(exc, self._request_id)
+                await self._writer.send(error_event(exc))
+            await self._writer.finish(DONE)
         except OSError:
             return  # the connection broke while writing: as good as a disconnect
