@@ -5,6 +5,7 @@ detokenisers, cut anywhere, and ids at random, which are mostly no valid text at
 """
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,17 +60,27 @@ class Streams:
         self.scheduler = make_scheduler(max_model_len=4096, num_blocks=512)
         self.processor = _core.OutputProcessor(self.ours)
 
-    def stream(self, prompt: Sequence[int], output: Sequence[int], pauses: Sequence[int], *, skip: bool) -> str:
-        """The deltas of one answer put together; read after so many tokens, again and again."""
+    def stream(
+        self, prompt: Sequence[int], output: Sequence[int], pauses: Sequence[int], *, skip: bool, rendered: bool
+    ) -> str:
+        """The news of one answer put together, deltas or rendered events, read after so many tokens each time."""
         key = self.scheduler.handle.new_key()
-        self.processor.add_request(key, prompt, skip_special_tokens=skip)
+        template = (b'data: {"text":', b"}\n\n") if rendered else None
+        self.processor.add_request(key, prompt, skip_special_tokens=skip, event_template=template)
         self.scheduler.handle.add_request(key, str(key), prompt, max_tokens=len(output))
         reads = set(itertools.accumulate(itertools.islice(itertools.cycle(pauses), len(output))))
         text, token_ids, reasons = "", [], []
 
         def read() -> None:
             nonlocal text
-            for delta in self.processor.poll(self.scheduler.handle):
+            events, deltas = self.processor.poll(self.scheduler.handle)
+            for event_key, event in events:
+                assert event_key == key
+                # Several may come at once.
+                parts = event.decode().split("\n\n")
+                assert parts.pop() == ""
+                text += "".join(json.loads(part.removeprefix("data: "))["text"] for part in parts)
+            for delta in deltas:
                 assert delta.key == key
                 text += delta.new_text
                 token_ids.extend(delta.new_token_ids)
@@ -87,7 +98,8 @@ class Streams:
 
     def check(self, prompt: Sequence[int], output: Sequence[int], pauses: Sequence[int], *, skip: bool) -> None:
         """Compare with both oracles."""
-        streamed = self.stream(prompt, output, pauses, skip=skip)
+        streamed = self.stream(prompt, output, pauses, skip=skip, rendered=False)
+        assert self.stream(prompt, output, pauses, skip=skip, rendered=True) == streamed
         for decode in (self._decode_library, self._decode_transformers):
             before, whole = decode(prompt, skip=skip), decode([*prompt, *output], skip=skip)
             assert whole.startswith(before)
