@@ -33,9 +33,7 @@ def publish(report: dict[str, Any], path: Path | None) -> None:
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that every script has."""
-    parser.add_argument(
-        "--mode", choices=["default", "thread", "process"], default="default", help="of rustvllm's engine"
-    )
+    parser.add_argument("--mode", choices=["process", "thread"], default="process", help="of rustvllm's engine")
     parser.add_argument("--output-json", type=Path, help="write the report there as well")
 
 

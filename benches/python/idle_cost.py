@@ -3,7 +3,7 @@
 One request first, so that whatever is made late is there; then nothing for a while; then SIGTERM.
 
     python benches/python/idle_cost.py --seconds 10 --output-json report.json
-    python benches/python/idle_cost.py --mode process -- --model gpt2
+    python benches/python/idle_cost.py -- --model gpt2
 """
 
 import argparse
@@ -47,7 +47,7 @@ def measure(flags: list[str], mode: str, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure in the mode asked for, by default in both by turns, and print JSON."""
+    """Measure the engine in a process and in a thread by turns and print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--turns", type=int, default=3)
@@ -55,7 +55,7 @@ def main() -> None:
     args = parse(parser)
     runs: dict[str, list[dict[str, Any]]] = {}
     for _ in range(args.turns):
-        for mode in ("thread", "process") if args.mode == "default" else (args.mode,):
+        for mode in ("process", "thread"):
             runs.setdefault(mode, []).append(measure(args.serve, mode, args.seconds))
     report = {
         **new_report(),

@@ -185,21 +185,20 @@ def task_seconds(task: Path) -> float:
         return (int(fields[11]) + int(fields[12])) / TICKS  # user, system
 
 
-def mode_environment(mode: str) -> dict[str, str]:
-    """What puts rustvllm's engine into a ``process`` or a ``thread``; ``default``: as it comes."""
-    return {} if mode == "default" else {"RUSTVLLM_ENABLE_MULTIPROCESSING": str(int(mode == "process"))}
+def mode_flags(mode: str) -> list[str]:
+    """What puts rustvllm's engine into a ``process`` of its own, as it comes, or into a ``thread`` of the server's."""
+    return ["--disable-frontend-multiprocessing"] if mode == "thread" else []
 
 
-def rustvllm_server(arguments: Sequence[str], mode: str = "default", log: Path | None = None) -> MeasuredServer:
+def rustvllm_server(arguments: Sequence[str], mode: str = "process", log: Path | None = None) -> MeasuredServer:
     """``rustvllm serve`` on a free port.
 
     Args:
         arguments: Its flags.
-        mode: See :func:`mode_environment`.
+        mode: See :func:`mode_flags`.
         log: See :class:`MeasuredServer`.
     """
-    command = [*RUSTVLLM, "serve", *arguments, "--port", "0"]
-    return MeasuredServer(command, environment=mode_environment(mode), log=log)
+    return MeasuredServer([*RUSTVLLM, "serve", *arguments, *mode_flags(mode), "--port", "0"], log=log)
 
 
 def bench_serve(url: str, concurrency: int, num_prompts: int, *more: str) -> dict[str, Any]:

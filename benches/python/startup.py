@@ -7,7 +7,6 @@ The checkpoint has random weights (124 million, float32) and is written here, ju
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_report import add_common_flags, new_report, parse, publish
-from measured_server import RUSTVLLM, mode_environment
+from measured_server import RUSTVLLM, mode_flags
 from tiny_checkpoint import write_gpt2_small
 
 TOKENIZER = Path(__file__).resolve().parents[3] / "shared/data/gpt2-tokenizer"
@@ -24,9 +23,8 @@ TOKENIZER = Path(__file__).resolve().parents[3] / "shared/data/gpt2-tokenizer"
 def startup(num_iters: int, mode: str, *serve: str) -> dict[str, Any]:
     """The report of ``rustvllm bench startup``."""
     command = [*RUSTVLLM, "bench", "startup", "--num-iters", str(num_iters), "--json", "--", *serve]
-    done = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **mode_environment(mode)}
-    )
+    command += mode_flags(mode)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 

@@ -16,15 +16,14 @@ import pytest
 from server_process import ServerProcess
 
 SERVE = [sys.executable, "-m", "rustvllm.entrypoints.cli.main", "serve", "--executor", "sim", "--port", "0"]
-MODES = {"thread": "0", "process": "1"}
+MODES = {"process": [], "thread": ["--disable-frontend-multiprocessing"]}
 CLIENTS = 8
 SECONDS = 60
 
 
 @pytest.fixture(scope="module", params=list(MODES))
 def server(request):
-    command = [*SERVE, "--sim-eos-after", "60"]
-    with ServerProcess(command, RUSTVLLM_ENABLE_MULTIPROCESSING=MODES[request.param]) as process:
+    with ServerProcess([*SERVE, "--sim-eos-after", "60", *MODES[request.param]]) as process:
         process.wait_until_ready()
         yield process
 
