@@ -71,7 +71,12 @@ def poll(url: str) -> None:
     parts = urllib.parse.urlsplit(url)
     address = (parts.hostname or "", parts.port or 80)
     closed = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), closed.set()), daemon=True).start()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        closed.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
     asked, late, failures = [], [], []
     due = time.perf_counter()
     while not closed.is_set():
