@@ -19,7 +19,7 @@ use crate::{
         CAPABILITIES, Challenge, Hello, MAX_HELLO_BYTES, PROTOCOL_VERSION, Secret, Side, Welcome, new_nonce,
     },
     key::client_of,
-    message::{ClientMessage, EngineMessage, kind},
+    message::{ClientMessage, EngineMessage, NUM_CLIENT_REQUESTS, kind},
     outbox::Outbox,
     outputs_codec,
 };
@@ -188,6 +188,8 @@ async fn listen<R: AsyncRead + Unpin>(
                 let mut entries: Vec<(String, u64)> =
                     stats.entries().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
                 entries.push(("num_queued".to_owned(), io.handle.num_queued().into()));
+                entries.push(("num_queued_tokens".to_owned(), io.handle.num_queued_tokens()));
+                entries.push((NUM_CLIENT_REQUESTS.to_owned(), client.live.borrow().len() as u64));
                 client.send(&EngineMessage::Stats { id, entries });
             }
             ClientMessage::Ping(id) => {
