@@ -17,6 +17,7 @@ from rustvllm.exceptions import ConfigError
 DTYPES = ("float32", "float16", "bfloat16")
 """Names of the tensor types a model can compute in."""
 DEVICES = ("cpu", "cuda")
+ATTENTION_BACKENDS = ("auto", "torch", "cpu")
 MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -273,12 +274,23 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
-    """Where tensors live: ``cpu`` or ``cuda``."""
+    """Where tensors live, and what computes attention there.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        attention_backend: ``torch``, ``cpu`` (the core's kernels), or ``auto``: the core's where they can compute.
+    """
 
     device: str = "cpu"
+    attention_backend: str = "auto"
 
     def __post_init__(self) -> None:
         require_choice("device", self.device, DEVICES)
+        require_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        if self.attention_backend == "cpu" and self.device != "cpu":
+            raise ConfigError(
+                f"attention_backend is cpu, but device is {self.device}: set attention_backend to torch or auto"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,6 +360,11 @@ class EngineConfig:
         if self.scheduler.preemption_mode == "swap" and self.cache.swap_space == 0:
             raise ConfigError(
                 "preemption_mode is swap, but swap_space is 0 GiB: give it memory, or set preemption_mode to recompute"
+            )
+        if self.device.attention_backend == "cpu" and self.model.dtype == "float16":
+            raise ConfigError(
+                "attention_backend is cpu, which computes in float32 and bfloat16, but dtype is float16: set "
+                "attention_backend to torch or auto, or dtype to bfloat16"
             )
         if self.cache.num_gpu_blocks_override is not None:
             self.check_num_blocks(self.cache.num_gpu_blocks_override)

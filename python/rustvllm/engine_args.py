@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 
 from rustvllm import devices, hub
 from rustvllm.config import (
+    ATTENTION_BACKENDS,
     EXECUTORS,
     CacheConfig,
     DeviceConfig,
@@ -151,6 +152,11 @@ class EngineArgs:
     load_format: str = _arg("auto or safetensors; dummy: seeded random weights", "auto", group="model")
     download_dir: str | None = _arg("where to keep downloads (default: HF_HOME's cache)", group="model")
     device: str = _arg("auto, cpu or cuda", "auto", group="model")
+    attention_backend: str = _arg(
+        "torch: everywhere; cpu: the core's kernels, in float32 and bfloat16; auto: these where they can compute",
+        "auto",
+        group="model",
+    )
     block_size: int = _arg("tokens of one KV block", 16, type=parse_number, group="cache")
     gpu_memory_utilization: float = _arg("share of the GPU's memory to use", 0.9, type=float, group="cache")
     cpu_kv_cache_fraction: float = _arg(
@@ -338,7 +344,7 @@ class EngineArgs:
             cache=cache,
             scheduler=self._create_scheduler_config(usage, device, model.max_model_len),
             parallel=ParallelConfig(),
-            device=DeviceConfig(device=device),
+            device=DeviceConfig(device=device, attention_backend=self.attention_backend),
             load=load,
             sim=sim,
             step_trace_file=None
@@ -359,6 +365,7 @@ class EngineArgs:
     def _check(self) -> None:
         """What can be checked before a model is looked up, which may take minutes."""
         require_choice("device", self.device, ("auto", "cpu", "cuda"))
+        require_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         require_choice("executor", self.executor or "auto", EXECUTORS)
         if self.executor == "sim" and self.device == "cuda":
             raise ConfigError("device=cuda and executor=sim contradict each other: a simulation uses no device")

@@ -38,12 +38,13 @@ def test_whole_prompts_together(pair):
     check(reference, run(model, greedy()))
 
 
-def test_chunks_mixed_with_decodes(pair):
+@pytest.mark.parametrize("attention_backend", ["cpu", "torch"])
+def test_chunks_mixed_with_decodes(pair, attention_backend):
     reference, model = pair
     requests = greedy()
     for i, r in enumerate(requests):
         r.arrives = i  # prompts come in while others decode
-    engine = NaiveEngine(model, budget=16, chunk=5)
+    engine = NaiveEngine(model, budget=16, chunk=5, attention_backend=attention_backend)
     engine.run(requests)
     mixed = [s for s in engine.steps if s.num_reqs > 1 and s.max_num_scheduled_tokens > 1]
     assert len(mixed) > 5
@@ -71,17 +72,11 @@ def test_prefix_blocks_shared_within_the_step_that_fills_them(pair):
     check(reference, requests)
 
 
-def test_remains_of_others_do_not_matter(pair):
+@pytest.mark.parametrize("torch_options", [None, {"max_gather_bytes": 4000, "max_mask_elements": 50}])
+def test_remains_of_others_do_not_matter(pair, torch_options):
     reference, model = pair
     requests = greedy()
-    run(
-        model,
-        requests,
-        poison=True,
-        block_size=7,
-        backend_options={"max_gather_bytes": 4000, "max_mask_elements": 50},
-        chunk=9,
-    )
+    run(model, requests, poison=True, block_size=7, backend_options=torch_options, chunk=9)
     check(reference, requests)
 
 

@@ -71,6 +71,7 @@ MODEL = {
         (CacheConfig, "swap_space", "4", "number, got '4'"),
         (ParallelConfig, "tensor_parallel_size", 2, "at most 1"),
         (DeviceConfig, "device", "tpu", "cpu, cuda, got 'tpu'"),
+        (DeviceConfig, "attention_backend", "flash", "auto, torch, cpu, got 'flash'"),
         (LoadConfig, "load_format", "pt", "got 'pt'"),
     ],
 )
@@ -169,3 +170,8 @@ def test_a_pool_too_small_names_the_share_of_its_device(device, named, other):
 def test_override_is_checked_when_the_configuration_is_built():
     with pytest.raises(ConfigError, match="needs 7"):
         EngineConfig(model=ModelConfig(**MODEL), cache=CacheConfig(num_gpu_blocks_override=4))
+
+
+def test_the_cores_attention_is_for_the_cpu():
+    with pytest.raises(ConfigError, match="attention_backend is cpu, but device is cuda: set attention_backend to"):
+        DeviceConfig(device="cuda", attention_backend="cpu")

@@ -3,6 +3,7 @@
 #![allow(clippy::needless_pass_by_value, reason = "pyo3 hands extracted arguments over by value")]
 #![allow(clippy::doc_markdown, reason = "these comments become Python docstrings")]
 
+mod attention;
 mod bench;
 mod bench_serve;
 mod buffers;
@@ -32,6 +33,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     output_processor::register(module)?;
     client::register(module)?;
     server::register(module)?;
+    attention::register(module)?;
     bench::register(module)?;
     bench_serve::register(module)
 }

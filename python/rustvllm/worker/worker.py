@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rustvllm.attention.torch_backend import MAX_GATHER_BYTES, MAX_GATHER_BYTES_CPU, TorchAttentionBackend
+from rustvllm.attention.selector import make_attention_backend
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 from rustvllm.model_loader import load_model
@@ -87,11 +87,14 @@ class Worker:
             float_columns=self._float_columns,
             int_columns=self._int_columns,
         )
-        backend = TorchAttentionBackend(
+        backend = make_attention_backend(
+            self.config.device.attention_backend,
             model.kv_cache_spec,
             self.dtype,
-            max_gather_bytes=MAX_GATHER_BYTES_CPU if self.device.type == "cpu" else MAX_GATHER_BYTES,
+            self.device,
+            torch.get_num_threads(),
         )
+        logger.info("attention by %s", backend.name)
         self.runner = GPUModelRunner(
             model,
             backend,

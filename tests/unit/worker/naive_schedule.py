@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from rustvllm.attention.selector import make_attention_backend
 from rustvllm.attention.torch_backend import TorchAttentionBackend
 from rustvllm.models.interface import CausalLM
 from rustvllm.worker.input_batch import InputBatch
@@ -105,6 +106,7 @@ class NaiveEngine:
         chunk=None,
         share_prefixes=False,
         poison=False,
+        attention_backend="auto",
         backend_options=None,
     ):
         self.block_size, self.budget, self.chunk, self.share_prefixes = block_size, budget, chunk, share_prefixes
@@ -119,7 +121,11 @@ class NaiveEngine:
             float_columns=FLOAT_COLUMNS,
             int_columns=INT_COLUMNS,
         )
-        backend = TorchAttentionBackend(model.kv_cache_spec, dtype, **(backend_options or {}))
+        if backend_options is None:
+            threads = torch.get_num_threads()
+            backend = make_attention_backend(attention_backend, model.kv_cache_spec, dtype, device, threads)
+        else:
+            backend = TorchAttentionBackend(model.kv_cache_spec, dtype, **backend_options)
         self.runner = GPUModelRunner(model, backend, batch, device=device, block_size=block_size)
         shape = model.kv_cache_spec.layer_shape(num_blocks, block_size)
         self.runner.kv_caches = [

@@ -49,7 +49,7 @@ def make(tmp_path, monkeypatch):
             scheduler=SimpleNamespace(
                 max_num_seqs=8, max_num_batched_tokens=256, preemption_mode=preemption_mode, async_scheduling=False
             ),
-            device=SimpleNamespace(device=device),
+            device=SimpleNamespace(device=device, attention_backend="auto"),
             load=SimpleNamespace(load_format="dummy"),
         )  # fmt: skip
         worker = Worker(config, FLOAT_COLUMNS, INT_COLUMNS)

@@ -1,0 +1,319 @@
+//! Writing keys and values into the paged cache of a layer, and attention over it.
+
+use std::{cell::RefCell, num::NonZeroU32};
+
+use thiserror::Error;
+
+use crate::{
+    batch::RaggedBatch,
+    element::Element,
+    kernel::Kernel,
+    threads::Threads,
+    tile::{Layer, Scratch, Tile},
+};
+
+/// Largest head that is taken: it bounds the memory of a thread.
+pub const MAX_HEAD_DIM: usize = 1024;
+/// Multiplications below which nobody is woken: the helpers would come too late.
+const MIN_SHARED_WORK: usize = 1 << 20;
+
+/// What is wrong with the arrays of a layer.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum AttentionError {
+    /// A size that is 0 or too large.
+    #[error("{name} is {value}, but it must lie between 1 and {most}")]
+    Size {
+        /// What.
+        name: &'static str,
+        /// How large.
+        value: usize,
+        /// The limit.
+        most: usize,
+    },
+    /// Query heads that cannot share the KV heads evenly.
+    #[error("num_heads is {num_heads}, but it must be a multiple of num_kv_heads, {num_kv_heads}")]
+    Heads {
+        /// Of the query.
+        num_heads: usize,
+        /// Of the cache.
+        num_kv_heads: usize,
+    },
+    /// An array with too few or too many elements.
+    #[error("{name} has {found} elements, but the batch and the cache need {expected}")]
+    Length {
+        /// The array.
+        name: &'static str,
+        /// Its elements.
+        found: usize,
+        /// What it should have.
+        expected: usize,
+    },
+    /// Tokens that lie closer together than they are long.
+    #[error("tokens of {name} lie {stride} elements apart, but each has {row}")]
+    Stride {
+        /// The array.
+        name: &'static str,
+        /// Elements from one token to the next.
+        stride: usize,
+        /// Elements of a token.
+        row: usize,
+    },
+    /// A block or slot that the cache does not have.
+    #[error("the batch names block {block}, but the cache has {num_blocks} blocks")]
+    Block {
+        /// The largest id.
+        block: usize,
+        /// What there is.
+        num_blocks: usize,
+    },
+    /// A batch of other blocks.
+    #[error("the batch has blocks of {batch} tokens, but the cache has blocks of {cache}")]
+    BlockSize {
+        /// Of the batch.
+        batch: usize,
+        /// Of the cache.
+        cache: usize,
+    },
+    /// A kernel whose lanes the heads do not fill.
+    #[error("the kernel {kernel} does not take heads of {head_dim} features; the scalar one takes any")]
+    Kernel {
+        /// Its name.
+        kernel: &'static str,
+        /// The heads.
+        head_dim: usize,
+    },
+}
+
+/// Shape of one layer's cache: `[2 (keys, values), num_blocks, block_size, num_kv_heads, head_dim]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheLayout {
+    /// Blocks.
+    pub num_blocks: usize,
+    /// Tokens of each.
+    pub block_size: usize,
+    /// Heads of keys and of values.
+    pub num_kv_heads: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+}
+
+impl CacheLayout {
+    /// Elements of a token's keys.
+    pub fn row(&self) -> usize {
+        self.num_kv_heads * self.head_dim
+    }
+
+    /// Elements of all keys, when that is a number; as many values follow.
+    fn num_keys(&self) -> Option<usize> {
+        self.num_blocks
+            .checked_mul(self.block_size)?
+            .checked_mul(self.num_kv_heads)?
+            .checked_mul(self.head_dim)
+    }
+
+    fn check(&self, batch: &RaggedBatch, num_elements: usize) -> Result<(), AttentionError> {
+        for (name, value, most) in [
+            ("block_size", self.block_size, i32::MAX as usize),
+            ("num_kv_heads", self.num_kv_heads, i32::MAX as usize),
+            ("head_dim", self.head_dim, MAX_HEAD_DIM),
+        ] {
+            if value == 0 || value > most {
+                return Err(AttentionError::Size { name, value, most });
+            }
+        }
+        let expected = self.num_keys().and_then(|keys| keys.checked_mul(2)).unwrap_or(usize::MAX);
+        if expected != num_elements {
+            return Err(AttentionError::Length { name: "kv_cache", found: num_elements, expected });
+        }
+        if batch.block_size() != self.block_size {
+            return Err(AttentionError::BlockSize { batch: batch.block_size(), cache: self.block_size });
+        }
+        if batch.num_blocks() > self.num_blocks {
+            return Err(AttentionError::Block { block: batch.num_blocks() - 1, num_blocks: self.num_blocks });
+        }
+        Ok(())
+    }
+}
+
+/// Rows of a flattened batch, `[num_tokens, heads · head_dim]`: each row is contiguous, the rows need not touch.
+#[derive(Debug, Clone, Copy)]
+pub struct TokenRows<'a, E> {
+    /// From the first element of the first row to the last of the last, or more.
+    pub data: &'a [E],
+    /// Elements from one row to the next.
+    pub stride: usize,
+}
+
+impl<'a, E> TokenRows<'a, E> {
+    fn check(&self, name: &'static str, num_tokens: usize, row: usize) -> Result<(), AttentionError> {
+        if num_tokens > 1 && self.stride < row {
+            return Err(AttentionError::Stride { name, stride: self.stride, row });
+        }
+        let expected = match num_tokens.checked_sub(1) {
+            None => 0,
+            Some(last) => {
+                last.checked_mul(self.stride).and_then(|start| start.checked_add(row)).unwrap_or(usize::MAX)
+            }
+        };
+        if self.data.len() < expected {
+            return Err(AttentionError::Length { name, found: self.data.len(), expected });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn row(&self, token: usize, row: usize) -> &'a [E] {
+        &self.data[token * self.stride..][..row]
+    }
+}
+
+/// What attention computes besides products, softmax and sums.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionOptions<'a> {
+    /// Factor on the products of queries and keys.
+    pub scale: f32,
+    /// A query sees this many tokens, itself included; None: all before it.
+    pub sliding_window: Option<NonZeroU32>,
+    /// Scores become `cap · tanh(score / cap)`.
+    pub soft_cap: Option<f32>,
+    /// `slope · (key's position − query's position)` is added to each score; one slope per query head, or none at all.
+    pub alibi_slopes: &'a [f32],
+}
+
+impl AttentionOptions<'_> {
+    /// Plain causal attention.
+    pub fn causal(scale: f32) -> Self {
+        Self { scale, sliding_window: None, soft_cap: None, alibi_slopes: &[] }
+    }
+}
+
+/// Put the step's keys and values where `slot_mapping` says; tokens with −1 are not kept.
+///
+/// # Errors
+///
+/// See [`AttentionError`]; nothing is written then.
+pub fn write_kv<E: Element>(
+    batch: &RaggedBatch,
+    key: TokenRows<'_, E>,
+    value: TokenRows<'_, E>,
+    cache: &mut [E],
+    layout: CacheLayout,
+) -> Result<(), AttentionError> {
+    layout.check(batch, cache.len())?;
+    let row = layout.row();
+    key.check("key", batch.num_tokens(), row)?;
+    value.check("value", batch.num_tokens(), row)?;
+    let half = cache.len() / 2;
+    let (keys, values) = cache.split_at_mut(half);
+    for (token, &slot) in batch.slot_mapping().iter().enumerate() {
+        let Ok(slot) = usize::try_from(slot) else { continue };
+        keys[slot * row..][..row].copy_from_slice(key.row(token, row));
+        values[slot * row..][..row].copy_from_slice(value.row(token, row));
+    }
+    Ok(())
+}
+
+/// Causal attention of the step's queries over what their requests have in the cache.
+///
+/// # Arguments
+///
+/// * `query`: `[num_tokens, num_heads, head_dim]`.
+/// * `num_heads`: a multiple of the layout's `num_kv_heads`.
+/// * `cache`: see [`CacheLayout`].
+/// * `out`: `[num_tokens, num_heads, head_dim]`, contiguous; padding gets zeros.
+///
+/// # Errors
+///
+/// See [`AttentionError`]; nothing is written then.
+#[expect(clippy::too_many_arguments, reason = "the arrays of a layer")]
+pub fn attend<E: Element>(
+    batch: &RaggedBatch,
+    query: TokenRows<'_, E>,
+    num_heads: usize,
+    cache: &[E],
+    layout: CacheLayout,
+    options: &AttentionOptions<'_>,
+    kernel: &Kernel,
+    threads: &Threads,
+    out: &mut [E],
+) -> Result<(), AttentionError> {
+    check_attend(batch, query, num_heads, cache, layout, options, out)?;
+    if !kernel.takes(layout.head_dim) {
+        return Err(AttentionError::Kernel { kernel: kernel.name(), head_dim: layout.head_dim });
+    }
+    let row = num_heads * layout.head_dim;
+    let num_queries = batch.spans().last().map_or(0, |span| span.start + span.num_tokens);
+    out[num_queries * row..].fill(E::narrow(0.0));
+    let (keys, values) = cache.split_at(cache.len() / 2);
+    let layer = Layer {
+        query: query.data.as_ptr(),
+        query_stride: query.stride,
+        keys: keys.as_ptr(),
+        values: values.as_ptr(),
+        out: out.as_mut_ptr(),
+        num_heads,
+        num_kv_heads: layout.num_kv_heads,
+        head_dim: layout.head_dim,
+        block_size: layout.block_size,
+        options,
+    };
+    let compute = kernel.tile::<E>();
+    let shared = work(batch, num_heads, layout.head_dim) >= MIN_SHARED_WORK;
+    let num_parts = batch.parts().len() * layout.num_kv_heads;
+    threads.for_each(num_parts, shared, |index| {
+        let part = batch.parts()[index / layout.num_kv_heads];
+        let span = &batch.spans()[part.span];
+        let first = span.start + part.first;
+        let tile = Tile {
+            blocks: batch.blocks(span),
+            tokens: first..first + part.num_tokens,
+            position: span.seq_len - span.num_tokens + part.first,
+            kv_head: index % layout.num_kv_heads,
+        };
+        SCRATCH.with_borrow_mut(|scratch| {
+            // SAFETY: a kernel is only reachable where it was detected, and takes the heads; `RaggedBatch::new` checked
+            // that tokens lie in the batch and blocks cover each sequence, `check_attend` that the batch lies in the
+            // arrays and its blocks in the cache. Parts do not overlap, so no two tiles write the same output.
+            unsafe { compute(&layer, &tile, scratch) };
+        });
+    });
+    Ok(())
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Multiplications that attention takes, about.
+pub fn work(batch: &RaggedBatch, num_heads: usize, head_dim: usize) -> usize {
+    batch.num_pairs().saturating_mul(2 * num_heads * head_dim)
+}
+
+/// Whether queries, cache and output fit the batch and each other.
+pub(crate) fn check_attend<E>(
+    batch: &RaggedBatch,
+    query: TokenRows<'_, E>,
+    num_heads: usize,
+    cache: &[E],
+    layout: CacheLayout,
+    options: &AttentionOptions<'_>,
+    out: &[E],
+) -> Result<(), AttentionError> {
+    layout.check(batch, cache.len())?;
+    if num_heads == 0 || num_heads > i32::MAX as usize {
+        return Err(AttentionError::Size { name: "num_heads", value: num_heads, most: i32::MAX as usize });
+    }
+    if !num_heads.is_multiple_of(layout.num_kv_heads) {
+        return Err(AttentionError::Heads { num_heads, num_kv_heads: layout.num_kv_heads });
+    }
+    let row = num_heads * layout.head_dim;
+    query.check("query", batch.num_tokens(), row)?;
+    let expected = batch.num_tokens().saturating_mul(row);
+    if out.len() != expected {
+        return Err(AttentionError::Length { name: "out", found: out.len(), expected });
+    }
+    let slopes = options.alibi_slopes.len();
+    if slopes != 0 && slopes != num_heads {
+        return Err(AttentionError::Length { name: "alibi_slopes", found: slopes, expected: num_heads });
+    }
+    Ok(())
+}

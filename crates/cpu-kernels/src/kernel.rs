@@ -1,0 +1,86 @@
+//! Which kernels there are and which of them this machine runs.
+
+use std::sync::OnceLock;
+
+use half::bf16;
+
+use crate::{
+    element::Element,
+    tile::{self, TileFn},
+};
+
+/// A compiled form of the kernel.
+#[derive(Debug)]
+pub struct Kernel {
+    name: &'static str,
+    lanes: usize,
+    is_detected: fn() -> bool,
+    pub(crate) tile_f32: TileFn<f32>,
+    pub(crate) tile_bf16: TileFn<bf16>,
+}
+
+/// All forms, best first.
+static KERNELS: &[Kernel] = &[
+    #[cfg(target_arch = "x86_64")]
+    Kernel {
+        name: "avx512",
+        lanes: 16,
+        is_detected: || {
+            is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+        },
+        tile_f32: tile::avx512_f32,
+        tile_bf16: tile::avx512_bf16,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Kernel {
+        name: "avx2",
+        lanes: 8,
+        is_detected: || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+        tile_f32: tile::avx2_f32,
+        tile_bf16: tile::avx2_bf16,
+    },
+    Kernel {
+        name: "portable",
+        lanes: 8,
+        is_detected: || true,
+        tile_f32: tile::portable_f32,
+        tile_bf16: tile::portable_bf16,
+    },
+    Kernel {
+        name: "scalar",
+        lanes: 1,
+        is_detected: || true,
+        tile_f32: tile::scalar_f32,
+        tile_bf16: tile::scalar_bf16,
+    },
+];
+
+impl Kernel {
+    /// Every kernel that this machine runs, best first; the last one takes any head size.
+    pub fn available() -> &'static [&'static Self] {
+        static AVAILABLE: OnceLock<Vec<&'static Kernel>> = OnceLock::new();
+        AVAILABLE.get_or_init(|| KERNELS.iter().filter(|kernel| (kernel.is_detected)()).collect())
+    }
+
+    /// The best kernel for heads of `head_dim` features.
+    pub fn best(head_dim: usize) -> &'static Self {
+        let fitting = Self::available().iter().find(|kernel| kernel.takes(head_dim));
+        fitting.unwrap_or(&&KERNELS[KERNELS.len() - 1])
+    }
+
+    /// `avx512`, `avx2`, `portable` or `scalar`.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Whether heads of `head_dim` features fill its lanes.
+    pub fn takes(&self, head_dim: usize) -> bool {
+        head_dim > 0 && head_dim.is_multiple_of(self.lanes)
+    }
+
+    pub(crate) fn tile<E: Element>(&self) -> TileFn<E> {
+        E::tile_of(self)
+    }
+}

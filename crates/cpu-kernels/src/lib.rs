@@ -1,0 +1,35 @@
+//! Attention over the paged KV cache on the CPU.
+//!
+//! A step's ragged batch is checked once ([`RaggedBatch`]); then, per layer, [`write_kv`] puts the new keys and values of
+//! all rows into the cache and [`attend`] reads the cache where it lies, decode and prefill alike. Nothing is gathered and
+//! nothing of the size of a context squared exists: softmax runs online over chunks of the context.
+//!
+//! The result for a token depends on its query and its context alone. Chunks begin at multiples of [`CHUNK`] positions,
+//! and each sum runs in one order within them, so who else is in the batch, how the work is split over threads and in
+//! which pieces a prompt is computed change no bit of it.
+//!
+//! One kernel is written over a vector of lanes ([`simd`]) and compiled for AVX-512, for AVX2 with FMA and for whatever
+//! the compiler makes of arrays; [`Kernel::available`] says which of them this machine runs. [`reference`] is what each
+//! is compared with.
+
+pub mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+pub mod batch;
+pub mod element;
+pub mod kernel;
+mod portable;
+pub mod reference;
+mod simd;
+pub mod threads;
+mod tile;
+
+pub use attention::{AttentionError, AttentionOptions, CacheLayout, TokenRows, attend, write_kv};
+pub use batch::{BatchError, RaggedBatch};
+pub use element::Element;
+pub use half::bf16;
+pub use kernel::Kernel;
+pub use threads::Threads;
+pub use tile::CHUNK;

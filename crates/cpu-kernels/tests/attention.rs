@@ -1,0 +1,302 @@
+//! Every kernel that this machine has against the reference, on random ragged batches, and what must not change a bit.
+
+mod common;
+
+use std::num::NonZeroU32;
+
+use common::{Case, Step, cases};
+use cpu_kernels::{
+    AttentionError, AttentionOptions, BatchError, CacheLayout, Element, Kernel, RaggedBatch, Threads,
+    TokenRows, attend, reference, write_kv,
+};
+use half::bf16;
+use proptest::prelude::*;
+
+/// The reference on the same step, with its own way of writing.
+fn expected<E: Element>(step: &Step<E>, options: &AttentionOptions<'_>) -> Vec<E> {
+    let (batch, mut cache) = (step.batch(), step.cache.clone());
+    reference::write_kv(&batch, step.rows(&step.key), step.rows(&step.value), &mut cache, step.layout);
+    let mut out = vec![E::narrow(0.0); step.query.len()];
+    reference::attend(&batch, step.rows(&step.query), step.num_heads, &cache, step.layout, options, &mut out)
+        .unwrap();
+    out
+}
+
+fn assert_close<E: Element>(found: &[E], expected: &[E], tolerance: f32, kernel: &Kernel) {
+    assert_eq!(found.len(), expected.len());
+    for (i, (a, b)) in found.iter().zip(expected).enumerate() {
+        let (a, b) = (a.widen(), b.widen());
+        assert!((a - b).abs() <= tolerance, "{}: out[{i}] is {a}, expected {b}", kernel.name());
+    }
+}
+
+fn check_all<E: Element>(case: &Case, options: &AttentionOptions<'_>, tolerance: f32) {
+    let step = Step::<E>::all(case);
+    let expected = expected(&step, options);
+    let threads = Threads::new(1).unwrap();
+    for kernel in Kernel::available().iter().filter(|kernel| kernel.takes(case.head_dim)) {
+        assert_close(&step.run(kernel, &threads, options), &expected, tolerance, kernel);
+    }
+}
+
+fn bits(out: &[f32]) -> Vec<u32> {
+    out.iter().map(|x| x.to_bits()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Scores of up to 64, known to about 10⁻⁵ in 32 bits.
+    #[test]
+    fn equals_the_reference(case in cases(), scale in 0.05_f32..0.5) {
+        check_all::<f32>(&case, &AttentionOptions::causal(scale), 5e-6);
+    }
+
+    /// What `bf16` loses in the output is 2⁻⁹ of numbers up to 1.
+    #[test]
+    fn equals_the_reference_in_bf16(case in cases()) {
+        check_all::<bf16>(&case, &AttentionOptions::causal(0.3), 4e-3);
+    }
+
+    #[test]
+    fn equals_the_reference_with_options(
+        case in cases(),
+        window in prop::option::of(1_u32..200),
+        soft_cap in prop::option::of(0.5_f32..30.0),
+        alibi in any::<bool>(),
+    ) {
+        let slopes: Vec<f32> = (1..=case.num_kv_heads * case.group).map(|head| 0.5_f32.powi(head as i32)).collect();
+        let options = AttentionOptions {
+            scale: 0.8,
+            sliding_window: window.and_then(NonZeroU32::new),
+            soft_cap,
+            alibi_slopes: if alibi { &slopes } else { &[] },
+        };
+        check_all::<f32>(&case, &options, 2e-5);
+    }
+
+    #[test]
+    fn a_request_alone_has_the_same_bits_as_in_company(case in cases()) {
+        let options = AttentionOptions::causal(0.7);
+        let together = Step::<f32>::all(&case);
+        let (alone, both) = (Threads::new(1).unwrap(), Threads::new(3).unwrap());
+        for kernel in Kernel::available().iter().filter(|kernel| kernel.takes(case.head_dim)) {
+            let out = bits(&together.run(kernel, &both, &options));
+            for request in 0..case.requests.len() {
+                let step = Step::<f32>::new(&case, &[request]);
+                let row = step.num_heads * case.head_dim;
+                let start = together.query_start_loc[request] as usize * row;
+                let own = bits(&step.run(kernel, &alone, &options));
+                prop_assert_eq!(&out[start..][..own.len()], &own[..], "{}", kernel.name());
+            }
+        }
+    }
+
+    /// A prompt in two chunks, or with its last token as a decode, has the bits of the whole prompt.
+    #[test]
+    fn chunks_of_a_prompt_have_the_bits_of_the_whole(case in cases(), cut in any::<prop::sample::Index>()) {
+        let total = case.requests[0].0 + case.requests[0].1;
+        prop_assume!(total >= 2);
+        let whole = Case { requests: vec![(0, total)], ..case.clone() };
+        let step = Step::<f32>::all(&whole);
+        let cut = cut.index(total - 1) + 1;
+        let options = AttentionOptions::causal(0.7);
+        let threads = Threads::new(1).unwrap();
+        let row = step.num_heads * case.head_dim;
+        for kernel in Kernel::available().iter().filter(|kernel| kernel.takes(case.head_dim)) {
+            let out = bits(&step.run(kernel, &threads, &options));
+            let rest = bits(&rest_of(&step, cut).run(kernel, &threads, &options));
+            prop_assert_eq!(&out[cut * row..], &rest[..], "{}", kernel.name());
+        }
+    }
+
+    #[test]
+    fn writing_touches_the_named_slots_alone(case in cases()) {
+        let mut step = Step::<f32>::all(&case);
+        if step.slot_mapping.len() > 1 {
+            step.slot_mapping[0] = -1;
+        }
+        let (batch, mut cache, mut other) = (step.batch(), step.cache.clone(), step.cache.clone());
+        write_kv(&batch, step.rows(&step.key), step.rows(&step.value), &mut cache, step.layout).unwrap();
+        reference::write_kv(&batch, step.rows(&step.key), step.rows(&step.value), &mut other, step.layout);
+        prop_assert_eq!(bits(&cache), bits(&other));
+    }
+}
+
+/// The step that computes one request's tokens from `cut` on, those before being in the cache.
+fn rest_of(step: &Step<f32>, cut: usize) -> Step<f32> {
+    let row = step.layout.row();
+    let mut cache = step.cache.clone();
+    write_kv(&step.batch(), step.rows(&step.key), step.rows(&step.value), &mut cache, step.layout).unwrap();
+    Step {
+        layout: step.layout,
+        num_heads: step.num_heads,
+        query_start_loc: vec![0, step.query_start_loc[1] - cut as i32],
+        seq_lens: step.seq_lens.clone(),
+        block_table: step.block_table.clone(),
+        slot_mapping: step.slot_mapping[cut..].to_vec(),
+        query: step.query[cut * step.num_heads * step.layout.head_dim..].to_vec(),
+        key: step.key[cut * row..].to_vec(),
+        value: step.value[cut * row..].to_vec(),
+        cache,
+    }
+}
+
+#[test]
+fn this_machine_has_more_than_one_kernel_and_the_best_takes_the_heads() {
+    let names: Vec<_> = Kernel::available().iter().map(|kernel| kernel.name()).collect();
+    assert!(names.ends_with(&["portable", "scalar"]), "{names:?}");
+    for head_dim in [1, 5, 8, 24, 64, 128, 256] {
+        assert!(Kernel::best(head_dim).takes(head_dim));
+    }
+    assert_eq!(Kernel::best(5).name(), "scalar");
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        assert_eq!((Kernel::best(64).name(), Kernel::best(24).name()), ("avx512", "avx2"));
+    }
+}
+
+/// One request with `computed` + `new` tokens.
+fn case(computed: usize, new: usize) -> Case {
+    Case { requests: vec![(computed, new)], block_size: 4, num_kv_heads: 2, group: 2, head_dim: 16, seed: 7 }
+}
+
+#[test]
+fn a_value_that_is_no_number_reaches_the_tokens_that_see_it_and_no_other() {
+    let mut step = Step::<f32>::all(&case(0, 70));
+    let row = step.layout.row();
+    step.key[40 * row..][..16].fill(f32::NAN); // token 40, KV head 0
+    for kernel in Kernel::available() {
+        let out = step.run(kernel, &Threads::new(1).unwrap(), &AttentionOptions::causal(1.0));
+        for (i, x) in out.iter().enumerate() {
+            let (token, head) = (i / (4 * 16), i / 16 % 4);
+            assert_eq!(x.is_nan(), token >= 40 && head < 2, "{}: token {token}, head {head}", kernel.name());
+        }
+    }
+}
+
+#[test]
+fn scores_far_apart_neither_overflow_nor_vanish() {
+    let step = Step::<f32>::all(&case(100, 3));
+    for scale in [0.0, 1e-30, 500.0, 1e6] {
+        let options = AttentionOptions::causal(scale);
+        let expected = expected(&step, &options);
+        for kernel in Kernel::available() {
+            // A score of 10⁶ is known to 0.06 only, so where two are close the weights may be anything between.
+            let out = step.run(kernel, &Threads::new(1).unwrap(), &options);
+            assert!(out.iter().all(|x| x.abs() <= 1.001));
+            if scale <= 500.0 {
+                assert_close(&out, &expected, if scale > 1.0 { 2e-3 } else { 3e-6 }, kernel);
+            }
+        }
+    }
+}
+
+#[test]
+fn queries_may_lie_apart_and_padding_gets_zeros() {
+    let mut step = Step::<f32>::all(&case(10, 3));
+    let kernel = Kernel::best(16);
+    let (threads, options) = (Threads::new(1).unwrap(), AttentionOptions::causal(0.4));
+    let close = step.run(kernel, &threads, &options);
+    let row = 4 * 16;
+    step.slot_mapping.push(-1); // a padded token
+    let (batch, mut cache) = (step.batch(), step.cache.clone());
+    let apart = |data: &[f32], row: usize| {
+        let mut apart = vec![f32::NAN; 3 * row * 4];
+        for token in 0..3 {
+            apart[token * 3 * row..][..row].copy_from_slice(&data[token * row..][..row]);
+        }
+        apart
+    };
+    let (query, key, value) = (apart(&step.query, row), apart(&step.key, 32), apart(&step.value, 32));
+    let rows = |data, row| TokenRows { data, stride: 3 * row };
+    write_kv(&batch, rows(&key[..], 32), rows(&value[..], 32), &mut cache, step.layout).unwrap();
+    let mut out = vec![f32::NAN; 4 * row];
+    attend(&batch, rows(&query[..], row), 4, &cache, step.layout, &options, kernel, &threads, &mut out)
+        .unwrap();
+    assert_eq!(bits(&out[..3 * row]), bits(&close));
+    assert!(out[3 * row..].iter().all(|&x| x == 0.0));
+}
+
+#[test]
+fn bad_batches_are_refused_with_the_value_and_the_limit() {
+    let new = RaggedBatch::new;
+    assert_eq!(new(0, &[0], &[], &[], &[]).unwrap_err(), BatchError::BlockSize);
+    let error = new(4, &[0, 1], &[9], &[1, 2], &[0]).unwrap_err();
+    assert_eq!(error, BatchError::SeqLen { index: 0, value: 9, least: 1, most: 8 });
+    assert!(error.to_string().contains("seq_lens[0] is 9"), "{error}");
+    assert!(matches!(new(4, &[0, 2], &[1], &[1], &[0, 1]).unwrap_err(), BatchError::SeqLen { least: 2, .. }));
+    assert!(matches!(new(4, &[0, 1], &[-1], &[1], &[0]).unwrap_err(), BatchError::SeqLen { value: -1, .. }));
+    assert!(matches!(
+        new(4, &[0, 2], &[2], &[1], &[0]).unwrap_err(),
+        BatchError::QueryStart { index: 1, most: 1, .. }
+    ));
+    assert!(matches!(
+        new(4, &[1, 1], &[1], &[1], &[0]).unwrap_err(),
+        BatchError::QueryStart { index: 0, .. }
+    ));
+    let error = new(4, &[0, 2, 1], &[2, 1], &[1, 1], &[0, 1]).unwrap_err();
+    assert!(matches!(error, BatchError::QueryStart { index: 2, value: 1, least: 2, most: 2 }));
+    let error = new(4, &[0, 1], &[5], &[1, -2], &[0]).unwrap_err();
+    assert_eq!(error, BatchError::Block { request: 0, column: 1, value: -2 });
+    assert_eq!(new(4, &[0, 1], &[1], &[1], &[-2]).unwrap_err(), BatchError::Slot { index: 0, value: -2 });
+    assert!(matches!(new(4, &[0, 1], &[1, 1], &[1], &[0]).unwrap_err(), BatchError::Length { .. }));
+    assert!(matches!(new(4, &[0, 1, 2], &[1, 1], &[1; 3], &[0; 2]).unwrap_err(), BatchError::Length { .. }));
+    assert_eq!(new(4, &[0], &[], &[], &[]).unwrap().num_tokens(), 0);
+}
+
+#[test]
+fn arrays_that_do_not_fit_are_refused_and_nothing_is_written() {
+    let step = Step::<f32>::all(&case(10, 3));
+    let (batch, layout) = (step.batch(), step.layout);
+    let (threads, options, kernel) =
+        (Threads::new(1).unwrap(), AttentionOptions::causal(0.4), Kernel::best(16));
+    let attend_with = |layout: CacheLayout, num_heads, cache: &[f32], query: &[f32], slopes: &[f32], size| {
+        let mut out = vec![7.0; size];
+        let options = AttentionOptions { alibi_slopes: slopes, ..options };
+        let rows = TokenRows { data: query, stride: 64 };
+        let error = attend(&batch, rows, num_heads, cache, layout, &options, kernel, &threads, &mut out);
+        assert!(error.is_err() == out.iter().all(|&x| x == 7.0));
+        error
+    };
+    let (cache, query) = (&step.cache[..], &step.query[..]);
+    attend_with(layout, 4, cache, query, &[], 192).unwrap();
+    let is = |error: Result<(), AttentionError>, text: &str| {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    };
+    is(attend_with(layout, 3, cache, query, &[], 192), "num_heads is 3");
+    is(attend_with(layout, 0, cache, query, &[], 192), "num_heads is 0");
+    is(attend_with(layout, 4, &cache[1..], query, &[], 192), "kv_cache has");
+    is(attend_with(layout, 4, cache, &query[1..], &[], 192), "query has 191 elements");
+    is(attend_with(layout, 8, cache, query, &[], 384), "lie 64 elements apart, but each has 128");
+    is(attend_with(layout, 4, cache, query, &[], 191), "out has 191");
+    is(attend_with(layout, 4, cache, query, &[1.0], 192), "alibi_slopes has 1");
+    is(attend_with(CacheLayout { head_dim: 0, ..layout }, 4, cache, query, &[], 192), "head_dim is 0");
+    is(
+        attend_with(
+            CacheLayout { block_size: 8, num_blocks: layout.num_blocks / 2, ..layout },
+            4,
+            cache,
+            query,
+            &[],
+            192,
+        ),
+        "",
+    );
+    let small = CacheLayout { num_blocks: 2, ..layout };
+    is(attend_with(small, 4, &cache[..2 * 2 * 4 * 32], query, &[], 192), "but the cache has 2 blocks");
+    let huge = CacheLayout { num_blocks: usize::MAX, ..layout };
+    is(attend_with(huge, 4, cache, query, &[], 192), "kv_cache has");
+    let odd = CacheLayout { head_dim: 8, num_kv_heads: 4, ..layout };
+    is(
+        attend_with(odd, 4, cache, query, &[], 96),
+        if kernel.takes(8) { "" } else { "does not take heads of 8" },
+    );
+
+    let mut cache = step.cache.clone();
+    let short = TokenRows { data: &step.key[1..], stride: 32 };
+    is(write_kv(&batch, short, step.rows(&step.value), &mut cache, layout), "key has 95 elements");
+    is(write_kv(&batch, step.rows(&step.key), short, &mut cache, layout), "value has 95 elements");
+    assert_eq!(bits(&cache), bits(&step.cache));
+}

@@ -1,0 +1,166 @@
+//! Random ragged batches for the tests: requests whose blocks lie scattered in a cache full of NaN.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use cpu_kernels::{
+    AttentionOptions, CacheLayout, Element, Kernel, RaggedBatch, Threads, TokenRows, attend, write_kv,
+};
+use proptest::prelude::*;
+
+/// Shape of a case; everything else follows from the seed.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// (tokens computed before, new tokens) of each request.
+    pub requests: Vec<(usize, usize)>,
+    pub block_size: usize,
+    pub num_kv_heads: usize,
+    pub group: usize,
+    pub head_dim: usize,
+    pub seed: u64,
+}
+
+pub fn cases() -> impl Strategy<Value = Case> {
+    let request = prop_oneof![
+        (0_usize..300).prop_map(|computed| (computed, 1)),
+        (1_usize..80).prop_map(|new| (0, new)),
+        (0_usize..150, 1_usize..150),
+    ];
+    (
+        prop::collection::vec(request, 1..5),
+        prop::sample::select(vec![1, 4, 16]),
+        1_usize..3,
+        prop::sample::select(vec![1, 2, 4]),
+        prop::sample::select(vec![8, 16, 24, 64, 80, 128, 5]),
+        any::<u64>(),
+    )
+        .prop_map(|(requests, block_size, num_kv_heads, group, head_dim, seed)| Case {
+            requests,
+            block_size,
+            num_kv_heads,
+            group,
+            head_dim,
+            seed,
+        })
+}
+
+/// Numbers from −1 to 1 (splitmix64).
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    pub fn next<E: Element>(&mut self) -> E {
+        E::narrow((self.bits() >> 40) as f32 / (1_u64 << 23) as f32 - 1.0)
+    }
+
+    pub fn many<E: Element>(&mut self, n: usize) -> Vec<E> {
+        (0..n).map(|_| self.next()).collect()
+    }
+}
+
+/// Arrays of a step.
+pub struct Step<E> {
+    pub layout: CacheLayout,
+    pub num_heads: usize,
+    pub query_start_loc: Vec<i32>,
+    pub seq_lens: Vec<i32>,
+    pub block_table: Vec<i32>,
+    pub slot_mapping: Vec<i32>,
+    pub query: Vec<E>,
+    pub key: Vec<E>,
+    pub value: Vec<E>,
+    /// With what was computed before; all else is NaN.
+    pub cache: Vec<E>,
+}
+
+impl<E: Element> Step<E> {
+    /// The requests of a case, or some of them: a request's numbers are the same in any company.
+    pub fn new(case: &Case, chosen: &[usize]) -> Self {
+        let mut order = Numbers(case.seed);
+        let requests: Vec<(usize, usize)> = chosen.iter().map(|&i| case.requests[i]).collect();
+        let blocks_of = |&(computed, new): &(usize, usize)| (computed + new).div_ceil(case.block_size);
+        let num_blocks = 3 + requests.iter().map(blocks_of).sum::<usize>();
+        let mut free: Vec<usize> = (1..num_blocks).collect();
+        for i in (1..free.len()).rev() {
+            free.swap(i, order.bits() as usize % (i + 1));
+        }
+        let columns = 2 + requests.iter().map(blocks_of).max().unwrap_or(0);
+        let layout = CacheLayout {
+            num_blocks,
+            block_size: case.block_size,
+            num_kv_heads: case.num_kv_heads,
+            head_dim: case.head_dim,
+        };
+        let row = layout.row();
+        let half = num_blocks * case.block_size * row;
+        let mut step = Self {
+            layout,
+            num_heads: case.num_kv_heads * case.group,
+            query_start_loc: vec![0],
+            seq_lens: Vec::new(),
+            block_table: vec![i32::MAX; columns * requests.len()], // what is stale must not be read
+            slot_mapping: Vec::new(),
+            query: Vec::new(),
+            key: Vec::new(),
+            value: Vec::new(),
+            cache: vec![E::narrow(f32::NAN); 2 * half],
+        };
+        for (index, (&which, request)) in chosen.iter().zip(&requests).enumerate() {
+            let mut numbers = Numbers(case.seed ^ (which as u64 + 1));
+            let blocks = free.split_off(free.len() - blocks_of(request));
+            for (column, &block) in blocks.iter().enumerate() {
+                step.block_table[index * columns + column] = block as i32;
+            }
+            for position in 0..request.0 + request.1 {
+                let slot = blocks[position / case.block_size] * case.block_size + position % case.block_size;
+                let (key, value) = (numbers.many(row), numbers.many(row));
+                if position < request.0 {
+                    step.cache[slot * row..][..row].copy_from_slice(&key);
+                    step.cache[half + slot * row..][..row].copy_from_slice(&value);
+                } else {
+                    step.slot_mapping.push(slot as i32);
+                    step.key.extend(key);
+                    step.value.extend(value);
+                    step.query.extend(numbers.many::<E>(step.num_heads * case.head_dim));
+                }
+            }
+            step.query_start_loc.push(step.slot_mapping.len() as i32);
+            step.seq_lens.push((request.0 + request.1) as i32);
+        }
+        step
+    }
+
+    pub fn all(case: &Case) -> Self {
+        Self::new(case, &(0..case.requests.len()).collect::<Vec<_>>())
+    }
+
+    pub fn batch(&self) -> RaggedBatch {
+        RaggedBatch::new(
+            self.layout.block_size,
+            &self.query_start_loc,
+            &self.seq_lens,
+            &self.block_table,
+            &self.slot_mapping,
+        )
+        .unwrap()
+    }
+
+    pub fn rows<'a>(&self, data: &'a [E]) -> TokenRows<'a, E> {
+        TokenRows { data, stride: data.len() / self.slot_mapping.len() }
+    }
+
+    /// Write, then attend.
+    pub fn run(&self, kernel: &Kernel, threads: &Threads, options: &AttentionOptions<'_>) -> Vec<E> {
+        let (batch, mut cache) = (self.batch(), self.cache.clone());
+        write_kv(&batch, self.rows(&self.key), self.rows(&self.value), &mut cache, self.layout).unwrap();
+        let mut out = vec![E::narrow(f32::NAN); self.query.len()];
+        let query = self.rows(&self.query);
+        attend(&batch, query, self.num_heads, &cache, self.layout, options, kernel, threads, &mut out)
+            .unwrap();
+        out
+    }
+}
