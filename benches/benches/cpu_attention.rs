@@ -1,6 +1,8 @@
 //! Attention of one GPT-2-small layer (12 heads of 64) by each kernel that this machine has, on one thread.
 
-use cpu_kernels::{AttentionOptions, CacheLayout, Element, Kernel, RaggedBatch, Threads, TokenRows, attend, bf16};
+use cpu_kernels::{
+    AttentionOptions, CacheLayout, Element, Kernel, RaggedBatch, Threads, TokenRows, attend, bf16,
+};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 
 const BLOCK_SIZE: usize = 16;
@@ -16,13 +18,15 @@ fn step<E: Element>(criterion: &mut Criterion, dtype: &str) {
         let seq_len = computed + new;
         let columns = seq_len.div_ceil(BLOCK_SIZE);
         let num_blocks = 1 + num_reqs * columns;
-        let layout = CacheLayout { num_blocks, block_size: BLOCK_SIZE, num_kv_heads: NUM_HEADS, head_dim: HEAD_DIM };
+        let layout =
+            CacheLayout { num_blocks, block_size: BLOCK_SIZE, num_kv_heads: NUM_HEADS, head_dim: HEAD_DIM };
         // Any order will do that is not the order of addresses; 7 shares no factor with what is likely.
         let table: Vec<i32> = (0..num_blocks - 1).map(|i| (i * 7 % (num_blocks - 1) + 1) as i32).collect();
         let starts: Vec<i32> = (0..=num_reqs).map(|i| (i * new) as i32).collect();
         let num_tokens = num_reqs * new;
         let lens = vec![seq_len as i32; num_reqs];
-        let batch = RaggedBatch::new(BLOCK_SIZE, &starts, &lens, &table, &vec![-1; num_tokens]).expect("a good step");
+        let batch =
+            RaggedBatch::new(BLOCK_SIZE, &starts, &lens, &table, &vec![-1; num_tokens]).expect("a good step");
         let number = |i: usize| E::narrow((i * 37 % 101) as f32 / 50.0 - 1.0);
         let query: Vec<E> = (0..num_tokens * NUM_HEADS * HEAD_DIM).map(number).collect();
         let cache: Vec<E> = (0..2 * num_blocks * BLOCK_SIZE * layout.row()).map(number).collect();

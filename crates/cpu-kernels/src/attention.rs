@@ -1,6 +1,6 @@
 //! Writing keys and values into the paged cache of a layer, and attention over it.
 
-use std::{cell::RefCell, num::NonZeroU32};
+use std::{cell::RefCell, num::NonZeroU32, ops::Range};
 
 use thiserror::Error;
 
@@ -258,16 +258,17 @@ pub fn attend<E: Element>(
     };
     let compute = kernel.tile::<E>();
     let shared = work(batch, num_heads, layout.head_dim) >= MIN_SHARED_WORK;
-    let num_parts = batch.parts().len() * layout.num_kv_heads;
-    threads.for_each(num_parts, shared, |index| {
-        let part = batch.parts()[index / layout.num_kv_heads];
+    let shares = share_out(batch, num_heads, layout.num_kv_heads, threads.num_threads());
+    threads.for_each(shares.len(), shared, |index| {
+        let share = &shares[index];
+        let part = batch.parts()[share.part];
         let span = &batch.spans()[part.span];
         let first = span.start + part.first;
         let tile = Tile {
             blocks: batch.blocks(span),
             tokens: first..first + part.num_tokens,
             position: span.seq_len - span.num_tokens + part.first,
-            kv_head: index % layout.num_kv_heads,
+            kv_heads: share.kv_heads.clone(),
         };
         SCRATCH.with_borrow_mut(|scratch| {
             // SAFETY: a kernel is only reachable where it was detected, and takes the heads; `RaggedBatch::new` checked
@@ -277,6 +278,32 @@ pub fn attend<E: Element>(
         });
     });
     Ok(())
+}
+
+/// What one thread computes at once: some KV heads of a part of the batch.
+struct Share {
+    part: usize,
+    kv_heads: Range<usize>,
+}
+
+/// In decode a thread walks through the context with all KV heads together, so that it reads whole rows of the cache; in a
+/// prompt with one, whose queries and sums fill the nearest cache by themselves. With few requests the heads are shared
+/// out among the threads.
+fn share_out(batch: &RaggedBatch, num_heads: usize, num_kv_heads: usize, num_threads: usize) -> Vec<Share> {
+    const MAX_ROWS: usize = 32;
+    const SHARES_PER_THREAD: usize = 4;
+    let parts = batch.parts();
+    let pieces =
+        if num_threads == 1 { 1 } else { (SHARES_PER_THREAD * num_threads).div_ceil(parts.len().max(1)) };
+    let mut shares = Vec::with_capacity(parts.len());
+    for (index, part) in parts.iter().enumerate() {
+        let fitting = MAX_ROWS / (part.num_tokens * (num_heads / num_kv_heads));
+        let heads = fitting.min(num_kv_heads.div_ceil(pieces)).max(1);
+        for start in (0..num_kv_heads).step_by(heads) {
+            shares.push(Share { part: index, kv_heads: start..num_kv_heads.min(start + heads) });
+        }
+    }
+    shares
 }
 
 thread_local! {

@@ -1,6 +1,7 @@
 //! Lanes of AVX-512 F.
 
 #![allow(clippy::inline_always, reason = "see `simd`")]
+#![allow(clippy::wildcard_imports, reason = "the intrinsics carry their origin in their names")]
 
 use std::arch::x86_64::*;
 

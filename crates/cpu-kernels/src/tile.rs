@@ -1,4 +1,4 @@
-//! The kernel: a few query tokens of one request, all query heads of one KV head, over the request's whole context.
+//! The kernel: a few query tokens of one request and the query heads of some KV heads, over the request's whole context.
 
 #![allow(clippy::inline_always, reason = "see `simd`")]
 
@@ -52,7 +52,7 @@ pub(crate) struct Tile<'a> {
     pub(crate) tokens: Range<usize>,
     /// Position of the first of them in its request.
     pub(crate) position: usize,
-    pub(crate) kv_head: usize,
+    pub(crate) kv_heads: Range<usize>,
 }
 
 /// Memory of one thread, used again by every tile.
@@ -85,54 +85,65 @@ type Scores = [[f32; CHUNK]; 4];
 pub(crate) unsafe fn tile<S: Simd, E: Element>(layer: &Layer<'_, E>, tile: &Tile<'_>, scratch: &mut Scratch) {
     let dim = layer.head_dim;
     let group = layer.num_heads / layer.num_kv_heads;
-    let first_head = tile.kv_head * group;
-    let num_rows = tile.tokens.len() * group;
+    let rows_per_head = tile.tokens.len() * group;
+    let num_rows = tile.kv_heads.len() * rows_per_head;
     let seq_end = tile.position + tile.tokens.len();
 
     // SAFETY: tokens and heads of the tile lie within `query`, by the caller's promise.
-    unsafe { load_queries(layer, tile, first_head, group, &mut scratch.query) };
+    unsafe { load_queries(layer, tile, group, &mut scratch.query) };
     scratch.sums.clear();
     scratch.sums.resize(num_rows * dim, 0.0);
     scratch.softmax.clear();
     scratch.softmax.resize(num_rows, Softmax { largest: f32::NEG_INFINITY, sum: 0.0 });
 
-    let mut keys = [layer.keys; CHUNK];
-    let mut values = [layer.values; CHUNK];
     let context = visible(layer.options, tile.position).start..seq_end;
     for chunk in context.start / CHUNK..seq_end.div_ceil(CHUNK) {
         let base = chunk * CHUNK;
         let num_keys = CHUNK.min(seq_end - base);
-        for j in 0..num_keys {
+        let mut offsets = [0; CHUNK];
+        for (j, offset) in offsets[..num_keys].iter_mut().enumerate() {
             let position = base + j;
-            let slot = tile.blocks[position / layer.block_size] as usize * layer.block_size
-                + position % layer.block_size;
-            let offset = (slot * layer.num_kv_heads + tile.kv_head) * dim;
-            // SAFETY: the block lies within the cache, so does each of its slots.
-            (keys[j], values[j]) = unsafe { (layer.keys.add(offset), layer.values.add(offset)) };
+            let block = tile.blocks[position / layer.block_size] as usize;
+            *offset = (block * layer.block_size + position % layer.block_size) * layer.num_kv_heads * dim;
         }
-        for j in num_keys..num_keys.next_multiple_of(4) {
-            keys[j] = keys[num_keys - 1]; // scored with its three neighbours, and dropped
-        }
+        let last = offsets[num_keys - 1];
+        offsets[num_keys..].fill(last); // a neighbour of the last key is scored with it, and dropped
         let chunk = base..base + num_keys;
-        if num_rows >= MIN_ROWS_TO_PACK {
-            // SAFETY: the pointers are those of whole rows; the caller promises the instructions.
-            let (keys, values) = unsafe {
-                (
-                    pack::<S, E>(&keys, num_keys.next_multiple_of(4), dim, &mut scratch.packed_keys),
-                    pack::<S, E>(&values, num_keys, dim, &mut scratch.packed_values),
-                )
+        // The heads of a token lie side by side: the next head's keys are near while this one's are read.
+        for kv_head in tile.kv_heads.clone() {
+            let first_row = (kv_head - tile.kv_heads.start) * rows_per_head;
+            let place = |start: *const E| {
+                // SAFETY: the block lies within the cache, so does each of its slots and heads.
+                offsets.map(|offset| unsafe { start.add(offset + kv_head * dim) })
             };
-            // SAFETY: as above; the packed rows are as long.
-            unsafe { attend_chunk::<S, E, f32>(layer, tile, chunk, group, &keys, &values, scratch) };
-        } else {
-            // SAFETY: as above.
-            unsafe { attend_chunk::<S, E, E>(layer, tile, chunk, group, &keys, &values, scratch) };
+            let (keys, values) = (place(layer.keys), place(layer.values));
+            if rows_per_head >= MIN_ROWS_TO_PACK {
+                // SAFETY: the pointers are those of whole rows; the caller promises the instructions.
+                let (keys, values) = unsafe {
+                    (
+                        pack::<S, E>(&keys, num_keys.next_multiple_of(4), dim, &mut scratch.packed_keys),
+                        pack::<S, E>(&values, num_keys, dim, &mut scratch.packed_values),
+                    )
+                };
+                // SAFETY: as above; the packed rows are as long.
+                unsafe {
+                    attend_chunk::<S, E, f32>(
+                        layer, tile, &chunk, kv_head, first_row, &keys, &values, scratch,
+                    );
+                }
+            } else {
+                // SAFETY: as above.
+                unsafe {
+                    attend_chunk::<S, E, E>(layer, tile, &chunk, kv_head, first_row, &keys, &values, scratch)
+                };
+            }
         }
     }
 
     for row in 0..num_rows {
-        let token = tile.tokens.start + row / group;
-        let head = first_head + row % group;
+        let (kv_head, row_of_head) = (tile.kv_heads.start + row / rows_per_head, row % rows_per_head);
+        let token = tile.tokens.start + row_of_head / group;
+        let head = kv_head * group + row_of_head % group;
         let sum = scratch.softmax[row].sum;
         let sums = &scratch.sums[row * dim..][..dim];
         for (i, &x) in sums.iter().enumerate() {
@@ -150,7 +161,7 @@ fn visible(options: &AttentionOptions<'_>, position: usize) -> Range<usize> {
     start..position + 1
 }
 
-/// The tile's queries in 32 bits and scaled, `[tokens, group, head_dim]`.
+/// The tile's queries in 32 bits and scaled, `[kv_heads, tokens, group, head_dim]`.
 ///
 /// # Safety
 ///
@@ -159,18 +170,19 @@ fn visible(options: &AttentionOptions<'_>, position: usize) -> Range<usize> {
 unsafe fn load_queries<E: Element>(
     layer: &Layer<'_, E>,
     tile: &Tile<'_>,
-    first_head: usize,
     group: usize,
     query: &mut Vec<f32>,
 ) {
     query.clear();
-    for token in tile.tokens.clone() {
-        // SAFETY: the caller's promise.
-        let row = unsafe {
-            let start = layer.query.add(token * layer.query_stride + first_head * layer.head_dim);
-            std::slice::from_raw_parts(start, group * layer.head_dim)
-        };
-        query.extend(row.iter().map(|x| x.widen() * layer.options.scale));
+    for kv_head in tile.kv_heads.clone() {
+        for token in tile.tokens.clone() {
+            // SAFETY: the caller's promise.
+            let row = unsafe {
+                let start = layer.query.add(token * layer.query_stride + kv_head * group * layer.head_dim);
+                std::slice::from_raw_parts(start, group * layer.head_dim)
+            };
+            query.extend(row.iter().map(|x| x.widen() * layer.options.scale));
+        }
     }
 }
 
@@ -199,54 +211,53 @@ unsafe fn pack<S: Simd, E: Element>(
     std::array::from_fn(|j| unsafe { start.add(j * dim).cast_const() })
 }
 
-/// All rows of the tile over one chunk of the context, whose keys and values are of type `K`.
+/// The rows of one KV head, from `first_row` on, over one chunk of the context, whose keys and values are of type `K`.
 ///
 /// # Safety
 ///
 /// See [`tile`]; `keys` (padded to a multiple of four) and `values` point at rows of `head_dim` elements.
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "the inner part of one loop, taken out so that it can be read")]
 unsafe fn attend_chunk<S: Simd, E: Element, K: Element>(
     layer: &Layer<'_, E>,
     tile: &Tile<'_>,
-    chunk: Range<usize>,
-    group: usize,
+    chunk: &Range<usize>,
+    kv_head: usize,
+    first_row: usize,
     keys: &[*const K; CHUNK],
     values: &[*const K; CHUNK],
     scratch: &mut Scratch,
 ) {
+    let group = layer.num_heads / layer.num_kv_heads;
     let num_rows = tile.tokens.len() * group;
     let mut scores: Scores = [[0.0; CHUNK]; 4];
     let mut row = 0;
     while row < num_rows {
-        let range = seen(layer.options, tile, &chunk, row / group);
+        let range = seen(layer.options, tile, chunk, row / group);
         // Rows that see the same keys are done together. What each sums, and in which order, does not depend on it.
         let mut rows = 1;
         if S::SCORE_ROWS >= 2 && row + S::SCORE_ROWS <= num_rows {
-            let last = seen(layer.options, tile, &chunk, (row + S::SCORE_ROWS - 1) / group);
+            let last = seen(layer.options, tile, chunk, (row + S::SCORE_ROWS - 1) / group);
             if range == last {
                 rows = S::SCORE_ROWS;
             }
         }
         if !range.is_empty() {
+            let who = Rows { kv_head, first_row, rows: row..row + rows };
             // SAFETY: the caller's promises; the rows lie within the tile, and the scratch has a place for each.
             unsafe {
-                attend_rows::<S, E, K>(
-                    layer,
-                    tile,
-                    &chunk,
-                    group,
-                    row,
-                    rows,
-                    range,
-                    keys,
-                    values,
-                    &mut scores,
-                    scratch,
-                );
-            }
+                attend_rows::<S, E, K>(layer, tile, chunk, &who, &range, keys, values, &mut scores, scratch)
+            };
         }
         row += rows;
     }
+}
+
+/// Rows of a KV head that are done together: which of its own, and where its own begin in the scratch.
+struct Rows {
+    kv_head: usize,
+    first_row: usize,
+    rows: Range<usize>,
 }
 
 /// Which keys of the chunk, counted from its start, a token of the tile sees.
@@ -257,58 +268,58 @@ fn seen(options: &AttentionOptions<'_>, tile: &Tile<'_>, chunk: &Range<usize>, t
     start..visible.end.min(chunk.end).saturating_sub(chunk.start).max(start)
 }
 
-/// `rows` rows that see the same keys `range` of the chunk.
+/// Rows that see the same keys, those in `range` of the chunk.
 ///
 /// # Safety
 ///
-/// See [`attend_chunk`]; `rows` is 1 or `S::SCORE_ROWS`.
+/// See [`attend_chunk`]; there is one row, or `S::SCORE_ROWS`.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "the inner part of one loop, taken out so that it can be read")]
 unsafe fn attend_rows<S: Simd, E: Element, K: Element>(
     layer: &Layer<'_, E>,
     tile: &Tile<'_>,
     chunk: &Range<usize>,
-    group: usize,
-    row: usize,
-    rows: usize,
-    range: Range<usize>,
+    who: &Rows,
+    range: &Range<usize>,
     keys: &[*const K; CHUNK],
     values: &[*const K; CHUNK],
     scores: &mut Scores,
     scratch: &mut Scratch,
 ) {
     let dim = layer.head_dim;
-    let query = scratch.query[row * dim..].as_ptr();
+    let group = layer.num_heads / layer.num_kv_heads;
+    let num_rows = who.rows.len();
+    let first = who.first_row + who.rows.start;
+    let query = scratch.query[first * dim..].as_ptr();
     let mut factors = [1.0; 4];
-    // SAFETY: `query` has `rows` rows of `dim` elements; `keys` are padded to a multiple of four.
+    // SAFETY: `query` has `num_rows` rows of `dim` elements; `keys` are padded to a multiple of four.
     unsafe {
-        match rows {
-            4 => score::<S, K, 4>(query, dim, keys, &range, scores),
-            2 => score::<S, K, 2>(query, dim, keys, &range, scores),
-            _ => score::<S, K, 1>(query, dim, keys, &range, scores),
+        match num_rows {
+            4 => score::<S, K, 4>(query, dim, keys, range, scores),
+            2 => score::<S, K, 2>(query, dim, keys, range, scores),
+            _ => score::<S, K, 1>(query, dim, keys, range, scores),
         }
     }
-    for i in 0..rows {
-        let token = (row + i) / group;
-        let head = tile.kv_head * group + (row + i) % group;
-        let distance = chunk.start as f32 - (tile.position + token) as f32;
+    for (i, row) in who.rows.clone().enumerate() {
+        let head = who.kv_head * group + row % group;
+        let distance = chunk.start as f32 - (tile.position + row / group) as f32;
         // SAFETY: the caller promises the instructions.
         factors[i] = unsafe {
             bend::<S>(layer.options, head, distance, &mut scores[i]);
-            soften::<S>(&mut scores[i], &range, &mut scratch.softmax[row + i])
+            soften::<S>(&mut scores[i], range, &mut scratch.softmax[first + i])
         };
     }
-    let sums = scratch.sums[row * dim..].as_mut_ptr();
+    let sums = scratch.sums[first * dim..].as_mut_ptr();
     let mut i = 0;
-    while i < rows {
-        // SAFETY: `sums` has `rows` rows of `dim` elements.
+    while i < num_rows {
+        // SAFETY: `sums` has `num_rows` rows of `dim` elements.
         unsafe {
             let to = sums.add(i * dim);
-            if S::VALUE_ROWS == 2 && i + 2 <= rows {
-                add_values::<S, K, 2>(&scores[i..], &factors[i..], values, &range, dim, to);
+            if S::VALUE_ROWS == 2 && i + 2 <= num_rows {
+                add_values::<S, K, 2>(&scores[i..], &factors[i..], values, range, dim, to);
                 i += 2;
             } else {
-                add_values::<S, K, 1>(&scores[i..], &factors[i..], values, &range, dim, to);
+                add_values::<S, K, 1>(&scores[i..], &factors[i..], values, range, dim, to);
                 i += 1;
             }
         }
@@ -450,7 +461,6 @@ unsafe fn add_values<S: Simd, K: Element, const R: usize>(
 ///
 /// See [`add_values`]; `i + N · LANES` is at most `dim`.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "the inner part of one loop, taken out so that it can be read")]
 unsafe fn add_panel<S: Simd, K: Element, const R: usize, const N: usize>(
     p: &[[f32; CHUNK]],
     factors: &[f32],

@@ -1,5 +1,5 @@
 //! Random ragged batches for the tests: requests whose blocks lie scattered in a cache full of NaN.
-#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(unreachable_pub, reason = "a module of tests; whoever names it sees all of it")]
 
 use cpu_kernels::{
     AttentionOptions, CacheLayout, Element, Kernel, RaggedBatch, Threads, TokenRows, attend, write_kv,
