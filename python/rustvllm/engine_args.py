@@ -341,7 +341,9 @@ class EngineArgs:
             device=DeviceConfig(device=device),
             load=load,
             sim=sim,
-            step_trace_file=None if self.step_trace_file is None else Path(self.step_trace_file).expanduser().absolute(),
+            step_trace_file=None
+            if self.step_trace_file is None
+            else Path(self.step_trace_file).expanduser().absolute(),
         )
 
     def _create_sim_config(self) -> SimConfig | None:

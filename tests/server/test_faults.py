@@ -11,7 +11,7 @@ from server_process import REAL, ServerProcess
 
 SIM = [*REAL, "--executor", "sim", "--port", "0", "--sim-step-time", "5"]
 STREAM = {"prompt": "Once", "max_tokens": 500, "ignore_eos": True, "stream": True}
-BODY = {"prompt": "Once", "max_tokens": 4}
+BODY = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
 
 BREAKING_ENGINE = '''
 """In an engine process: while the file $BREAK holds a number above 0, a forward pass raises and counts it down."""

@@ -194,9 +194,7 @@ class TorchAttentionPlan:
             out[start:end] = o[0].transpose(0, 1)
 
 
-def _attend_prompts(
-    out: Tensor, query: Tensor, key: Tensor, value: Tensor, group: _PromptGroup, scale: float
-) -> None:
+def _attend_prompts(out: Tensor, query: Tensor, key: Tensor, value: Tensor, group: _PromptGroup, scale: float) -> None:
     q, k, v = (part[group.tokens].transpose(1, 2) for part in (query, key, value))  # [rows, H or KVH, longest, D]
     o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     out[group.tokens[group.is_token]] = o.transpose(1, 2)[group.is_token]

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError, SchedulerStateError
 from rustvllm.logger import init_logger
+from rustvllm.tokenizer_json import load_tokenizer_json
 from rustvllm.worker.step_output import ModelRunnerOutput
 
 if TYPE_CHECKING:
@@ -216,13 +217,7 @@ def _find_words(config: EngineConfig) -> npt.NDArray[np.int32]:
     every = np.setdiff1d(np.arange(model.vocab_size, dtype=np.int32), np.asarray(model.eos_token_ids, np.int32))
     if model.tokenizer_path is None:
         return every
-    path = model.tokenizer_path / "tokenizer.json"
-    if not path.is_file():  # what has only a slow tokenizer would need transformers, and that torch
-        raise ModelLoadError(f"{model.tokenizer_path} has no tokenizer.json, which the simulated executor needs")
-    try:
-        tokenizer = _core.Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise ModelLoadError(f"cannot read the tokenizer {path}: {error}") from error
+    tokenizer = load_tokenizer_json(model.tokenizer_path, lambda path: _core.Tokenizer.from_file(str(path)))
     entries = [(token_id, tokenizer.id_to_token(token_id) or "") for token_id in every.tolist()]
     words = [token_id for token_id, text in entries if text[:1] in _SPACES and _is_plain(text[1:])]
     if len(words) < _MIN_WORDS:
