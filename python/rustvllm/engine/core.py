@@ -142,8 +142,9 @@ class EngineCore:
             schedule_ns = monotonic_ns()
             if (output := self.scheduler.schedule()) is not None:
                 num_tokens = output.total_num_scheduled_tokens
+                launch_ns = monotonic_ns()
                 sampled = self._launch(output)
-                self._launched.append(LaunchedStep(output, sampled, schedule_ns, monotonic_ns()))
+                self._launched.append(LaunchedStep(output, sampled, schedule_ns, launch_ns))
                 if len(self._launched) < self.max_concurrent_batches and not sampled.is_done():
                     return num_tokens  # the next one is planned while it runs
         if self._launched:

@@ -138,9 +138,8 @@ class RequestState:
             sample.stop_reason = None if delta.stop_reason in self._hidden_stop_ids else delta.stop_reason
             if delta.finish_reason == "error":
                 # A request that was refused, or lost with its engine, has nothing to do with a step.
-                reasons = [delta.error, step_error if delta.error_kind in (None, "failed") else None]
-                reasons = [reason for reason in reasons if reason]
-                self.error = "; ".join(reasons) or "the engine failed"
+                told = (delta.error, step_error if delta.error_kind in {None, "failed"} else None)
+                self.error = "; ".join(reason for reason in told if reason) or "the engine failed"
                 self._failure = _failure(delta, self.error)
             if self.finished:
                 metrics.finished_time = time.monotonic()

@@ -18,8 +18,8 @@ class Executor(Protocol):
     """Call ``load_model``, ``determine_num_blocks``, ``determine_num_cpu_blocks``, ``initialize_kv_cache``,
     ``bind_token_ids`` and ``warm_up`` in this order, then per step ``execute_model`` and ``sample_tokens``.
 
-    These two launch a step; ``get_output()`` of what they return waits for it. With ``async_scheduling`` the next step is
-    launched before that: its −1 in ``input_ids`` stand for tokens that the host does not know yet.
+    These two launch a step; ``get_output()`` of what they return waits for it. With ``async_scheduling`` the next step
+    is launched before that: its −1 in ``input_ids`` stand for tokens that the host does not know yet.
     """
 
     def load_model(self) -> None:

@@ -80,7 +80,7 @@ class UniProcExecutor:
         self._runner.input_batch.token_ids = token_ids
 
     def warm_up(self) -> None:
-        """Run a small step of every kind, so that the first request does not wait for libraries to set themselves up."""
+        """Run a small step of every kind, so that no request waits for libraries that set themselves up."""
         self._runner.profile_run([1, 1, 3], self._worker.dtype)
 
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
