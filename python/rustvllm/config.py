@@ -220,6 +220,7 @@ class SchedulerConfig:
         preemption_immunity_steps: For so many steps one that came back gives up nothing, while there is another.
         max_look_past: Waiting requests that may be tried in a step behind one that does not fit; 0 keeps the order.
         max_times_passed: How often one request may be passed so.
+        async_scheduling: A step is planned while the device computes the one before it.
     """
 
     max_num_seqs: int = 128
@@ -233,6 +234,7 @@ class SchedulerConfig:
     preemption_immunity_steps: int = 8
     max_look_past: int = 0
     max_times_passed: int = 8
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         require_int("max_num_seqs", self.max_num_seqs, 1, 65536)
@@ -322,7 +324,10 @@ class SimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Everything an engine is built from. With ``sim`` no model is loaded: its steps are simulated."""
+    """Everything an engine is built from.
+
+    With ``sim`` no model is loaded: its steps are simulated. When and what each step ran goes to ``step_trace_file``.
+    """
 
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -331,6 +336,7 @@ class EngineConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     sim: SimConfig | None = None
+    step_trace_file: Path | None = None
 
     def __post_init__(self) -> None:
         budget, longest = self.scheduler.max_num_batched_tokens, self.model.max_model_len

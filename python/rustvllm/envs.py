@@ -4,6 +4,7 @@ They are read when asked for and not at import, so that a test or a launcher may
 """
 
 import os
+from pathlib import Path
 
 from rustvllm.exceptions import ConfigError
 
@@ -69,3 +70,12 @@ def engine_ready_timeout() -> float:
 def engine_secret() -> str | None:
     """``RUSTVLLM_ENGINE_SECRET``: what an engine on TCP and its front ends must both know (default: none)."""
     return os.environ.get(ENGINE_SECRET) or None
+
+
+def cache_dir() -> Path:
+    """``RUSTVLLM_CACHE``: what is made once (default: ``rustvllm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``)."""
+    own = os.environ.get("RUSTVLLM_CACHE", "").strip()
+    if own:
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    return (Path(base) if base else Path(os.path.expanduser("~"), ".cache")) / "rustvllm"  # noqa: PTH111 -- never raises

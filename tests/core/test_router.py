@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,10 @@ PATIENCE = 20.0
 
 
 @contextlib.contextmanager
-def _serving(path: Path) -> Iterator[_core.EngineServer]:
+def _serving(path: Path, *, paused: threading.Event | None = None) -> Iterator[_core.EngineServer]:
+    """An engine on a socket; while ``paused`` is set it takes requests and runs none."""
     thread = StepThread()
+    thread.paused = paused or thread.paused
     server = _core.EngineServer(thread.handle, path, info=path.name.encode())
     try:
         yield server
@@ -49,7 +52,8 @@ def collect(client: _core.EngineClient, processor: _core.OutputProcessor, num_en
     readable.register(client.output_fd, select.POLLIN)
     while sum(delta.finish_reason is not None for delta in deltas) < num_ends:
         assert readable.poll(PATIENCE * 1000), "silent"
-        deltas += processor.poll(client)
+        _, news = processor.poll(client)
+        deltas += news
     return deltas
 
 
@@ -69,6 +73,7 @@ def test_two_engines_are_one_client(paths: list[Path]) -> None:
         assert [client.engine_stats(rank, PATIENCE)["num_requests"] for rank in range(2)] == counts
         assert client.stats(PATIENCE)["num_usable_blocks"] == 2 * client.engine_stats(0)["num_usable_blocks"]
         assert (client.info, client.engine_pid) == (b"e", os.getpid())
+        client.stats(PATIENCE)
         health = client.engine_health(1)
         assert (health["is_alive"], health["death"], health["pid"]) == (True, None, os.getpid())
         assert 0.0 <= health["last_heartbeat_age"] < PATIENCE
@@ -79,13 +84,15 @@ def test_two_engines_are_one_client(paths: list[Path]) -> None:
 
 
 def test_a_rank_dies_and_comes_back(paths: list[Path]) -> None:
-    with _serving(paths[0]) as first, _serving(paths[1]):
+    paused = threading.Event()
+    paused.set()
+    with _serving(paths[0], paused=paused) as first, _serving(paths[1], paused=paused):
         client = _core.EngineClient.connect(paths[:2], PATIENCE)
         processor = _core.OutputProcessor(None)
         for index in range(10):
             add(client, processor, str(index), index + 1, max_tokens=16000)
         deadline = time.monotonic() + PATIENCE
-        while client.stats(PATIENCE)["num_requests"] < 10:
+        while client.stats(PATIENCE)["num_queued"] < 10:
             assert time.monotonic() < deadline
         lost = first.stats()["num_requests"]
         first.fail("RuntimeError: no memory")
@@ -100,7 +107,7 @@ def test_a_rank_dies_and_comes_back(paths: list[Path]) -> None:
         assert client.engine_health(0)["num_running"] == 0
         with pytest.raises(ConnectionError, match="cannot connect to the engine"):
             client.reconnect(0, paths[2], 0.05)
-        with _serving(paths[2]) as again:
+        with _serving(paths[2], paused=paused) as again:
             client.reconnect(0, paths[2], PATIENCE)
             assert client.engine_health(0)["is_alive"]
             for index in range(20, 30):
@@ -109,6 +116,8 @@ def test_a_rank_dies_and_comes_back(paths: list[Path]) -> None:
             while again.stats()["num_requests"] < 5:
                 assert time.monotonic() < deadline
             client.abort_requests([str(index) for index in range(30)])
+            client.stats(PATIENCE)  # what was sent before has been taken when this is answered
+            paused.clear()
             rest = collect(client, processor, 20 - lost)
             assert [delta.finish_reason for delta in rest if delta.finish_reason] == ["abort"] * (20 - lost)
     assert client.death == (

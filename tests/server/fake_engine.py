@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rustvllm import _core
 from rustvllm.config import EngineConfig, ModelConfig, SchedulerConfig
 from rustvllm.engine.engine_health import EngineHealth
 from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor
@@ -34,6 +35,9 @@ class FakeTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return ([BOS] if add_special_tokens else []) + list(text.encode())
+
+    def encode_ids(self, text: str, add_special_tokens: bool = True) -> _core.TokenIds:
+        return _core.TokenIds(self.encode(text, add_special_tokens))
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         return bytes(token for token in token_ids if token < 256).decode(errors="replace")
@@ -199,7 +203,7 @@ class FakeStream:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.request.prompt,
-            prompt_token_ids=ids,
+            prompt_token_ids=ids.tolist(),
             outputs=outputs,
             finished=reason is not None,
             num_cached_tokens=len(ids) // BLOCK_SIZE * BLOCK_SIZE,

@@ -332,7 +332,8 @@ impl EngineClient {
         self.check_alive()?;
         let limit = self.facts.max_num_queued_reqs;
         if requests.len() > limit as usize {
-            return Err(AddRequestError::QueueFull { limit }.into());
+            let wanted = u32::try_from(requests.len()).unwrap_or(u32::MAX);
+            return Err(AddRequestError::QueueFull { queued: 0, wanted, limit }.into());
         }
         for request in requests {
             self.facts.limits.check(&request.prompt_token_ids, &request.params)?;

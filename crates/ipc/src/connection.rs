@@ -188,6 +188,7 @@ async fn listen<R: AsyncRead + Unpin>(
                 let mut entries: Vec<(String, u64)> =
                     stats.entries().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
                 entries.push(("num_queued".to_owned(), io.handle.num_queued().into()));
+                entries.push(("num_queued_tokens".to_owned(), io.handle.num_queued_tokens()));
                 entries.push((NUM_CLIENT_REQUESTS.to_owned(), client.live.borrow().len() as u64));
                 client.send(&EngineMessage::Stats { id, entries });
             }

@@ -307,9 +307,17 @@ fn write_add_error(error: &AddRequestError, body: &mut Writer<'_>) {
             body.i32(token_id);
             body.u64(position as u64);
         }
-        AddRequestError::QueueFull { limit } => {
+        AddRequestError::QueueFull { queued, wanted, limit } => {
             body.u8(7);
-            body.u32(limit);
+            for value in [queued, wanted, limit] {
+                body.u32(value);
+            }
+        }
+        AddRequestError::QueueTokensFull { queued, wanted, limit } => {
+            body.u8(8);
+            for value in [queued, wanted, limit] {
+                body.u64(value);
+            }
         }
     }
 }
@@ -329,7 +337,10 @@ fn read_add_error(body: &mut Reader<'_>) -> Result<AddRequestError, DecodeError>
         },
         5 => AddRequestError::TooManyStopTokenIds { got: body.u64()? as usize },
         6 => AddRequestError::NegativeTokenId { token_id: body.i32()?, position: body.u64()? as usize },
-        7 => AddRequestError::QueueFull { limit: body.u32()? },
+        7 => AddRequestError::QueueFull { queued: body.u32()?, wanted: body.u32()?, limit: body.u32()? },
+        8 => {
+            AddRequestError::QueueTokensFull { queued: body.u64()?, wanted: body.u64()?, limit: body.u64()? }
+        }
         value => {
             return Err(DecodeError::BadValue { what: "a reason to refuse a request", value: value.into() });
         }

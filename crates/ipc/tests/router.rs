@@ -172,7 +172,7 @@ fn refusals_name_the_right_request() {
     add_all(&router, &requests);
     let refused = collect(&router, 2);
     let keys: HashSet<_> = refused.iter().map(ClientOutput::key).collect();
-    let expected = AddRequestError::QueueFull { limit: 2 };
+    let expected = AddRequestError::QueueFull { queued: 2, wanted: 1, limit: 2 };
     assert!(refused.iter().all(|o| matches!(o, ClientOutput::Refused { error, .. } if *error == expected)));
     assert!(keys.len() == 2 && keys.iter().all(|key| requests.iter().any(|request| request.key == *key)));
     pause_all(&engines, false);

@@ -28,7 +28,7 @@ pub(crate) fn add_request_error(error: &AddRequestError) -> PyErr {
 /// The parameter that is to blame; `None` when the request is right and the queue is full.
 pub(crate) fn blamed_param(error: &AddRequestError) -> Option<&'static str> {
     Some(match error {
-        AddRequestError::QueueFull { .. } => return None,
+        AddRequestError::QueueFull { .. } | AddRequestError::QueueTokensFull { .. } => return None,
         AddRequestError::EmptyPrompt | AddRequestError::NegativeTokenId { .. } => "prompt",
         AddRequestError::PromptTooLong { .. } | AddRequestError::PromptExceedsBudget { .. } => "input_tokens",
         AddRequestError::NeverFits { .. } => "max_tokens",

@@ -32,7 +32,7 @@ logger = init_logger(__name__)
 STATS_TIMEOUT = 0.5
 """Seconds to wait for an engine's counters."""
 _OFF_LOOP_CHARS = 2048
-"""Longer prompts are tokenised in a thread, so that they delay no one else on the event loop."""
+"""Longer prompts are tokenised in a thread of the core, so that they delay no one else on the event loop."""
 
 
 class AsyncEngineClient(EngineCoreClient, Protocol):
@@ -240,12 +240,12 @@ class AsyncLLM:
         self.check_health()
         self._attach()
         self._requests.check_id(request_id)
-        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-        if isinstance(text, str) and len(text) > _OFF_LOOP_CHARS:
-            request = await asyncio.to_thread(self.input_processor.process, prompt, params, priority)
+        encoded = None
+        long_text = self.input_processor.long_text(prompt, params, priority, _OFF_LOOP_CHARS)
+        if long_text is not None and self.tokenizer is not None:
+            encoded = await self.tokenizer.encode_off_loop(*long_text)
             self.check_health()
-        else:
-            request = self.input_processor.process(prompt, params, priority)
+        request = self.input_processor.process(prompt, params, priority, encoded=encoded)
         state = self._requests.add(request_id, request, sink)
         stream = RequestStream(self, state)
         self._streams[id(state)] = stream

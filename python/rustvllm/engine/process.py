@@ -6,7 +6,6 @@ which never takes the interpreter; this thread does nothing but schedule, execut
 """
 
 import base64
-import gc
 import importlib
 import os
 import signal
@@ -14,13 +13,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rustvllm import _core, envs
+from rustvllm import _core
 from rustvllm.config import EngineConfig
+from rustvllm.engine import run_loop
 from rustvllm.engine.address import EngineAddress
 from rustvllm.engine.config_json import build, dump_info
 from rustvllm.engine.core import EngineCore
 from rustvllm.engine.parent_link import ParentLink
-from rustvllm.exceptions import ConfigError, EngineDeadError, RustVLLMError
+from rustvllm.exceptions import ConfigError, RustVLLMError
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -52,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             logger.critical("the engine could not start", exc_info=error)
         return EXIT_FAILURE
     stop.handle = core.handle
-    # What exists now lives as long as the engine: keep the collector from walking through it again and again.
-    gc.collect()
-    gc.freeze()
+    run_loop.freeze_heap()
     phases["engine"] = link.age - phases["import"]
     link.say(
         ready={
@@ -64,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "phases": {name: round(seconds, 3) for name, seconds in phases.items()},
         }
     )
-    death = _run(core, stop)
+    died = run_loop.run(core, lambda: stop.is_set)
+    death = None if died is None else str(died)
     for complaint in server.take_complaints():
         logger.warning("%s", complaint)
     if death is None:
@@ -108,22 +107,6 @@ class _Stop:
         self.is_set = True
         if self.handle is not None:
             self.handle.wake()
-
-
-def _run(core: EngineCore, stop: _Stop) -> str | None:
-    """Step until told to stop; why the engine died, if it did."""
-    check_invariants = envs.check_invariants()
-    try:
-        while not stop.is_set:
-            if core.step() == 0:
-                if check_invariants:
-                    core.scheduler.check_invariants()
-                core.handle.wait_for_work()
-    except BaseException as error:  # a panic of the Rust core is not an Exception
-        message = str(error) if isinstance(error, EngineDeadError) else f"{type(error).__name__}: {error}"
-        logger.critical("the engine died", exc_info=error)
-        return f"the engine died: {message}"
-    return None
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rustvllm.attention.torch_backend import TorchAttentionBackend
+from rustvllm.attention.torch_backend import MAX_GATHER_BYTES, MAX_GATHER_BYTES_CPU, TorchAttentionBackend
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 from rustvllm.model_loader import load_model
@@ -87,8 +87,19 @@ class Worker:
             float_columns=self._float_columns,
             int_columns=self._int_columns,
         )
-        backend = TorchAttentionBackend(model.kv_cache_spec, self.dtype)
-        self.runner = GPUModelRunner(model, backend, input_batch, device=self.device, block_size=block_size)
+        backend = TorchAttentionBackend(
+            model.kv_cache_spec,
+            self.dtype,
+            max_gather_bytes=MAX_GATHER_BYTES_CPU if self.device.type == "cpu" else MAX_GATHER_BYTES,
+        )
+        self.runner = GPUModelRunner(
+            model,
+            backend,
+            input_batch,
+            device=self.device,
+            block_size=block_size,
+            async_scheduling=self.config.scheduler.async_scheduling,
+        )
 
     def determine_num_blocks(self) -> int:
         """KV blocks, the null block included.
