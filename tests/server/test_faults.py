@@ -280,7 +280,7 @@ def test_a_killed_launcher_takes_everything_along(empty_tmpdir, state):
         server.children()
         server.process.kill()
         server.process.wait()
-        server.assert_nothing_left(2 if state != "loading" else 5)
+        server.assert_nothing_left(2)
         deadline = time.monotonic() + 2
         while list(empty_tmpdir.iterdir()):
             assert time.monotonic() < deadline
