@@ -1,7 +1,7 @@
 """A private directory for the sockets of one server's processes: where it is to be.
 
-It is made, with mode 700, by the first engine that listens in it, and not before: whatever is killed during a load, which
-is most of a start, leaves nothing on the disk.
+It is made, with mode 700, by the first engine that listens in it, and not before: whatever is killed during a load,
+which is most of a start, leaves nothing on the disk.
 """
 
 import os
@@ -18,7 +18,7 @@ _USUAL_PLACES = ("/tmp", "/var/tmp")  # noqa: S108 -- the directory is private, 
 
 
 def choose_run_directory() -> Path:
-    """A path that nobody has, in ``$TMPDIR`` where that will do, else in ``/tmp`` or ``/var/tmp``; short enough for sockets.
+    """A path that nobody has, short enough for sockets: in ``$TMPDIR``, else in ``/tmp`` or ``/var/tmp``.
 
     Raises:
         ConfigError: None of these will do; says why for each.
