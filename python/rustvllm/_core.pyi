@@ -305,6 +305,8 @@ class EngineServer:
     def tcp_port(self) -> int | None: ...
     def stats(self) -> dict[str, int]:
         """num_clients, num_connections, num_refused, num_failed, num_requests, num_dropped_outputs, num_bytes_sent."""
+    def note_step_error(self, message: str) -> None:
+        """Say what a step raised, before ``Scheduler.fail_step``: clients have it before their last outputs."""
     def take_complaints(self) -> list[str]:
         """Why connections were refused or cut since the last call (64 are kept), for the log."""
 
@@ -418,6 +420,9 @@ class EngineClient:
     @property
     def death(self) -> str | None:
         """Why there is no engine any more; None while one lives."""
+    @property
+    def last_step_error(self) -> str | None:
+        """What the last step raised that failed for a request of this client's; at most 16 KiB."""
     def check_alive(self) -> None:
         """Raise EngineDeadError, with the reason, when no engine is left."""
     @property

@@ -160,12 +160,24 @@ pub(crate) struct Delivery {
     /// In batches; lock-free, as in the scheduler.
     outputs: Inbox<Vec<ClientOutput>>,
     pub(crate) notifier: Notifier,
+    /// Held for as long as it takes to exchange a pointer.
+    step_error: Mutex<Option<Arc<str>>>,
 }
 
 impl Delivery {
     pub(crate) fn new() -> Result<Arc<Self>, ClientError> {
         let notifier = Notifier::new().map_err(|source| start_error("make an eventfd for", source))?;
-        Ok(Arc::new(Self { outputs: Inbox::new(), notifier }))
+        Ok(Arc::new(Self { outputs: Inbox::new(), notifier, step_error: Mutex::default() }))
+    }
+
+    /// Why outputs that come next say that a step failed.
+    pub(crate) fn note_step_error(&self, message: Arc<str>) {
+        *self.step_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
+    }
+
+    /// What the last step that failed raised.
+    pub(crate) fn last_step_error(&self) -> Option<Arc<str>> {
+        self.step_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Hand a batch to whoever drains.
@@ -431,6 +443,12 @@ impl EngineClient {
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.death().is_none()
+    }
+
+    /// What the last step that failed for a request of this client raised; known before the request's last output is.
+    #[must_use]
+    pub fn last_step_error(&self) -> Option<Arc<str>> {
+        self.shared.delivery.last_step_error()
     }
 
     /// Why there is no engine any more.

@@ -364,6 +364,7 @@ impl Connection {
                 self.awaits_pong = false;
                 self.shared.note_heartbeat(step_age_ns, num_steps);
             }
+            EngineMessage::StepFailed(message) => self.shared.delivery.note_step_error(message.into()),
             EngineMessage::Fatal(message) => return Ok(Some(End::Fatal(message))),
             EngineMessage::Goodbye => return Ok(Some(End::Goodbye)),
             EngineMessage::Challenge(_)

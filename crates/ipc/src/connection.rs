@@ -22,6 +22,7 @@ use crate::{
     message::{ClientMessage, EngineMessage, NUM_CLIENT_REQUESTS, kind},
     outbox::Outbox,
     outputs_codec,
+    server::StepError,
 };
 
 /// A client that was welcomed.
@@ -32,9 +33,23 @@ pub(crate) struct Client {
     live: RefCell<HashSet<RequestKey>>,
     /// Where the frame of outputs that is being written begins, and its time.
     open_frame: Cell<Option<(usize, u64)>>,
+    /// The failed step that it was told of last.
+    last_step_error: Cell<u64>,
 }
 
 impl Client {
+    /// Say why a step failed, once, before the outputs that say that it did.
+    pub(crate) fn explain(&self, step_error: &StepError) {
+        if self.last_step_error.replace(step_error.number) == step_error.number {
+            return;
+        }
+        let mut buffer = self.outbox.buffer();
+        if let Some((start, _)) = self.open_frame.take() {
+            end_frame(&mut buffer, start);
+        }
+        EngineMessage::StepFailed(step_error.message.clone()).encode(&mut buffer);
+    }
+
     /// Append an output. `true` when it is the first since `end_frame`.
     pub(crate) fn push(&self, output: &EngineCoreOutput) -> bool {
         let mut buffer = self.outbox.buffer();
@@ -255,6 +270,7 @@ impl<'a> Registered<'a> {
             outbox: Outbox::default(),
             live: RefCell::default(),
             open_frame: Cell::new(None),
+            last_step_error: Cell::new(0),
         });
         io.clients.borrow_mut().insert(client.index, client.clone());
         io.counters.num_clients.fetch_add(1, Ordering::Relaxed);

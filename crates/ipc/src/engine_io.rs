@@ -5,11 +5,11 @@ use std::{
     collections::HashMap,
     io,
     rc::Rc,
-    sync::{Arc, atomic::Ordering, mpsc as std_mpsc},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering, mpsc as std_mpsc},
     time::{Duration, Instant},
 };
 
-use scheduler::{EngineCoreOutput, EngineHandle, egress::Consumer};
+use scheduler::{EngineCoreOutput, EngineHandle, RequestError, egress::Consumer};
 use tokio::{
     io::{AsyncRead, AsyncWrite, Interest, unix::AsyncFd},
     net::{TcpListener, UnixListener},
@@ -25,7 +25,7 @@ use crate::{
     key::{MAX_CLIENT_INDEX, client_of},
     message::EngineMessage,
     notifier::Notifier,
-    server::{Control, FAREWELL_TIMEOUT, ServerCounters, ServerOptions},
+    server::{Control, FAREWELL_TIMEOUT, ServerCounters, ServerOptions, StepError},
 };
 
 /// How long to wait when no descriptor is left for a connection.
@@ -39,6 +39,7 @@ pub(crate) struct Context {
     pub(crate) commands: mpsc::UnboundedReceiver<Control>,
     pub(crate) counters: Arc<ServerCounters>,
     pub(crate) complain: std_mpsc::SyncSender<String>,
+    pub(crate) step_error: Arc<Mutex<StepError>>,
 }
 
 /// What the tasks of the thread share.
@@ -53,6 +54,7 @@ pub(crate) struct EngineIo {
     last_index: Cell<u32>,
     num_open: Cell<u64>,
     complain: std_mpsc::SyncSender<String>,
+    step_error: Arc<Mutex<StepError>>,
     progress: Progress,
 }
 
@@ -96,6 +98,7 @@ fn begin(options: ServerOptions, context: Context) -> io::Result<Parts> {
         last_index: Cell::new(0),
         num_open: Cell::new(0),
         complain: context.complain,
+        step_error: context.step_error,
         progress: Progress::new(),
     });
     let mut files = Vec::new();
@@ -273,6 +276,9 @@ impl EngineIo {
             };
             match client {
                 Some(client) => {
+                    if output.error == RequestError::StepFailed {
+                        client.explain(&self.step_error.lock().unwrap_or_else(PoisonError::into_inner));
+                    }
                     if client.push(&output) {
                         news.push(client);
                     }

@@ -28,12 +28,13 @@ pub(crate) mod kind {
     pub(crate) const PONG: u8 = 0x86;
     pub(crate) const FATAL: u8 = 0x87;
     pub(crate) const GOODBYE: u8 = 0x88;
+    pub(crate) const STEP_FAILED: u8 = 0x89;
 }
 
 /// The counter of `Stats` that is the asking client's own: requests that the engine was given by it and has not finished.
 pub(crate) const NUM_CLIENT_REQUESTS: &str = "num_client_requests";
 
-/// Longest explanation of a death.
+/// Longest explanation of a death or a failed step.
 const MAX_MESSAGE_BYTES: usize = 16 << 10;
 
 /// From a client.
@@ -93,6 +94,8 @@ pub enum EngineMessage {
     Fatal(String),
     /// The engine ends as it was told to.
     Goodbye,
+    /// What a step raised: the reason of the failed outputs that follow.
+    StepFailed(String),
 }
 
 impl ClientMessage {
@@ -179,6 +182,9 @@ impl EngineMessage {
                 Writer(body).str(cut(message));
             }),
             Self::Goodbye => write_frame(buffer, kind::GOODBYE, |_| {}),
+            Self::StepFailed(message) => write_frame(buffer, kind::STEP_FAILED, |body| {
+                Writer(body).str(cut(message));
+            }),
         }
     }
 
@@ -212,6 +218,7 @@ impl EngineMessage {
             }
             kind::FATAL => Self::Fatal(reader.str()?.to_owned()),
             kind::GOODBYE => Self::Goodbye,
+            kind::STEP_FAILED => Self::StepFailed(reader.str()?.to_owned()),
             _ => return Err(DecodeError::UnknownKind { kind }),
         };
         reader.finish()?;

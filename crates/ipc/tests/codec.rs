@@ -164,6 +164,7 @@ fn engine_message() -> impl Strategy<Value = EngineMessage> {
         }),
         ".*".prop_map(EngineMessage::Fatal),
         Just(EngineMessage::Goodbye),
+        ".*".prop_map(EngineMessage::StepFailed),
         prop_oneof![
             any::<(u16, u16)>().prop_map(|(engine, client)| Refusal::Version { engine, client }),
             any::<u64>().prop_map(|missing| Refusal::Capabilities { missing }),
@@ -394,6 +395,7 @@ fn the_bytes_of_an_engines_frames_are_these() {
         ),
         (EngineMessage::Fatal("no".to_owned()), "06000000 87 02000000 6e6f".to_owned()),
         (EngineMessage::Goodbye, "00000000 88".to_owned()),
+        (EngineMessage::StepFailed("no".to_owned()), "06000000 89 02000000 6e6f".to_owned()),
     ];
     for (message, expected) in &engines {
         assert_eq!(engine_hex(message), expected.replace(' ', ""), "{message:?}");

@@ -267,6 +267,11 @@ impl PyEngineClient {
         self.inner.death()
     }
 
+    #[getter]
+    fn last_step_error(&self) -> Option<String> {
+        self.inner.last_step_error().map(|message| message.to_string())
+    }
+
     fn check_alive(&self) -> PyResult<()> {
         match self.inner.death() {
             None => Ok(()),

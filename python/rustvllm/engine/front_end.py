@@ -145,11 +145,12 @@ class RequestTable:
         if not deltas:
             return []
         changed: dict[str, RequestState] = {}
+        step_error = self._client.last_step_error  # of a step that was over before these outputs were there
         for delta in deltas:
             state = self._by_key.get(delta.key)
             if state is None:  # the reader has gone
                 continue
-            state.apply(delta, self._client.last_step_error)
+            state.apply(delta, step_error)
             changed[state.request_id] = state
         for state in changed.values():
             if state.finished:

@@ -137,8 +137,9 @@ class RequestState:
             self._num_running -= 1
             sample.stop_reason = None if delta.stop_reason in self._hidden_stop_ids else delta.stop_reason
             if delta.finish_reason == "error":
-                reasons = [reason for reason in (delta.error, step_error) if reason]
-                self.error = "; ".join(reasons) or "the engine failed"
+                # A request that was refused, or lost with its engine, has nothing to do with a step.
+                told = (delta.error, step_error if delta.error_kind in {None, "failed"} else None)
+                self.error = "; ".join(reason for reason in told if reason) or "the engine failed"
                 self._failure = _failure(delta, self.error)
             if self.finished:
                 metrics.finished_time = time.monotonic()

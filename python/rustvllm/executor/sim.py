@@ -132,6 +132,9 @@ class SimExecutor:
     def bind_token_ids(self, token_ids: Callable[[int], list[int]]) -> None:
         """Nothing here depends on more than the last token."""
 
+    def warm_up(self) -> None:
+        """There is nothing to warm."""
+
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
         """Choose the step's tokens and note when it is over.
 
