@@ -61,6 +61,8 @@ class SchedulerConfig:
         scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
         watermark: float = 0.0,
         max_num_queued_reqs: int = 65536,
+        max_num_queued_tokens: int = 0,
+        queue_timeout: float = 0.0,
         max_steps_in_flight: int = 1,
         num_speculative_tokens: int = 0,
         preemption_mode: Literal["recompute", "swap"] = "recompute",
@@ -93,6 +95,12 @@ class SchedulerConfig:
     def watermark(self) -> float: ...
     @property
     def max_num_queued_reqs(self) -> int: ...
+    @property
+    def max_num_queued_tokens(self) -> int:
+        """Prompt tokens that may wait; 0: no limit. A longer prompt alone is taken while nobody waits."""
+    @property
+    def queue_timeout(self) -> float:
+        """Seconds that a request may wait for its first step; 0.0: no limit."""
     @property
     def max_steps_in_flight(self) -> int: ...
     @property
@@ -392,7 +400,9 @@ class EngineClient:
         fork_from: int | None = None,
         samples: Sequence[tuple[int, str, int]] = ...,
     ) -> None:
-        """Hand a request to an engine, its samples to the same; arguments as for ``EngineHandle.add_request``, keys from ``new_key``.
+        """Hand a request and its samples to an engine; arguments as for ``EngineHandle.add_request``.
+
+        Keys come from ``new_key``.
 
         Raises InvalidRequestError for what the engine's fixed limits refuse, in the engine's words; QueueFullError when
         it does not take what was sent before; EngineDeadError.
@@ -475,8 +485,9 @@ class RequestDelta:
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None
     stop_reason: int | str | None
     error: str | None
-    error_kind: Literal["invalid", "queue_full", "engine_dead", "failed"] | None
-    """``invalid`` and ``queue_full``: an engine in another process did not take the request."""
+    error_kind: Literal["invalid", "queue_full", "queue_timeout", "engine_dead", "failed"] | None
+    """``invalid`` and ``queue_full``: an engine in another process did not take the request; ``queue_timeout``: it
+    waited too long for its first step."""
     error_param: str | None
     """The parameter to blame for an ``invalid`` error."""
     num_cached_tokens: int

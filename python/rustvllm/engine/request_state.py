@@ -10,6 +10,7 @@ from rustvllm.exceptions import (
     EngineDeadError,
     InvalidRequestError,
     QueueFullError,
+    QueueTimeoutError,
     RequestFailedError,
     RustVLLMError,
 )
@@ -137,6 +138,8 @@ class RequestState:
             self._num_running -= 1
             sample.stop_reason = None if delta.stop_reason in self._hidden_stop_ids else delta.stop_reason
             if delta.finish_reason == "error":
+                # What a step raised explains a request that was in one.
+                step_error = step_error if delta.error_kind == "failed" else None
                 reasons = [reason for reason in (delta.error, step_error) if reason]
                 self.error = "; ".join(reasons) or "the engine failed"
                 self._failure = _failure(delta, self.error)
@@ -195,6 +198,8 @@ def _failure(delta: _core.RequestDelta, message: str) -> RustVLLMError:
             return InvalidRequestError(message, delta.error_param)
         case "queue_full":
             return QueueFullError(message)
+        case "queue_timeout":
+            return QueueTimeoutError(message)
         case "engine_dead":
             return EngineDeadError(message)
         case _:
