@@ -3,7 +3,7 @@
 The arrays that cross the boundary every step are described in ``docs/boundary.md``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Self, final, overload
 
@@ -21,7 +21,9 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "SchedulerOutput",
+    "TokenIds",
     "Tokenizer",
+    "TokenizerPool",
     "__version__",
     "bench_serve",
     "bench_step",
@@ -193,7 +195,7 @@ class Scheduler:
         """Prompt and output of the request in a persistent row (for penalties and for tests)."""
     # the debug face: see docs/scheduler.md
     def add_request(
-        self, request_id: str, prompt_token_ids: Sequence[int] | npt.NDArray[np.int32], **params: Any
+        self, request_id: str, prompt_token_ids: Sequence[int] | npt.NDArray[np.int32] | TokenIds, **params: Any
     ) -> int:
         """``handle.add_request`` under a new key, which is returned."""
     def abort_requests(self, request_ids: Sequence[str]) -> None: ...
@@ -221,7 +223,7 @@ class EngineHandle:
         self,
         key: int,
         request_id: str,
-        prompt_token_ids: Sequence[int] | npt.NDArray[np.int32],
+        prompt_token_ids: Sequence[int] | npt.NDArray[np.int32] | TokenIds,
         *,
         max_tokens: int,
         min_tokens: int = 0,
@@ -260,7 +262,7 @@ class EngineHandle:
         """It cannot be compiled: the request ends with an error."""
     def prefix_hint(
         self,
-        prompt_token_ids: Sequence[int] | npt.NDArray[np.int32],
+        prompt_token_ids: Sequence[int] | npt.NDArray[np.int32] | TokenIds,
         *,
         cache_salt: str | None = None,
         lora_name: str | None = None,
@@ -376,7 +378,7 @@ class EngineClient:
         self,
         key: int,
         request_id: str,
-        prompt_token_ids: Sequence[int] | npt.NDArray[np.int32],
+        prompt_token_ids: Sequence[int] | npt.NDArray[np.int32] | TokenIds,
         *,
         max_tokens: int,
         min_tokens: int = 0,
@@ -467,6 +469,7 @@ class Tokenizer:
     @staticmethod
     def from_bytes(data: bytes) -> Tokenizer: ...
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def encode_ids(self, text: str, add_special_tokens: bool = True) -> TokenIds: ...
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]: ...
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
     def id_to_token(self, token_id: int) -> str | None: ...
@@ -474,6 +477,48 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Entries with the added tokens."""
+
+@final
+class TokenIds:
+    """The ids of a prompt, kept in Rust on their way from the tokenizer to the engine; an immutable sequence."""
+
+    def __new__(cls, ids: list[int] | npt.NDArray[np.int32] | TokenIds, limit: int | None = None) -> Self:
+        """Raises ``ValueError`` unless each is an int (no bool) from 0 to ``limit`` − 1."""
+
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, index: int, /) -> int: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> TokenIds: ...
+    def __iter__(self) -> Iterator[int]: ...
+    def largest(self) -> int:
+        """The largest id; −1 when there is none."""
+
+    def tolist(self) -> list[int]: ...
+
+@final
+class TokenizerPool:
+    """Tokenises long texts in threads of its own, which never take the interpreter."""
+
+    def __new__(cls, tokenizer: Tokenizer) -> Self:
+        """As many threads as processors, 2 to 4; they start with the first texts."""
+
+    @property
+    def fd(self) -> int:
+        """A descriptor that is readable when there is something to take."""
+
+    def submit(self, text: str, add_special_tokens: bool = True) -> int:
+        """Hand a text in; returns the number under which it comes back."""
+
+    def cancel(self, job: int) -> None:
+        """Nobody waits for a text any more."""
+
+    def take(self) -> list[tuple[int, TokenIds | Exception]]:
+        """What is done since the last call: number and ids, or the error to raise."""
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """Bytes of the texts that wait and are worked on."""
 
 @final
 class RequestDelta:
@@ -504,7 +549,7 @@ class OutputProcessor:
     def add_request(
         self,
         key: int,
-        prompt_token_ids: Sequence[int],
+        prompt_token_ids: Sequence[int] | TokenIds,
         *,
         detokenize: bool = True,
         skip_special_tokens: bool = True,

@@ -4,9 +4,11 @@ They are read when asked for and not at import, so that a test or a launcher may
 """
 
 import os
+from pathlib import Path
 
 from rustvllm.exceptions import ConfigError
 
+ENGINE_SECRET = "RUSTVLLM_ENGINE_SECRET"  # noqa: S105 -- a name, not the secret
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -53,5 +55,27 @@ def check_invariants() -> bool:
 
 
 def enable_multiprocessing() -> bool:
-    """``RUSTVLLM_ENABLE_MULTIPROCESSING=1``: the server's engine runs in a process of its own (default off)."""
+    """``RUSTVLLM_ENABLE_MULTIPROCESSING=1``: the engine of an ``AsyncLLM`` runs in a process of its own (default off).
+
+    ``rustvllm serve`` does so in any case, unless ``--disable-frontend-multiprocessing`` says otherwise.
+    """
     return _flag("RUSTVLLM_ENABLE_MULTIPROCESSING")
+
+
+def engine_ready_timeout() -> float:
+    """``RUSTVLLM_ENGINE_READY_TIMEOUT``: seconds that a front end waits for engines it did not start (default 600)."""
+    return _number("RUSTVLLM_ENGINE_READY_TIMEOUT", 600.0, 0.1, 86400.0)
+
+
+def engine_secret() -> str | None:
+    """``RUSTVLLM_ENGINE_SECRET``: what an engine on TCP and its front ends must both know (default: none)."""
+    return os.environ.get(ENGINE_SECRET) or None
+
+
+def cache_dir() -> Path:
+    """``RUSTVLLM_CACHE``: what is made once (default: ``rustvllm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``)."""
+    own = os.environ.get("RUSTVLLM_CACHE", "").strip()
+    if own:
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "").strip()
+    return (Path(base) if base else Path(os.path.expanduser("~"), ".cache")) / "rustvllm"  # noqa: PTH111 -- never raises

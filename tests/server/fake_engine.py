@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rustvllm import _core
 from rustvllm.config import EngineConfig, ModelConfig, SchedulerConfig
+from rustvllm.engine.engine_health import EngineHealth
 from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.outputs import CompletionOutput, RequestOutput
@@ -33,6 +35,9 @@ class FakeTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return ([BOS] if add_special_tokens else []) + list(text.encode())
+
+    def encode_ids(self, text: str, add_special_tokens: bool = True) -> _core.TokenIds:
+        return _core.TokenIds(self.encode(text, add_special_tokens))
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         return bytes(token for token in token_ids if token < 256).decode(errors="replace")
@@ -98,6 +103,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.seen: list[EngineCoreRequest] = []
         self.errored = False
+        self.heartbeat_age = self.step_age = 0.0
         self.was_shut_down = False
         self.abort_asked: set[str] = set()
         self.input_processor = InputProcessor(self.config, self.tokenizer)  # type: ignore[arg-type]
@@ -106,8 +112,15 @@ class FakeEngine:
         if self.errored:
             raise EngineDeadError("the fake engine died")
 
+    def health(self) -> list[EngineHealth]:
+        death = "the fake engine died" if self.errored else None
+        return [EngineHealth(0, death, self.heartbeat_age, self.step_age)]
+
     def stats(self) -> dict[str, int | float]:
         return {"num_running": len(self.running), "num_blocks_used": sum(self.running.values())}
+
+    async def current_stats(self) -> dict[str, int | float]:
+        return self.stats()
 
     def shutdown(self) -> None:
         self.was_shut_down = True
@@ -190,7 +203,7 @@ class FakeStream:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.request.prompt,
-            prompt_token_ids=ids,
+            prompt_token_ids=ids.tolist(),
             outputs=outputs,
             finished=reason is not None,
             num_cached_tokens=len(ids) // BLOCK_SIZE * BLOCK_SIZE,

@@ -51,6 +51,24 @@ pub enum OutputError {
         /// What the library said.
         message: String,
     },
+    /// The threads that tokenise have more to do than may wait.
+    #[error(
+        "{num_waiting} bytes of prompts wait for the tokenizer, and {num_bytes} more would exceed the limit of {limit}; send the request again later"
+    )]
+    TokenizerBusy {
+        /// Size of the text that was not taken.
+        num_bytes: usize,
+        /// Size of those that wait.
+        num_waiting: usize,
+        /// Most that may wait.
+        limit: usize,
+    },
+    /// There is no thread to tokenise in.
+    #[error("no thread can be started to tokenise in: {source}")]
+    NoTokenizerThread {
+        /// What the operating system said.
+        source: std::io::Error,
+    },
     /// The tokenizer could not decode token ids.
     #[error("the tokenizer cannot decode {num_tokens} token ids: {message}")]
     Decode {

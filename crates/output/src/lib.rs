@@ -1,6 +1,7 @@
 //! The text side of the core: tokens in, text out.
 //!
 //! * [`Tokenizer`]: text to token ids and back, from a `tokenizer.json`.
+//! * [`TokenizerPool`]: the same for long texts, in threads of its own.
 //! * [`IncrementalDetokenizer`]: one token in, the text that is certain out; constant work per token.
 //! * [`StopChecker`]: stop strings over new text only, the longest possible partial match held back.
 //! * [`OutputProcessor`]: both, for all requests of a front end, fed with the scheduler's records.
@@ -16,6 +17,7 @@ mod output_processor;
 mod stop_checker;
 mod token_pieces;
 mod tokenizer;
+mod tokenizer_pool;
 
 pub use delivery::{Delivery, EventBatch, EventTemplate};
 pub use detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
@@ -23,3 +25,6 @@ pub use error::OutputError;
 pub use output_processor::{News, OutputOptions, OutputProcessor, RequestDelta, RequestFailure, StopReason};
 pub use stop_checker::{MAX_STOP_BYTES, StopChecker};
 pub use tokenizer::{MAX_TOKEN_ID, MAX_TOKENIZER_BYTES, Tokenizer};
+pub use tokenizer_pool::{
+    EncodedText, LONG_TEXT_BYTES, MAX_TOKENIZER_THREADS, MAX_WAITING_TEXT_BYTES, TokenizerPool,
+};

@@ -22,6 +22,7 @@ use pyo3::{
 
 use crate::buffers::native_buffer;
 use crate::errors::{SchedulerStateError, WrongThreadError, add_request_error};
+use crate::token_ids::PyTokenIds;
 
 /// How long a parked main thread goes without looking for signals.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
@@ -316,8 +317,11 @@ pub(crate) fn stats_dict<'py, 'a>(
     Ok(dict)
 }
 
-/// Ids from an int32 buffer (one copy) or from a sequence of ints.
+/// Ids from `TokenIds` or an int32 buffer (one copy), or from a sequence of ints.
 pub(crate) fn token_ids(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Vec<i32>> {
+    if let Ok(ids) = object.cast::<PyTokenIds>() {
+        return Ok(ids.get().ids.to_vec());
+    }
     match native_buffer::<i32>(object) {
         Ok(buffer) => buffer.to_vec(py),
         Err(_) => object.extract(),

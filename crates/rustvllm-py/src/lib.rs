@@ -13,7 +13,9 @@ mod handle;
 mod output_processor;
 mod scheduler;
 mod server;
+mod token_ids;
 mod tokenizer;
+mod tokenizer_pool;
 
 use pyo3::prelude::*;
 
@@ -24,7 +26,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     config::register(module)?;
     handle::register(module)?;
     scheduler::register(module)?;
+    token_ids::register(module)?;
     tokenizer::register(module)?;
+    tokenizer_pool::register(module)?;
     output_processor::register(module)?;
     client::register(module)?;
     server::register(module)?;

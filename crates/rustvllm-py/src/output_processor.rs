@@ -200,7 +200,9 @@ impl PyOutputProcessor {
     fn hold(&self, py: Python<'_>, keys: Vec<u64>) {
         py.detach(|| {
             let mut processor = self.lock();
-            keys.into_iter().for_each(|key| processor.hold(RequestKey(key)));
+            for key in keys {
+                processor.hold(RequestKey(key));
+            }
         });
     }
 
@@ -208,7 +210,11 @@ impl PyOutputProcessor {
     fn release(&self, py: Python<'_>, keys: Vec<u64>) -> bool {
         py.detach(|| {
             let mut processor = self.lock();
-            keys.into_iter().fold(false, |any, key| processor.release(RequestKey(key)) || any)
+            let mut has_news = false;
+            for key in keys {
+                has_news |= processor.release(RequestKey(key));
+            }
+            has_news
         })
     }
 

@@ -9,6 +9,7 @@ use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyString;
 
 use crate::errors::InvalidRequestError;
+use crate::token_ids::PyTokenIds;
 
 /// Texts and id lists up to these sizes are converted without a hand-over of the interpreter, which would cost more.
 const SHORT_TEXT_BYTES: usize = 256;
@@ -49,6 +50,17 @@ impl PyTokenizer {
         let encode = || self.inner.encode(&text, add_special_tokens);
         let ids = if text.len() <= SHORT_TEXT_BYTES { encode() } else { py.detach(encode) };
         ids.map_err(|error| request_error(&error))
+    }
+
+    /// The same, without a list of ints.
+    #[pyo3(signature = (text, add_special_tokens = true))]
+    fn encode_ids(
+        &self,
+        py: Python<'_>,
+        text: &Bound<'_, PyString>,
+        add_special_tokens: bool,
+    ) -> PyResult<PyTokenIds> {
+        self.encode(py, text, add_special_tokens).map(PyTokenIds::from)
     }
 
     /// Token ids of several texts, in their order, encoded in parallel.
@@ -104,7 +116,7 @@ impl PyTokenizer {
 }
 
 /// The text as UTF-8. Python strings may hold half a surrogate pair, which is no character.
-fn valid_text(text: &Bound<'_, PyString>) -> PyResult<PyBackedStr> {
+pub(crate) fn valid_text(text: &Bound<'_, PyString>) -> PyResult<PyBackedStr> {
     PyBackedStr::try_from(text.clone()).map_err(|error| {
         InvalidRequestError::new_err(format!("the prompt is not valid Unicode text: {error}"))
     })
@@ -112,6 +124,10 @@ fn valid_text(text: &Bound<'_, PyString>) -> PyResult<PyBackedStr> {
 
 /// A sequence of ids. Negative and huge numbers are an error about the request, not Python's `OverflowError`.
 pub(crate) fn valid_token_ids(token_ids: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    if let Ok(token_ids) = token_ids.cast::<PyTokenIds>() {
+        // None of them is negative.
+        return Ok(token_ids.get().ids.iter().map(|id| id.cast_unsigned()).collect());
+    }
     token_ids.extract().map_err(|error: PyErr| {
         if error.is_instance_of::<PyOverflowError>(token_ids.py()) {
             InvalidRequestError::new_err(format!("token ids must be from 0 to {}: {error}", u32::MAX))

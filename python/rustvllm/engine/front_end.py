@@ -69,7 +69,7 @@ class RequestTable:
         state = RequestState(
             request_id,
             request.prompt,
-            request.prompt_token_ids,
+            request.prompt_token_ids.tolist(),
             params.output_kind,
             samples,
             request.hidden_stop_ids,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from rustvllm import _core
 from rustvllm.config import EngineConfig, ModelConfig
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.exceptions import InvalidRequestError
@@ -26,15 +27,16 @@ _GENERATION_DEFAULTS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
+_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens"})
 _MASK64 = 2**64 - 1
 
 
 class TextPrompt(TypedDict, total=False):
-    """A prompt as text."""
+    """A prompt as text; ``add_special_tokens`` (default True) lets the tokenizer add its beginning of sequence."""
 
     prompt: str
     cache_salt: str
+    add_special_tokens: bool
 
 
 class TokensPrompt(TypedDict, total=False):
@@ -66,7 +68,7 @@ class EngineCoreRequest:
     """
 
     prompt: str | None
-    prompt_token_ids: list[int]
+    prompt_token_ids: _core.TokenIds
     params: SamplingParams
     max_tokens: int
     eos_token_id: int | None
@@ -106,29 +108,32 @@ class InputProcessor:
         """Most tokens of prompt and output together."""
         return self._model.max_model_len
 
-    def process(self, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0) -> EngineCoreRequest:
+    def process(
+        self,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        *,
+        encoded: _core.TokenIds | None = None,
+    ) -> EngineCoreRequest:
         """Check one request.
 
         Args:
             prompt: Text, token ids, or a dict with ``prompt`` or ``prompt_token_ids``.
             params: None for the model's own defaults.
             priority: Lower is sooner; needs the priority policy unless 0.
+            encoded: What the tokenizer made of the prompt's text, when that was done already (see
+                :meth:`long_text`).
 
         Raises:
             InvalidRequestError: Names the parameter, the value and the limit.
         """
-        if params is None:
-            params = default_sampling_params(self._model)
-        elif not isinstance(params, SamplingParams):
-            raise InvalidRequestError(
-                f"sampling_params must be a SamplingParams, got {type(params).__name__}", "sampling_params"
-            )
+        params = self._checked_params(params, priority)
         text, ids, cache_salt = self._read_prompt(prompt)
         if ids is None:
-            ids = self._encode(text or "")
+            ids = self._check_encoded(self._encode(text or "", _adds_special_tokens(prompt), encoded))
         ids = self._truncate(ids, params)
         self._check_length(ids, params)
-        self._check_params(params, priority)
         room = self.max_model_len - len(ids)
         extra_eos = () if params.ignore_eos else self.eos_token_ids[1:]
         stop_token_ids = tuple(dict.fromkeys((*(params.stop_token_ids or ()), *extra_eos)))
@@ -145,7 +150,41 @@ class InputProcessor:
             cache_salt=cache_salt,
         )
 
-    def _read_prompt(self, prompt: object) -> tuple[str | None, list[int] | None, str | None]:
+    def long_text(
+        self, prompt: PromptType, params: SamplingParams | None, priority: int, num_chars: int
+    ) -> tuple[str, bool] | None:
+        """What of a prompt is to be tokenised off the event loop: its text and whether to add special tokens.
+
+        Args:
+            prompt: As for :meth:`process`.
+            params: Checked here, so that nothing is tokenised for a request that is wrong.
+            priority: Likewise.
+            num_chars: Shorter texts are better tokenised where they are.
+
+        Returns:
+            None when there is nothing long to be tokenised.
+
+        Raises:
+            InvalidRequestError: As :meth:`process` does.
+        """
+        given = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        if not isinstance(given, str) or len(given) <= num_chars or self._tokenizer is None:
+            return None
+        self._checked_params(params, priority)
+        text, ids, _ = self._read_prompt(prompt)
+        return None if text is None or ids is not None else (text, _adds_special_tokens(prompt))
+
+    def _checked_params(self, params: SamplingParams | None, priority: object) -> SamplingParams:
+        if params is None:
+            params = default_sampling_params(self._model)
+        elif not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"sampling_params must be a SamplingParams, got {type(params).__name__}", "sampling_params"
+            )
+        self._check_params(params, priority)
+        return params
+
+    def _read_prompt(self, prompt: object) -> tuple[str | None, _core.TokenIds | None, str | None]:
         """Text, ids and cache salt of a prompt in any of its shapes; ids of None are still to be made."""
         if isinstance(prompt, str):
             return prompt, None, None
@@ -163,19 +202,24 @@ class InputProcessor:
             _check_cache_salt(salt)
         if ids is None and text is None:
             raise InvalidRequestError("a prompt dict needs 'prompt' or 'prompt_token_ids'", "prompt")
+        special = prompt.get("add_special_tokens", True)
+        if not isinstance(special, bool):
+            raise InvalidRequestError(f"add_special_tokens must be True or False, got {special!r:.80}", "prompt")
         return text, None if ids is None else self._check_ids(ids), salt
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, encoded: _core.TokenIds | None) -> _core.TokenIds:
         if self._tokenizer is None:
             raise InvalidRequestError(
                 "there is no tokenizer (skip_tokenizer_init): give the prompt as token ids", "prompt"
             )
         if not text:  # a tokenizer that adds a beginning-of-sequence token would make a prompt of it
             raise InvalidRequestError("the prompt is empty: at least one character is needed", "prompt")
-        ids = self._tokenizer.encode(text)
-        largest = max(ids, default=0)
-        limit = self._model.vocab_size
+        return self._tokenizer.encode_ids(text, add_special_tokens) if encoded is None else encoded
+
+    def _check_encoded(self, ids: _core.TokenIds) -> _core.TokenIds:
+        largest, limit = ids.largest(), self._model.vocab_size
         if largest >= limit:  # tokenizers may have tokens added that the model was never given
+            assert self._tokenizer is not None
             [token] = self._tokenizer.convert_ids_to_tokens([largest])
             raise InvalidRequestError(
                 f"the prompt has the token {token!r:.80} (id {largest}), which the tokenizer knows and the model does "
@@ -184,13 +228,19 @@ class InputProcessor:
             )
         return ids
 
-    def _check_ids(self, ids: object) -> list[int]:
+    def _check_ids(self, ids: object) -> _core.TokenIds:
+        """Token ids that are there; what is wrong with them is looked for only when something is."""
+        limit = self._model.vocab_size
+        if isinstance(ids, list | _core.TokenIds):
+            try:
+                return _core.TokenIds(ids, limit)
+            except ValueError:
+                pass
         if isinstance(ids, bytes | bytearray | Mapping | set | frozenset) or not hasattr(ids, "__iter__"):
             raise InvalidRequestError(
                 f"a prompt must be text, a list of token ids or a dict, got {type(ids).__name__}", "prompt"
             )
         checked = []
-        limit = self._model.vocab_size
         for position, token_id in enumerate(ids):
             try:
                 if isinstance(token_id, bool):
@@ -207,9 +257,9 @@ class InputProcessor:
                     f"token id {shown} at position {position} is not in the vocabulary (0 to {limit - 1})", "prompt"
                 )
             checked.append(value)
-        return checked
+        return _core.TokenIds(checked)
 
-    def _truncate(self, ids: list[int], params: SamplingParams) -> list[int]:
+    def _truncate(self, ids: _core.TokenIds, params: SamplingParams) -> _core.TokenIds:
         keep = params.truncate_prompt_tokens
         if keep is None:
             return ids
@@ -225,7 +275,7 @@ class InputProcessor:
             return ids
         return ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
 
-    def _check_length(self, ids: list[int], params: SamplingParams) -> None:
+    def _check_length(self, ids: _core.TokenIds, params: SamplingParams) -> None:
         if not ids:
             raise InvalidRequestError("the prompt is empty: at least one token is needed", "prompt")
         longest = self.max_model_len - (params.max_tokens != 0)
@@ -297,6 +347,10 @@ def default_sampling_params(model: ModelConfig, **overrides: Any) -> SamplingPar
 
 
 _warned: set[tuple[str, str]] = set()
+
+
+def _adds_special_tokens(prompt: object) -> bool:
+    return not isinstance(prompt, Mapping) or bool(prompt.get("add_special_tokens", True))
 
 
 def _check_cache_salt(salt: object) -> None:

@@ -1,23 +1,20 @@
 """The tokenizer of a model: the Rust core's, with what ``tokenizer_config.json`` says beside it.
 
-``transformers`` (and with it torch) is imported only for a model that has no ``tokenizer.json``.
+Neither transformers nor torch is imported: a model without ``tokenizer.json`` has its files converted in another
+process (:mod:`rustvllm.tokenizer_json`).
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rustvllm import _core
+from rustvllm.engine.tokenizer_pool import TokenizerPool
 from rustvllm.exceptions import InvalidRequestError, ModelLoadError
-from rustvllm.logger import init_logger
 from rustvllm.sampling_params import is_valid_unicode
-
-logger = init_logger(__name__)
+from rustvllm.tokenizer_json import check_size, load_tokenizer_json, read_object
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-MAX_FILE_BYTES = 256 << 20
-"""A larger tokenizer file is refused: the largest of the field are a tenth of this."""
 _DEFAULT_TEMPLATE = "default"
 
 
@@ -41,6 +38,7 @@ class Tokenizer:
         """Put a core tokenizer and a parsed ``tokenizer_config.json`` together."""
         config = config or {}
         self.core = core
+        self._pool: TokenizerPool | None = None  # made for the first long text
         self.chat_template = chat_template
         self.special_tokens_map = _special_tokens(config)
         self.bos_token_id = self._id_of("bos_token")
@@ -57,16 +55,8 @@ class Tokenizer:
         Raises:
             ModelLoadError: There is none, or it cannot be read.
         """
-        config = _read_object(folder / "tokenizer_config.json")
-        path = folder / "tokenizer.json"
-        if path.is_file():
-            _check_size(path)
-            try:
-                core = _core.Tokenizer.from_file(str(path))
-            except Exception as error:
-                raise ModelLoadError(f"cannot read the tokenizer {path}: {error}") from error
-        else:
-            core = _convert(folder)
+        config = read_object(folder / "tokenizer_config.json")
+        core = load_tokenizer_json(folder, lambda path: _core.Tokenizer.from_file(str(path)))
         return cls(core, config, _chat_template(folder, config))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -85,6 +75,29 @@ class Tokenizer:
             ids = self.core.encode(text, False)
             return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
         return self.core.encode(text, True)
+
+    def encode_ids(self, text: str, add_special_tokens: bool = True) -> _core.TokenIds:
+        """The same as :meth:`encode` without a list, for a prompt on its way to the engine."""
+        if self._own_affixes or not is_valid_unicode(text):
+            return _core.TokenIds(self.encode(text, add_special_tokens))
+        return self.core.encode_ids(text, add_special_tokens)
+
+    async def encode_off_loop(self, text: str, add_special_tokens: bool = True) -> _core.TokenIds:
+        """The same for a long text, in a thread of the core, while the event loop goes on.
+
+        Raises:
+            InvalidRequestError: ``text`` holds lone surrogates.
+            QueueFullError: Too much text waits to be tokenised.
+            RuntimeError: Another event loop is waiting for this tokenizer.
+        """
+        if self._pool is None:
+            self._pool = TokenizerPool(self.core)
+        if not add_special_tokens or not self._own_affixes:
+            return await self._pool.encode(text, add_special_tokens)
+        ids = await self._pool.encode(text, False)
+        if not self._prefix and not self._suffix:
+            return ids
+        return _core.TokenIds([*self._prefix, *ids, *self._suffix])
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         """``{"input_ids": …}``, as transformers' tokenizers answer."""
@@ -135,26 +148,6 @@ class Tokenizer:
         return None if token is None else self.core.token_to_id(token)
 
 
-def _check_size(path: Path) -> None:
-    size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise ModelLoadError(f"{path} has {size} bytes; a tokenizer file may have {MAX_FILE_BYTES}")
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; ``{}`` when there is no such file."""
-    if not path.is_file():
-        return {}
-    _check_size(path)
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError, OSError) as error:
-        raise ModelLoadError(f"cannot read {path}: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"cannot read {path}: it must hold a JSON object, not {type(value).__name__}")
-    return value
-
-
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """Special tokens that are set: each is written as a string, or as an object with its string in ``content``."""
     tokens = {}
@@ -171,14 +164,14 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     """The chat template: a file of its own wins over the one in ``tokenizer_config.json``."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        _check_size(path)
+        check_size(path)
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelLoadError(f"cannot read the chat template {path}: {error}") from error
     template = config.get("chat_template")
     if template is None:
-        template = _read_object(folder / "chat_template.json").get("chat_template")
+        template = read_object(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):  # several, by name
         named = {
             entry.get("name"): entry.get("template")
@@ -187,46 +180,3 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
         }
         template = named.get(_DEFAULT_TEMPLATE)
     return template if isinstance(template, str) else None
-
-
-def _convert(folder: Path) -> _core.Tokenizer:
-    """A tokenizer without ``tokenizer.json``, by way of the transformers class that its files belong to."""
-    files = sorted(path.name for path in folder.glob("*") if path.name in _LEGACY_FILES)
-    if not files:
-        raise ModelLoadError(
-            f"no tokenizer in {folder}: there is neither tokenizer.json nor {', '.join(sorted(_LEGACY_FILES))}. "
-            "Give another with tokenizer=…, or pass skip_tokenizer_init=True and send token ids"
-        )
-    class_name = _class_name(folder, files)
-    logger.info("%s has no tokenizer.json: converting %s with transformers' %s", folder, ", ".join(files), class_name)
-    try:
-        import transformers
-
-        tokenizer = getattr(transformers, class_name).from_pretrained(str(folder), trust_remote_code=False)
-        return _core.Tokenizer.from_bytes(tokenizer.backend_tokenizer.to_str().encode())
-    except Exception as error:
-        raise ModelLoadError(
-            f"cannot convert the tokenizer in {folder} ({', '.join(files)}) with transformers' {class_name}: {error}"
-        ) from error
-
-
-_LEGACY_FILES = frozenset({"vocab.json", "merges.txt", "tokenizer.model"})
-
-
-def _class_name(folder: Path, files: list[str]) -> str:
-    """The concrete class: the one the model names when it is a known one, else by the files."""
-    named = str(_read_object(folder / "tokenizer_config.json").get("tokenizer_class", "")).removesuffix("Fast")
-    if named in _TOKENIZER_CLASSES:
-        return _TOKENIZER_CLASSES[named]
-    if "tokenizer.model" in files:
-        return "LlamaTokenizerFast"
-    return "GPT2TokenizerFast"
-
-
-_TOKENIZER_CLASSES = {
-    "GPT2Tokenizer": "GPT2TokenizerFast",
-    "LlamaTokenizer": "LlamaTokenizerFast",
-    "CodeLlamaTokenizer": "CodeLlamaTokenizerFast",
-    "Qwen2Tokenizer": "Qwen2TokenizerFast",
-    "GemmaTokenizer": "GemmaTokenizerFast",
-}

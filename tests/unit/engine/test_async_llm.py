@@ -126,16 +126,48 @@ async def test_wrong_requests_are_raised_before_anything_and_harm_nobody(make):
 
 async def test_a_long_prompt_is_tokenised_beside_the_loop(make, monkeypatch):
     engine = make()
-    threads = []
-    process = engine.input_processor.process
+    encoded = []
+    off_loop = engine.tokenizer.encode_off_loop
     monkeypatch.setattr(
-        engine.input_processor, "process", lambda *args: threads.append(threading.current_thread()) or process(*args)
+        engine.tokenizer, "encode_off_loop", lambda text, special: encoded.append(len(text)) or off_loop(text, special)
     )
     params = GREEDY.clone(truncate_prompt_tokens=4)
     outputs = await collect(engine, "a" * 100_000, params, "r")
     assert outputs[-1].prompt_token_ids == [97] * 4
+    outputs = await collect(engine, {"prompt": "a" * 5000, "add_special_tokens": False}, params, "r")
+    assert outputs[-1].prompt_token_ids == [97] * 4
     await collect(engine, "a", GREEDY, "short")
-    assert [thread is threading.main_thread() for thread in threads] == [False, True]
+    assert encoded == [100_000, 5000]
+
+
+async def test_what_is_wrong_with_a_long_prompt_is_found_before_it_is_tokenised(make, monkeypatch):
+    engine = make()
+    monkeypatch.setattr(engine.tokenizer, "encode_off_loop", None)
+    for prompt, params, priority, message in [
+        ("a" * 5000, "greedy", 0, "SamplingParams"),
+        ("a" * 5000, GREEDY, 7, "priority"),
+        ({"prompt": "a" * 5000, "salt": "x"}, GREEDY, 0, "may have the keys"),
+        ({"prompt": "a" * 5000, "add_special_tokens": 1}, GREEDY, 0, "True or False"),
+    ]:
+        with pytest.raises(InvalidRequestError, match=message):
+            await engine.add_request("r", prompt, params, priority=priority)
+
+
+async def test_leaving_while_a_prompt_is_tokenised(make):
+    engine = make()
+    tasks = [asyncio.create_task(engine.add_request(f"r{i}", "ab " * 200_000, GREEDY)) for i in range(4)]
+    await asyncio.sleep(0)
+    pool = engine.tokenizer._pool
+    assert pool is not None
+    assert pool.num_waiting_bytes == 4 * 600_000
+    for task in tasks:
+        task.cancel()
+    assert all(
+        isinstance(error, asyncio.CancelledError) for error in await asyncio.gather(*tasks, return_exceptions=True)
+    )
+    await until(lambda: pool.num_waiting_bytes == 0)
+    assert len(engine._requests) == 0
+    assert (await collect(engine, "a", GREEDY, "r0"))[-1].outputs[0].text == "bcde"
 
 
 async def test_full_queue(make, toy_executors):

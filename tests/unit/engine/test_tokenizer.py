@@ -135,19 +135,3 @@ def test_broken_files_are_named(folder, name, content):
 def test_no_tokenizer_at_all(tmp_path):
     with pytest.raises(ModelLoadError, match="skip_tokenizer_init=True"):
         Tokenizer.from_folder(tmp_path)
-
-
-@pytest.mark.slow
-def test_files_of_before_tokenizer_json_are_converted(shared_dir, tmp_path):
-    source = shared_dir / "data/gpt2-tokenizer"
-    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
-        shutil.copy(source / name, tmp_path)
-    converted, whole = Tokenizer.from_folder(tmp_path), Tokenizer.from_folder(source)
-    for text in TEXTS:
-        assert converted.encode(text) == whole.encode(text)
-
-
-def test_files_that_cannot_be_converted(tmp_path):
-    (tmp_path / "tokenizer.model").write_text("no model")
-    with pytest.raises(ModelLoadError, match="cannot convert the tokenizer"):
-        Tokenizer.from_folder(tmp_path)

@@ -109,7 +109,7 @@ async def create_chat_completion(raw_request: Request) -> Response:
     if special is None:
         special = not model.has_own_chat_template
     text = _render(request, state, model)
-    prompt = await engine_prompt(
+    prompt = engine_prompt(
         model,
         text,
         add_special_tokens=special,

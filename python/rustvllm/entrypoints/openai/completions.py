@@ -64,7 +64,7 @@ async def create_completion(raw_request: Request) -> Response:
     check_num_choices(len(request.prompt), params.n)
     request_id = new_request_id("cmpl-", raw_request, request.request_id)
     prompts = [
-        await engine_prompt(
+        engine_prompt(
             model,
             prompt,
             add_special_tokens=request.add_special_tokens is not False,

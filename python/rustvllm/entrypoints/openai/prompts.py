@@ -1,6 +1,5 @@
 """Prompts as the engine takes them: text that it tokenises itself, or token ids. It checks them against its limits."""
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from rustvllm.entrypoints.openai.state import ServedModel
@@ -9,11 +8,8 @@ from rustvllm.exceptions import InvalidRequestError
 if TYPE_CHECKING:
     from rustvllm.engine.input_processor import TextPrompt, TokensPrompt
 
-_OFF_LOOP_CHARS = 2048
-"""Longer texts are tokenised in a thread (the tokenizer releases the interpreter); shorter ones cost less than that."""
 
-
-async def engine_prompt(
+def engine_prompt(
     model: ServedModel,
     prompt: str | list[int],
     *,
@@ -47,13 +43,10 @@ async def engine_prompt(
         raise InvalidRequestError(f"{param} must not be empty.", param)
     if not truncated:
         check_text_length(model, prompt)
-    if add_special_tokens:
-        return {"prompt": prompt} if cache_salt is None else {"prompt": prompt, "cache_salt": cache_salt}
-    if len(prompt) > _OFF_LOOP_CHARS:
-        ids = await asyncio.to_thread(model.tokenizer.encode, prompt, False)
-    else:
-        ids = model.tokenizer.encode(prompt, False)
-    return _tokens_prompt(ids, cache_salt)
+    text_prompt: TextPrompt = {"prompt": prompt, "add_special_tokens": add_special_tokens}
+    if cache_salt is not None:
+        text_prompt["cache_salt"] = cache_salt
+    return text_prompt
 
 
 def _tokens_prompt(ids: list[int], cache_salt: str | None) -> "TokensPrompt":
