@@ -139,7 +139,7 @@ class RequestState:
             sample.stop_reason = None if delta.stop_reason in self._hidden_stop_ids else delta.stop_reason
             if delta.finish_reason == "error":
                 # What a step raised explains a request that was in one.
-                step_error = step_error if delta.error_kind == "failed" else None
+                step_error = step_error if delta.error_kind in (None, "failed") else None
                 reasons = [reason for reason in (delta.error, step_error) if reason]
                 self.error = "; ".join(reasons) or "the engine failed"
                 self._failure = _failure(delta, self.error)
