@@ -100,6 +100,8 @@ class EngineCore:
             long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
             scheduling_policy="priority" if config.scheduler.scheduling_policy == "priority" else "fcfs",
             max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+            max_num_queued_tokens=config.scheduler.max_num_queued_tokens,
+            queue_timeout=config.scheduler.queue_timeout,
             watermark=config.scheduler.watermark,
             preemption_mode=config.scheduler.preemption_mode,
             num_cpu_blocks=self.num_cpu_blocks,

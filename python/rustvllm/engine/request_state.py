@@ -10,6 +10,7 @@ from rustvllm.exceptions import (
     EngineDeadError,
     InvalidRequestError,
     QueueFullError,
+    QueueTimeoutError,
     RequestFailedError,
     RustVLLMError,
 )
@@ -196,6 +197,8 @@ def _failure(delta: _core.RequestDelta, message: str) -> RustVLLMError:
             return InvalidRequestError(message, delta.error_param)
         case "queue_full":
             return QueueFullError(message)
+        case "queue_timeout":
+            return QueueTimeoutError(message)
         case "engine_dead":
             return EngineDeadError(message)
         case _:
