@@ -163,11 +163,16 @@ class Scheduler:
         scheduler_output: SchedulerOutput,
         sampled_token_ids: npt.NDArray[np.int32],
         draft_token_ids: npt.NDArray[np.int32] | None = None,
+        logprobs: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]
+        | None = None,
     ) -> int:
         """Append sampled tokens (int32 ``[num_sampled, k]``; −1 ends a row), stop, free, emit.
 
         A row of −1 alone ends its request with an error, one that begins with −2 says that its grammar did not take
-        the token. Drafts (int32 ``[num_sampled, d]``, −1 ends a row) run with the next step.
+        the token. Drafts (int32 ``[num_sampled, d]``, −1 ends a row) run with the next step. ``logprobs`` are of those
+        sampled ids whose requests asked: places among the ids (int32 ``[m]``, ascending), candidates (int32 ``[m, c]``,
+        the sampled id first, −1 ends a row), their log-probabilities (float32 ``[m, c]``), and the rank of the sampled
+        id from 1 (int32 ``[m]``).
 
         Returns the number of requests that finished.
         """
@@ -473,6 +478,9 @@ class RequestDelta:
     key: int
     new_text: str
     new_token_ids: list[int]
+    new_logprobs: list[tuple[int, list[tuple[int, float, int, bytes | None]]]]
+    """For each token the characters before it and its candidates, the sampled one first: id, log-probability, rank and
+    bytes (None without text). Empty unless asked for."""
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None
     stop_reason: int | str | None
     error: str | None
@@ -504,11 +512,13 @@ class OutputProcessor:
         min_tokens: int = 0,
         at_the_end: bool = False,
         event_template: tuple[bytes, bytes] | None = None,
+        logprobs: bool = False,
     ) -> None:
         """Expect outputs for ``key``; call it before ``EngineHandle.add_request``.
 
         Its news are deltas. With ``at_the_end`` there is one, when it has ended; with ``event_template`` new text comes
-        as events, the template's bytes around the text as a JSON string, and everything else with the end.
+        as events, the template's bytes around the text as a JSON string, and everything else with the end. ``logprobs``
+        says that its tokens have log-probabilities beside them (not with a template).
         """
     def discard(self, key: int) -> None:
         """Forget a request whose reader has gone; its later outputs are dropped."""

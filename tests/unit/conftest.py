@@ -6,13 +6,13 @@ The tokenizer has one token per byte (id = byte value) and ``<eos>`` = 256.
 import json
 import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from rustvllm.engine import core
 from rustvllm.engine_args import EngineArgs
+from rustvllm.worker.step_output import ModelRunnerOutput
 
 EOS, VOCAB = 256, 257
 EXTRA_EOS = ord("~")
@@ -72,7 +72,7 @@ class ToyExecutor:
         self.sampled = ((last + 1) % VOCAB).astype(np.int32)[:, None]
 
     def sample_tokens(self, grammar_output=None):
-        return SimpleNamespace(sampled_token_ids=np.ascontiguousarray(self.sampled))
+        return ModelRunnerOutput(np.ascontiguousarray(self.sampled))
 
     def discard_step(self):
         self.sampled = None

@@ -323,6 +323,9 @@ impl Connection {
             return Ok(None);
         }
         match EngineMessage::decode(frame_kind, body, self.client_index)? {
+            EngineMessage::Logprobs(all) => {
+                self.shared.deliver(all.into_iter().map(ClientOutput::Logprobs).collect());
+            }
             EngineMessage::Refused { keys, error } => {
                 let outputs = keys.into_iter().map(|key| {
                     self.forget(key);

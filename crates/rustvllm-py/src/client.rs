@@ -29,6 +29,7 @@ impl PyEngineClient {
         let mut death: Option<Arc<str>> = None;
         self.inner.drain_outputs(|output| match output {
             ClientOutput::Output(record) => stopped.extend(processor.process(&record)),
+            ClientOutput::Logprobs(beside) => processor.add_logprobs(beside),
             ClientOutput::Refused { key, error } => processor.fail(key, RequestFailure::Refused(error)),
             ClientOutput::Died { key } => {
                 let death = death.get_or_insert_with(|| self.inner.death().unwrap_or_default().into());

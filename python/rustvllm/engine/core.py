@@ -98,7 +98,7 @@ class EngineCore:
             self._fail_step(output, error)
         else:
             self._failures_in_a_row = 0
-            self.scheduler.update_from_output(output, sampled.sampled_token_ids)
+            self.scheduler.update_from_output(output, sampled.sampled_token_ids, logprobs=sampled.logprobs)
         return output.total_num_scheduled_tokens
 
     def _fail_step(self, output: _core.SchedulerOutput, error: BaseException) -> None:

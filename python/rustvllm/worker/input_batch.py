@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rustvllm.sample.logprobs import LogprobsMetadata
 from rustvllm.sample.metadata import GREEDY_TEMPERATURE, Penalties, SamplingMetadata
 from rustvllm.worker.step_buffers import StepBuffers
 from rustvllm.worker.token_counts import TokenCounts, TokenIds
@@ -76,10 +77,13 @@ class InputBatch:
         num_outputs = positions - ints[:, self._int["num_prompt_tokens"]]
         masked_rows, masked_ids = self._masked_ids(rows, num_outputs < ints[:, self._int["min_tokens"]])
         penalties = self._penalties(rows, floats)
+        logprobs = self._logprobs(ints[:, self._int["num_logprobs"]])
         temperature = floats[:, self._float["temperature"]]
         random = np.flatnonzero(temperature >= GREEDY_TEMPERATURE)
         if not random.size:
-            return SamplingMetadata(masked_rows=masked_rows, masked_ids=masked_ids, penalties=penalties)
+            return SamplingMetadata(
+                masked_rows=masked_rows, masked_ids=masked_ids, penalties=penalties, logprobs=logprobs
+            )
         floats, ints = floats[random], ints[random]
         top_k, top_p = ints[:, self._int["top_k"]], floats[:, self._float["top_p"]]
         min_p = floats[:, self._float["min_p"]]
@@ -94,6 +98,7 @@ class InputBatch:
             masked_rows=masked_rows,
             masked_ids=masked_ids,
             penalties=penalties,
+            logprobs=logprobs,
         )
 
     def count(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:
@@ -164,6 +169,12 @@ class InputBatch:
             output_counts=self._counts.output_counts[on_device],
             prompt_mask=self._counts.prompt_mask[on_device],
         )
+
+    def _logprobs(self, num_logprobs: npt.NDArray[np.int64]) -> LogprobsMetadata | None:
+        which = np.flatnonzero(num_logprobs >= 0)
+        if not which.size:
+            return None
+        return LogprobsMetadata(self._send(which), which.astype(np.int32), num_logprobs[which].astype(np.int32))
 
     def _send(self, array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

@@ -183,6 +183,7 @@ pub(crate) fn collect(client: &EngineClient, num_ends: usize) -> Vec<ClientOutpu
 pub(crate) fn is_end(output: &ClientOutput) -> bool {
     match output {
         ClientOutput::Output(output) => output.finish_reason.is_some(),
+        ClientOutput::Logprobs(_) => false,
         _ => true,
     }
 }
