@@ -1,100 +1,48 @@
 """What the serving path costs without a model: ``rustvllm serve --executor sim`` under ``rustvllm bench serve``.
 
-Per row: tokens/s, latencies, and the processor time of the server per streamed token and per event, by thread, from
-/proc. Server and client share the machine, so throughput is that of both; processor time is the server's alone.
+Processor time of the server per streamed token, by process and thread, from /proc. Server and client share the machine,
+so throughput is that of both; processor time is the server's alone. Sections of the report:
 
-    python benches/python/serving_cost.py --concurrency 1,16,64,256 --step-time 0,5
-    python benches/python/serving_cost.py --bare    # the same of a server that does nothing else
+    bare     the same load on a FastAPI stream that does nothing else, and on ours, by turns: the ratio of both
+    cost     more concurrencies and step times
+    alone    one request at a time: what the stack adds to the first token and to each other one
+    scaling  ``--api-server-count``
+
+    python benches/python/serving_cost.py --sections bare,alone --output-json report.json
+    python benches/python/serving_cost.py --sections cost --concurrency 1,64 --step-time 0,5 --mode process
+    python benches/python/serving_cost.py --sections cost -- --max-num-batched-tokens 512    # flags of rustvllm serve
 """
 
 import argparse
-import json
 import os
-import signal
-import subprocess
+import statistics
 import sys
-import tempfile
-import threading
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-RUSTVLLM = [sys.executable, "-m", "rustvllm.entrypoints.cli.main"]
+from bench_report import add_common_flags, new_report, numbers, parse, publish, whole_numbers
+from measured_server import MeasuredServer, bench_serve, rustvllm_server
+
 BARE = [sys.executable, str(Path(__file__).with_name("bare_stream.py"))]
-TICKS = os.sysconf("SC_CLK_TCK")
-READY_SECONDS = 120
+SECTIONS = ("bare", "cost", "alone", "scaling")
+INPUT_LEN = 32
 
 
-def simulation(step_time: float, max_num_seqs: int) -> list[str]:
-    """The command of a server of simulated steps."""
-    command = [*RUSTVLLM, "serve", "--executor", "sim", "--port", "0", "--max-num-seqs", str(max_num_seqs)]
-    return [*command, "--sim-step-time", str(step_time)]
+def simulation(step_time: float, args: argparse.Namespace, *more: str) -> MeasuredServer:
+    """A server of simulated steps."""
+    flags = ["--executor", "sim", "--max-num-seqs", "256", "--sim-step-time", f"{step_time:g}"]
+    return rustvllm_server([*flags, *args.serve, *more], args.mode)
 
 
-@contextmanager
-def serving(command: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """A server's address and process."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        watchdog = threading.Timer(READY_SECONDS, process.kill)
-        watchdog.start()
-        try:
-            url = ""
-            for line in process.stdout or ():
-                if "listening on http" in line:
-                    url = line.split("listening on ")[1].split(",")[0]
-                if "ready, serving" in line:
-                    break
-            else:
-                raise SystemExit(f"the server ended before it was ready: {' '.join(command)}")
-            watchdog.cancel()
-            threading.Thread(target=lambda: [None for _ in process.stdout or ()], daemon=True).start()
-            yield url, process.pid
-        finally:
-            watchdog.cancel()
-            process.send_signal(signal.SIGTERM)
-            process.wait(10)
-
-
-def processor_seconds(pid: int) -> Counter[str]:
-    """Processor time of a process and all its descendants so far, by the name of the thread; pools count as one."""
-    used: Counter[str] = Counter()
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
-        fields = rest.split()
-        # Python before 3.14 gives its threads no names: the event loop's is the main one, the engine's another.
-        label = "main" if task.name == str(pid) else name.rstrip("0123456789_-")
-        used[label] += (int(fields[11]) + int(fields[12])) / TICKS  # user, system
-        for child in (task / "children").read_text().split():
-            used += processor_seconds(int(child))
-    return used
-
-
-def bench(url: str, concurrency: int, num_prompts: int, output_len: int) -> dict[str, Any]:
-    """One run of the load generator."""
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
-        command = [*RUSTVLLM, "bench", "serve", "--base-url", url, "--max-concurrency", str(concurrency)]
-        command += [
-            "--num-prompts",
-            str(num_prompts),
-            "--random-input-len",
-            "32",
-            "--random-output-len",
-            str(output_len),
-        ]
-        command += ["--ignore-eos", "--output-json", file.name, "--metric-percentiles", "50,99", "--disable-tqdm"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        report: dict[str, Any] = json.load(file)
-    return report
-
-
-def measure(url: str, pid: int, concurrency: int, tokens: int, output_len: int) -> dict[str, Any]:
+def measure(server: MeasuredServer, concurrency: int, tokens: int, output_len: int) -> dict[str, Any]:
     """One row."""
-    bench(url, concurrency, concurrency * 2, output_len)  # warm
-    before = processor_seconds(pid)
-    report = bench(url, concurrency, max(concurrency * 2, tokens // output_len), output_len)
-    used = processor_seconds(pid)
+    lengths = ["--random-input-len", str(INPUT_LEN), "--random-output-len", str(output_len)]
+    bench_serve(server.url, concurrency, concurrency * 2, *lengths)  # warm
+    before = server.processor_seconds()
+    report = bench_serve(server.url, concurrency, max(concurrency * 2, tokens // output_len), *lengths)
+    used = server.processor_seconds()
     used.subtract(before)
     per_token = {
         name: 1e6 * seconds / report["total_output_tokens"] for name, seconds in used.most_common() if seconds > 0
@@ -102,6 +50,8 @@ def measure(url: str, pid: int, concurrency: int, tokens: int, output_len: int) 
     return {
         "concurrency": concurrency,
         "failed": report["failed"],
+        "errors_by_kind": report["errors_by_kind"],
+        "total_output_tokens": report["total_output_tokens"],
         "output_throughput": report["output_throughput"],
         "event_throughput": report["event_throughput"],
         "tokens_per_event": report["tokens_per_event"],
@@ -109,56 +59,155 @@ def measure(url: str, pid: int, concurrency: int, tokens: int, output_len: int) 
         "server_cpu_us_per_token": sum(per_token.values()),
         "server_cpu_us_per_event": sum(per_token.values()) * report["tokens_per_event"],
         "server_cpu_us_per_token_by_thread": per_token,
-        "server_cores": sum(used.values()) / report["duration"],
+        "server_cores": used.total() / report["duration"],
         "client_load": report["client_load"],
-        "machine": report["machine"],
-        "versions": report["versions"],
+        "load_average": os.getloadavg()[0],
     }
 
 
-def numbers(text: str) -> list[float]:
-    """Numbers separated by commas."""
-    return [float(part) for part in text.split(",")]
+def tokens_of(concurrency: int, step_time: float, most: int) -> int:
+    """Tokens of a run: a row of one stream at a time would take minutes, so no more than ten seconds bring."""
+    return int(min(most, 10 * concurrency * 1000 / max(step_time, 0.05)))
 
 
-def main() -> None:
-    """Measure every step time at every concurrency and print a table, or JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--concurrency", type=numbers, default=[1, 16, 64, 256])
-    parser.add_argument("--step-time", type=numbers, default=[0.0], help="milliseconds of a simulated step")
-    parser.add_argument("--tokens", type=int, default=50_000, help="tokens of a row, about")
-    parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--bare", action="store_true", help="measure bare_stream.py instead")
-    parser.add_argument("--json", action="store_true")
-    args, more = parser.parse_known_args()  # what is not known here goes to `rustvllm serve`
+def against_bare(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Bare and ours by turns: one row per concurrency and step time, with the ratios turn by turn."""
     rows = []
-    for step_time in [0.0] if args.bare else args.step_time:
-        with serving(BARE if args.bare else [*simulation(step_time, 256), *more]) as (url, pid):
-            for concurrency in map(int, args.concurrency):
-                # A row of one stream at a time would take minutes: as many tokens as ten seconds bring.
-                per_second = concurrency * 1000 / max(step_time, 0.05)
-                tokens = int(min(args.tokens, 10 * per_second))
-                row = {"step_time_ms": step_time, **measure(url, pid, concurrency, tokens, args.output_len)}
-                rows.append(row)
-                if not args.json:
-                    print(table_row(row), flush=True)
-    if args.json:
-        print(json.dumps(rows, indent=2))
+    with ExitStack() as stack:
+        bare = stack.enter_context(MeasuredServer(BARE))
+        ours = {step: stack.enter_context(simulation(step, args)) for step in args.step_time}
+        for concurrency in args.concurrency:
+            runs: dict[str, list[dict[str, Any]]] = {}
+            for _ in range(args.turns):
+                turn = {"bare": (bare, 0.0), **{f"step {step:g} ms": (one, step) for step, one in ours.items()}}
+                for name, (server, step) in turn.items():
+                    run = measure(server, concurrency, tokens_of(concurrency, step, args.tokens), args.output_len)
+                    runs.setdefault(name, []).append(run)
+                    show(name, run)
+            rows.append({"concurrency": concurrency, "runs": runs, "ratios": ratios_to_bare(runs)})
+    return rows
 
 
-def table_row(row: dict[str, Any]) -> str:
+def ratios_to_bare(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Ours ÷ bare, turn by turn: cost per token (of which an event may have several) and per event."""
+    found = {}
+    for name in runs.keys() - {"bare"}:
+        pairs = list(zip(runs[name], runs["bare"], strict=True))
+        found[name] = {
+            unit: spread([ours[key] / bare["server_cpu_us_per_event"] for ours, bare in pairs])
+            for unit, key in (("per_token", "server_cpu_us_per_token"), ("per_event", "server_cpu_us_per_event"))
+        }
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and extremes."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def every_cost(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every step time at every concurrency."""
+    rows = []
+    for step_time in args.step_time:
+        with simulation(step_time, args) as server:
+            for concurrency in args.concurrency:
+                tokens = tokens_of(concurrency, step_time, args.tokens)
+                run = measure(server, concurrency, tokens, args.output_len)
+                rows.append({"step_time_ms": step_time, **run})
+                show(f"step {step_time:g} ms", run)
+    return rows
+
+
+def alone(args: argparse.Namespace) -> dict[str, Any]:
+    """One request at a time without step time: everything is what the stack adds."""
+    with simulation(0, args) as server:
+        lengths = ["--random-input-len", str(INPUT_LEN), "--random-output-len", "16"]
+        bench_serve(server.url, 1, 50, *lengths)
+        report = bench_serve(server.url, 1, args.requests_alone, *lengths)
+    names = [f"{kind}_{metric}_ms" for metric in ("ttft", "itl", "e2el") for kind in ("p50", "p99")]
+    found = {name: report[name] for name in names} | {"completed": report["completed"], "failed": report["failed"]}
+    print(f"alone: TTFT p50 {found['p50_ttft_ms']:.2f} p99 {found['p99_ttft_ms']:.2f} ms", file=sys.stderr, flush=True)
+    return {**found, "output_len": 16, "load_average": os.getloadavg()[0]}
+
+
+def scaling(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """API processes: throughput and cost with one, two, …, by turns."""
+    rows = []
+    with ExitStack() as stack:
+        servers = {
+            count: stack.enter_context(simulation(0, args, "--api-server-count", str(count)))
+            for count in args.api_server_count
+        }
+        for concurrency in args.concurrency:
+            for turn in range(args.turns):
+                for count, server in servers.items():
+                    run = measure(server, concurrency, tokens_of(concurrency, 0, args.tokens), args.output_len)
+                    rows.append({"api_server_count": count, "turn": turn, **run})
+                    show(f"{count} API", run)
+    return rows
+
+
+def show(name: str, row: Mapping[str, Any]) -> None:
     """One row for people."""
     by_thread = ", ".join(
-        f"{name} {us:.1f}" for name, us in row["server_cpu_us_per_token_by_thread"].items() if us >= 0.05
+        f"{thread} {us:.1f}" for thread, us in row["server_cpu_us_per_token_by_thread"].items() if us >= 0.05
     )
-    return (
-        f"step {row['step_time_ms']:g} ms, {row['concurrency']:>3} streams: {row['output_throughput']:>7.0f} tok/s, "
+    line = (
+        f"{name:<10} {row['concurrency']:>3} streams: {row['output_throughput']:>7.0f} tok/s, "
         f"{row['tokens_per_event']:.2f} tok/event, TTFT p50 {row['p50_ttft_ms']:.2f} p99 {row['p99_ttft_ms']:.2f}, "
         f"ITL p50 {row['p50_itl_ms']:.2f} p99 {row['p99_itl_ms']:.2f} ms, "
         f"server {row['server_cpu_us_per_token']:.1f} us/tok {row['server_cpu_us_per_event']:.1f} us/event "
-        f"({by_thread}), "
-        f"client {row['client_load']:.2f}"
+        f"({by_thread}), client {row['client_load']:.2f}"
     )
+    print(line, file=sys.stderr, flush=True)
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The comparison with the bare stream, for a document: medians of the turns."""
+    head = "| | streams | tokens/s | tokens per event | us per token | us per event | token ÷ bare event | event ÷ |"
+    lines = [head, "|---|---:|" + "---:|" * 6]
+    for row in report.get("bare", []):
+        for name, runs in row["runs"].items():
+            middle = {
+                key: statistics.median(run[key] for run in runs)
+                for key in runs[0]
+                if key.startswith("server_cpu_us_per") and not key.endswith("thread")
+            }
+            speed = statistics.median(run["output_throughput"] for run in runs)
+            merged = statistics.median(run["tokens_per_event"] for run in runs)
+            ratio = row["ratios"].get(name)
+            ends = (
+                ["", ""] if ratio is None else [f"{ratio[unit]['median']:.2f}" for unit in ("per_token", "per_event")]
+            )
+            costs = [f"{middle[f'server_cpu_us_per_{unit}']:.1f}" for unit in ("token", "event")]
+            cells = [name, str(row["concurrency"]), f"{speed:.0f}", f"{merged:.2f}", *costs, *ends]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure the sections asked for and print JSON; rows as they come on standard error."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sections", default="bare,alone", help=f"of {','.join(SECTIONS)} (default: bare,alone)")
+    parser.add_argument("--concurrency", type=whole_numbers, default=[1, 16, 64, 256])
+    parser.add_argument("--step-time", type=numbers, default=[0.0, 5.0], help="milliseconds of a simulated step")
+    parser.add_argument("--tokens", type=int, default=100_000, help="tokens of a run, about")
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--turns", type=int, default=3, help="of bare and of scaling (default: 3)")
+    parser.add_argument("--requests-alone", type=int, default=1000)
+    parser.add_argument("--api-server-count", type=whole_numbers, default=[1, 2])
+    add_common_flags(parser)
+    args = parse(parser)
+    wanted = args.sections.split(",")
+    if unknown := set(wanted) - set(SECTIONS):
+        parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    report: dict[str, Any] = {**new_report(), "mode": args.mode, "serve_arguments": args.serve}
+    for name, section in zip(SECTIONS, (against_bare, every_cost, alone, scaling), strict=True):
+        if name in wanted:
+            report[name] = section(args)
+    publish(report, args.output_json)
+    if "bare" in wanted:
+        print(table(report), file=sys.stderr)
 
 
 if __name__ == "__main__":

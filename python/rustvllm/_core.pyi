@@ -315,23 +315,60 @@ class EngineServer:
 
 @final
 class EngineClient:
-    """An engine in another process: what ``EngineHandle`` is in this one. Any thread may call it.
+    """Engines in other processes: what ``EngineHandle`` is in this one. Any thread may call it.
 
-    A request that the engine does not take gives a last delta with ``error_kind`` ``invalid`` or ``queue_full``; when
-    the connection is lost, every request gets one with ``engine_dead`` at once.
+    A request that its engine does not take gives a last delta with ``error_kind`` ``invalid`` or ``queue_full``; when
+    an engine's connection is lost, every request that it had gets one with ``engine_dead`` at once. With several
+    engines the others go on, and get what comes; ``docs/transport.md`` says which gets what.
     """
 
     @staticmethod
-    def connect(path: str | PathLike[str], timeout: float = 5.0, *, heartbeat_interval: float = 0.2) -> EngineClient:
+    def connect(
+        path: str | PathLike[str] | Sequence[str | PathLike[str]],
+        timeout: float = 5.0,
+        *,
+        heartbeat_interval: float = 0.2,
+    ) -> EngineClient:
         """Connect to a Unix socket, waiting up to ``timeout`` seconds for an engine that does not listen yet.
 
-        Raises ConnectionError when there is none or it refuses, ValueError for an impossible path.
+        Several sockets, in the order of their ranks, are several engines behind one client; the time is for all.
+
+        Raises ConnectionError when there is none or it refuses, ValueError for an impossible path or an engine whose
+        ``max_model_len`` or ``block_size`` is not the first one's.
         """
+    @overload
     @staticmethod
     def connect_tcp(
         host: str, port: int, secret: bytes, timeout: float = 5.0, *, heartbeat_interval: float = 0.2
     ) -> EngineClient:
         """The same over TCP, where both sides prove that they know the secret."""
+    @overload
+    @staticmethod
+    def connect_tcp(
+        host: Sequence[tuple[str, int]],
+        port: None = None,
+        *,
+        secret: bytes,
+        timeout: float = 5.0,
+        heartbeat_interval: float = 0.2,
+    ) -> EngineClient:
+        """Several engines, as (host, port) in the order of their ranks, with one secret."""
+    def reconnect(self, rank: int, path: str | PathLike[str] | tuple[str, int], timeout: float = 5.0) -> None:
+        """Put a restarted engine into the place of ``rank``; ``path`` is its socket, or (host, port).
+
+        Blocks up to ``timeout`` seconds, without the interpreter. What the one before it had ends with
+        ``engine_dead``, if it has not yet. Raises as ``connect``, and IndexError for a rank that does not exist;
+        nothing has changed then.
+        """
+    @property
+    def num_engines(self) -> int:
+        """How many engines there are, dead ones included."""
+    def engine_health(self, rank: int) -> dict[str, Any]:
+        """``is_alive``, ``death``, ``last_heartbeat_age`` and ``step_age`` (s), ``num_steps``, ``pid``, and
+        ``num_running`` and ``num_waiting`` (of all clients, at the last heartbeat) of one engine.
+        """
+    def engine_stats(self, rank: int, timeout: float = 0.0) -> dict[str, int | float]:
+        """``stats`` of one engine."""
     def new_key(self) -> int:
         """A fresh number that names one request of this client."""
     def add_request(
@@ -362,7 +399,7 @@ class EngineClient:
         fork_from: int | None = None,
         samples: Sequence[tuple[int, str, int]] = ...,
     ) -> None:
-        """Hand a request to the engine; arguments as for ``EngineHandle.add_request``, keys from ``new_key``.
+        """Hand a request to an engine, its samples to the same; arguments as for ``EngineHandle.add_request``, keys from ``new_key``.
 
         Raises InvalidRequestError for what the engine's fixed limits refuse, in the engine's words; QueueFullError when
         it does not take what was sent before; EngineDeadError.
@@ -373,22 +410,27 @@ class EngineClient:
         """Abort this client's requests by id; unknown and finished ids are ignored."""
     @property
     def output_fd(self) -> int:
-        """An eventfd, readable when outputs wait to be polled or the engine has gone; for ``loop.add_reader``."""
+        """An eventfd, readable when outputs of any engine wait or one has gone; for ``loop.add_reader``."""
     def stats(self, timeout: float = 0.0) -> dict[str, int | float]:
-        """Counters of the last heartbeat (none before the first); with a ``timeout`` (s), those of now if they come."""
+        """Counters of the last heartbeat (none before the first); with a ``timeout`` (s), those of now if they come.
+
+        Of several engines, the sums over those that live (over all when none does): also of ``num_steps`` and
+        ``last_updated_step``; ``kv_cache_usage`` is that of all their blocks together.
+        """
     @property
-    def is_alive(self) -> bool: ...
+    def is_alive(self) -> bool:
+        """Whether an engine is left."""
     @property
     def death(self) -> str | None:
-        """Why there is no engine any more."""
+        """Why there is no engine any more; None while one lives."""
     def check_alive(self) -> None:
-        """Raise EngineDeadError, with the reason, when the engine has gone."""
+        """Raise EngineDeadError, with the reason, when no engine is left."""
     @property
     def last_heartbeat_age(self) -> float:
-        """Seconds since the engine's process answered."""
+        """Seconds since the engine's process answered; of several living ones, the longest."""
     @property
     def step_age(self) -> float:
-        """Seconds for which the engine has had something to do and has done nothing; 0.0 when idle."""
+        """Seconds for which the engine has had something to do and has done nothing, 0.0 when idle; the longest."""
     @property
     def num_steps(self) -> int: ...
     @property
@@ -398,16 +440,18 @@ class EngineClient:
     @property
     def block_size(self) -> int: ...
     @property
-    def num_blocks(self) -> int: ...
+    def num_blocks(self) -> int:
+        """KV blocks of the first engine, as of the connection; so are the numbers that follow."""
     @property
     def max_num_seqs(self) -> int: ...
     @property
     def max_num_queued_reqs(self) -> int: ...
     @property
-    def engine_pid(self) -> int: ...
+    def engine_pid(self) -> int:
+        """The process of the first engine, as it is now; ``engine_health`` has all."""
     @property
     def info(self) -> bytes:
-        """What the engine's owner gave its ``EngineServer``."""
+        """What the owner of the first engine gave its ``EngineServer``."""
     def close(self) -> None:
         """Disconnect: what runs gets its last output, here and in the engine. Idempotent."""
 

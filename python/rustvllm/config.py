@@ -21,6 +21,7 @@ MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 SCHEDULING_POLICIES = ("fcfs", "priority")
+MAX_DATA_PARALLEL_SIZE = 64
 EXECUTORS = ("auto", "uniproc", "sim")
 MAX_SIM_MS = 60_000.0
 """A term of a simulated step's time at most."""
@@ -219,6 +220,7 @@ class SchedulerConfig:
         preemption_immunity_steps: For so many steps one that came back gives up nothing, while there is another.
         max_look_past: Waiting requests that may be tried in a step behind one that does not fit; 0 keeps the order.
         max_times_passed: How often one request may be passed so.
+        async_scheduling: A step is planned while the device computes the one before it.
     """
 
     max_num_seqs: int = 128
@@ -232,6 +234,7 @@ class SchedulerConfig:
     preemption_immunity_steps: int = 8
     max_look_past: int = 0
     max_times_passed: int = 8
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         require_int("max_num_seqs", self.max_num_seqs, 1, 65536)
@@ -252,15 +255,20 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How many devices share the model; one, for now."""
+    """How many devices share the model (one, for now), and how many engines share the machine.
+
+    Attributes:
+        data_parallel_size: Engines on this machine, each with the whole model; they divide its processors.
+    """
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             require_int(name, getattr(self, name), 1, 1)
+        require_int("data_parallel_size", self.data_parallel_size, 1, MAX_DATA_PARALLEL_SIZE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,7 +324,10 @@ class SimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Everything an engine is built from. With ``sim`` no model is loaded: its steps are simulated."""
+    """Everything an engine is built from.
+
+    With ``sim`` no model is loaded: its steps are simulated. When and what each step ran goes to ``step_trace_file``.
+    """
 
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -325,6 +336,7 @@ class EngineConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     sim: SimConfig | None = None
+    step_trace_file: Path | None = None
 
     def __post_init__(self) -> None:
         budget, longest = self.scheduler.max_num_batched_tokens, self.model.max_model_len

@@ -31,6 +31,25 @@ def torch_has_cuda() -> bool:
     return re.search(r"^cuda\b[^=\n]*=\s*['\"]", text, re.MULTILINE) is not None
 
 
+def visible_gpus() -> list[str]:
+    """The GPUs that may be used, as ``CUDA_VISIBLE_DEVICES`` would name them; none when the driver cannot be asked."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in {"", "-1"}]
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return []
+    if nvml.nvmlInit_v2() != 0:
+        return []
+    try:
+        count = ctypes.c_uint()
+        found = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
+        return [str(index) for index in range(count.value)] if found else []
+    finally:
+        nvml.nvmlShutdown()
+
+
 class _NvmlMemory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 

@@ -50,7 +50,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "distributed_executor_backend": (None, "uni"),
     "quantization": (None,),
     "kv_cache_dtype": ("auto",),
-    "async_scheduling": (None, False),
     "speculative_config": (None,),
     "enable_lora": (False,),
     "structured_outputs_config": (None,),
@@ -217,6 +216,16 @@ class EngineArgs:
         type=parse_number,
         group="scheduler",
     )
+    async_scheduling: bool | None = _arg(  # noqa: RUF009 -- likewise
+        "plan a step while the one before it runs (default: yes where the device runs by itself, as a simulated one "
+        "does; no on the CPU)",
+        action=argparse.BooleanOptionalAction,
+        group="scheduler",
+    )
+
+    step_trace_file: str | None = _arg(
+        "a line of JSON for every step, with its times in nanoseconds of the monotonic clock", group="observability"
+    )
 
     executor: str | None = _arg(
         "auto: load the model and run it in this process; sim: simulate its steps, without weights",
@@ -332,6 +341,9 @@ class EngineArgs:
             device=DeviceConfig(device=device),
             load=load,
             sim=sim,
+            step_trace_file=None
+            if self.step_trace_file is None
+            else Path(self.step_trace_file).expanduser().absolute(),
         )
 
     def _create_sim_config(self) -> SimConfig | None:
@@ -354,7 +366,7 @@ class EngineArgs:
             for field in dataclasses.fields(self):
                 if field.name.startswith("sim_") and getattr(self, field.name) != field.default:
                     raise ConfigError(f"{field.name} needs executor=sim")
-        for name in ("model", "tokenizer", "revision", "download_dir"):
+        for name in ("model", "tokenizer", "revision", "download_dir", "step_trace_file"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str | Path) or not str(value)):
                 raise ConfigError(f"{name} must be a non-empty string, got {value!r}")
@@ -362,6 +374,8 @@ class EngineArgs:
             value = getattr(self, field.name)
             if isinstance(field.default, bool) and not isinstance(value, bool):
                 raise ConfigError(f"{field.name} must be true or false, got {value!r}")
+        if self.async_scheduling is not None and not isinstance(self.async_scheduling, bool):
+            raise ConfigError(f"async_scheduling must be true, false or None, got {self.async_scheduling!r}")
         for name, limit in (("max_model_len", 2**31 - 1), ("max_num_batched_tokens", None), ("max_num_seqs", None)):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), 1, limit)
@@ -400,7 +414,7 @@ class EngineArgs:
         if not self.skip_tokenizer_init:
             tokenizer_path = found.path
             if self.tokenizer is not None:
-                tokenizer_path = _resolve_tokenizer(str(self.tokenizer), load.download_dir)
+                tokenizer_path = resolve_tokenizer(str(self.tokenizer), load.download_dir)
         if self.served_model_name is None:
             served = (found.name, *found.aliases)
         else:
@@ -440,6 +454,8 @@ class EngineArgs:
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
             enable_chunked_prefill=self.enable_chunked_prefill,
+            # Torch on the CPU computes in the thread that would plan the next step, so that nothing would overlap.
+            async_scheduling=self.executor == "sim" if self.async_scheduling is None else self.async_scheduling,
             **self._scheduler_numbers(),
         )
 
@@ -512,7 +528,7 @@ def _check_generation_config(source: object) -> None:
         raise ConfigError(f"generation_config names {str(source)!r}, but there is no {file}; or say auto, vllm or none")
 
 
-def _resolve_tokenizer(name: str, download_dir: Path | None) -> Path:
+def resolve_tokenizer(name: str, download_dir: Path | None) -> Path:
     """Folder of a tokenizer given apart from the model; it needs no config.json."""
     folder = Path(name).expanduser()
     if folder.is_dir():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rustvllm.exceptions import ConfigError
 
+ENGINE_SECRET = "RUSTVLLM_ENGINE_SECRET"  # noqa: S105 -- a name, not the secret
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -54,8 +55,21 @@ def check_invariants() -> bool:
 
 
 def enable_multiprocessing() -> bool:
-    """``RUSTVLLM_ENABLE_MULTIPROCESSING=1``: the server's engine runs in a process of its own (default off)."""
+    """``RUSTVLLM_ENABLE_MULTIPROCESSING=1``: the engine of an ``AsyncLLM`` runs in a process of its own (default off).
+
+    ``rustvllm serve`` does so in any case, unless ``--disable-frontend-multiprocessing`` says otherwise.
+    """
     return _flag("RUSTVLLM_ENABLE_MULTIPROCESSING")
+
+
+def engine_ready_timeout() -> float:
+    """``RUSTVLLM_ENGINE_READY_TIMEOUT``: seconds that a front end waits for engines it did not start (default 600)."""
+    return _number("RUSTVLLM_ENGINE_READY_TIMEOUT", 600.0, 0.1, 86400.0)
+
+
+def engine_secret() -> str | None:
+    """``RUSTVLLM_ENGINE_SECRET``: what an engine on TCP and its front ends must both know (default: none)."""
+    return os.environ.get(ENGINE_SECRET) or None
 
 
 def cache_dir() -> Path:

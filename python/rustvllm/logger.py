@@ -18,7 +18,7 @@ _MASK = "***"
 # Hub tokens, and whatever follows "Bearer" in a quoted header.
 _SECRET = re.compile(r"hf_[A-Za-z0-9]{8,}|(?<=Bearer )[^\s'\",]+", re.IGNORECASE)
 _SECRET_NAMES = ("token", "api_key", "apikey", "password", "secret")
-_SECRET_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "RUSTVLLM_API_KEY")
+_SECRET_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "RUSTVLLM_API_KEY", "RUSTVLLM_ENGINE_SECRET")
 
 
 def redact(text: str) -> str:

@@ -264,6 +264,8 @@ class SamplingParams:
 
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    if type(value) is float and low < value < high:  # nearly always
+        return
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequestError(f"{name} must be a number, got {_short(value)} ({type(value).__name__})", name)
     try:
@@ -316,6 +318,8 @@ def _as_list(name: str, value: object) -> list[Any]:
 
 
 def _as_strings(stop: object) -> tuple[str, ...]:
+    if not stop and isinstance(stop, tuple | None):
+        return ()
     strings = [stop] if isinstance(stop, str) else _as_list("stop", stop)
     for string in strings:
         if not isinstance(string, str):

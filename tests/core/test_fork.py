@@ -129,7 +129,7 @@ def test_forks_in_a_small_pool_get_their_tokens(depth, swap):
 def test_all_samples_are_taken_in_or_none():
     scheduler = make_scheduler(max_num_queued_reqs=2)
     samples = [(scheduler.handle.new_key(), f"c{i}", i) for i in range(2)]
-    with pytest.raises(QueueFullError, match="2 requests"):
+    with pytest.raises(QueueFullError, match="3 more would exceed max_num_queued_reqs = 2; send fewer at a time"):
         scheduler.add_request("p", [1, 2, 3], max_tokens=2, samples=samples)
     assert not scheduler.has_unfinished_requests()
     scheduler.add_request("p", [1, 2, 3], max_tokens=1, samples=samples[:1])

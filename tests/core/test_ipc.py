@@ -120,7 +120,9 @@ def test_a_full_queue_is_the_requests_error(path: Path) -> None:
     keys = [add(client, processor, str(index)) for index in range(3)]
     (delta,) = collect(client, processor, 1)[keys[2]]
     assert (delta.finish_reason, delta.error_kind, delta.error_param) == ("error", "queue_full", None)
-    assert delta.error == "the queue is full: 2 requests are waiting; try again later"
+    assert delta.error == (
+        "the queue is full: 2 requests are waiting, 1 more would exceed max_num_queued_reqs = 2; try again later"
+    )
     samples = [(client.new_key(), f"s{index}", 0) for index in range(2)]
     with pytest.raises(QueueFullError):
         client.add_request(client.new_key(), "b", [1], max_tokens=1, samples=samples)

@@ -1,4 +1,4 @@
-"""Log-probabilities of the whole engine against transformers', whatever else runs, and against the stored golden ones."""
+"""Log-probabilities of the whole engine against transformers', whatever else runs, and against the golden ones."""
 
 import asyncio
 import json
@@ -36,7 +36,9 @@ def reference(folder):
 
 @pytest.fixture(scope="module")
 def llm(folder):
-    return LLM(str(folder), dtype="float32", device="cpu", max_num_seqs=4, num_gpu_blocks_override=20, max_model_len=128)
+    return LLM(
+        str(folder), dtype="float32", device="cpu", max_num_seqs=4, num_gpu_blocks_override=20, max_model_len=128
+    )
 
 
 def check(result, output, num_logprobs, reference, tokenizer):
@@ -168,7 +170,7 @@ def test_streams_give_each_token_once(folder, monkeypatch, multiprocessing):
             assert [len(ids) for ids in whole[0].values()] == [40, 40]
             for sample, ids in whole[0].items():
                 for token_id, (position, _) in zip(ids, whole[1][sample], strict=True):
-                    assert list(position)[0] == token_id
+                    assert next(iter(position)) == token_id
                     assert len(position) == max(1, index % 4)
                     assert position[token_id].logprob == pytest.approx(math.log(0.5))
                 assert whole[2][sample] == deltas[2][sample] == pytest.approx(40 * math.log(0.5), abs=1e-4)

@@ -11,6 +11,7 @@ from typing import Any
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig, ModelConfig, SchedulerConfig
+from rustvllm.engine.engine_health import EngineHealth
 from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.outputs import CompletionOutput, RequestOutput
@@ -102,6 +103,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.seen: list[EngineCoreRequest] = []
         self.errored = False
+        self.heartbeat_age = self.step_age = 0.0
         self.was_shut_down = False
         self.abort_asked: set[str] = set()
         self.input_processor = InputProcessor(self.config, self.tokenizer)  # type: ignore[arg-type]
@@ -110,8 +112,15 @@ class FakeEngine:
         if self.errored:
             raise EngineDeadError("the fake engine died")
 
+    def health(self) -> list[EngineHealth]:
+        death = "the fake engine died" if self.errored else None
+        return [EngineHealth(0, death, self.heartbeat_age, self.step_age)]
+
     def stats(self) -> dict[str, int | float]:
         return {"num_running": len(self.running), "num_blocks_used": sum(self.running.values())}
+
+    async def current_stats(self) -> dict[str, int | float]:
+        return self.stats()
 
     def shutdown(self) -> None:
         self.was_shut_down = True

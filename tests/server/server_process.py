@@ -31,6 +31,7 @@ class ServerProcess:
         self.lines: list[str] = []
         self.url = ""
         self._news = threading.Condition()
+        self._seen: set[psutil.Process] = set()
 
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(
@@ -46,9 +47,13 @@ class ServerProcess:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.children()
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        for child in self._seen:
+            if child.is_running():
+                child.kill()
         self._reader.join(10)
         self.process.stdout.close()
 
@@ -81,30 +86,67 @@ class ServerProcess:
         """The base URL of a server that serves."""
         return self.wait_for("ready, serving", timeout)
 
+    def children(self, module: str = "") -> list[psutil.Process]:
+        """Its child processes that run a module of that name, oldest first."""
+        try:
+            found = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            found = []
+        self._seen.update(found)
+        return [child for child in found if module in command_of(child)]
+
+    def engines(self) -> list[psutil.Process]:
+        """Its engine processes, by rank."""
+        return self.children("rustvllm.engine.process")
+
+    def apis(self) -> list[psutil.Process]:
+        """Its API processes."""
+        return self.children("api_process")
+
     def end(self, number: signal.Signals) -> tuple[int, float]:
         """Send a signal and wait.
 
         Returns:
             Exit code, and the seconds from the signal to the end of the process.
         """
+        self.children()
         start = time.monotonic()
         self.process.send_signal(number)
         code = self.process.wait(15)
         return code, time.monotonic() - start
 
-    def assert_nothing_left(self) -> None:
-        """No process of the group is alive, and nobody listens."""
-        left = []
-        for process in psutil.process_iter():
-            try:
-                if os.getpgid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    left.append(process)
-            except (psutil.NoSuchProcess, ProcessLookupError):
-                continue
-        assert not left
+    def assert_nothing_left(self, seconds: float = 0.0) -> None:
+        """No process of the group is alive, nor any child that was ever seen; nobody listens.
+
+        Args:
+            seconds: How long they may take to be gone.
+        """
+        deadline = time.monotonic() + seconds
+        while left := self._left():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.02)
         if self.url:
             try:
                 httpx.get(self.url + "/health", timeout=2)
             except httpx.TransportError:
                 return
             raise AssertionError("somebody still listens")
+
+    def _left(self) -> list[psutil.Process]:
+        left = []
+        for process in psutil.process_iter():
+            try:
+                is_ours = os.getpgid(process.pid) == self.process.pid or process in self._seen
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(process)
+            except (psutil.NoSuchProcess, ProcessLookupError):
+                continue
+        return left
+
+
+def command_of(process: psutil.Process) -> str:
+    """Its command line; empty for one that has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

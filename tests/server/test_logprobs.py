@@ -65,7 +65,9 @@ def test_chat(server, num_top):
         assert all(bytes(top["bytes"]).decode() == top["token"] for top in entry["top_logprobs"])
 
 
-@pytest.mark.parametrize(("path", "asked"), [(COMPLETIONS, {"logprobs": 2}), (CHAT, {"logprobs": True, "top_logprobs": 2})])
+@pytest.mark.parametrize(
+    ("path", "asked"), [(COMPLETIONS, {"logprobs": 2}), (CHAT, {"logprobs": True, "top_logprobs": 2})]
+)
 @pytest.mark.parametrize("extra", [{}, {"stop": [" and"]}, {"n": 3}, {"stream_options": {"include_usage": True}}])
 def test_a_stream_has_the_same_as_the_whole(server, path, asked, extra):
     whole = post(server, path, **asked, **{name: value for name, value in extra.items() if name != "stream_options"})
@@ -80,7 +82,9 @@ def test_a_stream_has_the_same_as_the_whole(server, path, asked, extra):
 def test_ids_for_tokens(server):
     [choice] = post(server, COMPLETIONS, logprobs=1, return_tokens_as_token_ids=True)
     assert all(token.startswith("token_id:") for token in choice["logprobs"]["tokens"])
-    assert [[token] for token in choice["logprobs"]["tokens"]] == [list(top) for top in choice["logprobs"]["top_logprobs"]]
+    assert [[token] for token in choice["logprobs"]["tokens"]] == [
+        list(top) for top in choice["logprobs"]["top_logprobs"]
+    ]
 
 
 @pytest.mark.parametrize("logprobs", [None, False])

@@ -1,4 +1,4 @@
-//! `EngineClient`: an engine in another process, as a front end sees it.
+//! `EngineClient`: one engine in another process, as a front end sees it. Several behind one: `router.rs`.
 //!
 //! Calls from any thread; none waits for the engine but `connect` and `fresh_stats`. What is wrong with a request by the
 //! engine's fixed numbers is an error of the call, in the engine's own words; what depends on its load comes back as
@@ -11,7 +11,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
         mpsc as std_mpsc,
     },
     thread::JoinHandle,
@@ -27,8 +27,8 @@ use crate::{
     error::{ClientError, EndpointError},
     frame::HEADER_BYTES,
     handshake::{CAPABILITIES, EngineFacts, Secret, Welcome},
-    key::{client_of, key_of},
-    message::encode_add_requests,
+    key::{client_of, counter_of, key_of},
+    message::{NUM_CLIENT_REQUESTS, encode_add_requests},
     notifier::Notifier,
 };
 
@@ -96,11 +96,35 @@ pub enum ClientOutput {
         /// Why.
         error: AddRequestError,
     },
-    /// The engine has gone; [`EngineClient::death`] says why. There is no other output.
+    /// The engine has gone. There is no other output.
     Died {
         /// Whose last output this is.
         key: RequestKey,
+        /// Why, as [`EngineClient::death`] says it.
+        reason: Arc<str>,
     },
+}
+
+impl ClientOutput {
+    /// The request that this is about.
+    #[must_use]
+    pub fn key(&self) -> RequestKey {
+        match self {
+            Self::Output(output) => output.key,
+            Self::Logprobs(logprobs) => logprobs.key,
+            Self::Refused { key, .. } | Self::Died { key, .. } => *key,
+        }
+    }
+
+    /// Whether nothing else comes for the request.
+    #[must_use]
+    pub fn is_last(&self) -> bool {
+        match self {
+            Self::Output(output) => output.finish_reason.is_some(),
+            Self::Logprobs(_) => false,
+            Self::Refused { .. } | Self::Died { .. } => true,
+        }
+    }
 }
 
 /// What the heartbeat shows.
@@ -130,16 +154,44 @@ pub(crate) enum Command {
     GrammarReady(RequestKey),
     GrammarFailed(RequestKey),
     Stats(std_mpsc::SyncSender<Counters>),
-    Close,
+    /// Disconnect, and say this to whoever asks why.
+    Close(&'static str),
+}
+
+/// Where outputs arrive, of one engine or of several.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    /// In batches; lock-free, as in the scheduler.
+    outputs: Inbox<Vec<ClientOutput>>,
+    pub(crate) notifier: Notifier,
+}
+
+impl Delivery {
+    pub(crate) fn new() -> Result<Arc<Self>, ClientError> {
+        let notifier = Notifier::new().map_err(|source| start_error("make an eventfd for", source))?;
+        Ok(Arc::new(Self { outputs: Inbox::new(), notifier }))
+    }
+
+    /// Hand a batch to whoever drains.
+    pub(crate) fn deliver(&self, batch: Vec<ClientOutput>) {
+        if !batch.is_empty() {
+            self.outputs.push(batch);
+            self.notifier.notify();
+        }
+    }
+
+    /// Take everything that has arrived, oldest first.
+    pub(crate) fn drain(&self, mut receive: impl FnMut(ClientOutput)) {
+        self.notifier.clear();
+        self.outputs.take(|batch| batch.into_iter().for_each(&mut receive));
+    }
 }
 
 /// What the callers and the I/O thread share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// What arrived, in batches; lock-free, as in the scheduler.
-    pub(crate) outputs: Inbox<Vec<ClientOutput>>,
-    pub(crate) notifier: Notifier,
-    pub(crate) death: OnceLock<String>,
+    pub(crate) delivery: Arc<Delivery>,
+    pub(crate) death: OnceLock<Arc<str>>,
     pub(crate) unsent: AtomicUsize,
     /// Held for as long as it takes to exchange a pointer.
     last_stats: Mutex<Counters>,
@@ -149,13 +201,13 @@ pub(crate) struct Shared {
     heartbeat_ns: AtomicU64,
     step_age_ns: AtomicU64,
     num_steps: AtomicU64,
+    num_of_others: AtomicU32,
 }
 
 impl Shared {
-    fn new() -> io::Result<Self> {
-        Ok(Self {
-            outputs: Inbox::new(),
-            notifier: Notifier::new()?,
+    fn new(delivery: Arc<Delivery>) -> Self {
+        Self {
+            delivery,
             death: OnceLock::new(),
             unsent: AtomicUsize::new(0),
             last_stats: Mutex::default(),
@@ -163,7 +215,8 @@ impl Shared {
             heartbeat_ns: AtomicU64::new(0),
             step_age_ns: AtomicU64::new(0),
             num_steps: AtomicU64::new(0),
-        })
+            num_of_others: AtomicU32::new(0),
+        }
     }
 
     /// The engine has answered.
@@ -182,12 +235,14 @@ impl Shared {
         self.last_stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hand a batch to whoever drains.
-    pub(crate) fn deliver(&self, batch: Vec<ClientOutput>) {
-        if !batch.is_empty() {
-            self.outputs.push(batch);
-            self.notifier.notify();
-        }
+    /// The engine's counters have come.
+    pub(crate) fn note_stats(&self, counters: &Counters) {
+        self.last_stats().clone_from(counters);
+        let of = |name: &str| counters.iter().find(|(entry, _)| entry == name).map_or(0, |(_, value)| *value);
+        // What waits was either never admitted, in which case it is queued, or it was preempted.
+        let in_all = of("num_running") + of("num_waiting").max(of("num_queued"));
+        let of_others = in_all.saturating_sub(of(NUM_CLIENT_REQUESTS));
+        self.num_of_others.store(u32::try_from(of_others).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 }
 
@@ -197,7 +252,10 @@ pub struct EngineClient {
     shared: Arc<Shared>,
     commands: mpsc::UnboundedSender<Command>,
     thread: Option<JoinHandle<()>>,
+    /// In the keys of this side.
     client_index: u32,
+    /// In the keys of the engine's side; the same, unless this is one of several engines of a router.
+    engine_index: u32,
     facts: EngineFacts,
     next_counter: AtomicU64,
     max_unsent_bytes: usize,
@@ -209,17 +267,29 @@ impl EngineClient {
     /// # Errors
     /// Why there is no connection.
     pub fn connect(endpoint: Endpoint, options: ClientOptions) -> Result<Self, ClientError> {
+        Self::connect_into(endpoint, options, Delivery::new()?, None)
+    }
+
+    /// The same, with outputs going to a `delivery` that there is already, under keys of `client_index`.
+    pub(crate) fn connect_into(
+        endpoint: Endpoint,
+        options: ClientOptions,
+        delivery: Arc<Delivery>,
+        client_index: Option<u32>,
+    ) -> Result<Self, ClientError> {
         if let Endpoint::Unix(path) = &endpoint {
             check_path(path)?;
         }
-        let shared = Arc::new(Shared::new().map_err(|source| start_error("make an eventfd for", source))?);
+        let shared = Arc::new(Shared::new(delivery));
         let (commands, receiver) = mpsc::unbounded_channel();
         let (connected, outcome) = std_mpsc::sync_channel(1);
         let name = endpoint.to_string();
         let its_shared = shared.clone();
         let thread = std::thread::Builder::new()
             .name("rustvllm-ipc".to_owned())
-            .spawn(move || client_io::run(&endpoint, options, &its_shared, receiver, &connected))
+            .spawn(move || {
+                client_io::run(&endpoint, options, client_index, &its_shared, receiver, &connected);
+            })
             .map_err(|source| start_error("start", source))?;
         let welcome: Welcome = match outcome.recv() {
             Ok(Ok(welcome)) => welcome,
@@ -230,7 +300,8 @@ impl EngineClient {
             shared,
             commands,
             thread: Some(thread),
-            client_index: welcome.client_index,
+            client_index: client_index.unwrap_or(welcome.client_index),
+            engine_index: welcome.client_index,
             facts: welcome.facts,
             next_counter: AtomicU64::new(1),
             max_unsent_bytes: options.max_unsent_bytes,
@@ -243,7 +314,7 @@ impl EngineClient {
         &self.facts
     }
 
-    /// The number that the engine knows this client by.
+    /// The number in the upper bits of this client's keys.
     #[must_use]
     pub fn client_index(&self) -> u32 {
         self.client_index
@@ -265,7 +336,8 @@ impl EngineClient {
         self.check_alive()?;
         let limit = self.facts.max_num_queued_reqs;
         if requests.len() > limit as usize {
-            return Err(AddRequestError::QueueFull { limit }.into());
+            let wanted = u32::try_from(requests.len()).unwrap_or(u32::MAX);
+            return Err(AddRequestError::QueueFull { queued: 0, wanted, limit }.into());
         }
         for request in requests {
             self.facts.limits.check(&request.prompt_token_ids, &request.params)?;
@@ -285,7 +357,7 @@ impl EngineClient {
             return Err(ClientError::Backlogged { unsent, limit: self.max_unsent_bytes });
         }
         let mut frame = Vec::new();
-        encode_add_requests(requests, &mut frame);
+        encode_add_requests(requests, |key| key_of(self.engine_index, counter_of(key)), &mut frame);
         let (num_bytes, limit) = (frame.len() - HEADER_BYTES, self.facts.max_frame_bytes as usize);
         if num_bytes > limit {
             return Err(ClientError::RequestTooLarge { num_bytes, limit });
@@ -315,15 +387,14 @@ impl EngineClient {
     }
 
     /// Take everything that has arrived, oldest first. One thread at a time, or each gets a part.
-    pub fn drain_outputs(&self, mut receive: impl FnMut(ClientOutput)) {
-        self.shared.notifier.clear();
-        self.shared.outputs.take(|batch| batch.into_iter().for_each(&mut receive));
+    pub fn drain_outputs(&self, receive: impl FnMut(ClientOutput)) {
+        self.shared.delivery.drain(receive);
     }
 
     /// Its eventfd is readable while something has arrived.
     #[must_use]
     pub fn notifier(&self) -> &Notifier {
-        &self.shared.notifier
+        &self.shared.delivery.notifier
     }
 
     /// The engine's counters as of the last heartbeat; empty before the first.
@@ -335,11 +406,20 @@ impl EngineClient {
     /// The engine's counters now, or after `timeout` the last that are known.
     #[must_use]
     pub fn fresh_stats(&self, timeout: Duration) -> Counters {
+        self.query_stats().recv_timeout(timeout).unwrap_or_else(|_| self.stats())
+    }
+
+    /// Ask for the counters. An engine that has gone ends the channel at once.
+    pub(crate) fn query_stats(&self) -> std_mpsc::Receiver<Counters> {
         let (sender, answer) = std_mpsc::sync_channel(1);
-        if self.command(Command::Stats(sender)).is_err() {
-            return self.stats();
-        }
-        answer.recv_timeout(timeout).unwrap_or_else(|_| self.stats())
+        let _ = self.command(Command::Stats(sender));
+        answer
+    }
+
+    /// Requests of other clients that the engine had at the last heartbeat.
+    #[must_use]
+    pub fn num_of_others(&self) -> u32 {
+        self.shared.num_of_others.load(Ordering::Relaxed)
     }
 
     /// What the last heartbeat showed, and how old it is.
@@ -360,12 +440,16 @@ impl EngineClient {
     /// Why there is no engine any more.
     #[must_use]
     pub fn death(&self) -> Option<&str> {
-        self.shared.death.get().map(String::as_str)
+        self.shared.death.get().map(|reason| &**reason)
     }
 
     /// Disconnect: requests that run get their last output. Idempotent.
     pub fn close(&self) {
-        let _ = self.commands.send(Command::Close);
+        self.close_because("this client was closed");
+    }
+
+    pub(crate) fn close_because(&self, reason: &'static str) {
+        let _ = self.commands.send(Command::Close(reason));
     }
 
     fn check_alive(&self) -> Result<(), ClientError> {

@@ -22,6 +22,7 @@ use crate::{
     error::{ConnectionError, DecodeError, Refusal},
     frame::FrameReader,
     handshake::{Hello, PROTOCOL_VERSION, Secret, Side, Welcome, new_nonce},
+    key::{counter_of, key_of},
     message::{ClientMessage, EngineMessage, kind},
     outbox::Outbox,
     outputs_codec,
@@ -41,6 +42,7 @@ type BoxedWriter = Box<dyn AsyncWrite + Unpin>;
 pub(crate) fn run(
     endpoint: &Endpoint,
     options: ClientOptions,
+    client_index: Option<u32>,
     shared: &Arc<Shared>,
     mut commands: mpsc::UnboundedReceiver<Command>,
     connected: &Connected,
@@ -57,7 +59,8 @@ pub(crate) fn run(
         let pid = welcome.facts.pid;
         let mut connection = Connection {
             shared: shared.clone(),
-            client_index: welcome.client_index,
+            client_index: client_index.unwrap_or(welcome.client_index),
+            engine_index: welcome.client_index,
             live: HashMap::new(),
             by_id: HashMap::new(),
             queries: HashMap::new(),
@@ -70,16 +73,20 @@ pub(crate) fn run(
         }
         let silence = matches!(endpoint, Endpoint::Tcp { .. }).then_some(options.silence_timeout);
         let end = connection.serve(&mut reader, writer, &mut commands, &options, silence).await;
-        let is_closing = matches!(end, End::ClosedHere);
-        connection.die(end.reason(pid));
+        if matches!(end, End::ClosedHere(_)) {
+            commands.close();
+        }
+        let reason: Arc<str> = end.reason(pid).into();
+        connection.die(&reason);
         drop(reader);
-        // Whoever did not know yet is told, until the client is closed.
-        while !is_closing && let Some(command) = commands.recv().await {
+        // Whoever did not know yet is told, until the client is closed; what was said before that is not forgotten.
+        while let Some(command) = commands.recv().await {
             match command {
                 Command::Add { requests, .. } => {
-                    shared.deliver(requests.into_iter().map(|(key, _)| ClientOutput::Died { key }).collect());
+                    let ends = requests.into_iter().map(|(key, _)| died(key, &reason));
+                    shared.delivery.deliver(ends.collect());
                 }
-                Command::Close => return,
+                Command::Close(_) => commands.close(),
                 _ => {}
             }
         }
@@ -184,7 +191,7 @@ async fn greet(
 /// How a connection ended.
 enum End {
     /// By our own wish.
-    ClosedHere,
+    ClosedHere(&'static str),
     Goodbye,
     Fatal(String),
     Lost(ConnectionError),
@@ -193,7 +200,7 @@ enum End {
 impl End {
     fn reason(&self, pid: u32) -> String {
         match self {
-            Self::ClosedHere => "this client was closed".to_owned(),
+            Self::ClosedHere(reason) => (*reason).to_owned(),
             Self::Goodbye => "the engine was shut down".to_owned(),
             Self::Fatal(message) => format!("the engine died: {message}"),
             Self::Lost(
@@ -208,9 +215,16 @@ impl End {
     }
 }
 
+fn died(key: RequestKey, reason: &Arc<str>) -> ClientOutput {
+    ClientOutput::Died { key, reason: reason.clone() }
+}
+
 struct Connection {
     shared: Arc<Shared>,
+    /// In the keys of this side, which `live` has.
     client_index: u32,
+    /// In those of the engine's.
+    engine_index: u32,
     /// Requests without a last output.
     live: HashMap<RequestKey, Box<str>>,
     /// The same by id.
@@ -250,7 +264,8 @@ impl Connection {
                     }
                 }
                 command = commands.recv() => match command {
-                    None | Some(Command::Close) => return End::ClosedHere,
+                    None => return End::ClosedHere("this client was dropped"),
+                    Some(Command::Close(reason)) => return End::ClosedHere(reason),
                     Some(command) => outbox.fill(|buffer| self.obey(command, buffer)),
                 },
                 _ = heartbeat.tick() => {
@@ -291,22 +306,28 @@ impl Connection {
                 let keys = request_ids.iter().filter_map(|id| self.by_id.get(id).copied()).collect();
                 self.abort(keys, buffer);
             }
-            Command::GrammarReady(key) => ClientMessage::GrammarReady(key).encode(buffer),
-            Command::GrammarFailed(key) => ClientMessage::GrammarFailed(key).encode(buffer),
+            Command::GrammarReady(key) => ClientMessage::GrammarReady(self.abroad(key)).encode(buffer),
+            Command::GrammarFailed(key) => ClientMessage::GrammarFailed(self.abroad(key)).encode(buffer),
             Command::Stats(answer) => {
                 self.next_id += 1;
                 self.queries.insert(self.next_id, answer);
                 ClientMessage::StatsQuery(self.next_id).encode(buffer);
             }
-            Command::Close => {}
+            Command::Close(_) => {}
         }
+    }
+
+    /// A key of this side as the engine knows it.
+    fn abroad(&self, key: RequestKey) -> RequestKey {
+        key_of(self.engine_index, counter_of(key))
     }
 
     fn abort(&self, mut keys: Vec<RequestKey>, buffer: &mut Vec<u8>) {
         keys.retain(|key| self.live.contains_key(key));
         // Far fewer than the engine's frames hold, but nothing else bounds what a caller gives.
         for keys in keys.chunks(1 << 16) {
-            ClientMessage::Abort(keys.to_vec()).encode(buffer);
+            let keys = keys.iter().map(|key| self.abroad(*key)).collect();
+            ClientMessage::Abort(keys).encode(buffer);
         }
     }
 
@@ -324,19 +345,20 @@ impl Connection {
         }
         match EngineMessage::decode(frame_kind, body, self.client_index)? {
             EngineMessage::Logprobs(all) => {
-                self.shared.deliver(all.into_iter().map(ClientOutput::Logprobs).collect());
+                self.shared.delivery.deliver(all.into_iter().map(ClientOutput::Logprobs).collect());
             }
             EngineMessage::Refused { keys, error } => {
                 let outputs = keys.into_iter().map(|key| {
+                    let key = key_of(self.client_index, counter_of(key));
                     self.forget(key);
                     ClientOutput::Refused { key, error: error.clone() }
                 });
                 let batch = outputs.collect();
-                self.shared.deliver(batch);
+                self.shared.delivery.deliver(batch);
             }
             EngineMessage::Stats { id, entries } => {
                 let counters = Arc::new(entries);
-                self.shared.last_stats().clone_from(&counters);
+                self.shared.note_stats(&counters);
                 if let Some(answer) = self.queries.remove(&id) {
                     let _ = answer.try_send(counters);
                 }
@@ -368,7 +390,7 @@ impl Connection {
                 self.forget(output.key);
             }
         }
-        self.shared.deliver(batch);
+        self.shared.delivery.deliver(batch);
         Ok(())
     }
 
@@ -382,13 +404,13 @@ impl Connection {
     }
 
     /// The connection is lost: give everybody their last output.
-    fn die(&mut self, reason: String) {
+    fn die(&mut self, reason: &Arc<str>) {
         // Before the outputs: whoever gets one can ask why.
-        let _ = self.shared.death.set(reason);
+        let _ = self.shared.death.set(reason.clone());
         self.queries.clear();
-        let batch = self.live.drain().map(|(key, _)| ClientOutput::Died { key }).collect();
-        self.shared.deliver(batch);
+        let batch = self.live.drain().map(|(key, _)| died(key, reason)).collect();
+        self.shared.delivery.deliver(batch);
         // Also when nothing ran: whoever sleeps is to see that the engine has gone.
-        self.shared.notifier.notify();
+        self.shared.delivery.notifier.notify();
     }
 }

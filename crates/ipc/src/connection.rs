@@ -20,7 +20,7 @@ use crate::{
     },
     key::client_of,
     logprobs_codec,
-    message::{ClientMessage, EngineMessage, kind},
+    message::{ClientMessage, EngineMessage, NUM_CLIENT_REQUESTS, kind},
     outbox::Outbox,
     outputs_codec,
 };
@@ -204,6 +204,8 @@ async fn listen<R: AsyncRead + Unpin>(
                 let mut entries: Vec<(String, u64)> =
                     stats.entries().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
                 entries.push(("num_queued".to_owned(), io.handle.num_queued().into()));
+                entries.push(("num_queued_tokens".to_owned(), io.handle.num_queued_tokens()));
+                entries.push((NUM_CLIENT_REQUESTS.to_owned(), client.live.borrow().len() as u64));
                 client.send(&EngineMessage::Stats { id, entries });
             }
             ClientMessage::Ping(id) => {

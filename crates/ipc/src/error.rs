@@ -187,6 +187,9 @@ pub enum EndpointError {
         /// The descriptor.
         fd: i32,
     },
+    /// Nobody to connect to.
+    #[error("a client needs at least one engine to connect to")]
+    NoEngine,
     /// A secret that can be guessed.
     #[error("the shared secret has {num_bytes} bytes, at least {minimum} are needed")]
     SecretTooShort {
@@ -233,6 +236,28 @@ pub enum ClientError {
     /// The request itself is wrong.
     #[error(transparent)]
     Request(#[from] AddRequestError),
+    /// A rank beyond the last.
+    #[error("there is no engine of rank {rank}; this client has {num_engines}, counted from 0")]
+    NoSuchRank {
+        /// Asked for.
+        rank: usize,
+        /// How many there are.
+        num_engines: usize,
+    },
+    /// An engine that cannot stand beside the others.
+    #[error(
+        "the engine of rank {rank} has {what} = {got}, the first one {expected}; start all with the same numbers"
+    )]
+    NotAlike {
+        /// Which.
+        rank: usize,
+        /// The number's name.
+        what: &'static str,
+        /// Its.
+        got: u32,
+        /// The first one's.
+        expected: u32,
+    },
     /// A key of somebody else.
     #[error("key {key} is not one of this client's; keys come from new_key")]
     ForeignKey {

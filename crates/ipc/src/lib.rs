@@ -18,6 +18,7 @@
 //! | `outbox.rs`, `notifier.rs` | bytes on their way; the eventfd that wakes a sleeper |
 //! | `server.rs`, `engine_io.rs`, `connection.rs` | the engine's side: its owner's face, its thread, one client of it |
 //! | `client.rs`, `client_io.rs` | the other side: the front end's face, its thread |
+//! | `router.rs`, `placement.rs`, `prefix_table.rs` | several engines behind one client; who gets a request; who knows its prefix |
 
 #![deny(unsafe_code)]
 
@@ -35,7 +36,10 @@ mod message;
 mod notifier;
 mod outbox;
 mod outputs_codec;
+mod placement;
+mod prefix_table;
 mod request_codec;
+mod router;
 mod server;
 mod wire;
 
@@ -49,6 +53,9 @@ pub use handshake::{
 pub use key::{COUNTER_BITS, MAX_CLIENT_INDEX, client_of, counter_of, key_of};
 pub use message::{ClientMessage, EngineMessage};
 pub use notifier::Notifier;
+pub use placement::{MAX_REMEMBERED, Placement, slack};
+pub use prefix_table::{PrefixHasher, PrefixTable};
+pub use router::EngineRouter;
 pub use server::{
     EngineServer, FAREWELL_TIMEOUT, MAX_INFO_BYTES, ServerOptions, ServerStats, max_frame_bytes,
 };

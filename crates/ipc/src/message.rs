@@ -31,6 +31,9 @@ pub(crate) mod kind {
     pub(crate) const LOGPROBS: u8 = 0x89;
 }
 
+/// The counter of `Stats` that is the asking client's own: requests that the engine was given by it and has not finished.
+pub(crate) const NUM_CLIENT_REQUESTS: &str = "num_client_requests";
+
 /// Longest explanation of a death.
 const MAX_MESSAGE_BYTES: usize = 16 << 10;
 
@@ -100,7 +103,7 @@ impl ClientMessage {
     pub fn encode(&self, buffer: &mut Vec<u8>) {
         match self {
             Self::Hello(hello) => write_frame(buffer, kind::HELLO, |body| hello.encode(body)),
-            Self::AddRequests(requests) => encode_add_requests(requests, buffer),
+            Self::AddRequests(requests) => encode_add_requests(requests, |key| key, buffer),
             Self::Abort(keys) => write_frame(buffer, kind::ABORT, |body| write_keys(keys, body)),
             Self::GrammarReady(key) => write_number(buffer, kind::GRAMMAR_READY, key.0),
             Self::GrammarFailed(key) => write_number(buffer, kind::GRAMMAR_FAILED, key.0),
@@ -132,9 +135,13 @@ impl ClientMessage {
     }
 }
 
-/// Append an `AddRequests` frame.
-pub(crate) fn encode_add_requests(requests: &[NewRequest], buffer: &mut Vec<u8>) {
-    write_frame(buffer, kind::ADD_REQUESTS, |body| request_codec::encode(requests, body));
+/// Append an `AddRequests` frame; `rename` gives the keys that the engine knows.
+pub(crate) fn encode_add_requests(
+    requests: &[NewRequest],
+    rename: impl Fn(RequestKey) -> RequestKey,
+    buffer: &mut Vec<u8>,
+) {
+    write_frame(buffer, kind::ADD_REQUESTS, |body| request_codec::encode(requests, rename, body));
 }
 
 impl EngineMessage {
@@ -309,9 +316,17 @@ fn write_add_error(error: &AddRequestError, body: &mut Writer<'_>) {
             body.i32(token_id);
             body.u64(position as u64);
         }
-        AddRequestError::QueueFull { limit } => {
+        AddRequestError::QueueFull { queued, wanted, limit } => {
             body.u8(7);
-            body.u32(limit);
+            for value in [queued, wanted, limit] {
+                body.u32(value);
+            }
+        }
+        AddRequestError::QueueTokensFull { queued, wanted, limit } => {
+            body.u8(8);
+            for value in [queued, wanted, limit] {
+                body.u64(value);
+            }
         }
     }
 }
@@ -331,7 +346,10 @@ fn read_add_error(body: &mut Reader<'_>) -> Result<AddRequestError, DecodeError>
         },
         5 => AddRequestError::TooManyStopTokenIds { got: body.u64()? as usize },
         6 => AddRequestError::NegativeTokenId { token_id: body.i32()?, position: body.u64()? as usize },
-        7 => AddRequestError::QueueFull { limit: body.u32()? },
+        7 => AddRequestError::QueueFull { queued: body.u32()?, wanted: body.u32()?, limit: body.u32()? },
+        8 => {
+            AddRequestError::QueueTokensFull { queued: body.u64()?, wanted: body.u64()?, limit: body.u64()? }
+        }
         value => {
             return Err(DecodeError::BadValue { what: "a reason to refuse a request", value: value.into() });
         }

@@ -105,13 +105,14 @@ fn finish_reason(byte: u8) -> Result<Option<FinishReason>, DecodeError> {
 }
 
 fn request_error(byte: u8) -> Result<RequestError, DecodeError> {
-    const ALL: [RequestError; 6] = [
+    const ALL: [RequestError; 7] = [
         RequestError::None,
         RequestError::DuplicateRequestId,
         RequestError::StepFailed,
         RequestError::NoToken,
         RequestError::GrammarRejected,
         RequestError::GrammarFailed,
+        RequestError::QueueTimeout,
     ];
     ALL.into_iter()
         .find(|error| *error as u8 == byte)

@@ -18,8 +18,8 @@ const ALL_FLAGS: u8 = (1 << 5) - 1;
 /// Fewest bytes of a request.
 const LEAST_BYTES: usize = 77;
 
-/// Append the body.
-pub(crate) fn encode(requests: &[NewRequest], body: &mut Vec<u8>) {
+/// Append the body, with other keys than those that the requests have.
+pub(crate) fn encode(requests: &[NewRequest], rename: impl Fn(RequestKey) -> RequestKey, body: &mut Vec<u8>) {
     let mut body = Writer(body);
     body.u32(requests.len() as u32);
     let mut previous: Option<&NewRequest> = None;
@@ -27,12 +27,17 @@ pub(crate) fn encode(requests: &[NewRequest], body: &mut Vec<u8>) {
         let is_same = previous.is_some_and(|previous| {
             previous.prompt_token_ids == request.prompt_token_ids && previous.extra_keys == request.extra_keys
         });
-        encode_one(request, is_same, &mut body);
+        encode_one(request, is_same, &rename, &mut body);
         previous = Some(request);
     }
 }
 
-fn encode_one(request: &NewRequest, is_same: bool, body: &mut Writer<'_>) {
+fn encode_one(
+    request: &NewRequest,
+    is_same: bool,
+    rename: &impl Fn(RequestKey) -> RequestKey,
+    body: &mut Writer<'_>,
+) {
     let params = &request.params;
     let flags = [
         (SAME_PROMPT, is_same),
@@ -42,7 +47,7 @@ fn encode_one(request: &NewRequest, is_same: bool, body: &mut Writer<'_>) {
         (HAS_EOS, params.eos_token_id.is_some()),
     ];
     body.u8(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
-    body.u64(request.key.0);
+    body.u64(rename(request.key).0);
     body.str(&request.request_id);
     body.i32(request.priority);
     body.u32(params.max_tokens);
@@ -65,7 +70,7 @@ fn encode_one(request: &NewRequest, is_same: bool, body: &mut Writer<'_>) {
         body.i32(eos_token_id);
     }
     if let Some(parent) = request.fork_from {
-        body.u64(parent.0);
+        body.u64(rename(parent).0);
     }
     if !is_same {
         body.i32s(&request.prompt_token_ids);

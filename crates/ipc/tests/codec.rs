@@ -92,14 +92,15 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
 }
 
 fn add_request_error() -> impl Strategy<Value = AddRequestError> {
-    (any::<[u32; 3]>(), any::<i32>(), 0..7).prop_map(|([a, b, c], token_id, variant)| match variant {
+    (any::<[u32; 3]>(), any::<i32>(), 0..8).prop_map(|([a, b, c], token_id, variant)| match variant {
         0 => AddRequestError::EmptyPrompt,
         1 => AddRequestError::PromptTooLong { num_prompt_tokens: a, max_model_len: b },
         2 => AddRequestError::NeverFits { needed_blocks: a, usable_blocks: b, block_size: c },
         3 => AddRequestError::PromptExceedsBudget { num_prompt_tokens: a, max_num_batched_tokens: b },
         4 => AddRequestError::TooManyStopTokenIds { got: a as usize },
         5 => AddRequestError::NegativeTokenId { token_id, position: a as usize },
-        _ => AddRequestError::QueueFull { limit: a },
+        6 => AddRequestError::QueueFull { queued: a, wanted: b, limit: c },
+        _ => AddRequestError::QueueTokensFull { queued: a.into(), wanted: b.into(), limit: c.into() },
     })
 }
 
@@ -298,11 +299,11 @@ fn the_bytes_of_a_clients_frames_are_these() {
     let eleven = "11".repeat(32);
     let proof = Some([0x22; 32]);
     let proof_hex = format!("01{}", "22".repeat(32));
-    let hello = Hello { version: 1, capabilities: 3, nonce, proof };
+    let hello = Hello { version: 2, capabilities: 3, nonce, proof };
     let clients = [
         (
             ClientMessage::Hello(hello),
-            format!("4f000000 01 72766c6d 0100 0300000000000000 {eleven} {proof_hex}"),
+            format!("4f000000 01 72766c6d 0200 0300000000000000 {eleven} {proof_hex}"),
         ),
         (
             ClientMessage::AddRequests(vec![request]),
@@ -354,11 +355,11 @@ fn the_bytes_of_an_engines_frames_are_these() {
     let info = [0xee].as_slice().into();
     let facts =
         EngineFacts { limits, max_num_seqs: 5, max_num_queued_reqs: 6, max_frame_bytes: 7, pid: 8, info };
-    let challenge = Challenge { version: 1, capabilities: 3, needs_secret: true, nonce };
+    let challenge = Challenge { version: 2, capabilities: 3, needs_secret: true, nonce };
     let engines = [
         (
             EngineMessage::Challenge(challenge),
-            format!("2f000000 80 72766c6d 0100 0300000000000000 01 {eleven}"),
+            format!("2f000000 80 72766c6d 0200 0300000000000000 01 {eleven}"),
         ),
         (
             EngineMessage::Welcome(Welcome { client_index: 1, proof, facts }),
@@ -374,9 +375,17 @@ fn the_bytes_of_an_engines_frames_are_these() {
         (
             EngineMessage::Refused {
                 keys: vec![RequestKey(1)],
-                error: AddRequestError::QueueFull { limit: 9 },
+                error: AddRequestError::QueueFull { queued: 8, wanted: 2, limit: 9 },
             },
-            "11000000 83 01000000 0100000000000000 07 09000000".to_owned(),
+            "19000000 83 01000000 0100000000000000 07 08000000 02000000 09000000".to_owned(),
+        ),
+        (
+            EngineMessage::Refused {
+                keys: vec![RequestKey(1)],
+                error: AddRequestError::QueueTokensFull { queued: 8, wanted: 2, limit: 9 },
+            },
+            "25000000 83 01000000 0100000000000000 08 0800000000000000 0200000000000000 0900000000000000"
+                .to_owned(),
         ),
         (
             EngineMessage::Outputs(vec![first, token, last]),

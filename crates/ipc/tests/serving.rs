@@ -115,13 +115,13 @@ fn a_full_queue_comes_back_as_a_refusal() {
         client.add_requests(&[request(&client, &index.to_string(), 4, 2)]).expect("sent");
     }
     let outputs = collect(&client, 2);
-    let error = AddRequestError::QueueFull { limit: 4 };
+    let error = AddRequestError::QueueFull { queued: 4, wanted: 1, limit: 4 };
     assert!(
         outputs.iter().all(|output| matches!(output, ClientOutput::Refused { error: e, .. } if *e == error))
     );
     let five = (0..5).map(|index| request(&client, &format!("b{index}"), 4, 2)).collect::<Vec<_>>();
     let error = client.add_requests(&five).expect_err("more than the queue holds");
-    assert!(matches!(error, ClientError::Request(AddRequestError::QueueFull { limit: 4 })));
+    assert!(matches!(error, ClientError::Request(AddRequestError::QueueFull { limit: 4, .. })));
     engine.is_paused.store(false, Ordering::Relaxed);
     assert_eq!(collect(&client, 4).len(), 8);
 }
@@ -205,7 +205,7 @@ fn everybody_learns_why_the_engine_died() {
         let dead: HashSet<_> = outputs
             .iter()
             .filter_map(|output| match output {
-                ClientOutput::Died { key } => Some(*key),
+                ClientOutput::Died { key, .. } => Some(*key),
                 _ => None,
             })
             .collect();

@@ -318,7 +318,7 @@ fn reason(error: &AddRequestError) -> &'static str {
         AddRequestError::PromptTooLong { .. } => "prompt_too_long",
         AddRequestError::NeverFits { .. } => "never_fits",
         AddRequestError::PromptExceedsBudget { .. } => "prompt_exceeds_budget",
-        AddRequestError::QueueFull { .. } => "queue_full",
+        AddRequestError::QueueFull { .. } | AddRequestError::QueueTokensFull { .. } => "queue_full",
         _ => "other",
     }
 }

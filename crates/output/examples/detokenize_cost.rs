@@ -1,4 +1,4 @@
-//! Cost of detokenising one token, near token 100 and near token 100,000 of one request.
+//! Cost of detokenising one token, near token 100 and near token 100,000 of one request, as JSON.
 //!
 //! `cargo run --release -p output --example detokenize_cost -- path/to/tokenizer.json [text file]`
 
@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use output::{DetokenizeOptions, IncrementalDetokenizer, StopChecker, Tokenizer};
+use serde_json::{Map, Value, json};
 
 const TOKENS_PER_SAMPLE: usize = 100;
-const NUM_REQUESTS: usize = 15;
+const NUM_REQUESTS: usize = 101;
+const PLACES: [usize; 4] = [100, 1_000, 10_000, 100_000];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -19,60 +21,74 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(path) => std::fs::read_to_string(path)?,
         None => "The quick brown fox — naïve, 12.5 €, 日本語 😀 — jumps over the lazy dog.\n".repeat(64),
     };
-    let mut out = std::io::stdout();
     let started = Instant::now();
-    let tokenizer = Arc::new(Tokenizer::from_file(path)?);
+    let tokenizer = Arc::new(Tokenizer::from_file(&path)?);
     let loaded = started.elapsed();
     let mut first = IncrementalDetokenizer::new(Arc::clone(&tokenizer), &[], DetokenizeOptions::default());
     first.finish(&mut String::new());
-    writeln!(out, "load {loaded:?}, table {:?}", started.elapsed().saturating_sub(loaded))?;
+    let table = started.elapsed().saturating_sub(loaded);
 
     // The same tokens at every place, so that only the place differs.
     let ids = tokenizer.encode(&text, false)?;
     let sample: Vec<u32> = ids.iter().copied().cycle().take(TOKENS_PER_SAMPLE).collect();
-    let stop = ["\n\nUser:".to_owned(), "<|end|>".to_owned()];
-    for with_stop in [false, true] {
-        let places = [100, 1_000, 10_000, 100_000];
-        let mut nanoseconds = [const { Vec::new() }; 4];
-        for _ in 0..NUM_REQUESTS {
-            let mut detokenizer =
-                IncrementalDetokenizer::new(Arc::clone(&tokenizer), &[], DetokenizeOptions::default());
-            let mut checker = StopChecker::new(&stop, false)?;
-            // As a front end has it: one small string per delta, taken away when it is sent.
-            let (mut scratch, mut released) = (String::new(), String::new());
-            let mut step = |token_id| {
+    let report = json!({
+        "tokenizer": path,
+        "load_ms": loaded.as_secs_f64() * 1e3,
+        "table_ms": table.as_secs_f64() * 1e3,
+        "tokens_per_sample": TOKENS_PER_SAMPLE,
+        "requests": NUM_REQUESTS,
+        "text_only": cost(&tokenizer, &sample, &[])?,
+        "two_stop_strings": cost(&tokenizer, &sample, &["\n\nUser:".to_owned(), "<|end|>".to_owned()])?,
+    });
+    writeln!(std::io::stdout(), "{report:#}")?;
+    Ok(())
+}
+
+/// Nanoseconds per token at each place, the median and the least of the requests, and the last place's as a share of the
+/// first's. On a busy machine the least is what is comparable.
+fn cost(tokenizer: &Arc<Tokenizer>, sample: &[u32], stop: &[String]) -> Result<Value, Box<dyn Error>> {
+    let mut nanoseconds = [const { Vec::new() }; PLACES.len()];
+    for _ in 0..NUM_REQUESTS {
+        let mut detokenizer =
+            IncrementalDetokenizer::new(Arc::clone(tokenizer), &[], DetokenizeOptions::default());
+        let mut checker = StopChecker::new(stop, false)?;
+        // As a front end has it: one small string per delta, taken away when it is sent.
+        let (mut scratch, mut released) = (String::new(), String::new());
+        let mut run = || {
+            for &token_id in sample {
                 scratch.clear();
                 detokenizer.push(token_id, &mut scratch);
-                if with_stop {
+                if !stop.is_empty() {
                     released.clear();
                     std::hint::black_box(checker.push(&scratch, true, &mut released));
                 }
                 std::hint::black_box(&scratch);
-            };
-            let mut run = |token_ids: &[u32]| {
-                for &token_id in token_ids {
-                    step(token_id);
-                }
-            };
-            let mut num_tokens = 0;
-            for (place, samples) in places.iter().zip(&mut nanoseconds) {
-                while num_tokens + TOKENS_PER_SAMPLE < *place {
-                    run(&sample);
-                    num_tokens += TOKENS_PER_SAMPLE;
-                }
-                // Once to warm the caches, so that the first place is no worse off than the others.
-                run(&sample);
-                let started = Instant::now();
-                run(&sample);
-                samples.push(started.elapsed().as_nanos() as f64 / TOKENS_PER_SAMPLE as f64);
-                num_tokens += 2 * TOKENS_PER_SAMPLE;
             }
-        }
-        writeln!(out, "{}", if with_stop { "with two stop strings" } else { "text only" })?;
-        for (place, samples) in places.iter().zip(&mut nanoseconds) {
-            samples.sort_by(f64::total_cmp);
-            writeln!(out, "  token {place:>7}: {:.1} ns", samples[samples.len() / 2])?;
+        };
+        let mut num_tokens = 0;
+        for (place, samples) in PLACES.iter().zip(&mut nanoseconds) {
+            while num_tokens + sample.len() < *place {
+                run();
+                num_tokens += sample.len();
+            }
+            // Once to warm the caches, so that the first place is no worse off than the others.
+            run();
+            let started = Instant::now();
+            run();
+            samples.push(started.elapsed().as_nanos() as f64 / sample.len() as f64);
+            num_tokens += 2 * sample.len();
         }
     }
-    Ok(())
+    let mut report = Map::new();
+    for (name, index) in [("median", NUM_REQUESTS / 2), ("least", 0)] {
+        let mut of_places = Map::new();
+        for (place, samples) in PLACES.iter().zip(&mut nanoseconds) {
+            samples.sort_by(f64::total_cmp);
+            of_places.insert(format!("token_{place}_ns"), json!(samples[index]));
+        }
+        let ratio = nanoseconds[PLACES.len() - 1][index] / nanoseconds[0][index];
+        of_places.insert("last_to_first".to_owned(), json!(ratio));
+        report.insert(name.to_owned(), Value::Object(of_places));
+    }
+    Ok(Value::Object(report))
 }

@@ -1,9 +1,9 @@
-//! `EngineClient` for Python: what [`crate::handle`] is for an engine in this process, for one in another.
+//! `EngineClient` for Python: what [`crate::handle`] is for an engine in this process, for one or several in others.
 
-use std::{net::ToSocketAddrs, os::fd::AsRawFd, path::PathBuf, sync::Arc, time::Duration};
+use std::{net::ToSocketAddrs, os::fd::AsRawFd, path::PathBuf, time::Duration};
 
 use ::scheduler::{RequestKey, SamplingParams};
-use ipc::{ClientError, ClientOptions, ClientOutput, Endpoint, EngineClient, Secret};
+use ipc::{ClientOptions, ClientOutput, Endpoint, EndpointError, EngineRouter, Secret};
 use output::{OutputProcessor, RequestFailure};
 use pyo3::{
     exceptions::{PyOSError, PyValueError},
@@ -16,25 +16,44 @@ use crate::{
     handle::{RequestArguments, stats_dict, token_ids},
 };
 
-/// An engine in another process: add, abort, read counters, from any thread.
+/// Engines in other processes: add, abort, read counters, from any thread.
 #[pyclass(frozen, name = "EngineClient", module = "rustvllm._core")]
 pub(crate) struct PyEngineClient {
-    inner: EngineClient,
+    inner: EngineRouter,
+    /// For engines that are connected later.
+    secret: Option<Secret>,
+}
+
+/// The sockets of one engine or of several.
+#[derive(FromPyObject)]
+enum Paths {
+    One(PathBuf),
+    Several(Vec<PathBuf>),
+}
+
+/// A host, with the port beside it; or hosts and ports.
+#[derive(FromPyObject)]
+enum Hosts {
+    One(String),
+    Several(Vec<(String, u16)>),
+}
+
+/// Where a restarted engine listens: a socket, or host and port.
+#[derive(FromPyObject)]
+enum Place {
+    Tcp((String, u16)),
+    Unix(PathBuf),
 }
 
 impl PyEngineClient {
     /// Give the processor everything that has arrived. Returns requests that a stop string ended.
     pub(crate) fn process_outputs(&self, processor: &mut OutputProcessor) -> Vec<RequestKey> {
         let mut stopped = Vec::new();
-        let mut death: Option<Arc<str>> = None;
         self.inner.drain_outputs(|output| match output {
             ClientOutput::Output(record) => stopped.extend(processor.process(&record)),
             ClientOutput::Logprobs(beside) => processor.add_logprobs(beside),
             ClientOutput::Refused { key, error } => processor.fail(key, RequestFailure::Refused(error)),
-            ClientOutput::Died { key } => {
-                let death = death.get_or_insert_with(|| self.inner.death().unwrap_or_default().into());
-                processor.fail(key, RequestFailure::EngineDied(death.clone()));
-            }
+            ClientOutput::Died { key, reason } => processor.fail(key, RequestFailure::EngineDied(reason)),
         });
         stopped
     }
@@ -46,29 +65,97 @@ impl PyEngineClient {
 
 #[pymethods]
 impl PyEngineClient {
-    /// Connect to an engine's Unix socket; one that does not listen yet is waited for.
+    /// Connect to an engine's Unix socket, or to those of several, by rank; one that does not listen yet is waited for.
     #[staticmethod]
     #[pyo3(signature = (path, timeout=5.0, *, heartbeat_interval=0.2))]
-    fn connect(py: Python<'_>, path: PathBuf, timeout: f64, heartbeat_interval: f64) -> PyResult<Self> {
+    fn connect(py: Python<'_>, path: Paths, timeout: f64, heartbeat_interval: f64) -> PyResult<Self> {
         let options = options(timeout, heartbeat_interval)?;
-        connect(py, Endpoint::Unix(path), options)
+        let paths = match path {
+            Paths::One(path) => vec![path],
+            Paths::Several(paths) => paths,
+        };
+        connect(py, paths.into_iter().map(Endpoint::Unix).collect(), None, options)
     }
 
-    /// Connect to an engine over TCP; both sides prove that they know the secret.
+    /// Connect over TCP, to a host and port or to a list of such pairs; both sides prove that they know the secret.
     #[staticmethod]
-    #[pyo3(signature = (host, port, secret, timeout=5.0, *, heartbeat_interval=0.2))]
+    #[pyo3(signature = (host, port=None, secret=None, timeout=5.0, *, heartbeat_interval=0.2))]
     fn connect_tcp(
         py: Python<'_>,
-        host: &str,
-        port: u16,
-        secret: &[u8],
+        host: Hosts,
+        port: Option<u16>,
+        secret: Option<&[u8]>,
         timeout: f64,
         heartbeat_interval: f64,
     ) -> PyResult<Self> {
         let options = options(timeout, heartbeat_interval)?;
-        let secret = Secret::new(secret).map_err(|error| endpoint_error(&error))?;
-        let address = py.detach(|| resolve(host, port))?;
-        connect(py, Endpoint::Tcp { address, secret }, options)
+        let secret = secret.ok_or(EndpointError::SecretMissing).and_then(Secret::new);
+        let secret = secret.map_err(|error| endpoint_error(&error))?;
+        let hosts = match (host, port) {
+            (Hosts::One(host), Some(port)) => vec![(host, port)],
+            (Hosts::Several(hosts), None) => hosts,
+            (Hosts::One(_), None) => return Err(PyValueError::new_err("a host needs a port")),
+            (Hosts::Several(_), Some(_)) => {
+                return Err(PyValueError::new_err(
+                    "a list of (host, port) has its ports, none may stand beside it",
+                ));
+            }
+        };
+        let endpoints = py.detach(|| {
+            hosts.iter().map(|(host, port)| tcp(host, *port, &secret)).collect::<PyResult<Vec<_>>>()
+        })?;
+        connect(py, endpoints, Some(secret), options)
+    }
+
+    /// Put a restarted engine into the place of `rank`; `path` is a socket, or (host, port).
+    #[pyo3(signature = (rank, path, timeout=5.0))]
+    fn reconnect(&self, py: Python<'_>, rank: usize, path: Place, timeout: f64) -> PyResult<()> {
+        let timeout = seconds("timeout", timeout)?;
+        py.detach(|| {
+            let endpoint = match path {
+                Place::Unix(path) => Endpoint::Unix(path),
+                Place::Tcp((host, port)) => {
+                    let secret = self.secret.as_ref().ok_or(EndpointError::SecretMissing);
+                    tcp(&host, port, secret.map_err(|error| endpoint_error(&error))?)?
+                }
+            };
+            self.inner.reconnect(rank, endpoint, timeout).map_err(|error| client_error(&error))
+        })
+    }
+
+    #[getter]
+    fn num_engines(&self) -> usize {
+        self.inner.num_engines()
+    }
+
+    /// What is known of the engine of one rank.
+    fn engine_health<'py>(&self, py: Python<'py>, rank: usize) -> PyResult<Bound<'py, PyDict>> {
+        let engine = self.inner.engine(rank).map_err(|error| client_error(&error))?;
+        let (health, counters) = (engine.health(), engine.stats());
+        let counter =
+            |name: &str| counters.iter().find(|(entry, _)| entry == name).map_or(0, |(_, value)| *value);
+        // What a dead engine had at its last heartbeat has ended since.
+        let now = |name: &str| if engine.is_alive() { counter(name) } else { 0 };
+        let dict = PyDict::new(py);
+        dict.set_item("is_alive", engine.is_alive())?;
+        dict.set_item("death", engine.death())?;
+        dict.set_item("last_heartbeat_age", health.heartbeat_age.as_secs_f64())?;
+        dict.set_item("step_age", health.step_age.as_secs_f64())?;
+        dict.set_item("num_steps", health.num_steps)?;
+        dict.set_item("pid", engine.facts().pid)?;
+        dict.set_item("num_running", now("num_running"))?;
+        dict.set_item("num_waiting", now("num_waiting"))?;
+        Ok(dict)
+    }
+
+    /// Counters of one engine: of the last heartbeat, or, when given a time to wait, of now.
+    #[pyo3(signature = (rank, timeout=0.0))]
+    fn engine_stats<'py>(&self, py: Python<'py>, rank: usize, timeout: f64) -> PyResult<Bound<'py, PyDict>> {
+        let timeout = seconds("timeout", timeout)?;
+        let engine = self.inner.engine(rank).map_err(|error| client_error(&error))?;
+        let counters =
+            if timeout.is_zero() { engine.stats() } else { py.detach(|| engine.fresh_stats(timeout)) };
+        stats_dict(py, counters.iter().map(|(name, value)| (name.as_str(), *value)))
     }
 
     fn new_key(&self) -> u64 {
@@ -142,16 +229,16 @@ impl PyEngineClient {
             .map_err(|error| client_error(&error))
     }
 
-    fn grammar_ready(&self, key: u64) {
-        self.inner.grammar_ready(RequestKey(key));
+    fn grammar_ready(&self, py: Python<'_>, key: u64) {
+        py.detach(|| self.inner.grammar_ready(RequestKey(key)));
     }
 
-    fn grammar_failed(&self, key: u64) {
-        self.inner.grammar_failed(RequestKey(key));
+    fn grammar_failed(&self, py: Python<'_>, key: u64) {
+        py.detach(|| self.inner.grammar_failed(RequestKey(key)));
     }
 
-    fn abort_requests(&self, request_ids: Vec<String>) {
-        self.inner.abort_requests(request_ids.iter().map(String::as_str));
+    fn abort_requests(&self, py: Python<'_>, request_ids: Vec<String>) {
+        py.detach(|| self.inner.abort_requests(request_ids.iter().map(String::as_str)));
     }
 
     #[getter]
@@ -159,7 +246,7 @@ impl PyEngineClient {
         self.inner.notifier().as_raw_fd()
     }
 
-    /// Counters of the last heartbeat, or, when given a time to wait, of now.
+    /// Counters of the living engines together: of the last heartbeats, or, when given a time to wait, of now.
     #[pyo3(signature = (timeout=0.0))]
     fn stats<'py>(&self, py: Python<'py>, timeout: f64) -> PyResult<Bound<'py, PyDict>> {
         let timeout = seconds("timeout", timeout)?;
@@ -177,14 +264,14 @@ impl PyEngineClient {
     }
 
     #[getter]
-    fn death(&self) -> Option<&str> {
+    fn death(&self) -> Option<String> {
         self.inner.death()
     }
 
     fn check_alive(&self) -> PyResult<()> {
         match self.inner.death() {
             None => Ok(()),
-            Some(reason) => Err(EngineDeadError::new_err(reason.to_owned())),
+            Some(reason) => Err(EngineDeadError::new_err(reason)),
         }
     }
 
@@ -234,8 +321,9 @@ impl PyEngineClient {
     }
 
     #[getter]
-    fn engine_pid(&self) -> u32 {
-        self.inner.facts().pid
+    fn engine_pid(&self) -> PyResult<u32> {
+        let engine = self.inner.engine(0).map_err(|error| client_error(&error))?;
+        Ok(engine.facts().pid)
     }
 
     #[getter]
@@ -249,14 +337,27 @@ impl PyEngineClient {
     }
 
     fn __repr__(&self) -> String {
-        let state = self.inner.death().unwrap_or("connected");
-        format!("EngineClient({}, engine {}: {state})", self.inner.client_index(), self.inner.facts().pid)
+        let state = self.inner.death().unwrap_or_else(|| "connected".to_owned());
+        let pids: Vec<String> = (0..self.inner.num_engines())
+            .filter_map(|rank| self.inner.engine(rank).ok())
+            .map(|engine| engine.facts().pid.to_string())
+            .collect();
+        format!("EngineClient({}, engine {}: {state})", self.inner.client_index(), pids.join(", "))
     }
 }
 
-fn connect(py: Python<'_>, endpoint: Endpoint, options: ClientOptions) -> PyResult<PyEngineClient> {
-    let inner: Result<EngineClient, ClientError> = py.detach(|| EngineClient::connect(endpoint, options));
-    Ok(PyEngineClient { inner: inner.map_err(|error| client_error(&error))? })
+fn connect(
+    py: Python<'_>,
+    endpoints: Vec<Endpoint>,
+    secret: Option<Secret>,
+    options: ClientOptions,
+) -> PyResult<PyEngineClient> {
+    let inner = py.detach(|| EngineRouter::connect(endpoints, options));
+    Ok(PyEngineClient { inner: inner.map_err(|error| client_error(&error))?, secret })
+}
+
+fn tcp(host: &str, port: u16, secret: &Secret) -> PyResult<Endpoint> {
+    Ok(Endpoint::Tcp { address: resolve(host, port)?, secret: secret.clone() })
 }
 
 fn resolve(host: &str, port: u16) -> PyResult<std::net::SocketAddr> {

@@ -1,5 +1,7 @@
 //! `SchedulerConfig` and the specification of the step arrays, for Python.
 
+use std::time::Duration;
+
 use ::scheduler::{
     PreemptionMode, SchedulerConfig, SchedulingPolicy, StepBuffers,
     step_buffers::{SAMPLING_FLOAT_COLUMNS, SAMPLING_INT_COLUMNS},
@@ -18,7 +20,8 @@ impl PySchedulerConfig {
     #[new]
     #[pyo3(signature = (*, num_blocks, max_model_len, block_size=16, max_num_seqs=128, max_num_batched_tokens=2048,
         enable_prefix_caching=true, enable_chunked_prefill=true, long_prefill_token_threshold=0,
-        scheduling_policy="fcfs", watermark=0.0, max_num_queued_reqs=65536, max_steps_in_flight=1,
+        scheduling_policy="fcfs", watermark=0.0, max_num_queued_reqs=65536,
+        max_num_queued_tokens=0, queue_timeout=0.0, max_steps_in_flight=1,
         num_speculative_tokens=0, preemption_mode="recompute", num_cpu_blocks=0, preemption_immunity_steps=8,
         max_look_past=0, max_times_passed=8, hash_algorithm="siphash13"))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only in Python")]
@@ -34,6 +37,8 @@ impl PySchedulerConfig {
         scheduling_policy: &str,
         watermark: f64,
         max_num_queued_reqs: u32,
+        max_num_queued_tokens: u64,
+        queue_timeout: f64,
         max_steps_in_flight: u32,
         num_speculative_tokens: u32,
         preemption_mode: &str,
@@ -67,6 +72,11 @@ impl PySchedulerConfig {
                 return Err(PyValueError::new_err(message));
             }
         };
+        let queue_timeout = Duration::try_from_secs_f64(queue_timeout).map_err(|error| {
+            PyValueError::new_err(format!(
+                "queue_timeout must be a number of seconds, got {queue_timeout}: {error}"
+            ))
+        })?;
         let inner = SchedulerConfig {
             num_blocks,
             block_size,
@@ -79,6 +89,8 @@ impl PySchedulerConfig {
             scheduling_policy,
             watermark,
             max_num_queued_reqs,
+            max_num_queued_tokens,
+            queue_timeout,
             max_steps_in_flight,
             num_speculative_tokens,
             preemption_mode,
@@ -148,6 +160,16 @@ impl PySchedulerConfig {
     #[getter]
     fn max_num_queued_reqs(&self) -> u32 {
         self.inner.max_num_queued_reqs
+    }
+
+    #[getter]
+    fn max_num_queued_tokens(&self) -> u64 {
+        self.inner.max_num_queued_tokens
+    }
+
+    #[getter]
+    fn queue_timeout(&self) -> f64 {
+        self.inner.queue_timeout.as_secs_f64()
     }
 
     #[getter]

@@ -3,7 +3,9 @@
 use ::scheduler::{AddRequestError, SchedulerError};
 use ipc::{ClientError, EndpointError};
 use pyo3::{
-    exceptions::{PyConnectionError, PyFileExistsError, PyOSError, PyPermissionError, PyValueError},
+    exceptions::{
+        PyConnectionError, PyFileExistsError, PyIndexError, PyOSError, PyPermissionError, PyValueError,
+    },
     import_exception,
     prelude::*,
 };
@@ -26,7 +28,7 @@ pub(crate) fn add_request_error(error: &AddRequestError) -> PyErr {
 /// The parameter that is to blame; `None` when the request is right and the queue is full.
 pub(crate) fn blamed_param(error: &AddRequestError) -> Option<&'static str> {
     Some(match error {
-        AddRequestError::QueueFull { .. } => return None,
+        AddRequestError::QueueFull { .. } | AddRequestError::QueueTokensFull { .. } => return None,
         AddRequestError::EmptyPrompt | AddRequestError::NegativeTokenId { .. } => "prompt",
         AddRequestError::PromptTooLong { .. } | AddRequestError::PromptExceedsBudget { .. } => "input_tokens",
         AddRequestError::NeverFits { .. } => "max_tokens",
@@ -41,7 +43,10 @@ pub(crate) fn client_error(error: &ClientError) -> PyErr {
         ClientError::RequestTooLarge { .. } => InvalidRequestError::new_err((error.to_string(), "prompt")),
         ClientError::Backlogged { .. } => QueueFullError::new_err(error.to_string()),
         ClientError::Dead { .. } => EngineDeadError::new_err(error.to_string()),
-        ClientError::ForeignKey { .. } => PyValueError::new_err(error.to_string()),
+        ClientError::ForeignKey { .. } | ClientError::NotAlike { .. } => {
+            PyValueError::new_err(error.to_string())
+        }
+        ClientError::NoSuchRank { .. } => PyIndexError::new_err(error.to_string()),
         ClientError::Endpoint(error) => endpoint_error(error),
         ClientError::Connect { .. } => PyConnectionError::new_err(error.to_string()),
     }
@@ -53,6 +58,7 @@ pub(crate) fn endpoint_error(error: &EndpointError) -> PyErr {
         EndpointError::PathTooLong { .. }
         | EndpointError::NotAFilePath { .. }
         | EndpointError::NotAListener { .. }
+        | EndpointError::NoEngine
         | EndpointError::SecretTooShort { .. }
         | EndpointError::SecretMissing => PyValueError::new_err(error.to_string()),
         EndpointError::DirectoryNotPrivate { .. } => PyPermissionError::new_err(error.to_string()),

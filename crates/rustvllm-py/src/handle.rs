@@ -303,6 +303,7 @@ impl EngineHandle {
     pub(crate) fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let mut entries = self.inner.stats().entries();
         entries.push(("num_queued", self.inner.num_queued().into()));
+        entries.push(("num_queued_tokens", self.inner.num_queued_tokens()));
         stats_dict(py, entries.into_iter())
     }
 }

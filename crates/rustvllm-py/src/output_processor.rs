@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ::scheduler::{FinishReason, RequestKey};
+use ::scheduler::{FinishReason, RequestError, RequestKey};
 use output::{
     CandidateLogprob, Delivery, DetokenizeOptions, EventTemplate, News, OutputOptions, RequestFailure,
     StopReason,
@@ -81,11 +81,13 @@ impl PyRequestDelta {
         })
     }
 
-    /// What kind of error: `invalid`, `queue_full`, `engine_dead` or `failed`; None unless the finish reason is `error`.
+    /// What kind of error: `invalid`, `queue_full`, `queue_timeout`, `engine_dead` or `failed`; None unless the finish
+    /// reason is `error`.
     #[getter]
     fn error_kind(&self) -> Option<&'static str> {
         let is_error = self.inner.finish_reason == Some(FinishReason::Error);
         is_error.then_some(match &self.inner.failure {
+            None if self.inner.error == RequestError::QueueTimeout => "queue_timeout",
             None => "failed",
             Some(RequestFailure::EngineDied(_)) => "engine_dead",
             Some(RequestFailure::Refused(error)) if blamed_param(error).is_none() => "queue_full",

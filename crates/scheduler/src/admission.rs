@@ -229,7 +229,10 @@ impl Scheduler {
         request.cold.first_scheduled_ns = monotonic_ns();
         self.stats.prefix_cache_queries += u64::from(request.num_tokens);
         self.stats.prefix_cache_hits += u64::from(candidate.num_hit_tokens);
-        self.leave_queue_for_good();
+        let num_queued_tokens = request.cold.num_queued_tokens;
+        self.stats.num_admitted_requests += 1;
+        self.stats.num_admitted_tokens += u64::from(num_queued_tokens);
+        self.leave_queue_for_good(num_queued_tokens);
     }
 
     /// Link a request that was just taken in to the one that it forks, if that one can help.

@@ -1,5 +1,7 @@
 //! `SchedulerConfig`: the numbers that fix a scheduler, checked where they are built.
 
+use std::time::Duration;
+
 use kvblocks::HashAlgorithm;
 use thiserror::Error;
 
@@ -48,6 +50,11 @@ pub struct SchedulerConfig {
     pub watermark: f64,
     /// Requests that may wait before `add_request` answers "full".
     pub max_num_queued_reqs: u32,
+    /// Prompt tokens that may wait before `add_request` answers "full"; 0 = no limit. A request that is larger than this
+    /// alone is taken when nobody else waits: otherwise it would be told for ever to try again later.
+    pub max_num_queued_tokens: u64,
+    /// How long a request may wait for its first step before it ends with an error; zero = as long as it takes.
+    pub queue_timeout: Duration,
     /// Steps that may be scheduled and not updated; 1 = synchronous, 2 = the next step is scheduled while one runs.
     pub max_steps_in_flight: u32,
     /// Draft tokens per request and step; 0 = no speculation.
@@ -68,6 +75,9 @@ pub struct SchedulerConfig {
 
 /// Draft tokens per request and step at most.
 pub const MAX_SPECULATIVE_TOKENS: u32 = 64;
+
+/// Longest `queue_timeout`: a year.
+pub const MAX_QUEUE_TIMEOUT: Duration = Duration::from_secs(365 * 86_400);
 
 /// A number outside its limits.
 #[derive(Clone, PartialEq, Debug, Error)]
@@ -97,6 +107,8 @@ impl SchedulerConfig {
             scheduling_policy: SchedulingPolicy::Fcfs,
             watermark: 0.0,
             max_num_queued_reqs: 65_536,
+            max_num_queued_tokens: 0,
+            queue_timeout: Duration::ZERO,
             max_steps_in_flight: 1,
             num_speculative_tokens: 0,
             preemption_mode: PreemptionMode::Recompute,
@@ -155,6 +167,13 @@ impl SchedulerConfig {
                     self.block_size
                 ),
                 value: self.num_blocks.to_string(),
+            });
+        }
+        if self.queue_timeout > MAX_QUEUE_TIMEOUT {
+            return Err(ConfigError {
+                name: "queue_timeout",
+                rule: format!("at most {} seconds", MAX_QUEUE_TIMEOUT.as_secs()),
+                value: self.queue_timeout.as_secs_f64().to_string(),
             });
         }
         if !(0.0..1.0).contains(&self.watermark) {

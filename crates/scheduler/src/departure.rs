@@ -95,7 +95,8 @@ impl Scheduler {
         request.forget_tokens();
         if !request.cold.admitted_before {
             request.cold.admitted_before = true;
-            self.leave_queue_for_good();
+            let num_queued_tokens = request.cold.num_queued_tokens;
+            self.leave_queue_for_good(num_queued_tokens);
         }
         self.note(slot);
         let request = &mut self.requests[slot as usize];

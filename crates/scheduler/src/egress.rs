@@ -130,7 +130,7 @@ pub fn channel(capacity: usize) -> (Producer, Consumer) {
 impl Producer {
     /// Free places.
     fn room(&mut self) -> usize {
-        // Acquire: pairs with the Release in `Consumer::drain`; the consumer has finished reading
+        // Acquire: pairs with the Release in `Consumer::drain_seen`; the consumer has finished reading
         // the places that it gave up before they are written again.
         self.seen_head = self.egress.head.0.load(Ordering::Acquire);
         self.egress.mask + 1 - self.position.wrapping_sub(self.seen_head)
@@ -188,7 +188,7 @@ impl Producer {
 
     /// Make everything pushed so far visible.
     pub fn publish(&mut self) {
-        // Release: pairs with the Acquire in `Consumer::drain`; the records are whole before they are seen.
+        // Release: pairs with the Acquire in `Consumer::look`; the records are whole before they are seen.
         self.egress.tail.0.store(self.position, Ordering::Release);
     }
 

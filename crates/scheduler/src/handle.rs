@@ -10,6 +10,7 @@ use kvblocks::{BlockHash, ChainHasher, SharedBlocks};
 use thiserror::Error;
 
 use crate::{
+    clock::monotonic_ns,
     config::SchedulerConfig,
     extra_keys::ExtraKeys,
     inbox::Inbox,
@@ -28,7 +29,11 @@ pub(crate) const RESERVED_OUTPUT_TOKENS: u32 = 4096;
 #[derive(Debug)]
 pub(crate) enum Message {
     /// Requests that are taken in together, in this order, with the hashes of their prompts.
-    Add(Vec<(NewRequest, Vec<BlockHash>)>),
+    Add {
+        requests: Vec<(NewRequest, Vec<BlockHash>)>,
+        /// When they were handed in (monotonic nanoseconds); 0 when nobody will ask.
+        since_ns: u64,
+    },
     AbortId(Box<str>),
     AbortKey(RequestKey),
     GrammarReady(RequestKey),
@@ -44,6 +49,10 @@ pub(crate) struct Shared {
     pub(crate) inbox: Inbox<Message>,
     /// Requests that wait (in the inbox or the waiting queue) and were never admitted.
     pub(crate) num_queued: AtomicU32,
+    /// The tokens of their prompts.
+    pub(crate) num_queued_tokens: AtomicU64,
+    /// When the first of them will have waited too long (monotonic nanoseconds); 0 = never. Written by the owner.
+    pub(crate) next_deadline_ns: AtomicU64,
     pub(crate) counters: Counters,
     next_key: AtomicU64,
     /// `wake` calls seen by the waiting thread.
@@ -77,6 +86,8 @@ impl EngineHandle {
                 blocks,
                 inbox: Inbox::new(),
                 num_queued: AtomicU32::new(0),
+                num_queued_tokens: AtomicU64::new(0),
+                next_deadline_ns: AtomicU64::new(0),
                 counters: Counters::default(),
                 next_key: AtomicU64::new(1),
                 wakes: AtomicU32::new(0),
@@ -110,7 +121,8 @@ impl EngineHandle {
         for request in &requests {
             limits.check(&request.prompt_token_ids, &request.params)?;
         }
-        self.reserve_places(requests.len())?;
+        self.reserve(&requests)?;
+        let since_ns = if self.shared.config.queue_timeout.is_zero() { 0 } else { monotonic_ns() };
         let mut message: Vec<(NewRequest, Vec<BlockHash>)> = Vec::with_capacity(requests.len());
         for mut request in requests.drain(..) {
             let room = self.reserve_output(&mut request);
@@ -129,7 +141,7 @@ impl EngineHandle {
             }
             message.push((request, block_hashes));
         }
-        self.shared.inbox.push(Message::Add(message));
+        self.shared.inbox.push(Message::Add { requests: message, since_ns });
         self.wake();
         Ok(())
     }
@@ -208,7 +220,8 @@ impl EngineHandle {
         }
     }
 
-    /// Park until there is a message, `wake` was called, or `timeout` is over. `true` when woken.
+    /// Park until there is a message, `wake` was called, somebody has waited too long in the queue, or `timeout` is over.
+    /// `false` when it is over.
     ///
     /// # Errors
     /// When another thread than the first that waited calls it.
@@ -232,13 +245,27 @@ impl EngineHandle {
                 *seen_wakes = wakes;
                 return Ok(true);
             }
-            match deadline {
-                None => thread::park(),
-                Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
-                    Some(left) if !left.is_zero() => thread::park_timeout(left),
-                    _ => return Ok(false),
-                },
+            let until_overdue = self.until_overdue();
+            if until_overdue.is_some_and(|left| left.is_zero()) {
+                return Ok(true);
             }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
+            }
+            match until_overdue.into_iter().chain(left).min() {
+                None => thread::park(),
+                Some(left) => thread::park_timeout(left),
+            }
+        }
+    }
+
+    /// The time that is left to the first of those that wait, if there is a limit.
+    fn until_overdue(&self) -> Option<Duration> {
+        // Relaxed: the owner wrote it, and it is the owner that parks.
+        match self.shared.next_deadline_ns.load(Ordering::Relaxed) {
+            0 => None,
+            due_ns => Some(Duration::from_nanos(due_ns.saturating_sub(monotonic_ns()))),
         }
     }
 
@@ -260,6 +287,12 @@ impl EngineHandle {
         self.shared.num_queued.load(Ordering::Relaxed)
     }
 
+    /// The tokens of their prompts; those that fork another have none of their own.
+    #[must_use]
+    pub fn num_queued_tokens(&self) -> u64 {
+        self.shared.num_queued_tokens.load(Ordering::Relaxed)
+    }
+
     /// Whether there is something to do or being done, as far as this thread can see: a message that was not taken, a
     /// request that runs, a step that was scheduled and not updated.
     #[must_use]
@@ -274,16 +307,28 @@ impl EngineHandle {
         &self.shared.config
     }
 
-    fn reserve_places(&self, count: usize) -> Result<(), AddRequestError> {
+    /// Take places in the queue, for requests and for tokens, or none.
+    fn reserve(&self, requests: &[NewRequest]) -> Result<(), AddRequestError> {
+        let (places, tokens) = (&self.shared.num_queued, &self.shared.num_queued_tokens);
         let limit = self.shared.config.max_num_queued_reqs;
-        let count = u32::try_from(count).unwrap_or(u32::MAX);
-        // Relaxed: the count bounds memory; the message itself is ordered by the inbox.
-        self.shared
-            .num_queued
+        let wanted = u32::try_from(requests.len()).unwrap_or(u32::MAX);
+        // Relaxed: the counts bound memory; the message itself is ordered by the inbox.
+        places
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |queued| {
-                queued.checked_add(count).filter(|&queued| queued <= limit)
+                queued.checked_add(wanted).filter(|&queued| queued <= limit)
             })
-            .map(|_| ())
-            .map_err(|_| AddRequestError::QueueFull { limit })
+            .map_err(|queued| AddRequestError::QueueFull { queued, wanted, limit })?;
+        let limit = self.shared.config.max_num_queued_tokens;
+        let wanted_tokens: u64 = requests.iter().map(|request| u64::from(request.num_queued_tokens())).sum();
+        tokens
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |queued| {
+                let sum = queued + wanted_tokens;
+                (limit == 0 || queued == 0 || sum <= limit).then_some(sum)
+            })
+            .map_err(|queued| {
+                places.fetch_sub(wanted, Ordering::Relaxed);
+                AddRequestError::QueueTokensFull { queued, wanted: wanted_tokens, limit }
+            })?;
+        Ok(())
     }
 }

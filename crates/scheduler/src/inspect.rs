@@ -84,6 +84,20 @@ pub struct StepView {
 }
 
 impl Scheduler {
+    /// Requests that were taken in and wait for their first step, and the tokens that they count for; counted anew.
+    #[must_use]
+    pub fn count_queue(&self) -> (u32, u64) {
+        let queued = self.waiting.iter().map(|slot| &self.requests[slot as usize].cold);
+        let queued = queued.filter(|cold| !cold.admitted_before);
+        queued.fold((0, 0), |(count, tokens), cold| (count + 1, tokens + u64::from(cold.num_queued_tokens)))
+    }
+
+    /// Length of the list of those that may not wait for ever, whether they still wait or not.
+    #[must_use]
+    pub fn num_deadlines(&self) -> usize {
+        self.deadlines.tenants().count()
+    }
+
     /// State of a live request.
     #[must_use]
     pub fn request_state(&self, request_id: &str) -> Option<RequestState> {

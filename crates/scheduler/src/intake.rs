@@ -18,9 +18,9 @@ impl Scheduler {
         let shared = self.handle.shared.clone();
         let mut aborted = Vec::new();
         shared.inbox.take(|message| match message {
-            Message::Add(requests) => {
+            Message::Add { requests, since_ns } => {
                 for (request, block_hashes) in requests {
-                    self.take_in(request, block_hashes);
+                    self.take_in(request, block_hashes, since_ns);
                 }
             }
             Message::GrammarReady(key) => self.grammar_ready(key),
@@ -47,16 +47,17 @@ impl Scheduler {
         }
     }
 
-    fn take_in(&mut self, new: NewRequest, block_hashes: Vec<kvblocks::BlockHash>) {
+    fn take_in(&mut self, new: NewRequest, block_hashes: Vec<kvblocks::BlockHash>, since_ns: u64) {
         self.stats.num_requests += 1;
+        let num_queued_tokens = new.num_queued_tokens();
         if self.by_key.contains_key(&new.key) {
             // A key used twice is a front end's mistake; an answer to it would end the request that has the key.
-            self.leave_queue_for_good();
+            self.leave_queue_for_good(num_queued_tokens);
             self.stats.num_finished += 1;
             return;
         }
         if self.by_id.contains_key(&new.request_id) {
-            self.leave_queue_for_good();
+            self.leave_queue_for_good(num_queued_tokens);
             self.stats.num_finished += 1;
             self.offer(EngineCoreOutput {
                 key: new.key,
@@ -88,6 +89,7 @@ impl Scheduler {
             priority: new.priority,
             arrival,
             num_prompt_tokens,
+            num_queued_tokens,
             extra_keys: new.extra_keys,
             skip_reading_prefix_cache: new.skip_reading_prefix_cache,
             uses_grammar: new.waits_for_grammar,
@@ -110,6 +112,7 @@ impl Scheduler {
             None => self.requests.push(request),
         }
         self.waiting.push(slot, &self.requests[slot as usize]);
+        self.limit_wait(slot, since_ns);
         if let Some(&parent_slot) = new.fork_from.and_then(|parent| self.by_key.get(&parent)) {
             self.link_to_parent(slot, parent_slot);
         }

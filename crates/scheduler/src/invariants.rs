@@ -20,6 +20,7 @@ impl Scheduler {
         self.kv.pool.check_invariants();
         self.kv.cpu.check_invariants(&self.kv.pool);
         self.check_queues();
+        self.check_queue_limits();
         self.check_rows();
         self.check_references();
         self.check_steps_in_flight();
@@ -60,6 +61,21 @@ impl Scheduler {
             num_free += 1;
         }
         assert_eq!(live.len() + num_free, self.requests.len(), "a slot is lost, or free twice");
+    }
+
+    /// Who waits for its first step is counted, and has a deadline where there is a limit. Others may be on their way.
+    fn check_queue_limits(&self) {
+        let (num_queued, num_queued_tokens) = self.count_queue();
+        assert!(self.handle.num_queued() >= num_queued, "who waits has a place in the queue");
+        assert!(self.handle.num_queued_tokens() >= num_queued_tokens, "so have the tokens");
+        let limited: HashSet<u32> = self
+            .deadlines
+            .tenants()
+            .filter(|tenant| self.is_queued(*tenant))
+            .map(|tenant| tenant.slot)
+            .collect();
+        let expected = if self.config.queue_timeout.is_zero() { 0 } else { num_queued as usize };
+        assert_eq!(limited.len(), expected, "who waits for its first step has one deadline");
     }
 
     /// Each row is in use by one request, retiring, or free.

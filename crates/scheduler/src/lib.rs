@@ -19,16 +19,19 @@
 //! | `scheduler.rs` | a step, from its parts: |
 //! | `running.rs`, `preemption.rs`, `admission.rs` | who runs on, who gives way, who comes in |
 //! | `update.rs`, `departure.rs` | what a step's tokens change; how a request leaves |
-//! | `intake.rs` | what comes in from other threads |
+//! | `intake.rs`, `deadlines.rs` | what comes in from other threads; how long it may wait for its first step |
 //! | `step.rs`, `step_buffers.rs` | the plan of a step and its arrays |
 //! | `kv_cache_manager.rs`, `extra_keys.rs` | which blocks a request has, gets and shares |
 //! | `request.rs`, `request_limits.rs`, `request_queue.rs` | a request; what it must keep to; who waits |
+//! | `config.rs`, `output.rs` | the numbers that fix a scheduler; what leaves it |
 //! | `handle.rs`, `inbox.rs`, `egress.rs`, `stats.rs` | what other threads touch |
 //! | `inspect.rs`, `invariants.rs`, `events.rs` | what people and tests look at |
+//! | `clock.rs`, `sync.rs` | the time; the door to atomics, for loom |
 
 mod admission;
 mod clock;
 mod config;
+mod deadlines;
 mod departure;
 pub mod egress;
 mod events;
@@ -54,7 +57,9 @@ mod sync;
 mod update;
 
 pub use clock::monotonic_ns;
-pub use config::{ConfigError, MAX_SPECULATIVE_TOKENS, PreemptionMode, SchedulerConfig, SchedulingPolicy};
+pub use config::{
+    ConfigError, MAX_QUEUE_TIMEOUT, MAX_SPECULATIVE_TOKENS, PreemptionMode, SchedulerConfig, SchedulingPolicy,
+};
 pub use events::{MAX_EVENTS, RequestEvent};
 pub use extra_keys::{ExtraKeys, MultimodalSpan};
 pub use handle::{EngineHandle, NotTheWaiter};

@@ -54,6 +54,8 @@ pub enum RequestError {
     GrammarRejected,
     /// Its grammar could not be compiled.
     GrammarFailed,
+    /// It waited longer than `queue_timeout` for its first step.
+    QueueTimeout,
 }
 
 impl fmt::Display for RequestError {
@@ -69,6 +71,9 @@ impl fmt::Display for RequestError {
             Self::StepFailed => "the model failed while this request was being computed",
             Self::GrammarRejected => "the grammar of this request does not accept the token that was sampled",
             Self::GrammarFailed => "the grammar of this request could not be compiled",
+            Self::QueueTimeout => {
+                "the request waited longer than queue_timeout and was not begun; try again later"
+            }
         })
     }
 }

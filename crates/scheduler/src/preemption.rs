@@ -175,9 +175,10 @@ impl Scheduler {
         self.leaving.is_empty() && (self.preempted_rows.is_empty() || self.running.is_empty())
     }
 
-    /// One request less waits for its first admission.
-    pub(crate) fn leave_queue_for_good(&self) {
-        // Relaxed: see `EngineHandle::reserve_places`.
+    /// One request less, with so many tokens, waits for its first admission.
+    pub(crate) fn leave_queue_for_good(&self, num_queued_tokens: u32) {
+        // Relaxed: see `EngineHandle::reserve`.
         self.handle.shared.num_queued.fetch_sub(1, Ordering::Relaxed);
+        self.handle.shared.num_queued_tokens.fetch_sub(num_queued_tokens.into(), Ordering::Relaxed);
     }
 }

@@ -156,6 +156,11 @@ impl NewRequest {
             fork_from: None,
         }
     }
+
+    /// Tokens that count while it waits: those of its prompt, but for what it shares with the request that it forks.
+    pub(crate) fn num_queued_tokens(&self) -> u32 {
+        if self.fork_from.is_some() { 0 } else { self.prompt_token_ids.len() as u32 }
+    }
 }
 
 /// A slot and its tenant: stale when the tenant has left.
@@ -174,6 +179,8 @@ pub(crate) struct Cold {
     /// Place in the order of arrival.
     pub(crate) arrival: u64,
     pub(crate) num_prompt_tokens: u32,
+    /// What it counts for in the queue until it is admitted for the first time.
+    pub(crate) num_queued_tokens: u32,
     pub(crate) extra_keys: ExtraKeys,
     pub(crate) skip_reading_prefix_cache: bool,
     pub(crate) uses_grammar: bool,

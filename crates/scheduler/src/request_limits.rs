@@ -60,10 +60,29 @@ pub enum AddRequestError {
         position: usize,
     },
     /// The queue is full: a value, not a failure.
-    #[error("the queue is full: {limit} requests are waiting; try again later")]
+    #[error(
+        "the queue is full: {queued} requests are waiting, {wanted} more would exceed max_num_queued_reqs = {limit}; {}",
+        if wanted > limit { "send fewer at a time" } else { "try again later" }
+    )]
     QueueFull {
+        /// Waiting.
+        queued: u32,
+        /// In this group.
+        wanted: u32,
         /// `max_num_queued_reqs`.
         limit: u32,
+    },
+    /// The same, counted in tokens.
+    #[error(
+        "the queue is full: {queued} prompt tokens are waiting, {wanted} more would exceed max_num_queued_tokens = {limit}; try again later"
+    )]
+    QueueTokensFull {
+        /// Waiting.
+        queued: u64,
+        /// In this group.
+        wanted: u64,
+        /// `max_num_queued_tokens`.
+        limit: u64,
     },
 }
 

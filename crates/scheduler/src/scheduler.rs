@@ -13,6 +13,7 @@ use thiserror::Error;
 
 use crate::{
     config::{ConfigError, SchedulerConfig},
+    deadlines::Deadlines,
     egress::{self, Consumer, Producer},
     events::EventLog,
     handle::EngineHandle,
@@ -115,6 +116,7 @@ pub struct Scheduler {
     pub(crate) by_id: HashMap<Box<str>, u32>,
     pub(crate) by_key: HashMap<RequestKey, u32>,
     pub(crate) waiting: RequestQueue,
+    pub(crate) deadlines: Deadlines,
     /// Slots in admission order.
     pub(crate) running: Vec<u32>,
     /// Victims that will be swapped out when no step that they are in is in flight; they still have their blocks.
@@ -172,6 +174,7 @@ impl Scheduler {
             by_id: HashMap::new(),
             by_key: HashMap::new(),
             waiting: RequestQueue::new(config.scheduling_policy),
+            deadlines: Deadlines::default(),
             running: Vec::with_capacity(max_num_seqs as usize),
             leaving: Vec::with_capacity(max_num_seqs as usize),
             copies: BlockCopies::default(),
@@ -220,6 +223,7 @@ impl Scheduler {
     pub fn schedule(&mut self) -> Result<Option<SchedulerOutput>, SchedulerError> {
         let set = self.free_set()?;
         self.drain_inbox();
+        self.end_overdue(None);
         self.kv.pool.drain_returned();
         self.steps[set].begin(self.last_step + 1, set as u32);
         self.swap_out_leaving(set);

@@ -43,6 +43,12 @@ counters! {
     num_requests,
     /// Requests that left, for whatever reason.
     num_finished,
+    /// Requests that were scheduled for the first time.
+    num_admitted_requests,
+    /// The tokens that these counted for in the queue: their prompts', but for those that fork another.
+    num_admitted_tokens,
+    /// Requests that waited longer than `queue_timeout`.
+    num_queue_timeouts,
     /// Preemptions since the start.
     num_preemptions,
     /// Victims whose KV moved to CPU memory.

@@ -7,13 +7,16 @@
 mod common;
 mod naive;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    time::Duration,
+};
 
 use common::{Random, mix, scheduler, setting};
 use naive::{NaiveConfig, NaiveRequest, NaiveScheduler, NaiveStep, Status};
 use scheduler::{
     ExtraKeys, NewRequest, PreemptionMode, RequestKey, SamplingParams, Scheduler, SchedulerConfig,
-    SchedulerOutput, SchedulingPolicy, TokenRows, egress::Consumer,
+    SchedulerOutput, SchedulingPolicy, TokenRows, egress::Consumer, monotonic_ns,
 };
 
 /// What the runs met: a comparison that never saw a case says nothing about it.
@@ -37,6 +40,10 @@ struct World {
     in_flight: VecDeque<(SchedulerOutput, NaiveStep)>,
     num_added: u32,
     keys: HashMap<String, RequestKey>,
+    /// In the order in which they were handed in, each with a moment behind it and before the next.
+    handed_in: Vec<(String, u64)>,
+    /// Its own random numbers: what else happens does not depend on it.
+    time: Random,
     ids: Vec<String>,
     coverage: Coverage,
 }
@@ -101,7 +108,12 @@ fn extra_keys(salt: &[u8]) -> ExtraKeys {
 impl World {
     fn new(seed: u64) -> Self {
         let mut random = Random(mix(seed + 1));
-        let config = random_config(&mut random);
+        let mut time = Random(mix(seed ^ 0x71E));
+        let mut config = random_config(&mut random);
+        if time.chance(50) {
+            // Never over while the test runs: time is what the test says.
+            config.queue_timeout = Duration::from_secs(3600);
+        }
         let mut real = scheduler(&config, config.num_buffer_sets());
         Self {
             outputs: real.take_consumer().expect("taken once"),
@@ -112,6 +124,8 @@ impl World {
             in_flight: VecDeque::new(),
             num_added: 0,
             keys: HashMap::new(),
+            handed_in: Vec::new(),
+            time,
             ids: Vec::new(),
             coverage: Coverage::default(),
         }
@@ -180,6 +194,9 @@ impl World {
         // Who can never fit is refused at the door, which the naive one does not have.
         if self.real.handle().add_request(new).is_ok() {
             self.naive.add(same);
+            let now = monotonic_ns();
+            while monotonic_ns() <= now {}
+            self.handed_in.push((id.clone(), now));
             self.ids.push(id);
         }
     }
@@ -195,6 +212,21 @@ impl World {
             self.naive.abort(&id);
             self.coverage.count("aborts", 1);
         }
+    }
+
+    /// Who was handed in up to some moment and waits for its first step has waited too long.
+    fn let_time_pass(&mut self) {
+        if self.config.queue_timeout.is_zero() || !self.time.chance(2) || self.handed_in.is_empty() {
+            return;
+        }
+        let newest = self.handed_in.len() as u32 - 1;
+        let last = self.time.between(newest.saturating_sub(8), newest) as usize;
+        let (due, moment) = (&self.handed_in[..=last], self.handed_in[last].1);
+        let num_ended = self.real.end_overdue_by(moment + self.config.queue_timeout.as_nanos() as u64);
+        let expected = self.naive.end_overdue(|id| due.iter().any(|(other, _)| other == id));
+        assert_eq!(num_ended, expected, "who waited too long");
+        self.coverage.count("waited too long", num_ended);
+        self.check_state();
     }
 
     fn compile_grammar(&mut self, id: &str) {
@@ -428,6 +460,7 @@ impl World {
             }
             _ => self.update(),
         }
+        self.let_time_pass();
     }
 
     fn finish(&mut self) {
@@ -488,6 +521,7 @@ fn every_step_equals_the_naive_one() {
         ("on the way out", 200),
         ("blocks copied", 50),
         ("waiting for a grammar", 500),
+        ("waited too long", 100),
     ] {
         let met = total.0.get(what).copied().unwrap_or(0);
         assert!(met >= least, "the runs hardly ever met {what}: {met}");

@@ -1,11 +1,13 @@
 """Paged attention in plain torch: runs everywhere, and is what every faster backend is compared with.
 
 Rows with one new token (decode) are attended together: their keys and values are gathered through the block table into
-padded tensors, a bounded number of bytes at a time. Rows with several new tokens (prefill, chunks of it) are attended
-one request at a time, a bounded number of queries at a time.
+padded tensors, a bounded number of bytes at a time. Whole prompts are attended together with others of like length, a
+bounded number of bytes at a time: what they attend to is all in the step, so nothing is gathered. Chunks of prompts are
+attended one request at a time, a bounded number of queries at a time.
 
 Slots that were never written, or hold another request's remains, cannot reach a result: a gather reads slot 0 of the
-null block, which always holds zeros, for every position beyond a sequence, and the mask drops it.
+null block, which always holds zeros, for every position beyond a sequence, and the mask drops it. Prompts are padded
+behind their end with their own last token, which the causal mask drops.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,6 +24,8 @@ from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
 
 MAX_GATHER_BYTES = 64 << 20
 """Most bytes of keys and values that one decode chunk gathers (a single longer row is still gathered whole)."""
+MAX_GATHER_BYTES_CPU = 4 << 20
+"""The same on the CPU, where what was gathered should still be in the processor's cache when it is read."""
 MAX_MASK_ELEMENTS = 1 << 24
 """Most query-key pairs of one prefill chunk whose mask is spelled out."""
 
@@ -31,7 +36,7 @@ class TorchAttentionBackend:
     Args:
         spec: shape of the cache.
         dtype: of the cache.
-        max_gather_bytes: bound on a decode chunk; tests make it small.
+        max_gather_bytes: bound on a decode chunk and a group of prompts; tests make it small.
         max_mask_elements: bound on a prefill chunk; tests make it small.
     """
 
@@ -45,20 +50,55 @@ class TorchAttentionBackend:
         max_gather_bytes: int = MAX_GATHER_BYTES,
         max_mask_elements: int = MAX_MASK_ELEMENTS,
     ) -> None:
-        bytes_per_slot = 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize
-        self.max_gather_slots = max(1, max_gather_bytes // bytes_per_slot)
+        self.row_size = spec.num_kv_heads * spec.head_dim
+        self.dtype = dtype
+        self.max_gather_slots = max(1, max_gather_bytes // (2 * self.row_size * dtype.itemsize))
         self.max_mask_elements = max_mask_elements
+        self._gathered: Tensor | None = None
+        self._positions = torch.empty(0, dtype=torch.int32)
 
     def plan(self, metadata: AttentionMetadata) -> TorchAttentionPlan:
-        """Split the step into decode chunks and prefill spans; see ``AttentionBackend.plan``."""
-        return TorchAttentionPlan(metadata, self.max_gather_slots, self.max_mask_elements)
+        """Split the step into decode chunks, groups of prompts and spans; see ``AttentionBackend.plan``."""
+        return TorchAttentionPlan(metadata, self)
+
+    def positions(self, length: int, device: torch.device) -> Tensor:
+        """``[0, 1, …, length)``, int32."""
+        if self._positions.shape[0] < length or self._positions.device != device:
+            self._positions = torch.arange(max(length, 1024), dtype=torch.int32, device=device)
+        return self._positions[:length]
+
+    def gather(self, keys: Tensor, values: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the cache, ``[n, row_size]`` each, where the next gather will put its own.
+
+        Memory that is used again is in the processor's cache; fresh memory costs the kernel more than the copy.
+
+        Args:
+            keys: ``[num_slots, row_size]``.
+            values: as ``keys``.
+            slots: int ``[n]``.
+        """
+        num_slots = slots.shape[0]
+        if num_slots > self.max_gather_slots:
+            return F.embedding(slots, keys), F.embedding(slots, values)
+        if self._gathered is None:
+            self._gathered = keys.new_empty((2, self.max_gather_slots, self.row_size))
+        gathered_keys, gathered_values = self._gathered[:, :num_slots]
+        torch.index_select(keys, 0, slots, out=gathered_keys)
+        torch.index_select(values, 0, slots, out=gathered_values)
+        return gathered_keys, gathered_values
 
 
 @dataclass(frozen=True, slots=True)
 class _DecodeChunk:
-    tokens: Tensor  # int64 [rows], index into the flattened batch
-    slots: Tensor  # int64 [rows, longest]
-    mask: Tensor  # bool [rows, 1, 1, longest]
+    tokens: Tensor | None  # int64 [rows], index into the flattened batch; None: the batch is these rows, in order
+    slots: Tensor  # int [rows, longest]
+    bias: Tensor | None  # [rows, 1, 1, longest], −∞ beyond a sequence; None: all are equally long
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptGroup:
+    tokens: Tensor  # int64 [rows, longest], index into the flattened batch; padded with a row's last token
+    is_token: Tensor  # bool [rows, longest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +110,23 @@ class _PrefillSpan:
 
 
 class TorchAttentionPlan:
-    """One step's chunks and spans; see ``AttentionPlan``."""
+    """One step's chunks, groups and spans; see ``AttentionPlan``."""
 
-    def __init__(self, metadata: AttentionMetadata, max_gather_slots: int, max_mask_elements: int) -> None:
-        self._max_mask_elements = max_mask_elements
+    def __init__(self, metadata: AttentionMetadata, backend: TorchAttentionBackend) -> None:
+        self._backend = backend
         slot_mapping = metadata.slot_mapping.to(torch.int64)
         self._kept = torch.nonzero(slot_mapping >= 0)[:, 0] if metadata.has_padding else None
         self._slot_mapping = slot_mapping if self._kept is None else slot_mapping[self._kept]
 
         query_lens = np.diff(metadata.query_start_loc)
-        self._decode = _decode_chunks(metadata, np.flatnonzero(query_lens == 1), max_gather_slots)
-        self._prefill = [_prefill_span(metadata, int(i)) for i in np.flatnonzero(query_lens > 1)]
+        is_decode = query_lens == 1
+        self._decode = _decode_chunks(metadata, backend, np.flatnonzero(is_decode))
+        self._prompts: list[_PromptGroup] = []
+        self._prefill: list[_PrefillSpan] = []
+        if not is_decode.all():
+            is_prompt = ~is_decode & (query_lens == metadata.seq_lens)
+            self._prompts = _prompt_groups(metadata, backend, np.flatnonzero(is_prompt))
+            self._prefill = [_prefill_span(metadata, int(i)) for i in np.flatnonzero(~is_decode & ~is_prompt)]
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
         """See ``AttentionPlan.forward``."""
@@ -88,9 +134,13 @@ class TorchAttentionPlan:
         keys, values = kv_cache.view(2, -1, num_kv_heads * head_dim)  # each [num_slots, KVH * D]
         self._write(keys, key)
         self._write(values, value)
+        if self._decode and self._decode[0].tokens is None:
+            return self._attend_decode(query, keys, values, self._decode[0], num_kv_heads, scale)
         out = torch.empty_like(query)
         for chunk in self._decode:
-            out[chunk.tokens] = _attend_decode(query[chunk.tokens], keys, values, chunk, num_kv_heads, scale)
+            out[chunk.tokens] = self._attend_decode(query[chunk.tokens], keys, values, chunk, num_kv_heads, scale)
+        for group in self._prompts:
+            _attend_prompts(out, query, key, value, group, scale)
         for span in self._prefill:
             self._attend_prefill(out, query, keys, values, span, num_kv_heads, scale)
         return out
@@ -100,6 +150,19 @@ class TorchAttentionPlan:
         if self._kept is not None:
             rows = rows[self._kept]
         cache.index_copy_(0, self._slot_mapping, rows)
+
+    def _attend_decode(
+        self, query: Tensor, keys: Tensor, values: Tensor, chunk: _DecodeChunk, num_kv_heads: int, scale: float
+    ) -> Tensor:
+        rows, num_heads, head_dim = query.shape
+        longest = chunk.slots.shape[1]
+        k, v = self._backend.gather(keys, values, chunk.slots.view(-1))
+        k = k.view(rows, longest, num_kv_heads, head_dim).transpose(1, 2)
+        v = v.view(rows, longest, num_kv_heads, head_dim).transpose(1, 2)
+        # The query heads that share a KV head see the same keys, so they stand where queries of one sequence would.
+        q = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.bias, scale=scale)
+        return o.reshape(rows, num_heads, head_dim)
 
     def _attend_prefill(
         self,
@@ -113,15 +176,11 @@ class TorchAttentionPlan:
     ) -> None:
         num_heads, head_dim = query.shape[1:]
         seq_len = span.slots.shape[0]
+        # F.embedding is a gather of rows, many times faster on CPU than indexing.
         k = F.embedding(span.slots, keys).view(1, seq_len, num_kv_heads, head_dim).transpose(1, 2)  # [1, KVH, S, D]
         v = F.embedding(span.slots, values).view(1, seq_len, num_kv_heads, head_dim).transpose(1, 2)
         gqa = num_heads != num_kv_heads
-        if span.num_computed == 0:
-            q = query[span.start : span.end].transpose(0, 1)[None]  # [1, H, n, D]
-            o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
-            out[span.start : span.end] = o[0].transpose(0, 1)
-            return
-        rows = max(1, self._max_mask_elements // seq_len)
+        rows = max(1, self._backend.max_mask_elements // seq_len)
         for start in range(span.start, span.end, rows):
             end = min(start + rows, span.end)
             first = span.num_computed + start - span.start  # position of the chunk's first query
@@ -135,51 +194,79 @@ class TorchAttentionPlan:
             out[start:end] = o[0].transpose(0, 1)
 
 
-def _attend_decode(
-    query: Tensor, keys: Tensor, values: Tensor, chunk: _DecodeChunk, num_kv_heads: int, scale: float
-) -> Tensor:
-    rows, num_heads, head_dim = query.shape
-    longest = chunk.slots.shape[1]
-    # F.embedding is a gather of rows, many times faster on CPU than index_select.
-    k = F.embedding(chunk.slots, keys).view(rows, longest, num_kv_heads, head_dim).transpose(1, 2)
-    v = F.embedding(chunk.slots, values).view(rows, longest, num_kv_heads, head_dim).transpose(1, 2)
-    # The query heads that share a KV head see the same keys, so they stand where queries of one sequence would.
-    q = query.view(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    o = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.mask, scale=scale)
-    return o.reshape(rows, num_heads, head_dim)
+def _attend_prompts(out: Tensor, query: Tensor, key: Tensor, value: Tensor, group: _PromptGroup, scale: float) -> None:
+    q, k, v = (part[group.tokens].transpose(1, 2) for part in (query, key, value))  # [rows, H or KVH, longest, D]
+    o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    out[group.tokens[group.is_token]] = o.transpose(1, 2)[group.is_token]
 
 
-def _decode_chunks(metadata: AttentionMetadata, rows: np.ndarray, max_gather_slots: int) -> list[_DecodeChunk]:
-    device = metadata.block_table.device
+def _decode_chunks(
+    metadata: AttentionMetadata, backend: TorchAttentionBackend, rows: npt.NDArray[np.int64]
+) -> list[_DecodeChunk]:
+    if not rows.size:
+        return []
     lens = metadata.seq_lens[rows]
+    if rows.size * int(lens.max()) <= backend.max_gather_slots:
+        is_batch = rows.size == metadata.seq_lens.size and not metadata.has_padding
+        return [_decode_chunk(metadata, backend, rows, is_batch=is_batch)]
     order = np.argsort(-lens, kind="stable")  # rows of like length together: little padding
     rows, lens = rows[order], lens[order]
     chunks = []
     begin = 0
     while begin < len(rows):
-        longest = int(lens[begin])
-        end = min(len(rows), begin + max(1, max_gather_slots // longest))
-        chunk_rows = torch.from_numpy(rows[begin:end]).to(device)
-        chunk_lens = torch.from_numpy(lens[begin:end].astype(np.int64)).to(device)
-        tokens = torch.from_numpy(metadata.query_start_loc[rows[begin:end]].astype(np.int64)).to(device)
-        valid = torch.arange(longest, device=device)[None, :] < chunk_lens[:, None]
-        slots = torch.where(valid, _slots(metadata, chunk_rows, longest), 0)
-        chunks.append(_DecodeChunk(tokens, slots, valid[:, None, None, :]))
+        end = min(len(rows), begin + max(1, backend.max_gather_slots // int(lens[begin])))
+        chunks.append(_decode_chunk(metadata, backend, rows[begin:end], is_batch=False))
         begin = end
     return chunks
 
 
+def _decode_chunk(
+    metadata: AttentionMetadata, backend: TorchAttentionBackend, rows: npt.NDArray[np.int64], *, is_batch: bool
+) -> _DecodeChunk:
+    block_table, block_size = metadata.block_table, metadata.block_size
+    device = block_table.device
+    lens = metadata.seq_lens[rows]
+    longest = int(lens.max())
+    tokens = None
+    if not is_batch:
+        tokens = torch.from_numpy(metadata.query_start_loc[rows].astype(np.int64)).to(device)
+        block_table = block_table[torch.from_numpy(rows).to(device)]
+    blocks = block_table[:, : -(-longest // block_size), None]
+    slots = (blocks * block_size + backend.positions(block_size, device)).flatten(1)[:, :longest]
+    if int(lens.min()) == longest:
+        return _DecodeChunk(tokens, slots.contiguous(), None)
+    beyond = backend.positions(longest, device) >= torch.from_numpy(lens).to(device)[:, None]
+    slots = slots.masked_fill(beyond, 0)
+    bias = torch.zeros(beyond.shape, dtype=backend.dtype, device=device).masked_fill_(beyond, -torch.inf)
+    return _DecodeChunk(tokens, slots.contiguous(), bias[:, None, None, :])
+
+
+def _prompt_groups(
+    metadata: AttentionMetadata, backend: TorchAttentionBackend, rows: npt.NDArray[np.int64]
+) -> list[_PromptGroup]:
+    device = metadata.block_table.device
+    lens = metadata.seq_lens[rows]
+    order = np.argsort(-lens, kind="stable")
+    rows, lens = rows[order], lens[order]
+    groups = []
+    begin = 0
+    while begin < len(rows):
+        longest = int(lens[begin])
+        end = min(len(rows), begin + max(1, backend.max_gather_slots // longest))
+        end = begin + int(np.searchsorted(-lens[begin:end], -longest / 2, side="right"))  # half is padding at most
+        starts, ends = metadata.query_start_loc[rows[begin:end]], metadata.query_start_loc[rows[begin:end] + 1]
+        tokens = starts[:, None] + np.arange(longest)
+        is_token = tokens < ends[:, None]
+        tokens = np.minimum(tokens, ends[:, None] - 1)
+        groups.append(_PromptGroup(torch.from_numpy(tokens).to(device), torch.from_numpy(is_token).to(device)))
+        begin = end
+    return groups
+
+
 def _prefill_span(metadata: AttentionMetadata, row: int) -> _PrefillSpan:
     start, end = int(metadata.query_start_loc[row]), int(metadata.query_start_loc[row + 1])
-    seq_len = int(metadata.seq_lens[row])
-    rows = torch.tensor([row], device=metadata.block_table.device)
-    return _PrefillSpan(start, end, seq_len - (end - start), _slots(metadata, rows, seq_len)[0])
-
-
-def _slots(metadata: AttentionMetadata, rows: Tensor, length: int) -> Tensor:
-    """Slots of positions ``0 .. length`` of some requests, int64 ``[len(rows), length]``; stale beyond a sequence."""
-    block_size = metadata.block_size
-    num_blocks = -(-length // block_size)
-    blocks = metadata.block_table[rows, :num_blocks].to(torch.int64)
+    seq_len, block_size = int(metadata.seq_lens[row]), metadata.block_size
+    blocks = metadata.block_table[row, : -(-seq_len // block_size)].to(torch.int64)
     offsets = torch.arange(block_size, device=blocks.device)
-    return (blocks[:, :, None] * block_size + offsets).flatten(1)[:, :length]
+    slots = (blocks[:, None] * block_size + offsets).flatten()[:seq_len]
+    return _PrefillSpan(start, end, seq_len - (end - start), slots)

@@ -1,4 +1,4 @@
-"""``AsyncLLM``: an engine in a thread of its own behind an asyncio interface, as a server needs it.
+"""``AsyncLLM``: an engine that runs by itself, in a thread or a process, behind an asyncio interface.
 
 The event loop is woken once per engine step, by an eventfd; whatever arrived for a request while its reader was busy
 is merged into one output.
@@ -7,14 +7,16 @@ is merged into one output.
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rustvllm import _core, envs
 from rustvllm.config import EngineConfig, UsageContext
-from rustvllm.engine.core_client import ThreadClient
+from rustvllm.engine.core_client import EngineCoreClient, ThreadClient
 from rustvllm.engine.describe import describe_engine
+from rustvllm.engine.engine_health import EngineHealth
 from rustvllm.engine.front_end import RequestTable
 from rustvllm.engine.input_processor import InputProcessor, PromptType
+from rustvllm.engine.remote_client import RemoteClient
 from rustvllm.engine.request_state import EventSink, RequestState
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.exceptions import EngineDeadError
@@ -23,18 +25,42 @@ from rustvllm.outputs import RequestOutput
 from rustvllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from rustvllm.engine.process_client import ProcessClient
     from rustvllm.engine_args import AsyncEngineArgs
 
 logger = init_logger(__name__)
 
+STATS_TIMEOUT = 0.5
+"""Seconds to wait for an engine's counters."""
 _OFF_LOOP_CHARS = 2048
 """Longer prompts are tokenised in a thread of the core, so that they delay no one else on the event loop."""
 
 
-def make_client(config: EngineConfig, on_death: Callable[[], None]) -> "ThreadClient | ProcessClient":
-    """An engine in a thread of this process; with ``RUSTVLLM_ENABLE_MULTIPROCESSING=1`` in a process of its own."""
-    if not envs.enable_multiprocessing():
+class AsyncEngineClient(EngineCoreClient, Protocol):
+    """An engine that runs by itself: in a thread, in a process of this one's, or in somebody else's."""
+
+    @property
+    def errored(self) -> bool:
+        """True when it has ended without being told to."""
+
+    def wait_until_ready(self) -> None:
+        """Wait until it serves."""
+
+    def health(self) -> list[EngineHealth]:
+        """How it is, as far as is known without asking; one entry per engine."""
+
+    def stop(self) -> None:
+        """Tell it to end, or leave it; waits for nothing."""
+
+
+def make_client(config: EngineConfig, on_death: Callable[[], None], *, multiprocess: bool | None) -> AsyncEngineClient:
+    """An engine in a process of its own, or in a thread of this one.
+
+    Args:
+        config: What engine.
+        on_death: Called when it has ended without being told to.
+        multiprocess: None leaves it to ``RUSTVLLM_ENABLE_MULTIPROCESSING``.
+    """
+    if not (envs.enable_multiprocessing() if multiprocess is None else multiprocess):
         return ThreadClient(config, on_death)
     from rustvllm.engine.process_client import ProcessClient
 
@@ -105,35 +131,52 @@ class RequestStream:
 
 
 class AsyncLLM:
-    """An engine whose loop runs in its own thread; all coroutines belong to one event loop.
+    """An engine whose loop runs in its own thread or process; all coroutines belong to one event loop.
 
-    One that is dropped without :meth:`shutdown` ends its thread and frees the model all the same.
+    One that is dropped without :meth:`shutdown` ends the engine and frees the model all the same.
 
     Attributes:
         config: What the engine was built from.
         tokenizer: None with ``skip_tokenizer_init``.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Load the model and start the engine thread; blocks, and may run in a worker thread.
+    def __init__(
+        self, config: EngineConfig, *, multiprocess: bool | None = None, client: AsyncEngineClient | None = None
+    ) -> None:
+        """Load the model and start the engine; blocks, and may run in a worker thread.
+
+        Args:
+            config: What engine.
+            multiprocess: Run it in a process of its own; None: when ``RUSTVLLM_ENABLE_MULTIPROCESSING`` is set, else in
+                a thread of this process.
+            client: An engine that somebody else runs, in place of one of this object's.
 
         Raises:
             ModelLoadError: Weights or tokenizer cannot be read.
             ConfigError: The KV cache is too small.
+            EngineDeadError: The engine's process ended while it was starting, or ``client``'s cannot be reached.
         """
         self.config = config
-        self.tokenizer = (
-            None if config.model.tokenizer_path is None else Tokenizer.from_folder(config.model.tokenizer_path)
-        )
-        self.input_processor = InputProcessor(config, self.tokenizer)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, RequestStream] = {}
         self._broken: EngineDeadError | None = None
-        self._client = make_client(config, self._on_engine_death)
+        is_own = client is None
+        # The engine comes first: in another process it loads while the tokenizer is read here.
+        self._client = client or make_client(config, self._on_engine_death, multiprocess=multiprocess)
         weakref.finalize(self, self._client.stop).atexit = False  # the client sees to the exit itself
+        try:
+            self.tokenizer = (
+                None if config.model.tokenizer_path is None else Tokenizer.from_folder(config.model.tokenizer_path)
+            )
+            self.input_processor = InputProcessor(config, self.tokenizer)
+            self._client.wait_until_ready()
+        except BaseException:
+            self._client.shutdown()
+            raise
         self._requests = RequestTable(self._client, None if self.tokenizer is None else self.tokenizer.core)
-        for line in self.describe():
-            logger.info("%s", line)
+        if is_own:
+            for line in self.describe():
+                logger.info("%s", line)
 
     @classmethod
     def from_engine_config(cls, config: EngineConfig) -> "AsyncLLM":
@@ -227,6 +270,20 @@ class AsyncLLM:
         if self._broken is not None:
             raise EngineDeadError(str(self._broken)) from self._broken
 
+    def health(self) -> list[EngineHealth]:
+        """How every engine is, by its last sign of life; asks nobody, so it may be called at any time."""
+        return self._client.health()
+
+    def reconnect(self, rank: int, timeout: float) -> None:
+        """Take an engine that was started in a dead one's place; blocks up to ``timeout`` seconds, for any thread.
+
+        Raises:
+            EngineDeadError: There is none yet, or this object's engine is not one that somebody else starts again.
+        """
+        if not isinstance(self._client, RemoteClient):
+            raise EngineDeadError("this engine is not started again; make a new AsyncLLM")
+        self._client.reconnect(rank, timeout)
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
 
@@ -238,9 +295,22 @@ class AsyncLLM:
         return self.tokenizer
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the scheduler (from any thread), with ``num_gpu_blocks`` and ``block_size``."""
+        """Counters of the scheduler (from any thread), with ``num_gpu_blocks`` and ``block_size``.
+
+        Those of an engine in another process are up to 0.2 s old; :meth:`current_stats` asks for new ones.
+        """
+        return self._with_sizes(self._client.handle.stats())
+
+    async def current_stats(self) -> dict[str, Any]:
+        """The same as of now, or as of the last heartbeat when an engine does not answer within half a second."""
+        handle = self._client.handle
+        if isinstance(handle, _core.EngineHandle):
+            return self.stats()
+        return self._with_sizes(await asyncio.to_thread(handle.stats, STATS_TIMEOUT))
+
+    def _with_sizes(self, counters: dict[str, int | float]) -> dict[str, Any]:
         return {
-            **self._client.handle.stats(),
+            **counters,
             "num_gpu_blocks": self._client.num_blocks,
             "block_size": self.config.cache.block_size,
         }

@@ -1,6 +1,7 @@
-"""An :class:`EngineConfig` as JSON and back: how one process tells another what engine to be.
+"""Configurations as JSON and back: how one process tells another what to be.
 
-The text is made and read by processes of one installation, so it has no version; what it does not know it refuses.
+What is not known is refused. Between the processes of one server the text needs no version; an engine of another
+release that a front end connects to may know other fields, and the front end then says which.
 """
 
 import dataclasses
@@ -9,18 +10,44 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 from rustvllm.config import EngineConfig
 from rustvllm.exceptions import ConfigError
 
+MAX_INFO_BYTES: Final = 64 << 10
+"""What an engine can tell a client in the handshake."""
+
+_Config = TypeVar("_Config")
+
+
+def plain(config: Any) -> Any:
+    """A configuration as what ``json.dumps`` takes."""
+    return _plain(config)
+
+
+def build(kind: type[_Config], data: Any, name: str = "config") -> _Config:
+    """The configuration that :func:`plain` took apart.
+
+    Args:
+        kind: Its dataclass.
+        data: As JSON gave it.
+        name: What messages call it.
+
+    Raises:
+        ConfigError: A field is unknown or of another type, or a value is out of range.
+    """
+    config = _build(kind, data, name)
+    assert isinstance(config, kind)
+    return config
+
 
 def dump_config(config: EngineConfig) -> str:
-    """The configuration as JSON text."""
+    """The configuration of an engine as JSON text."""
     return json.dumps(_plain(config))
 
 
-def load_config(text: str) -> EngineConfig:
+def load_config(text: str | bytes) -> EngineConfig:
     """The configuration that :func:`dump_config` wrote.
 
     Raises:
@@ -30,9 +57,23 @@ def load_config(text: str) -> EngineConfig:
         data = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"the engine's configuration is no JSON: {error}") from error
-    config = _build(EngineConfig, data, "config")
-    assert isinstance(config, EngineConfig)
-    return config
+    return build(EngineConfig, data)
+
+
+def dump_info(config: EngineConfig) -> bytes:
+    """What a front end needs to know of an engine, for the handshake: its configuration without the model's own.
+
+    Raises:
+        ConfigError: It is too long.
+    """
+    model = dataclasses.replace(config.model, hf_config={})
+    info = dump_config(dataclasses.replace(config, model=model)).encode()
+    if len(info) > MAX_INFO_BYTES:
+        raise ConfigError(
+            f"the engine's configuration has {len(info)} bytes as JSON, but at most {MAX_INFO_BYTES} fit into the "
+            "handshake with a front end: give the model fewer names or a smaller generation_config"
+        )
+    return info
 
 
 def _plain(value: Any) -> Any:

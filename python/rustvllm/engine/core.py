@@ -2,22 +2,55 @@
 
 Rust decides what runs (``scheduler``), Python computes it (``executor``). One thread steps an EngineCore; requests
 come in and outputs leave through ``handle`` from any thread.
+
+With ``async_scheduling`` two steps overlap: one is planned and launched while the device computes the one before it.
 """
 
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic_ns
+from typing import TYPE_CHECKING, NoReturn
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig
+from rustvllm.engine.step_trace import StepTrace
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 
 if TYPE_CHECKING:
     from rustvllm.executor.interface import Executor
+    from rustvllm.worker.step_output import AsyncModelRunnerOutput
 
 logger = init_logger(__name__)
 
 MAX_CONSECUTIVE_FAILURES = 3
 """Steps that may fail in a row before the engine counts as broken (a GPU does not recover from every error)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step whose samples have not been taken in; times in nanoseconds of the monotonic clock."""
+
+    output: _core.SchedulerOutput
+    sampled: "AsyncModelRunnerOutput"
+    schedule_ns: int
+    launch_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedLaunch:
+    """The samples of a step that raised while it was launched."""
+
+    error: BaseException
+
+    def is_done(self) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+    def get_output(self) -> NoReturn:
+        """Raise what the launch raised."""
+        raise self.error
 
 
 class EngineCore:
@@ -29,7 +62,9 @@ class EngineCore:
         handle: Shared side of the Rust core, for any thread.
         num_blocks: KV blocks, the null block included.
         num_cpu_blocks: KV blocks in CPU memory for preempted requests.
+        max_concurrent_batches: Steps that may be launched and not taken in.
         last_step_error: What the last failed step raised, as text; None if none failed.
+        on_step_error: Called with that text, before anybody is told that a request failed.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -37,15 +72,17 @@ class EngineCore:
 
         Raises:
             ModelLoadError: The weights cannot be read or do not fit the configuration.
-            ConfigError: The KV cache cannot hold one request of ``max_model_len`` tokens, or there is not as much
-                memory as ``swap_space`` says.
+            ConfigError: The KV cache cannot hold one request of ``max_model_len`` tokens, there is not as much
+                memory as ``swap_space`` says, or the step trace cannot be written.
         """
         self.config = config
+        self._trace = None if config.step_trace_file is None else StepTrace(config.step_trace_file)
         self.executor = _make_executor(config)
         self.executor.load_model()
         self.num_blocks = self.executor.determine_num_blocks()
         config.check_num_blocks(self.num_blocks)
         self.num_cpu_blocks = self.executor.determine_num_cpu_blocks(self.num_blocks)
+        self.max_concurrent_batches = 2 if config.scheduler.async_scheduling else 1
         scheduler_config = _core.SchedulerConfig(
             num_blocks=self.num_blocks,
             max_model_len=config.model.max_model_len,
@@ -64,6 +101,7 @@ class EngineCore:
             max_look_past=config.scheduler.max_look_past,
             max_times_passed=config.scheduler.max_times_passed,
             hash_algorithm=config.cache.hash_algorithm,
+            max_steps_in_flight=self.max_concurrent_batches,
         )
         step_buffers = self.executor.initialize_kv_cache(
             self.num_blocks,
@@ -75,38 +113,72 @@ class EngineCore:
         self.executor.bind_token_ids(self.scheduler.token_ids)
         self.handle = self.scheduler.handle
         self.last_step_error: str | None = None
+        self.on_step_error: Callable[[str], object] = lambda _: None
+        self._launched: deque[LaunchedStep] = deque()
         self._failures_in_a_row = 0
 
     def step(self) -> int:
-        """Run one step: what the scheduler planned, through the model, back into the scheduler.
+        """Plan a step and launch it; take in what the oldest launched one sampled, once no further one may run.
 
-        A step whose execution raises ends its own requests with an error and nobody else's.
+        A step that raises ends with an error its own requests and those of the step planned behind it, nobody else's.
 
         Returns:
-            Tokens that were run; 0 when nothing can run.
+            Tokens of the step that was launched, or else of the one that was taken in; 0 when nothing can run.
 
         Raises:
             EngineDeadError: Several steps in a row failed.
         """
-        output = self.scheduler.schedule()
-        if output is None:
-            return 0
+        num_tokens = 0
+        if len(self._launched) < self.max_concurrent_batches:
+            schedule_ns = monotonic_ns()
+            if (output := self.scheduler.schedule()) is not None:
+                num_tokens = output.total_num_scheduled_tokens
+                sampled = self._launch(output)
+                self._launched.append(LaunchedStep(output, sampled, schedule_ns, monotonic_ns()))
+                if len(self._launched) < self.max_concurrent_batches and not sampled.is_done():
+                    return num_tokens  # the next one is planned while it runs
+        if self._launched:
+            num_tokens = num_tokens or self._launched[0].output.total_num_scheduled_tokens
+            self._take_in()
+            while self._launched and isinstance(self._launched[-1].sampled, FailedLaunch):
+                self._take_in()  # nothing is planned behind it, only to fail with it
+        return num_tokens
+
+    def _launch(self, output: _core.SchedulerOutput) -> "AsyncModelRunnerOutput":
         try:
             self.executor.execute_model(output)
-            sampled = self.executor.sample_tokens(None)
+            return self.executor.sample_tokens(None)
+        except BaseException as error:  # noqa: BLE001 -- steps end in order: it is raised when this one's turn has come
+            return FailedLaunch(error)
+
+    def _take_in(self) -> None:
+        """Wait for the oldest step and give the scheduler what it sampled."""
+        step = self._launched.popleft()
+        output = step.output
+        try:
+            sampled = step.sampled.get_output()
         except BaseException as error:  # noqa: BLE001 -- what is no Exception is raised again
+            done_ns = monotonic_ns()
             self._fail_step(output, error)
         else:
+            done_ns = monotonic_ns()
             self._failures_in_a_row = 0
             self.scheduler.update_from_output(output, sampled.sampled_token_ids, logprobs=sampled.logprobs)
-        return output.total_num_scheduled_tokens
+        if self._trace is not None:
+            numbers = (output.total_num_scheduled_tokens, output.num_reqs)
+            self._trace.record(output.step, step.schedule_ns, step.launch_ns, done_ns, monotonic_ns(), *numbers)
 
     def _fail_step(self, output: _core.SchedulerOutput, error: BaseException) -> None:
+        """End the requests of a step, and of what was launched behind it: that reads what this one did not write."""
+        errors = [error, *(step.sampled.error for step in self._launched if isinstance(step.sampled, FailedLaunch))]
+        self._launched.clear()
         self.last_step_error = f"{type(error).__name__}: {error}"
+        self.on_step_error(self.last_step_error)  # before the outputs that it explains
         self.executor.discard_step()
         self.scheduler.fail_step(output)
-        if not isinstance(error, Exception):  # Ctrl-C and the like go on to the caller
-            raise error
+        for each in errors:
+            if not isinstance(each, Exception):  # Ctrl-C and the like go on to the caller
+                raise each
         logger.error("step %d of %d requests failed", output.step, output.num_reqs, exc_info=error)
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= MAX_CONSECUTIVE_FAILURES:
@@ -114,8 +186,22 @@ class EngineCore:
                 f"{self._failures_in_a_row} steps in a row failed, the last with {self.last_step_error}"
             ) from error
 
+    def has_unfinished_requests(self) -> bool:
+        """True while the scheduler holds a request, or a step runs."""
+        return bool(self._launched) or self.scheduler.has_unfinished_requests()
+
+    def flush_trace(self) -> None:
+        """Write the step trace as far as it goes."""
+        if self._trace is not None:
+            self._trace.flush()
+
     def shutdown(self) -> None:
         """Give back the executor's memory. The core must not be stepped again."""
+        if self._launched:
+            self._launched.clear()
+            self.executor.discard_step()
+        if self._trace is not None:
+            self._trace.close()
         self.executor.shutdown()
 
 

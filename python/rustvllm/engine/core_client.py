@@ -11,9 +11,11 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from rustvllm import _core, envs
+from rustvllm import _core
 from rustvllm.config import EngineConfig
+from rustvllm.engine import run_loop
 from rustvllm.engine.core import EngineCore
+from rustvllm.engine.engine_health import EngineHealth, StepWatch
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 
@@ -83,8 +85,8 @@ class InprocClient:
         return self.core.step()
 
     def has_unfinished_requests(self) -> bool:
-        """True while the scheduler holds a request."""
-        return self.core.scheduler.has_unfinished_requests()
+        """True while the scheduler holds a request, or a step runs."""
+        return self.core.has_unfinished_requests()
 
     def check_alive(self) -> None:
         """Raise EngineDeadError after :meth:`shutdown`."""
@@ -111,9 +113,8 @@ class ThreadClient:
         self._on_death = weakref.WeakMethod(on_death)
         self._stopping = threading.Event()
         self._death: EngineDeadError | None = None
-        # What exists now lives as long as the engine: keep the collector from walking through it again and again.
-        gc.collect()
-        gc.freeze()
+        self._step_watch = StepWatch()
+        run_loop.freeze_heap()
         self._thread = threading.Thread(target=self._run, name="rustvllm-engine", daemon=True)
         _running.add(self)
         # Exit hooks run last in, first out: this one has to come before those of the libraries that a step needs.
@@ -138,22 +139,18 @@ class ThreadClient:
         if self._stopping.is_set():
             raise EngineDeadError("this engine was shut down; make a new one")
 
+    def wait_until_ready(self) -> None:
+        """It is, once it exists."""
+
+    def health(self) -> list[EngineHealth]:
+        """How the thread is; ``step_age`` is as exact as this is called often."""
+        death = None if self._death is None else str(self._death)
+        return [EngineHealth(0, death, 0.0, self._step_watch.step_age(self.handle.stats()))]
+
     def _run(self) -> None:
-        check_invariants = envs.check_invariants()
-        try:
-            while not self._stopping.is_set():
-                if self._core.step() == 0:
-                    if check_invariants:
-                        self._core.scheduler.check_invariants()
-                    # Outputs that found the egress full are no reason to stay awake: whoever drains it wakes us.
-                    self.handle.wait_for_work()
-        except BaseException as error:  # a panic of the Rust core is not an Exception
-            message = str(error) if isinstance(error, EngineDeadError) else f"{type(error).__name__}: {error}"
-            logger.critical("the engine died", exc_info=error)
-            self._death = EngineDeadError(f"the engine died: {message}")
-            self._death.__cause__ = error
-            if (on_death := self._on_death()) is not None:
-                on_death()
+        self._death = run_loop.run(self._core, self._stopping.is_set)
+        if self._death is not None and (on_death := self._on_death()) is not None:
+            on_death()
         if self._stopping.is_set():
             self._free()
 

@@ -1,27 +1,26 @@
-"""The engine process: ``python -m rustvllm.engine.process``, started by :class:`ProcessClient` and by nobody else.
+"""The engine process: ``python -m rustvllm.engine.process``, started by :class:`ChildProcess` and by nobody else.
 
-It reads its configuration as JSON from standard input, loads the model, says so on a pipe, and steps until it is told
+It gets its configuration as JSON from standard input, loads the model, says so on a pipe, and steps until it is told
 to stop, its parent is gone, or it breaks. Requests come and tokens leave through ``_core.EngineServer``'s own thread,
 which never takes the interpreter; this thread does nothing but schedule, execute, update.
 """
 
-import argparse
-import gc
-import json
+import base64
+import importlib
 import os
-import shutil
 import signal
 import sys
-import threading
-import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rustvllm import _core, envs
-from rustvllm.engine.config_json import load_config
+from rustvllm import _core
+from rustvllm.config import EngineConfig
+from rustvllm.engine import run_loop
+from rustvllm.engine.address import EngineAddress
+from rustvllm.engine.config_json import build, dump_info
 from rustvllm.engine.core import EngineCore
-from rustvllm.exceptions import EngineDeadError, RustVLLMError
+from rustvllm.engine.parent_link import ParentLink
+from rustvllm.exceptions import ConfigError, RustVLLMError
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -33,37 +32,68 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run an engine.
 
     Returns:
-        The exit code: 0 when it was told to stop or its parent is gone, 1 when it broke or could not start.
+        The exit code: 0 when it was told to stop, 1 when it broke or could not start.
     """
-    parser = argparse.ArgumentParser(prog="python -m rustvllm.engine.process", description=__doc__)
-    parser.add_argument("--socket", required=True, help="path of the socket to listen on")
-    parser.add_argument("--alive-fd", type=int, required=True, help="pipe that ends with the parent")
-    parser.add_argument(
-        "--status-fd", type=int, required=True, help="pipe to say on that the engine is ready, or why not"
-    )
-    args = parser.parse_args(argv)
     stop = _Stop()
-    # The parent decides about Ctrl-C: it lets open requests end first.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    watch = (args.alive_fd, Path(args.socket).parent)
-    threading.Thread(target=_die_with_parent, args=watch, name="rustvllm-parent", daemon=True).start()
-    with os.fdopen(args.status_fd, "w", encoding="utf-8") as status:
-        try:
-            began = time.perf_counter()
-            core = EngineCore(load_config(sys.stdin.read()))
-            server = _core.EngineServer(core.handle, args.socket)
-        except BaseException as error:
-            _say(status, error={"type": type(error).__name__, "message": str(error)})
-            if not isinstance(error, RustVLLMError):
-                logger.critical("the engine could not start", exc_info=error)
-            return EXIT_FAILURE
-        stop.handle = core.handle
-        # What exists now lives as long as the engine: keep the collector from walking through it again and again.
-        gc.collect()
-        gc.freeze()
-        _say(status, ready={"num_blocks": core.num_blocks, "seconds": round(time.perf_counter() - began, 3)})
-    return _run(core, server, stop)
+    link = ParentLink.from_command_line("python -m rustvllm.engine.process", argv, "--executor")
+    try:
+        _import_executor(link.args.executor)  # while the parent finds out what there is to load
+        phases = {"import": link.age}
+        order = link.receive()
+        if (gpu := order.get("cuda_visible_devices")) is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+        config = build(EngineConfig, order["config"])
+        core = EngineCore(config)
+        server = _listen(core, config, order)
+    except BaseException as error:
+        link.say_error(error)
+        if not isinstance(error, RustVLLMError):
+            logger.critical("the engine could not start", exc_info=error)
+        return EXIT_FAILURE
+    stop.handle = core.handle
+    run_loop.freeze_heap()
+    phases["engine"] = link.age - phases["import"]
+    link.say(
+        ready={
+            "num_blocks": core.num_blocks,
+            "tcp_port": server.tcp_port,
+            "seconds": round(link.age, 3),
+            "phases": {name: round(seconds, 3) for name, seconds in phases.items()},
+        }
+    )
+    died = run_loop.run(core, lambda: stop.is_set)
+    death = None if died is None else str(died)
+    for complaint in server.take_complaints():
+        logger.warning("%s", complaint)
+    if death is None:
+        server.stop()
+        return EXIT_OK
+    link.say(death=death)
+    server.fail(death)
+    return EXIT_FAILURE
+
+
+def _import_executor(name: str) -> None:
+    """Torch takes seconds; a simulation needs none."""
+    if name != "sim":
+        importlib.import_module("rustvllm.executor.uniproc")
+
+
+def _listen(core: EngineCore, config: EngineConfig, order: Mapping[str, Any]) -> "_core.EngineServer":
+    address, secret = EngineAddress.parse(order["address"]), order.get("secret")
+    info = dump_info(config)
+    try:
+        if address.path is not None:
+            return _core.EngineServer(core.handle, address.path, info=info)
+        return _core.EngineServer(
+            core.handle,
+            tcp_address=address.resolve(),
+            secret=None if secret is None else base64.b64decode(secret),
+            info=info,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the engine cannot listen on {address}: {error}") from error
 
 
 class _Stop:
@@ -77,39 +107,6 @@ class _Stop:
         self.is_set = True
         if self.handle is not None:
             self.handle.wake()
-
-
-def _run(core: EngineCore, server: "_core.EngineServer", stop: _Stop) -> int:
-    check_invariants = envs.check_invariants()
-    try:
-        while not stop.is_set:
-            if core.step() == 0:
-                if check_invariants:
-                    core.scheduler.check_invariants()
-                core.handle.wait_for_work()
-    except BaseException as error:  # a panic of the Rust core is not an Exception
-        message = str(error) if isinstance(error, EngineDeadError) else f"{type(error).__name__}: {error}"
-        logger.critical("the engine died", exc_info=error)
-        server.fail(f"the engine died: {message}")
-        return EXIT_FAILURE
-    server.stop()
-    return EXIT_OK
-
-
-def _say(status: Any, **what: Any) -> None:
-    try:
-        status.write(json.dumps(what) + "\n")
-        status.flush()
-    except BrokenPipeError:
-        logger.debug("nobody waits for this engine any more")
-
-
-def _die_with_parent(alive_fd: int, directory: Path) -> None:
-    """End the process and remove its directory when the other end of a pipe that only the parent has is closed."""
-    while os.read(alive_fd, 1):
-        pass
-    shutil.rmtree(directory, ignore_errors=True)
-    os._exit(EXIT_OK)
 
 
 if __name__ == "__main__":

@@ -3,24 +3,19 @@
 The front end's process never computes and never imports torch; a step of the model never waits for its interpreter.
 """
 
-import contextlib
-import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-from rustvllm import _core, exceptions
+from rustvllm import _core
 from rustvllm.config import EngineConfig
-from rustvllm.engine.config_json import dump_config
-from rustvllm.exceptions import EngineDeadError, RustVLLMError
+from rustvllm.engine.address import EngineAddress
+from rustvllm.engine.engine_health import EngineHealth, health_of
+from rustvllm.engine.engine_process import EngineProcess
+from rustvllm.engine.run_directory import SOCKET_NAME, make_run_directory
+from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -32,69 +27,48 @@ STOP_TIMEOUT = 2.0
 
 
 class ProcessClient:
-    """Starts an engine process and waits until it is ready.
+    """Starts an engine process; it serves after :meth:`wait_until_ready`.
 
     ``on_death``, a bound method, is called from a thread of its own, once, when the engine has ended without being told
     to, if its object still lives.
 
     Raises:
-        RustVLLMError: What kept the engine from starting, as it was raised there.
-        EngineDeadError: It ended without a word.
+        ConfigError: There is no place for its socket.
+        OSError: The process cannot be started.
     """
+
+    handle: _core.EngineClient
+    num_blocks: int
 
     def __init__(self, config: EngineConfig, on_death: Callable[[], None]) -> None:
         self._on_death = weakref.WeakMethod(on_death)
         self._stopping = threading.Event()
         self._death: str | None = None
-        self._cleaning = threading.Lock()
-        self._directory = Path(tempfile.mkdtemp(prefix="rustvllm-"))  # 0700
-        socket = self._directory / "engine.sock"
-        alive_for_child, self._alive_fd = os.pipe()
-        status_fd, status_for_child = os.pipe()
+        self._directory = make_run_directory()
+        self._address = EngineAddress(path=self._directory / SOCKET_NAME.format(rank=0))
         try:
-            self._process = subprocess.Popen(  # noqa: S603 -- our own module in our own interpreter
-                [
-                    sys.executable,
-                    *("-m", "rustvllm.engine.process", "--socket", str(socket)),
-                    *("--alive-fd", str(alive_for_child), "--status-fd", str(status_for_child)),
-                ],
-                stdin=subprocess.PIPE,
-                pass_fds=(alive_for_child, status_for_child),
-                process_group=0,  # a Ctrl-C of the terminal is for the front end
-            )
+            self._process = EngineProcess(self._directory, "auto" if config.sim is None else "sim")
         except BaseException:
-            os.close(self._alive_fd)
-            os.close(status_fd)
             shutil.rmtree(self._directory, ignore_errors=True)
             raise
-        finally:
-            os.close(alive_for_child)
-            os.close(status_for_child)
+        self._process.load(config, self._address)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the model is loaded.
+
+        Raises:
+            RustVLLMError: What kept the engine from starting, as it was raised there.
+            EngineDeadError: It ended without a word.
+        """
         try:
-            assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-                stdin.write(dump_config(config).encode())
-            with os.fdopen(status_fd, encoding="utf-8") as status:
-                ready = self._read_status(status.readline())
-            self.num_blocks: int = ready["num_blocks"]
-            self.handle = _core.EngineClient.connect(str(socket), CONNECT_TIMEOUT)
+            self._process.wait_until_ready()
+            self.handle = _core.EngineClient.connect(str(self._address.path), CONNECT_TIMEOUT)
+            self.num_blocks = self.handle.num_blocks
         except BaseException:
             self._end()
+            self._process.close()
             raise
         threading.Thread(target=self._watch, name="rustvllm-engine-watch", daemon=True).start()
-
-    def _read_status(self, line: str) -> dict[str, Any]:
-        if not line:
-            code = self._process.wait()
-            raise EngineDeadError(f"the engine process ended while it was starting, {_how(code)}")
-        status: dict[str, Any] = json.loads(line)
-        if (error := status.get("error")) is not None:
-            kind = getattr(exceptions, error["type"], None)
-            if isinstance(kind, type) and issubclass(kind, RustVLLMError):
-                raise kind(error["message"])
-            raise EngineDeadError(f"the engine could not start: {error['type']}: {error['message']}")
-        ready: dict[str, Any] = status["ready"]
-        return ready
 
     @property
     def pid(self) -> int:
@@ -119,13 +93,17 @@ class ProcessClient:
         if self._stopping.is_set():
             raise EngineDeadError("this engine was shut down; make a new one")
 
+    def health(self) -> list[EngineHealth]:
+        """How the engine is."""
+        return health_of(self.handle)
+
     def _watch(self) -> None:
-        code = self._process.wait()
+        self._process.wait_for_end()
         self._clean()
+        self._process.close()
         if self._stopping.is_set():
             return
-        reason = self.handle.death
-        self._death = reason or f"the engine process ended, {_how(code)}"
+        self._death = self.handle.death or self._process.why_ended
         logger.critical("%s", self._death)
         if (on_death := self._on_death()) is not None:
             on_death()
@@ -134,14 +112,11 @@ class ProcessClient:
         """Tell the engine to end after its present step; waits for nothing."""
         if not self._stopping.is_set():
             self._stopping.set()
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
+            self._process.signal(signal.SIGTERM)
 
     def join(self, timeout: float) -> None:
         """Wait so many seconds for an engine that was told to end; one that does not is killed."""
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
+        if not self._process.wait(timeout):
             logger.warning("the engine is still in a step after %g s and is killed", timeout)
         self._end()
 
@@ -155,22 +130,9 @@ class ProcessClient:
     def _end(self) -> None:
         """Leave nothing behind."""
         self._stopping.set()
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
         self._clean()
 
     def _clean(self) -> None:
-        """Give back what the process had: called by whoever first sees it gone."""
-        with self._cleaning:
-            if self._alive_fd >= 0:
-                os.close(self._alive_fd)
-                self._alive_fd = -1
-            shutil.rmtree(self._directory, ignore_errors=True)
-
-
-def _how(code: int) -> str:
-    """An exit code in words."""
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"with exit code {code}"
+        """Give back what the process had: called by whoever first sees it gone, and by whoever comes then."""
+        shutil.rmtree(self._directory, ignore_errors=True)

@@ -11,12 +11,15 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rustvllm import _core
-    from rustvllm.worker.step_output import ModelRunnerOutput
+    from rustvllm.worker.step_output import AsyncModelRunnerOutput
 
 
 class Executor(Protocol):
     """Call ``load_model``, ``determine_num_blocks``, ``determine_num_cpu_blocks``, ``initialize_kv_cache`` and
     ``bind_token_ids`` in this order, then per step ``execute_model`` and ``sample_tokens``.
+
+    These two launch a step; ``get_output()`` of what they return waits for it. With ``async_scheduling`` the next step is
+    launched before that: its −1 in ``input_ids`` stand for tokens that the host does not know yet.
     """
 
     def load_model(self) -> None:
@@ -43,11 +46,11 @@ class Executor(Protocol):
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
         """Run the step; ``sample_tokens`` must follow."""
 
-    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
-        """Sample from the step just executed."""
+    def sample_tokens(self, grammar_output: None = None) -> AsyncModelRunnerOutput:
+        """Sample from the step just executed; steps end in the order in which they were launched."""
 
     def discard_step(self) -> None:
-        """Forget a step that was executed and will not be sampled."""
+        """Forget a step that was executed and will not be sampled, and every step that was launched and not awaited."""
 
     def shutdown(self) -> None:
         """Give the memory back."""

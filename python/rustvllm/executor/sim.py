@@ -3,11 +3,15 @@
 With it the rest of the stack runs as ever: scheduler, KV blocks, prefix cache, text, server. A token depends on the one
 before it, on its position and, unless the request is greedy, on its seed; so neither company nor preemption nor chunks
 change what a request gets.
+
+Time passes as on a device with a queue: a step begins when it is launched and the one before it is over, and ends after
+its own time. Whoever waits for it sleeps, and the interpreter is free.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -40,6 +44,28 @@ _SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
 _LogprobArrays = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]
 
 
+@dataclass(frozen=True, slots=True)
+class SimStepOutput:
+    """A step whose tokens are known at once and given out when its time is over.
+
+    Attributes:
+        end: When that is, in seconds of ``time.perf_counter``.
+    """
+
+    output: ModelRunnerOutput
+    end: float
+
+    def is_done(self) -> bool:
+        """Whether the time is over."""
+        return time.perf_counter() >= self.end
+
+    def get_output(self) -> ModelRunnerOutput:
+        """Sleep until it is."""
+        if (left := self.end - time.perf_counter()) > 0:
+            time.sleep(left)
+        return self.output
+
+
 class SimExecutor:
     """See the module and :class:`~rustvllm.executor.interface.Executor`.
 
@@ -63,9 +89,10 @@ class SimExecutor:
         self._logprobs_column = column["num_logprobs"]
         self._temperature_column = _core.SAMPLING_FLOAT_COLUMNS.index("temperature")
         self._eos = np.int32(config.model.eos_token_ids[0] if config.model.eos_token_ids else -1)
+        self._last_sampled = np.zeros(num_rows, np.int32)
         self._sampled: npt.NDArray[np.int32] | None = None
         self._logprobs: _LogprobArrays | None = None
-        self._end = 0.0
+        self._end = 0.0  # of the step launched last
 
     def load_model(self) -> None:
         """Choose the words of the vocabulary.
@@ -125,18 +152,21 @@ class SimExecutor:
             duration = sim.step_time + sim.time_per_token * output.total_num_scheduled_tokens
             if sim.time_per_context_token:
                 duration += sim.time_per_context_token * int(arrays["seq_lens"][: output.num_reqs].sum(dtype=np.int64))
-            self._end = time.perf_counter() + duration / 1000
+            self._end = max(self._end, time.perf_counter()) + duration / 1000
         if output.num_new_reqs:
             self._admit(output.num_new_reqs, arrays)
         num_sampled = output.num_sampled
         rows = arrays["sampled_rows"][:num_sampled]
         indices = arrays["logits_indices"][:num_sampled]
         positions = arrays["positions"][indices] + 1  # of the tokens to be chosen
-        self._sampled = self._choose(rows, arrays["input_ids"][indices], positions)
+        last_ids = arrays["input_ids"][indices]
+        last_ids = np.where(last_ids < 0, self._last_sampled[rows], last_ids)  # −1: sampled by a step in flight
+        self._sampled = self._choose(rows, last_ids, positions)
+        self._last_sampled[rows] = self._sampled
         self._logprobs = self._make_up_logprobs(self._sampled, self._num_logprobs[rows])
 
-    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
-        """The step's tokens, once its time is over.
+    def sample_tokens(self, grammar_output: None = None) -> SimStepOutput:
+        """The step's tokens, to be had once its time is over.
 
         Raises:
             SchedulerStateError: No step was executed.
@@ -145,13 +175,12 @@ class SimExecutor:
         sampled, self._sampled = self._sampled, None
         if sampled is None:
             raise SchedulerStateError("sample_tokens() must be called after execute_model()")
-        if self._sim.takes_time and (left := self._end - time.perf_counter()) > 0:
-            time.sleep(left)
-        return ModelRunnerOutput(sampled[:, None], self._logprobs)
+        return SimStepOutput(ModelRunnerOutput(sampled[:, None], self._logprobs), self._end)
 
     def discard_step(self) -> None:
-        """Forget a step that was executed and will not be sampled."""
+        """Forget a step that was executed and will not be sampled, and the time of those that were launched."""
         self._sampled = None
+        self._end = 0.0
 
     def shutdown(self) -> None:
         """Let the step buffers go."""

@@ -93,7 +93,7 @@ class UniProcExecutor:
         return self._runner.sample_tokens()
 
     def discard_step(self) -> None:
-        """Forget a step that was executed and will not be sampled."""
+        """Forget a step that was executed and will not be sampled; one that was sampled is over."""
         self._runner.discard_step()
 
     def shutdown(self) -> None:

@@ -31,6 +31,8 @@ class RMSNorm(nn.Module):
         self.weight = empty_parameter(hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:  # [..., hidden_size] -> the same
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         x32 = x.to(torch.float32)
         x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * x32.to(x.dtype)

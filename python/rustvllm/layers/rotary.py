@@ -29,6 +29,9 @@ class RotaryEmbedding:
     def __init__(self, inv_freq: Tensor, attention_scaling: float = 1.0) -> None:
         self.inv_freq = inv_freq
         self.attention_scaling = attention_scaling
+        # What a pair's angle is multiplied by, for the first half of a head's features and for the second.
+        self._frequencies = torch.cat((inv_freq, inv_freq))
+        self._sine_signs = torch.cat((-torch.ones_like(inv_freq), torch.ones_like(inv_freq))) * attention_scaling
 
     @classmethod
     def from_config(cls, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int) -> RotaryEmbedding:
@@ -73,13 +76,17 @@ class RotaryEmbedding:
             dtype: of the result.
 
         Returns:
-            Two tensors ``[num_tokens, 1, rotary_dim / 2]``, ready to broadcast over heads.
+            Two tensors ``[num_tokens, 1, rotary_dim]``, ready to broadcast over heads; the sine's first half is
+            negative.
         """
-        if self.inv_freq.device != positions.device:
-            self.inv_freq = self.inv_freq.to(positions.device)
-        angles = positions.to(torch.float32)[:, None, None] * self.inv_freq  # [T, 1, d/2]
-        scaling = self.attention_scaling
-        return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
+        if self._frequencies.device != positions.device:
+            self._frequencies = self._frequencies.to(positions.device)
+            self._sine_signs = self._sine_signs.to(positions.device)
+        angles = positions[:, None, None] * self._frequencies  # float32 [T, 1, d]
+        cos, sin = angles.cos(), angles.sin() * self._sine_signs
+        if self.attention_scaling != 1.0:
+            cos *= self.attention_scaling
+        return cos.to(dtype), sin.to(dtype)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -87,14 +94,13 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Args:
         x: ``[num_tokens, num_heads, head_dim]``.
-        cos: ``[num_tokens, 1, head_dim / 2]``.
-        sin: as ``cos``.
+        cos: ``[num_tokens, 1, head_dim]``, as ``cos_sin`` gives it.
+        sin: likewise.
 
     Returns:
         A new tensor shaped like ``x``.
     """
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 def rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:

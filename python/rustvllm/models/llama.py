@@ -27,6 +27,8 @@ class LlamaAttention(nn.Module):
     def __init__(self, config: HFConfig, hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         super().__init__()
         self.head_dim = head_dim
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
         self.splits = (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim)
         self.scale = head_dim**-0.5
         bias = config.boolean("attention_bias", default=False)
@@ -34,10 +36,10 @@ class LlamaAttention(nn.Module):
         self.o_proj = Linear(num_heads * head_dim, hidden_size, bias=bias)
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
-        query, key, value = (
-            part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv_proj(hidden).split(self.splits, dim=-1)
-        )  # [T, H, D], [T, KVH, D], [T, KVH, D]
-        query, key = apply_rotary(query, cos, sin), apply_rotary(key, cos, sin)
+        qkv = self.qkv_proj(hidden).unflatten(-1, (-1, self.head_dim))  # [T, H + KVH + KVH, D]
+        num_heads, num_kv_heads = self.num_heads, self.num_kv_heads
+        turned = apply_rotary(qkv[:, : num_heads + num_kv_heads], cos, sin)
+        query, key, value = turned[:, :num_heads], turned[:, num_heads:], qkv[:, -num_kv_heads:]
         out = attention.forward(query, key, value, kv_cache, self.scale)
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected

@@ -6,6 +6,8 @@ position: stateless, so preemption, batch order and chunking cannot shift a stre
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -41,7 +43,28 @@ def counter_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     Returns:
         float64 ``[n]`` in ``[0, 1)``, multiples of 2⁻⁵³.
     """
+    if seeds.device.type == "cpu":
+        return torch.from_numpy(_on_host(seeds.numpy(), positions.numpy()))
+    return _on_device(seeds, positions)
+
+
+def _on_device(seeds: Tensor, positions: Tensor) -> Tensor:
     state = _mix(seeds + _GOLDEN)
     state = _mix(state ^ (positions * _GOLDEN))
     state = _mix(state + _GOLDEN)
     return _shift_right(state, 11).to(torch.float64) * 2.0**-53
+
+
+def _on_host(seeds: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """The same in numpy, whose small arrays cost a tenth of torch's."""
+    golden = np.uint64(0x9E3779B97F4A7C15)
+
+    def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+    state = mix(seeds.view(np.uint64) + golden)
+    state = mix(state ^ (positions.view(np.uint64) * golden))
+    state = mix(state + golden)
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53

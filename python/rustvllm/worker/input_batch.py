@@ -8,6 +8,7 @@ operations on whole arrays; only requests with penalties are looked at one by on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,15 @@ from rustvllm.worker.token_counts import TokenCounts, TokenIds
 
 if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class _SampledRows:
+    rows: npt.NDArray[np.int32]
+    random: npt.NDArray[np.int64] | None  # which of them are not greedy; None: none is
+    metadata: SamplingMetadata  # what it says of them, without what depends on the step
+    any_min_tokens: bool
+    any_penalties: bool
 
 
 class InputBatch:
@@ -52,11 +62,14 @@ class InputBatch:
         self._sampling_float = np.zeros((max_num_seqs, len(float_columns)), np.float32)
         self._sampling_int = np.zeros((max_num_seqs, len(int_columns)), np.int64)
         self._stop_ids = np.full((max_num_seqs, 0), -1, np.int64)  # padded with −1
+        self._sampled_last: _SampledRows | None = None
 
     def update(self, output: SchedulerOutput, step: StepBuffers) -> None:
         """Apply the differences of a step: rows that left first, then rows that came, then new blocks."""
-        self._counts.drop(step.int32("finished_rows", output.num_finished))
-        self._counts.drop(step.int32("preempted_rows", output.num_preempted))
+        if output.num_finished:
+            self._counts.drop(step.int32("finished_rows", output.num_finished))
+        if output.num_preempted:
+            self._counts.drop(step.int32("preempted_rows", output.num_preempted))
         if output.num_new_reqs:
             self._admit(output.num_new_reqs, step)
         if output.num_block_table_updates:
@@ -73,39 +86,61 @@ class InputBatch:
             rows: ``[n]`` persistent rows.
             positions: ``[n]``, of the token to be drawn in its own sequence: the number of tokens before it.
         """
-        floats, ints = self._sampling_float[rows], self._sampling_int[rows]
-        num_outputs = positions - ints[:, self._int["num_prompt_tokens"]]
-        masked_rows, masked_ids = self._masked_ids(rows, num_outputs < ints[:, self._int["min_tokens"]])
-        penalties = self._penalties(rows, floats)
-        logprobs = self._logprobs(ints[:, self._int["num_logprobs"]])
-        temperature = floats[:, self._float["temperature"]]
-        random = np.flatnonzero(temperature >= GREEDY_TEMPERATURE)
-        if not random.size:
-            return SamplingMetadata(
-                masked_rows=masked_rows, masked_ids=masked_ids, penalties=penalties, logprobs=logprobs
-            )
-        floats, ints = floats[random], ints[random]
-        top_k, top_p = ints[:, self._int["top_k"]], floats[:, self._float["top_p"]]
-        min_p = floats[:, self._float["min_p"]]
-        return SamplingMetadata(
-            random_rows=self._send(random),
-            temperature=self._send(temperature[random]),
-            seeds=self._send(ints[:, self._int["seed"]]),
-            positions=self._send(positions[random].astype(np.int64)),
-            top_k=self._send(top_k) if (top_k > 0).any() else None,
-            top_p=self._send(top_p) if (top_p < 1).any() else None,
-            min_p=self._send(min_p) if (min_p > 0).any() else None,
+        sampled = self._sampled_last
+        if sampled is None or not np.array_equal(sampled.rows, rows):
+            sampled = self._sampled_last = self._parameters(rows)
+        masked_rows = masked_ids = penalties = None
+        if sampled.any_min_tokens:
+            ints = self._sampling_int[rows]
+            num_outputs = positions - ints[:, self._int["num_prompt_tokens"]]
+            masked_rows, masked_ids = self._masked_ids(rows, num_outputs < ints[:, self._int["min_tokens"]])
+        if sampled.any_penalties:
+            penalties = self._penalties(rows, self._sampling_float[rows])
+        return replace(
+            sampled.metadata,
+            positions=None if sampled.random is None else self._send(positions[sampled.random].astype(np.int64)),
             masked_rows=masked_rows,
             masked_ids=masked_ids,
             penalties=penalties,
-            logprobs=logprobs,
+        )
+
+    def _parameters(self, rows: npt.NDArray[np.int32]) -> _SampledRows:
+        """What does not change from step to step while the same rows are sampled."""
+        floats, ints = self._sampling_float[rows], self._sampling_int[rows]
+        temperature = floats[:, self._float["temperature"]]
+        random = np.flatnonzero(temperature >= GREEDY_TEMPERATURE)
+        logprobs = self._logprobs(ints[:, self._int["num_logprobs"]])
+        metadata = SamplingMetadata(logprobs=logprobs)
+        if random.size:
+            top_k, top_p, min_p = (
+                ints[random, self._int["top_k"]],
+                floats[random, self._float["top_p"]],
+                floats[random, self._float["min_p"]],
+            )
+            metadata = SamplingMetadata(
+                random_rows=self._send(random),
+                temperature=self._send(temperature[random]),
+                seeds=self._send(ints[random, self._int["seed"]]),
+                top_k=self._send(top_k) if (top_k > 0).any() else None,
+                top_p=self._send(top_p) if (top_p < 1).any() else None,
+                min_p=self._send(min_p) if (min_p > 0).any() else None,
+                logprobs=logprobs,
+            )
+        return _SampledRows(
+            rows,
+            random if random.size else None,
+            metadata,
+            any_min_tokens=bool((ints[:, self._int["min_tokens"]] > 0).any()),
+            any_penalties=bool((self._counts.slots(rows) >= 0).any()),
         )
 
     def count(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:
         """Remember what was sampled, for rows with penalties: ``[n]`` rows, int64 ``[n]`` ids on the device."""
-        self._counts.add(rows, token_ids)
+        if self._sampled_last is None or self._sampled_last.any_penalties:
+            self._counts.add(rows, token_ids)
 
     def _admit(self, num_new_reqs: int, step: StepBuffers) -> None:
+        self._sampled_last = None
         rows = step.int32("new_rows", num_new_reqs)
         self._sampling_float[rows] = step.arrays["sampling_float"][:num_new_reqs]
         self._sampling_int[rows] = step.arrays["sampling_int"][:num_new_reqs]

@@ -45,6 +45,7 @@ class GPUModelRunner:
         input_batch: the persistent rows.
         device: of all of these.
         block_size: tokens per KV block.
+        async_scheduling: a step may hold −1 for tokens that the step before it samples.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class GPUModelRunner:
         *,
         device: torch.device,
         block_size: int,
+        async_scheduling: bool = False,
     ) -> None:
         self.model = model
         self.backend = backend
@@ -66,6 +68,8 @@ class GPUModelRunner:
         self.block_copier: BlockCopier | None = None  # there once the caches are
         self.step_buffers: list[StepBuffers] = []
         self._executed: _ExecutedStep | None = None
+        num_rows = input_batch.block_table.shape[0]
+        self._last_token_ids = torch.zeros(num_rows, dtype=torch.int32, device=device) if async_scheduling else None
 
     @torch.inference_mode()
     def execute_model(self, output: SchedulerOutput) -> None:
@@ -82,7 +86,7 @@ class GPUModelRunner:
             self.block_copier.execute(output, step)
         num_tokens, num_sampled = output.total_num_scheduled_tokens, output.num_sampled
         hidden = self.model(
-            step.on_device("input_ids", num_tokens, self.device),
+            self._input_ids(output, step),
             step.on_device("positions", num_tokens, self.device),
             self.kv_caches,
             self.backend.plan(self._attention_metadata(output, step)),
@@ -94,8 +98,9 @@ class GPUModelRunner:
             return
         indices = step.int32("logits_indices", num_sampled)
         metadata = self.input_batch.sampling_metadata(rows, step.arrays["positions"][indices] + 1)
-        sampled = hidden[step.on_device("logits_indices", num_sampled, self.device)]
-        self._executed = _ExecutedStep(self.model.compute_logits(sampled), rows, metadata)
+        if num_sampled < num_tokens:  # otherwise each token is sampled behind, in order
+            hidden = hidden[step.on_device("logits_indices", num_sampled, self.device)]
+        self._executed = _ExecutedStep(self.model.compute_logits(hidden), rows, metadata)
 
     @torch.inference_mode()
     def sample_tokens(self) -> ModelRunnerOutput:
@@ -117,7 +122,10 @@ class GPUModelRunner:
         logprobs = None
         if wanted is not None and raw is not None:
             logprobs = gather_logprobs(raw, token_ids, wanted).as_tuple()
-        return ModelRunnerOutput(token_ids.to(device="cpu", dtype=torch.int32).numpy()[:, None], logprobs)
+        token_ids = token_ids.to(torch.int32)
+        if self._last_token_ids is not None:
+            self._last_token_ids[torch.from_numpy(executed.rows).to(self.device)] = token_ids
+        return ModelRunnerOutput(token_ids.cpu().numpy()[:, None], logprobs)
 
     def discard_step(self) -> None:
         """Forget a step that was executed and will not be sampled, because something else failed."""
@@ -162,6 +170,19 @@ class GPUModelRunner:
                 top_p=send(ones * np.float32(0.9999)),
             ),
         )
+
+    def _input_ids(self, output: SchedulerOutput, step: StepBuffers) -> Tensor:
+        """The step's tokens; a −1, the last token of its request, is what was sampled last in the request's row."""
+        input_ids = step.on_device("input_ids", output.total_num_scheduled_tokens, self.device)
+        if self._last_token_ids is None:
+            return input_ids
+        last = step.int32("query_start_loc", output.num_reqs + 1)[1:] - 1
+        unknown = np.flatnonzero(step.arrays["input_ids"][last] < 0)
+        if not unknown.size:
+            return input_ids
+        rows = step.int32("idx_mapping", output.num_reqs)[unknown]
+        known = self._last_token_ids[torch.from_numpy(rows).to(self.device)]
+        return input_ids.index_copy(0, torch.from_numpy(last[unknown].astype(np.int64)).to(self.device), known)
 
     def _attention_metadata(self, output: SchedulerOutput, step: StepBuffers) -> AttentionMetadata:
         num_reqs, num_tokens = output.num_reqs, output.total_num_scheduled_tokens

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 
+class AsyncModelRunnerOutput(Protocol):
+    """A step that was launched."""
+
+    def is_done(self) -> bool:
+        """Whether ``get_output`` would return at once."""
+
+    def get_output(self) -> ModelRunnerOutput:
+        """Wait for the end of the step, without holding the interpreter; whatever the step raised is raised here."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """What a step sampled.
+    """What a step sampled. It is its own ``AsyncModelRunnerOutput``, of a step that was over when it was launched.
 
     Attributes:
         sampled_token_ids: int32 ``[num_sampled, 1]``, C-contiguous, in the order of ``sampled_rows``.
@@ -23,3 +34,11 @@ class ModelRunnerOutput:
     logprobs: (
         tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]] | None
     ) = None
+
+    def is_done(self) -> bool:
+        """See ``AsyncModelRunnerOutput``."""
+        return True
+
+    def get_output(self) -> ModelRunnerOutput:
+        """See ``AsyncModelRunnerOutput``."""
+        return self

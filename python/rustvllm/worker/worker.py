@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rustvllm.attention.torch_backend import TorchAttentionBackend
+from rustvllm.attention.torch_backend import MAX_GATHER_BYTES, MAX_GATHER_BYTES_CPU, TorchAttentionBackend
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 from rustvllm.model_loader import load_model
@@ -87,8 +87,19 @@ class Worker:
             float_columns=self._float_columns,
             int_columns=self._int_columns,
         )
-        backend = TorchAttentionBackend(model.kv_cache_spec, self.dtype)
-        self.runner = GPUModelRunner(model, backend, input_batch, device=self.device, block_size=block_size)
+        backend = TorchAttentionBackend(
+            model.kv_cache_spec,
+            self.dtype,
+            max_gather_bytes=MAX_GATHER_BYTES_CPU if self.device.type == "cpu" else MAX_GATHER_BYTES,
+        )
+        self.runner = GPUModelRunner(
+            model,
+            backend,
+            input_batch,
+            device=self.device,
+            block_size=block_size,
+            async_scheduling=self.config.scheduler.async_scheduling,
+        )
 
     def determine_num_blocks(self) -> int:
         """KV blocks, the null block included.
@@ -200,7 +211,8 @@ class Worker:
             return
         size = sum(parameter.nbytes for parameter in model.parameters())
         # torch counts logical cores and knows no quota; more threads than cores make every product slower.
-        num_threads = 1 if size < SINGLE_THREAD_BYTES else host_resources.num_compute_threads()
+        own_cores = max(1, host_resources.num_compute_threads() // self.config.parallel.data_parallel_size)
+        num_threads = 1 if size < SINGLE_THREAD_BYTES else own_cores
         torch.set_num_threads(num_threads)
         logger.info("torch computes with %d thread%s", num_threads, "" if num_threads == 1 else "s")
 
@@ -225,6 +237,7 @@ class Worker:
     def _cpu_budget(self) -> int:
         limit, available = host_resources.memory_limit(), host_resources.memory_available()
         share = int(min(self.config.cache.cpu_kv_cache_fraction * limit, CPU_CACHE_SHARE_OF_AVAILABLE * available))
+        share //= self.config.parallel.data_parallel_size  # the machine's other engines want as much
         blocks_per_seq = -(-self.config.model.max_model_len // self.config.cache.block_size)
         useful = 1 + CPU_CACHE_CAP * self.config.scheduler.max_num_seqs * blocks_per_seq
         return min(share, useful * self.num_bytes_per_block)

@@ -75,7 +75,9 @@ def test_the_positional_model_wins_with_a_warning(capsys):
         (["m", "--port", "99999"], "0 to 65535"),
         (["m", "--max-num-seqs", "many"], "must be a whole number"),
         (["m", "--tensor-parallel-size", "2"], "--tensor-parallel-size 2 is not supported yet"),
-        (["m", "--headless"], "--headless is not supported yet"),
+        (["m", "--lora-modules", "a=b"], "--lora-modules is not supported yet"),
+        (["m", "--api-server-count", "65"], "whole number up to 64"),
+        (["m", "-dp", "x"], "whole number up to 64"),
     ],
 )
 def test_wrong_usage(capsys, argv, message):

@@ -124,7 +124,7 @@ def test_calls_out_of_order_and_a_step_that_is_forgotten():
         executor.execute_model(output)
     executor.discard_step()
     executor.execute_model(output)
-    sampled = executor.sample_tokens().sampled_token_ids
+    sampled = executor.sample_tokens().get_output().sampled_token_ids
     assert (sampled.shape, sampled.dtype, sampled.flags.c_contiguous) == ((1, 1), np.int32, True)
     scheduler.update_from_output(output, sampled)
     executor.shutdown()

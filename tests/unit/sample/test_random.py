@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import uniform
 
-from rustvllm.sample.random import counter_uniform
+from rustvllm.sample.random import _on_device, counter_uniform
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -17,6 +17,7 @@ def test_equals_its_definition(pairs):
     numbers = counter_uniform(seeds, positions)
     assert numbers.dtype == torch.float64
     assert numbers.tolist() == [uniform(seed, position) for seed, position in pairs]
+    assert _on_device(seeds, positions).tolist() == numbers.tolist(), "what a GPU computes"
 
 
 def chi_square(numbers, bins=64):

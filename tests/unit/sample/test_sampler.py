@@ -62,7 +62,7 @@ ROWS = st.fixed_dictionaries(
 )
 
 
-@given(st.lists(ROWS, min_size=1, max_size=8), st.integers(0, 2**31), st.sampled_from([2, 5, 40]))
+@given(st.lists(ROWS, min_size=1, max_size=8), st.integers(0, 2**31), st.sampled_from([2, 5, 40, 64, 65, 130, 1000]))
 def test_any_mixture_equals_the_reference(rows, seed, vocab_size):
     logits = torch.randn(len(rows), vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
     assert sample(logits, rows) == [expected_token(x.tolist(), row) for x, row in zip(logits, rows, strict=True)]
@@ -124,9 +124,14 @@ def test_one_seed_along_positions_has_the_right_distribution():
     assert ((counts - n * probabilities) ** 2 / (n * probabilities)).sum() < 21
 
 
-@given(st.lists(ROWS, min_size=2, max_size=12), st.integers(0, 2**31), st.randoms(use_true_random=False))
-def test_a_row_does_not_depend_on_its_company(rows, seed, shuffler):
-    logits = torch.randn(len(rows), 64, generator=torch.Generator().manual_seed(seed)) * 2
+@given(
+    st.lists(ROWS, min_size=2, max_size=12),
+    st.integers(0, 2**31),
+    st.sampled_from([64, 200]),
+    st.randoms(use_true_random=False),
+)
+def test_a_row_does_not_depend_on_its_company(rows, seed, vocab_size, shuffler):
+    logits = torch.randn(len(rows), vocab_size, generator=torch.Generator().manual_seed(seed)) * 2
     together = sample(logits, rows)
     alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
     order = list(range(len(rows)))
@@ -188,6 +193,28 @@ def test_penalties_equal_the_reference(prompt, output, presence, frequency, repe
     expected = reference.penalised(logits[1].tolist(), prompt, output, presence, frequency, repetition)
     torch.testing.assert_close(changed[1], torch.tensor(expected))
     assert torch.equal(changed[[0, 2]], logits[[0, 2]])
+
+
+@pytest.mark.parametrize("vocab_size", [64, 70, 300])
+def test_what_has_no_probability_is_never_drawn_whatever_is_rounded(vocab_size):
+    """Uniforms up to the largest below one, where whole blocks and what is around their ends have none."""
+    generator = torch.Generator().manual_seed(3)
+    uniforms = torch.tensor([0.0, 2.0**-53, 0.5, 1 - 2.0**-30, 1 - 2.0**-53], dtype=torch.float64)
+    for last in (0, 5, 62, 63, 64, 69, vocab_size - 1):
+        if last >= vocab_size:
+            continue
+        for _ in range(50):
+            row = torch.rand(vocab_size, generator=generator)
+            row[torch.rand(vocab_size, generator=generator) < 0.7] = 0
+            row[last] = 1e-3
+            row[last + 1 :] = 0
+            drawn, is_drawn = sampler_module._invert(row.expand(len(uniforms), -1), uniforms)
+            assert is_drawn.all()
+            assert (row[drawn] > 0).all()
+            assert int(drawn[0]) == int((row > 0).nonzero()[0])
+            assert int(drawn[-1]) <= last
+    nothing = sampler_module._invert(torch.zeros(1, vocab_size), uniforms[:1])
+    assert not nothing[1].any()
 
 
 def test_half_precision_logits_are_sampled_in_float32():

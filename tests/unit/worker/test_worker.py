@@ -47,7 +47,7 @@ def make(tmp_path, monkeypatch):
             ),
             cache=SimpleNamespace(**(options | cache)),
             scheduler=SimpleNamespace(
-                max_num_seqs=8, max_num_batched_tokens=256, preemption_mode=preemption_mode
+                max_num_seqs=8, max_num_batched_tokens=256, preemption_mode=preemption_mode, async_scheduling=False
             ),
             device=SimpleNamespace(device=device),
             load=SimpleNamespace(load_format="dummy"),

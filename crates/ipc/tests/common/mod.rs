@@ -15,8 +15,8 @@ use std::{
 };
 
 use ipc::{
-    ClientMessage, ClientOptions, ClientOutput, EngineClient, EngineMessage, EngineServer, Hello, Listener,
-    Notifier, PROTOCOL_VERSION, ServerOptions,
+    ClientMessage, ClientOptions, ClientOutput, EngineClient, EngineMessage, EngineRouter, EngineServer,
+    Hello, Listener, Notifier, PROTOCOL_VERSION, ServerOptions,
 };
 use scheduler::{
     EngineHandle, FinishReason, NewRequest, RequestKey, SamplingParams, Scheduler, SchedulerConfig,
@@ -158,34 +158,52 @@ pub(crate) fn params(max_tokens: u32) -> SamplingParams {
     SamplingParams { max_tokens, ..SamplingParams::default() }
 }
 
-pub(crate) fn request(client: &EngineClient, id: &str, num_prompt: i32, max_tokens: u32) -> NewRequest {
-    NewRequest::new(client.new_key(), id, (1..=num_prompt).collect(), params(max_tokens))
+/// A client of one engine or of several.
+pub(crate) trait Client {
+    fn fresh_key(&self) -> RequestKey;
+    fn drain(&self, receive: &mut dyn FnMut(ClientOutput));
+}
+
+impl Client for EngineClient {
+    fn fresh_key(&self) -> RequestKey {
+        self.new_key()
+    }
+
+    fn drain(&self, receive: &mut dyn FnMut(ClientOutput)) {
+        self.drain_outputs(receive);
+    }
+}
+
+impl Client for EngineRouter {
+    fn fresh_key(&self) -> RequestKey {
+        self.new_key()
+    }
+
+    fn drain(&self, receive: &mut dyn FnMut(ClientOutput)) {
+        self.drain_outputs(receive);
+    }
+}
+
+pub(crate) fn request(client: &impl Client, id: &str, num_prompt: i32, max_tokens: u32) -> NewRequest {
+    NewRequest::new(client.fresh_key(), id, (1..=num_prompt).collect(), params(max_tokens))
 }
 
 /// Everything that comes until `num_ends` requests have ended.
-pub(crate) fn collect(client: &EngineClient, num_ends: usize) -> Vec<ClientOutput> {
+pub(crate) fn collect(client: &impl Client, num_ends: usize) -> Vec<ClientOutput> {
     let mut outputs = Vec::new();
     let mut ends = 0;
     wait_until("all requests have ended", {
         let collected = std::cell::RefCell::new((&mut outputs, &mut ends));
         move || {
             let (outputs, ends) = &mut *collected.borrow_mut();
-            client.drain_outputs(|output| {
-                **ends += usize::from(is_end(&output));
+            client.drain(&mut |output| {
+                **ends += usize::from(output.is_last());
                 outputs.push(output);
             });
             **ends >= num_ends
         }
     });
     outputs
-}
-
-pub(crate) fn is_end(output: &ClientOutput) -> bool {
-    match output {
-        ClientOutput::Output(output) => output.finish_reason.is_some(),
-        ClientOutput::Logprobs(_) => false,
-        _ => true,
-    }
 }
 
 /// Tokens of one request, in order.

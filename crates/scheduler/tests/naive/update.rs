@@ -1,6 +1,6 @@
 //! What a step's tokens change, what a failure undoes, and how a request leaves.
 
-use super::{Leave, NaiveScheduler, Row, Status};
+use super::{Leave, Live, NaiveScheduler, Row, Status};
 
 impl NaiveScheduler {
     /// Apply the tokens of the oldest step in flight: a list for each sampled row, −1 or its end after the last
@@ -103,6 +103,19 @@ impl NaiveScheduler {
         }
         self.in_flight.clear();
         self.retiring_rows.clear();
+    }
+
+    /// End those of the named requests that wait for their first step.
+    pub fn end_overdue(&mut self, is_due: impl Fn(&str) -> bool) -> usize {
+        self.drain_inbox();
+        let overdue = |request: &&Live| !request.was_admitted && is_due(&request.new.id);
+        let mut overdue: Vec<u64> =
+            self.requests.values().filter(overdue).map(|request| request.arrival).collect();
+        overdue.sort_unstable();
+        for &arrival in &overdue {
+            self.leave(arrival, Leave::Failed);
+        }
+        overdue.len()
     }
 
     fn finish(&mut self, arrival: u64) {

@@ -17,6 +17,8 @@ pub(crate) struct Coverage {
     pub(crate) truncated_steps: u64,
     pub(crate) late_tokens: u64,
     pub(crate) overlapping_steps: u64,
+    pub(crate) full_of_tokens: u64,
+    pub(crate) overdue: u64,
 }
 
 impl Coverage {
@@ -35,6 +37,8 @@ impl Coverage {
         self.truncated_steps += other.truncated_steps;
         self.late_tokens += other.late_tokens;
         self.overlapping_steps += other.overlapping_steps;
+        self.full_of_tokens += other.full_of_tokens;
+        self.overdue += other.overdue;
     }
 
     /// A run that did not meet the hard cases proves nothing.
@@ -56,5 +60,7 @@ impl Coverage {
         at_least("truncated steps", self.truncated_steps, 500);
         at_least("tokens after a preemption", self.late_tokens, 200);
         at_least("overlapping steps", self.overlapping_steps, 30_000);
+        at_least("refusals for tokens", self.full_of_tokens, 500);
+        at_least("requests that waited too long", self.overdue, 200);
     }
 }

@@ -1,13 +1,17 @@
 //! `World`: one scheduler, one model, the requests that are on their way, and what each of them must become.
 
 mod coverage;
+mod queue;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    time::Duration,
+};
 
 use scheduler::{
-    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, NewRequest, PreemptionMode, RequestKey,
-    RequestStatus, SamplingParams, Scheduler, SchedulerConfig, SchedulerOutput, SchedulingPolicy, TokenRows,
-    egress::Consumer,
+    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, NewRequest, PreemptionMode, RequestError,
+    RequestKey, RequestStatus, SamplingParams, Scheduler, SchedulerConfig, SchedulerOutput, SchedulingPolicy,
+    TokenRows, egress::Consumer,
 };
 
 use crate::common::{
@@ -16,6 +20,7 @@ use crate::common::{
     reference_tokens, scheduler,
 };
 pub(crate) use coverage::Coverage;
+use queue::Queue;
 
 const VOCABULARY: u64 = 2;
 
@@ -26,6 +31,8 @@ struct Expectation {
     received: Vec<i32>,
     aborted: bool,
     failed: bool,
+    /// It waited too long for its first step.
+    overdue: bool,
     waits_for_grammar: bool,
 }
 
@@ -52,6 +59,7 @@ pub(crate) struct World {
     /// These, in the order of their first step.
     first_scheduled: Vec<u32>,
     seen: HashSet<String>,
+    queue: Queue,
     coverage: Coverage,
     seed: u64,
     num_operations: u64,
@@ -96,13 +104,16 @@ fn config_of(seed: u64, random: &mut Random) -> SchedulerConfig {
         max_look_past: sometimes(random, 40, 1, 4),
         max_times_passed: random.between(0, 4),
         hash_algorithm: kvblocks::HashAlgorithm::SipHash13,
+        max_num_queued_tokens: 0,
+        queue_timeout: Duration::ZERO,
     }
 }
 
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random(seed.wrapping_mul(0x1234_5678_9ABC_DEF1));
-        let config = config_of(seed, &mut random);
+        let mut config = config_of(seed, &mut random);
+        let queue = Queue::new(seed, &mut config);
         let mut scheduler = scheduler(&config, config.num_buffer_sets() + (seed >> 5 & 1) as usize);
         let consumer = scheduler.take_consumer().expect("taken once");
         Self {
@@ -118,6 +129,7 @@ impl World {
             plain: HashSet::new(),
             first_scheduled: Vec::new(),
             seen: HashSet::new(),
+            queue,
             coverage: Coverage::default(),
             seed,
             num_operations: 0,
@@ -143,6 +155,7 @@ impl World {
             }
             _ => self.update(),
         }
+        self.let_time_pass();
         self.scheduler.check_invariants();
     }
 
@@ -266,19 +279,21 @@ impl World {
                     received: Vec::new(),
                     aborted: false,
                     failed: false,
+                    overdue: false,
                     waits_for_grammar: request.waits_for_grammar,
                 };
                 (request.key, expectation)
             })
             .collect();
-        match self.scheduler.handle().add_requests(requests) {
+        match self.add_to_queue(requests) {
             Ok(()) => {
                 assert!(fits, "a request that can never fit was taken in");
                 self.live.extend(expectations);
             }
-            Err(AddRequestError::QueueFull { limit }) => {
+            Err(AddRequestError::QueueFull { limit, .. }) => {
                 assert!(self.live.len() + expectations.len() > limit as usize);
             }
+            Err(AddRequestError::QueueTokensFull { .. }) => {}
             Err(_) => assert!(!fits, "a request that fits was refused"),
         }
     }
@@ -322,7 +337,9 @@ impl World {
             assert!(self.scheduler.schedule().is_err(), "no more steps in flight than agreed");
             return true;
         }
-        let Some(mut output) = self.scheduler.schedule().expect("a free set") else {
+        let planned = self.scheduler.schedule().expect("a free set");
+        self.check_queue();
+        let Some(mut output) = planned else {
             self.check_idle();
             self.drain();
             return false;
@@ -526,6 +543,7 @@ impl World {
         let Some(reason) = record.finish_reason else { return };
         match reason {
             FinishReason::Abort => assert!(expectation.aborted),
+            FinishReason::Error if record.error == RequestError::QueueTimeout => assert!(expectation.overdue),
             FinishReason::Error => assert!(expectation.failed),
             FinishReason::Stop | FinishReason::Length => assert_eq!(*received, expectation.tokens),
             FinishReason::Repetition => panic!("nothing looks for repetitions"),
@@ -551,6 +569,8 @@ impl World {
         assert_eq!(stats.num_free_blocks, stats.num_usable_blocks, "every block came back");
         assert_eq!(stats.num_free_cpu_blocks, u64::from(self.config.num_cpu_blocks), "on both tiers");
         assert_eq!(self.scheduler.handle().num_queued(), 0);
+        assert_eq!(self.scheduler.handle().num_queued_tokens(), 0);
+        assert_eq!(stats.num_queue_timeouts, self.coverage.overdue);
         assert!(self.scheduler.reset_prefix_cache(false));
         self.scheduler.check_invariants();
         if self.config.scheduling_policy == SchedulingPolicy::Fcfs && self.config.max_look_past == 0 {

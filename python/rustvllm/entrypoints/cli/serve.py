@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rustvllm.engine_args import AsyncEngineArgs
 from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
-from rustvllm.entrypoints.openai.cli_args import add_cli_args
+from rustvllm.entrypoints.openai.cli_args import add_cli_args, add_unsupported_args
 from rustvllm.exceptions import RustVLLMError
 from rustvllm.logger import redact
 
@@ -24,9 +24,10 @@ def make_parser() -> FlexibleArgumentParser:
         nargs="?",
         help="a folder, or a hub name such as gpt2 (default: the model inside the package)",
     )
-    # The engine's flags come first: the front end leaves out what is there already.
-    AsyncEngineArgs.add_cli_args(parser)
+    # Each leaves out what is there already.
     add_cli_args(parser)
+    AsyncEngineArgs.add_cli_args(parser)
+    add_unsupported_args(parser)
     return parser
 
 

@@ -5,19 +5,37 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from rustvllm import __version__
 from rustvllm.entrypoints.openai import chat, completions, errors, health, models
+from rustvllm.entrypoints.openai.direct_routes import DirectRoutes
 from rustvllm.entrypoints.openai.middleware import FrontDoor
 from rustvllm.entrypoints.openai.refusals import UNBUILT_ENDPOINTS
+from rustvllm.entrypoints.openai.sse import DIRECT_SEND
 from rustvllm.entrypoints.openai.state import ServerState
 from rustvllm.exceptions import InvalidRequestError, RustVLLMError
+
+_DIRECT_ENDPOINTS = {
+    ("POST", "/v1/completions"): completions.create_completion,
+    ("POST", "/v1/chat/completions"): chat.create_chat_completion,
+    ("GET", "/health"): health.health,
+}
+_FORESEEN = (RustVLLMError, errors.ServerError, errors.ClientDisconnectedError)
+
+
+class _Application(FastAPI):
+    """FastAPI that lets a stream write to the server itself: see :data:`DIRECT_SEND`."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[DIRECT_SEND] = send
+        await super().__call__(scope, receive, send)
 
 
 def build_app(state: ServerState) -> FastAPI:
     """The application that serves ``state``; it may be built, and answers, before the model is loaded."""
     docs = state.settings.enable_docs
-    app = FastAPI(
+    app = _Application(
         title="rustvllm",
         description="OpenAI-compatible server of rustvllm.",
         version=__version__,
@@ -31,11 +49,15 @@ def build_app(state: ServerState) -> FastAPI:
         app.include_router(module.router)
     for method, path in UNBUILT_ENDPOINTS:
         app.add_api_route(path, _not_built, methods=[method], include_in_schema=False)
-    for kind in (RustVLLMError, errors.ServerError, errors.ClientDisconnectedError):
+    for kind in _FORESEEN:
         app.add_exception_handler(kind, errors.handle_exception)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
     app.add_exception_handler(HTTPException, errors.handle_http_exception)  # type: ignore[arg-type]
     app.add_exception_handler(Exception, errors.handle_unforeseen)
+    # What is added last comes first.
+    app.add_middleware(
+        DirectRoutes, endpoints=_DIRECT_ENDPOINTS, handlers=dict.fromkeys(_FORESEEN, errors.handle_exception)
+    )
     app.add_middleware(FrontDoor, state=state)
     return app
 

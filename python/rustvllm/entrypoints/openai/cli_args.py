@@ -12,6 +12,9 @@ from rustvllm.exceptions import ConfigError
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_MAX_BODY_BYTES = 8 << 20
+DEFAULT_STALL_TIMEOUT = 60.0
+MAX_PROCESSES = 64
+"""API processes, or engines, of one server at most."""
 API_KEY_VARIABLE = "RUSTVLLM_API_KEY"
 
 _NOT_YET = (
@@ -35,8 +38,6 @@ _NOT_YET = (
     "--enable-log-outputs",
     "--sse-keep-alive-interval",
     "--otlp-traces-endpoint",
-    "--api-server-count",
-    "--headless",
     "--config",
     "--lora-modules",
     "--log-config-file",
@@ -62,7 +63,73 @@ class _NotYet(argparse.Action):
 
 
 def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the front end's flags, as a group of their own."""
+    """Add the flags of the front end and of the server's processes, each as a group."""
+    _add_server_args(parser)
+    _add_process_args(parser)
+    return parser
+
+
+def add_unsupported_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add what does not work yet, as flags that say so; the last to be added, after the engine's."""
+    for flag in _NOT_YET:
+        with contextlib.suppress(argparse.ArgumentError):  # a flag that the engine's arguments have already is theirs
+            parser.add_argument(flag, nargs="*", action=_NotYet, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return parser
+
+
+def _add_process_args(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("processes", "Who runs where; docs/processes.md has the picture.")
+    group.add_argument(
+        "--api-server-count",
+        "-asc",
+        type=_process_count,
+        metavar="N",
+        help="API processes behind one listening socket; 0: none, the same as --headless (default: 1)",
+    )
+    group.add_argument(
+        "--data-parallel-size",
+        "-dp",
+        type=_process_count,
+        metavar="N",
+        help="engine processes, each with the whole model (default: 1)",
+    )
+    group.add_argument(
+        "--disable-frontend-multiprocessing",
+        action="store_true",
+        help="API and engine in one process, as threads",
+    )
+    group.add_argument(
+        "--headless", action="store_true", help="engines only; front ends connect to them with --engine-address"
+    )
+    group.add_argument(
+        "--engine-address",
+        nargs="+",
+        action="extend",
+        metavar="ADDRESS",
+        help="unix:/path or tcp:HOST:PORT of each engine: where engines listen with --headless (default: a private "
+        "directory), and without it which running engines to serve",
+    )
+    group.add_argument(
+        "--engine-secret-file",
+        metavar="FILE",
+        help="file with the secret of 16 bytes or more that TCP needs at both ends (default: $RUSTVLLM_ENGINE_SECRET)",
+    )
+    group.add_argument(
+        "--restart-engine",
+        action="store_true",
+        help="start an engine that died again, 3 times within 5 minutes at most, instead of ending; without engines of "
+        "its own, a front end waits for theirs to come back",
+    )
+    group.add_argument(
+        "--stall-timeout",
+        type=_seconds,
+        default=DEFAULT_STALL_TIMEOUT,
+        metavar="SECONDS",
+        help="/health says 503 when an engine shows no sign of life for so long; 0: never (default: %(default)g)",
+    )
+
+
+def _add_server_args(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server", "The HTTP front end.")
     group.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default: %(default)s)")
     group.add_argument(
@@ -112,10 +179,6 @@ def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long a stop waits for open requests before it aborts them (default: 0)",
     )
-    for flag in _NOT_YET:
-        with contextlib.suppress(argparse.ArgumentError):  # a flag that the engine's arguments have already is theirs
-            group.add_argument(flag, nargs="*", action=_NotYet, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    return parser
 
 
 def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
@@ -149,6 +212,12 @@ def _port(text: str) -> int:
 def _positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _process_count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > MAX_PROCESSES:
+        raise argparse.ArgumentTypeError(f"must be a whole number up to {MAX_PROCESSES}, got {text!r}")
     return int(text)
 
 

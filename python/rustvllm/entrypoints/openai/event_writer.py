@@ -1,8 +1,8 @@
 """:class:`EventWriter`: a stream's events, written to its client straight from the event loop's callback.
 
 A task per stream would be woken, run and put to sleep again for every token, which costs more than the write. ``send``
-is a coroutine that waits only while the client does not read; so it is driven by hand, and only then is there something
-to wait for.
+is a coroutine that waits only while the client does not read; so it is run on the spot, and goes on by itself when
+there was something to wait for.
 """
 
 import asyncio
@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.types import Message, Send
+
+from rustvllm.entrypoints.openai.driven import Driven
 
 KEEP_ALIVE_SECONDS = 10.0
 """A stream that is silent for so long sends a comment, so that nobody on the way takes it for dead."""
@@ -36,7 +38,7 @@ class EventWriter:
         self._backlog: list[bytes] = []
         self._is_busy = True  # until it is attached, and whenever the client does not read
         self._idle = asyncio.Event()
-        self._pending: Coroutine[Any, Any, None] | None = None
+        self._waiting: Driven | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._num_written = 0
         self.is_started = False
@@ -88,9 +90,15 @@ class EventWriter:
         self._backlog.clear()
         if self._timer is not None:
             self._timer.cancel()
-        if self._pending is not None:
-            self._pending.close()
-            self._pending = None
+        if self._waiting is not None:
+            self._waiting.close()
+            self._waiting = None
+
+    def fail(self, error: Exception) -> None:
+        """Write nothing more; who waits for :meth:`send` gets the error."""
+        self.failure = error
+        self.close()
+        self._idle.set()
 
     def _body(self, events: bytes) -> Coroutine[Any, Any, None]:
         assert self._send is not None
@@ -104,29 +112,19 @@ class EventWriter:
         await self._body(events)
 
     def _drive(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine up to its end or to what it has to wait for, which then drives it on."""
-        try:
-            awaited = coroutine.send(None)
-        except StopIteration:
-            if self._pending is not None:
-                self._pending = None
-                self._is_busy = False
-                self._flush()
-            return
-        except Exception as error:  # noqa: BLE001 -- raised where the stream is waited for
-            self._fail(error)
-            return
         self._is_busy = True
-        self._pending = coroutine
-        loop = asyncio.get_running_loop()
-        if awaited is None:  # a bare yield: others first
-            loop.call_soon(self._drive_on)
-        else:
-            awaited.add_done_callback(self._drive_on)
+        driven = Driven(coroutine, self._on_sent)
+        if not driven.is_done:
+            self._waiting = driven
 
-    def _drive_on(self, _: Any = None) -> None:
-        if self._pending is not None:
-            self._drive(self._pending)
+    def _on_sent(self, error: Exception | None) -> None:
+        if error is not None:
+            self.fail(error)
+            return
+        self._is_busy = False
+        if self._waiting is not None:  # what has come meanwhile was kept
+            self._waiting = None
+            self._flush()
 
     def _flush(self) -> None:
         """Write what was kept, then let the others know."""
@@ -138,11 +136,6 @@ class EventWriter:
         if not self._idle.is_set():
             self._idle.set()
         self._on_writable()
-
-    def _fail(self, error: Exception) -> None:
-        self.failure = error
-        self.close()
-        self._idle.set()
 
     def _watch_silence(self, num_written: int) -> None:
         if self._num_written == num_written and not self._is_busy:

@@ -126,11 +126,15 @@ class Generation:
         for stream in self._streams:
             stream.resume()
 
-    async def aclose(self) -> None:
-        """Abort what still runs. Idempotent."""
+    def close(self) -> None:
+        """Abort what still runs; whoever reads gets to the end. Idempotent."""
         self._state.engine_request_ids.difference_update(self._engine_ids)
         for stream in self._streams:
             stream.close()
+
+    async def aclose(self) -> None:
+        """:meth:`close`, and wait until nothing is left of it."""
+        self.close()
         # One that somebody still reads comes to its end by itself, now that its streams have.
         if inspect.isasyncgen(self._merged) and not self._merged.ag_running:
             await self._merged.aclose()

@@ -8,25 +8,16 @@ from starlette.responses import Response
 
 import rustvllm
 from rustvllm.entrypoints.openai.errors import status_response
-from rustvllm.entrypoints.openai.state import ServerState, ServerStatus
-from rustvllm.exceptions import EngineDeadError
+from rustvllm.entrypoints.openai.state import ServerState
 
 router = APIRouter()
 
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 when requests are served; else 503 with ``loading``, ``stopping`` or ``dead``."""
+    """200 when requests are served; else 503: ``loading``, ``stopping``, ``stalled``, ``restarting`` or ``dead``."""
     state: ServerState = request.app.state.server
-    status = state.status
-    content: dict[str, Any] = {"status": "ok" if status is ServerStatus.READY else status.value}
-    if status is ServerStatus.READY:
-        try:
-            state.model.engine.check_health()
-        except EngineDeadError as exc:
-            status = ServerStatus.DEAD
-            content = {"status": status.value, "message": str(exc)}
-    return status_response(status is ServerStatus.READY, content)
+    return status_response(*state.health())
 
 
 @router.get("/ping")
@@ -44,7 +35,7 @@ async def version() -> dict[str, str]:
 
 @router.get("/load")
 async def load(request: Request) -> dict[str, Any]:
-    """Open requests of this process (``server_load``) and the engine's counters."""
+    """Open requests of this API process (``server_load``) and the engines' counters."""
     state: ServerState = request.app.state.server
     state.check_serving()
-    return {"server_load": state.num_open_requests, **state.model.engine.stats()}
+    return {"server_load": state.num_open_requests, **await state.model.engine.current_stats()}

@@ -14,7 +14,6 @@ from rustvllm.entrypoints.openai.errors import (
     error_response,
     unauthorized_response,
 )
-from rustvllm.entrypoints.openai.sse import DIRECT_SEND
 from rustvllm.entrypoints.openai.state import ServerState
 
 _PROBES = frozenset({"/health", "/ping", "/version"})
@@ -53,7 +52,6 @@ class FrontDoor:
         if length.isdigit() and int(length) > self._max_body_bytes:
             await error_response(self._too_large(f"{int(length)} bytes"))(scope, receive, send)
             return
-        scope[DIRECT_SEND] = send
         with self._state.open_request():
             await self._app(scope, self._limited(receive), send)
 

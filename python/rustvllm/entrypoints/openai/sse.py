@@ -4,7 +4,6 @@ Of an event only the text changes from token to token. The rest is rendered once
 bytes around a JSON string.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator
 from json.encoder import encode_basestring
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rustvllm.entrypoints.openai.driven import Driven
 from rustvllm.entrypoints.openai.errors import error_event, log_stream_error
 from rustvllm.entrypoints.openai.generation import Generation, wait_for_disconnect
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from rustvllm.entrypoints.openai.chunks import ChunkStream
 
 DONE = b"data: [DONE]\n\n"
+_HEADERS = (
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+)
 DIRECT_SEND = "rustvllm.direct_send"
 """In the ASGI scope: ``send`` as it was before the framework wrapped it, for what only the client needs to see."""
 
@@ -52,10 +57,12 @@ class EventStreamResponse(Response):
 
     media_type = "text/event-stream"
     charset = "utf-8"
+    background = None
+    status_code = 200
 
     def __init__(self, stream: "ChunkStream", generation: Generation, request_id: str) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
+        # Response.__init__ would make the same headers anew each time, and a body's length among them.
+        self.raw_headers = list(_HEADERS)
         self._stream = stream
         self._writer = stream.writer
         self._generation = generation
@@ -65,27 +72,28 @@ class EventStreamResponse(Response):
         """Serve the stream (the ASGI entry point)."""
 
         async def begin() -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
-        events = self._stream.events(self._generation)
-        pump = asyncio.ensure_future(self._pump(events))
-        watcher = asyncio.ensure_future(wait_for_disconnect(receive))
         # Middleware has to see that the response begins, not each of its thousands of events.
         self._writer.attach(begin, scope.get(DIRECT_SEND, send))
+        gone = Driven(wait_for_disconnect(receive), lambda _: self._on_disconnect())
+        events = self._stream.events(self._generation)
         try:
-            await asyncio.wait({pump, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            await self._pump(events)
+        except Exception as exc:
+            if not self._writer.is_started:
+                raise  # an endpoint's error as any other
+            log_stream_error(exc, self._request_id)
         finally:
+            gone.close()
             self._writer.close()
-            for task in (pump, watcher):
-                task.cancel()
-            await asyncio.gather(pump, watcher, return_exceptions=True)
             await events.aclose()
             await self._generation.aclose()
-        if not pump.cancelled() and (exc := pump.exception()) is not None:
-            if self._writer.is_started:
-                log_stream_error(exc, self._request_id)
-            else:
-                raise exc  # an endpoint's error as any other
+
+    def _on_disconnect(self) -> None:
+        """Nobody reads any more: what still runs is aborted, and so the events come to their end."""
+        self._writer.fail(ConnectionResetError("the client went away"))
+        self._generation.close()
 
     async def _pump(self, events: AsyncGenerator[bytes, None]) -> None:
         try:

@@ -5,15 +5,14 @@ import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from rustvllm import __version__
 from rustvllm.engine.input_processor import default_sampling_params
 from rustvllm.entrypoints.chat_template import PLAIN_CHAT_TEMPLATE, compile_chat_template
-from rustvllm.entrypoints.openai.cli_args import DEFAULT_MAX_BODY_BYTES
 from rustvllm.entrypoints.openai.errors import UnavailableError, UnknownModelError
+from rustvllm.entrypoints.openai.settings import ServerSettings
 from rustvllm.logger import init_logger
 from rustvllm.sampling_params import SamplingParams
 
@@ -29,21 +28,9 @@ class ServerStatus(Enum):
 
     LOADING = "loading"
     READY = "ready"
+    RESTARTING = "restarting"
     STOPPING = "stopping"
     DEAD = "dead"
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """The front end's own settings, as given on the command line."""
-
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    chat_template: str | None = None
-    trust_request_chat_template: bool = False
-    enable_prompt_tokens_details: bool = False
-    enable_force_include_usage: bool = False
-    enable_docs: bool = True
-    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
 
 
 class ServedModel:
@@ -136,6 +123,37 @@ class ServerState:
             raise UnavailableError("The model is still loading.", retry_after=1)
         if self.status is ServerStatus.STOPPING:
             raise UnavailableError("The server is stopping.", retry_after=5)
+        if self.settings.restart_engine and self.status is ServerStatus.READY and self.model.engine.errored:
+            self.status = ServerStatus.RESTARTING
+        if self.status is ServerStatus.RESTARTING:
+            raise UnavailableError("The engine has died and is being started again.", retry_after=2)
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Whether requests are served, and what ``/health`` says about it.
+
+        It asks nobody: an engine that hangs must not make this hang as well.
+        """
+        if self.status is not ServerStatus.READY:
+            return False, {"status": self.status.value}
+        engines = self.model.engine.health()
+        alive = [engine for engine in engines if engine.death is None]
+        if not alive:
+            status = ServerStatus.RESTARTING if self.settings.restart_engine else ServerStatus.DEAD
+            return False, {"status": status.value, "message": engines[0].death}
+        worst = max(alive, key=lambda engine: engine.stalled_for)
+        limit = self.settings.stall_timeout
+        if limit and worst.stalled_for > limit:
+            return False, {
+                "status": "stalled",
+                "engine": worst.rank,
+                "seconds": round(worst.stalled_for, 1),
+                "message": f"engine {worst.rank} has shown no sign of life for {worst.stalled_for:.1f} s "
+                f"(--stall-timeout {limit:g})",
+            }
+        content: dict[str, Any] = {"status": "ok"}
+        if len(alive) < len(engines):
+            content["dead_engines"] = [engine.rank for engine in engines if engine.death is not None]
+        return True, content
 
     @contextmanager
     def open_request(self) -> Iterator[None]:

@@ -1,0 +1,58 @@
+"""``new_report``, ``publish``: what every report of this folder begins with, and where it goes."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rustvllm.entrypoints.cli.bench.machine import machine, require_release_build, versions
+
+
+def new_report() -> dict[str, Any]:
+    """Date, command, machine, versions and how busy the machine is with other things; refuses a debug build."""
+    require_release_build()
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "command": " ".join(sys.argv),
+        "machine": machine(),
+        "versions": versions(),
+        "load_average": os.getloadavg(),
+    }
+
+
+def publish(report: dict[str, Any], path: Path | None) -> None:
+    """Print it as JSON, and write it to a file if one is named."""
+    text = json.dumps(report, indent=2)
+    if path is not None:
+        path.write_text(text + "\n")
+    print(text, flush=True)
+
+
+def add_common_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that every script has."""
+    parser.add_argument("--mode", choices=["process", "thread"], default="process", help="of rustvllm's engine")
+    parser.add_argument("--output-json", type=Path, help="write the report there as well")
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The flags; what follows ``--`` is for ``rustvllm serve`` and becomes ``serve``."""
+    own, serve = sys.argv[1:], []
+    if "--" in own:
+        place = own.index("--")
+        own, serve = own[:place], own[place + 1 :]
+    args = parser.parse_args(own)
+    args.serve = serve
+    return args
+
+
+def numbers(text: str) -> list[float]:
+    """Numbers separated by commas."""
+    return [float(part) for part in text.split(",")]
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Whole numbers separated by commas."""
+    return [int(part) for part in text.split(",")]

@@ -1,0 +1,73 @@
+"""What a server costs that nobody asks anything: processor time of all its processes, and how soon it ends.
+
+One request first, so that whatever is made late is there; then nothing for a while; then SIGTERM.
+
+    python benches/python/idle_cost.py --seconds 10 --output-json report.json
+    python benches/python/idle_cost.py -- --model gpt2
+"""
+
+import argparse
+import os
+import signal
+import statistics
+import time
+from typing import Any
+
+from bench_report import add_common_flags, new_report, parse, publish
+from measured_server import bench_serve, rustvllm_server
+
+SETTLE_SECONDS = 2
+
+
+def measure(flags: list[str], mode: str, seconds: float) -> dict[str, Any]:
+    """One server from its start to its end."""
+    with rustvllm_server(flags, mode) as server:
+        bench_serve(server.url, 1, 1, "--random-input-len", "16", "--random-output-len", "16")
+        time.sleep(SETTLE_SECONDS)
+        before = server.processor_seconds()
+        begin = time.monotonic()
+        time.sleep(seconds)
+        used = server.processor_seconds()
+        used.subtract(before)
+        duration = time.monotonic() - begin
+        resident = server.resident_bytes()
+        begin = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        code = server.process.wait(30)
+        stop_seconds = time.monotonic() - begin
+    return {
+        "cores_percent": 100 * used.total() / duration,
+        "cores_percent_by_thread": {name: 100 * s / duration for name, s in used.most_common() if s > 0},
+        "resident_mb": {name: size / 1e6 for name, size in resident.items()},
+        "ready_after_s": server.ready_after,
+        "sigterm_s": stop_seconds,
+        "exit_code": code,
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def main() -> None:
+    """Measure the engine in a process and in a thread by turns and print JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--turns", type=int, default=3)
+    add_common_flags(parser)
+    args = parse(parser)
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(args.turns):
+        for mode in ("process", "thread"):
+            runs.setdefault(mode, []).append(measure(args.serve, mode, args.seconds))
+    report = {
+        **new_report(),
+        "serve_arguments": args.serve,
+        "median": {
+            mode: {key: statistics.median(run[key] for run in of_mode) for key in ("cores_percent", "sigterm_s")}
+            for mode, of_mode in runs.items()
+        },
+        "runs": runs,
+    }
+    publish(report, args.output_json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""``MeasuredServer``: a server as a process tree of its own, whose processor time and memory are read from /proc.
+
+The scripts of this folder start it, load it with ``rustvllm bench serve`` and take differences.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+RUSTVLLM = [sys.executable, "-m", "rustvllm.entrypoints.cli.main"]
+TICKS = os.sysconf("SC_CLK_TCK")
+STOP_SECONDS = 30
+LAST_LINES = 40
+
+
+class MeasuredServer:
+    """Started on entering the context, ended with everything it started on leaving it.
+
+    Args:
+        command: Its command line.
+        url: Where it will listen; None: it prints ``listening on URL,`` and ``ready, serving``, as rustvllm does.
+        environment: Variables beside those of this process.
+        ready_seconds: A start may take so long.
+        log: A file for what it prints; None: the last lines are kept for the message when it does not start.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        url: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        ready_seconds: float = 120,
+        log: Path | None = None,
+    ) -> None:
+        self.command = list(command)
+        self.url = url or ""
+        self.ready_after = 0.0
+        self._says_when_ready = url is None
+        self._environment = {**os.environ, **(environment or {})}
+        self._ready_seconds = ready_seconds
+        self._log = log
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._ready = threading.Event()
+
+    def __enter__(self) -> Self:
+        begin = time.monotonic()
+        self.process = subprocess.Popen(
+            self.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self._environment,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+        try:
+            while not self._is_ready():
+                if self.process.poll() is not None or time.monotonic() - begin > self._ready_seconds:
+                    why = "ended" if self.process.poll() is not None else "took too long"
+                    text = "".join(self._last_lines)
+                    raise SystemExit(f"the server {why} before it was ready: {' '.join(self.command)}\n{text}")
+                self._ready.wait(0.1)
+        except BaseException:
+            self.__exit__()
+            raise
+        self.ready_after = time.monotonic() - begin
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.resume()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_SECONDS)
+        # Its children are in its session: what it left behind would spoil the next measurement.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def _read(self) -> None:
+        with open(self._log or os.devnull, "w", encoding="utf-8") as log:  # noqa: PTH123 -- devnull too
+            for line in self.process.stdout or ():
+                log.write(line)
+                log.flush()
+                self._last_lines.append(line)
+                if self._says_when_ready and "listening on http" in line:
+                    self.url = line.split("listening on ")[1].split(",")[0].strip()
+                if self._says_when_ready and "ready, serving" in line:
+                    self._ready.set()
+
+    def _is_ready(self) -> bool:
+        if self._says_when_ready:
+            return self._ready.is_set()
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:  # noqa: S310 -- our own address
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def get(self, path: str) -> Any:
+        """The JSON of one of its pages."""
+        with urllib.request.urlopen(self.url + path, timeout=10) as answer:  # noqa: S310 -- our own address
+            return json.load(answer)
+
+    def pids(self) -> list[int]:
+        """Of the process and everything that descends from it."""
+        found = [self.process.pid]
+        for pid in found:
+            try:
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    found += [int(child) for child in (task / "children").read_text().split()]
+            except OSError:
+                continue  # ended meanwhile
+        return found
+
+    def processor_seconds(self) -> Counter[str]:
+        """Processor time so far of every living process, by process and thread; pools of threads count as one."""
+        used: Counter[str] = Counter()
+        for pid in self.pids():
+            try:
+                name = process_name(pid)
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    used[f"{name}:{thread_name(pid, task)}"] += task_seconds(task)
+            except OSError:
+                continue
+        return used
+
+    def resident_bytes(self) -> dict[str, int]:
+        """Memory of every living process, by name and id."""
+        resident = {}
+        for pid in self.pids():
+            try:
+                pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                resident[f"{process_name(pid)}[{pid}]"] = pages * os.sysconf("SC_PAGE_SIZE")
+            except OSError:
+                continue
+        return resident
+
+    def pause(self) -> None:
+        """Stop the whole tree, so that it costs nothing while another is measured."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGCONT)
+
+
+def process_name(pid: int) -> str:
+    """What a process is: the last part of the module it runs, or its name."""
+    arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    if "-m" in arguments[:-1]:
+        module = arguments[arguments.index("-m") + 1].split(".")
+        return {"main": "server", "process": "engine"}.get(module[-1], module[-1])
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def thread_name(pid: int, task: Path) -> str:
+    """The main thread, or a thread's name without its number."""
+    if task.name == str(pid):
+        return "main"
+    # Python before 3.14 gives its threads no names: these have the process's.
+    return (task / "comm").read_text().strip().rstrip("0123456789_-") or "thread"
+
+
+def task_seconds(task: Path) -> float:
+    """Processor time of a thread: nanoseconds where the kernel counts them, else ticks."""
+    try:
+        return int((task / "schedstat").read_text().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        fields = (task / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS  # user, system
+
+
+def mode_flags(mode: str) -> list[str]:
+    """What puts rustvllm's engine into a ``process`` of its own, as it comes, or into a ``thread`` of the server's."""
+    return ["--disable-frontend-multiprocessing"] if mode == "thread" else []
+
+
+def rustvllm_server(arguments: Sequence[str], mode: str = "process", log: Path | None = None) -> MeasuredServer:
+    """``rustvllm serve`` on a free port.
+
+    Args:
+        arguments: Its flags.
+        mode: See :func:`mode_flags`.
+        log: See :class:`MeasuredServer`.
+    """
+    return MeasuredServer([*RUSTVLLM, "serve", *arguments, *mode_flags(mode), "--port", "0"], log=log)
+
+
+def bench_serve(url: str, concurrency: int, num_prompts: int, *more: str) -> dict[str, Any]:
+    """One run of ``rustvllm bench serve``; its report, with ``failed`` and ``errors_by_kind``."""
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
+        command = [*RUSTVLLM, "bench", "serve", "--base-url", url, "--max-concurrency", str(concurrency)]
+        command += ["--num-prompts", str(num_prompts), "--ignore-eos", "--metric-percentiles", "50,99"]
+        command += ["--output-json", file.name, "--disable-tqdm", *more]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        report: dict[str, Any] = json.load(file)
+    return report

@@ -1,0 +1,128 @@
+"""``write_tiny_llama``, ``write_gpt2_small``: checkpoints with seeded random weights, which any engine can load."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+Weights = dict[str, npt.NDArray[np.float32]]
+
+
+def write_tiny_llama(
+    folder: Path, tokenizer: Path, *, num_layers: int, hidden_size: int = 64, max_position_embeddings: int = 512
+) -> Path:
+    """A Llama so small that a step's cost is the host's.
+
+    Args:
+        folder: Made, with parents.
+        tokenizer: A folder with a tokenizer.json; its vocabulary is the model's.
+        num_layers: Of 4 × hidden_size² or so weights each.
+        hidden_size: A multiple of 32, the smallest head that vLLM's kernels for CPUs have.
+        max_position_embeddings: Tokens of prompt and output together.
+    """
+    vocab_size = copy_tokenizer(tokenizer, folder)
+    head_dim, intermediate_size = 32, 2 * hidden_size
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": hidden_size // head_dim,
+        "num_key_value_heads": hidden_size // head_dim,
+        "head_dim": head_dim,
+        "max_position_embeddings": max_position_embeddings,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    random = np.random.default_rng(0)
+
+    def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
+        return (random.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
+
+    weights: Weights = {
+        "model.embed_tokens.weight": matrix(vocab_size, hidden_size),
+        "model.norm.weight": np.ones(hidden_size, np.float32),
+        "lm_head.weight": matrix(vocab_size, hidden_size),
+    }
+    for layer in range(num_layers):
+        name = f"model.layers.{layer}"
+        weights |= {f"{name}.self_attn.{part}_proj.weight": matrix(hidden_size, hidden_size) for part in "qkvo"}
+        weights |= {f"{name}.mlp.{part}_proj.weight": matrix(intermediate_size, hidden_size) for part in ("gate", "up")}
+        weights[f"{name}.mlp.down_proj.weight"] = matrix(hidden_size, intermediate_size)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{name}.{norm}.weight"] = np.ones(hidden_size, np.float32)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def write_gpt2_small(folder: Path, tokenizer: Path) -> Path:
+    """GPT-2 small's shape (124 million parameters, float32, 498 MB) with GPT-2's tokenizer."""
+    vocab_size = copy_tokenizer(tokenizer, folder)
+    hidden_size, num_layers, num_positions = 768, 12, 1024
+    config = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": vocab_size,
+        "n_positions": num_positions,
+        "n_ctx": num_positions,
+        "n_embd": hidden_size,
+        "n_layer": num_layers,
+        "n_head": 12,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "bos_token_id": vocab_size - 1,
+        "eos_token_id": vocab_size - 1,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    random = np.random.default_rng(0)
+
+    def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
+        return 0.02 * random.standard_normal((rows, columns), dtype=np.float32)
+
+    weights: Weights = {
+        "wte.weight": matrix(vocab_size, hidden_size),
+        "wpe.weight": matrix(num_positions, hidden_size),
+    }
+    norms = ["ln_f"]
+    for layer in range(num_layers):
+        norms += [f"h.{layer}.ln_1", f"h.{layer}.ln_2"]
+        for part, rows, columns in (
+            ("attn.c_attn", hidden_size, 3 * hidden_size),
+            ("attn.c_proj", hidden_size, hidden_size),
+            ("mlp.c_fc", hidden_size, 4 * hidden_size),
+            ("mlp.c_proj", 4 * hidden_size, hidden_size),
+        ):
+            weights[f"h.{layer}.{part}.weight"] = matrix(rows, columns)
+            weights[f"h.{layer}.{part}.bias"] = np.zeros(columns, np.float32)
+    for norm in norms:
+        weights[f"{norm}.weight"] = np.ones(hidden_size, np.float32)
+        weights[f"{norm}.bias"] = np.zeros(hidden_size, np.float32)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def copy_tokenizer(tokenizer: Path, folder: Path) -> int:
+    """Put a tokenizer into a model's folder.
+
+    Returns:
+        How many ids it has.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(tokenizer / "tokenizer.json", folder)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    return 1 + max([*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])])

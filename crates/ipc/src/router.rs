@@ -1,0 +1,356 @@
+//! `EngineRouter`: several engines behind one client.
+//!
+//! Each engine has its connection and its I/O thread; their outputs meet in one place with one eventfd. A key names a request
+//! whichever engine it goes to: the upper bits are the router's own, and each connection exchanges them for those that its
+//! engine has given it. Who gets a request is for `placement.rs` to say.
+//!
+//! With one engine there is nothing to choose: every call goes straight to its client.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use scheduler::{NewRequest, RequestKey};
+
+use crate::{
+    client::{ClientOptions, ClientOutput, Counters, Delivery, Endpoint, EngineClient, Health},
+    error::{ClientError, EndpointError},
+    handshake::EngineFacts,
+    key::key_of,
+    notifier::Notifier,
+    placement::Placement,
+    prefix_table::PrefixHasher,
+};
+
+/// See the module docs. Dropped, it disconnects, and the engines end what it left running.
+#[derive(Debug)]
+pub struct EngineRouter {
+    /// By rank. The lock is held for as long as it takes to copy or exchange a pointer.
+    engines: Box<[RwLock<Arc<EngineClient>>]>,
+    delivery: Arc<Delivery>,
+    /// In all keys of this side.
+    client_index: u32,
+    next_counter: AtomicU64,
+    facts: EngineFacts,
+    options: ClientOptions,
+    /// `None`: there is one engine. The lock is held while one request is placed: a look-up per block of its prompt.
+    placement: Option<Mutex<Placement>>,
+    hasher: PrefixHasher,
+}
+
+impl EngineRouter {
+    /// Connect to all engines, in the order of their ranks, within `options.connect_timeout` in all.
+    ///
+    /// # Errors
+    /// Why one of them is not connected, or that it does not fit to the first.
+    pub fn connect(endpoints: Vec<Endpoint>, options: ClientOptions) -> Result<Self, ClientError> {
+        let began = Instant::now();
+        let delivery = Delivery::new()?;
+        let mut engines: Vec<Arc<EngineClient>> = Vec::with_capacity(endpoints.len());
+        for (rank, endpoint) in endpoints.into_iter().enumerate() {
+            let first = engines.first();
+            // What is left of the time, and a moment for an engine that is there.
+            let left = options.connect_timeout.saturating_sub(began.elapsed());
+            let connect_timeout = left.max(options.connect_timeout.min(Duration::from_millis(100)));
+            let options = ClientOptions { connect_timeout, ..options };
+            let client_index = first.map(|first| first.client_index());
+            let engine = EngineClient::connect_into(endpoint, options, delivery.clone(), client_index)?;
+            if let Some(first) = first {
+                check_alike(rank, engine.facts(), first.facts())?;
+            }
+            engines.push(Arc::new(engine));
+        }
+        let first = engines.first().ok_or(EndpointError::NoEngine)?;
+        let (client_index, facts) = (first.client_index(), first.facts().clone());
+        let blocks = engines.iter().map(|engine| engine.facts().limits.num_blocks);
+        let placement = (engines.len() > 1).then(|| Mutex::new(Placement::new(blocks)));
+        let hasher = PrefixHasher::new(facts.limits.block_size);
+        Ok(Self {
+            engines: engines.into_iter().map(RwLock::new).collect(),
+            delivery,
+            client_index,
+            next_counter: AtomicU64::new(1),
+            facts,
+            options,
+            placement,
+            hasher,
+        })
+    }
+
+    /// Put a restarted engine into the place of `rank`. What its predecessor has not finished ends, if it has not yet.
+    ///
+    /// # Errors
+    /// Why there is no connection, or that the engine does not fit to the others; nothing has changed then.
+    pub fn reconnect(&self, rank: usize, endpoint: Endpoint, timeout: Duration) -> Result<(), ClientError> {
+        self.engine(rank)?;
+        let options = ClientOptions { connect_timeout: timeout, ..self.options };
+        let engine =
+            EngineClient::connect_into(endpoint, options, self.delivery.clone(), Some(self.client_index))?;
+        check_alike(rank, engine.facts(), &self.facts)?;
+        if let Some(mut placement) = self.placement() {
+            placement.forget_prefixes(rank);
+        }
+        let mut engine = Arc::new(engine);
+        std::mem::swap(&mut *self.engines[rank].write().unwrap_or_else(PoisonError::into_inner), &mut engine);
+        engine.close_because("the engine was replaced by another");
+        Ok(())
+    }
+
+    /// How many engines there are, dead ones included.
+    #[must_use]
+    pub fn num_engines(&self) -> usize {
+        self.engines.len()
+    }
+
+    /// The engine of a rank, as it is now.
+    ///
+    /// # Errors
+    /// There is no such rank.
+    pub fn engine(&self, rank: usize) -> Result<Arc<EngineClient>, ClientError> {
+        let num_engines = self.engines.len();
+        let engine = self.engines.get(rank).ok_or(ClientError::NoSuchRank { rank, num_engines })?;
+        Ok(engine.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    fn engines(&self) -> impl Iterator<Item = Arc<EngineClient>> {
+        self.engines.iter().map(|engine| engine.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    /// Those that live; all, when none does.
+    fn living(&self) -> Vec<Arc<EngineClient>> {
+        let living: Vec<_> = self.engines().filter(|engine| engine.is_alive()).collect();
+        if living.is_empty() { self.engines().collect() } else { living }
+    }
+
+    fn placement(&self) -> Option<MutexGuard<'_, Placement>> {
+        self.placement.as_ref().map(|placement| placement.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What the first engine is; what a request must keep to is the same for all, but for the number of blocks.
+    #[must_use]
+    pub fn facts(&self) -> &EngineFacts {
+        &self.facts
+    }
+
+    /// The number in the upper bits of this client's keys.
+    #[must_use]
+    pub fn client_index(&self) -> u32 {
+        self.client_index
+    }
+
+    /// A fresh name for a request.
+    #[must_use]
+    pub fn new_key(&self) -> RequestKey {
+        // Relaxed: only uniqueness counts.
+        key_of(self.client_index, self.next_counter.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Hand requests in that one engine is to take at once and in this order, all or none: a request and those that fork it.
+    /// The prompt is hashed, and the frame made, on the caller's thread.
+    ///
+    /// # Errors
+    /// What is wrong with one of them, or that no engine takes it; nothing was sent then.
+    pub fn add_requests(&self, requests: &[NewRequest]) -> Result<(), ClientError> {
+        if self.placement.is_none() || requests.is_empty() {
+            return self.engine(0)?.add_requests(requests);
+        }
+        let names = self.hasher.names(&requests[0]);
+        let engines: Vec<_> = self.engines().collect();
+        let mut is_out = vec![false; engines.len()];
+        let mut last_error = None;
+        loop {
+            let taken_in = |rank: usize| {
+                let takes = !is_out[rank] && engines[rank].is_alive();
+                takes.then(|| engines[rank].num_of_others())
+            };
+            let rank = self.placement().and_then(|mut placement| placement.place(requests, &names, taken_in));
+            let Some(rank) = rank else { return Err(last_error.unwrap_or_else(|| self.no_engine())) };
+            let Err(error) = engines[rank].add_requests(requests) else { return Ok(()) };
+            if let Some(mut placement) = self.placement() {
+                for request in requests {
+                    placement.end(request.key);
+                }
+            }
+            if !matches!(error, ClientError::Dead { .. } | ClientError::Backlogged { .. }) {
+                return Err(error);
+            }
+            // Another may take it.
+            is_out[rank] = true;
+            last_error = Some(error);
+        }
+    }
+
+    fn no_engine(&self) -> ClientError {
+        ClientError::Dead { reason: self.death().unwrap_or_else(|| "no engine takes requests".to_owned()) }
+    }
+
+    /// End requests; each gives a last output. Keys of finished and of other clients' requests are ignored.
+    pub fn abort_keys(&self, keys: Vec<RequestKey>) {
+        let Some(placement) = self.placement() else {
+            return self.engines().for_each(|engine| engine.abort_keys(keys.clone()));
+        };
+        let mut by_rank = vec![Vec::new(); self.num_engines()];
+        for key in keys {
+            if let Some(rank) = placement.rank_of(key) {
+                by_rank[rank].push(key);
+            }
+        }
+        drop(placement);
+        for (engine, keys) in self.engines().zip(by_rank) {
+            if !keys.is_empty() {
+                engine.abort_keys(keys);
+            }
+        }
+    }
+
+    /// End requests by their ids; unknown and finished ones are ignored.
+    pub fn abort_requests<'a>(&self, request_ids: impl IntoIterator<Item = &'a str>) {
+        let Some(placement) = self.placement() else {
+            if let Ok(engine) = self.engine(0) {
+                engine.abort_requests(request_ids);
+            }
+            return;
+        };
+        let keys = request_ids.into_iter().filter_map(|request_id| placement.key_of_id(request_id)).collect();
+        drop(placement);
+        self.abort_keys(keys);
+    }
+
+    /// The grammar of a request is compiled: it may run.
+    pub fn grammar_ready(&self, key: RequestKey) {
+        if let Some(engine) = self.engine_of(key) {
+            engine.grammar_ready(key);
+        }
+    }
+
+    /// The grammar of a request cannot be compiled: it ends with an error.
+    pub fn grammar_failed(&self, key: RequestKey) {
+        if let Some(engine) = self.engine_of(key) {
+            engine.grammar_failed(key);
+        }
+    }
+
+    fn engine_of(&self, key: RequestKey) -> Option<Arc<EngineClient>> {
+        let rank = match self.placement() {
+            None => 0,
+            Some(placement) => placement.rank_of(key)?,
+        };
+        self.engine(rank).ok()
+    }
+
+    /// Take everything that has arrived, oldest first. One thread at a time, or each gets a part.
+    pub fn drain_outputs(&self, mut receive: impl FnMut(ClientOutput)) {
+        if self.placement.is_none() {
+            return self.delivery.drain(receive);
+        }
+        let mut ended = Vec::new();
+        self.delivery.drain(|output| {
+            if output.is_last() {
+                ended.push(output.key());
+            }
+            receive(output);
+        });
+        if !ended.is_empty()
+            && let Some(mut placement) = self.placement()
+        {
+            for key in ended {
+                placement.end(key);
+            }
+        }
+    }
+
+    /// Its eventfd is readable while something has arrived, from whichever engine.
+    #[must_use]
+    pub fn notifier(&self) -> &Notifier {
+        &self.delivery.notifier
+    }
+
+    /// The sum of the living engines' counters as of their last heartbeats.
+    #[must_use]
+    pub fn stats(&self) -> Counters {
+        sum(self.living().iter().map(|engine| engine.stats()))
+    }
+
+    /// The sum of the living engines' counters now; after `timeout` the last that are known.
+    #[must_use]
+    pub fn fresh_stats(&self, timeout: Duration) -> Counters {
+        let deadline = Instant::now() + timeout;
+        let asked: Vec<_> = self.living().into_iter().map(|engine| (engine.query_stats(), engine)).collect();
+        sum(asked.into_iter().map(|(answer, engine)| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            answer.recv_timeout(left).unwrap_or_else(|_| engine.stats())
+        }))
+    }
+
+    /// The oldest heartbeat and the longest pause of the living engines, and the sum of their steps.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        let worst = |a: Health, b: Health| Health {
+            heartbeat_age: a.heartbeat_age.max(b.heartbeat_age),
+            step_age: a.step_age.max(b.step_age),
+            num_steps: a.num_steps.saturating_add(b.num_steps),
+        };
+        let none = Health { heartbeat_age: Duration::ZERO, step_age: Duration::ZERO, num_steps: 0 };
+        self.living().iter().map(|engine| engine.health()).fold(none, worst)
+    }
+
+    /// Whether an engine is connected.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.engines().any(|engine| engine.is_alive())
+    }
+
+    /// Why there is no engine any more.
+    #[must_use]
+    pub fn death(&self) -> Option<String> {
+        let deaths: Option<Vec<String>> =
+            self.engines().map(|engine| engine.death().map(ToOwned::to_owned)).collect();
+        let mut deaths = deaths?;
+        if deaths.len() == 1 {
+            return deaths.pop();
+        }
+        let each = deaths.iter().enumerate().map(|(rank, reason)| format!("rank {rank}: {reason}"));
+        Some(format!("no engine is alive: {}", each.collect::<Vec<_>>().join("; ")))
+    }
+
+    /// Disconnect: requests that run get their last output. Idempotent.
+    pub fn close(&self) {
+        self.engines().for_each(|engine| engine.close());
+    }
+}
+
+/// # Errors
+/// A number that a front end takes for all engines is another.
+fn check_alike(rank: usize, engine: &EngineFacts, first: &EngineFacts) -> Result<(), ClientError> {
+    let numbers = [
+        ("max_model_len", engine.limits.max_model_len, first.limits.max_model_len),
+        ("block_size", engine.limits.block_size, first.limits.block_size),
+    ];
+    match numbers.into_iter().find(|(_, got, expected)| got != expected) {
+        None => Ok(()),
+        Some((what, got, expected)) => Err(ClientError::NotAlike { rank, what, got, expected }),
+    }
+}
+
+/// Counters of the same name added up, in the order of the first engine that has any.
+fn sum(each: impl Iterator<Item = Counters>) -> Counters {
+    // An engine that has not answered yet has none.
+    let add = |mut total: Counters, counters: Counters| {
+        let entries = Arc::make_mut(&mut total);
+        for (at, (name, value)) in counters.iter().enumerate() {
+            // The same program runs behind each, so the names mostly stand in the same places.
+            let is_at = entries.get(at).is_some_and(|(own, _)| own == name);
+            let found = if is_at { Some(at) } else { entries.iter().position(|(own, _)| own == name) };
+            match found {
+                Some(found) => entries[found].1 = entries[found].1.saturating_add(*value),
+                None => entries.push((name.clone(), *value)),
+            }
+        }
+        total
+    };
+    each.reduce(add).unwrap_or_default()
+}

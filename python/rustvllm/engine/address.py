@@ -1,0 +1,90 @@
+"""Where an engine listens: ``unix:/path`` or ``tcp:HOST:PORT``, and the secret that TCP needs."""
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from rustvllm import envs
+from rustvllm.exceptions import ConfigError
+
+MAX_SOCKET_PATH_BYTES = 107
+"""``sun_path`` of Linux, less its terminating zero."""
+MIN_SECRET_BYTES = 16
+MAX_SECRET_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class EngineAddress:
+    """A Unix socket's path, or a host and a port (0: a free one)."""
+
+    path: Path | None = None
+    host: str = ""
+    port: int = 0
+
+    @property
+    def is_tcp(self) -> bool:
+        """Whether it needs a secret."""
+        return self.path is None
+
+    @classmethod
+    def parse(cls, text: str) -> "EngineAddress":
+        """An address as it is written on the command line.
+
+        Raises:
+            ConfigError: Says what an address looks like, or how long a path may be.
+        """
+        kind, _, rest = text.partition(":")
+        if kind == "unix" and rest.startswith("/"):
+            if (length := len(os.fsencode(rest))) > MAX_SOCKET_PATH_BYTES:
+                raise ConfigError(
+                    f"the engine address {text} has a path of {length} bytes, but a Unix socket's has at most "
+                    f"{MAX_SOCKET_PATH_BYTES}: choose a shorter one"
+                )
+            return cls(path=Path(rest))
+        host, _, port = rest.rpartition(":")
+        if kind == "tcp" and host and port.isascii() and port.isdigit() and int(port) <= 65535:
+            return cls(host=host.removeprefix("[").removesuffix("]"), port=int(port))
+        raise ConfigError(f"an engine address is unix:/path or tcp:HOST:PORT with a port up to 65535, got {text!r}")
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"unix:{self.path}"
+        return f"tcp:[{self.host}]:{self.port}" if ":" in self.host else f"tcp:{self.host}:{self.port}"
+
+    def resolve(self) -> str:
+        """``IP:PORT`` of a TCP address of this machine.
+
+        Raises:
+            ConfigError: The host is unknown.
+        """
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(f"cannot resolve the host of the engine address {self}: {error}") from error
+        ip = found[0][4][0]
+        return f"[{ip}]:{self.port}" if ":" in str(ip) else f"{ip}:{self.port}"
+
+
+def read_secret(file: str | None) -> bytes | None:
+    """The secret that both ends of a TCP connection must know: the file's content, else the environment's, else None.
+
+    Raises:
+        ConfigError: The file cannot be read, or the secret is too short or too long; its text is never shown.
+    """
+    if file is None:
+        text = envs.engine_secret()
+        source, secret = f"environment variable {envs.ENGINE_SECRET}", text.encode() if text else None
+    else:
+        source = f"--engine-secret-file {file}"
+        try:
+            with Path(file).open("rb") as opened:
+                secret = opened.read(MAX_SECRET_BYTES + 2).strip()
+        except OSError as error:
+            raise ConfigError(f"cannot read {source}: {error.strerror or error}") from error
+    if secret is not None and not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
+        raise ConfigError(
+            f"{source} has {len(secret)} bytes, but a secret has {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}; "
+            "make one with: openssl rand -hex 32"
+        )
+    return secret

@@ -1,0 +1,87 @@
+""":class:`ParentLink`: a child's end of what :class:`~rustvllm.engine.child_process.ChildProcess` begins.
+
+A thread reads orders from standard input. When that ends, the parent is gone, and so is this process a moment later.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import queue
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rustvllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ParentLink:
+    """Made first thing in a child.
+
+    Attributes:
+        args: The flags of its command line.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self._directory = Path(args.directory)
+        self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._status = os.fdopen(args.status_fd, "w", encoding="utf-8")
+        # The parent decides about Ctrl-C: it lets open requests end first.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _wake_with_parent()
+        threading.Thread(target=self._listen, name="rustvllm-parent", daemon=True).start()
+
+    @classmethod
+    def from_command_line(cls, program: str, argv: Sequence[str] | None, *more_flags: str) -> "ParentLink":
+        """The link of a child whose parent gave it the usual flags, and ``more_flags`` with a value each."""
+        parser = argparse.ArgumentParser(prog=program, description="Started by `rustvllm serve` and AsyncLLM only.")
+        parser.add_argument("--status-fd", type=int, required=True, help="pipe to say on that it is ready, or why not")
+        parser.add_argument("--directory", required=True, help="private directory, removed when the parent is gone")
+        parser.add_argument("--started-at", type=float, required=True, help="seconds of the monotonic clock")
+        for flag in more_flags:
+            parser.add_argument(flag, required=True)
+        return cls(parser.parse_args(argv))
+
+    @property
+    def age(self) -> float:
+        """Seconds since the parent began to start this process."""
+        return time.monotonic() - float(self.args.started_at)
+
+    def receive(self) -> dict[str, Any]:
+        """Wait for the next order."""
+        return self._orders.get()
+
+    def say(self, **what: Any) -> None:
+        """Tell the parent something."""
+        try:
+            self._status.write(json.dumps(what) + "\n")
+            self._status.flush()
+        except BrokenPipeError:
+            logger.debug("nobody waits for this process any more")
+
+    def say_error(self, error: BaseException) -> None:
+        """Tell the parent why this process cannot start."""
+        self.say(error={"type": type(error).__name__, "message": str(error)})
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError, ValueError), os.fdopen(0, "rb", closefd=False) as lines:
+            for line in lines:
+                self._orders.put(json.loads(line))
+        shutil.rmtree(self._directory, ignore_errors=True)
+        os._exit(0)
+
+
+def _wake_with_parent() -> None:
+    """A process that was stopped (SIGSTOP) could not notice the end of its parent: the kernel lets it go on then."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)

@@ -1,0 +1,132 @@
+""":class:`RemoteClient`: engines that somebody else starts and ends, as a front end needs them."""
+
+from collections.abc import Sequence
+
+from rustvllm import _core
+from rustvllm.config import EngineConfig
+from rustvllm.engine.address import EngineAddress
+from rustvllm.engine.config_json import load_config
+from rustvllm.engine.engine_health import EngineHealth, health_of
+from rustvllm.exceptions import ConfigError, EngineDeadError
+
+
+class RemoteClient:
+    """Connects to engines in :meth:`wait_until_ready`.
+
+    Args:
+        addresses: One per engine, by rank; all of one kind.
+        secret: For TCP.
+        timeout: Seconds to wait for engines that do not listen yet.
+
+    Raises:
+        ConfigError: Addresses of both kinds, or TCP without a secret.
+    """
+
+    handle: _core.EngineClient
+    num_blocks: int
+    """KV blocks of the first engine, the null block included."""
+
+    def __init__(self, addresses: Sequence[EngineAddress], secret: bytes | None, timeout: float) -> None:
+        check_addresses(addresses, secret)
+        self._addresses = tuple(addresses)
+        self._secret = secret
+        self._timeout = timeout
+        self._stopped = False
+
+    def wait_until_ready(self) -> None:
+        """Connect; once is enough.
+
+        Raises:
+            EngineDeadError: No engine answers in time, or it refuses.
+        """
+        try:
+            if not hasattr(self, "handle"):
+                self.handle = self._connect()
+            self.num_blocks = self.handle.num_blocks
+        except (OSError, ValueError) as error:
+            where = ", ".join(map(str, self._addresses))
+            raise EngineDeadError(f"no engine within {self._timeout:g} s on {where}: {error}") from error
+
+    def _connect(self) -> _core.EngineClient:
+        if self._addresses[0].path is not None:
+            paths = [address.path for address in self._addresses if address.path is not None]
+            return _core.EngineClient.connect(paths, self._timeout)
+        assert self._secret is not None
+        hosts = [(address.host, address.port) for address in self._addresses]
+        return _core.EngineClient.connect_tcp(hosts, secret=self._secret, timeout=self._timeout)
+
+    def reconnect(self, rank: int, timeout: float) -> None:
+        """Connect to the engine that was started in a dead one's place.
+
+        Raises:
+            EngineDeadError: There is none within ``timeout`` seconds.
+        """
+        address = self._addresses[rank]
+        try:
+            self.handle.reconnect(rank, address.path or (address.host, address.port), timeout)
+        except (OSError, ValueError) as error:
+            raise EngineDeadError(f"no engine {rank} on {address}: {error}") from error
+
+    @property
+    def last_step_error(self) -> str | None:
+        """What the last failed step raised: the engine's own log has it."""
+        return None
+
+    @property
+    def errored(self) -> bool:
+        """True when no engine is alive."""
+        return self.handle.death is not None and not self._stopped
+
+    def read_config(self) -> EngineConfig:
+        """What the engines were built from, as they say.
+
+        Raises:
+            ConfigError: They are of another release, and say what this one does not know.
+        """
+        try:
+            return load_config(self.handle.info)
+        except ConfigError as error:
+            raise ConfigError(
+                f"the engine on {self._addresses[0]} is not one of this release of rustvllm: {error}"
+            ) from error
+
+    def check_alive(self) -> None:
+        """Raise EngineDeadError when no engine is alive."""
+        if self._stopped:
+            raise EngineDeadError("this front end was shut down")
+        if (death := self.handle.death) is not None:
+            raise EngineDeadError(death)
+
+    def health(self) -> list[EngineHealth]:
+        """How every engine is."""
+        return health_of(self.handle)
+
+    def stop(self) -> None:
+        """Leave the engines: what still runs there ends."""
+        self._stopped = True
+        if hasattr(self, "handle"):
+            self.handle.close()
+
+    def shutdown(self) -> None:
+        """The same; idempotent."""
+        self.stop()
+
+
+def check_addresses(addresses: Sequence[EngineAddress], secret: bytes | None) -> None:
+    """Refuse addresses that cannot go together.
+
+    Raises:
+        ConfigError: Names them.
+    """
+    if len({address.is_tcp for address in addresses}) > 1:
+        raise ConfigError(
+            f"engine addresses must be all unix: or all tcp:, got {', '.join(map(str, addresses))}: one front end "
+            "cannot serve from both"
+        )
+    if len(set(addresses)) < len([address for address in addresses if not (address.is_tcp and address.port == 0)]):
+        raise ConfigError(f"every engine needs an address of its own, got {', '.join(map(str, addresses))}")
+    if addresses[0].is_tcp and secret is None:
+        raise ConfigError(
+            f"the engine address {addresses[0]} is TCP, where both ends must know a secret: set RUSTVLLM_ENGINE_SECRET "
+            "or give --engine-secret-file; within one machine unix:/path needs none"
+        )

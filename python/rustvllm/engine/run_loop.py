@@ -1,0 +1,47 @@
+"""The life of an engine that nobody steps by hand: :func:`run`, the same in a thread and in a process of its own."""
+
+import gc
+from collections.abc import Callable
+
+from rustvllm import envs
+from rustvllm.engine.core import EngineCore
+from rustvllm.exceptions import EngineDeadError
+from rustvllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+
+def freeze_heap() -> None:
+    """Keep the collector from walking again and again through what lives as long as the engine: all that exists now."""
+    gc.collect()
+    gc.freeze()
+
+
+def run(core: EngineCore, is_stopping: Callable[[], bool]) -> EngineDeadError | None:
+    """Step until told to stop, parked in Rust while there is nothing to do.
+
+    Args:
+        core: The engine; this thread becomes its scheduler's owner.
+        is_stopping: Asked after every step; whoever makes it true calls ``core.handle.wake()``.
+
+    Returns:
+        Why the engine died: the first error that was not one request's or one step's. None if it was told to stop.
+    """
+    check_invariants = envs.check_invariants()
+    try:
+        while not is_stopping():
+            if core.step() == 0:
+                if check_invariants:
+                    core.scheduler.check_invariants()
+                core.flush_trace()
+                # Outputs that found the egress full are no reason to stay awake: whoever drains it wakes us.
+                core.handle.wait_for_work()
+    except BaseException as error:  # a panic of the Rust core is not an Exception
+        message = str(error) if isinstance(error, EngineDeadError) else f"{type(error).__name__}: {error}"
+        logger.critical("the engine died", exc_info=error)
+        death = EngineDeadError(f"the engine died: {message}")
+        death.__cause__ = error
+        return death
+    finally:
+        core.flush_trace()
+    return None

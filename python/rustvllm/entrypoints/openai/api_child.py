@@ -1,0 +1,21 @@
+""":class:`ApiChild`: an API process as its launcher sees it."""
+
+from pathlib import Path
+
+from rustvllm.engine.child_process import ChildProcess
+from rustvllm.engine.config_json import plain
+from rustvllm.entrypoints.openai.settings import ServerSettings
+
+
+class ApiChild(ChildProcess):
+    """An API process on a socket that listens; it says ``loading`` until it is told where its engines are."""
+
+    def __init__(self, directory: Path, index: int, listen_fd: int, settings: ServerSettings) -> None:
+        super().__init__(
+            "rustvllm.entrypoints.openai.api_process",
+            f"API process {index}",
+            directory,
+            ("--listen-fd", str(listen_fd)),
+            (listen_fd,),
+        )
+        self.order({"settings": plain(settings)})

@@ -1,0 +1,53 @@
+"""The front end's own settings: what the command line says and every API process needs to know."""
+
+import argparse
+from dataclasses import dataclass, field
+
+from rustvllm.entrypoints.openai.cli_args import (
+    DEFAULT_MAX_BODY_BYTES,
+    DEFAULT_STALL_TIMEOUT,
+    api_keys,
+    read_chat_template,
+)
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Settings of the HTTP front end; times in seconds."""
+
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    chat_template: str | None = None
+    trust_request_chat_template: bool = False
+    enable_prompt_tokens_details: bool = False
+    enable_force_include_usage: bool = False
+    enable_docs: bool = True
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    root_path: str = ""
+    uvicorn_log_level: str = "warning"
+    enable_access_log: bool = False
+    shutdown_timeout: float = 0.0
+    stall_timeout: float = DEFAULT_STALL_TIMEOUT
+    restart_engine: bool = False
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> "ServerSettings":
+        """The settings of a command line.
+
+        Raises:
+            ConfigError: The chat template cannot be read.
+        """
+        return cls(
+            api_keys=api_keys(args),
+            chat_template=read_chat_template(args.chat_template),
+            trust_request_chat_template=args.trust_request_chat_template,
+            enable_prompt_tokens_details=args.enable_prompt_tokens_details,
+            enable_force_include_usage=args.enable_force_include_usage,
+            enable_docs=not args.disable_fastapi_docs,
+            max_body_bytes=args.max_body_bytes,
+            root_path=args.root_path,
+            uvicorn_log_level=args.uvicorn_log_level,
+            enable_access_log=args.enable_access_log,
+            shutdown_timeout=args.shutdown_timeout,
+            stall_timeout=args.stall_timeout,
+            restart_engine=args.restart_engine,
+        )

@@ -1,0 +1,70 @@
+"""The scripts of ``benches/python`` run and say what they should; how fast anything was is not looked at."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def run(repository, tmp_path):
+    def run(script, *arguments):
+        output = tmp_path / "report.json"
+        command = [sys.executable, str(repository / "benches/python" / script), "--output-json", str(output)]
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=110)
+        assert done.returncode == 0, done.stderr
+        report = json.loads(output.read_text())
+        assert report["machine"]["cores"] >= 1
+        assert report["date"]
+        assert script in report["command"]
+        assert json.loads(done.stdout) == report
+        return report
+
+    return run
+
+
+def test_serving_cost(run):
+    report = run("serving_cost.py", "--sections", "bare,alone", "--concurrency", "2", "--step-time", "0",
+                 "--turns", "1", "--tokens", "200", "--output-len", "20", "--requests-alone", "3")  # fmt: skip
+    (row,) = report["bare"]
+    for name in ("bare", "step 0 ms"):
+        assert (row["runs"][name][0]["failed"], row["runs"][name][0]["total_output_tokens"]) == (0, 200)
+    assert row["runs"]["bare"][0]["tokens_per_event"] == 1
+    assert (report["alone"]["completed"], report["alone"]["failed"]) == (3, 0)
+
+
+def test_idle_cost(run):
+    report = run("idle_cost.py", "--turns", "1", "--seconds", "0.5", "--", "--executor", "sim")
+    assert {mode: runs[0]["exit_code"] for mode, runs in report["runs"].items()} == {"process": 0, "thread": 0}
+    assert any(name.startswith("engine") for name in report["runs"]["process"][0]["resident_mb"])
+
+
+def test_our_side_of_the_comparison(run, shared_dir):
+    report = run("compare_vllm.py", "--concurrency", "2", "--turns", "1", "--seconds", "0.1",
+                 "--tokenizer", str(shared_dir / "data/slm4096-gpt2/hf"))  # fmt: skip
+    (result,) = report["results"]
+    assert result["runs"]["rustvllm"][0]["failed"] == 0
+    assert result["ratios"] is None
+
+
+def test_health_under_load(run, shared_dir):
+    report = run("health_under_load.py", "--streams", "4", "--seconds", "3", "--turns", "1", "--interval", "0.5",
+                 "--characters", "20000", "--tokenizer", str(shared_dir / "data/gpt2-tokenizer"))  # fmt: skip
+    without, loaded = report["runs"]
+    assert without["failed"] == loaded["failed"] == 0
+    assert without["health"]["failures"] == loaded["health"]["failures"] == loaded["long_prompts_failed"] == []
+    assert loaded["long_prompts_answered"] > 0
+    assert loaded["steps"]["count"] > 0
+
+
+@pytest.mark.parametrize("preempt", [[], ["--preempt"]])
+def test_soak(run, shared_dir, preempt):
+    tokenizer = str(shared_dir / "data/gpt2-tokenizer")
+    report = run("soak.py", "--minutes", "0.07", "--clients", "8", "--tokenizer", tokenizer, *preempt)
+    assert report["errors"] == []
+    assert report["left"]["is_clean"]
+    assert report["gaps"] > 0
+    assert report["requests"]["stream done"] > 0
