@@ -44,8 +44,10 @@ fn bytes_of_the_tokens_are_the_text_and_offsets_are_places_in_it() {
     for tokenizer in [support::byte_level(), support::byte_fallback(), support::words()] {
         let mut processor = OutputProcessor::new(Some(tokenizer.clone()));
         processor.add_request(KEY, &[1], wanting(&[])).expect("a new key");
+        // A run of byte tokens is whole characters or none, so something else comes between any two.
         let ids: Vec<u32> = (0..tokenizer.vocab_size() as u32)
             .filter(|id| !tokenizer.special_token_ids().contains(id))
+            .flat_map(|id| [id, 0])
             .collect();
         let mut text = String::new();
         let mut bytes = Vec::new();
