@@ -179,8 +179,12 @@ impl EngineServer {
         let (complain, complaints) = std_mpsc::sync_channel(MAX_COMPLAINTS);
         let (started, outcome) = std_mpsc::sync_channel(1);
         let step_error = Arc::new(Mutex::default());
-        let context =
-            engine_io::Context { commands, counters: counters.clone(), complain, step_error: step_error.clone() };
+        let context = engine_io::Context {
+            commands,
+            counters: counters.clone(),
+            complain,
+            step_error: step_error.clone(),
+        };
         let thread = std::thread::Builder::new()
             .name("rustvllm-ipc".to_owned())
             .spawn(move || engine_io::run(options, context, &started))
