@@ -135,6 +135,8 @@ class Load:
             for event in events:
                 if event == b"data: [DONE]":
                     return "done" if len(finished) == num_choices else f"error: {len(finished)} of {num_choices} ended"
+                if event.startswith(b":"):
+                    continue  # a comment, for a stream that was silent for long
                 if not event.startswith(b"data: "):
                     return f"error: not an event: {event[:100]!r}"
                 chunk = json.loads(event[6:])
