@@ -136,6 +136,35 @@ def test_a_full_queue_is_the_requests_error(path: Path) -> None:
     engine.stop()
 
 
+def test_why_a_step_failed_is_known_with_the_outputs_that_it_ended(
+    engine: StepThread, server: _core.EngineServer, path: Path
+) -> None:
+    clients = [_core.EngineClient.connect(path) for _ in range(2)]
+    processors = [_core.OutputProcessor(None) for _ in clients]
+    reasons = iter(["RuntimeError: first", "ValueError: " + "ü" * 40_000])
+
+    def fail() -> str | None:
+        reason = next(reasons, None)
+        if reason is not None:
+            server.note_step_error(reason)
+        return reason
+
+    assert clients[0].last_step_error is None
+    for expected in ("RuntimeError: first", "ValueError: " + "ü" * 8186):  # 16 KiB of text are sent
+        engine.paused.set()
+        key = add(clients[0], processors[0], "a")
+        clients[0].stats(timeout=PATIENCE)
+        engine.on_step = fail
+        engine.paused.clear()
+        (delta,) = collect(clients[0], processors[0], 1)[key]
+        assert (delta.finish_reason, delta.error_kind) == ("error", "failed")
+        assert clients[0].last_step_error == expected
+        engine.on_step = lambda: None
+        assert clients[1].last_step_error is None, "none of its requests failed"
+        key = add(clients[1], processors[1], "a")
+        assert collect(clients[1], processors[1], 1)[key][-1].finish_reason == "length"
+
+
 def test_a_stop_string_ends_the_request_in_the_engine(server: _core.EngineServer, path: Path) -> None:
     client = _core.EngineClient.connect(path)
     processor = _core.OutputProcessor(None)

@@ -120,9 +120,7 @@ def test_a_rank_dies_and_comes_back(paths: list[Path]) -> None:
             paused.clear()
             rest = collect(client, processor, 20 - lost)
             assert [delta.finish_reason for delta in rest if delta.finish_reason] == ["abort"] * (20 - lost)
-    assert client.death == (
-        "no engine is alive: rank 0: the engine was shut down; rank 1: the engine was shut down"
-    )
+    assert client.death == ("no engine is alive: rank 0: the engine was shut down; rank 1: the engine was shut down")
     with pytest.raises(EngineDeadError, match="no engine is alive"):
         client.check_alive()
 

@@ -174,6 +174,7 @@ def test_a_forward_pass_that_raises_fails_its_requests_and_no_other(breaking):
         streams.join()
         for text in streams.texts:
             assert '"error"' in text
+            assert "RuntimeError: a hole in the tensor" in text
             assert text.endswith("data: [DONE]\n\n")
         assert complete(url).json()["choices"][0]["text"] == good
         assert health(url) == (200, {"status": "ok"})
