@@ -187,6 +187,18 @@ class EngineArgs:
         type=parse_number,
         group="scheduler",
     )
+    max_num_queued_tokens: int = _arg(
+        "prompt tokens that may wait before others are turned away; 0: no limit",
+        SchedulerConfig.max_num_queued_tokens,
+        type=parse_number,
+        group="scheduler",
+    )
+    queue_timeout: float = _arg(
+        "seconds that a request may wait for its first step before it ends with an error; 0: no limit",
+        SchedulerConfig.queue_timeout,
+        type=float,
+        group="scheduler",
+    )
     watermark: float = _arg(
         "share of the KV blocks that a new request must leave free for those that run",
         SchedulerConfig.watermark,
@@ -465,6 +477,8 @@ class EngineArgs:
             "long_prefill_token_threshold",
             "scheduling_policy",
             "max_num_queued_reqs",
+            "max_num_queued_tokens",
+            "queue_timeout",
             "watermark",
             "preemption_mode",
             "preemption_immunity_steps",

@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use scheduler::{AddRequestError, EngineCoreOutput, Inbox, NewRequest, RequestKey};
+use scheduler::{AddRequestError, EngineCoreOutput, Inbox, NewRequest, RequestKey, TokenLogprobs};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -83,10 +83,12 @@ impl Default for ClientOptions {
 }
 
 /// What became of requests.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum ClientOutput {
     /// A token, an end, or both.
     Output(EngineCoreOutput),
+    /// What a token that follows has beside it.
+    Logprobs(TokenLogprobs),
     /// The engine did not take the request; there is no other output.
     Refused {
         /// Which.
@@ -109,6 +111,7 @@ impl ClientOutput {
     pub fn key(&self) -> RequestKey {
         match self {
             Self::Output(output) => output.key,
+            Self::Logprobs(logprobs) => logprobs.key,
             Self::Refused { key, .. } | Self::Died { key, .. } => *key,
         }
     }
@@ -118,6 +121,7 @@ impl ClientOutput {
     pub fn is_last(&self) -> bool {
         match self {
             Self::Output(output) => output.finish_reason.is_some(),
+            Self::Logprobs(_) => false,
             Self::Refused { .. } | Self::Died { .. } => true,
         }
     }

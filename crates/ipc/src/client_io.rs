@@ -344,6 +344,9 @@ impl Connection {
             return Ok(None);
         }
         match EngineMessage::decode(frame_kind, body, self.client_index)? {
+            EngineMessage::Logprobs(all) => {
+                self.shared.delivery.deliver(all.into_iter().map(ClientOutput::Logprobs).collect());
+            }
             EngineMessage::Refused { keys, error } => {
                 let outputs = keys.into_iter().map(|key| {
                     let key = key_of(self.client_index, counter_of(key));

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use scheduler::{EngineCoreOutput, NewRequest, RequestKey};
+use scheduler::{EngineCoreOutput, NewRequest, RequestKey, TokenLogprobs};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::{
@@ -19,6 +19,7 @@ use crate::{
         CAPABILITIES, Challenge, Hello, MAX_HELLO_BYTES, PROTOCOL_VERSION, Secret, Side, Welcome, new_nonce,
     },
     key::client_of,
+    logprobs_codec,
     message::{ClientMessage, EngineMessage, NUM_CLIENT_REQUESTS, kind},
     outbox::Outbox,
     outputs_codec,
@@ -70,6 +71,21 @@ impl Client {
             self.live.borrow_mut().remove(&output.key);
         }
         open_frame.is_none()
+    }
+
+    /// Append log-probabilities; their tokens are pushed afterwards.
+    pub(crate) fn push_logprobs(&self, all: &[TokenLogprobs]) {
+        let mut buffer = self.outbox.buffer();
+        let mut rest = all.iter().peekable();
+        while rest.peek().is_some() {
+            let start = begin_frame(&mut buffer, kind::LOGPROBS);
+            while buffer.len() - start < outputs_codec::FULL_BYTES
+                && let Some(logprobs) = rest.next()
+            {
+                logprobs_codec::encode_record(logprobs, &mut buffer);
+            }
+            end_frame(&mut buffer, start);
+        }
     }
 
     /// Complete what `push` wrote and send it.

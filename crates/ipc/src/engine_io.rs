@@ -2,14 +2,14 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io,
     rc::Rc,
     sync::{Arc, Mutex, PoisonError, atomic::Ordering, mpsc as std_mpsc},
     time::{Duration, Instant},
 };
 
-use scheduler::{EngineCoreOutput, EngineHandle, RequestError, egress::Consumer};
+use scheduler::{EngineCoreOutput, EngineHandle, RequestError, TokenLogprobs, egress::Consumer};
 use tokio::{
     io::{AsyncRead, AsyncWrite, Interest, unix::AsyncFd},
     net::{TcpListener, UnixListener},
@@ -268,7 +268,16 @@ impl EngineIo {
         // Neighbours mostly have the same client.
         let mut last: Option<&Client> = None;
         let mut num_dropped = 0;
-        consumer.drain(|output: EngineCoreOutput| {
+        consumer.look();
+        let mut logprobs: BTreeMap<u32, Vec<TokenLogprobs>> = BTreeMap::new();
+        consumer.take_logprobs(|beside| logprobs.entry(client_of(beside.key)).or_default().push(beside));
+        for (index, all) in &logprobs {
+            // They leave with the tokens that follow, at the latest those of the next step.
+            if let Some(client) = clients.get(index) {
+                client.push_logprobs(all);
+            }
+        }
+        consumer.drain_seen(|output: EngineCoreOutput| {
             let index = client_of(output.key);
             let client = match last {
                 Some(client) if client.index == index => Some(client),

@@ -1,12 +1,12 @@
 //! The messages, and how each is written and read. Kinds below 0x80 go to the engine, the others come from it.
 
-use scheduler::{AddRequestError, EngineCoreOutput, NewRequest, RequestKey, RequestLimits};
+use scheduler::{AddRequestError, EngineCoreOutput, NewRequest, RequestKey, RequestLimits, TokenLogprobs};
 
 use crate::{
     error::{DecodeError, Refusal},
     frame::write_frame,
     handshake::{Challenge, EngineFacts, Hello, Welcome},
-    outputs_codec, request_codec,
+    logprobs_codec, outputs_codec, request_codec,
     wire::{Reader, Writer},
 };
 
@@ -29,6 +29,7 @@ pub(crate) mod kind {
     pub(crate) const FATAL: u8 = 0x87;
     pub(crate) const GOODBYE: u8 = 0x88;
     pub(crate) const STEP_FAILED: u8 = 0x89;
+    pub(crate) const LOGPROBS: u8 = 0x8A;
 }
 
 /// The counter of `Stats` that is the asking client's own: requests that the engine was given by it and has not finished.
@@ -74,6 +75,8 @@ pub enum EngineMessage {
     },
     /// What a step gave.
     Outputs(Vec<EngineCoreOutput>),
+    /// What tokens of outputs that follow have beside them.
+    Logprobs(Vec<TokenLogprobs>),
     /// Counters.
     Stats {
         /// Of the query.
@@ -163,6 +166,11 @@ impl EngineMessage {
                     outputs_codec::encode_record(output, body);
                 }
             }),
+            Self::Logprobs(all) => write_frame(buffer, kind::LOGPROBS, |body| {
+                for logprobs in all {
+                    logprobs_codec::encode_record(logprobs, body);
+                }
+            }),
             Self::Stats { id, entries } => write_frame(buffer, kind::STATS, |body| {
                 let mut body = Writer(body);
                 body.u64(*id);
@@ -202,6 +210,7 @@ impl EngineMessage {
                 outputs_codec::decode(body, client_index, |output| outputs.push(output))?;
                 return Ok(Self::Outputs(outputs));
             }
+            kind::LOGPROBS => return Ok(Self::Logprobs(logprobs_codec::decode(body, client_index)?)),
             kind::REJECTED => Self::Rejected(read_refusal(&mut reader)?),
             kind::REFUSED => {
                 Self::Refused { keys: read_keys(&mut reader)?, error: read_add_error(&mut reader)? }

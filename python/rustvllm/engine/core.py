@@ -100,6 +100,8 @@ class EngineCore:
             long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
             scheduling_policy="priority" if config.scheduler.scheduling_policy == "priority" else "fcfs",
             max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+            max_num_queued_tokens=config.scheduler.max_num_queued_tokens,
+            queue_timeout=config.scheduler.queue_timeout,
             watermark=config.scheduler.watermark,
             preemption_mode=config.scheduler.preemption_mode,
             num_cpu_blocks=self.num_cpu_blocks,
@@ -173,7 +175,7 @@ class EngineCore:
         else:
             done_ns = monotonic_ns()
             self._failures_in_a_row = 0
-            self.scheduler.update_from_output(output, sampled.sampled_token_ids)
+            self.scheduler.update_from_output(output, sampled.sampled_token_ids, logprobs=sampled.logprobs)
         if self._trace is not None:
             numbers = (output.total_num_scheduled_tokens, output.num_reqs)
             self._trace.record(output.step, step.schedule_ns, step.launch_ns, done_ns, monotonic_ns(), *numbers)

@@ -16,7 +16,13 @@ import pytest
 from rustvllm import AsyncLLM, SamplingParams
 from rustvllm.engine.request_state import RequestState
 from rustvllm.entrypoints.openai.generation import Generation
-from rustvllm.exceptions import EngineDeadError, InvalidRequestError, QueueFullError, RequestFailedError
+from rustvllm.exceptions import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestFailedError,
+)
 from rustvllm.sampling_params import RequestOutputKind
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
@@ -176,11 +182,28 @@ async def test_full_queue(make, toy_executors):
     streams = [await engine.add_request("running", "a", GREEDY)]
     await until(lambda: toy_executors[0].steps)
     streams += [await engine.add_request(f"waiting{i}", "a", GREEDY) for i in range(2)]
-    with pytest.raises(QueueFullError):
+    with pytest.raises(QueueFullError, match="2 requests are waiting") as caught:
         await engine.add_request("too many", "a", GREEDY)
+    assert 1 <= caught.value.retry_after <= 60
     toy_executors[0].gate.set()
     for stream in streams:
         assert [output async for output in stream][-1].outputs[0].text == "bcde"
+
+
+async def test_who_waits_too_long(make, toy_executors):
+    engine = make(max_num_seqs=1, queue_timeout=0.05)
+    toy_executors[0].gate.clear()
+    running = await engine.add_request("running", "a", GREEDY)
+    await until(lambda: toy_executors[0].steps)
+    waiting = await engine.add_request("waiting", "a", GREEDY)
+    await asyncio.sleep(0.06)
+    # The engine is in a step: it finds out behind it, while the running request has more of them to come.
+    toy_executors[0].gate.set()
+    with pytest.raises(QueueTimeoutError, match=r"queue_timeout = 0\.05 s and was not begun") as caught:
+        await anext(waiting)
+    assert 1 <= caught.value.retry_after <= 60
+    assert [output async for output in running][-1].outputs[0].text == "bcde"
+    assert engine.stats()["num_queue_timeouts"] == 1
 
 
 @pytest.mark.parametrize("how", ["cancel", "aclose", "close"])
