@@ -2,8 +2,9 @@
 
     python benches/python/step_cost.py [--batch-sizes 1 16 64 256] [--sampling greedy random] [--profile]
 
-A llama of one layer, 64 wide, with random weights decodes N sequences at once; median and 99th percentile of the processor
-time of a step, schedule and update included (torch computes with one thread here, the one that is measured). ``--profile`` shows instead where the time of the largest batch goes.
+A llama of one layer, 64 wide, with random weights decodes N sequences at once; median and 99th percentile of the
+processor time of a step, schedule and update included (torch computes with one thread here, the one that is measured).
+``--profile`` shows instead where the time of each batch goes.
 """
 
 import argparse

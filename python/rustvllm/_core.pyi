@@ -3,12 +3,17 @@
 The arrays that cross the boundary every step are described in ``docs/boundary.md``.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Self, final, overload
 
 import numpy as np
 import numpy.typing as npt
+
+from rustvllm._core_bench import bench_serve as bench_serve
+from rustvllm._core_bench import bench_step as bench_step
+from rustvllm._core_bench import bench_trace as bench_trace
+from rustvllm._core_bench import served_model as served_model
 
 __all__ = [
     "SAMPLING_FLOAT_COLUMNS",
@@ -149,11 +154,16 @@ class Scheduler:
         scheduler_output: SchedulerOutput,
         sampled_token_ids: npt.NDArray[np.int32],
         draft_token_ids: npt.NDArray[np.int32] | None = None,
+        logprobs: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]
+        | None = None,
     ) -> int:
         """Append sampled tokens (int32 ``[num_sampled, k]``; −1 ends a row), stop, free, emit.
 
         A row of −1 alone ends its request with an error, one that begins with −2 says that its grammar did not take
-        the token. Drafts (int32 ``[num_sampled, d]``, −1 ends a row) run with the next step.
+        the token. Drafts (int32 ``[num_sampled, d]``, −1 ends a row) run with the next step. ``logprobs`` are of those
+        sampled ids whose requests asked: places among the ids (int32 ``[m]``, ascending), candidates (int32 ``[m, c]``,
+        the sampled id first, −1 ends a row), their log-probabilities (float32 ``[m, c]``), and the rank of the sampled
+        id from 1 (int32 ``[m]``).
 
         Returns the number of requests that finished.
         """
@@ -296,6 +306,8 @@ class EngineServer:
     def tcp_port(self) -> int | None: ...
     def stats(self) -> dict[str, int]:
         """num_clients, num_connections, num_refused, num_failed, num_requests, num_dropped_outputs, num_bytes_sent."""
+    def note_step_error(self, message: str) -> None:
+        """Say what a step raised, before ``Scheduler.fail_step``: clients have it before their last outputs."""
     def take_complaints(self) -> list[str]:
         """Why connections were refused or cut since the last call (64 are kept), for the log."""
 
@@ -374,6 +386,9 @@ class EngineClient(_TakesRequests):
     @property
     def death(self) -> str | None:
         """Why there is no engine any more; None while one lives."""
+    @property
+    def last_step_error(self) -> str | None:
+        """What the last step raised that failed for a request of this client's; at most 16 KiB."""
     def check_alive(self) -> None:
         """Raise EngineDeadError, with the reason, when no engine is left."""
     @property
@@ -473,6 +488,9 @@ class RequestDelta:
     key: int
     new_text: str
     new_token_ids: list[int]
+    new_logprobs: list[tuple[int, list[tuple[int, float, int, bytes | None]]]]
+    """For each token the characters before it and its candidates, the sampled one first: id, log-probability, rank and
+    bytes (None without text). Empty unless asked for."""
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None
     stop_reason: int | str | None
     error: str | None
@@ -505,11 +523,13 @@ class OutputProcessor:
         min_tokens: int = 0,
         at_the_end: bool = False,
         event_template: tuple[bytes, bytes] | None = None,
+        logprobs: bool = False,
     ) -> None:
         """Expect outputs for ``key``; call it before ``EngineHandle.add_request``.
 
         Its news are deltas. With ``at_the_end`` there is one, when it has ended; with ``event_template`` new text comes
-        as events, the template's bytes around the text as a JSON string, and everything else with the end.
+        as events, the template's bytes around the text as a JSON string, and everything else with the end. ``logprobs``
+        says that its tokens have log-probabilities beside them (not with a template).
         """
     def discard(self, key: int) -> None:
         """Forget a request whose reader has gone; its later outputs are dropped."""
@@ -523,76 +543,3 @@ class OutputProcessor:
         A stop string that is found sends its abort from here.
         """
     def __len__(self) -> int: ...
-
-def bench_step(
-    num_running: int, num_steps: int, *, prefill_tokens: int = 0, steps_in_flight: int = 1
-) -> dict[str, int | float]:
-    """What a step of ``num_running`` decodes costs in Rust alone.
-
-    With ``prefill_tokens`` each step also admits a prompt of that length, which ends with it. Returns num_blocks,
-    block_size and the medians (µs) schedule_us, update_us and total_us. Raises ``ValueError`` naming the value and the
-    limit. Releases the interpreter; Ctrl-C ends it.
-    """
-
-def bench_trace(
-    path: str | PathLike[str],
-    *,
-    trace_format: str = "auto",
-    limit: int | None = None,
-    block_size: int = 16,
-    num_blocks: int = 16384,
-    max_num_seqs: int = 256,
-    max_num_batched_tokens: int = 8192,
-    enable_prefix_caching: bool = True,
-    step_base_us: float | None = None,
-    step_per_token_us: float | None = None,
-    step_per_context_token_us: float | None = None,
-    per_request: bool = False,
-) -> dict[str, Any]:
-    """Replay the first ``limit`` requests of a trace through a scheduler, with a model of step time instead of a model.
-
-    Returns counts, seconds in the control plane, the prefix hit rate and queue times; ``docs/benchmarks.md`` explains
-    each. ``per_request`` adds ``hit_blocks_per_request`` (None for a refused one). Raises TraceError, or ``ValueError``
-    naming the value and the limit. Releases the interpreter; Ctrl-C ends it.
-    """
-
-def bench_serve(
-    base_url: str,
-    endpoint: str,
-    fields: str,
-    *,
-    num_prompts: int,
-    random: Mapping[str, int | float] | None = None,
-    texts: Sequence[tuple[str, int]] | None = None,
-    trace: str | PathLike[str] | None = None,
-    vocab_size: int | None = None,
-    request_rate: float | None = None,
-    burstiness: float = 1.0,
-    as_recorded: bool = False,
-    max_concurrency: int | None = None,
-    num_warmups: int = 0,
-    seed: int = 0,
-    timeout_s: float = 3600.0,
-    percentiles: Sequence[float] = ...,
-    goodput_ttft_ms: float | None = None,
-    goodput_tpot_ms: float | None = None,
-    goodput_e2el_ms: float | None = None,
-    api_key: str | None = None,
-    progress: Callable[[int, int, int, bool], object] | None = None,
-) -> dict[str, Any]:
-    """Send ``num_prompts`` requests to an OpenAI-compatible server over HTTP and time their streams.
-
-    ``fields`` is a JSON object with every field of a request but the prompt and ``max_tokens``. Prompts come from one
-    of: ``random`` (``input_len``, ``output_len``, ``range_ratio``, ``prefix_len``, ``num_prefixes``), ``texts`` (with
-    the length of each answer), ``trace`` (a file; ``as_recorded`` keeps its times). They are token ids below
-    ``vocab_size``, or words with None. ``request_rate`` None: at once, as far as ``max_concurrency`` lets them.
-    ``progress`` is called ten times a second with completed and failed requests, events, and whether this is the
-    warm-up still.
-
-    Returns counts, seconds and, for ttft, tpot, itl, e2el (ms) and events_per_stream, a dict with count, mean, median,
-    std, min, max and percentiles; ``docs/benchmarks.md`` explains each. Raises ``ConnectionError`` without a server,
-    TraceError, or ``ValueError`` naming the value and the limit. Releases the interpreter; Ctrl-C ends it.
-    """
-
-def served_model(base_url: str, *, api_key: str | None = None) -> str:
-    """The first model of the server's ``/v1/models``. Raises ``ConnectionError``; ``ValueError`` for a wrong URL."""

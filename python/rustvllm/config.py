@@ -352,6 +352,11 @@ class EngineConfig:
                 f"without chunked prefill max_num_batched_tokens ({budget}) must be at least "
                 f"max_model_len ({longest}): raise the former, lower the latter, or enable chunked prefill"
             )
+        if self.step_trace_file is not None and self.parallel.data_parallel_size > 1:
+            raise ConfigError(
+                f"step_trace_file takes the steps of one engine, but data_parallel_size is "
+                f"{self.parallel.data_parallel_size}: leave one of them out"
+            )
         if self.scheduler.preemption_mode == "swap" and self.cache.swap_space == 0:
             raise ConfigError(
                 "preemption_mode is swap, but swap_space is 0 GiB: give it memory, or set preemption_mode to recompute"

@@ -228,7 +228,7 @@ class EngineArgs:
         type=parse_number,
         group="scheduler",
     )
-    async_scheduling: bool | None = _arg(  # noqa: RUF009 -- likewise
+    async_scheduling: bool | None = _arg(
         "plan a step while the one before it runs (default: yes where the device runs by itself, as a simulated one "
         "does; no on the CPU)",
         action=argparse.BooleanOptionalAction,
