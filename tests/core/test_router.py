@@ -129,7 +129,7 @@ def test_what_is_wrong_with_the_places_is_said(paths: list[Path]) -> None:
     with pytest.raises(ValueError, match="at least one engine"):
         _core.EngineClient.connect([])
     with pytest.raises(ValueError, match="needs a shared secret"):
-        _core.EngineClient.connect_tcp("localhost", 1)  # type: ignore[call-overload]
+        _core.EngineClient.connect_tcp("localhost", 1)
     with pytest.raises(ValueError, match="a host needs a port"):
         _core.EngineClient.connect_tcp("localhost", secret=b"0123456789abcdef")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="none may stand beside it"):
