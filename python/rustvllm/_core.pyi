@@ -337,17 +337,17 @@ class EngineClient(_TakesRequests):
     @overload
     @staticmethod
     def connect_tcp(
-        host: str, port: int, secret: bytes, timeout: float = 5.0, *, heartbeat_interval: float = 0.2
+        host: str, port: int, secret: bytes | None = None, timeout: float = 5.0, *, heartbeat_interval: float = 0.2
     ) -> EngineClient:
-        """The same over TCP, where both sides prove that they know the secret."""
+        """The same over TCP, where both sides prove that they know the secret: without one it raises ValueError."""
     @overload
     @staticmethod
     def connect_tcp(
         host: Sequence[tuple[str, int]],
         port: None = None,
-        *,
-        secret: bytes,
+        secret: bytes | None = None,
         timeout: float = 5.0,
+        *,
         heartbeat_interval: float = 0.2,
     ) -> EngineClient:
         """Several engines, as (host, port) in the order of their ranks, with one secret."""

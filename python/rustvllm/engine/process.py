@@ -61,14 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.enable()
     phases["wait for orders"] = ordered - phases["import"]
     phases |= core.startup_phases
-    link.say(
-        ready={
-            "num_blocks": core.num_blocks,
-            "tcp_port": server.tcp_port,
-            "seconds": round(link.age, 3),
-            "phases": {name: round(seconds, 3) for name, seconds in phases.items()},
-        }
-    )
+    link.say_ready(link.age, phases, num_blocks=core.num_blocks, tcp_port=server.tcp_port)
     died = run_loop.run(core, lambda: stop.is_set)
     death = None if died is None else str(died)
     for complaint in server.take_complaints():
