@@ -77,10 +77,13 @@ fn update(
         }
     }
     let ranks = vec![2; places.len()];
+    // The next step's drafts: only behind drafts may a row have several tokens.
+    let drafts: Vec<i32> =
+        (0..keys.len() * (num_columns - 1)).map(|_| random.between(0, 40) as i32).collect();
     scheduler.update_with_logprobs(
         output,
         TokenRows { token_ids: &ids, num_columns },
-        TokenRows::NONE,
+        TokenRows { token_ids: &drafts, num_columns: num_columns - 1 },
         LogprobRows { places: &places, token_ids: &beside, logprobs: &values, ranks: &ranks, num_columns: 3 },
     )
 }
