@@ -62,8 +62,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "cpu_offload_gb": (0, 0.0),
     "kv_offloading_size": (None, 0),
     "stream_interval": (1,),
-    "max_num_queued_tokens": (None,),
-    "queue_timeout": (None,),
     "performance_mode": (None, "balanced"),
     "tokenizer_mode": ("auto",),
     "tokenizer_revision": (None,),

@@ -13,13 +13,18 @@ HALF = math.log(0.5)
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["thread", "process"])
+FORMS = {
+    "one process": ["--disable-frontend-multiprocessing"],
+    "two processes": [],
+    "two engines": ["--data-parallel-size", "2"],
+}
+
+
+@pytest.fixture(scope="module", params=FORMS.values(), ids=FORMS)
 def server(request):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RUSTVLLM_ENABLE_MULTIPROCESSING", request.param)
-        with ServerProcess([*REAL, "--executor", "sim", "--port", "0"]) as process:
-            process.wait_until_ready()
-            yield process
+    with ServerProcess([*REAL, "--executor", "sim", "--port", "0", *request.param]) as process:
+        process.wait_until_ready()
+        yield process
 
 
 def post(server, path, **body):
@@ -94,11 +99,12 @@ def test_nobody_gets_them_unasked(server, logprobs):
 
 
 def test_the_sdk_reads_them(server):
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    model = client.models.list().data[0].id
-    chat = client.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": "Hi"}], logprobs=True, top_logprobs=2, max_tokens=3
-    )
+    messages = [{"role": "user", "content": "Hi"}]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        model = client.models.list().data[0].id
+        chat = client.chat.completions.create(
+            model=model, messages=messages, logprobs=True, top_logprobs=2, max_tokens=3
+        )
+        done = client.completions.create(model=model, prompt="Hi", logprobs=2, max_tokens=3)
     assert [len(entry.top_logprobs) for entry in chat.choices[0].logprobs.content] == [2, 2, 2]
-    done = client.completions.create(model=model, prompt="Hi", logprobs=2, max_tokens=3)
     assert len(done.choices[0].logprobs.token_logprobs) == 3

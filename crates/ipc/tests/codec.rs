@@ -402,7 +402,7 @@ fn the_bytes_of_an_engines_frames_are_these() {
                 rank: 2,
                 entries: [(42, -1.0), (3, -0.5)].into(),
             }]),
-            "20000000 89 0700000000000000 02000000 02000000 2a000000 000080bf 03000000 000000bf".to_owned(),
+            "20000000 8a 0700000000000000 02000000 02000000 2a000000 000080bf 03000000 000000bf".to_owned(),
         ),
         (
             EngineMessage::Stats { id: 1, entries: vec![("a".to_owned(), 2)] },

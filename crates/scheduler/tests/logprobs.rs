@@ -41,7 +41,7 @@ impl Reader {
 
 /// Every second request asks.
 fn asks(key: RequestKey) -> bool {
-    key.0 % 2 == 0
+    key.0.is_multiple_of(2)
 }
 
 /// A step and whose tokens it samples.
