@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use scheduler::{AddRequestError, EngineCoreOutput, FinishReason, RequestError, RequestKey, TokenLogprobs};
 
-use crate::delivery::{Delivery, EventBatch};
+use crate::delivery::{Delivery, EventBatch, Pieces};
 use crate::detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
 use crate::error::OutputError;
 use crate::logprobs::{LogprobsTracker, PositionLogprobs};
@@ -150,6 +150,8 @@ struct TrackedRequest {
 #[derive(Debug)]
 struct Outbox {
     delivery: Delivery,
+    /// Of the text that goes out as events.
+    pieces: Pieces,
     /// There is something that was not taken yet.
     has_changed: bool,
     /// It stands in `changed`.
@@ -214,6 +216,7 @@ impl OutputProcessor {
             delta: RequestDelta::empty(key),
             outbox: Outbox {
                 delivery: options.delivery,
+                pieces: Pieces::default(),
                 has_changed: false,
                 is_queued: false,
                 is_held: false,
@@ -248,6 +251,9 @@ impl OutputProcessor {
         };
         let stopped = request.process(record, self.tokenizer.as_deref(), &mut self.scratch);
         request.outbox.has_changed = true;
+        if request.delta.finish_reason.is_none() {
+            request.outbox.pieces.push(request.delta.new_text.len()); // the last token's text goes with the end
+        }
         if request.queue_up() {
             self.changed.push(record.key);
         }
@@ -308,13 +314,18 @@ impl OutputProcessor {
             }
             outbox.has_changed = false;
             let is_finished = request.delta.finish_reason.is_some();
-            match &outbox.delivery {
-                Delivery::Events(template) if !is_finished => {
-                    news.events.push(key, template, &request.delta.new_text);
-                    request.delta.new_text.clear();
+            let pieces = std::mem::take(&mut outbox.pieces);
+            if let Delivery::Events(template) = &outbox.delivery {
+                let text = &mut request.delta.new_text;
+                if pieces.end() > 0 {
+                    news.events.push(key, template, pieces.of(text));
+                    text.drain(..pieces.end());
                 }
-                _ => news.deltas.push(request.take_delta()),
+                if !is_finished {
+                    continue;
+                }
             }
+            news.deltas.push(request.take_delta());
             if is_finished {
                 self.requests.remove(&key);
             }
