@@ -511,7 +511,7 @@ class Sink:
     """Takes events as long as it is told to."""
 
     def __init__(self, n=1):
-        self.templates = [(b"%d<" % index, b">") for index in range(n)]
+        self.templates = [(b"%d<" % index, b">\n") for index in range(n)]
         self.events = []
         self.takes = True
 
@@ -521,7 +521,8 @@ class Sink:
 
     def text(self, index=0):
         start = b"%d<" % index
-        return "".join(json.loads(event[len(start) : -1]) for event in self.events if event.startswith(start))
+        events = b"".join(self.events).splitlines()
+        return "".join(json.loads(event[len(start) : -1]) for event in events if event.startswith(start))
 
 
 async def test_a_sink_gets_the_text_and_the_outputs_the_end(make):
@@ -548,7 +549,7 @@ async def test_each_sample_has_its_own_events(make):
     assert texts == [completion.text for completion in whole[0].outputs]
 
 
-async def test_a_sink_that_refuses_gets_the_rest_in_one_piece(make, toy_executors):
+async def test_a_sink_that_refuses_gets_the_rest_merged(make, toy_executors):
     engine, sink = make(), Sink()
     sink.takes = False
     stream = await engine.add_request("r", "a", LONG, sink=sink)
@@ -561,7 +562,8 @@ async def test_a_sink_that_refuses_gets_the_rest_in_one_piece(make, toy_executor
     sink.takes = True
     stream.resume()
     outputs = [output async for output in stream]
-    assert len(sink.events) == 1, "the rest came with the end"
+    assert len(sink.events) == 2, "the rest came at once"
+    assert sink.events[1].count(b"0<") <= 4, "and merged"
     assert len(outputs[0].outputs[0].token_ids) == 60
     whole = await collect(engine, "a", LONG.clone(output_kind=RequestOutputKind.FINAL_ONLY), "whole")
     assert sink.text() + outputs[0].outputs[0].text == whole[0].outputs[0].text
