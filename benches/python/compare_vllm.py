@@ -206,8 +206,12 @@ def main() -> None:
             "input_len": INPUT_LEN,
             "output_len": OUTPUT_LEN,
             "prefix_caching": args.prefix_caching,
-            "results": [compare(servers, concurrency, vocab_size, args) for concurrency in args.concurrency],
+            "results": [],
         }
+        for concurrency in args.concurrency:
+            report["results"].append(compare(servers, concurrency, vocab_size, args))
+            if args.output_json:  # what was measured so far outlives whatever ends the rest
+                args.output_json.write_text(json.dumps(report, indent=2) + "\n")
     publish(report, args.output_json)
     print(table(report), file=sys.stderr)
 

@@ -135,6 +135,8 @@ class Load:
             for event in events:
                 if event == b"data: [DONE]":
                     return "done" if len(finished) == num_choices else f"error: {len(finished)} of {num_choices} ended"
+                if event.startswith(b":"):
+                    continue  # a comment, for a stream that was silent for long
                 if not event.startswith(b"data: "):
                     return f"error: not an event: {event[:100]!r}"
                 chunk = json.loads(event[6:])
@@ -215,13 +217,18 @@ def what_is_left(server: MeasuredServer) -> dict[str, Any]:
 
 
 def memory(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Per process, in MB: medians of the second and of the last tenth of the run, and the most there was."""
+    """Per process, in MB: the first sample, medians of the fourth and the last tenth of the run, and the most.
+
+    Buffers and pools reach their size in the first minutes; what still grows after them grows without end.
+    """
     found = {}
     tenth = max(1, len(samples) // 10)
     for name in samples[-1]["resident_bytes"]:
         series = np.array([sample["resident_bytes"].get(name, 0) for sample in samples]) / 1e6
-        early, late = float(np.median(series[tenth : 2 * tenth])), float(np.median(series[-tenth:]))
-        found[name] = {"early_mb": early, "late_mb": late, "growth_mb": late - early, "max_mb": float(series.max())}
+        start = min(3 * tenth, len(series) - 1)
+        early, late = float(np.median(series[start : start + tenth])), float(np.median(series[-tenth:]))
+        found[name] = {"first_mb": series[0], "early_mb": early, "late_mb": late, "growth_mb": late - early}
+        found[name]["max_mb"] = float(series.max())
     return found
 
 

@@ -3,12 +3,17 @@
 The arrays that cross the boundary every step are described in ``docs/boundary.md``.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Self, final, overload
 
 import numpy as np
 import numpy.typing as npt
+
+from rustvllm._core_bench import bench_serve as bench_serve
+from rustvllm._core_bench import bench_step as bench_step
+from rustvllm._core_bench import bench_trace as bench_trace
+from rustvllm._core_bench import served_model as served_model
 
 __all__ = [
     "SAMPLING_FLOAT_COLUMNS",
@@ -65,6 +70,8 @@ class SchedulerConfig:
         scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
         watermark: float = 0.0,
         max_num_queued_reqs: int = 65536,
+        max_num_queued_tokens: int = 0,
+        queue_timeout: float = 0.0,
         max_steps_in_flight: int = 1,
         num_speculative_tokens: int = 0,
         preemption_mode: Literal["recompute", "swap"] = "recompute",
@@ -75,47 +82,31 @@ class SchedulerConfig:
         hash_algorithm: Literal["siphash13", "sha256"] = "siphash13",
     ) -> Self:
         """Numbers that fix a scheduler. Raises ``ValueError`` naming the value and the limit."""
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def max_model_len(self) -> int: ...
-    @property
-    def block_size(self) -> int: ...
-    @property
-    def max_num_seqs(self) -> int: ...
-    @property
-    def max_num_batched_tokens(self) -> int: ...
-    @property
-    def enable_prefix_caching(self) -> bool: ...
-    @property
-    def enable_chunked_prefill(self) -> bool: ...
-    @property
-    def long_prefill_token_threshold(self) -> int: ...
-    @property
-    def scheduling_policy(self) -> Literal["fcfs", "priority"]: ...
-    @property
-    def watermark(self) -> float: ...
-    @property
-    def max_num_queued_reqs(self) -> int: ...
-    @property
-    def max_steps_in_flight(self) -> int: ...
-    @property
-    def num_speculative_tokens(self) -> int: ...
-    @property
-    def preemption_mode(self) -> Literal["recompute", "swap"]: ...
-    @property
-    def num_cpu_blocks(self) -> int: ...
-    @property
-    def preemption_immunity_steps(self) -> int: ...
-    @property
-    def max_look_past(self) -> int: ...
-    @property
-    def max_times_passed(self) -> int: ...
-    @property
-    def hash_algorithm(self) -> Literal["siphash13", "sha256"]: ...
-    @property
-    def num_buffer_sets(self) -> int:
-        """Sets of step buffers that a scheduler of these numbers needs: ``max_steps_in_flight + 1``."""
+    num_blocks: int
+    max_model_len: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_prefix_caching: bool
+    enable_chunked_prefill: bool
+    long_prefill_token_threshold: int
+    scheduling_policy: Literal["fcfs", "priority"]
+    watermark: float
+    max_num_queued_reqs: int
+    max_num_queued_tokens: int
+    """Prompt tokens that may wait; 0: no limit. A longer prompt alone is taken while nobody waits."""
+    queue_timeout: float
+    """Seconds that a request may wait for its first step; 0.0: no limit."""
+    max_steps_in_flight: int
+    num_speculative_tokens: int
+    preemption_mode: Literal["recompute", "swap"]
+    num_cpu_blocks: int
+    preemption_immunity_steps: int
+    max_look_past: int
+    max_times_passed: int
+    hash_algorithm: Literal["siphash13", "sha256"]
+    num_buffer_sets: int
+    """Sets of step buffers that a scheduler of these numbers needs: ``max_steps_in_flight + 1``."""
 
 @final
 class SchedulerOutput:
@@ -165,11 +156,16 @@ class Scheduler:
         scheduler_output: SchedulerOutput,
         sampled_token_ids: npt.NDArray[np.int32],
         draft_token_ids: npt.NDArray[np.int32] | None = None,
+        logprobs: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]
+        | None = None,
     ) -> int:
         """Append sampled tokens (int32 ``[num_sampled, k]``; −1 ends a row), stop, free, emit.
 
         A row of −1 alone ends its request with an error, one that begins with −2 says that its grammar did not take
-        the token. Drafts (int32 ``[num_sampled, d]``, −1 ends a row) run with the next step.
+        the token. Drafts (int32 ``[num_sampled, d]``, −1 ends a row) run with the next step. ``logprobs`` are of those
+        sampled ids whose requests asked: places among the ids (int32 ``[m]``, ascending), candidates (int32 ``[m, c]``,
+        the sampled id first, −1 ends a row), their log-probabilities (float32 ``[m, c]``), and the rank of the sampled
+        id from 1 (int32 ``[m]``).
 
         Returns the number of requests that finished.
         """
@@ -207,12 +203,9 @@ class Scheduler:
     ) -> int: ...
     def stats(self) -> dict[str, int | float]: ...
 
-@final
-class EngineHandle:
-    """The shared side: any thread adds, aborts and reads counters, without a lock."""
+class _TakesRequests:
+    """What an engine in this process and a client of others have in common."""
 
-    def new_key(self) -> int:
-        """A fresh number that names one request between front end and core."""
     def add_request(
         self,
         key: int,
@@ -241,19 +234,27 @@ class EngineHandle:
         fork_from: int | None = None,
         samples: Sequence[tuple[int, str, int]] = ...,
     ) -> None:
-        """Hand a request to the scheduler.
+        """Hand a request and its samples to an engine; the key comes from ``new_key``.
 
         ``eos_token_id=None`` means ignore EOS; ``max_tokens=0`` ends with the prefill. ``multimodal`` is (offset,
         length, digest) of each span of placeholder tokens. ``fork_from`` is the key of a live request whose tokens
         begin with this prompt and whose KV is shared. ``samples`` are (key, id, seed) of further requests that fork
         this one: all are taken in together, or none.
 
-        Raises InvalidRequestError (with the numbers) or QueueFullError.
+        Raises InvalidRequestError (with the numbers), QueueFullError (a client, when its engine does not take what was
+        sent before; a full queue is the request's last delta there) or EngineDeadError.
         """
     def grammar_ready(self, key: int) -> None:
         """The grammar that a request ``waits_for_grammar`` is compiled: it may run."""
     def grammar_failed(self, key: int) -> None:
         """It cannot be compiled: the request ends with an error."""
+
+@final
+class EngineHandle(_TakesRequests):
+    """The shared side: any thread adds, aborts and reads counters, without a lock."""
+
+    def new_key(self) -> int:
+        """A fresh number that names one request between front end and core."""
     def prefix_hint(
         self,
         prompt_token_ids: Sequence[int] | npt.NDArray[np.int32] | TokenIds,
@@ -307,11 +308,13 @@ class EngineServer:
     def tcp_port(self) -> int | None: ...
     def stats(self) -> dict[str, int]:
         """num_clients, num_connections, num_refused, num_failed, num_requests, num_dropped_outputs, num_bytes_sent."""
+    def note_step_error(self, message: str) -> None:
+        """Say what a step raised, before ``Scheduler.fail_step``: clients have it before their last outputs."""
     def take_complaints(self) -> list[str]:
         """Why connections were refused or cut since the last call (64 are kept), for the log."""
 
 @final
-class EngineClient:
+class EngineClient(_TakesRequests):
     """Engines in other processes: what ``EngineHandle`` is in this one. Any thread may call it.
 
     A request that its engine does not take gives a last delta with ``error_kind`` ``invalid`` or ``queue_full``; when
@@ -336,17 +339,17 @@ class EngineClient:
     @overload
     @staticmethod
     def connect_tcp(
-        host: str, port: int, secret: bytes, timeout: float = 5.0, *, heartbeat_interval: float = 0.2
+        host: str, port: int, secret: bytes | None = None, timeout: float = 5.0, *, heartbeat_interval: float = 0.2
     ) -> EngineClient:
-        """The same over TCP, where both sides prove that they know the secret."""
+        """The same over TCP, where both sides prove that they know the secret: without one it raises ValueError."""
     @overload
     @staticmethod
     def connect_tcp(
         host: Sequence[tuple[str, int]],
         port: None = None,
-        *,
-        secret: bytes,
+        secret: bytes | None = None,
         timeout: float = 5.0,
+        *,
         heartbeat_interval: float = 0.2,
     ) -> EngineClient:
         """Several engines, as (host, port) in the order of their ranks, with one secret."""
@@ -368,41 +371,6 @@ class EngineClient:
         """``stats`` of one engine."""
     def new_key(self) -> int:
         """A fresh number that names one request of this client."""
-    def add_request(
-        self,
-        key: int,
-        request_id: str,
-        prompt_token_ids: Sequence[int] | npt.NDArray[np.int32] | TokenIds,
-        *,
-        max_tokens: int,
-        min_tokens: int = 0,
-        eos_token_id: int | None = None,
-        stop_token_ids: Sequence[int] = ...,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repetition_penalty: float = 1.0,
-        seed: int = 0,
-        num_logprobs: int = ...,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        lora_name: str | None = None,
-        multimodal: Sequence[tuple[int, int, bytes]] = ...,
-        skip_reading_prefix_cache: bool = False,
-        waits_for_grammar: bool = False,
-        fork_from: int | None = None,
-        samples: Sequence[tuple[int, str, int]] = ...,
-    ) -> None:
-        """Hand a request to an engine, its samples to the same; arguments as for ``EngineHandle.add_request``, keys from ``new_key``.
-
-        Raises InvalidRequestError for what the engine's fixed limits refuse, in the engine's words; QueueFullError when
-        it does not take what was sent before; EngineDeadError.
-        """
-    def grammar_ready(self, key: int) -> None: ...
-    def grammar_failed(self, key: int) -> None: ...
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """Abort this client's requests by id; unknown and finished ids are ignored."""
     @property
@@ -420,6 +388,9 @@ class EngineClient:
     @property
     def death(self) -> str | None:
         """Why there is no engine any more; None while one lives."""
+    @property
+    def last_step_error(self) -> str | None:
+        """What the last step raised that failed for a request of this client's; at most 16 KiB."""
     def check_alive(self) -> None:
         """Raise EngineDeadError, with the reason, when no engine is left."""
     @property
@@ -519,11 +490,15 @@ class RequestDelta:
     key: int
     new_text: str
     new_token_ids: list[int]
+    new_logprobs: list[tuple[int, list[tuple[int, float, int, bytes | None]]]]
+    """For each token the characters before it and its candidates, the sampled one first: id, log-probability, rank and
+    bytes (None without text). Empty unless asked for."""
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None
     stop_reason: int | str | None
     error: str | None
-    error_kind: Literal["invalid", "queue_full", "engine_dead", "failed"] | None
-    """``invalid`` and ``queue_full``: an engine in another process did not take the request."""
+    error_kind: Literal["invalid", "queue_full", "queue_timeout", "engine_dead", "failed"] | None
+    """``invalid`` and ``queue_full``: an engine in another process did not take the request; ``queue_timeout``: it
+    waited too long for its first step."""
     error_param: str | None
     """The parameter to blame for an ``invalid`` error."""
     num_cached_tokens: int
@@ -550,11 +525,13 @@ class OutputProcessor:
         min_tokens: int = 0,
         at_the_end: bool = False,
         event_template: tuple[bytes, bytes] | None = None,
+        logprobs: bool = False,
     ) -> None:
         """Expect outputs for ``key``; call it before ``EngineHandle.add_request``.
 
         Its news are deltas. With ``at_the_end`` there is one, when it has ended; with ``event_template`` new text comes
-        as events, the template's bytes around the text as a JSON string, and everything else with the end.
+        as events, the template's bytes around the text as a JSON string, and everything else with the end. ``logprobs``
+        says that its tokens have log-probabilities beside them (not with a template).
         """
     def discard(self, key: int) -> None:
         """Forget a request whose reader has gone; its later outputs are dropped."""
@@ -568,6 +545,7 @@ class OutputProcessor:
         A stop string that is found sends its abort from here.
         """
     def __len__(self) -> int: ...
+<<<<<<< HEAD
 
 def bench_step(
     num_running: int, num_steps: int, *, prefill_tokens: int = 0, steps_in_flight: int = 1
@@ -696,3 +674,5 @@ class CpuAttentionPlan:
 
         Raises ``TypeError`` for another dtype, ``ValueError`` naming the value and the limit.
         """
+=======
+>>>>>>> a143696fdbc0f4edbead78ecb37d5c624ca45a82

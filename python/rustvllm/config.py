@@ -216,6 +216,9 @@ class SchedulerConfig:
         long_prefill_token_threshold: Longest piece of a prompt in one step beside others; 0 for no limit.
         scheduling_policy: ``fcfs`` or ``priority``.
         max_num_queued_reqs: Requests that may wait.
+        max_num_queued_tokens: Prompt tokens that may wait, those of all clients together; 0 for no limit. A prompt
+            that is longer than this alone is taken while nobody waits.
+        queue_timeout: Seconds that a request may wait for its first step; 0 for as long as it takes.
         watermark: Share of the KV blocks that an admission beside running requests must leave free.
         preemption_mode: What becomes of a request whose blocks are needed by another.
         preemption_immunity_steps: For so many steps one that came back gives up nothing, while there is another.
@@ -230,6 +233,8 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     scheduling_policy: str = "fcfs"
     max_num_queued_reqs: int = 65536
+    max_num_queued_tokens: int = 0
+    queue_timeout: float = 0.0
     watermark: float = 0.0
     preemption_mode: PreemptionMode = "recompute"
     preemption_immunity_steps: int = 8
@@ -242,6 +247,8 @@ class SchedulerConfig:
         require_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**24)
         require_int("long_prefill_token_threshold", self.long_prefill_token_threshold, 0, 2**31 - 1)
         require_int("max_num_queued_reqs", self.max_num_queued_reqs, 1, 2**24)
+        require_int("max_num_queued_tokens", self.max_num_queued_tokens, 0, 2**40)
+        require_number("queue_timeout", self.queue_timeout, 0, 365 * 86400)
         require_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         require_number("watermark", self.watermark, 0, 1)
         require_choice("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
@@ -356,6 +363,11 @@ class EngineConfig:
             raise ConfigError(
                 f"without chunked prefill max_num_batched_tokens ({budget}) must be at least "
                 f"max_model_len ({longest}): raise the former, lower the latter, or enable chunked prefill"
+            )
+        if self.step_trace_file is not None and self.parallel.data_parallel_size > 1:
+            raise ConfigError(
+                f"step_trace_file takes the steps of one engine, but data_parallel_size is "
+                f"{self.parallel.data_parallel_size}: leave one of them out"
             )
         if self.scheduler.preemption_mode == "swap" and self.cache.swap_space == 0:
             raise ConfigError(

@@ -63,8 +63,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "cpu_offload_gb": (0, 0.0),
     "kv_offloading_size": (None, 0),
     "stream_interval": (1,),
-    "max_num_queued_tokens": (None,),
-    "queue_timeout": (None,),
     "performance_mode": (None, "balanced"),
     "tokenizer_mode": ("auto",),
     "tokenizer_revision": (None,),
@@ -193,6 +191,18 @@ class EngineArgs:
         type=parse_number,
         group="scheduler",
     )
+    max_num_queued_tokens: int = _arg(
+        "prompt tokens that may wait before others are turned away; 0: no limit",
+        SchedulerConfig.max_num_queued_tokens,
+        type=parse_number,
+        group="scheduler",
+    )
+    queue_timeout: float = _arg(
+        "seconds that a request may wait for its first step before it ends with an error; 0: no limit",
+        SchedulerConfig.queue_timeout,
+        type=float,
+        group="scheduler",
+    )
     watermark: float = _arg(
         "share of the KV blocks that a new request must leave free for those that run",
         SchedulerConfig.watermark,
@@ -222,7 +232,7 @@ class EngineArgs:
         type=parse_number,
         group="scheduler",
     )
-    async_scheduling: bool | None = _arg(  # noqa: RUF009 -- likewise
+    async_scheduling: bool | None = _arg(
         "plan a step while the one before it runs (default: yes where the device runs by itself, as a simulated one "
         "does; no on the CPU)",
         action=argparse.BooleanOptionalAction,
@@ -472,6 +482,8 @@ class EngineArgs:
             "long_prefill_token_threshold",
             "scheduling_policy",
             "max_num_queued_reqs",
+            "max_num_queued_tokens",
+            "queue_timeout",
             "watermark",
             "preemption_mode",
             "preemption_immunity_steps",

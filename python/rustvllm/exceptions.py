@@ -1,8 +1,9 @@
 """Every error that rustvllm raises on purpose, as one small tree.
 
-A request-level error (:class:`InvalidRequestError`, :class:`QueueFullError`, :class:`RequestFailedError`) concerns one
-request and leaves the engine as it was. An engine-level error (:class:`EngineDeadError`) concerns everybody. The Rust
-core raises these same classes by importing this module, so it must stay free of imports.
+A request-level error (:class:`InvalidRequestError`, :class:`QueueFullError`, :class:`QueueTimeoutError`,
+:class:`RequestFailedError`) concerns one request and leaves the engine as it was. An engine-level error
+(:class:`EngineDeadError`) concerns everybody. The Rust core raises these same classes by importing this module, so it
+must stay free of imports.
 """
 
 
@@ -43,7 +44,23 @@ class InvalidRequestError(RustVLLMError, ValueError):
 
 
 class QueueFullError(RustVLLMError):
-    """The waiting queue is at its limit; the request may be sent again later."""
+    """The waiting queue is at its limit; the request may be sent again later.
+
+    Attributes:
+        retry_after: Seconds after which there should be room, None while nobody has an idea.
+    """
+
+    retry_after: int | None = None
+
+
+class QueueTimeoutError(RustVLLMError):
+    """The request waited longer than ``queue_timeout`` for its first step; it may be sent again later.
+
+    Attributes:
+        retry_after: Seconds after which what waits now should have been begun, None while nobody has an idea.
+    """
+
+    retry_after: int | None = None
 
 
 class RequestFailedError(RustVLLMError):

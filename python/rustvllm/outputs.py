@@ -23,6 +23,23 @@ class RequestMetrics:
 
 
 @dataclass(slots=True)
+class Logprob:
+    """What the model thought of one token at one place, before temperature and penalties.
+
+    Attributes:
+        logprob: Natural logarithm of its probability; minus infinity is possible.
+        rank: 1 for the likeliest token of the vocabulary; for equals the best place among them.
+        decoded_token: Its text, with U+FFFD for what is no whole character; None without text.
+        decoded_bytes: The bytes that it adds to the text, which need not be whole characters; None without text.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+    decoded_bytes: bytes | None = None
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One sample of a request.
 
@@ -32,19 +49,23 @@ class CompletionOutput:
         index: Number of the sample, from 0 to n − 1.
         text: Generated text; empty with ``detokenize=False``.
         token_ids: Generated token ids, with the one that ended the sample.
-        cumulative_logprob: Sum of the log-probabilities of ``token_ids``; None unless logprobs were asked for.
-        logprobs: Per token, log-probabilities by token id; None unless asked for.
+        cumulative_logprob: Sum of the log-probabilities of all tokens so far; None unless logprobs were asked for.
+        logprobs: For each of ``token_ids``, log-probabilities by token id: the sampled token's, then those of as many
+            of the likeliest as were asked for. None unless asked for.
         finish_reason: ``stop``, ``length``, ``abort``, ``repetition`` or ``error``; None while running.
         stop_reason: The stop string or stop token id that ended it; None for EOS and for every other end.
+        text_offsets: For each of ``token_ids``, the characters of the whole text that were certain before it; None
+            unless logprobs were asked for.
     """
 
     index: int
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: Sequence[Mapping[int, Any]] | None = None
+    logprobs: Sequence[Mapping[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    text_offsets: Sequence[int] | None = None
 
     def finished(self) -> bool:
         """True when this sample has ended."""

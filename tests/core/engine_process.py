@@ -6,6 +6,7 @@ ends. Lines of standard input are orders: ``fail MESSAGE`` ends it as a broken e
 
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rustvllm import _core
 
 
 class StepThread(threading.Thread):
-    """Owns a scheduler and steps it while there is something to do."""
+    """Owns a scheduler and steps it while there is something to do. A step fails when ``on_step`` says why."""
 
     def __init__(self, **numbers: Any) -> None:
         super().__init__(daemon=True)
@@ -24,6 +25,7 @@ class StepThread(threading.Thread):
         self._stopping = threading.Event()
         self._scheduler: _core.Scheduler | None = None
         self.paused = threading.Event()
+        self.on_step: Callable[[], str | None] = lambda: None
         self.start()
         assert self._ready.wait(30)
 
@@ -45,6 +47,8 @@ class StepThread(threading.Thread):
             output = None if self.paused.is_set() else scheduler.schedule()
             if output is None:
                 scheduler.handle.wait_for_work(0.05)
+            elif self.on_step() is not None:
+                scheduler.fail_step(output)
             else:
                 scheduler.update_from_output(output, sampled[: output.num_sampled])
         scheduler.check_invariants()

@@ -1,12 +1,14 @@
 """``EngineServer`` and ``EngineClient`` from Python: in one process, and with the engine in a process of its own."""
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +136,35 @@ def test_a_full_queue_is_the_requests_error(path: Path) -> None:
     engine.stop()
 
 
+def test_why_a_step_failed_is_known_with_the_outputs_that_it_ended(
+    engine: StepThread, server: _core.EngineServer, path: Path
+) -> None:
+    clients = [_core.EngineClient.connect(path) for _ in range(2)]
+    processors = [_core.OutputProcessor(None) for _ in clients]
+    reasons = iter(["RuntimeError: first", "ValueError: " + "ü" * 40_000])
+
+    def fail() -> str | None:
+        reason = next(reasons, None)
+        if reason is not None:
+            server.note_step_error(reason)
+        return reason
+
+    assert clients[0].last_step_error is None
+    for expected in ("RuntimeError: first", "ValueError: " + "ü" * 8186):  # 16 KiB of text are sent
+        engine.paused.set()
+        key = add(clients[0], processors[0], "a")
+        clients[0].stats(timeout=PATIENCE)
+        engine.on_step = fail
+        engine.paused.clear()
+        (delta,) = collect(clients[0], processors[0], 1)[key]
+        assert (delta.finish_reason, delta.error_kind) == ("error", "failed")
+        assert clients[0].last_step_error == expected
+        engine.on_step = lambda: None
+        assert clients[1].last_step_error is None, "none of its requests failed"
+        key = add(clients[1], processors[1], "a")
+        assert collect(clients[1], processors[1], 1)[key][-1].finish_reason == "length"
+
+
 def test_a_stop_string_ends_the_request_in_the_engine(server: _core.EngineServer, path: Path) -> None:
     client = _core.EngineClient.connect(path)
     processor = _core.OutputProcessor(None)
@@ -184,6 +215,38 @@ def test_a_socket_that_listens_is_inherited(engine: StepThread, tmp_path: Path) 
     add(client, processor, "a")
     collect(client, processor, 1)
     server.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_a_process_of_another_user_is_turned_away(engine: StepThread) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as place, socket.socket(socket.AF_UNIX) as listener:
+        path = Path(place) / "s"
+        listener.bind(str(path))
+        listener.listen()
+        # Anybody may reach the socket here, so that nothing but the peer's credentials is between them.
+        Path(place).chmod(0o777)
+        path.chmod(0o777)
+        server = _core.EngineServer(engine.handle, fd=listener.fileno())
+        client = _core.EngineClient.connect(path)
+        os.seteuid(65534)
+        try:
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.settimeout(PATIENCE)
+                stranger.connect(str(path))
+                with contextlib.suppress(ConnectionResetError):
+                    assert stranger.recv(1) == b"", "not even a greeting"
+        finally:
+            os.seteuid(0)
+        complaints: list[str] = []
+        deadline = time.monotonic() + PATIENCE
+        while not any("belongs to uid 65534" in line for line in complaints):
+            assert time.monotonic() < deadline, complaints
+            complaints += server.take_complaints()
+            time.sleep(0.005)
+        processor = _core.OutputProcessor(None)
+        add(client, processor, "a")
+        collect(client, processor, 1)
+        server.stop()
 
 
 def test_places_where_no_engine_can_listen(engine: StepThread, tmp_path: Path) -> None:

@@ -48,6 +48,53 @@ async def test_a_dead_engine_is_known_to_health_and_to_requests():
             assert_error(dead, 500, "InternalServerError", says=("died",))
 
 
+@pytest.mark.parametrize("age", ["heartbeat_age", "step_age"])
+async def test_an_engine_without_a_sign_of_life_is_stalled_until_it_goes_on(age):
+    state = ServerState(ServerSettings(stall_timeout=60))
+    engine = FakeEngine()
+    state.set_ready(engine)
+    async with client_of(state) as client:
+        setattr(engine, age, 59.9)
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        setattr(engine, age, 60.5)
+        for path in ("/health", "/ping"):
+            response = await client.get(path)
+            assert response.status_code == 503
+            body = response.json()
+            assert (body["status"], body["engine"], body["seconds"]) == ("stalled", 0, 60.5)
+            assert "--stall-timeout 60" in body["message"]
+        # It is a matter for the load balancer: what is sent all the same is served when the engine goes on.
+        assert (await client.post("/v1/completions", json=GOOD)).status_code == 200
+        setattr(engine, age, 0.0)
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_stall_timeout_of_0_never_stalls():
+    state = ServerState(ServerSettings(stall_timeout=0))
+    engine = FakeEngine()
+    engine.heartbeat_age = 1e9
+    state.set_ready(engine)
+    async with client_of(state) as client:
+        assert (await client.get("/health")).json() == {"status": "ok"}
+
+
+async def test_an_engine_that_is_started_again_is_worth_waiting_for():
+    state = ServerState(ServerSettings(restart_engine=True))
+    engine = FakeEngine()
+    state.set_ready(engine)
+    async with client_of(state) as client:
+        engine.errored = True
+        response = await client.get("/health")
+        assert (response.status_code, response.json()["status"]) == (503, "restarting")
+        refused = await client.post("/v1/completions", json=GOOD)
+        assert_error(refused, 503, "ServiceUnavailableError", says=("started again",))
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await client.get("/health")).json() == {"status": "restarting"}
+        engine.errored = False
+        state.status = ServerStatus.READY
+        assert (await client.post("/v1/completions", json=GOOD)).status_code == 200
+
+
 async def test_an_engine_that_dies_under_a_stream_ends_it_with_an_error_event():
     engine = FakeEngine()
     engine.fail_at = 3

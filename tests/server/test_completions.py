@@ -8,7 +8,7 @@ from asgi_client import assert_error, events_of, serving
 from fake_engine import BOS, FakeEngine, expected_text
 
 from rustvllm.entrypoints.openai.state import ServerSettings
-from rustvllm.exceptions import QueueFullError, RequestFailedError
+from rustvllm.exceptions import QueueFullError, QueueTimeoutError, RequestFailedError
 
 URL = "/v1/completions"
 
@@ -214,13 +214,16 @@ async def test_cache_salt_and_priority_reach_the_engine():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_full_queue_is_503_with_retry_after(stream):
+@pytest.mark.parametrize(("retry_after", "header"), [(None, "1"), (17, "17")])
+@pytest.mark.parametrize("kind", [QueueFullError, QueueTimeoutError])
+async def test_a_full_queue_is_503_with_retry_after(stream, retry_after, header, kind):
     engine = FakeEngine()
-    engine.refuse = QueueFullError("65536 requests wait already")
+    engine.refuse = kind("65536 requests wait already")
+    engine.refuse.retry_after = retry_after
     async with serving(engine) as (client, _):
         response = await client.post(URL, json={"prompt": "a", "stream": stream})
     assert_error(response, 503, "ServiceUnavailableError", says=("65536",))
-    assert int(response.headers["retry-after"]) >= 1
+    assert response.headers["retry-after"] == header
 
 
 @pytest.mark.parametrize("failure", [RequestFailedError("step 7 failed"), ValueError("/secret/path")])

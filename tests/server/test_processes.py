@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from server_process import REAL, ServerProcess
 
@@ -261,10 +260,23 @@ def test_a_tmpdir_that_will_not_do_is_passed_over(place):
         Path(place).rmdir()
 
 
-def test_one_process_is_one_process():
-    with ServerProcess([*SIM, "--disable-frontend-multiprocessing"]) as server:
-        assert complete(server.wait_until_ready())
+@pytest.mark.parametrize("executor", ["sim", "auto"])
+def test_one_process_is_one_process(executor):
+    command = [*REAL, "--port", "0", "--executor", executor, "--disable-frontend-multiprocessing"]
+    with ServerProcess(command) as server:
+        url = server.wait_until_ready()
+        text = complete(url)
         assert server.children() == []
-        assert psutil.Process(server.process.pid).num_threads() > 1
-        assert server.end(signal.SIGTERM)[0] == 0
+        assert ("libtorch" in maps(server.process.pid)) == (executor == "auto")
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+        body = BODY | {"stream": True, "max_tokens": 480, "ignore_eos": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            pieces = response.iter_text()
+            next(pieces)
+        wait_until(lambda: httpx.get(f"{url}/load").json()["num_running"] == 0)
+        assert httpx.get(f"{url}/load").json()["kv_cache_usage"] == 0
+        assert complete(url) == text
+        code, seconds = server.end(signal.SIGTERM)
         server.assert_nothing_left()
+    assert code == 0, server.output
+    assert seconds < 2

@@ -58,6 +58,9 @@ class ToyExecutor:
     def bind_token_ids(self, token_ids):
         self.token_ids = token_ids
 
+    def warm_up(self):
+        pass
+
     def execute_model(self, output):
         self.steps.append(output.total_num_scheduled_tokens)
         self.gate.wait(30)

@@ -136,6 +136,8 @@ def test_wrong_arguments(model, changes, message):
         ({"max_num_batched_tokens": 4, "max_num_seqs": 5}, "every running request needs one token"),
         ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold must be at least 0"),
         ({"max_num_queued_reqs": 0}, "max_num_queued_reqs must be at least 1"),
+        ({"max_num_queued_tokens": -1}, "max_num_queued_tokens must be at least 0"),
+        ({"queue_timeout": -0.5}, "queue_timeout must be at least 0 and less than"),
         ({"watermark": 1}, "watermark must be at least 0 and less than 1, got 1"),
         ({"preemption_mode": "drop"}, "preemption_mode must be one of recompute, swap, got 'drop'"),
         ({"preemption_mode": None}, "preemption_mode must be one of recompute, swap, got None"),

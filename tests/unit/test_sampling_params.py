@@ -128,7 +128,6 @@ INVALID = [
 ]
 
 UNSUPPORTED = {
-    "logprobs": 0,
     "prompt_logprobs": 1,
     "logprob_token_ids": [1],
     "logit_bias": {1: 2.0},

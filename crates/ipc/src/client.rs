@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use scheduler::{AddRequestError, EngineCoreOutput, Inbox, NewRequest, RequestKey};
+use scheduler::{AddRequestError, EngineCoreOutput, Inbox, NewRequest, RequestKey, TokenLogprobs};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -83,10 +83,12 @@ impl Default for ClientOptions {
 }
 
 /// What became of requests.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum ClientOutput {
     /// A token, an end, or both.
     Output(EngineCoreOutput),
+    /// What a token that follows has beside it.
+    Logprobs(TokenLogprobs),
     /// The engine did not take the request; there is no other output.
     Refused {
         /// Which.
@@ -109,6 +111,7 @@ impl ClientOutput {
     pub fn key(&self) -> RequestKey {
         match self {
             Self::Output(output) => output.key,
+            Self::Logprobs(logprobs) => logprobs.key,
             Self::Refused { key, .. } | Self::Died { key, .. } => *key,
         }
     }
@@ -118,6 +121,7 @@ impl ClientOutput {
     pub fn is_last(&self) -> bool {
         match self {
             Self::Output(output) => output.finish_reason.is_some(),
+            Self::Logprobs(_) => false,
             Self::Refused { .. } | Self::Died { .. } => true,
         }
     }
@@ -160,12 +164,24 @@ pub(crate) struct Delivery {
     /// In batches; lock-free, as in the scheduler.
     outputs: Inbox<Vec<ClientOutput>>,
     pub(crate) notifier: Notifier,
+    /// Held for as long as it takes to exchange a pointer.
+    step_error: Mutex<Option<Arc<str>>>,
 }
 
 impl Delivery {
     pub(crate) fn new() -> Result<Arc<Self>, ClientError> {
         let notifier = Notifier::new().map_err(|source| start_error("make an eventfd for", source))?;
-        Ok(Arc::new(Self { outputs: Inbox::new(), notifier }))
+        Ok(Arc::new(Self { outputs: Inbox::new(), notifier, step_error: Mutex::default() }))
+    }
+
+    /// Why outputs that come next say that a step failed.
+    pub(crate) fn note_step_error(&self, message: Arc<str>) {
+        *self.step_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
+    }
+
+    /// What the last step that failed raised.
+    pub(crate) fn last_step_error(&self) -> Option<Arc<str>> {
+        self.step_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Hand a batch to whoever drains.
@@ -431,6 +447,12 @@ impl EngineClient {
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.death().is_none()
+    }
+
+    /// What the last step that failed for a request of this client raised; known before the request's last output is.
+    #[must_use]
+    pub fn last_step_error(&self) -> Option<Arc<str>> {
+        self.shared.delivery.last_step_error()
     }
 
     /// Why there is no engine any more.

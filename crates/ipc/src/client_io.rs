@@ -344,6 +344,9 @@ impl Connection {
             return Ok(None);
         }
         match EngineMessage::decode(frame_kind, body, self.client_index)? {
+            EngineMessage::Logprobs(all) => {
+                self.shared.delivery.deliver(all.into_iter().map(ClientOutput::Logprobs).collect());
+            }
             EngineMessage::Refused { keys, error } => {
                 let outputs = keys.into_iter().map(|key| {
                     let key = key_of(self.client_index, counter_of(key));
@@ -364,6 +367,7 @@ impl Connection {
                 self.awaits_pong = false;
                 self.shared.note_heartbeat(step_age_ns, num_steps);
             }
+            EngineMessage::StepFailed(message) => self.shared.delivery.note_step_error(message.into()),
             EngineMessage::Fatal(message) => return Ok(Some(End::Fatal(message))),
             EngineMessage::Goodbye => return Ok(Some(End::Goodbye)),
             EngineMessage::Challenge(_)

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use scheduler::{EngineCoreOutput, NewRequest, RequestKey};
+use scheduler::{EngineCoreOutput, NewRequest, RequestKey, TokenLogprobs};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::{
@@ -19,9 +19,11 @@ use crate::{
         CAPABILITIES, Challenge, Hello, MAX_HELLO_BYTES, PROTOCOL_VERSION, Secret, Side, Welcome, new_nonce,
     },
     key::client_of,
+    logprobs_codec,
     message::{ClientMessage, EngineMessage, NUM_CLIENT_REQUESTS, kind},
     outbox::Outbox,
     outputs_codec,
+    server::StepError,
 };
 
 /// A client that was welcomed.
@@ -32,9 +34,23 @@ pub(crate) struct Client {
     live: RefCell<HashSet<RequestKey>>,
     /// Where the frame of outputs that is being written begins, and its time.
     open_frame: Cell<Option<(usize, u64)>>,
+    /// The failed step that it was told of last.
+    last_step_error: Cell<u64>,
 }
 
 impl Client {
+    /// Say why a step failed, once, before the outputs that say that it did.
+    pub(crate) fn explain(&self, step_error: &StepError) {
+        if self.last_step_error.replace(step_error.number) == step_error.number {
+            return;
+        }
+        let mut buffer = self.outbox.buffer();
+        if let Some((start, _)) = self.open_frame.take() {
+            end_frame(&mut buffer, start);
+        }
+        EngineMessage::StepFailed(step_error.message.clone()).encode(&mut buffer);
+    }
+
     /// Append an output. `true` when it is the first since `end_frame`.
     pub(crate) fn push(&self, output: &EngineCoreOutput) -> bool {
         let mut buffer = self.outbox.buffer();
@@ -55,6 +71,21 @@ impl Client {
             self.live.borrow_mut().remove(&output.key);
         }
         open_frame.is_none()
+    }
+
+    /// Append log-probabilities; their tokens are pushed afterwards.
+    pub(crate) fn push_logprobs(&self, all: &[TokenLogprobs]) {
+        let mut buffer = self.outbox.buffer();
+        let mut rest = all.iter().peekable();
+        while rest.peek().is_some() {
+            let start = begin_frame(&mut buffer, kind::LOGPROBS);
+            while buffer.len() - start < outputs_codec::FULL_BYTES
+                && let Some(logprobs) = rest.next()
+            {
+                logprobs_codec::encode_record(logprobs, &mut buffer);
+            }
+            end_frame(&mut buffer, start);
+        }
     }
 
     /// Complete what `push` wrote and send it.
@@ -255,6 +286,7 @@ impl<'a> Registered<'a> {
             outbox: Outbox::default(),
             live: RefCell::default(),
             open_frame: Cell::new(None),
+            last_step_error: Cell::new(0),
         });
         io.clients.borrow_mut().insert(client.index, client.clone());
         io.counters.num_clients.fetch_add(1, Ordering::Relaxed);

@@ -2,14 +2,14 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io,
     rc::Rc,
-    sync::{Arc, atomic::Ordering, mpsc as std_mpsc},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering, mpsc as std_mpsc},
     time::{Duration, Instant},
 };
 
-use scheduler::{EngineCoreOutput, EngineHandle, egress::Consumer};
+use scheduler::{EngineCoreOutput, EngineHandle, RequestError, TokenLogprobs, egress::Consumer};
 use tokio::{
     io::{AsyncRead, AsyncWrite, Interest, unix::AsyncFd},
     net::{TcpListener, UnixListener},
@@ -25,7 +25,7 @@ use crate::{
     key::{MAX_CLIENT_INDEX, client_of},
     message::EngineMessage,
     notifier::Notifier,
-    server::{Control, FAREWELL_TIMEOUT, ServerCounters, ServerOptions},
+    server::{Control, FAREWELL_TIMEOUT, ServerCounters, ServerOptions, StepError},
 };
 
 /// How long to wait when no descriptor is left for a connection.
@@ -39,6 +39,7 @@ pub(crate) struct Context {
     pub(crate) commands: mpsc::UnboundedReceiver<Control>,
     pub(crate) counters: Arc<ServerCounters>,
     pub(crate) complain: std_mpsc::SyncSender<String>,
+    pub(crate) step_error: Arc<Mutex<StepError>>,
 }
 
 /// What the tasks of the thread share.
@@ -53,6 +54,7 @@ pub(crate) struct EngineIo {
     last_index: Cell<u32>,
     num_open: Cell<u64>,
     complain: std_mpsc::SyncSender<String>,
+    step_error: Arc<Mutex<StepError>>,
     progress: Progress,
 }
 
@@ -96,6 +98,7 @@ fn begin(options: ServerOptions, context: Context) -> io::Result<Parts> {
         last_index: Cell::new(0),
         num_open: Cell::new(0),
         complain: context.complain,
+        step_error: context.step_error,
         progress: Progress::new(),
     });
     let mut files = Vec::new();
@@ -265,7 +268,16 @@ impl EngineIo {
         // Neighbours mostly have the same client.
         let mut last: Option<&Client> = None;
         let mut num_dropped = 0;
-        consumer.drain(|output: EngineCoreOutput| {
+        consumer.look();
+        let mut logprobs: BTreeMap<u32, Vec<TokenLogprobs>> = BTreeMap::new();
+        consumer.take_logprobs(|beside| logprobs.entry(client_of(beside.key)).or_default().push(beside));
+        for (index, all) in &logprobs {
+            // They leave with the tokens that follow, at the latest those of the next step.
+            if let Some(client) = clients.get(index) {
+                client.push_logprobs(all);
+            }
+        }
+        consumer.drain_seen(|output: EngineCoreOutput| {
             let index = client_of(output.key);
             let client = match last {
                 Some(client) if client.index == index => Some(client),
@@ -273,6 +285,9 @@ impl EngineIo {
             };
             match client {
                 Some(client) => {
+                    if output.error == RequestError::StepFailed {
+                        client.explain(&self.step_error.lock().unwrap_or_else(PoisonError::into_inner));
+                    }
                     if client.push(&output) {
                         news.push(client);
                     }

@@ -31,6 +31,7 @@ mod error;
 mod frame;
 mod handshake;
 mod key;
+mod logprobs_codec;
 mod message;
 mod notifier;
 mod outbox;

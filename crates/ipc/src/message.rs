@@ -1,12 +1,12 @@
 //! The messages, and how each is written and read. Kinds below 0x80 go to the engine, the others come from it.
 
-use scheduler::{AddRequestError, EngineCoreOutput, NewRequest, RequestKey, RequestLimits};
+use scheduler::{AddRequestError, EngineCoreOutput, NewRequest, RequestKey, RequestLimits, TokenLogprobs};
 
 use crate::{
     error::{DecodeError, Refusal},
     frame::write_frame,
     handshake::{Challenge, EngineFacts, Hello, Welcome},
-    outputs_codec, request_codec,
+    logprobs_codec, outputs_codec, request_codec,
     wire::{Reader, Writer},
 };
 
@@ -28,12 +28,14 @@ pub(crate) mod kind {
     pub(crate) const PONG: u8 = 0x86;
     pub(crate) const FATAL: u8 = 0x87;
     pub(crate) const GOODBYE: u8 = 0x88;
+    pub(crate) const STEP_FAILED: u8 = 0x89;
+    pub(crate) const LOGPROBS: u8 = 0x8A;
 }
 
 /// The counter of `Stats` that is the asking client's own: requests that the engine was given by it and has not finished.
 pub(crate) const NUM_CLIENT_REQUESTS: &str = "num_client_requests";
 
-/// Longest explanation of a death.
+/// Longest explanation of a death or a failed step.
 const MAX_MESSAGE_BYTES: usize = 16 << 10;
 
 /// From a client.
@@ -73,6 +75,8 @@ pub enum EngineMessage {
     },
     /// What a step gave.
     Outputs(Vec<EngineCoreOutput>),
+    /// What tokens of outputs that follow have beside them.
+    Logprobs(Vec<TokenLogprobs>),
     /// Counters.
     Stats {
         /// Of the query.
@@ -93,6 +97,8 @@ pub enum EngineMessage {
     Fatal(String),
     /// The engine ends as it was told to.
     Goodbye,
+    /// What a step raised: the reason of the failed outputs that follow.
+    StepFailed(String),
 }
 
 impl ClientMessage {
@@ -160,6 +166,11 @@ impl EngineMessage {
                     outputs_codec::encode_record(output, body);
                 }
             }),
+            Self::Logprobs(all) => write_frame(buffer, kind::LOGPROBS, |body| {
+                for logprobs in all {
+                    logprobs_codec::encode_record(logprobs, body);
+                }
+            }),
             Self::Stats { id, entries } => write_frame(buffer, kind::STATS, |body| {
                 let mut body = Writer(body);
                 body.u64(*id);
@@ -179,6 +190,9 @@ impl EngineMessage {
                 Writer(body).str(cut(message));
             }),
             Self::Goodbye => write_frame(buffer, kind::GOODBYE, |_| {}),
+            Self::StepFailed(message) => write_frame(buffer, kind::STEP_FAILED, |body| {
+                Writer(body).str(cut(message));
+            }),
         }
     }
 
@@ -196,6 +210,7 @@ impl EngineMessage {
                 outputs_codec::decode(body, client_index, |output| outputs.push(output))?;
                 return Ok(Self::Outputs(outputs));
             }
+            kind::LOGPROBS => return Ok(Self::Logprobs(logprobs_codec::decode(body, client_index)?)),
             kind::REJECTED => Self::Rejected(read_refusal(&mut reader)?),
             kind::REFUSED => {
                 Self::Refused { keys: read_keys(&mut reader)?, error: read_add_error(&mut reader)? }
@@ -212,6 +227,7 @@ impl EngineMessage {
             }
             kind::FATAL => Self::Fatal(reader.str()?.to_owned()),
             kind::GOODBYE => Self::Goodbye,
+            kind::STEP_FAILED => Self::StepFailed(reader.str()?.to_owned()),
             _ => return Err(DecodeError::UnknownKind { kind }),
         };
         reader.finish()?;

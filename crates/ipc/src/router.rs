@@ -304,6 +304,12 @@ impl EngineRouter {
         self.engines().any(|engine| engine.is_alive())
     }
 
+    /// What the last step that failed for a request of this client raised, in whichever engine.
+    #[must_use]
+    pub fn last_step_error(&self) -> Option<Arc<str>> {
+        self.delivery.last_step_error()
+    }
+
     /// Why there is no engine any more.
     #[must_use]
     pub fn death(&self) -> Option<String> {

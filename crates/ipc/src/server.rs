@@ -14,7 +14,7 @@
 use std::{
     io,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
         mpsc as std_mpsc,
     },
@@ -140,6 +140,14 @@ impl ServerCounters {
     }
 }
 
+/// Why the last failed step failed.
+#[derive(Debug, Default)]
+pub(crate) struct StepError {
+    /// From 1.
+    pub(crate) number: u64,
+    pub(crate) message: String,
+}
+
 /// What the owner tells the I/O thread.
 #[derive(Debug)]
 pub(crate) enum Control {
@@ -156,6 +164,8 @@ pub struct EngineServer {
     thread: Option<JoinHandle<()>>,
     counters: Arc<ServerCounters>,
     complaints: std_mpsc::Receiver<String>,
+    /// Held for as long as it takes to write it down, or to copy it into a frame.
+    step_error: Arc<Mutex<StepError>>,
 }
 
 impl EngineServer {
@@ -168,16 +178,30 @@ impl EngineServer {
         let (control, commands) = mpsc::unbounded_channel();
         let (complain, complaints) = std_mpsc::sync_channel(MAX_COMPLAINTS);
         let (started, outcome) = std_mpsc::sync_channel(1);
-        let context = engine_io::Context { commands, counters: counters.clone(), complain };
+        let step_error = Arc::new(Mutex::default());
+        let context = engine_io::Context {
+            commands,
+            counters: counters.clone(),
+            complain,
+            step_error: step_error.clone(),
+        };
         let thread = std::thread::Builder::new()
             .name("rustvllm-ipc".to_owned())
             .spawn(move || engine_io::run(options, context, &started))
             .map_err(|source| start_error("start", source))?;
         match outcome.recv() {
-            Ok(Ok(())) => Ok(Self { control, thread: Some(thread), counters, complaints }),
+            Ok(Ok(())) => Ok(Self { control, thread: Some(thread), counters, complaints, step_error }),
             Ok(Err(source)) => Err(start_error("listen on", source)),
             Err(_) => Err(start_error("start", io::Error::other("it ended at once"))),
         }
+    }
+
+    /// What a step raised. Called before the scheduler is told that it failed, it reaches every client whose requests that
+    /// ends, before their last outputs.
+    pub fn note_step_error(&self, message: &str) {
+        let mut step_error = self.step_error.lock().unwrap_or_else(PoisonError::into_inner);
+        step_error.number += 1;
+        message.clone_into(&mut step_error.message);
     }
 
     /// Tell every client that the engine died and why, and end. Returns when they have been told, or after half a second.

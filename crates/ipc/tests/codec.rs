@@ -7,7 +7,7 @@ use ipc::{
 use proptest::{collection::vec, option, prelude::*};
 use scheduler::{
     AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, MultimodalSpan, NewRequest, RequestError,
-    RequestKey, RequestLimits, SamplingParams,
+    RequestKey, RequestLimits, SamplingParams, TokenLogprobs,
 };
 
 const CLIENT: u32 = 0x00ab_cdef;
@@ -149,11 +149,22 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn beside()(
+        counter in 0..1u64 << 40,
+        rank in any::<u32>(),
+        entries in vec((any::<i32>(), -1e9f32..0.0), 0..21),
+    ) -> TokenLogprobs {
+        TokenLogprobs { key: key_of(CLIENT, counter), rank, entries: entries.into() }
+    }
+}
+
 fn engine_message() -> impl Strategy<Value = EngineMessage> {
     let keys = vec(any::<u64>().prop_map(RequestKey), 0..5);
     let proof = option::of(any::<[u8; 32]>());
     prop_oneof![
         any::<u64>().prop_flat_map(|time| vec(output(time), 1..30)).prop_map(EngineMessage::Outputs),
+        vec(beside(), 0..9).prop_map(EngineMessage::Logprobs),
         (keys, add_request_error()).prop_map(|(keys, error)| EngineMessage::Refused { keys, error }),
         (any::<u64>(), vec((".{0,9}", any::<u64>()), 0..5))
             .prop_map(|(id, entries)| EngineMessage::Stats { id, entries }),
@@ -164,6 +175,7 @@ fn engine_message() -> impl Strategy<Value = EngineMessage> {
         }),
         ".*".prop_map(EngineMessage::Fatal),
         Just(EngineMessage::Goodbye),
+        ".*".prop_map(EngineMessage::StepFailed),
         prop_oneof![
             any::<(u16, u16)>().prop_map(|(engine, client)| Refusal::Version { engine, client }),
             any::<u64>().prop_map(|missing| Refusal::Capabilities { missing }),
@@ -385,6 +397,14 @@ fn the_bytes_of_an_engines_frames_are_these() {
                 .to_owned(),
         ),
         (
+            EngineMessage::Logprobs(vec![TokenLogprobs {
+                key: key_of(CLIENT, 7),
+                rank: 2,
+                entries: [(42, -1.0), (3, -0.5)].into(),
+            }]),
+            "20000000 8a 0700000000000000 02000000 02000000 2a000000 000080bf 03000000 000000bf".to_owned(),
+        ),
+        (
             EngineMessage::Stats { id: 1, entries: vec![("a".to_owned(), 2)] },
             "19000000 85 0100000000000000 01000000 01000000 61 0200000000000000".to_owned(),
         ),
@@ -394,6 +414,7 @@ fn the_bytes_of_an_engines_frames_are_these() {
         ),
         (EngineMessage::Fatal("no".to_owned()), "06000000 87 02000000 6e6f".to_owned()),
         (EngineMessage::Goodbye, "00000000 88".to_owned()),
+        (EngineMessage::StepFailed("no".to_owned()), "06000000 89 02000000 6e6f".to_owned()),
     ];
     for (message, expected) in &engines {
         assert_eq!(engine_hex(message), expected.replace(' ', ""), "{message:?}");

@@ -10,7 +10,7 @@ pub enum Delivery {
     Deltas,
     /// One delta, with the end: nobody looks before.
     AtTheEnd,
-    /// New text as a rendered event; all else, the end and the token ids, as a delta at the end.
+    /// New text as rendered events; all else, the end and the token ids, as a delta at the end.
     Events(EventTemplate),
 }
 
@@ -37,21 +37,59 @@ impl EventTemplate {
     }
 }
 
-/// Events of many requests, one per request, in one buffer.
+/// Text of a request that waits to be taken, with the places where one token's text ends and the next one's begins.
+///
+/// A token is an event of its own as long as they are taken as fast as they come: clients see the pace of the engine. Of a
+/// reader that is far behind, more than [`Pieces::MAX`] are joined.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces {
+    ends: [usize; Self::MAX],
+    len: usize,
+}
+
+impl Pieces {
+    const MAX: usize = 4;
+
+    /// A token's text ends at byte `end` of what waits.
+    pub(crate) fn push(&mut self, end: usize) {
+        if end > self.end() {
+            self.len = Self::MAX.min(self.len + 1);
+            self.ends[self.len - 1] = end;
+        }
+    }
+
+    /// Where the last of them ends.
+    pub(crate) fn end(&self) -> usize {
+        self.ends[..self.len].last().copied().unwrap_or(0)
+    }
+
+    /// The pieces of `text`, which begins with them.
+    pub(crate) fn of<'a>(&self, text: &'a str) -> impl Iterator<Item = &'a str> + use<'a> {
+        let starts = std::iter::once(0).chain(self.ends);
+        starts.zip(self.ends).take(self.len).map(|(start, end)| &text[start..end])
+    }
+}
+
+/// Events of many requests, those of each side by side, in one buffer.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct EventBatch {
     bytes: Vec<u8>,
-    /// Whose event ends where.
+    /// Whose events end where.
     ends: Vec<(RequestKey, usize)>,
 }
 
 impl EventBatch {
-    pub(crate) fn push(&mut self, key: RequestKey, template: &EventTemplate, text: &str) {
-        template.render(text, &mut self.bytes);
+    pub(crate) fn push<'a>(
+        &mut self,
+        key: RequestKey,
+        template: &EventTemplate,
+        pieces: impl Iterator<Item = &'a str>,
+    ) {
+        pieces.for_each(|text| template.render(text, &mut self.bytes));
         self.ends.push((key, self.bytes.len()));
     }
 
-    /// Each request with its event, in the order in which they got their news.
+    /// Each request with its events, in the order in which they got their news.
     #[must_use]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (RequestKey, &[u8])> {
         let mut start = 0;

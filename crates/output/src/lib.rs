@@ -13,6 +13,7 @@
 mod delivery;
 mod detokenizer;
 mod error;
+mod logprobs;
 mod output_processor;
 mod stop_checker;
 mod token_pieces;
@@ -22,6 +23,7 @@ mod tokenizer_pool;
 pub use delivery::{Delivery, EventBatch, EventTemplate};
 pub use detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
 pub use error::OutputError;
+pub use logprobs::{CandidateLogprob, PositionLogprobs};
 pub use output_processor::{News, OutputOptions, OutputProcessor, RequestDelta, RequestFailure, StopReason};
 pub use stop_checker::{MAX_STOP_BYTES, StopChecker};
 pub use tokenizer::{MAX_TOKEN_ID, MAX_TOKENIZER_BYTES, Tokenizer};

@@ -16,11 +16,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use scheduler::{AddRequestError, EngineCoreOutput, FinishReason, RequestError, RequestKey};
+use scheduler::{AddRequestError, EngineCoreOutput, FinishReason, RequestError, RequestKey, TokenLogprobs};
 
-use crate::delivery::{Delivery, EventBatch};
+use crate::delivery::{Delivery, EventBatch, Pieces};
 use crate::detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
 use crate::error::OutputError;
+use crate::logprobs::{LogprobsTracker, PositionLogprobs};
 use crate::stop_checker::StopChecker;
 use crate::tokenizer::Tokenizer;
 
@@ -37,6 +38,9 @@ pub struct OutputOptions {
     pub min_tokens: u32,
     /// How its news is taken.
     pub delivery: Delivery,
+    /// Its tokens have log-probabilities beside them; see [`OutputProcessor::add_logprobs`]. Not with [`Delivery::Events`],
+    /// which have no place for them.
+    pub logprobs: bool,
 }
 
 impl Default for OutputOptions {
@@ -47,6 +51,7 @@ impl Default for OutputOptions {
             include_stop_str_in_output: false,
             min_tokens: 0,
             delivery: Delivery::Deltas,
+            logprobs: false,
         }
     }
 }
@@ -72,7 +77,7 @@ pub enum RequestFailure {
 }
 
 /// What is new for one request since the last call.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct RequestDelta {
     /// Whose it is.
     pub key: RequestKey,
@@ -80,6 +85,8 @@ pub struct RequestDelta {
     pub new_text: String,
     /// Tokens, whether or not their text is shown.
     pub new_token_ids: Vec<i32>,
+    /// For each of these what the model thought of its place; empty unless asked for.
+    pub new_logprobs: Vec<PositionLogprobs>,
     /// Set on the last delta.
     pub finish_reason: Option<FinishReason>,
     /// What stopped it; `None` for EOS.
@@ -99,7 +106,7 @@ pub struct RequestDelta {
 }
 
 /// What [`OutputProcessor::take`] gives.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct News {
     /// In the order of their requests' first news.
     pub deltas: Vec<RequestDelta>,
@@ -113,6 +120,7 @@ impl RequestDelta {
             key,
             new_text: String::new(),
             new_token_ids: Vec::new(),
+            new_logprobs: Vec::new(),
             finish_reason: None,
             stop_reason: None,
             error: RequestError::None,
@@ -133,6 +141,7 @@ struct TrackedRequest {
     include_stop_str_in_output: bool,
     min_tokens: u32,
     num_output_tokens: u32,
+    logprobs: Option<Box<LogprobsTracker>>,
     delta: RequestDelta,
     outbox: Outbox,
 }
@@ -141,6 +150,8 @@ struct TrackedRequest {
 #[derive(Debug)]
 struct Outbox {
     delivery: Delivery,
+    /// Of the text that goes out as events.
+    pieces: Pieces,
     /// There is something that was not taken yet.
     has_changed: bool,
     /// It stands in `changed`.
@@ -201,9 +212,11 @@ impl OutputProcessor {
             include_stop_str_in_output: options.include_stop_str_in_output,
             min_tokens: options.min_tokens,
             num_output_tokens: 0,
+            logprobs: options.logprobs.then(Box::default),
             delta: RequestDelta::empty(key),
             outbox: Outbox {
                 delivery: options.delivery,
+                pieces: Pieces::default(),
                 has_changed: false,
                 is_queued: false,
                 is_held: false,
@@ -219,6 +232,14 @@ impl OutputProcessor {
         self.requests.remove(&key).is_some()
     }
 
+    /// What a token of a request has beside it; its record comes later. Dropped where nobody asked for it.
+    pub fn add_logprobs(&mut self, logprobs: TokenLogprobs) {
+        let request = self.requests.get_mut(&logprobs.key);
+        if let Some(tracker) = request.and_then(|request| request.logprobs.as_mut()) {
+            tracker.push(logprobs);
+        }
+    }
+
     /// Takes one record. A result is the key of a request that a stop string ended: the engine still runs it and is to
     /// be told to abort.
     pub fn process(&mut self, record: &EngineCoreOutput) -> Option<RequestKey> {
@@ -228,8 +249,11 @@ impl OutputProcessor {
             self.num_dropped += 1;
             return None;
         };
-        let stopped = request.process(record, &mut self.scratch);
+        let stopped = request.process(record, self.tokenizer.as_deref(), &mut self.scratch);
         request.outbox.has_changed = true;
+        if request.delta.finish_reason.is_none() {
+            request.outbox.pieces.push(request.delta.new_text.len()); // the last token's text goes with the end
+        }
         if request.queue_up() {
             self.changed.push(record.key);
         }
@@ -290,13 +314,18 @@ impl OutputProcessor {
             }
             outbox.has_changed = false;
             let is_finished = request.delta.finish_reason.is_some();
-            match &outbox.delivery {
-                Delivery::Events(template) if !is_finished => {
-                    news.events.push(key, template, &request.delta.new_text);
-                    request.delta.new_text.clear();
+            let pieces = std::mem::take(&mut outbox.pieces);
+            if let Delivery::Events(template) = &outbox.delivery {
+                let text = &mut request.delta.new_text;
+                if pieces.end() > 0 {
+                    news.events.push(key, template, pieces.of(text));
+                    text.drain(..pieces.end());
                 }
-                _ => news.deltas.push(request.take_delta()),
+                if !is_finished {
+                    continue;
+                }
             }
+            news.deltas.push(request.take_delta());
             if is_finished {
                 self.requests.remove(&key);
             }
@@ -339,7 +368,12 @@ impl TrackedRequest {
         queues_up
     }
 
-    fn process(&mut self, record: &EngineCoreOutput, scratch: &mut String) -> Option<RequestKey> {
+    fn process(
+        &mut self,
+        record: &EngineCoreOutput,
+        tokenizer: Option<&Tokenizer>,
+        scratch: &mut String,
+    ) -> Option<RequestKey> {
         let delta = &mut self.delta;
         // The first record has them.
         delta.num_cached_tokens = delta.num_cached_tokens.max(record.num_cached_tokens);
@@ -355,6 +389,10 @@ impl TrackedRequest {
                 delta.first_token_ns = record.timestamp_ns;
             }
             delta.new_token_ids.push(record.new_token_id);
+            if let Some(logprobs) = &mut self.logprobs {
+                let tokenizer = tokenizer.filter(|_| self.detokenizer.is_some());
+                delta.new_logprobs.push(logprobs.take(record.new_token_id, tokenizer));
+            }
             if (!is_stop_token || self.include_stop_str_in_output)
                 && let Some(detokenizer) = &mut self.detokenizer
             {
@@ -365,6 +403,9 @@ impl TrackedRequest {
             && let Some(detokenizer) = &mut self.detokenizer
         {
             detokenizer.finish(scratch);
+        }
+        if let Some(logprobs) = &mut self.logprobs {
+            logprobs.advance(scratch);
         }
         let mut found = None;
         match &mut self.stop_checker {

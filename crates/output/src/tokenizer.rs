@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use crate::error::OutputError;
-use crate::token_pieces::TokenPieces;
+use crate::token_pieces::{Chain, Piece, TokenPieces};
 
 /// Largest `tokenizer.json` that is read. The largest in use have about 40 MB.
 pub const MAX_TOKENIZER_BYTES: u64 = 512 << 20;
@@ -134,6 +134,20 @@ impl Tokenizer {
     #[must_use]
     pub fn id_to_token(&self, token_id: u32) -> Option<String> {
         self.inner.id_to_token(token_id)
+    }
+
+    /// The bytes that a token adds to a text when others stand before it; special tokens are shown as they are written.
+    /// Not necessarily whole characters. Empty for an id that is in no vocabulary.
+    #[must_use]
+    pub fn token_bytes(&self, token_id: u32) -> Vec<u8> {
+        if self.pieces().chain() == Chain::Opaque {
+            // A decoder that fails has no text to give.
+            return self.decode(&[token_id], false).unwrap_or_default().into_bytes();
+        }
+        match self.pieces().piece(token_id) {
+            Piece::Text(text) => text.as_bytes().to_vec(),
+            Piece::Bytes(bytes) => bytes.to_vec(),
+        }
     }
 
     /// The id of a vocabulary entry.

@@ -119,9 +119,9 @@ impl TokenizerPool {
         state.num_bytes += num_bytes;
         let job = Job { id, text, add_special_tokens };
         if job.is_long() {
-            state.long.push_back(job)
+            state.long.push_back(job);
         } else {
-            state.short.push_back(job)
+            state.short.push_back(job);
         }
         drop(state);
         self.shared.work.notify_one();

@@ -292,6 +292,11 @@ fn events() -> OutputOptions {
     OutputOptions { delivery: Delivery::Events(template), ..OutputOptions::default() }
 }
 
+/// What the template makes of a text that JSON need not escape.
+fn event(text: &str) -> String {
+    format!("data: {{\"text\":\"{text}\"}}\n\n")
+}
+
 fn texts(news: &News) -> Vec<(u64, String)> {
     news.events
         .iter()
@@ -306,16 +311,29 @@ fn text_becomes_events_and_all_else_comes_with_the_end() {
     processor.process(&token(1, a));
     processor.process(&token(1, space));
     let news = processor.take();
-    assert_eq!(texts(&news), [(1, "data: {\"text\":\"a \"}\n\n".to_owned())]);
+    assert_eq!(texts(&news), [(1, event("a") + &event(" "))]);
     assert_eq!((news.deltas, processor.take()), (vec![], News::default()));
     processor.process(&token(1, a));
     processor.process(&last(1, space, FinishReason::Length));
     let news = processor.take();
-    assert!(news.events.is_empty());
+    assert_eq!(texts(&news), [(1, event("a"))], "the last text goes with the end");
     let delta = only(news.deltas);
-    assert_eq!((delta.new_text.as_str(), delta.finish_reason), ("a ", Some(FinishReason::Length)));
+    assert_eq!((delta.new_text.as_str(), delta.finish_reason), (" ", Some(FinishReason::Length)));
     assert_eq!(delta.new_token_ids, [a, space, a, space].map(|token| token as i32));
     assert!(processor.is_empty());
+}
+
+#[test]
+fn of_a_reader_that_is_far_behind_the_last_tokens_are_joined() {
+    let (tokenizer, mut processor) = one_request(events());
+    let a = id(&tokenizer, "a");
+    for _ in 0..9 {
+        processor.process(&token(1, a));
+    }
+    assert_eq!(texts(&processor.take()), [(1, event("a").repeat(3) + &event("aaaaaa"))]);
+    processor.process(&token(1, a));
+    assert_eq!(texts(&processor.take()), [(1, event("a"))]);
+    assert_eq!(processor.take(), News::default());
 }
 
 #[test]
@@ -325,7 +343,7 @@ fn tokens_without_certain_text_make_no_event() {
     processor.process(&token(1, a));
     assert_eq!(processor.take(), News::default(), "it may become the stop string");
     processor.process(&token(1, space));
-    assert_eq!(texts(&processor.take()), [(1, "data: {\"text\":\"a \"}\n\n".to_owned())]);
+    assert_eq!(texts(&processor.take()), [(1, event("a "))]);
 }
 
 #[test]
@@ -360,7 +378,7 @@ fn what_is_on_hold_waits_merged_and_harms_nobody() {
         assert!(processor.release(RequestKey(1)), "twice is once");
         let news = processor.take();
         assert!(news.deltas.iter().all(|delta| delta.new_text == "aa"));
-        assert!(news.events.iter().all(|(_, event)| event == b"data: {\"text\":\"aa\"}\n\n"));
+        assert!(texts(&news).iter().all(|(_, events)| *events == event("a").repeat(2)));
         assert_eq!(news.deltas.len() + news.events.iter().len(), 1);
         assert!(!processor.release(RequestKey(1)), "nothing is new");
         processor.hold(RequestKey(1));

@@ -51,6 +51,7 @@ impl PyEngineClient {
         let mut stopped = Vec::new();
         self.inner.drain_outputs(|output| match output {
             ClientOutput::Output(record) => stopped.extend(processor.process(&record)),
+            ClientOutput::Logprobs(beside) => processor.add_logprobs(beside),
             ClientOutput::Refused { key, error } => processor.fail(key, RequestFailure::Refused(error)),
             ClientOutput::Died { key, reason } => processor.fail(key, RequestFailure::EngineDied(reason)),
         });
@@ -265,6 +266,11 @@ impl PyEngineClient {
     #[getter]
     fn death(&self) -> Option<String> {
         self.inner.death()
+    }
+
+    #[getter]
+    fn last_step_error(&self) -> Option<String> {
+        self.inner.last_step_error().map(|message| message.to_string())
     }
 
     fn check_alive(&self) -> PyResult<()> {

@@ -76,6 +76,7 @@ pub(crate) fn scheduler_error(error: &SchedulerError) -> PyErr {
             PyValueError::new_err(error.to_string())
         }
         SchedulerError::WrongRows { .. }
+        | SchedulerError::WrongLogprobs { .. }
         | SchedulerError::WrongStep { .. }
         | SchedulerError::NotTheNewestStep { .. }
         | SchedulerError::OutdatedOutput { .. }

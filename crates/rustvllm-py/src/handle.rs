@@ -11,7 +11,7 @@ use std::{
 
 use ::scheduler::{
     EngineCoreOutput, EngineHandle as SharedHandle, ExtraKeys, MultimodalSpan, NewRequest, RequestKey,
-    SamplingParams, egress::Consumer,
+    SamplingParams, TokenLogprobs, egress::Consumer,
 };
 use ipc::Notifier;
 use pyo3::{
@@ -26,6 +26,14 @@ use crate::token_ids::PyTokenIds;
 
 /// How long a parked main thread goes without looking for signals.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What the scheduler emits.
+pub(crate) enum Emitted {
+    /// A token, an end, or both.
+    Output(EngineCoreOutput),
+    /// What a token that follows has beside it.
+    Logprobs(TokenLogprobs),
+}
 
 /// The shared side of the scheduler and the output side's end of its egress.
 #[pyclass(frozen, name = "EngineHandle", module = "rustvllm._core")]
@@ -48,14 +56,16 @@ impl EngineHandle {
     }
 
     /// Consume everything the scheduler emitted.
-    pub(crate) fn drain_outputs(&self, receive: impl FnMut(EngineCoreOutput)) {
+    pub(crate) fn drain_outputs(&self, mut receive: impl FnMut(Emitted)) {
         // Somebody else is draining: what is left keeps the descriptor readable.
         let Ok(mut guard) = self.consumer.try_lock() else { return };
         let Some(consumer) = guard.as_mut() else { return };
         if let Some(notifier) = self.notifier.get() {
             notifier.clear();
         }
-        consumer.drain(receive);
+        consumer.look();
+        consumer.take_logprobs(|beside| receive(Emitted::Logprobs(beside)));
+        consumer.drain_seen(|output| receive(Emitted::Output(output)));
         drop(guard);
         // There is room again: the parked scheduler hands over what it kept back. The count was stored before
         // `notify`, so a drain that misses it is followed by another one.

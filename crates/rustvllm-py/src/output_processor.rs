@@ -3,14 +3,17 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ::scheduler::{FinishReason, RequestError, RequestKey};
-use output::{Delivery, DetokenizeOptions, EventTemplate, News, OutputOptions, RequestFailure, StopReason};
+use output::{
+    CandidateLogprob, Delivery, DetokenizeOptions, EventTemplate, News, OutputOptions, RequestFailure,
+    StopReason,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::client::PyEngineClient;
 use crate::errors::blamed_param;
-use crate::handle::EngineHandle;
+use crate::handle::{Emitted, EngineHandle};
 use crate::tokenizer::{PyTokenizer, request_error, valid_token_ids};
 
 /// What is new for one request since the last poll.
@@ -37,6 +40,19 @@ impl PyRequestDelta {
     #[getter]
     fn new_token_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, &self.inner.new_token_ids)
+    }
+
+    /// For each of these tokens its place in the text (characters before it) and its candidates, the sampled one first: id,
+    /// log-probability, rank, and its bytes (None without text). Empty unless asked for.
+    #[getter]
+    fn new_logprobs<'py>(&self, py: Python<'py>) -> PyResult<Vec<(u32, Bound<'py, PyList>)>> {
+        let candidate = |of: &CandidateLogprob| {
+            (of.token_id, of.logprob, of.rank, of.bytes.as_ref().map(|bytes| PyBytes::new(py, bytes)))
+        };
+        let positions = self.inner.new_logprobs.iter();
+        positions
+            .map(|at| Ok((at.text_offset, PyList::new(py, at.candidates.iter().map(candidate))?)))
+            .collect()
     }
 
     /// `stop`, `length`, `abort`, `error`, `repetition`, or None while it runs.
@@ -155,7 +171,8 @@ impl PyOutputProcessor {
     /// Expect outputs for `key`; call it before `EngineHandle.add_request`.
     #[pyo3(signature = (
         key, prompt_token_ids, *, detokenize = true, skip_special_tokens = true, spaces_between_special_tokens = true,
-        stop = Vec::new(), include_stop_str_in_output = false, min_tokens = 0, at_the_end = false, event_template = None
+        stop = Vec::new(), include_stop_str_in_output = false, min_tokens = 0, at_the_end = false, event_template = None,
+        logprobs = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     #[expect(clippy::fn_params_excessive_bools, reason = "keyword arguments of the Python signature")]
@@ -172,6 +189,7 @@ impl PyOutputProcessor {
         min_tokens: u32,
         at_the_end: bool,
         event_template: Option<(&[u8], &[u8])>,
+        logprobs: bool,
     ) -> PyResult<()> {
         let delivery = match event_template {
             None if at_the_end => Delivery::AtTheEnd,
@@ -186,7 +204,11 @@ impl PyOutputProcessor {
         let prompt_token_ids = valid_token_ids(prompt_token_ids)?;
         let detokenize =
             detokenize.then_some(DetokenizeOptions { skip_special_tokens, spaces_between_special_tokens });
-        let options = OutputOptions { detokenize, stop, include_stop_str_in_output, min_tokens, delivery };
+        if logprobs && matches!(delivery, Delivery::Events(_)) {
+            return Err(PyValueError::new_err("an event of an event_template has no place for logprobs"));
+        }
+        let options =
+            OutputOptions { detokenize, stop, include_stop_str_in_output, min_tokens, delivery, logprobs };
         py.detach(|| self.lock().add_request(RequestKey(key), &prompt_token_ids, options))
             .map_err(|error| request_error(&error))
     }
@@ -231,7 +253,10 @@ impl PyOutputProcessor {
                 py.detach(|| {
                     let mut processor = self.lock();
                     let mut stopped = Vec::new();
-                    handle.drain_outputs(|record| stopped.extend(processor.process(&record)));
+                    handle.drain_outputs(|emitted| match emitted {
+                        Emitted::Output(record) => stopped.extend(processor.process(&record)),
+                        Emitted::Logprobs(beside) => processor.add_logprobs(beside),
+                    });
                     for key in stopped {
                         handle.abort_key(key);
                     }

@@ -3,8 +3,8 @@
 use std::thread::{self, ThreadId};
 
 use ::scheduler::{
-    EngineCoreOutput, ExtraKeys, FinishReason, RequestError, RequestEvent, RequestState, Scheduler,
-    SchedulerConfig, SchedulerOutput, StepBuffers, TokenRows,
+    EngineCoreOutput, ExtraKeys, FinishReason, LogprobRows, RequestError, RequestEvent, RequestState,
+    Scheduler, SchedulerConfig, SchedulerOutput, StepBuffers, TokenRows,
 };
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
@@ -16,7 +16,7 @@ use crate::{
     buffers::{RegisteredViews, native_buffer, register_set},
     config::PySchedulerConfig,
     errors::{SchedulerStateError, WrongThreadError, scheduler_error},
-    handle::{EngineHandle, token_ids},
+    handle::{Emitted, EngineHandle, token_ids},
 };
 
 /// Makes a single-owner value acceptable to pyo3, which asks every class to be `Sync`.
@@ -270,7 +270,11 @@ impl PyScheduler {
     fn take_outputs<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let py = slf.py();
         let mut outputs = Vec::new();
-        slf.try_borrow()?.handle.get().drain_outputs(|output| outputs.push(output));
+        slf.try_borrow()?.handle.get().drain_outputs(|emitted| {
+            if let Emitted::Output(output) = emitted {
+                outputs.push(output);
+            }
+        });
         outputs.iter().map(|output| output_dict(py, output)).collect()
     }
 
@@ -292,12 +296,13 @@ impl PyScheduler {
         Ok(output.map(|inner| PySchedulerOutput { inner, scheduler: slf.clone().unbind() }))
     }
 
-    #[pyo3(signature = (scheduler_output, sampled_token_ids, draft_token_ids=None))]
+    #[pyo3(signature = (scheduler_output, sampled_token_ids, draft_token_ids=None, logprobs=None))]
     fn update_from_output(
         slf: &Bound<'_, Self>,
         scheduler_output: &PySchedulerOutput,
         sampled_token_ids: &Bound<'_, PyAny>,
         draft_token_ids: Option<&Bound<'_, PyAny>>,
+        logprobs: Option<LogprobArrays<'_>>,
     ) -> PyResult<usize> {
         check_origin(slf, scheduler_output)?;
         let this = &mut *slf.try_borrow_mut()?;
@@ -308,10 +313,16 @@ impl PyScheduler {
             draft_token_ids.map_or(Ok(0), |ids| copy_rows("draft_token_ids", ids, &mut this.drafts))?;
         let sampled = TokenRows { token_ids: &this.sampled, num_columns };
         let drafts = TokenRows { token_ids: &this.drafts, num_columns: num_draft_columns };
+        let logprobs = logprobs.map(CopiedLogprobs::new).transpose()?;
         let finished = this
             .inner
             .get()
-            .update_with_drafts(&scheduler_output.inner, sampled, drafts)
+            .update_with_logprobs(
+                &scheduler_output.inner,
+                sampled,
+                drafts,
+                logprobs.as_ref().map_or(LogprobRows::NONE, CopiedLogprobs::rows),
+            )
             .map_err(|error| scheduler_error(&error))?;
         this.announce();
         Ok(finished)
@@ -456,6 +467,47 @@ fn copy_rows(name: &str, array: &Bound<'_, PyAny>, ids: &mut Vec<i32>) -> PyResu
     ids.resize(view.item_count(), -1);
     view.copy_to_slice(array.py(), ids)?;
     Ok(num_columns)
+}
+
+/// Places, token ids, log-probabilities and ranks.
+type LogprobArrays<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
+
+/// The log-probabilities of one update, copied out of Python's arrays. Few steps have them.
+struct CopiedLogprobs {
+    places: Vec<i32>,
+    token_ids: Vec<i32>,
+    logprobs: Vec<f32>,
+    ranks: Vec<i32>,
+    num_columns: usize,
+}
+
+impl CopiedLogprobs {
+    fn new((places, token_ids, logprobs, ranks): LogprobArrays<'_>) -> PyResult<Self> {
+        let py = places.py();
+        let values = native_buffer::<f32>(&logprobs)
+            .map_err(|_| PyTypeError::new_err("values of logprobs must be an array of dtype float32"))?;
+        let mut copied = Self {
+            places: Vec::new(),
+            token_ids: Vec::new(),
+            logprobs: values.to_vec(py)?,
+            ranks: Vec::new(),
+            num_columns: 0,
+        };
+        copy_rows("places of logprobs", &places, &mut copied.places)?;
+        copied.num_columns = copy_rows("token ids of logprobs", &token_ids, &mut copied.token_ids)?;
+        copy_rows("ranks of logprobs", &ranks, &mut copied.ranks)?;
+        Ok(copied)
+    }
+
+    fn rows(&self) -> LogprobRows<'_> {
+        LogprobRows {
+            places: &self.places,
+            token_ids: &self.token_ids,
+            logprobs: &self.logprobs,
+            ranks: &self.ranks,
+            num_columns: self.num_columns,
+        }
+    }
 }
 
 fn output_dict<'py>(py: Python<'py>, output: &EngineCoreOutput) -> PyResult<Bound<'py, PyDict>> {

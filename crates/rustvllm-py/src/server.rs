@@ -94,6 +94,11 @@ impl PyEngineServer {
         py.detach(|| self.lock().fail(message));
     }
 
+    /// Say why the step failed that the scheduler is about to be told of.
+    fn note_step_error(&self, py: Python<'_>, message: &str) {
+        py.detach(|| self.lock().note_step_error(message));
+    }
+
     #[getter]
     fn is_alive(&self, py: Python<'_>) -> bool {
         py.detach(|| self.lock().is_alive())

@@ -7,10 +7,15 @@
 //! Nearly every record is the token of a decode, and a step has a thousand of them: what they have in common (the time)
 //! and what only the first of a request has (when it was scheduled, what was cached) are records of their own. The
 //! consumer puts [`EngineCoreOutput`]s together again.
+//!
+//! What only few requests ask for and no record has room for, log-probabilities, lies in an [`Inbox`] beside the ring. It
+//! is pushed before the step is published, and looked for after what is published was seen: so it is never later than its
+//! token.
 
 use std::mem::MaybeUninit;
 
 use crate::{
+    Inbox, TokenLogprobs,
     output::{EngineCoreOutput, FinishReason, RequestError, RequestKey},
     sync::{AtomicUsize, Ordering, UnsafeCell},
 };
@@ -53,6 +58,8 @@ pub struct Egress {
     tail: Padded<AtomicUsize>,
     /// Everything before it is consumed. Written by the consumer.
     head: Padded<AtomicUsize>,
+    /// Beside the ring; see the module docs.
+    logprobs: Inbox<TokenLogprobs>,
 }
 
 // SAFETY: a place is written only by the producer while it lies in [tail, head + capacity) and read only
@@ -70,6 +77,7 @@ impl Egress {
             mask: capacity - 1,
             tail: Padded(AtomicUsize::new(0)),
             head: Padded(AtomicUsize::new(0)),
+            logprobs: Inbox::new(),
         }
     }
 
@@ -105,19 +113,24 @@ pub struct Consumer {
     egress: std::sync::Arc<Egress>,
     /// The time of the last `Time` record.
     time: u64,
+    /// Everything before it was published when somebody last looked.
+    seen_tail: usize,
 }
 
 /// Both ends of a new ring.
 #[must_use]
 pub fn channel(capacity: usize) -> (Producer, Consumer) {
     let egress = std::sync::Arc::new(Egress::new(capacity));
-    (Producer { egress: egress.clone(), position: 0, seen_head: 0, time: 0 }, Consumer { egress, time: 0 })
+    (
+        Producer { egress: egress.clone(), position: 0, seen_head: 0, time: 0 },
+        Consumer { egress, time: 0, seen_tail: 0 },
+    )
 }
 
 impl Producer {
     /// Free places.
     fn room(&mut self) -> usize {
-        // Acquire: pairs with the Release in `Consumer::drain`; the consumer has finished reading
+        // Acquire: pairs with the Release in `Consumer::drain_seen`; the consumer has finished reading
         // the places that it gave up before they are written again.
         self.seen_head = self.egress.head.0.load(Ordering::Acquire);
         self.egress.mask + 1 - self.position.wrapping_sub(self.seen_head)
@@ -145,6 +158,11 @@ impl Producer {
         true
     }
 
+    /// Lay a token's log-probabilities beside the ring, before its record is pushed. Allocates.
+    pub fn push_logprobs(&mut self, logprobs: TokenLogprobs) {
+        self.egress.logprobs.push(logprobs);
+    }
+
     /// A writer of the tokens of decodes, all made at one time, for as many as there is room.
     pub(crate) fn decodes(&mut self, timestamp_ns: u64) -> Decodes<'_> {
         if self.has_room() {
@@ -170,7 +188,7 @@ impl Producer {
 
     /// Make everything pushed so far visible.
     pub fn publish(&mut self) {
-        // Release: pairs with the Acquire in `Consumer::drain`; the records are whole before they are seen.
+        // Release: pairs with the Acquire in `Consumer::look`; the records are whole before they are seen.
         self.egress.tail.0.store(self.position, Ordering::Release);
     }
 
@@ -204,12 +222,31 @@ impl Decodes<'_> {
 }
 
 impl Consumer {
-    /// Consume everything published, oldest first.
-    pub fn drain(&mut self, mut receive: impl FnMut(EngineCoreOutput)) {
+    /// Consume everything published, oldest first; log-probabilities are dropped.
+    pub fn drain(&mut self, receive: impl FnMut(EngineCoreOutput)) {
+        self.look();
+        self.take_logprobs(drop);
+        self.drain_seen(receive);
+    }
+
+    /// See what is published, for the two calls below.
+    pub fn look(&mut self) {
+        // Acquire: pairs with the Release in `Producer::publish`.
+        self.seen_tail = self.egress.tail.0.load(Ordering::Acquire);
+    }
+
+    /// Consume the log-probabilities of all tokens seen, and perhaps some whose tokens come later.
+    pub fn take_logprobs(&mut self, receive: impl FnMut(TokenLogprobs)) {
+        if !self.egress.logprobs.is_empty() {
+            self.egress.logprobs.take(receive);
+        }
+    }
+
+    /// Consume everything seen, oldest first.
+    pub fn drain_seen(&mut self, mut receive: impl FnMut(EngineCoreOutput)) {
         // Relaxed: only this consumer writes `head`.
         let mut position = self.egress.head.0.load(Ordering::Relaxed);
-        // Acquire: pairs with the Release in `Producer::publish`.
-        let tail = self.egress.tail.0.load(Ordering::Acquire);
+        let tail = self.seen_tail;
         // What a `First` record says is of the record behind it, which was published with it.
         let (mut first_scheduled_ns, mut num_cached_tokens) = (0, 0);
         while position != tail {

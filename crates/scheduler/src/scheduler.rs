@@ -78,6 +78,14 @@ pub enum SchedulerError {
         /// Given.
         got: usize,
     },
+    /// Log-probabilities that are not of what was sampled.
+    #[error("the logprobs of step {step} do not fit its sampled tokens: {what}")]
+    WrongLogprobs {
+        /// The step.
+        step: u64,
+        /// What is wrong.
+        what: &'static str,
+    },
     /// Drafts where there may be none, or not as many.
     #[error(
         "drafts have {got} columns, at most {limit} are possible (num_speculative_tokens; 0 when steps overlap: the worker keeps its drafts)"

@@ -2,6 +2,7 @@
 
 use crate::{
     clock::monotonic_ns,
+    logprobs::LogprobRows,
     output::{EngineCoreOutput, FinishReason, RequestError, SchedulerOutput},
     request::{Request, RequestStatus},
     scheduler::{Scheduler, SchedulerError},
@@ -91,8 +92,23 @@ impl Scheduler {
         sampled: TokenRows<'_>,
         drafts: TokenRows<'_>,
     ) -> Result<usize, SchedulerError> {
+        self.update_with_logprobs(output, sampled, drafts, LogprobRows::NONE)
+    }
+
+    /// The same, with log-probabilities of those tokens whose requests asked for them.
+    ///
+    /// # Errors
+    /// As for [`update_with_drafts`](Self::update_with_drafts), and when they are not of what was sampled.
+    pub fn update_with_logprobs(
+        &mut self,
+        output: &SchedulerOutput,
+        sampled: TokenRows<'_>,
+        drafts: TokenRows<'_>,
+        logprobs: LogprobRows<'_>,
+    ) -> Result<usize, SchedulerError> {
         let set = self.oldest_step(output)?;
         sampled.check(output)?;
+        logprobs.check(output, sampled)?;
         let limit = if self.config.max_steps_in_flight > 1 { 0 } else { self.config.num_speculative_tokens };
         if drafts.num_columns > 0 {
             drafts.check(output)?;
@@ -103,7 +119,7 @@ impl Scheduler {
         self.drain_inbox();
         let now = monotonic_ns();
         let entries = std::mem::take(&mut self.steps[set].entries);
-        let one_each = sampled.num_columns == 1 && drafts.num_columns == 0;
+        let one_each = sampled.num_columns == 1 && drafts.num_columns == 0 && logprobs.is_empty();
         let mut num_finished = 0;
         let (mut done, mut sample) = (0, 0);
         while done < entries.len() {
@@ -113,7 +129,7 @@ impl Scheduler {
                 sample += count;
             }
             let Some(entry) = entries.get(done) else { break };
-            num_finished += usize::from(self.apply(entry, sample, sampled, drafts, now));
+            num_finished += usize::from(self.apply(entry, sample, sampled, drafts, logprobs, now));
             done += 1;
             sample += usize::from(entry.sampled);
         }
@@ -159,6 +175,7 @@ impl Scheduler {
         sample: usize,
         sampled: TokenRows<'_>,
         drafts: TokenRows<'_>,
+        logprobs: LogprobRows<'_>,
         now: u64,
     ) -> bool {
         let slot = entry.tenant.slot;
@@ -168,7 +185,7 @@ impl Scheduler {
         }
         request.num_steps_in_flight -= 1;
         let status = if entry.sampled {
-            self.append_row(entry, sampled.row(sample), sampled.first(sample), now)
+            self.append_row(entry, sample, sampled, logprobs, now)
         } else {
             self.close_prefill(slot, now)
         };
@@ -235,8 +252,16 @@ impl Scheduler {
     }
 
     /// Any other sampled row: several tokens, or none. What follows a stop is dropped.
-    fn append_row(&mut self, entry: &Entry, row: &[i32], first: i32, now: u64) -> Option<RequestStatus> {
+    fn append_row(
+        &mut self,
+        entry: &Entry,
+        sample: usize,
+        sampled: TokenRows<'_>,
+        logprobs: LogprobRows<'_>,
+        now: u64,
+    ) -> Option<RequestStatus> {
         let slot = entry.tenant.slot;
+        let (row, first) = (sampled.row(sample), sampled.first(sample));
         if row.is_empty() {
             // What it computed is as little a number as its logits: nobody may find it.
             let error = if first == REJECTED_BY_GRAMMAR {
@@ -262,6 +287,13 @@ impl Scheduler {
             request.retract_drafts(num_rejected, self.config.block_size);
         }
         for (index, &token_id) in row[..num_used as usize].iter().enumerate() {
+            if !logprobs.is_empty()
+                && let Some(beside) =
+                    logprobs.find(self.requests[slot as usize].key, sample * sampled.num_columns + index)
+            {
+                // Before the token's record: whoever sees that finds this.
+                self.egress.push_logprobs(beside);
+            }
             if let Some(status) = self.append_token(slot, token_id, now) {
                 // What follows the stop is expected no more.
                 let request = &mut self.requests[slot as usize];

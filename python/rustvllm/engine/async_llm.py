@@ -13,13 +13,14 @@ from rustvllm import _core, envs
 from rustvllm.config import EngineConfig, UsageContext
 from rustvllm.engine.core_client import EngineCoreClient, ThreadClient
 from rustvllm.engine.describe import describe_engine
+from rustvllm.engine.drain_rate import DrainRate
 from rustvllm.engine.engine_health import EngineHealth
 from rustvllm.engine.front_end import RequestTable
 from rustvllm.engine.input_processor import InputProcessor, PromptType
 from rustvllm.engine.remote_client import RemoteClient
 from rustvllm.engine.request_state import EventSink, RequestState
 from rustvllm.engine.tokenizer import Tokenizer
-from rustvllm.exceptions import EngineDeadError
+from rustvllm.exceptions import EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError
 from rustvllm.logger import init_logger
 from rustvllm.outputs import RequestOutput
 from rustvllm.sampling_params import SamplingParams
@@ -87,6 +88,7 @@ class RequestStream:
             RequestFailedError: The engine failed on this request.
             InvalidRequestError: An engine in another process refuses it.
             QueueFullError: That engine has too many.
+            QueueTimeoutError: The request waited longer than ``queue_timeout``.
             EngineDeadError: The engine died or was shut down.
         """
         if self._done:
@@ -102,7 +104,7 @@ class RequestStream:
         output = self._state.take()
         if output.error is not None:
             self.close()
-            raise self._state.failure()
+            raise self._engine._with_advice(self._state.failure())  # noqa: SLF001
         self._done = output.finished
         return output
 
@@ -173,6 +175,7 @@ class AsyncLLM:
         except BaseException:
             self._client.shutdown()
             raise
+        self._drain_rate = DrainRate(self._client.handle.stats)
         self._requests = RequestTable(self._client, None if self.tokenizer is None else self.tokenizer.core)
         if is_own:
             for line in self.describe():
@@ -211,7 +214,8 @@ class AsyncLLM:
 
         Raises:
             InvalidRequestError: The request is wrong; nobody else notices.
-            QueueFullError: Too many requests are waiting.
+            QueueFullError: Too many requests, or too many tokens, are waiting.
+            QueueTimeoutError: The request waited longer than ``queue_timeout``.
             RequestFailedError: The engine failed on this request.
             EngineDeadError: The engine died or was shut down.
             RuntimeError: The engine belongs to another event loop.
@@ -246,7 +250,11 @@ class AsyncLLM:
             encoded = await self.tokenizer.encode_off_loop(*long_text)
             self.check_health()
         request = self.input_processor.process(prompt, params, priority, encoded=encoded)
-        state = self._requests.add(request_id, request, sink)
+        self._drain_rate.observe()
+        try:
+            state = self._requests.add(request_id, request, sink)
+        except QueueFullError as error:
+            raise self._with_advice(error) from None
         stream = RequestStream(self, state)
         self._streams[id(state)] = stream
         return stream
@@ -370,6 +378,17 @@ class AsyncLLM:
                     del self._streams[id(state)]
                 if state.ready:
                     stream._wake()  # noqa: SLF001
+
+    def _with_advice(self, error: RustVLLMError) -> RustVLLMError:
+        """An error with what helps its caller: the limit that was met, and when to try again."""
+        if isinstance(error, QueueTimeoutError):
+            limit = self.config.scheduler.queue_timeout
+            error = QueueTimeoutError(
+                f"the request waited longer than queue_timeout = {limit:g} s and was not begun; try again later"
+            )
+        if isinstance(error, QueueFullError | QueueTimeoutError):
+            error.retry_after = self._drain_rate.retry_after()
+        return error
 
     def _resume(self, state: RequestState) -> None:
         if self._requests.resume(state):

@@ -100,9 +100,10 @@ class ChildProcess:
     def _read_status(self) -> dict[str, Any] | None:
         """Wait for the next thing that it says; None when it will say nothing any more."""
         line = self._status.readline(_LONGEST_LINE)
-        if not line:
+        try:
+            status: dict[str, Any] = json.loads(line)
+        except ValueError:  # the end, or the half of a line that it was killed over
             return None
-        status: dict[str, Any] = json.loads(line)
         return status
 
     def wait_until_ready(self) -> None:

@@ -64,6 +64,7 @@ class EngineCore:
         num_cpu_blocks: KV blocks in CPU memory for preempted requests.
         max_concurrent_batches: Steps that may be launched and not taken in.
         last_step_error: What the last failed step raised, as text; None if none failed.
+        startup_phases: Seconds that each part of the constructor took, by its name, in order.
         on_step_error: Called with that text, before anybody is told that a request failed.
     """
 
@@ -76,10 +77,15 @@ class EngineCore:
                 memory as ``swap_space`` says, or the step trace cannot be written.
         """
         self.config = config
+        self.startup_phases: dict[str, float] = {}
+        phase = _Stopwatch(self.startup_phases)
         self._trace = None if config.step_trace_file is None else StepTrace(config.step_trace_file)
         self.executor = _make_executor(config)
+        phase.ended("executor")
         self.executor.load_model()
+        phase.ended("load model")
         self.num_blocks = self.executor.determine_num_blocks()
+        phase.ended("measure memory")
         config.check_num_blocks(self.num_blocks)
         self.num_cpu_blocks = self.executor.determine_num_cpu_blocks(self.num_blocks)
         self.max_concurrent_batches = 2 if config.scheduler.async_scheduling else 1
@@ -94,6 +100,8 @@ class EngineCore:
             long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
             scheduling_policy="priority" if config.scheduler.scheduling_policy == "priority" else "fcfs",
             max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+            max_num_queued_tokens=config.scheduler.max_num_queued_tokens,
+            queue_timeout=config.scheduler.queue_timeout,
             watermark=config.scheduler.watermark,
             preemption_mode=config.scheduler.preemption_mode,
             num_cpu_blocks=self.num_cpu_blocks,
@@ -111,6 +119,9 @@ class EngineCore:
         )
         self.scheduler = _core.Scheduler(scheduler_config, step_buffers)
         self.executor.bind_token_ids(self.scheduler.token_ids)
+        phase.ended("KV cache")
+        self.executor.warm_up()
+        phase.ended("warm-up")
         self.handle = self.scheduler.handle
         self.last_step_error: str | None = None
         self.on_step_error: Callable[[str], object] = lambda _: None
@@ -133,8 +144,9 @@ class EngineCore:
             schedule_ns = monotonic_ns()
             if (output := self.scheduler.schedule()) is not None:
                 num_tokens = output.total_num_scheduled_tokens
+                launch_ns = monotonic_ns()
                 sampled = self._launch(output)
-                self._launched.append(LaunchedStep(output, sampled, schedule_ns, monotonic_ns()))
+                self._launched.append(LaunchedStep(output, sampled, schedule_ns, launch_ns))
                 if len(self._launched) < self.max_concurrent_batches and not sampled.is_done():
                     return num_tokens  # the next one is planned while it runs
         if self._launched:
@@ -163,7 +175,7 @@ class EngineCore:
         else:
             done_ns = monotonic_ns()
             self._failures_in_a_row = 0
-            self.scheduler.update_from_output(output, sampled.sampled_token_ids)
+            self.scheduler.update_from_output(output, sampled.sampled_token_ids, logprobs=sampled.logprobs)
         if self._trace is not None:
             numbers = (output.total_num_scheduled_tokens, output.num_reqs)
             self._trace.record(output.step, step.schedule_ns, step.launch_ns, done_ns, monotonic_ns(), *numbers)
@@ -203,6 +215,20 @@ class EngineCore:
         if self._trace is not None:
             self._trace.close()
         self.executor.shutdown()
+
+
+class _Stopwatch:
+    """Notes how long one thing after another took."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+        self._began = monotonic_ns()
+
+    def ended(self, name: str) -> None:
+        """What began with the end of the thing before it has ended."""
+        now = monotonic_ns()
+        self._seconds[name] = (now - self._began) / 1e9
+        self._began = now
 
 
 def _make_executor(config: EngineConfig) -> "Executor":

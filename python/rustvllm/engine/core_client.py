@@ -114,7 +114,9 @@ class ThreadClient:
         self._stopping = threading.Event()
         self._death: EngineDeadError | None = None
         self._step_watch = StepWatch()
-        run_loop.freeze_heap()
+        # What exists now lives as long as the engine: keep the collector from walking through it again and again.
+        gc.collect()
+        gc.freeze()
         self._thread = threading.Thread(target=self._run, name="rustvllm-engine", daemon=True)
         _running.add(self)
         # Exit hooks run last in, first out: this one has to come before those of the libraries that a step needs.

@@ -74,6 +74,7 @@ class RequestTable:
             samples,
             request.hidden_stop_ids,
             sink,
+            with_logprobs=request.num_logprobs >= 0,
         )
         self._by_id[request_id] = state
         try:
@@ -100,6 +101,7 @@ class RequestTable:
             min_tokens=params.min_tokens,
             at_the_end=params.output_kind is RequestOutputKind.FINAL_ONLY,
             event_template=event_template,
+            logprobs=request.num_logprobs >= 0,
         )
 
     def _hand_in(self, samples: list[tuple[int, str]], request: EngineCoreRequest) -> None:
@@ -123,7 +125,7 @@ class RequestTable:
             frequency_penalty=params.frequency_penalty,
             repetition_penalty=params.repetition_penalty,
             seed=request.seed_of(0),
-            num_logprobs=-1 if params.logprobs is None else params.logprobs,
+            num_logprobs=request.num_logprobs,
             priority=request.priority,
             cache_salt=request.cache_salt,
             skip_reading_prefix_cache=params.prompt_logprobs is not None,
@@ -145,11 +147,12 @@ class RequestTable:
         if not deltas:
             return []
         changed: dict[str, RequestState] = {}
+        step_error = self._client.last_step_error  # of a step that was over before these outputs were there
         for delta in deltas:
             state = self._by_key.get(delta.key)
             if state is None:  # the reader has gone
                 continue
-            state.apply(delta, self._client.last_step_error)
+            state.apply(delta, step_error)
             changed[state.request_id] = state
         for state in changed.values():
             if state.finished:

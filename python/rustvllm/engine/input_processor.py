@@ -14,7 +14,7 @@ from rustvllm.config import EngineConfig, ModelConfig
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
-from rustvllm.sampling_params import MAX_TOKENS_LIMIT, SamplingParams
+from rustvllm.sampling_params import MAX_LOGPROBS, MAX_TOKENS_LIMIT, SamplingParams
 
 logger = init_logger(__name__)
 
@@ -62,6 +62,7 @@ class EngineCoreRequest:
         eos_token_id: Ends a sample without a stop reason; None: nothing does.
         stop_token_ids: Ids that end a sample, further EOS ids included.
         hidden_stop_ids: Those of ``stop_token_ids`` that stand for EOS.
+        num_logprobs: Candidates whose log-probabilities are wanted beside the sampled token's; −1: not even its own.
         seed: Of the first sample, 64-bit signed; sample i has ``seed + i``.
         priority: Lower is sooner, with the priority policy.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
@@ -74,6 +75,7 @@ class EngineCoreRequest:
     eos_token_id: int | None
     stop_token_ids: tuple[int, ...]
     hidden_stop_ids: frozenset[int]
+    num_logprobs: int
     seed: int
     priority: int
     cache_salt: str | None
@@ -145,6 +147,7 @@ class InputProcessor:
             eos_token_id=None if params.ignore_eos or not self.eos_token_ids else self.eos_token_ids[0],
             stop_token_ids=stop_token_ids,
             hidden_stop_ids=frozenset(extra_eos).difference(params.stop_token_ids or ()),
+            num_logprobs=self._num_logprobs(params),
             seed=self._next_seed() if params.seed is None else params.seed,
             priority=priority,
             cache_salt=cache_salt,
@@ -295,6 +298,9 @@ class InputProcessor:
                     f"(0 to {self._model.vocab_size - 1})",
                     "stop_token_ids",
                 )
+        if (num_logprobs := self._num_logprobs(params)) > MAX_LOGPROBS:
+            asked = f"-1 (the vocabulary of {num_logprobs} tokens)" if params.logprobs == -1 else params.logprobs
+            raise InvalidRequestError(f"logprobs is {asked}, at most {MAX_LOGPROBS} are given", "logprobs")
         if params.stop_strings and self._tokenizer is None:
             raise InvalidRequestError(
                 "there is no tokenizer (skip_tokenizer_init), so stop strings cannot be found: use stop_token_ids",
@@ -310,6 +316,11 @@ class InputProcessor:
             )
         if not -(2**31) <= priority < 2**31:
             raise InvalidRequestError("priority must fit into 32 bits", "priority")
+
+    def _num_logprobs(self, params: SamplingParams) -> int:
+        if params.logprobs is None:
+            return -1
+        return self._model.vocab_size if params.logprobs == -1 else params.logprobs
 
     def _next_seed(self) -> int:
         """A seed of its own for each request that has none: a hash of the engine's seed and a count.

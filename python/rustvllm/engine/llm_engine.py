@@ -89,7 +89,7 @@ class LLMEngine:
 
         Raises:
             InvalidRequestError: The request is wrong; the engine is as before.
-            QueueFullError: ``max_num_queued_reqs`` requests are waiting.
+            QueueFullError: ``max_num_queued_reqs`` requests or ``max_num_queued_tokens`` tokens are waiting.
             EngineDeadError: The engine was shut down.
         """
         self.engine_core.check_alive()

@@ -1,11 +1,13 @@
 """:class:`ParentLink`: a child's end of what :class:`~rustvllm.engine.child_process.ChildProcess` begins.
 
-A thread reads orders from standard input. When that ends, the parent is gone, and so is this process a moment later.
+A thread reads orders from standard input. When that ends, the parent is gone, and so is this process a moment later,
+with its directory; while it loads, the kernel ends it.
 """
 
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import queue
@@ -13,7 +15,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ class ParentLink:
         # The parent decides about Ctrl-C: it lets open requests end first.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _wake_with_parent()
+        self._end_with_parent_at_once(True)
         threading.Thread(target=self._listen, name="rustvllm-parent", daemon=True).start()
 
     @classmethod
@@ -61,6 +64,18 @@ class ParentLink:
         """Wait for the next order."""
         return self._orders.get()
 
+    def say_ready(self, seconds: float, phases: Mapping[str, float], **facts: Any) -> None:
+        """Tell the parent that this process serves.
+
+        Args:
+            seconds: How long that took.
+            phases: What they were spent on, by name.
+            facts: What else the parent needs to know.
+        """
+        self._end_with_parent_at_once(False)
+        rounded = {name: round(spent, 3) for name, spent in phases.items()}
+        self.say(ready={"seconds": round(seconds, 3), "phases": rounded, **facts})
+
     def say(self, **what: Any) -> None:
         """Tell the parent something."""
         try:
@@ -72,6 +87,18 @@ class ParentLink:
     def say_error(self, error: BaseException) -> None:
         """Tell the parent why this process cannot start."""
         self.say(error={"type": type(error).__name__, "message": str(error)})
+
+    def _end_with_parent_at_once(self, yes: bool) -> None:
+        """Whether the kernel ends this process when the parent's end of the pipe for news is closed.
+
+        It does while this process loads: a library that is being loaded can keep the interpreter, and with it the
+        thread that would notice, for seconds. Nothing is on the disk then that would have to be removed.
+        """
+        descriptor = self._status.fileno()
+        fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        # SIGIO comes when nobody can read the pipe any more, and by default ends a process.
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_ASYNC if yes else flags & ~os.O_ASYNC)
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError), os.fdopen(0, "rb", closefd=False) as lines:

@@ -6,6 +6,7 @@ which never takes the interpreter; this thread does nothing but schedule, execut
 """
 
 import base64
+import gc
 import importlib
 import os
 import signal
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 when it was told to stop, 1 when it broke or could not start.
     """
+    gc.disable()  # until the start is over: imports make much and little garbage
     stop = _Stop()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     link = ParentLink.from_command_line("python -m rustvllm.engine.process", argv, "--executor")
@@ -41,27 +43,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         _import_executor(link.args.executor)  # while the parent finds out what there is to load
         phases = {"import": link.age}
         order = link.receive()
+        ordered = link.age
         if (gpu := order.get("cuda_visible_devices")) is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpu
         config = build(EngineConfig, order["config"])
         core = EngineCore(config)
         server = _listen(core, config, order)
+        core.on_step_error = server.note_step_error
     except BaseException as error:
         link.say_error(error)
         if not isinstance(error, RustVLLMError):
             logger.critical("the engine could not start", exc_info=error)
         return EXIT_FAILURE
     stop.handle = core.handle
-    run_loop.freeze_heap()
-    phases["engine"] = link.age - phases["import"]
-    link.say(
-        ready={
-            "num_blocks": core.num_blocks,
-            "tcp_port": server.tcp_port,
-            "seconds": round(link.age, 3),
-            "phases": {name: round(seconds, 3) for name, seconds in phases.items()},
-        }
-    )
+    # What exists now lives as long as the engine: the collector need not walk through it, not even once.
+    gc.freeze()
+    gc.enable()
+    phases["wait for orders"] = ordered - phases["import"]
+    phases |= core.startup_phases
+    link.say_ready(link.age, phases, num_blocks=core.num_blocks, tcp_port=server.tcp_port)
     died = run_loop.run(core, lambda: stop.is_set)
     death = None if died is None else str(died)
     for complaint in server.take_complaints():
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         server.stop()
         return EXIT_OK
     link.say(death=death)
-    server.fail(death)
+    server.fail(death.removeprefix("the engine died: "))  # its clients say that
     return EXIT_FAILURE
 
 

@@ -14,7 +14,7 @@ from rustvllm.config import EngineConfig
 from rustvllm.engine.address import EngineAddress
 from rustvllm.engine.engine_health import EngineHealth, health_of
 from rustvllm.engine.engine_process import EngineProcess
-from rustvllm.engine.run_directory import SOCKET_NAME, make_run_directory
+from rustvllm.engine.run_directory import SOCKET_NAME, choose_run_directory
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 
@@ -44,13 +44,9 @@ class ProcessClient:
         self._on_death = weakref.WeakMethod(on_death)
         self._stopping = threading.Event()
         self._death: str | None = None
-        self._directory = make_run_directory()
+        self._directory = choose_run_directory()
         self._address = EngineAddress(path=self._directory / SOCKET_NAME.format(rank=0))
-        try:
-            self._process = EngineProcess(self._directory, "auto" if config.sim is None else "sim")
-        except BaseException:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            raise
+        self._process = EngineProcess(self._directory, "auto" if config.sim is None else "sim")
         self._process.load(config, self._address)
 
     def wait_until_ready(self) -> None:
@@ -77,8 +73,8 @@ class ProcessClient:
 
     @property
     def last_step_error(self) -> str | None:
-        """What the last failed step raised: the engine's own log has it."""
-        return None
+        """What the last step raised that failed for a request of this client's."""
+        return self.handle.last_step_error
 
     @property
     def errored(self) -> bool:

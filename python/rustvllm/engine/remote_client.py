@@ -69,8 +69,8 @@ class RemoteClient:
 
     @property
     def last_step_error(self) -> str | None:
-        """What the last failed step raised: the engine's own log has it."""
-        return None
+        """What the last step raised that failed for a request of this client's."""
+        return self.handle.last_step_error
 
     @property
     def errored(self) -> bool:

@@ -10,10 +10,11 @@ from rustvllm.exceptions import (
     EngineDeadError,
     InvalidRequestError,
     QueueFullError,
+    QueueTimeoutError,
     RequestFailedError,
     RustVLLMError,
 )
-from rustvllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from rustvllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from rustvllm.sampling_params import RequestOutputKind
 
 
@@ -36,11 +37,27 @@ class SampleState:
     request_id: str
     text_parts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None
+    text_offsets: list[int] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     parts_taken: int = 0
     tokens_taken: int = 0
     changed: bool = False
+
+    def add_logprobs(self, delta: _core.RequestDelta) -> None:
+        """Add what came beside the tokens of a delta."""
+        assert self.logprobs is not None
+        for text_offset, candidates in delta.new_logprobs:
+            position: dict[int, Logprob] = {}
+            for token_id, logprob, rank, raw in candidates:
+                text = None if raw is None else raw.decode(errors="replace")
+                position.setdefault(token_id, Logprob(logprob, rank, text, raw))
+            if candidates:
+                self.cumulative_logprob += candidates[0][1]
+            self.logprobs.append(position)
+            self.text_offsets.append(text_offset)
 
 
 class RequestState:
@@ -61,6 +78,8 @@ class RequestState:
         samples: Sequence[tuple[int, str]],
         hidden_stop_ids: frozenset[int],
         sink: EventSink | None = None,
+        *,
+        with_logprobs: bool = False,
     ) -> None:
         """Start with nothing generated.
 
@@ -72,12 +91,15 @@ class RequestState:
             samples: Key and engine-side request id of each sample.
             hidden_stop_ids: Stop ids that stand for EOS, so that ``stop_reason`` stays None for them.
             sink: Takes new text as events, None: it comes in the outputs.
+            with_logprobs: Tokens have log-probabilities beside them.
         """
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.output_kind = output_kind
-        self.samples = [SampleState(key, sample_id) for key, sample_id in samples]
+        self.samples = [
+            SampleState(key, sample_id, logprobs=[] if with_logprobs else None) for key, sample_id in samples
+        ]
         self.metrics = RequestMetrics(arrival_time=time.monotonic())
         self.num_cached_tokens = 0
         self.error: str | None = None
@@ -128,6 +150,8 @@ class RequestState:
             if metrics.first_token_time is None:
                 metrics.first_token_time = delta.first_token_ts or time.monotonic()
             sample.token_ids.extend(delta.new_token_ids)
+            if sample.logprobs is not None:
+                sample.add_logprobs(delta)
         if delta.new_text:
             sample.text_parts.append(delta.new_text)
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
@@ -137,8 +161,9 @@ class RequestState:
             self._num_running -= 1
             sample.stop_reason = None if delta.stop_reason in self._hidden_stop_ids else delta.stop_reason
             if delta.finish_reason == "error":
-                reasons = [reason for reason in (delta.error, step_error) if reason]
-                self.error = "; ".join(reasons) or "the engine failed"
+                # A request that was refused, or lost with its engine, has nothing to do with a step.
+                told = (delta.error, step_error if delta.error_kind in {None, "failed"} else None)
+                self.error = "; ".join(reason for reason in told if reason) or "the engine failed"
                 self._failure = _failure(delta, self.error)
             if self.finished:
                 metrics.finished_time = time.monotonic()
@@ -173,6 +198,11 @@ class RequestState:
                     stop_reason=sample.stop_reason,
                 )
             )
+            if sample.logprobs is not None:
+                start = sample.tokens_taken if delta else 0
+                outputs[-1].logprobs = sample.logprobs[start:]
+                outputs[-1].text_offsets = sample.text_offsets[start:]
+                outputs[-1].cumulative_logprob = sample.cumulative_logprob
             sample.changed = False
             sample.parts_taken = len(sample.text_parts)
             sample.tokens_taken = len(sample.token_ids)
@@ -195,6 +225,8 @@ def _failure(delta: _core.RequestDelta, message: str) -> RustVLLMError:
             return InvalidRequestError(message, delta.error_param)
         case "queue_full":
             return QueueFullError(message)
+        case "queue_timeout":
+            return QueueTimeoutError(message)
         case "engine_dead":
             return EngineDeadError(message)
         case _:

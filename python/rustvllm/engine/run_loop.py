@@ -1,6 +1,5 @@
 """The life of an engine that nobody steps by hand: :func:`run`, the same in a thread and in a process of its own."""
 
-import gc
 from collections.abc import Callable
 
 from rustvllm import envs
@@ -9,12 +8,6 @@ from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
-
-
-def freeze_heap() -> None:
-    """Keep the collector from walking again and again through what lives as long as the engine: all that exists now."""
-    gc.collect()
-    gc.freeze()
 
 
 def run(core: EngineCore, is_stopping: Callable[[], bool]) -> EngineDeadError | None:

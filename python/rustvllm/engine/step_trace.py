@@ -1,8 +1,8 @@
 """``StepTrace``: when each step of an engine was planned, launched, sampled and taken in, one JSON object per line.
 
-``{"step":n,"schedule_ns":…,"launch_ns":…,"done_ns":…,"update_ns":…,"num_tokens":…,"num_reqs":…}``, times in nanoseconds
-of CLOCK_MONOTONIC: before the scheduler was asked, when the step was launched, when its samples were there (or it had
-failed), and when the scheduler had taken them.
+``{"step":n,"schedule_ns":…,"launch_ns":…,"done_ns":…,"update_ns":…,"num_tokens":…,"num_reqs":…}``, times in
+nanoseconds of CLOCK_MONOTONIC: before the scheduler was asked, when the executor was given the step, when its samples
+were there (or it had failed), and when the scheduler had taken them.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ class StepTrace:
         except OSError as error:
             raise ConfigError(f"step_trace_file {str(path)!r} cannot be written: {error.strerror}") from error
 
-    def record(  # noqa: PLR0913, PLR0917 -- a row of numbers
+    def record(
         self,
         step: int,
         schedule_ns: int,

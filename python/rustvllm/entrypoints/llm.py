@@ -15,7 +15,7 @@ from rustvllm.engine.input_processor import EngineCoreRequest, PromptType, defau
 from rustvllm.engine.llm_engine import LLMEngine
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.engine_args import EngineArgs
-from rustvllm.exceptions import InvalidRequestError, RequestFailedError
+from rustvllm.exceptions import InvalidRequestError, QueueFullError, RequestFailedError
 from rustvllm.logger import init_logger
 from rustvllm.outputs import RequestOutput
 from rustvllm.sampling_params import RequestOutputKind, SamplingParams
@@ -235,7 +235,11 @@ class LLM:
         engine, fed = self.llm_engine, False
         limit = engine.config.scheduler.max_num_queued_reqs
         while waiting and engine.num_unfinished_samples() + waiting[0][1].params.n <= limit:
-            engine.add_request(*waiting.popleft())
+            try:
+                engine.add_request(*waiting[0])
+            except QueueFullError:  # max_num_queued_tokens: it is taken when those before it have begun
+                break
+            waiting.popleft()
             fed = True
         return fed
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Executor(Protocol):
-    """Call ``load_model``, ``determine_num_blocks``, ``determine_num_cpu_blocks``, ``initialize_kv_cache`` and
-    ``bind_token_ids`` in this order, then per step ``execute_model`` and ``sample_tokens``.
+    """Call ``load_model``, ``determine_num_blocks``, ``determine_num_cpu_blocks``, ``initialize_kv_cache``,
+    ``bind_token_ids`` and ``warm_up`` in this order, then per step ``execute_model`` and ``sample_tokens``.
 
-    These two launch a step; ``get_output()`` of what they return waits for it. With ``async_scheduling`` the next step is
-    launched before that: its −1 in ``input_ids`` stand for tokens that the host does not know yet.
+    These two launch a step; ``get_output()`` of what they return waits for it. With ``async_scheduling`` the next step
+    is launched before that: its −1 in ``input_ids`` stand for tokens that the host does not know yet.
     """
 
     def load_model(self) -> None:
@@ -42,6 +42,9 @@ class Executor(Protocol):
 
     def bind_token_ids(self, token_ids: Callable[[int], list[int]]) -> None:
         """Say where the tokens of a row come from (``Scheduler.token_ids``)."""
+
+    def warm_up(self) -> None:
+        """Do what would make the first step slower than the others."""
 
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
         """Run the step; ``sample_tokens`` must follow."""

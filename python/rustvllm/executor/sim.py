@@ -41,6 +41,9 @@ _GOLDEN, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE
 _SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
+_LogprobArrays = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]
+
+
 @dataclass(frozen=True, slots=True)
 class SimStepOutput:
     """A step whose tokens are known at once and given out when its time is over.
@@ -80,12 +83,15 @@ class SimExecutor:
         self._seeds = np.zeros(num_rows, np.uint64)
         self._num_prompt_tokens = np.zeros(num_rows, np.int64)
         self._min_tokens = np.zeros(num_rows, np.int64)
+        self._num_logprobs = np.full(num_rows, -1, np.int64)
         column = {name: index for index, name in enumerate(_core.SAMPLING_INT_COLUMNS)}
         self._int_columns = [column["seed"], column["num_prompt_tokens"], column["min_tokens"]]
+        self._logprobs_column = column["num_logprobs"]
         self._temperature_column = _core.SAMPLING_FLOAT_COLUMNS.index("temperature")
         self._eos = np.int32(config.model.eos_token_ids[0] if config.model.eos_token_ids else -1)
         self._last_sampled = np.zeros(num_rows, np.int32)
         self._sampled: npt.NDArray[np.int32] | None = None
+        self._logprobs: _LogprobArrays | None = None
         self._end = 0.0  # of the step launched last
 
     def load_model(self) -> None:
@@ -132,6 +138,9 @@ class SimExecutor:
     def bind_token_ids(self, token_ids: Callable[[int], list[int]]) -> None:
         """Nothing here depends on more than the last token."""
 
+    def warm_up(self) -> None:
+        """There is nothing to warm."""
+
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
         """Choose the step's tokens and note when it is over.
 
@@ -157,6 +166,7 @@ class SimExecutor:
         last_ids = np.where(last_ids < 0, self._last_sampled[rows], last_ids)  # −1: sampled by a step in flight
         self._sampled = self._choose(rows, last_ids, positions)
         self._last_sampled[rows] = self._sampled
+        self._logprobs = self._make_up_logprobs(self._sampled, self._num_logprobs[rows])
 
     def sample_tokens(self, grammar_output: None = None) -> SimStepOutput:
         """The step's tokens, to be had once its time is over.
@@ -168,7 +178,7 @@ class SimExecutor:
         sampled, self._sampled = self._sampled, None
         if sampled is None:
             raise SchedulerStateError("sample_tokens() must be called after execute_model()")
-        return SimStepOutput(ModelRunnerOutput(sampled[:, None]), self._end)
+        return SimStepOutput(ModelRunnerOutput(sampled[:, None], self._logprobs), self._end)
 
     def discard_step(self) -> None:
         """Forget a step that was executed and will not be sampled, and the time of those that were launched."""
@@ -186,6 +196,7 @@ class SimExecutor:
         self._seeds[rows] = np.where(is_greedy, 0, seed).astype(np.uint64)
         self._num_prompt_tokens[rows] = num_prompt_tokens
         self._min_tokens[rows] = min_tokens
+        self._num_logprobs[rows] = arrays["sampling_int"][:num_new_reqs, self._logprobs_column]
 
     def _choose(
         self, rows: npt.NDArray[np.int32], last_ids: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]
@@ -199,6 +210,27 @@ class SimExecutor:
         num_outputs = positions - self._num_prompt_tokens[rows]
         is_last = num_outputs == np.maximum(self._sim.eos_after, self._min_tokens[rows])
         return np.where(is_last, self._eos, tokens)
+
+    def _make_up_logprobs(
+        self, sampled: npt.NDArray[np.int32], num_logprobs: npt.NDArray[np.int64]
+    ) -> _LogprobArrays | None:
+        """Log-probabilities for the rows that ask: the sampled token is likeliest, each next word half as likely."""
+        which = np.flatnonzero(num_logprobs >= 0)
+        if not which.size:
+            return None
+        wanted = np.minimum(num_logprobs[which], self.words.size)
+        places = np.arange(int(wanted.max()))
+        first = np.searchsorted(self.words, sampled[which])  # not a word: EOS, whose neighbours are as good
+        others = self.words[(first[:, None] + places) % self.words.size]
+        others[:, :1] = sampled[which][:, None]
+        ids = np.concatenate((sampled[which][:, None], np.where(places < wanted[:, None], others, -1)), axis=1)
+        values = np.log(0.5) * np.concatenate(([1.0], 1.0 + places))
+        return (
+            which.astype(np.int32),
+            np.ascontiguousarray(ids, np.int32),
+            np.ascontiguousarray(np.broadcast_to(values, ids.shape), np.float32),
+            np.ones(which.size, np.int32),
+        )
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

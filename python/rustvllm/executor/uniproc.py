@@ -79,6 +79,10 @@ class UniProcExecutor:
         """Say where the tokens of a row come from (``Scheduler.token_ids``); penalties need it."""
         self._runner.input_batch.token_ids = token_ids
 
+    def warm_up(self) -> None:
+        """Run a small step of every kind, so that no request waits for libraries that set themselves up."""
+        self._runner.profile_run([1, 1, 3], self._worker.dtype)
+
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
         """Run the step through the model; ``sample_tokens`` must follow."""
         self._runner.execute_model(scheduler_output)

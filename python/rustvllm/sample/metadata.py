@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from rustvllm.sample.logprobs import LogprobsMetadata
+
 GREEDY_TEMPERATURE = 1e-5
 """A temperature below it means greedy."""
 
@@ -46,6 +48,7 @@ class SamplingMetadata:
         masked_rows: int64 ``[k]``, with ``masked_ids`` the pairs that must not be sampled (min_tokens); None if none.
         masked_ids: int64 ``[k]``.
         penalties: None if no row has any.
+        logprobs: None if no row asks for log-probabilities.
     """
 
     random_rows: Tensor | None = None
@@ -58,6 +61,7 @@ class SamplingMetadata:
     masked_rows: Tensor | None = None
     masked_ids: Tensor | None = None
     penalties: Penalties | None = None
+    logprobs: LogprobsMetadata | None = None
 
     @property
     def all_greedy(self) -> bool:

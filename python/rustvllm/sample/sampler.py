@@ -97,7 +97,8 @@ def _invert(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """
     vocab_size = probabilities.shape[-1]
     whole = vocab_size - vocab_size % BLOCK_SIZE
-    block_sums = probabilities[:, :whole].unflatten(1, (-1, BLOCK_SIZE)).sum(dim=-1)
+    blocks = probabilities[:, :whole].reshape(len(probabilities), whole // BLOCK_SIZE, BLOCK_SIZE)
+    block_sums = blocks.sum(dim=-1)
     if whole < vocab_size:
         block_sums = torch.cat((block_sums, probabilities[:, whole:].sum(dim=-1, keepdim=True)), dim=1)
     sums = block_sums.to(torch.float64)

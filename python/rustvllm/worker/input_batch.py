@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rustvllm.sample.logprobs import LogprobsMetadata
 from rustvllm.sample.metadata import GREEDY_TEMPERATURE, Penalties, SamplingMetadata
 from rustvllm.worker.step_buffers import StepBuffers
 from rustvllm.worker.token_counts import TokenCounts, TokenIds
@@ -108,7 +109,8 @@ class InputBatch:
         floats, ints = self._sampling_float[rows], self._sampling_int[rows]
         temperature = floats[:, self._float["temperature"]]
         random = np.flatnonzero(temperature >= GREEDY_TEMPERATURE)
-        metadata = SamplingMetadata()
+        logprobs = self._logprobs(ints[:, self._int["num_logprobs"]])
+        metadata = SamplingMetadata(logprobs=logprobs)
         if random.size:
             top_k, top_p, min_p = (
                 ints[random, self._int["top_k"]],
@@ -122,6 +124,7 @@ class InputBatch:
                 top_k=self._send(top_k) if (top_k > 0).any() else None,
                 top_p=self._send(top_p) if (top_p < 1).any() else None,
                 min_p=self._send(min_p) if (min_p > 0).any() else None,
+                logprobs=logprobs,
             )
         return _SampledRows(
             rows,
@@ -201,6 +204,12 @@ class InputBatch:
             output_counts=self._counts.output_counts[on_device],
             prompt_mask=self._counts.prompt_mask[on_device],
         )
+
+    def _logprobs(self, num_logprobs: npt.NDArray[np.int64]) -> LogprobsMetadata | None:
+        which = np.flatnonzero(num_logprobs >= 0)
+        if not which.size:
+            return None
+        return LogprobsMetadata(self._send(which), which.astype(np.int32), num_logprobs[which].astype(np.int32))
 
     def _send(self, array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

@@ -15,6 +15,7 @@ from rustvllm.attention.backend import AttentionBackend
 from rustvllm.attention.metadata import AttentionMetadata
 from rustvllm.exceptions import SchedulerStateError
 from rustvllm.models.interface import CausalLM
+from rustvllm.sample.logprobs import gather_logprobs, raw_logprobs
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.block_copier import BlockCopier
@@ -113,12 +114,18 @@ class GPUModelRunner:
             raise SchedulerStateError(STATE_ERROR)
         if executed.logits is None:
             return ModelRunnerOutput(np.empty((0, 1), np.int32))
+        wanted = executed.metadata.logprobs
+        # The sampler may write into the logits.
+        raw = None if wanted is None else raw_logprobs(executed.logits, wanted)
         token_ids = self.sampler.sample(executed.logits, executed.metadata)
         self.input_batch.count(executed.rows, token_ids)
+        logprobs = None
+        if wanted is not None and raw is not None:
+            logprobs = gather_logprobs(raw, token_ids, wanted).as_tuple()
         token_ids = token_ids.to(torch.int32)
         if self._last_token_ids is not None:
             self._last_token_ids[torch.from_numpy(executed.rows).to(self.device)] = token_ids
-        return ModelRunnerOutput(token_ids.cpu().numpy()[:, None])
+        return ModelRunnerOutput(token_ids.cpu().numpy()[:, None], logprobs)
 
     def discard_step(self) -> None:
         """Forget a step that was executed and will not be sampled, because something else failed."""

@@ -25,7 +25,8 @@ def test_an_address_is_read_and_written(text, expected):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "unix:", "unix:relative", "tcp:", "tcp:host", "tcp::1", "tcp:h:65536", "tcp:h:-1", "tcp:h:٣", "http:x:1"]
+    "text",
+    ["", "unix:", "unix:relative", "tcp:", "tcp:host", "tcp::1", "tcp:h:65536", "tcp:h:-1", "tcp:h:٣", "http:x:1"],
 )
 def test_what_is_no_address_is_shown_what_one_is(text):
     with pytest.raises(ConfigError, match="unix:/path or tcp:HOST:PORT") as caught:

@@ -16,7 +16,13 @@ import pytest
 from rustvllm import AsyncLLM, SamplingParams
 from rustvllm.engine.request_state import RequestState
 from rustvllm.entrypoints.openai.generation import Generation
-from rustvllm.exceptions import EngineDeadError, InvalidRequestError, QueueFullError, RequestFailedError
+from rustvllm.exceptions import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestFailedError,
+)
 from rustvllm.sampling_params import RequestOutputKind
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
@@ -176,11 +182,28 @@ async def test_full_queue(make, toy_executors):
     streams = [await engine.add_request("running", "a", GREEDY)]
     await until(lambda: toy_executors[0].steps)
     streams += [await engine.add_request(f"waiting{i}", "a", GREEDY) for i in range(2)]
-    with pytest.raises(QueueFullError):
+    with pytest.raises(QueueFullError, match="2 requests are waiting") as caught:
         await engine.add_request("too many", "a", GREEDY)
+    assert 1 <= caught.value.retry_after <= 60
     toy_executors[0].gate.set()
     for stream in streams:
         assert [output async for output in stream][-1].outputs[0].text == "bcde"
+
+
+async def test_who_waits_too_long(make, toy_executors):
+    engine = make(max_num_seqs=1, queue_timeout=0.05)
+    toy_executors[0].gate.clear()
+    running = await engine.add_request("running", "a", GREEDY)
+    await until(lambda: toy_executors[0].steps)
+    waiting = await engine.add_request("waiting", "a", GREEDY)
+    await asyncio.sleep(0.06)
+    # The engine is in a step: it finds out behind it, while the running request has more of them to come.
+    toy_executors[0].gate.set()
+    with pytest.raises(QueueTimeoutError, match=r"queue_timeout = 0\.05 s and was not begun") as caught:
+        await anext(waiting)
+    assert 1 <= caught.value.retry_after <= 60
+    assert [output async for output in running][-1].outputs[0].text == "bcde"
+    assert engine.stats()["num_queue_timeouts"] == 1
 
 
 @pytest.mark.parametrize("how", ["cancel", "aclose", "close"])
@@ -488,7 +511,7 @@ class Sink:
     """Takes events as long as it is told to."""
 
     def __init__(self, n=1):
-        self.templates = [(b"%d<" % index, b">") for index in range(n)]
+        self.templates = [(b"%d<" % index, b">\n") for index in range(n)]
         self.events = []
         self.takes = True
 
@@ -498,7 +521,8 @@ class Sink:
 
     def text(self, index=0):
         start = b"%d<" % index
-        return "".join(json.loads(event[len(start) : -1]) for event in self.events if event.startswith(start))
+        events = b"".join(self.events).splitlines()
+        return "".join(json.loads(event[len(start) : -1]) for event in events if event.startswith(start))
 
 
 async def test_a_sink_gets_the_text_and_the_outputs_the_end(make):
@@ -525,7 +549,7 @@ async def test_each_sample_has_its_own_events(make):
     assert texts == [completion.text for completion in whole[0].outputs]
 
 
-async def test_a_sink_that_refuses_gets_the_rest_in_one_piece(make, toy_executors):
+async def test_a_sink_that_refuses_gets_the_rest_merged(make, toy_executors):
     engine, sink = make(), Sink()
     sink.takes = False
     stream = await engine.add_request("r", "a", LONG, sink=sink)
@@ -538,7 +562,8 @@ async def test_a_sink_that_refuses_gets_the_rest_in_one_piece(make, toy_executor
     sink.takes = True
     stream.resume()
     outputs = [output async for output in stream]
-    assert len(sink.events) == 1, "the rest came with the end"
+    assert len(sink.events) == 2, "the rest came at once"
+    assert sink.events[1].count(b"0<") <= 4, "and merged"
     assert len(outputs[0].outputs[0].token_ids) == 60
     whole = await collect(engine, "a", LONG.clone(output_kind=RequestOutputKind.FINAL_ONLY), "whole")
     assert sink.text() + outputs[0].outputs[0].text == whole[0].outputs[0].text

@@ -1,9 +1,10 @@
-"""Steps that overlap: the same tokens as one at a time, through aborts, stops and preemptions; failures; the step trace.
+"""Steps that overlap: the same tokens as one at a time, through aborts, stops and preemptions; failures; the trace.
 
 A simulated step that never says it is done makes the engine plan the next one behind it, however slow this machine is.
 """
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -330,7 +331,7 @@ def test_a_step_trace(make, tmp_path, overlap):
         times = [step[f"{name}_ns"] for name in ("schedule", "launch", "done", "update")]
         assert begin <= times[0] <= times[1] <= times[2] <= times[3] <= end
         assert times[2] - times[0] >= 1_900_000
-    for step, following in zip(steps, steps[1:], strict=False):
+    for step, following in itertools.pairwise(steps):
         assert (following["launch_ns"] < step["done_ns"]) == overlap
 
 

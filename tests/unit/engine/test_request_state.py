@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rustvllm.engine.request_state import RequestState
-from rustvllm.exceptions import EngineDeadError, InvalidRequestError, QueueFullError, RequestFailedError
+from rustvllm.exceptions import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestFailedError,
+)
 from rustvllm.sampling_params import RequestOutputKind
 
 
@@ -119,6 +125,7 @@ def test_abort():
     [
         ("invalid", InvalidRequestError),
         ("queue_full", QueueFullError),
+        ("queue_timeout", QueueTimeoutError),
         ("engine_dead", EngineDeadError),
         ("failed", RequestFailedError),
     ],

@@ -49,7 +49,7 @@ def test_a_tokenizer_that_is_here_stays_and_names_may_change(tmp_path):
 def test_a_tokenizer_that_is_not_here_is_named(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     elsewhere = engine_config(tokenizer_path=Path("/elsewhere/model"), model="/elsewhere/model")
-    with pytest.raises(ModelLoadError, match="/elsewhere/model, which is not on this machine.*--tokenizer"):
+    with pytest.raises(ModelLoadError, match=r"/elsewhere/model, which is not on this machine.*--tokenizer"):
         localise(elsewhere, None, None)
     # By its name the model is here after all.
     named = engine_config(tokenizer_path=Path("/elsewhere/assets"))

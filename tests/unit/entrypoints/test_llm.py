@@ -71,6 +71,13 @@ def test_more_prompts_than_may_wait(make):
         llm.generate("a", SamplingParams(n=5), use_tqdm=False)
 
 
+def test_more_tokens_than_may_wait(make):
+    llm = make(max_num_queued_tokens=8, max_num_seqs=2)
+    prompts = ["a" * (1 + index % 12) for index in range(50)]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.prompt for output in outputs] == prompts
+
+
 @pytest.mark.parametrize(
     ("prompts", "params", "message"),
     [

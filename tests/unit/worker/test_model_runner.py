@@ -42,7 +42,9 @@ def test_an_executed_step_must_be_sampled_before_the_next(model, monkeypatch):
     engine.run(requests)
     sample = engine.runner.sample_tokens
     monkeypatch.setattr(
-        engine.runner, "sample_tokens", lambda: SimpleNamespace(sampled_token_ids=np.zeros((1, 1), np.int32))
+        engine.runner,
+        "sample_tokens",
+        lambda: SimpleNamespace(sampled_token_ids=np.zeros((1, 1), np.int32), logprobs=None),
     )
     engine.admit(again := [Request([1, 2, 3], 4)])
     engine.step()

@@ -49,6 +49,7 @@ def make(tmp_path, monkeypatch):
             scheduler=SimpleNamespace(
                 max_num_seqs=8, max_num_batched_tokens=256, preemption_mode=preemption_mode, async_scheduling=False
             ),
+            parallel=SimpleNamespace(data_parallel_size=1),
             device=SimpleNamespace(device=device, attention_backend="auto"),
             load=SimpleNamespace(load_format="dummy"),
         )  # fmt: skip

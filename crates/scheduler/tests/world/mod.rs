@@ -31,8 +31,6 @@ struct Expectation {
     received: Vec<i32>,
     aborted: bool,
     failed: bool,
-    /// It waited too long for its first step.
-    overdue: bool,
     waits_for_grammar: bool,
 }
 
@@ -279,7 +277,6 @@ impl World {
                     received: Vec::new(),
                     aborted: false,
                     failed: false,
-                    overdue: false,
                     waits_for_grammar: request.waits_for_grammar,
                 };
                 (request.key, expectation)
@@ -543,7 +540,9 @@ impl World {
         let Some(reason) = record.finish_reason else { return };
         match reason {
             FinishReason::Abort => assert!(expectation.aborted),
-            FinishReason::Error if record.error == RequestError::QueueTimeout => assert!(expectation.overdue),
+            FinishReason::Error if record.error == RequestError::QueueTimeout => {
+                assert!(self.queue.overdue.contains(&record.key));
+            }
             FinishReason::Error => assert!(expectation.failed),
             FinishReason::Stop | FinishReason::Length => assert_eq!(*received, expectation.tokens),
             FinishReason::Repetition => panic!("nothing looks for repetitions"),

@@ -1,6 +1,6 @@
 //! What bounds the queue: tokens that may wait, and for how long.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use scheduler::{AddRequestError, NewRequest, RequestKey, SchedulerConfig, monotonic_ns};
 
@@ -15,6 +15,8 @@ pub(super) struct Queue {
     random: Random,
     /// Requests in the order in which they were handed in, each with a moment behind it and before the next.
     handed_in: Vec<(RequestKey, u64)>,
+    /// Who waited too long for its first step.
+    pub(super) overdue: HashSet<RequestKey>,
 }
 
 impl Queue {
@@ -27,7 +29,7 @@ impl Queue {
         if random.chance(50) {
             config.queue_timeout = TIMEOUT;
         }
-        Self { random, handed_in: Vec::new() }
+        Self { random, handed_in: Vec::new(), overdue: HashSet::new() }
     }
 }
 
@@ -87,13 +89,13 @@ impl World {
         let mut due = Vec::new();
         // Those of one group have one moment.
         for (key, _) in self.queue.handed_in.iter().filter(|(_, handed_in)| *handed_in <= moment) {
-            if let Some(expectation) = self.live.get_mut(key)
+            if let Some(expectation) = self.live.get(key)
                 && !self.seen.contains(&expectation.request_id)
             {
                 // Its last output may not have found room yet.
-                let may_have_left = expectation.aborted || expectation.failed || expectation.overdue;
+                let is_new = self.queue.overdue.insert(*key);
+                let may_have_left = expectation.aborted || expectation.failed || !is_new;
                 due.push((expectation.request_id.clone(), may_have_left));
-                expectation.overdue = true;
             }
         }
         let num_ended = self.scheduler.end_overdue_by(moment + TIMEOUT.as_nanos() as u64);

@@ -54,13 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def on_ready(state: "ServerState") -> None:
         phases["engine"] = link.age - phases["import"]
-        link.say(
-            ready={
-                "model": state.model.names[0],
-                "seconds": round(link.age, 3),
-                "phases": {name: round(seconds, 3) for name, seconds in phases.items()},
-            }
-        )
+        link.say_ready(link.age, phases, model=state.model.names[0])
 
     server = ApiServer(
         settings,

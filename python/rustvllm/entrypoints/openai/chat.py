@@ -16,6 +16,7 @@ from rustvllm.entrypoints.openai.generation import (
     new_request_id,
     until_disconnect,
 )
+from rustvllm.entrypoints.openai.logprobs import chat_logprobs
 from rustvllm.entrypoints.openai.prompts import engine_prompt
 from rustvllm.entrypoints.openai.protocol import ChatCompletionRequest
 from rustvllm.entrypoints.openai.refusals import CHAT_REFUSALS, refuse_unbuilt
@@ -101,7 +102,9 @@ async def create_chat_completion(raw_request: Request) -> Response:
     refuse_unbuilt(request, CHAT_REFUSALS)
     check_stream_options(request)
     max_tokens, param = _max_tokens(request, model)
-    params = build_sampling_params(request, model, max_tokens=max_tokens, param=param)
+    logprobs = chat_logprobs(request)
+    num_logprobs = None if logprobs is None else request.top_logprobs or 0
+    params = build_sampling_params(request, model, max_tokens=max_tokens, param=param, logprobs=num_logprobs)
     check_num_choices(1, params.n)
     request_id = new_request_id("chatcmpl-", raw_request, request.request_id)
     # A model's own template writes its special tokens itself; the plain one leaves them to the tokenizer.
@@ -132,6 +135,7 @@ async def create_chat_completion(raw_request: Request) -> Response:
             b"}",
             request,
             usage,
+            logprobs,
             force_usage=state.settings.enable_force_include_usage,
         )
 
@@ -149,7 +153,7 @@ async def create_chat_completion(raw_request: Request) -> Response:
         {
             "index": index,
             "message": {"role": "assistant", "content": sample.text},
-            "logprobs": None,
+            "logprobs": None if logprobs is None else logprobs(sample),
             "finish_reason": sample.finish_reason,
             "stop_reason": sample.stop_reason,
         }

@@ -9,9 +9,11 @@ from typing import Any
 
 from rustvllm.entrypoints.openai.event_writer import EventWriter
 from rustvllm.entrypoints.openai.generation import Generation
+from rustvllm.entrypoints.openai.logprobs import LogprobsRenderer
 from rustvllm.entrypoints.openai.protocol import GenerationRequest
 from rustvllm.entrypoints.openai.sse import event, json_bytes, json_string
 from rustvllm.entrypoints.openai.usage import UsageCounter
+from rustvllm.outputs import CompletionOutput
 
 
 class ChunkRenderer:
@@ -23,6 +25,7 @@ class ChunkRenderer:
         text_end: Bytes between the text and ``logprobs``.
         request: For its stream options.
         usage: The counter that the caller feeds.
+        logprobs: How to show log-probabilities; None: not at all.
         force_usage: Send the final usage whether or not it was asked for.
     """
 
@@ -33,12 +36,14 @@ class ChunkRenderer:
         text_end: bytes,
         request: GenerationRequest,
         usage: UsageCounter,
+        logprobs: LogprobsRenderer | None = None,
         *,
         force_usage: bool = False,
     ) -> None:
         options = request.stream_options
         self._header = header
         self._usage = usage
+        self._logprobs = logprobs
         self.include_usage = force_usage or bool(options and options.include_usage)
         self.continuous_usage = self.include_usage and bool(options and options.continuous_usage_stats)
         self._start = b"data: " + json_bytes(header)[:-1] + b',"choices":[{"index":'
@@ -48,13 +53,29 @@ class ChunkRenderer:
         self._end = b"]" + end
         self._unfinished = b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
 
+    @property
+    def is_core_rendered(self) -> bool:
+        """Whether the core can make the chunks of :meth:`template`, which have neither counts nor log-probabilities."""
+        return not self.continuous_usage and self._logprobs is None
+
+    def wants_chunk(self, completion: CompletionOutput) -> bool:
+        """Whether there is anything to say of a choice that goes on."""
+        return (
+            bool(completion.text)
+            or self.continuous_usage
+            or (self._logprobs is not None and bool(completion.token_ids))
+        )
+
     def template(self, index: int) -> tuple[bytes, bytes]:
         """What stands before and after the text in a chunk of choice ``index`` that has no usage of its own."""
         before = b"".join((self._start, b"%d" % index, self._text_key))
         return before, b"".join((self._text_end, self._unfinished, self._end))
 
-    def text(self, index: int, text: str) -> bytes:
-        """A chunk that adds ``text`` to choice ``index``."""
+    def text(self, index: int, text: str, completion: CompletionOutput | None = None) -> bytes:
+        """A chunk that adds ``text`` to choice ``index``, with what ``completion`` has beside it."""
+        unfinished = self._unfinished
+        if completion is not None and self._logprobs is not None:
+            unfinished = b',"logprobs":%b,"finish_reason":null,"stop_reason":null}' % self._beside(completion)
         return b"".join(
             (
                 self._start,
@@ -62,14 +83,22 @@ class ChunkRenderer:
                 self._text_key,
                 json_string(text),
                 self._text_end,
-                self._unfinished,
+                unfinished,
                 self._tail(),
             )
         )
 
-    def finish(self, index: int, text: str, finish_reason: str, stop_reason: int | str | None) -> bytes:
+    def finish(
+        self,
+        index: int,
+        text: str,
+        finish_reason: str,
+        stop_reason: int | str | None,
+        completion: CompletionOutput | None = None,
+    ) -> bytes:
         """The last chunk of choice ``index``, with its last text."""
-        end = b',"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % (
+        end = b',"logprobs":%b,"finish_reason":%b,"stop_reason":%b}' % (
+            self._beside(completion),
             json_string(finish_reason),
             json_bytes(stop_reason),
         )
@@ -94,6 +123,11 @@ class ChunkRenderer:
         if not self.include_usage:
             return b""
         return event({**self._header, "choices": [], "usage": self._usage.as_dict()})
+
+    def _beside(self, completion: CompletionOutput | None) -> bytes:
+        if self._logprobs is None or completion is None or not completion.token_ids:
+            return b"null"
+        return json_bytes(self._logprobs(completion))
 
     def _tail(self) -> bytes:
         if self.continuous_usage:
@@ -164,8 +198,8 @@ class ChunkStream:
         ]
 
     def sink(self, prompt_index: int) -> PromptEvents | None:
-        """Takes the events of a prompt; None when the core cannot render them, since each has its own token count."""
-        return None if self._chunks.continuous_usage else self._prompts[prompt_index]
+        """Takes the events of a prompt; None when the core cannot render them."""
+        return self._prompts[prompt_index] if self._chunks.is_core_rendered else None
 
     def begin(self, prompt_index: int, prompt_token_ids: list[int]) -> None:
         """The engine has taken a prompt."""
@@ -184,10 +218,12 @@ class ChunkStream:
                 if completion.finish_reason is not None:
                     unfinished.discard(index)
                     events.append(
-                        chunks.finish(index, completion.text, completion.finish_reason, completion.stop_reason)
+                        chunks.finish(
+                            index, completion.text, completion.finish_reason, completion.stop_reason, completion
+                        )
                     )
-                elif completion.text or chunks.continuous_usage:
-                    events.append(chunks.text(index, completion.text))
+                elif chunks.wants_chunk(completion):
+                    events.append(chunks.text(index, completion.text, completion))
             if joined := b"".join(events):
                 yield joined
         for index in sorted(unfinished):  # the engine let go of it without a word: it was aborted

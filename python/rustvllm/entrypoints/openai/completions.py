@@ -13,6 +13,7 @@ from rustvllm.entrypoints.openai.generation import (
     new_request_id,
     until_disconnect,
 )
+from rustvllm.entrypoints.openai.logprobs import completion_logprobs
 from rustvllm.entrypoints.openai.prompts import engine_prompt
 from rustvllm.entrypoints.openai.protocol import CompletionRequest
 from rustvllm.entrypoints.openai.refusals import COMPLETION_REFUSALS, refuse_unbuilt
@@ -60,7 +61,8 @@ async def create_completion(raw_request: Request) -> Response:
     name = model.resolve_name(request.model)
     refuse_unbuilt(request, COMPLETION_REFUSALS)
     check_stream_options(request)
-    params = build_sampling_params(request, model, max_tokens=_max_tokens(request, model))
+    logprobs = completion_logprobs(request)
+    params = build_sampling_params(request, model, max_tokens=_max_tokens(request, model), logprobs=request.logprobs)
     check_num_choices(len(request.prompt), params.n)
     request_id = new_request_id("cmpl-", raw_request, request.request_id)
     prompts = [
@@ -85,7 +87,13 @@ async def create_completion(raw_request: Request) -> Response:
     echo = PromptEcho(request, model)
     if request.stream:
         chunks = ChunkRenderer(
-            header, b',"text":', b"", request, usage, force_usage=state.settings.enable_force_include_usage
+            header,
+            b',"text":',
+            b"",
+            request,
+            usage,
+            logprobs,
+            force_usage=state.settings.enable_force_include_usage,
         )
 
         def open_choices(prompt_index: int, prompt_token_ids: list[int]) -> bytes:
@@ -106,7 +114,7 @@ async def create_completion(raw_request: Request) -> Response:
         {
             "index": index,
             "text": echoed[index // params.n] + sample.text,
-            "logprobs": None,
+            "logprobs": None if logprobs is None else logprobs(sample),
             "finish_reason": sample.finish_reason,
             "stop_reason": sample.stop_reason,
         }

@@ -13,7 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rustvllm.exceptions import EngineDeadError, InvalidRequestError, QueueFullError, RequestFailedError
+from rustvllm.exceptions import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestFailedError,
+)
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -96,8 +102,8 @@ def describe(exc: BaseException) -> tuple[HTTPStatus, str, str | None, int | Non
             return exc.status, str(exc), exc.param, exc.retry_after
         case InvalidRequestError():
             return HTTPStatus.BAD_REQUEST, str(exc), exc.param, None
-        case QueueFullError():
-            return HTTPStatus.SERVICE_UNAVAILABLE, str(exc), None, 1
+        case QueueFullError() | QueueTimeoutError():
+            return HTTPStatus.SERVICE_UNAVAILABLE, str(exc), None, exc.retry_after or 1
         case EngineDeadError():
             return HTTPStatus.INTERNAL_SERVER_ERROR, str(exc) or "The engine has stopped.", None, None
         case RequestFailedError():
@@ -111,9 +117,19 @@ def describe(exc: BaseException) -> tuple[HTTPStatus, str, str | None, int | Non
             )
 
 
+_FORESEEN = (
+    ServerError,
+    InvalidRequestError,
+    QueueFullError,
+    QueueTimeoutError,
+    EngineDeadError,
+    RequestFailedError,
+)
+
+
 def is_foreseen(exc: BaseException) -> bool:
     """Whether the exception is one that :func:`describe` knows by name, and so needs no traceback in the log."""
-    return isinstance(exc, ServerError | InvalidRequestError | QueueFullError | EngineDeadError | RequestFailedError)
+    return isinstance(exc, _FORESEEN)
 
 
 def error_body(exc: BaseException) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from rustvllm.engine.child_process import ChildProcess
 from rustvllm.engine.config_json import dump_info, plain
 from rustvllm.engine.describe import describe_engine
 from rustvllm.engine.engine_process import EngineProcess
-from rustvllm.engine.run_directory import SOCKET_NAME, make_run_directory
+from rustvllm.engine.run_directory import SOCKET_NAME, choose_run_directory
 from rustvllm.engine_args import AsyncEngineArgs
 from rustvllm.entrypoints.openai import console
 from rustvllm.entrypoints.openai.api_child import ApiChild
@@ -84,7 +84,7 @@ class Launcher:
             The exit code: 0 after a signal, 1 after an error, which was printed.
         """
         try:
-            self._directory = make_run_directory()
+            self._directory = choose_run_directory()
         except ConfigError as error:
             console.complain(str(error))
             return 1

@@ -6,7 +6,7 @@ A field the models do not know is kept in ``model_extra``: refused if it asks fo
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, WithJsonSchema
 
 MAX_CHOICES = 16384
 """Most choices (prompts × n) of one request."""
@@ -86,6 +86,10 @@ def parse_prompts(value: Any) -> list[str | list[int]]:
     return prompts
 
 
+def _none_if_false(value: Any) -> Any:
+    return None if value is False else value
+
+
 class StreamOptions(BaseModel):
     """Options of a streamed answer."""
 
@@ -127,6 +131,7 @@ class GenerationRequest(BaseModel):
     add_special_tokens: bool | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    return_tokens_as_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
@@ -136,6 +141,7 @@ class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
     prompt: Annotated[Any, AfterValidator(parse_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+    logprobs: Annotated[int | None, BeforeValidator(_none_if_false)] = None
     echo: bool | None = False
     suffix: str | None = None
 
@@ -157,6 +163,8 @@ class ChatCompletionRequest(GenerationRequest):
 
     messages: Annotated[list[ChatMessage], _FIRST_ERROR]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     documents: Objects | None = None

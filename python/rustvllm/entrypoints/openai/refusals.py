@@ -23,10 +23,6 @@ def _nothing(value: Any) -> bool:
     return value is None or value is False or value == "" or value == [] or value == {}
 
 
-def _nothing_or_zero(value: Any) -> bool:
-    return _nothing(value) or value == 0
-
-
 def _text_format(value: Any) -> bool:
     return value is None or (isinstance(value, Mapping) and value.get("type") == "text")
 
@@ -61,13 +57,10 @@ _SHARED: Refusals = {
 }
 COMPLETION_REFUSALS: Refusals = {
     **_SHARED,
-    "logprobs": (lambda value: value is None or value is False, ""),
     "suffix": (_nothing, ""),
 }
 CHAT_REFUSALS: Refusals = {
     **_SHARED,
-    "logprobs": (_nothing, ""),
-    "top_logprobs": (_nothing_or_zero, ""),
     "tool_choice": (_no_tool, "leave it out to have tools shown to the model and answered as text"),
     "functions": (_nothing, "send them as tools"),
     "function_call": (_no_tool, "send functions as tools"),

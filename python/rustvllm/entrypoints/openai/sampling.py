@@ -38,7 +38,12 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 def build_sampling_params(
-    request: GenerationRequest, model: ServedModel, *, max_tokens: int | None, param: str = "max_tokens"
+    request: GenerationRequest,
+    model: ServedModel,
+    *,
+    max_tokens: int | None,
+    param: str = "max_tokens",
+    logprobs: int | None = None,
 ) -> SamplingParams:
     """The sampling parameters of a request; one instance serves all its prompts.
 
@@ -47,6 +52,7 @@ def build_sampling_params(
         model: For its defaults and limits.
         max_tokens: Most tokens to generate, already defaulted; None: as many as fit.
         param: The field ``max_tokens`` came from, for messages.
+        logprobs: How many candidates' log-probabilities to give; None: none at all.
 
     Raises:
         InvalidRequestError: A value is out of its range; ``param`` names the field.
@@ -61,7 +67,7 @@ def build_sampling_params(
     if request.logit_bias:
         values["logit_bias"] = _logit_bias(request.logit_bias, model.vocab_size)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
-    return SamplingParams(**values, max_tokens=max_tokens, output_kind=kind)
+    return SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs, output_kind=kind)
 
 
 def check_stream_options(request: GenerationRequest) -> None:

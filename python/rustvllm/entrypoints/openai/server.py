@@ -1,6 +1,6 @@
 """``rustvllm serve``: binds the port, then serves in several processes or in one.
 
-It ends within two seconds when told to, with exit code 0; a failed load and a dead engine end it with one message and 1.
+It ends within two seconds when told to, with exit code 0; after a failed load or a dead engine with one message and 1.
 """
 
 import argparse

@@ -1,0 +1,69 @@
+//! Log-probabilities of a request's tokens, joined to the tokens and given the text that people and clients look for.
+
+use std::collections::VecDeque;
+
+use scheduler::TokenLogprobs;
+
+use crate::tokenizer::Tokenizer;
+
+/// One candidate for a place in the output.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CandidateLogprob {
+    /// The token.
+    pub token_id: i32,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// 1 for the likeliest.
+    pub rank: u32,
+    /// The bytes that it adds to a text, which need not be whole characters; `None` without a tokenizer.
+    pub bytes: Option<Box<[u8]>>,
+}
+
+/// What the model thought of one place in the output.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PositionLogprobs {
+    /// The sampled token, then the likeliest in their order, the sampled one again if it is among them. Empty when nothing
+    /// is known of the token.
+    pub candidates: Vec<CandidateLogprob>,
+    /// Characters of the output's text that were certain before the token.
+    pub text_offset: u32,
+}
+
+/// The log-probabilities of one request, from their arrival to their token's.
+#[derive(Debug, Default)]
+pub(crate) struct LogprobsTracker {
+    waiting: VecDeque<TokenLogprobs>,
+    num_chars: u32,
+}
+
+impl LogprobsTracker {
+    /// They come before their token.
+    pub(crate) fn push(&mut self, logprobs: TokenLogprobs) {
+        self.waiting.push_back(logprobs);
+    }
+
+    /// A token has come.
+    pub(crate) fn take(&mut self, token_id: i32, tokenizer: Option<&Tokenizer>) -> PositionLogprobs {
+        let text_offset = self.num_chars;
+        let is_next =
+            |logprobs: &TokenLogprobs| logprobs.entries.first().is_some_and(|first| first.0 == token_id);
+        let logprobs =
+            if self.waiting.front().is_some_and(is_next) { self.waiting.pop_front() } else { None };
+        let Some(logprobs) = logprobs else {
+            return PositionLogprobs { candidates: Vec::new(), text_offset };
+        };
+        let candidates = logprobs.entries.iter().enumerate().map(|(index, &(token_id, logprob))| {
+            let bytes = tokenizer
+                .zip(u32::try_from(token_id).ok())
+                .map(|(tokenizer, token_id)| tokenizer.token_bytes(token_id).into());
+            let rank = if index == 0 { logprobs.rank } else { index as u32 };
+            CandidateLogprob { token_id, logprob, rank, bytes }
+        });
+        PositionLogprobs { candidates: candidates.collect(), text_offset }
+    }
+
+    /// So much text became certain.
+    pub(crate) fn advance(&mut self, text: &str) {
+        self.num_chars = self.num_chars.saturating_add(text.chars().count() as u32);
+    }
+}

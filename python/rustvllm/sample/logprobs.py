@@ -1,0 +1,81 @@
+"""Log-probabilities of sampled tokens: of the raw logits, before anything changes them, and only of the rows that ask.
+
+Cost: one log-softmax and one top-k over the asking rows; a batch in which nobody asks is not looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobsMetadata:
+    """Which rows ask, and for how many candidates.
+
+    Attributes:
+        rows: int64 ``[m]``, indices into the sampled rows, ascending, on the device.
+        host_rows: int32 ``[m]``, the same on the host.
+        num_logprobs: int32 ``[m]``, how many of the likeliest tokens each wants beside its own; on the host.
+    """
+
+    rows: Tensor
+    host_rows: npt.NDArray[np.int32]
+    num_logprobs: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobsArrays:
+    """What the sampler says of the rows that asked, in host memory, as ``Scheduler.update_from_output`` takes it.
+
+    Attributes:
+        places: int32 ``[m]``, places among the step's sampled ids, ascending.
+        token_ids: int32 ``[m, 1 + k]``: the sampled id, then the likeliest ones; −1 where a row asked for fewer.
+        logprobs: float32 ``[m, 1 + k]``, natural logarithms.
+        ranks: int32 ``[m]``, rank of the sampled token, from 1.
+    """
+
+    places: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    ranks: npt.NDArray[np.int32]
+
+    def as_tuple(
+        self,
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+        """In the order of the boundary."""
+        return self.places, self.token_ids, self.logprobs, self.ranks
+
+
+def raw_logprobs(logits: Tensor, metadata: LogprobsMetadata) -> Tensor:
+    """Log-softmax of the asking rows, float32 ``[m, vocab_size]``; taken before the sampler changes the logits."""
+    return logits.index_select(0, metadata.rows).log_softmax(dim=-1, dtype=torch.float32)
+
+
+def gather_logprobs(raw: Tensor, token_ids: Tensor, metadata: LogprobsMetadata) -> LogprobsArrays:
+    """What is to be said of the tokens that were sampled.
+
+    Args:
+        raw: float32 ``[m, vocab_size]``, of :func:`raw_logprobs`.
+        token_ids: int64 ``[n]``, sampled, of all rows.
+        metadata: Which rows ask.
+    """
+    sampled = token_ids.index_select(0, metadata.rows)[:, None]  # [m, 1]
+    own = raw.gather(1, sampled)  # [m, 1]
+    ranks = (raw > own).sum(dim=-1) + 1  # [m]
+    most = min(int(metadata.num_logprobs.max()), raw.shape[-1])
+    values, ids = raw.topk(most, dim=-1)  # [m, most], largest first
+    all_ids = torch.cat((sampled, ids), dim=1).to(device="cpu", dtype=torch.int32).numpy()
+    all_values = torch.cat((own, values), dim=1).to(device="cpu").numpy()
+    unwanted = np.arange(most)[None, :] >= metadata.num_logprobs[:, None]
+    all_ids[:, 1:][unwanted] = -1
+    return LogprobsArrays(
+        places=metadata.host_rows,
+        token_ids=np.ascontiguousarray(all_ids),
+        logprobs=np.ascontiguousarray(all_values),
+        ranks=ranks.to(device="cpu", dtype=torch.int32).numpy(),
+    )

@@ -1,0 +1,110 @@
+"""Log-probabilities over HTTP, whole and streamed, of the simulated executor: the sampled token has one half, each
+further candidate half as much as the one before it."""
+
+import json
+import math
+
+import httpx
+import openai
+import pytest
+from server_process import REAL, ServerProcess
+
+HALF = math.log(0.5)
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+FORMS = {
+    "one process": ["--disable-frontend-multiprocessing"],
+    "two processes": [],
+    "two engines": ["--data-parallel-size", "2"],
+}
+
+
+@pytest.fixture(scope="module", params=FORMS.values(), ids=FORMS)
+def server(request):
+    with ServerProcess([*REAL, "--executor", "sim", "--port", "0", *request.param]) as process:
+        process.wait_until_ready()
+        yield process
+
+
+def post(server, path, **body):
+    body = {"max_tokens": 8, "temperature": 1, "seed": 3, **body}
+    body |= {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Once upon a time"}
+    answer = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    if not body.get("stream"):
+        return answer.json()["choices"]
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [choice for line in lines for choice in json.loads(line)["choices"]]
+
+
+@pytest.mark.parametrize("num_logprobs", [0, 1, 3])
+def test_completions(server, num_logprobs):
+    [choice] = post(server, COMPLETIONS, logprobs=num_logprobs)
+    logprobs = choice["logprobs"]
+    assert list(logprobs) == ["text_offset", "token_logprobs", "tokens", "top_logprobs"]
+    assert [len(values) for values in logprobs.values()] == [8] * 4
+    assert logprobs["token_logprobs"] == pytest.approx([HALF] * 8)
+    assert "".join(logprobs["tokens"]).strip() == choice["text"].strip()
+    for token, offset, top in zip(logprobs["tokens"], logprobs["text_offset"], logprobs["top_logprobs"], strict=True):
+        assert choice["text"][offset:].startswith(token)
+        assert list(top.values()) == pytest.approx([HALF * (1 + place) for place in range(max(1, num_logprobs))])
+        assert next(iter(top)) == token
+
+
+@pytest.mark.parametrize("num_top", [0, 2])
+def test_chat(server, num_top):
+    [choice] = post(server, CHAT, logprobs=True, top_logprobs=num_top)
+    assert list(choice["logprobs"]) == ["content"]
+    content = choice["logprobs"]["content"]
+    assert len(content) == 8
+    raw = b"".join(bytes(entry["bytes"]) for entry in content)
+    assert raw.decode().strip() == choice["message"]["content"].strip()
+    for entry in content:
+        assert list(entry) == ["token", "logprob", "bytes", "top_logprobs"]
+        assert entry["logprob"] == pytest.approx(HALF)
+        assert [top["logprob"] for top in entry["top_logprobs"]] == pytest.approx(
+            [HALF * (1 + place) for place in range(num_top)]
+        )
+        assert all(bytes(top["bytes"]).decode() == top["token"] for top in entry["top_logprobs"])
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"), [(COMPLETIONS, {"logprobs": 2}), (CHAT, {"logprobs": True, "top_logprobs": 2})]
+)
+@pytest.mark.parametrize("extra", [{}, {"stop": [" and"]}, {"n": 3}, {"stream_options": {"include_usage": True}}])
+def test_a_stream_has_the_same_as_the_whole(server, path, asked, extra):
+    whole = post(server, path, **asked, **{name: value for name, value in extra.items() if name != "stream_options"})
+    gathered = {}
+    for choice in post(server, path, stream=True, **asked, **extra):
+        so_far = gathered.setdefault(choice["index"], {})
+        for name, values in (choice["logprobs"] or {}).items():
+            so_far[name] = so_far.get(name, []) + values
+    assert [gathered[index] for index in sorted(gathered)] == [choice["logprobs"] for choice in whole]
+
+
+def test_ids_for_tokens(server):
+    [choice] = post(server, COMPLETIONS, logprobs=1, return_tokens_as_token_ids=True)
+    assert all(token.startswith("token_id:") for token in choice["logprobs"]["tokens"])
+    assert [[token] for token in choice["logprobs"]["tokens"]] == [
+        list(top) for top in choice["logprobs"]["top_logprobs"]
+    ]
+
+
+@pytest.mark.parametrize("logprobs", [None, False])
+def test_nobody_gets_them_unasked(server, logprobs):
+    assert post(server, COMPLETIONS, logprobs=logprobs)[0]["logprobs"] is None
+    assert post(server, CHAT, logprobs=logprobs, top_logprobs=0)[0]["logprobs"] is None
+
+
+def test_the_sdk_reads_them(server):
+    messages = [{"role": "user", "content": "Hi"}]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        model = client.models.list().data[0].id
+        chat = client.chat.completions.create(
+            model=model, messages=messages, logprobs=True, top_logprobs=2, max_tokens=3
+        )
+        done = client.completions.create(model=model, prompt="Hi", logprobs=2, max_tokens=3)
+    assert [len(entry.top_logprobs) for entry in chat.choices[0].logprobs.content] == [2, 2, 2]
+    assert len(done.choices[0].logprobs.token_logprobs) == 3

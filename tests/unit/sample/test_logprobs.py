@@ -1,0 +1,59 @@
+"""Log-probabilities against a plain softmax in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from rustvllm.sample.logprobs import LogprobsMetadata, gather_logprobs, raw_logprobs
+from rustvllm.sample.metadata import SamplingMetadata
+from rustvllm.sample.sampler import Sampler
+
+
+def metadata(rows, num_logprobs):
+    rows = np.asarray(rows, np.int32)
+    return LogprobsMetadata(torch.from_numpy(rows.astype(np.int64)), rows, np.asarray(num_logprobs, np.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", range(3))
+def test_they_are_those_of_a_plain_softmax(seed, dtype):
+    torch.manual_seed(seed)
+    logits = (torch.randn(6, 40) * 4).to(dtype)
+    wanted = metadata([0, 2, 3, 5], [3, 0, 20, 7])
+    token_ids = torch.randint(0, 40, (6,))
+    got = gather_logprobs(raw_logprobs(logits, wanted), token_ids, wanted)
+    assert [array.dtype for array in got.as_tuple()] == [np.int32, np.int32, np.float32, np.int32]
+    assert all(array.flags.c_contiguous for array in got.as_tuple())
+    plain = torch.log_softmax(logits.double(), dim=-1).numpy()
+    assert got.places.tolist() == [0, 2, 3, 5]
+    for row, k, ids, values, rank in zip(
+        got.places, [3, 0, 20, 7], got.token_ids, got.logprobs, got.ranks, strict=True
+    ):
+        own = int(token_ids[row])
+        assert (ids[0], rank) == (own, 1 + int((logits[row] > logits[row, own]).sum()))
+        assert values[0] == pytest.approx(plain[row, own], abs=1e-5)
+        assert (ids[1 + k :] == -1).all()
+        assert values[1 : 1 + k] == pytest.approx(plain[row, ids[1 : 1 + k]], abs=1e-5)
+        assert values[1 : 1 + k] == pytest.approx(np.sort(plain[row])[::-1][:k], abs=1e-5)
+
+
+def test_they_are_of_the_logits_before_the_sampler_changes_them():
+    logits = torch.tensor([[0.0, 3.0, 1.0]])
+    wanted = metadata([0], [3])
+    masked = SamplingMetadata(masked_rows=torch.tensor([0]), masked_ids=torch.tensor([1]), logprobs=wanted)
+    raw = raw_logprobs(logits, wanted)
+    token_ids = Sampler().sample(logits, masked)
+    got = gather_logprobs(raw, token_ids, wanted)
+    assert got.token_ids.tolist() == [[2, 1, 2, 0]]
+    assert got.ranks.tolist() == [2]
+    expected = torch.tensor([1.0, 3.0, 1.0, 0.0]) - torch.tensor([0.0, 3.0, 1.0]).logsumexp(0)
+    assert got.logprobs[0] == pytest.approx(expected.numpy(), abs=1e-6)
+
+
+def test_more_than_the_vocabulary_and_what_cannot_be():
+    logits = torch.tensor([[0.0, -torch.inf], [torch.nan, 1.0]])
+    wanted = metadata([0, 1], [5, 5])
+    got = gather_logprobs(raw_logprobs(logits, wanted), torch.tensor([0, 0]), wanted)
+    assert got.token_ids.shape == (2, 3)
+    assert got.logprobs[0].tolist() == [0.0, 0.0, -np.inf]
+    assert np.isnan(got.logprobs[1]).all()
