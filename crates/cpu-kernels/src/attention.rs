@@ -99,6 +99,7 @@ pub struct CacheLayout {
 
 impl CacheLayout {
     /// Elements of a token's keys.
+    #[must_use]
     pub fn row(&self) -> usize {
         self.num_kv_heads * self.head_dim
     }
@@ -181,6 +182,7 @@ pub struct AttentionOptions<'a> {
 
 impl AttentionOptions<'_> {
     /// Plain causal attention.
+    #[must_use]
     pub fn causal(scale: f32) -> Self {
         Self { scale, sliding_window: None, soft_cap: None, alibi_slopes: &[] }
     }
@@ -311,6 +313,7 @@ thread_local! {
 }
 
 /// Multiplications that attention takes, about.
+#[must_use]
 pub fn work(batch: &RaggedBatch, num_heads: usize, head_dim: usize) -> usize {
     batch.num_pairs().saturating_mul(2 * num_heads * head_dim)
 }

@@ -63,6 +63,7 @@ const POLYNOMIAL: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_57
 ///
 /// See [`Simd`].
 #[inline(always)]
+#[expect(clippy::many_single_char_names, reason = "the names of the formula")]
 pub(crate) unsafe fn exp<S: Simd>(x: S::V) -> S::V {
     // SAFETY: the caller's promise is passed on; no memory is touched.
     unsafe {
