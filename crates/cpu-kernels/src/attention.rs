@@ -238,7 +238,7 @@ pub fn attend<E: Element>(
     threads: &Threads,
     out: &mut [E],
 ) -> Result<(), AttentionError> {
-    check_attend(batch, query, num_heads, cache, layout, options, out)?;
+    check_attend(batch, &query, num_heads, cache, layout, options, out)?;
     if !kernel.takes(layout.head_dim) {
         return Err(AttentionError::Kernel { kernel: kernel.name(), head_dim: layout.head_dim });
     }
@@ -321,7 +321,7 @@ pub fn work(batch: &RaggedBatch, num_heads: usize, head_dim: usize) -> usize {
 /// Whether queries, cache and output fit the batch and each other.
 pub(crate) fn check_attend<E>(
     batch: &RaggedBatch,
-    query: TokenRows<'_, E>,
+    query: &TokenRows<'_, E>,
     num_heads: usize,
     cache: &[E],
     layout: CacheLayout,

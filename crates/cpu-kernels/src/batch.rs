@@ -134,7 +134,7 @@ impl RaggedBatch {
         if query_start_loc.len() != num_reqs + 1 {
             return wrong_length("query_start_loc", query_start_loc.len(), num_reqs + 1);
         }
-        let columns = if num_reqs == 0 { 0 } else { block_table.len() / num_reqs };
+        let columns = block_table.len().checked_div(num_reqs).unwrap_or(0);
         if columns * num_reqs != block_table.len() {
             return wrong_length("block_table", block_table.len(), columns * num_reqs);
         }
@@ -214,21 +214,25 @@ impl RaggedBatch {
     }
 
     /// Tokens of the flattened batch, padding included.
+    #[must_use]
     pub fn num_tokens(&self) -> usize {
         self.num_tokens
     }
 
     /// Tokens of a block.
+    #[must_use]
     pub fn block_size(&self) -> usize {
         self.block_size
     }
 
     /// Blocks a cache needs to have for this batch.
+    #[must_use]
     pub fn num_blocks(&self) -> usize {
         self.num_blocks
     }
 
     /// Pairs of a query token and a token that it attends to, about: what attention costs per query head.
+    #[must_use]
     pub fn num_pairs(&self) -> usize {
         self.num_pairs
     }

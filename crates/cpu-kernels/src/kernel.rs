@@ -65,17 +65,20 @@ impl Kernel {
     }
 
     /// The best kernel for heads of `head_dim` features.
+    #[must_use]
     pub fn best(head_dim: usize) -> &'static Self {
         let fitting = Self::available().iter().find(|kernel| kernel.takes(head_dim));
         fitting.unwrap_or(&&KERNELS[KERNELS.len() - 1])
     }
 
     /// `avx512`, `avx2`, `portable` or `scalar`.
+    #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
     }
 
     /// Whether heads of `head_dim` features fill its lanes.
+    #[must_use]
     pub fn takes(&self, head_dim: usize) -> bool {
         head_dim > 0 && head_dim.is_multiple_of(self.lanes)
     }

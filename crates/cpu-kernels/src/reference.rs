@@ -20,7 +20,7 @@ pub fn attend<E: Element>(
     options: &AttentionOptions<'_>,
     out: &mut [E],
 ) -> Result<(), AttentionError> {
-    check_attend(batch, query, num_heads, cache, layout, options, out)?;
+    check_attend(batch, &query, num_heads, cache, layout, options, out)?;
     out.fill(E::narrow(0.0));
     let dim = layout.head_dim;
     let (keys, values) = cache.split_at(cache.len() / 2);

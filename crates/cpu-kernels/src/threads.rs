@@ -29,6 +29,7 @@ impl Threads {
     }
 
     /// How many threads work, the caller included.
+    #[must_use]
     pub fn num_threads(&self) -> usize {
         1 + self.helpers.as_ref().map_or(0, ThreadPool::current_num_threads)
     }

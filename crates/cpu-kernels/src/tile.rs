@@ -1,6 +1,10 @@
 //! The kernel: a few query tokens of one request and the query heads of some KV heads, over the request's whole context.
 
 #![allow(clippy::inline_always, reason = "see `simd`")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over registers, of which several arrays are indexed alike"
+)]
 
 use std::ops::Range;
 
@@ -134,7 +138,7 @@ pub(crate) unsafe fn tile<S: Simd, E: Element>(layer: &Layer<'_, E>, tile: &Tile
             } else {
                 // SAFETY: as above.
                 unsafe {
-                    attend_chunk::<S, E, E>(layer, tile, &chunk, kv_head, first_row, &keys, &values, scratch)
+                    attend_chunk::<S, E, E>(layer, tile, &chunk, kv_head, first_row, &keys, &values, scratch);
                 };
             }
         }
@@ -243,10 +247,10 @@ unsafe fn attend_chunk<S: Simd, E: Element, K: Element>(
             }
         }
         if !range.is_empty() {
-            let who = Rows { kv_head, first_row, rows: row..row + rows };
+            let who = RowGroup { kv_head, first_row, rows: row..row + rows };
             // SAFETY: the caller's promises; the rows lie within the tile, and the scratch has a place for each.
             unsafe {
-                attend_rows::<S, E, K>(layer, tile, chunk, &who, &range, keys, values, &mut scores, scratch)
+                attend_rows::<S, E, K>(layer, tile, chunk, &who, &range, keys, values, &mut scores, scratch);
             };
         }
         row += rows;
@@ -254,7 +258,7 @@ unsafe fn attend_chunk<S: Simd, E: Element, K: Element>(
 }
 
 /// Rows of a KV head that are done together: which of its own, and where its own begin in the scratch.
-struct Rows {
+struct RowGroup {
     kv_head: usize,
     first_row: usize,
     rows: Range<usize>,
@@ -279,7 +283,7 @@ unsafe fn attend_rows<S: Simd, E: Element, K: Element>(
     layer: &Layer<'_, E>,
     tile: &Tile<'_>,
     chunk: &Range<usize>,
-    who: &Rows,
+    who: &RowGroup,
     range: &Range<usize>,
     keys: &[*const K; CHUNK],
     values: &[*const K; CHUNK],
@@ -367,7 +371,7 @@ unsafe fn score<S: Simd, K: Element, const R: usize>(
     }
 }
 
-/// Soft cap and ALiBi, where the model has them. `distance` is the chunk's first position less the query's.
+/// Soft cap and `ALiBi`, where the model has them. `distance` is the chunk's first position less the query's.
 ///
 /// # Safety
 ///

@@ -1,4 +1,5 @@
 //! Random ragged batches for the tests: requests whose blocks lie scattered in a cache full of NaN.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unreachable_pub, reason = "a module of tests; whoever names it sees all of it")]
 
 use cpu_kernels::{
