@@ -1,4 +1,4 @@
-"""What attention of a whole step costs, by each backend of the CPU in turn: nothing of the model runs but its attention.
+"""What attention of a whole step costs, by each backend of the CPU in turn: nothing else of the model runs.
 
     python benches/python/attention_cost.py [--num-threads 1] [--dtype float32 bfloat16] [--num-rounds 12]
 
@@ -9,10 +9,12 @@ memory is read.
 
 import argparse
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
+from rustvllm.attention.backend import AttentionBackend
 from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
 from rustvllm.attention.selector import make_attention_backend
 
@@ -58,7 +60,7 @@ def measure(num_reqs: int, seq_len: int, num_new: int, dtype: torch.dtype, num_t
         make_attention_backend(name, SPEC, dtype, torch.device("cpu"), num_threads) for name in ("torch", "cpu")
     ]
 
-    def step(backend) -> None:
+    def step(backend: AttentionBackend) -> None:
         plan = backend.plan(metadata)
         for cache in caches:
             plan.forward(query, key, value, cache, 0.125)
@@ -76,7 +78,7 @@ def measure(num_reqs: int, seq_len: int, num_new: int, dtype: torch.dtype, num_t
         )
 
 
-def timed(work) -> tuple[float, float]:
+def timed(work: Callable[[], object]) -> tuple[float, float]:
     """Milliseconds of wall time and of processor time."""
     wall, processor = time.perf_counter(), time.process_time()
     work()
