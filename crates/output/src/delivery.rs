@@ -48,7 +48,7 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    const MAX: usize = 16;
+    const MAX: usize = 32;
 
     /// A token's text ends at byte `end` of what waits.
     pub(crate) fn push(&mut self, end: usize) {

@@ -327,10 +327,10 @@ fn text_becomes_events_and_all_else_comes_with_the_end() {
 fn of_a_reader_that_is_far_behind_the_last_tokens_are_joined() {
     let (tokenizer, mut processor) = one_request(events());
     let a = id(&tokenizer, "a");
-    for _ in 0..20 {
+    for _ in 0..40 {
         processor.process(&token(1, a));
     }
-    assert_eq!(texts(&processor.take()), [(1, event("a").repeat(15) + &event("aaaaa"))]);
+    assert_eq!(texts(&processor.take()), [(1, event("a").repeat(31) + &event("aaaaaaaaa"))]);
     processor.process(&token(1, a));
     assert_eq!(texts(&processor.take()), [(1, event("a"))]);
     assert_eq!(processor.take(), News::default());
