@@ -71,16 +71,23 @@ def tokens_of(concurrency: int, step_time: float, most: int) -> int:
 
 
 def against_bare(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Bare and ours by turns: one row per concurrency and step time, with the ratios turn by turn."""
+    """Bare and ours by turns, with the ratios turn by turn: one row per concurrency.
+
+    A pause between steps costs a bare stream as well (everybody sleeps, and is woken event by event), so ours is also
+    compared with one of the same steps.
+    """
     rows = []
     with ExitStack() as stack:
-        bare = stack.enter_context(MeasuredServer(BARE))
-        ours = {step: stack.enter_context(simulation(step, args)) for step in args.step_time}
+        servers = {"bare": (stack.enter_context(MeasuredServer(BARE)), 0.0)}
+        for step in args.step_time:
+            if step:
+                paced = stack.enter_context(MeasuredServer([*BARE, "--step-time", str(step)]))
+                servers[f"bare, step {step:g} ms"] = (paced, step)
+            servers[f"step {step:g} ms"] = (stack.enter_context(simulation(step, args)), step)
         for concurrency in args.concurrency:
             runs: dict[str, list[dict[str, Any]]] = {}
             for _ in range(args.turns):
-                turn = {"bare": (bare, 0.0), **{f"step {step:g} ms": (one, step) for step, one in ours.items()}}
-                for name, (server, step) in turn.items():
+                for name, (server, step) in servers.items():
                     run = measure(server, concurrency, tokens_of(concurrency, step, args.tokens), args.output_len)
                     runs.setdefault(name, []).append(run)
                     show(name, run)
@@ -91,12 +98,18 @@ def against_bare(args: argparse.Namespace) -> list[dict[str, Any]]:
 def ratios_to_bare(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, dict[str, float]]]:
     """Ours ÷ bare, turn by turn: cost per token (of which an event may have several) and per event."""
     found = {}
-    for name in runs.keys() - {"bare"}:
-        pairs = list(zip(runs[name], runs["bare"], strict=True))
+    for name, ours in runs.items():
+        if name.startswith("bare"):
+            continue
+        bare = runs.get(f"bare, {name}", runs["bare"])
+        costs = {"per_token": "server_cpu_us_per_token", "per_event": "server_cpu_us_per_event"}
         found[name] = {
-            unit: spread([ours[key] / bare["server_cpu_us_per_event"] for ours, bare in pairs])
-            for unit, key in (("per_token", "server_cpu_us_per_token"), ("per_event", "server_cpu_us_per_event"))
+            unit: spread([a[key] / b["server_cpu_us_per_event"] for a, b in zip(ours, runs["bare"], strict=True)])
+            for unit, key in costs.items()
         }
+        found[name]["per_event_same_steps"] = spread(
+            [a[costs["per_event"]] / b[costs["per_event"]] for a, b in zip(ours, bare, strict=True)]
+        )
     return found
 
 
@@ -165,7 +178,7 @@ def show(name: str, row: Mapping[str, Any]) -> None:
 def table(report: Mapping[str, Any]) -> str:
     """The comparison with the bare stream, for a document: medians of the turns."""
     head = "| | streams | tokens/s | tokens per event | us per token | us per event | token ÷ bare event | event ÷ |"
-    lines = [head, "|---|---:|" + "---:|" * 6]
+    lines = [head + " event ÷ same steps |", "|---|---:|" + "---:|" * 7]
     for row in report.get("bare", []):
         for name, runs in row["runs"].items():
             middle = {
@@ -176,9 +189,8 @@ def table(report: Mapping[str, Any]) -> str:
             speed = statistics.median(run["output_throughput"] for run in runs)
             merged = statistics.median(run["tokens_per_event"] for run in runs)
             ratio = row["ratios"].get(name)
-            ends = (
-                ["", ""] if ratio is None else [f"{ratio[unit]['median']:.2f}" for unit in ("per_token", "per_event")]
-            )
+            units = ("per_token", "per_event", "per_event_same_steps")
+            ends = ["" if ratio is None else f"{ratio[unit]['median']:.2f}" for unit in units]
             costs = [f"{middle[f'server_cpu_us_per_{unit}']:.1f}" for unit in ("token", "event")]
             cells = [name, str(row["concurrency"]), f"{speed:.0f}", f"{merged:.2f}", *costs, *ends]
             lines.append(f"| {' | '.join(cells)} |")

@@ -367,3 +367,41 @@ fn what_was_computed_for_a_request_without_numbers_is_forgotten() {
     assert_eq!(scheduler.prefix_hit_length(&prompt, &ExtraKeys::default()), 0);
     scheduler.check_invariants();
 }
+
+#[test]
+fn who_comes_back_from_the_cpu_shares_only_what_it_had_computed() {
+    let config = SchedulerConfig {
+        block_size: 4,
+        max_num_batched_tokens: 5,
+        scheduling_policy: scheduler::SchedulingPolicy::Priority,
+        preemption_mode: scheduler::PreemptionMode::Swap,
+        num_cpu_blocks: 8,
+        ..SchedulerConfig::new(5, 16)
+    };
+    let mut scheduler = scheduler(&config, 2);
+    let add = |scheduler: &Scheduler, id: &str, first: i32, num_prompt: i32, priority: i32| {
+        let mut request = request(scheduler, id, (first..first + num_prompt).collect(), 3);
+        request.priority = priority;
+        scheduler.handle().add_request(request).expect("fits");
+    };
+    // A computes its prompt beside B's decodes until there is no block for it: five tokens are in two blocks then.
+    add(&scheduler, "B", 100, 4, 0);
+    add(&scheduler, "A", 0, 12, 5);
+    while scheduler.request_state("A").is_none_or(|state| state.status != RequestStatus::Swapped) {
+        step(&mut scheduler).expect("B runs");
+    }
+    let computed = scheduler.request_state("A").expect("it waits").num_computed_tokens;
+    assert!((5..8).contains(&computed), "{computed}");
+    // C computes the same prompt to its end, and is gone; all of it can be found.
+    scheduler.handle().abort_requests(["B"]);
+    add(&scheduler, "C", 0, 12, 1);
+    while scheduler.request_state("C").is_none_or(|state| state.num_computed_tokens < 10) {
+        step(&mut scheduler).expect("C runs");
+    }
+    let prompt: Vec<i32> = (0..12).collect();
+    assert!(scheduler.prefix_hit_length(&prompt, &ExtraKeys::default()) >= 8);
+    scheduler.handle().abort_requests(["C"]);
+    // A shares the block that it had filled. The next one has tokens that are not computed for it yet: that is its own.
+    let output = scheduler.schedule().expect("a free set").expect("A comes back");
+    assert_eq!((output.num_swap_in, scheduled(&scheduler, &output)[0].0.as_str()), (1, "A"));
+}

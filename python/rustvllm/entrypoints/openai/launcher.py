@@ -264,15 +264,14 @@ class Launcher:
                 self._listener.close()
             os._exit(0)
 
-        self._handle_signals(leave)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # A shell lets its background jobs ignore Ctrl-C. A server that serves heeds it all the same, in order.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, leave)
 
     def _take_signals(self) -> None:
-        self._handle_signals(lambda number, _: self._events.put(partial(self._on_signal, number)))
-
-    def _handle_signals(self, handler: Callable[[int, object], None]) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, handler)
+            signal.signal(number, lambda number, _: self._events.put(partial(self._on_signal, number)))
 
     def _on_signal(self, number: int) -> None:
         """First signal: stop in order. A later one ends everything at once, and this process by the signal itself."""
