@@ -7,6 +7,7 @@ ends the open ones and closes. What a process with an API server is for otherwis
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import signal
 import socket
 import threading
@@ -162,6 +163,9 @@ class ApiServer:
             self._on_load_failure(exc)
             return
         self._spawn(self._watch_engine(engine))
+        # What exists now stays as long as the server: walking through it again and again would hold up every stream.
+        gc.collect()
+        gc.freeze()
         self._on_ready(self.state)
 
     def _on_load_failure(self, exc: BaseException) -> None:
