@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from rustvllm.entrypoints.openai.app import build_app
-from rustvllm.entrypoints.openai.settings import ServerSettings
+from rustvllm.entrypoints.openai.settings import SIGNAL_ECHO_SECONDS, ServerSettings
 from rustvllm.entrypoints.openai.state import ServerState, ServerStatus
 from rustvllm.exceptions import EngineDeadError, RustVLLMError
 from rustvllm.logger import init_logger
@@ -37,8 +37,6 @@ ENGINE_STOP_SECONDS = 0.5
 """After that: how long the engine's thread may take to end its step before the process leaves it behind."""
 HARD_STOP_SECONDS = 1.9
 """After a stop: when the kernel ends the process whatever it is doing, for instance holding the interpreter."""
-SIGNAL_ECHO_SECONDS = 0.3
-"""A launcher may pass on a signal that the terminal has sent as well: one within this time is no second one."""
 ENGINE_WATCH_SECONDS = 0.25
 RECONNECT_SECONDS = 1.0
 """How long one attempt to reach an engine that was started again may take."""

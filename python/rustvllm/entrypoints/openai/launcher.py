@@ -33,7 +33,7 @@ from rustvllm.entrypoints.openai.api_child import ApiChild
 from rustvllm.entrypoints.openai.listen import Listener
 from rustvllm.entrypoints.openai.process_layout import ProcessLayout
 from rustvllm.entrypoints.openai.restart_budget import RestartBudget
-from rustvllm.entrypoints.openai.settings import ServerSettings
+from rustvllm.entrypoints.openai.settings import SIGNAL_ECHO_SECONDS, ServerSettings
 from rustvllm.exceptions import ConfigError, RustVLLMError
 from rustvllm.logger import init_logger
 
@@ -43,8 +43,6 @@ API_STOP_SECONDS = 2.0
 """How long an API process may take to end beyond the time that open requests are given."""
 ENGINE_STOP_SECONDS = 0.6
 """How long an engine may take to end its step once nobody uses it any more; then it is killed."""
-SIGNAL_ECHO_SECONDS = 0.3
-"""A launcher may pass on a signal that the terminal has sent as well: one within this time is no second one."""
 
 
 class Launcher:

@@ -10,6 +10,9 @@ from rustvllm.entrypoints.openai.cli_args import (
     read_chat_template,
 )
 
+SIGNAL_ECHO_SECONDS = 0.3
+"""A launcher may pass on a signal that the terminal has sent as well: one within this time is no second one."""
+
 
 @dataclass(frozen=True)
 class ServerSettings:
