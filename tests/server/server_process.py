@@ -14,11 +14,14 @@ import httpx
 import psutil
 
 FAKE = [sys.executable, "-W", "error", str(Path(__file__).parent / "serve_fake.py")]
+CHILDREN_END_SECONDS = 10
 REAL = [sys.executable, "-m", "rustvllm.entrypoints.cli.main", "serve"]
 
 
 class ServerProcess:
     """Runs ``command``; on leaving the context whatever is left of its process group is killed.
+
+    Children have a moment first: they end by themselves when their parent is gone, and remove its directory.
 
     Attributes:
         url: Base URL, from the line the server prints when it listens; empty before.
@@ -51,8 +54,11 @@ class ServerProcess:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        deadline = time.monotonic() + CHILDREN_END_SECONDS
+        while any(is_alive(child) for child in self._seen) and time.monotonic() < deadline:
+            time.sleep(0.01)
         for child in self._seen:
-            if child.is_running():
+            if is_alive(child):
                 child.kill()
         self._reader.join(10)
         self.process.stdout.close()
@@ -142,6 +148,14 @@ class ServerProcess:
             except (psutil.NoSuchProcess, ProcessLookupError):
                 continue
         return left
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it has not ended; one that nobody has asked for its exit code has."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def command_of(process: psutil.Process) -> str:
