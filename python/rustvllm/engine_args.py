@@ -1,7 +1,7 @@
 """Engine arguments: one dataclass for ``LLM(...)``, ``LLMEngine`` and the command line, turned into an EngineConfig.
 
 Defaults that depend on the machine or on the use (throughput for ``LLM``, latency for the server) are decided here.
-They are declared in ``engine_flags`` under the field's names; one of a feature that is still to come is refused by name.
+They are declared in ``engine_flags``, under the names of the field; those of features to come are refused by name.
 """
 
 import argparse
