@@ -1,4 +1,4 @@
-"""Kernels run in Triton's interpreter, in a pytest process of their own (``test_interpreter.py``), or on a GPU.
+"""Kernels run in Triton's interpreter, in a process that ``tests/unit/test_kernels.py`` starts, or on a GPU.
 
 In a process without ``TRITON_INTERPRET=1`` everything here counts as marked ``gpu``. In one with it what is marked
 ``gpu`` is skipped: bfloat16, of which the interpreter computes wrong products, and shapes that would take it hours.
@@ -20,7 +20,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "models"), str(HERE.parent / "unit"
 @pytest.hookimpl(tryfirst=True)  # before skips are handed out for the mark
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.parent != HERE or item.get_closest_marker("no_kernel"):
+        if item.path.parent != HERE:
             continue
         if INTERPRETED and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="TRITON_INTERPRET=1: the interpreter is no GPU"))

@@ -1,4 +1,4 @@
-"""Ragged batches over a paged cache, whose slots hold NaN wherever nobody wrote; and what kernels are compared within."""
+"""Ragged batches over a paged cache whose slots hold NaN where nobody wrote; and how close kernels must come."""
 
 from dataclasses import dataclass, replace
 
@@ -9,7 +9,6 @@ import torch
 from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
 from rustvllm.kernels import reference
 
-FP8_SCALE = 1.0
 FP8_NAN = 0x7F
 
 DTYPES = [
