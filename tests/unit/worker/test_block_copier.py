@@ -28,7 +28,7 @@ def make(device="cpu", dtype=torch.float32, num_cpu_blocks=CPU_BLOCKS, **options
 
 
 def run(copier, swap_out=(), swap_in=(), copy=()):
-    buffers = StepBuffers([(name, "int32", (16, 2)) for name in LISTS], pin_memory=False)
+    buffers = StepBuffers([(name, "int32", (16, 2)) for name in LISTS])
     for name, pairs in zip(LISTS, (swap_out, swap_in, copy), strict=True):
         buffers.arrays[name][:] = 99  # what lies behind the valid part must not matter
         if pairs:
