@@ -31,7 +31,8 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor) -> None:
 
     Args:
         logits: float ``[n, vocab_size]``.
-        bitmask: int32 ``[n, ceil(vocab_size / 32)]`` on the same device; id ``i`` is bit ``i % 32`` of word ``i // 32``.
+        bitmask: int32 ``[n, ceil(vocab_size / 32)]`` on the same device; bit ``i % 32`` of word ``i // 32`` is for id
+            ``i``.
     """
     vocab_size = logits.shape[-1]
     places = torch.arange(32, dtype=torch.int32, device=bitmask.device)

@@ -65,11 +65,12 @@ def make_streams(device: torch.device) -> DeviceStreams | None:
     """The streams of a CUDA device; None for the CPU, which does everything in the order it is told."""
     if device.type != "cuda":
         return None
+    inputs, outputs, swaps = (torch.cuda.Stream(device) for _ in range(3))  # type: ignore[no-untyped-call]
     return DeviceStreams(
         compute=torch.cuda.default_stream(device),
-        inputs=torch.cuda.Stream(device),
-        outputs=torch.cuda.Stream(device),
-        swaps=torch.cuda.Stream(device),
+        inputs=inputs,
+        outputs=outputs,
+        swaps=swaps,
         use=torch.cuda.stream,
         synchronize=lambda: torch.cuda.synchronize(device),
     )

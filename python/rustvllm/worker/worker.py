@@ -233,9 +233,7 @@ class Worker:
                 "enforce_eager"
             ) from error
         except RuntimeError as error:
-            raise ModelLoadError(
-                f"the model cannot be captured as a CUDA graph ({error}); set enforce_eager"
-            ) from error
+            raise ModelLoadError(f"the model cannot run in a CUDA graph ({error}); set enforce_eager") from error
 
     def out_of_memory(self, error: torch.OutOfMemoryError, what: str) -> DeviceMemoryError:
         """The error that says what to lower, instead of torch's; what torch holds back is given to the device.
