@@ -178,6 +178,7 @@ class DecodeGraphs:
         graph.replay()
         return graph.hidden
 
+    @torch.inference_mode()
     def capture_all(self, on_progress: Callable[[int, int], object] = lambda _done, _all: None) -> None:
         """Capture every size, the largest first: the others fit into its memory.
 

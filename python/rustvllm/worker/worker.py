@@ -188,7 +188,7 @@ class Worker:
         runner = self._loaded()
         shape = runner.model.kv_cache_spec.layer_shape(num_blocks, self.config.cache.block_size)
         runner.kv_caches = [self._zeros(shape) for _ in range(runner.model.kv_cache_spec.num_layers)]
-        runner.block_copier = BlockCopier(runner.kv_caches, num_cpu_blocks)
+        runner.block_copier = BlockCopier(runner.kv_caches, num_cpu_blocks, streams=runner.streams)
         runner.graphs = self._make_graphs(runner.kv_caches)
         runner.step_buffers = [
             StepBuffers(buffer_spec, device=self.device, streams=runner.streams) for _ in range(num_sets)
