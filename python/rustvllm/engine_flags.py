@@ -24,6 +24,17 @@ class EngineFlags:
     skip_tokenizer_init: bool = arg("serve token ids only", False, group="model")
     trust_remote_code: bool = arg("accepted and ignored: code of a model is never run", False, group="model")
     enforce_eager: bool = arg("never capture CUDA graphs", False, group="model")
+    cudagraph_capture_sizes: list[int] | None = arg(  # noqa: RUF009 -- it returns a dataclasses.field
+        "numbers of requests whose decode steps run as CUDA graphs (default: 1, 2, 4, 8, 16, 24 … up to max_num_seqs)",
+        nargs="+",
+        type=parse_number,
+        group="model",
+    )
+    cudagraph_capture_mode: str = arg(
+        "ahead: graphs are captured before the first request; lazy: each when it is first needed",
+        "ahead",
+        group="model",
+    )
     generation_config: str = arg("auto: the model's sampling defaults; vllm: none; or a folder", "auto", group="model")
     override_generation_config: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise
         "sampling defaults as JSON", type=parse_json_object, group="model"
@@ -114,8 +125,8 @@ class EngineFlags:
         group="scheduler",
     )
     async_scheduling: bool | None = arg(
-        "plan a step while the one before it runs (default: yes where the device runs by itself, as a simulated one "
-        "does; no on the CPU)",
+        "plan a step while the one before it runs (default: yes where the device runs by itself, as a GPU and a "
+        "simulated one do; no on the CPU)",
         action=argparse.BooleanOptionalAction,
         group="scheduler",
     )

@@ -10,6 +10,7 @@ import torch
 from checkpoints import GPT2, LLAMA
 from naive_schedule import FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
 
+from rustvllm.config import CUDAGraphConfig
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.worker import host_resources
 from rustvllm.worker import worker as worker_module
@@ -51,6 +52,7 @@ def make(tmp_path, monkeypatch):
             ),
             parallel=SimpleNamespace(data_parallel_size=1),
             device=SimpleNamespace(device=device, attention_backend="auto"),
+            cuda_graphs=CUDAGraphConfig(),
             load=SimpleNamespace(load_format="dummy"),
         )  # fmt: skip
         worker = Worker(config, FLOAT_COLUMNS, INT_COLUMNS)
