@@ -115,7 +115,9 @@ VARIANTS = {
         },
     ),
     "opt": ("opt", {}),
-    "opt-post-norm-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
+    "opt-post-norm-projected": (
+        "opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20},
+    ),
     "opt-bare": (
         "opt",
         {
@@ -156,16 +158,22 @@ def scale_weights(model):
         "wte.weight", "wpe.weight", "embed_tokens.weight", "embed_positions.weight", "embed_in.weight",
         "lm_head.weight",
     }  # fmt: skip
+    kind = type(model).__name__
+    normless = getattr(model.config, "_remove_final_layer_norm", False)
+    post_norm = not getattr(model.config, "do_layer_norm_before", True)
     for name, parameter in model.named_parameters():
         if any(name.endswith(end) for end in embeddings):
-            parameter.normal_(std=0.1 if parameter.shape[1] < 256 else 0.05)
+            parameter.normal_(std=0.05 if parameter.shape[1] >= 256 or normless else 0.1)
+            if post_norm:  # nothing norms them, so they must be heard beside the blocks
+                parameter.mul_(3)
         elif parameter.dim() == 2:
-            fan_in = parameter.shape[0] if type(model).__name__.startswith("GPT2") else parameter.shape[1]
-            parameter.normal_(std=2.5 * fan_in**-0.5)
+            fan_in = parameter.shape[0] if kind.startswith("GPT2") else parameter.shape[1]
+            parameter.normal_(std=(1.0 if post_norm else 2.5) * fan_in**-0.5)
         elif name.endswith("bias"):
             parameter.normal_(std=0.1)
         else:
-            parameter.normal_(std=0.1).add_(0.0 if type(model).__name__.startswith("Gemma") else 1.0)
+            # Gemma adds one to them itself; its blocks are weighed by the norms behind them.
+            parameter.normal_(std=0.1).add_(0.0 if kind.startswith("Gemma") and ".post_" not in name else 1.0)
 
 
 def load(folder, *, max_model_len=128, dtype=torch.float32, device="cpu", load_format="auto", seed=0):

@@ -100,7 +100,7 @@ def gemma_attention(
     soft_cap: float | None = None,
     head_norm_eps: float | None = None,
 ) -> RotaryAttention:
-    """Attention whose scale follows ``query_pre_attn_scalar``, with norms on queries and keys if given their epsilon."""
+    """Attention whose scale follows ``query_pre_attn_scalar``; heads are normed if there is an epsilon for it."""
     bias = config.boolean("attention_bias", default=False)
     return RotaryAttention(
         sizes,
