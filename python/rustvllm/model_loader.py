@@ -245,6 +245,7 @@ def _without_prefix(model: CausalLM, folder: Path, stored: dict[str, _StoredTens
         bare = next((name.removeprefix(prefix) for prefix in model.prefixes if name.startswith(prefix)), name)
         if model.is_ignored(bare):
             continue
+        bare = HEAD_NAME if bare == model.head_name else bare
         if bare in sources:
             raise ModelLoadError(f"{folder}: tensors {name!r} and {sources[bare].name!r} are the same one twice")
         sources[bare] = tensor
