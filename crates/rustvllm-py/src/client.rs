@@ -14,6 +14,7 @@ use pyo3::{
 use crate::{
     errors::{EngineDeadError, client_error, endpoint_error},
     handle::{RequestArguments, stats_dict, token_ids},
+    sampling_extras::PySamplingExtras,
 };
 
 /// Engines in other processes: add, abort, read counters, from any thread.
@@ -164,7 +165,7 @@ impl PyEngineClient {
 
     #[pyo3(signature = (key, request_id, prompt_token_ids, *, max_tokens, min_tokens=0, eos_token_id=None,
         stop_token_ids=Vec::new(), temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, presence_penalty=0.0,
-        frequency_penalty=0.0, repetition_penalty=1.0, seed=0, num_logprobs=-1, priority=0, cache_salt=None,
+        frequency_penalty=0.0, repetition_penalty=1.0, seed=0, num_logprobs=-1, sampling_extras=None, priority=0, cache_salt=None,
         lora_name=None, multimodal=Vec::new(), skip_reading_prefix_cache=false, waits_for_grammar=false, fork_from=None,
         samples=Vec::new()))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only in Python: one small call per request")]
@@ -187,6 +188,7 @@ impl PyEngineClient {
         repetition_penalty: f32,
         seed: i64,
         num_logprobs: i64,
+        sampling_extras: Option<PyRef<'_, PySamplingExtras>>,
         priority: i32,
         cache_salt: Option<String>,
         lora_name: Option<String>,
@@ -196,6 +198,7 @@ impl PyEngineClient {
         fork_from: Option<u64>,
         samples: Vec<(u64, String, i64)>,
     ) -> PyResult<()> {
+        let extras = sampling_extras.map(|extras| extras.to_send()).transpose()?;
         let params = SamplingParams {
             max_tokens,
             min_tokens,
@@ -210,6 +213,7 @@ impl PyEngineClient {
             top_k,
             seed,
             num_logprobs,
+            extras,
         };
         let arguments = RequestArguments {
             key,

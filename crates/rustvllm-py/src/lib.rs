@@ -12,6 +12,7 @@ mod config;
 mod errors;
 mod handle;
 mod output_processor;
+mod sampling_extras;
 mod scheduler;
 mod server;
 mod token_ids;
@@ -26,6 +27,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("build_profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     config::register(module)?;
     handle::register(module)?;
+    sampling_extras::register(module)?;
     scheduler::register(module)?;
     token_ids::register(module)?;
     tokenizer::register(module)?;

@@ -49,6 +49,7 @@ mod request;
 mod request_limits;
 mod request_queue;
 mod running;
+mod sampling_extras;
 mod scheduler;
 mod stats;
 mod step;
@@ -69,7 +70,11 @@ pub use logprobs::{LogprobRows, TokenLogprobs};
 pub use output::{EngineCoreOutput, FinishReason, RequestError, RequestKey, SchedulerOutput};
 pub use request::{NewRequest, RequestStatus, SamplingParams, UNKNOWN_TOKEN};
 pub use request_limits::{AddRequestError, RequestLimits};
+pub use sampling_extras::{
+    Attachment, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_SAMPLING_EXTRAS_BYTES, SamplingExtras,
+    SamplingExtrasError,
+};
 pub use scheduler::{Scheduler, SchedulerError};
 pub use stats::SchedulerStats;
 pub use step_buffers::StepBuffers;
-pub use update::{REJECTED_BY_GRAMMAR, TokenRows};
+pub use update::{REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR, TokenRows};
