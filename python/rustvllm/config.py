@@ -121,6 +121,7 @@ class ModelConfig:
         generation_config: The model's own sampling defaults, ``{}`` when there are none.
         enforce_eager: Never capture CUDA graphs.
         trust_remote_code: Accepted for compatibility; code from a model's folder is never run.
+        logits_processors: Batch classes that change logits, as ``module:Class``; or, in one process, the classes.
     """
 
     model: str
@@ -145,6 +146,7 @@ class ModelConfig:
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     enforce_eager: bool = False
     trust_remote_code: bool = False
+    logits_processors: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         require_choice("dtype", self.dtype, ("auto", *DTYPES))

@@ -23,6 +23,11 @@ class EngineFlags:
     )
     skip_tokenizer_init: bool = arg("serve token ids only", False, group="model")
     trust_remote_code: bool = arg("accepted and ignored: code of a model is never run", False, group="model")
+    logits_processors: list[Any] | None = arg(  # noqa: RUF009 -- likewise
+        "classes that change the logits of every step, as module:Class (in Python also the classes themselves)",
+        nargs="+",
+        group="model",
+    )
     enforce_eager: bool = arg("never capture CUDA graphs", False, group="model")
     generation_config: str = arg("auto: the model's sampling defaults; vllm: none; or a folder", "auto", group="model")
     override_generation_config: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise
