@@ -12,12 +12,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from rustvllm import envs
 from rustvllm.exceptions import ConfigError
 
 DTYPES = ("float32", "float16", "bfloat16")
 """Names of the tensor types a model can compute in."""
 DEVICES = ("cpu", "cuda")
-ATTENTION_BACKENDS = ("auto", "torch", "cpu")
+ATTENTION_BACKENDS = ("auto", "triton", "torch", "cpu")
 MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -287,7 +288,8 @@ class DeviceConfig:
 
     Attributes:
         device: ``cpu`` or ``cuda``.
-        attention_backend: ``torch``, ``cpu`` (the core's kernels), or ``auto``: the core's where they can compute.
+        attention_backend: ``triton`` (on CUDA), ``cpu`` (the core's kernels), ``torch`` (anywhere), or ``auto``:
+            Triton's or the core's where they can compute. Under ``TRITON_INTERPRET=1`` Triton's run on the CPU.
     """
 
     device: str = "cpu"
@@ -299,6 +301,11 @@ class DeviceConfig:
         if self.attention_backend == "cpu" and self.device != "cpu":
             raise ConfigError(
                 f"attention_backend is cpu, but device is {self.device}: set attention_backend to torch or auto"
+            )
+        if self.attention_backend == "triton" and self.device == "cpu" and not envs.triton_interpret():
+            raise ConfigError(
+                "attention_backend is triton, but device is cpu, where its kernels run under TRITON_INTERPRET=1 alone, "
+                "for tests: set attention_backend to cpu, torch or auto"
             )
 
 
