@@ -94,7 +94,7 @@ def test_without_chunked_prefill_the_default_budget_holds_a_prompt(model):
         ({"max_num_batched_tokens": 4, "max_num_seqs": 5}, "every running request needs one token"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda"),
-        ({"attention_backend": "flash"}, "attention_backend must be one of auto, torch, cpu, got 'flash'"),
+        ({"attention_backend": "flash"}, "attention_backend must be one of auto, triton, torch, cpu, got 'flash'"),
         ({"attention_backend": "cpu", "dtype": "float16"}, "but dtype is float16: set attention_backend to torch"),
         ({"load_format": "pt"}, "load_format must be one of"),
         ({"scheduling_policy": "x"}, "scheduling_policy must be one of"),
