@@ -98,8 +98,6 @@ UNBUILT_ENDPOINTS: tuple[tuple[str, str], ...] = tuple(
     POST /v1/unload_lora_adapter
     POST /v1/chat/completions/render
     POST /v1/completions/render
-    POST /tokenize
-    POST /detokenize
     POST /pooling
     POST /classify
     POST /score
