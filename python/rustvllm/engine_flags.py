@@ -62,7 +62,7 @@ class EngineFlags:
     download_dir: str | None = arg("where to keep downloads (default: HF_HOME's cache)", group="model")
     device: str = arg("auto, cpu or cuda", "auto", group="model")
     attention_backend: str = arg(
-        "triton: on CUDA; cpu: the core's kernels, in float32 and bfloat16; torch: everywhere; auto: the first that can",
+        "triton: on CUDA; cpu: the core's kernels (float32, bfloat16); torch: everywhere; auto: the first that can",
         "auto",
         group="model",
     )
