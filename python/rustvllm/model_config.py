@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rustvllm.architectures import HEAD_DIMS, MODEL_TYPES, MULTI_HEAD, SUPPORTED_ARCHITECTURES, text_config
 from rustvllm.config import ModelConfig
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
 
-SUPPORTED_ARCHITECTURES: Final = ("GPT2LMHeadModel", "LlamaForCausalLM")
-"""What ``models/registry`` has, as a list that needs no torch; a test keeps the two equal."""
 MAX_CONFIG_BYTES: Final = 16 << 20
 _KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     # architecture -> what is needed -> its names in config.json, the first that is there counts
@@ -26,15 +25,14 @@ _KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "num_attention_heads": ("n_head", "num_attention_heads"),
         "max_positions": ("n_positions", "n_ctx", "max_position_embeddings"),
     },
-    "LlamaForCausalLM": {
-        "vocab_size": ("vocab_size",),
-        "hidden_size": ("hidden_size",),
-        "num_layers": ("num_hidden_layers",),
-        "num_attention_heads": ("num_attention_heads",),
-        "max_positions": ("max_position_embeddings",),
-    },
 }
-_MODEL_TYPES: Final = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
+_USUAL_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "vocab_size": ("vocab_size",),
+    "hidden_size": ("hidden_size",),
+    "num_layers": ("num_hidden_layers",),
+    "num_attention_heads": ("num_attention_heads",),
+    "max_positions": ("max_position_embeddings",),
+}
 
 
 def read_model_config(
@@ -67,12 +65,13 @@ def read_model_config(
     config = _read_json(path / "config.json")
     if config is None:
         raise ModelLoadError(f"{path} has no config.json")
+    config = text_config(config)
     architecture = find_architecture(config, path)
     numbers: dict[str, Any] = dict(_read_numbers(config, architecture, path))
     positions = numbers.pop("max_positions")
     heads = numbers["num_attention_heads"]
-    kv_heads = _optional_int(config, "num_key_value_heads", path, heads) if architecture != "GPT2LMHeadModel" else heads
-    head_dim = _optional_int(config, "head_dim", path, 0)
+    kv_heads = heads if architecture in MULTI_HEAD else _optional_int(config, "num_key_value_heads", path, heads)
+    head_dim = _optional_int(config, "head_dim", path, HEAD_DIMS.get(architecture, 0))
     if not head_dim:
         if numbers["hidden_size"] % heads:
             raise ModelLoadError(
@@ -116,8 +115,8 @@ def find_architecture(config: Mapping[str, Any], path: Path) -> str:
         if name in SUPPORTED_ARCHITECTURES:
             return name
     model_type = config.get("model_type")
-    if not names and isinstance(model_type, str) and model_type in _MODEL_TYPES:
-        return _MODEL_TYPES[model_type]
+    if not names and isinstance(model_type, str) and model_type in MODEL_TYPES:
+        return MODEL_TYPES[model_type]
     if names:
         what = f"has the architecture {', '.join(names)}"
     elif isinstance(model_type, str):
@@ -166,7 +165,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 def _read_numbers(config: Mapping[str, Any], architecture: str, path: Path) -> dict[str, int]:
     numbers: dict[str, int] = {}
     missing = []
-    for field, names in _KEYS[architecture].items():
+    for field, names in _KEYS.get(architecture, _USUAL_KEYS).items():
         name = next((name for name in names if config.get(name) is not None), None)
         if name is None:
             missing.append(names[0])
@@ -192,7 +191,8 @@ def _longest(config: Mapping[str, Any], positions: int) -> int:
     """Positions the model can tell apart, with the scaling of its rotary embedding."""
     # Newer configurations say rope_parameters for what older ones call rope_scaling.
     scaling = config.get("rope_parameters") or config.get("rope_scaling")
-    if not isinstance(scaling, Mapping):
+    # Gemma 3 scales some of its layers only, and counts it already.
+    if not isinstance(scaling, Mapping) or str(config.get("model_type")).startswith("gemma3"):
         return positions
     kind = scaling.get("rope_type") or scaling.get("type")
     factor = scaling.get("factor")

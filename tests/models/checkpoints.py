@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from rustvllm.architectures import text_config
 from rustvllm.model_loader import load_model
 
 NO_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -178,7 +179,7 @@ def scale_weights(model):
 
 def load(folder, *, max_model_len=128, dtype=torch.float32, device="cpu", load_format="auto", seed=0):
     """Load a checkpoint's folder as the engine would."""
-    hf_config = json.loads((folder / "config.json").read_text())
+    hf_config = text_config(json.loads((folder / "config.json").read_text()))
     config = SimpleNamespace(
         model=str(folder), path=folder, hf_config=hf_config, architecture=hf_config["architectures"][0],
         max_model_len=max_model_len, seed=seed,

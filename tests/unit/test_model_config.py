@@ -5,7 +5,8 @@ import json
 import pytest
 
 from rustvllm.exceptions import ConfigError, ModelLoadError
-from rustvllm.model_config import SUPPORTED_ARCHITECTURES, read_model_config, resolve_dtype
+from rustvllm.architectures import SUPPORTED_ARCHITECTURES
+from rustvllm.model_config import read_model_config, resolve_dtype
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -67,7 +68,10 @@ def test_model_type_stands_for_a_missing_architecture(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM; supported are GPT2LMHeadModel, LlamaForCausalLM"),
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            "MambaForCausalLM; supported are GPT2LMHeadModel, GPTNeoXForCausalLM",
+        ),
         ({"architectures": None, "model_type": "bert"}, "model_type bert; supported are"),
         ({"architectures": None}, "names no architecture"),
         ({"architectures": "LlamaForCausalLM"}, "names no architecture"),
