@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from rustvllm.architectures import text_config
+from rustvllm.config import LoadConfig
 from rustvllm.model_loader import load_model
 
 NO_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -182,9 +183,9 @@ def load(folder, *, max_model_len=128, dtype=torch.float32, device="cpu", load_f
     hf_config = text_config(json.loads((folder / "config.json").read_text()))
     config = SimpleNamespace(
         model=str(folder), path=folder, hf_config=hf_config, architecture=hf_config["architectures"][0],
-        max_model_len=max_model_len, seed=seed,
+        max_model_len=max_model_len, seed=seed, model_impl="rustvllm",
     )  # fmt: skip
-    return load_model(config, SimpleNamespace(load_format=load_format), dtype, torch.device(device), 1 << 30)
+    return load_model(config, LoadConfig(load_format=load_format), dtype, torch.device(device), 1 << 30)
 
 
 def prompts(vocab_size, lengths, seed=0):

@@ -72,6 +72,26 @@ class CausalLM(nn.Module, ABC):
         """
         return {name: tensor for name, tensor in _stored(self).items() if not name.startswith("lm_head.")}
 
+    def tied_tensors(self) -> dict[str, str]:
+        """Names (without prefix) that a checkpoint may also have, or have instead, for a tensor of another name."""
+        return {"lm_head.weight": self.embed_tokens_name} if self.lm_head is None else {}
+
+    def untie(self, name: str) -> Tensor:
+        """Give a tied tensor memory of its own, because a checkpoint has values of its own for it."""
+        assert name == "lm_head.weight", f"{name} is not tied"
+        return self.untie_head().weight
+
+    def checkpoint_name(self, name: str) -> str:
+        """The name, as ``checkpoint_tensors`` has it but with a prefix, of what a checkpoint calls ``name``."""
+        return name
+
+    def check_filled(self) -> None:
+        """Look at the model once it is filled, before it serves anybody.
+
+        Raises:
+            ModelLoadError: It does not compute what it should.
+        """
+
     def is_ignored(self, name: str) -> bool:
         """Whether a checkpoint's tensor of this name (without prefix) holds nothing the model needs."""
         del name
