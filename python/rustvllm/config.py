@@ -22,6 +22,7 @@ ATTENTION_BACKENDS = ("auto", "triton", "torch", "cpu")
 MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+MODEL_IMPLS = ("auto", "rustvllm", "transformers")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 MAX_DATA_PARALLEL_SIZE = 64
 CAPTURE_MODES = ("ahead", "lazy")
@@ -122,7 +123,8 @@ class ModelConfig:
         eos_token_ids: Ids that end a generation, from generation_config.json, else config.json.
         generation_config: The model's own sampling defaults, ``{}`` when there are none.
         enforce_eager: Never capture CUDA graphs.
-        trust_remote_code: Accepted for compatibility; code from a model's folder is never run.
+        trust_remote_code: Python code of the model's folder may run, where nobody else knows the architecture.
+        model_impl: Whose modelling code runs: ``rustvllm`` or ``transformers``.
     """
 
     model: str
@@ -147,8 +149,10 @@ class ModelConfig:
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     enforce_eager: bool = False
     trust_remote_code: bool = False
+    model_impl: str = "rustvllm"
 
     def __post_init__(self) -> None:
+        require_choice("model_impl", self.model_impl, MODEL_IMPLS[1:])
         require_choice("dtype", self.dtype, ("auto", *DTYPES))
         for name in ("vocab_size", "hidden_size", "num_layers", "num_attention_heads", "num_kv_heads", "head_dim"):
             require_int(name, getattr(self, name), 1)
@@ -331,10 +335,11 @@ class CUDAGraphConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadConfig:
-    """How weights are found: from safetensors, or seeded random ones (``dummy``)."""
+    """How weights are found: from safetensors, or seeded random ones (``dummy``); and whether a bar shows how far."""
 
     load_format: str = "auto"
     download_dir: Path | None = None
+    use_tqdm_on_load: bool = True
 
     def __post_init__(self) -> None:
         require_choice("load_format", self.load_format, LOAD_FORMATS)
