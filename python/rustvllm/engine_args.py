@@ -17,6 +17,7 @@ from rustvllm import devices, flags, hub
 from rustvllm.config import (
     ATTENTION_BACKENDS,
     EXECUTORS,
+    QUANTIZATIONS,
     CacheConfig,
     DeviceConfig,
     EngineConfig,
@@ -120,14 +121,16 @@ class EngineArgs(EngineFlags):
             swap_space=self.swap_space,
         )
         download_dir = None if self.download_dir is None else Path(self.download_dir).expanduser()
-        load = LoadConfig(load_format=self.load_format, download_dir=download_dir)
+        load = LoadConfig(load_format=self.load_format, download_dir=download_dir, quantization=self.quantization)
         model = self._create_model_config(device, load)
         return EngineConfig(
             model=model,
             cache=cache,
             scheduler=self._create_scheduler_config(usage, device, model.max_model_len),
             parallel=ParallelConfig(),
-            device=DeviceConfig(device=device, attention_backend=self.attention_backend),
+            device=DeviceConfig(
+                device=device, attention_backend=self.attention_backend, batch_invariant=self.batch_invariant
+            ),
             load=load,
             sim=sim,
             step_trace_file=None
@@ -177,6 +180,8 @@ class EngineArgs(EngineFlags):
             max_num_batched_tokens=2**24 if self.max_num_batched_tokens is None else self.max_num_batched_tokens,
             **self._scheduler_numbers(),
         )
+        if self.quantization is not None:
+            require_choice("quantization", self.quantization, QUANTIZATIONS)
         CacheConfig(swap_space=self.swap_space, prefix_caching_hash_algo=self.prefix_caching_hash_algo)
         _check_generation_config(self.generation_config)
         names: Any = self.served_model_name

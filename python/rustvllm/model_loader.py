@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.cpu_linear_packer import LinearPacker
 from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.logger import init_logger
 from rustvllm.models.interface import CausalLM
@@ -48,7 +49,12 @@ class _StoredTensor:
 
 
 def load_model(
-    model_config: ModelConfig, load_config: LoadConfig, dtype: torch.dtype, device: torch.device, available_memory: int
+    model_config: ModelConfig,
+    load_config: LoadConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    available_memory: int,
+    make_packer: Callable[[CausalLM], LinearPacker] | None = None,
 ) -> CausalLM:
     """Build the model of a configuration on a device and fill it.
 
@@ -58,6 +64,7 @@ def load_model(
         dtype: of every parameter, whatever the checkpoint stores.
         device: where the parameters lie.
         available_memory: bytes that are free there.
+        make_packer: given the model without memory, what packs its dense layers as they are filled; None: nothing.
 
     Raises:
         ModelLoadError: the configuration or a file is wrong; the message names the file, the tensor, what was expected
@@ -77,6 +84,9 @@ def load_model(
             f"positions; set --max-model-len {limit} or less"
         )
     size = sum(parameter.nbytes for parameter in outline.parameters())
+    packer = None if make_packer is None else make_packer(outline)
+    if packer is not None:
+        size = packer.resident_bytes(size)
     if size > available_memory:
         raise ModelLoadError(
             f"{model_config.model}: the parameters take {size} bytes in {str(dtype).removeprefix('torch.')}, but "
@@ -84,35 +94,52 @@ def load_model(
         )
     with _defaults(dtype, device):
         model = model_class(model_config.hf_config, model_config.max_model_len)
+    if packer is not None:
+        packer.watch(model, _tied_embedding(model))
+    filled = (lambda _: None) if packer is None else packer.filled
     with torch.inference_mode():
         if stored is None:
-            fill_dummy_weights(model, model_config.seed)
+            fill_dummy_weights(model, model_config.seed, filled)
         else:
-            _fill_from_checkpoint(model, model_config.path, stored)
+            _fill_from_checkpoint(model, model_config.path, stored, filled)
+        if packer is not None:
+            model.head_kernel = packer.finish(model, _tied_embedding(model))
     logger.info("loaded %s: %.1f MiB in %.1f s", model_config.model, size / 2**20, time.monotonic() - started)
     return model.eval()
 
 
-def fill_dummy_weights(model: CausalLM, seed: int) -> None:
+def fill_dummy_weights(model: CausalLM, seed: int, filled: Callable[[Tensor], None] = lambda _: None) -> None:
     """Fill every parameter with random numbers that depend on the seed and the parameter's name only.
 
     The scales keep activations near one and let the blocks outweigh the embedding, so that what is generated is
     diverse: at the scales of a freshly initialised model it mostly repeats one token.
+
+    Args:
+        model: whose parameters have memory.
+        seed: any integer.
+        filled: is told of every parameter that has its values.
     """
-    scales: dict[int, float] = {}
-    for module in model.modules():
+    scales: dict[str, float] = {}
+    for name, module in model.named_modules():
         if isinstance(module, Linear):
-            scales[id(module.weight)] = 1.5 * module.weight.shape[1] ** -0.5
+            scales[f"{name}.weight"] = 1.5 * module.weight.shape[1] ** -0.5
         elif isinstance(module, Embedding):
-            scales[id(module.weight)] = 0.05
-    for name, parameter in model.named_parameters():
+            scales[f"{name}.weight"] = 0.05
+    # By name: a list of them would keep the memory of those that are packed meanwhile.
+    for name in [name for name, _ in model.named_parameters()]:
+        parameter = model.get_parameter(name)
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32, device="cpu")
-        if id(parameter) in scales:
-            parameter.copy_(noise.mul_(scales[id(parameter)]))
+        if name in scales:
+            parameter.copy_(noise.mul_(scales[name]))
         else:  # vectors: a norm's weight is near one, a bias near zero
             parameter.copy_(noise.mul_(0.05).add_(1.0 if name.endswith("weight") else 0.0))
+        filled(parameter)
+
+
+def _tied_embedding(model: CausalLM) -> Tensor | None:
+    return model.embed_tokens.weight if model.lm_head is None else None
 
 
 @contextmanager
@@ -206,7 +233,9 @@ def _open(file: Path) -> Iterator[safe_open]:
         ) from error
 
 
-def _fill_from_checkpoint(model: CausalLM, folder: Path, stored: dict[str, _StoredTensor]) -> None:
+def _fill_from_checkpoint(
+    model: CausalLM, folder: Path, stored: dict[str, _StoredTensor], filled: Callable[[Tensor], None]
+) -> None:
     sources = _without_prefix(model, folder, stored)
     targets = model.checkpoint_tensors()
     head = sources.get(HEAD_NAME)
@@ -221,6 +250,7 @@ def _fill_from_checkpoint(model: CausalLM, folder: Path, stored: dict[str, _Stor
 
     for name, tensor in sorted(sources.items(), key=lambda item: (item[1].file, item[0])):
         targets[name].copy_(_read(tensor))
+        filled(targets.pop(name))
     if tied_head is not None:
         _reconcile_head(model, folder, tied_head)
 

@@ -50,8 +50,8 @@ def make(tmp_path, monkeypatch):
                 max_num_seqs=8, max_num_batched_tokens=256, preemption_mode=preemption_mode, async_scheduling=False
             ),
             parallel=SimpleNamespace(data_parallel_size=1),
-            device=SimpleNamespace(device=device, attention_backend="auto"),
-            load=SimpleNamespace(load_format="dummy"),
+            device=SimpleNamespace(device=device, attention_backend="auto", batch_invariant=False),
+            load=SimpleNamespace(load_format="dummy", quantization=None),
         )  # fmt: skip
         worker = Worker(config, FLOAT_COLUMNS, INT_COLUMNS)
         worker.load_model()
