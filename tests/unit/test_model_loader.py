@@ -309,7 +309,9 @@ def test_more_positions_than_the_model_has_are_refused(tmp_path):
 def test_a_model_too_large_for_memory_is_refused_before_memory_is_taken(tmp_path):
     config = LLAMA | {"hidden_size": 2**15, "intermediate_size": 2**24}
     message = refused(tmp_path, config, load_format="dummy")
-    assert re.search(r"the parameters take \d{13,} bytes in float32, but 1073741824 bytes are free on cpu", message)
+    assert re.search(
+        r"the parameters take \d{13,} bytes in float32 \(\d+\.\d+ GiB\), but 1073741824 bytes are free on cpu", message
+    )
 
 
 def test_dummy_weights_depend_on_seed_and_name_alone(tmp_path, config):
