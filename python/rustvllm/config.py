@@ -27,6 +27,7 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "rustvllm", "transformers")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 MAX_DATA_PARALLEL_SIZE = 64
+CAPTURE_MODES = ("ahead", "lazy")
 EXECUTORS = ("auto", "uniproc", "sim")
 MAX_SIM_MS = 60_000.0
 """A term of a simulated step's time at most."""
@@ -326,6 +327,27 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CUDAGraphConfig:
+    """Which decode steps run as CUDA graphs, where the device and the attention backend have them.
+
+    Attributes:
+        capture_sizes: Numbers of requests that are captured, ascending; a step runs in the next larger one. None:
+            chosen by ``max_num_seqs``. Empty: no step does.
+        capture_mode: ``ahead``: all before the first request; ``lazy``: each when a step first needs it.
+    """
+
+    capture_sizes: tuple[int, ...] | None = None
+    capture_mode: str = "ahead"
+
+    def __post_init__(self) -> None:
+        require_choice("cudagraph_capture_mode", self.capture_mode, CAPTURE_MODES)
+        for size in self.capture_sizes or ():
+            require_int("cudagraph_capture_sizes", size, 1, 65536)
+        if self.capture_sizes is not None:
+            object.__setattr__(self, "capture_sizes", tuple(sorted(set(self.capture_sizes))))
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadConfig:
     """How weights are found, from safetensors or seeded random ones (``dummy``), and how they are kept.
 
@@ -387,6 +409,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    cuda_graphs: CUDAGraphConfig = field(default_factory=CUDAGraphConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     sim: SimConfig | None = None
     step_trace_file: Path | None = None
@@ -424,6 +447,11 @@ class EngineConfig:
                     f"{name} is for the CPU's kernels, which compute in float32 and bfloat16, but dtype is float16: "
                     "set dtype to float32 or bfloat16"
                 )
+        if (sizes := self.cuda_graphs.capture_sizes) and sizes[-1] > self.scheduler.max_num_seqs:
+            raise ConfigError(
+                f"cudagraph_capture_sizes has {sizes[-1]}, but no step has more than max_num_seqs "
+                f"({self.scheduler.max_num_seqs}) requests: leave it out, or raise max_num_seqs"
+            )
         if self.cache.num_gpu_blocks_override is not None:
             self.check_num_blocks(self.cache.num_gpu_blocks_override)
 

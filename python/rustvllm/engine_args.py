@@ -21,6 +21,7 @@ from rustvllm.config import (
     MODEL_IMPLS,
     QUANTIZATIONS,
     CacheConfig,
+    CUDAGraphConfig,
     DeviceConfig,
     EngineConfig,
     LoadConfig,
@@ -138,11 +139,27 @@ class EngineArgs(EngineFlags):
             device=DeviceConfig(
                 device=device, attention_backend=self.attention_backend, batch_invariant=self.batch_invariant
             ),
+            cuda_graphs=self._create_cuda_graph_config(),
             load=load,
             sim=sim,
             step_trace_file=None
             if self.step_trace_file is None
             else Path(self.step_trace_file).expanduser().absolute(),
+        )
+
+    def _create_cuda_graph_config(self) -> CUDAGraphConfig:
+        sizes: Any = self.cudagraph_capture_sizes
+        if sizes is not None:
+            if not isinstance(sizes, list | tuple) or not sizes:
+                raise ConfigError(
+                    f"cudagraph_capture_sizes must be a list of one or more numbers of requests, got {sizes!r}; "
+                    "enforce_eager turns CUDA graphs off"
+                )
+            if self.enforce_eager:
+                raise ConfigError("cudagraph_capture_sizes and enforce_eager contradict each other: leave one out")
+            sizes = tuple(sizes)
+        return CUDAGraphConfig(
+            capture_sizes=() if self.enforce_eager else sizes, capture_mode=self.cudagraph_capture_mode
         )
 
     def _create_sim_config(self) -> SimConfig | None:
@@ -189,6 +206,7 @@ class EngineArgs(EngineFlags):
         )
         if self.quantization is not None:
             require_choice("quantization", self.quantization, QUANTIZATIONS)
+        self._create_cuda_graph_config()
         CacheConfig(swap_space=self.swap_space, prefix_caching_hash_algo=self.prefix_caching_hash_algo)
         _check_generation_config(self.generation_config)
         names: Any = self.served_model_name
@@ -260,7 +278,9 @@ class EngineArgs(EngineFlags):
             max_num_batched_tokens=tokens,
             enable_chunked_prefill=self.enable_chunked_prefill,
             # Torch on the CPU computes in the thread that would plan the next step, so that nothing would overlap.
-            async_scheduling=self.executor == "sim" if self.async_scheduling is None else self.async_scheduling,
+            async_scheduling=(self.executor == "sim" or device == "cuda")
+            if self.async_scheduling is None
+            else self.async_scheduling,
             **self._scheduler_numbers(),
         )
 

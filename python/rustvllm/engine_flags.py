@@ -37,6 +37,17 @@ class EngineFlags:
         group="model",
     )
     enforce_eager: bool = arg("never capture CUDA graphs", False, group="model")
+    cudagraph_capture_sizes: list[int] | None = arg(  # noqa: RUF009 -- it returns a dataclasses.field
+        "numbers of requests whose decode steps run as CUDA graphs (default: 1, 2, 4, 8, 16, 24 … up to max_num_seqs)",
+        nargs="+",
+        type=parse_number,
+        group="model",
+    )
+    cudagraph_capture_mode: str = arg(
+        "ahead: graphs are captured before the first request; lazy: each when it is first needed",
+        "ahead",
+        group="model",
+    )
     generation_config: str = arg("auto: the model's sampling defaults; vllm: none; or a folder", "auto", group="model")
     override_generation_config: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise
         "sampling defaults as JSON", type=parse_json_object, group="model"
@@ -46,7 +57,7 @@ class EngineFlags:
     download_dir: str | None = arg("where to keep downloads (default: HF_HOME's cache)", group="model")
     device: str = arg("auto, cpu or cuda", "auto", group="model")
     attention_backend: str = arg(
-        "triton: on CUDA; cpu: the core's kernels, in float32 and bfloat16; torch: everywhere; auto: the first that can",
+        "triton: on CUDA; cpu: the core's kernels, in float32 and bfloat16; torch: everywhere; auto: the first of them",
         "auto",
         group="model",
     )
@@ -136,8 +147,8 @@ class EngineFlags:
         group="scheduler",
     )
     async_scheduling: bool | None = arg(
-        "plan a step while the one before it runs (default: yes where the device runs by itself, as a simulated one "
-        "does; no on the CPU)",
+        "plan a step while the one before it runs (default: yes where the device runs by itself, as a GPU and a "
+        "simulated one do; no on the CPU)",
         action=argparse.BooleanOptionalAction,
         group="scheduler",
     )

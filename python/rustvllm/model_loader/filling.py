@@ -81,6 +81,7 @@ def _without_prefix(model: CausalLM, folder: Path, stored: dict[str, StoredTenso
         bare = next((renamed.removeprefix(prefix) for prefix in model.prefixes if renamed.startswith(prefix)), renamed)
         if model.is_ignored(bare):
             continue
+        bare = HEAD_NAME if bare == model.head_name else bare
         if bare in sources:
             raise ModelLoadError(f"{folder}: tensors {name!r} and {sources[bare].name!r} are the same one twice")
         sources[bare] = tensor

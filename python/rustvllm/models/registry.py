@@ -7,16 +7,33 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rustvllm.exceptions import ModelLoadError
+from rustvllm.models.gemma2 import Gemma2ForCausalLM
+from rustvllm.models.gemma3 import Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 from rustvllm.models.gpt2 import GPT2LMHeadModel
+from rustvllm.models.gpt_neox import GPTNeoXForCausalLM
 from rustvllm.models.interface import CausalLM
 from rustvllm.models.llama import LlamaForCausalLM
+from rustvllm.models.mistral import MistralForCausalLM
+from rustvllm.models.opt import OPTForCausalLM
+from rustvllm.models.phi3 import Phi3ForCausalLM
+from rustvllm.models.qwen2 import Qwen2ForCausalLM
+from rustvllm.models.qwen3 import Qwen3ForCausalLM
 
 if TYPE_CHECKING:
     from rustvllm.config import ModelConfig
 
 MODELS: dict[str, type[CausalLM]] = {
     "GPT2LMHeadModel": GPT2LMHeadModel,
+    "GPTNeoXForCausalLM": GPTNeoXForCausalLM,
+    "Gemma2ForCausalLM": Gemma2ForCausalLM,
+    "Gemma3ForCausalLM": Gemma3ForCausalLM,
+    "Gemma3ForConditionalGeneration": Gemma3ForConditionalGeneration,
     "LlamaForCausalLM": LlamaForCausalLM,
+    "MistralForCausalLM": MistralForCausalLM,
+    "OPTForCausalLM": OPTForCausalLM,
+    "Phi3ForCausalLM": Phi3ForCausalLM,
+    "Qwen2ForCausalLM": Qwen2ForCausalLM,
+    "Qwen3ForCausalLM": Qwen3ForCausalLM,
 }
 
 

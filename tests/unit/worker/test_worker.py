@@ -10,7 +10,7 @@ import torch
 from checkpoints import GPT2, LLAMA
 from naive_schedule import FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
 
-from rustvllm.config import LoadConfig
+from rustvllm.config import CUDAGraphConfig, LoadConfig
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.worker import host_resources
 from rustvllm.worker import worker as worker_module
@@ -52,6 +52,7 @@ def make(tmp_path, monkeypatch):
             ),
             parallel=SimpleNamespace(data_parallel_size=1),
             device=SimpleNamespace(device=device, attention_backend="auto", batch_invariant=False),
+            cuda_graphs=CUDAGraphConfig(),
             load=LoadConfig(load_format="dummy"),
         )  # fmt: skip
         worker = Worker(config, FLOAT_COLUMNS, INT_COLUMNS)
