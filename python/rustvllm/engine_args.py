@@ -20,6 +20,7 @@ from rustvllm.config import (
     ATTENTION_BACKENDS,
     EXECUTORS,
     MODEL_IMPLS,
+    QUANTIZATIONS,
     CacheConfig,
     CUDAGraphConfig,
     DeviceConfig,
@@ -125,7 +126,10 @@ class EngineArgs(EngineFlags):
         )
         download_dir = None if self.download_dir is None else Path(self.download_dir).expanduser()
         load = LoadConfig(
-            load_format=self.load_format, download_dir=download_dir, use_tqdm_on_load=self.use_tqdm_on_load
+            load_format=self.load_format,
+            download_dir=download_dir,
+            quantization=self.quantization,
+            use_tqdm_on_load=self.use_tqdm_on_load,
         )
         model = self._create_model_config(device, load)
         return EngineConfig(
@@ -133,7 +137,9 @@ class EngineArgs(EngineFlags):
             cache=cache,
             scheduler=self._create_scheduler_config(usage, device, model.max_model_len),
             parallel=ParallelConfig(),
-            device=DeviceConfig(device=device, attention_backend=self.attention_backend),
+            device=DeviceConfig(
+                device=device, attention_backend=self.attention_backend, batch_invariant=self.batch_invariant
+            ),
             cuda_graphs=self._create_cuda_graph_config(),
             load=load,
             sim=sim,
@@ -199,6 +205,8 @@ class EngineArgs(EngineFlags):
             max_num_batched_tokens=2**24 if self.max_num_batched_tokens is None else self.max_num_batched_tokens,
             **self._scheduler_numbers(),
         )
+        if self.quantization is not None:
+            require_choice("quantization", self.quantization, QUANTIZATIONS)
         self._create_cuda_graph_config()
         CacheConfig(swap_space=self.swap_space, prefix_caching_hash_algo=self.prefix_caching_hash_algo)
         _check_generation_config(self.generation_config)

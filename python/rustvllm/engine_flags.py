@@ -66,6 +66,14 @@ class EngineFlags:
         "auto",
         group="model",
     )
+    quantization: str | None = arg(
+        "int8: weights of one byte on the CPU, with a scale for each output; int8-g32, int8-g64, int8-g128: for each "
+        "output and group of inputs",
+        group="model",
+    )
+    batch_invariant: bool = arg(
+        "a request's logits have the same bits alone and in any company (on the CPU)", False, group="model"
+    )
     block_size: int = arg("tokens of one KV block", 16, type=parse_number, group="cache")
     gpu_memory_utilization: float = arg("share of the GPU's memory to use", 0.9, type=float, group="cache")
     cpu_kv_cache_fraction: float = arg(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rustvllm import _core
 from rustvllm.attention.selector import make_attention_backend
 from rustvllm.attention.static_batch import StaticAttentionBackend
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
@@ -22,6 +23,7 @@ from rustvllm.sample.logits_processors import load_logits_processors
 from rustvllm.worker import host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.cuda_graphs import DecodeGraphs, default_capture_sizes, make_graph_recorder
+from rustvllm.worker.dense_layers import make_linear_packer
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.step_buffers import BufferSpec, StepBuffers
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rustvllm.config import EngineConfig
+    from rustvllm.layers.cpu_linear_packer import LinearPacker
     from rustvllm.models.interface import CausalLM
 
 logger = init_logger(__name__)
@@ -73,6 +76,7 @@ class Worker:
         self.device = _device(config.device.device)
         self.dtype = resolve_dtype(config.model.dtype, self.device, config.model.hf_config)
         self.runner: GPUModelRunner | None = None
+        self._threads: _core.CpuThreads | None = None  # of the core's kernels, on the CPU
 
     @property
     def num_bytes_per_block(self) -> int:
@@ -86,8 +90,15 @@ class Worker:
         Raises:
             ModelLoadError: see ``model_loader.load_model``.
         """
-        model = load_model(self.config.model, self.config.load, self.dtype, self.device, self._available_memory())
-        self._set_num_threads(model)
+        on_cpu = self.device.type == "cpu"
+        model = load_model(
+            self.config.model,
+            self.config.load,
+            self.dtype,
+            self.device,
+            self._available_memory(),
+            self._make_packer if on_cpu else None,
+        )
         block_size = self.config.cache.block_size
         input_batch = InputBatch(
             max_num_seqs=self.config.scheduler.max_num_seqs,
@@ -104,7 +115,7 @@ class Worker:
             model.kv_cache_spec,
             self.dtype,
             self.device,
-            torch.get_num_threads(),
+            self._threads or torch.get_num_threads(),
         )
         logger.info("attention by %s", backend.name)
         self.runner = GPUModelRunner(
@@ -260,6 +271,11 @@ class Worker:
         if self.runner is None:
             raise RuntimeError("load_model must be called first")
         return self.runner
+
+    def _make_packer(self, outline: CausalLM) -> LinearPacker:
+        self._set_num_threads(outline)
+        self._threads = _core.CpuThreads(torch.get_num_threads())
+        return make_linear_packer(self.config, outline, self.dtype, self._threads)
 
     def _make_graphs(self, kv_caches: Sequence[Tensor]) -> DecodeGraphs | None:
         """The graphs over a KV cache, not captured yet; None where no step runs in one."""

@@ -52,7 +52,7 @@ def make(tmp_path, monkeypatch):
                 max_num_seqs=8, max_num_batched_tokens=256, preemption_mode=preemption_mode, async_scheduling=False
             ),
             parallel=SimpleNamespace(data_parallel_size=1),
-            device=SimpleNamespace(device=device, attention_backend="auto"),
+            device=SimpleNamespace(device=device, attention_backend="auto", batch_invariant=False),
             cuda_graphs=CUDAGraphConfig(),
             load=LoadConfig(load_format="dummy"),
         )  # fmt: skip
