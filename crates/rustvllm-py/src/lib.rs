@@ -12,6 +12,7 @@ mod config;
 mod errors;
 mod handle;
 mod output_processor;
+mod request_arguments;
 mod scheduler;
 mod server;
 mod token_ids;
