@@ -1,12 +1,11 @@
 //! What `add_request` takes: the same for an engine in this process (`handle.rs`) and for engines in others (`client.rs`).
 //!
-//! Their names, types and defaults are here and nowhere else in Rust; `_core.pyi` has them for Python.
+//! Their names and types are here and nowhere else in Rust; `_core.pyi` has them for Python.
 
 use ::scheduler::{ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingParams};
 use pyo3::{
     conversion::FromPyObjectOwned,
     exceptions::PyTypeError,
-    intern,
     prelude::*,
     types::{PyDict, PyString},
 };
@@ -14,6 +13,7 @@ use pyo3::{
 use crate::handle::token_ids;
 
 /// One request and those that fork it, before they are made.
+#[derive(Default)]
 pub(crate) struct RequestArguments {
     key: u64,
     request_id: Box<str>,
@@ -40,44 +40,58 @@ impl RequestArguments {
         prompt_token_ids: &Bound<'_, PyAny>,
         keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let py = prompt_token_ids.py();
-        let keywords = Keywords { dict: keywords };
-        let default = SamplingParams::default();
-        let params = SamplingParams {
-            max_tokens: keywords.take(intern!(py, "max_tokens"))?.ok_or_else(|| {
-                PyTypeError::new_err("add_request() missing 1 required keyword argument: 'max_tokens'")
-            })?,
-            min_tokens: keywords.take_or(intern!(py, "min_tokens"), default.min_tokens)?,
-            eos_token_id: keywords.take_or(intern!(py, "eos_token_id"), default.eos_token_id)?,
-            stop_token_ids: keywords.take_or(intern!(py, "stop_token_ids"), Vec::new())?.into(),
-            temperature: keywords.take_or(intern!(py, "temperature"), default.temperature)?,
-            top_p: keywords.take_or(intern!(py, "top_p"), default.top_p)?,
-            min_p: keywords.take_or(intern!(py, "min_p"), default.min_p)?,
-            presence_penalty: keywords.take_or(intern!(py, "presence_penalty"), default.presence_penalty)?,
-            frequency_penalty: keywords
-                .take_or(intern!(py, "frequency_penalty"), default.frequency_penalty)?,
-            repetition_penalty: keywords
-                .take_or(intern!(py, "repetition_penalty"), default.repetition_penalty)?,
-            top_k: keywords.take_or(intern!(py, "top_k"), default.top_k)?,
-            seed: keywords.take_or(intern!(py, "seed"), default.seed)?,
-            num_logprobs: keywords.take_or(intern!(py, "num_logprobs"), default.num_logprobs)?,
-        };
-        let arguments = Self {
+        let mut arguments = Self {
             key,
             request_id: request_id.into(),
-            prompt_token_ids: token_ids(py, prompt_token_ids)?,
-            params,
-            priority: keywords.take_or(intern!(py, "priority"), 0)?,
-            cache_salt: keywords.take_or(intern!(py, "cache_salt"), None)?,
-            lora_name: keywords.take_or(intern!(py, "lora_name"), None)?,
-            multimodal: keywords.take_or(intern!(py, "multimodal"), Vec::new())?,
-            skip_reading_prefix_cache: keywords.take_or(intern!(py, "skip_reading_prefix_cache"), false)?,
-            waits_for_grammar: keywords.take_or(intern!(py, "waits_for_grammar"), false)?,
-            fork_from: keywords.take_or(intern!(py, "fork_from"), None)?,
-            samples: keywords.take_or(intern!(py, "samples"), Vec::new())?,
+            prompt_token_ids: token_ids(prompt_token_ids.py(), prompt_token_ids)?,
+            ..Self::default()
         };
-        keywords.finish()?;
-        Ok(arguments)
+        let mut has_max_tokens = false;
+        for (name, value) in keywords.into_iter().flat_map(|keywords| keywords.iter()) {
+            let name = name.cast::<PyString>()?.to_str()?;
+            has_max_tokens |= name == "max_tokens";
+            arguments.set(name, &value)?;
+        }
+        if has_max_tokens {
+            return Ok(arguments);
+        }
+        Err(PyTypeError::new_err("add_request() missing 1 required keyword argument: 'max_tokens'"))
+    }
+
+    fn set(&mut self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let params = &mut self.params;
+        match name {
+            "max_tokens" => extract(name, value, &mut params.max_tokens),
+            "min_tokens" => extract(name, value, &mut params.min_tokens),
+            "eos_token_id" => extract(name, value, &mut params.eos_token_id),
+            "stop_token_ids" => {
+                let mut ids = Vec::new();
+                extract(name, value, &mut ids)?;
+                params.stop_token_ids = ids.into();
+                Ok(())
+            }
+            "temperature" => extract(name, value, &mut params.temperature),
+            "top_p" => extract(name, value, &mut params.top_p),
+            "top_k" => extract(name, value, &mut params.top_k),
+            "min_p" => extract(name, value, &mut params.min_p),
+            "presence_penalty" => extract(name, value, &mut params.presence_penalty),
+            "frequency_penalty" => extract(name, value, &mut params.frequency_penalty),
+            "repetition_penalty" => extract(name, value, &mut params.repetition_penalty),
+            "seed" => extract(name, value, &mut params.seed),
+            "num_logprobs" => extract(name, value, &mut params.num_logprobs),
+            "priority" => extract(name, value, &mut self.priority),
+            "cache_salt" => extract(name, value, &mut self.cache_salt),
+            "lora_name" => extract(name, value, &mut self.lora_name),
+            "multimodal" => extract(name, value, &mut self.multimodal),
+            "skip_reading_prefix_cache" => extract(name, value, &mut self.skip_reading_prefix_cache),
+            "waits_for_grammar" => extract(name, value, &mut self.waits_for_grammar),
+            "fork_from" => extract(name, value, &mut self.fork_from),
+            "samples" => extract(name, value, &mut self.samples),
+            _ => {
+                let message = format!("add_request() got an unexpected keyword argument '{name}'");
+                Err(PyTypeError::new_err(message))
+            }
+        }
     }
 
     /// The request and those that fork it. Hashes nothing, but copies prompts: call it without the interpreter.
@@ -113,41 +127,23 @@ impl RequestArguments {
     }
 }
 
-/// Keyword arguments that a call was given; each is taken out once, and one that is left over is an error.
-struct Keywords<'a, 'py> {
-    /// Made by the interpreter for this call alone.
-    dict: Option<&'a Bound<'py, PyDict>>,
-}
-
-impl<'py> Keywords<'_, 'py> {
-    fn take<T: FromPyObjectOwned<'py>>(&self, name: &Bound<'py, PyString>) -> PyResult<Option<T>> {
-        let Some(dict) = self.dict else { return Ok(None) };
-        let Some(value) = dict.get_item(name)? else { return Ok(None) };
-        dict.del_item(name)?;
-        match value.extract::<T>() {
-            Ok(value) => Ok(Some(value)),
-            Err(error) => Err(name_argument(name, error.into())),
+/// Put an argument into its place. A `TypeError` says which argument it is about.
+fn extract<'py, T: FromPyObjectOwned<'py>>(
+    name: &str,
+    value: &Bound<'py, PyAny>,
+    place: &mut T,
+) -> PyResult<()> {
+    match value.extract::<T>() {
+        Ok(value) => {
+            *place = value;
+            Ok(())
+        }
+        Err(error) => {
+            let (py, error): (_, PyErr) = (value.py(), error.into());
+            if error.get_type(py).is(py.get_type::<PyTypeError>()) {
+                return Err(PyTypeError::new_err(format!("argument '{name}': {}", error.value(py))));
+            }
+            Err(error)
         }
     }
-
-    fn take_or<T: FromPyObjectOwned<'py>>(&self, name: &Bound<'py, PyString>, default: T) -> PyResult<T> {
-        Ok(self.take(name)?.unwrap_or(default))
-    }
-
-    fn finish(&self) -> PyResult<()> {
-        match self.dict.and_then(|dict| dict.keys().iter().next()) {
-            None => Ok(()),
-            Some(name) => Err(PyTypeError::new_err(format!(
-                "add_request() got an unexpected keyword argument '{name}'"
-            ))),
-        }
-    }
-}
-
-/// A `TypeError` says which argument it is about; other errors have their meaning from their type.
-fn name_argument(name: &Bound<'_, PyString>, error: PyErr) -> PyErr {
-    if error.get_type(name.py()).is(name.py().get_type::<PyTypeError>()) {
-        return PyTypeError::new_err(format!("argument '{name}': {}", error.value(name.py())));
-    }
-    error
 }
