@@ -53,6 +53,7 @@ impl PyEngineClient {
         self.inner.drain_outputs(|output| match output {
             ClientOutput::Output(record) => stopped.extend(processor.process(&record)),
             ClientOutput::Logprobs(beside) => processor.add_logprobs(beside),
+            ClientOutput::PromptLogprobs(beside) => processor.add_prompt_logprobs(beside),
             ClientOutput::Refused { key, error } => processor.fail(key, RequestFailure::Refused(error)),
             ClientOutput::Died { key, reason } => processor.fail(key, RequestFailure::EngineDied(reason)),
         });

@@ -10,7 +10,8 @@ use std::{
 };
 
 use ::scheduler::{
-    EngineCoreOutput, EngineHandle as SharedHandle, ExtraKeys, RequestKey, TokenLogprobs, egress::Consumer,
+    EngineCoreOutput, EngineHandle as SharedHandle, ExtraKeys, PromptLogprobs, RequestKey, TokenLogprobs,
+    egress::Consumer,
 };
 use ipc::Notifier;
 use pyo3::{
@@ -33,6 +34,8 @@ pub(crate) enum Emitted {
     Output(EngineCoreOutput),
     /// What a token that follows has beside it.
     Logprobs(TokenLogprobs),
+    /// What places of a prompt have beside them.
+    PromptLogprobs(PromptLogprobs),
 }
 
 /// The shared side of the scheduler and the output side's end of its egress.
@@ -65,6 +68,7 @@ impl EngineHandle {
         }
         consumer.look();
         consumer.take_logprobs(|beside| receive(Emitted::Logprobs(beside)));
+        consumer.take_prompt_logprobs(|beside| receive(Emitted::PromptLogprobs(beside)));
         consumer.drain_seen(|output| receive(Emitted::Output(output)));
         drop(guard);
         // There is room again: the parked scheduler hands over what it kept back. The count was stored before

@@ -11,6 +11,7 @@ mod client;
 mod config;
 mod errors;
 mod handle;
+mod logprobs;
 mod output_processor;
 mod request_arguments;
 mod scheduler;

@@ -79,6 +79,7 @@ impl RequestArguments {
             "repetition_penalty" => extract(name, value, &mut params.repetition_penalty),
             "seed" => extract(name, value, &mut params.seed),
             "num_logprobs" => extract(name, value, &mut params.num_logprobs),
+            "num_prompt_logprobs" => extract(name, value, &mut params.num_prompt_logprobs),
             "priority" => extract(name, value, &mut self.priority),
             "cache_salt" => extract(name, value, &mut self.cache_salt),
             "lora_name" => extract(name, value, &mut self.lora_name),
@@ -118,7 +119,8 @@ impl RequestArguments {
         requests.extend(self.samples.into_iter().map(|(sample_key, sample_id, seed)| NewRequest {
             key: RequestKey(sample_key),
             request_id: sample_id.into(),
-            params: SamplingParams { seed, ..request.params.clone() },
+            // The first computes the prompt, and says what there is to be said of it.
+            params: SamplingParams { seed, num_prompt_logprobs: -1, ..request.params.clone() },
             fork_from: Some(request.key),
             ..request.clone()
         }));
