@@ -1,21 +1,19 @@
 """Engine arguments: one dataclass for ``LLM(...)``, ``LLMEngine`` and the command line, turned into an EngineConfig.
 
 Defaults that depend on the machine or on the use (throughput for ``LLM``, latency for the server) are decided here.
-Names are those of the field; an argument of a feature that is still to come is refused by name.
+They are declared in ``engine_flags``, under the names of the field; those of features to come are refused by name.
 """
 
 import argparse
 import dataclasses
 import difflib
 import functools
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, TypeVar
 
-from rustvllm import devices, hub
+from rustvllm import devices, flags, hub
 from rustvllm.config import (
     ATTENTION_BACKENDS,
     EXECUTORS,
@@ -25,13 +23,13 @@ from rustvllm.config import (
     LoadConfig,
     ModelConfig,
     ParallelConfig,
-    PreemptionMode,
     SchedulerConfig,
     SimConfig,
     UsageContext,
     require_choice,
     require_int,
 )
+from rustvllm.engine_flags import EngineFlags
 from rustvllm.exceptions import ConfigError
 from rustvllm.logger import init_logger
 from rustvllm.model_config import read_model_config, resolve_dtype
@@ -40,78 +38,6 @@ logger = init_logger(__name__)
 
 _Args = TypeVar("_Args", bound="EngineArgs")
 _GIB: Final = 1 << 30
-_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_NUMBER = re.compile(r"(-?[0-9]+)(?:\.([0-9]+))?([kmgKMG]?)")
-
-NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
-    # argument -> values that ask for nothing and are let through
-    "tensor_parallel_size": (1,),
-    "pipeline_parallel_size": (1,),
-    "data_parallel_size": (1,),
-    "distributed_executor_backend": (None, "uni"),
-    "quantization": (None,),
-    "kv_cache_dtype": ("auto",),
-    "speculative_config": (None,),
-    "enable_lora": (False,),
-    "structured_outputs_config": (None,),
-    "guided_decoding_backend": (None, "auto"),
-    "logits_processors": (None,),
-    "enable_prompt_embeds": (False,),
-    "max_logprobs": (20,),
-    "hf_overrides": (None,),
-    "rope_scaling": (None,),
-    "cpu_offload_gb": (0, 0.0),
-    "kv_offloading_size": (None, 0),
-    "stream_interval": (1,),
-    "performance_mode": (None, "balanced"),
-    "tokenizer_mode": ("auto",),
-    "tokenizer_revision": (None,),
-    "code_revision": (None,),
-    "runner": ("auto", "generate"),
-    "task": ("auto", "generate"),
-    "limit_mm_per_prompt": (None,),
-    "compilation_config": (None,),
-    "disable_log_stats": (True, False),
-    "disable_log_requests": (True,),
-    "enable_log_requests": (False,),
-    "disable_sliding_window": (False,),
-}
-
-
-def parse_number(text: str) -> int:
-    """An integer, with ``k`` for thousands and ``K`` for 1024 (and m, M, g, G): ``4096``, ``8K``, ``1.5k``.
-
-    Raises:
-        argparse.ArgumentTypeError: Not a number of that form.
-    """
-    match = _NUMBER.fullmatch(text.strip())
-    if match and len(text) < 32:
-        whole, decimals, unit = match.groups()
-        digits = decimals or ""
-        scaled, rest = divmod(int(whole + digits) * _UNITS[unit], int("1" + "0" * len(digits)))
-        if rest == 0:
-            return scaled
-    raise argparse.ArgumentTypeError(f"must be a whole number such as 4096, 8K or 1.5k, got {text!r}")
-
-
-def parse_json_object(text: str) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        argparse.ArgumentTypeError: Not one.
-    """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
-    return value
-
-
-def _arg(help_text: str, default: Any = None, **options: Any) -> Any:
-    """A field with what the command line needs to know of it."""
-    return dataclasses.field(default=default, metadata={"help": help_text, **options})
 
 
 def _with_checked_keywords(cls: type[_Args]) -> type[_Args]:
@@ -128,136 +54,8 @@ def _with_checked_keywords(cls: type[_Args]) -> type[_Args]:
 
 @_with_checked_keywords
 @dataclass(kw_only=True)
-class EngineArgs:
+class EngineArgs(EngineFlags):
     """What an engine is made from, before anything is looked up. None means: decided by the model or the machine."""
-
-    model: str | None = _arg("folder or hub name of the model (default: the one inside the package)", group="model")
-    tokenizer: str | None = _arg("folder or hub name of the tokenizer (default: the model's)", group="model")
-    revision: str | None = _arg("branch, tag or commit of the model on the hub", group="model")
-    dtype: str = _arg("auto, float32, float16 (half) or bfloat16", "auto", group="model")
-    seed: int = _arg("seed of dummy weights and of requests without one", 0, type=parse_number, group="model")
-    max_model_len: int | None = _arg("most tokens of prompt and output together", type=parse_number, group="model")
-    served_model_name: str | list[str] | None = _arg(  # noqa: RUF009 -- it returns a dataclasses.field
-        "names clients may use; the first is reported", nargs="+", group="model"
-    )
-    skip_tokenizer_init: bool = _arg("serve token ids only", False, group="model")
-    trust_remote_code: bool = _arg("accepted and ignored: code of a model is never run", False, group="model")
-    enforce_eager: bool = _arg("never capture CUDA graphs", False, group="model")
-    generation_config: str = _arg("auto: the model's sampling defaults; vllm: none; or a folder", "auto", group="model")
-    override_generation_config: dict[str, Any] | None = _arg(  # noqa: RUF009 -- likewise
-        "sampling defaults as JSON", type=parse_json_object, group="model"
-    )
-    load_format: str = _arg("auto or safetensors; dummy: seeded random weights", "auto", group="model")
-    download_dir: str | None = _arg("where to keep downloads (default: HF_HOME's cache)", group="model")
-    device: str = _arg("auto, cpu or cuda", "auto", group="model")
-    attention_backend: str = _arg(
-        "torch: everywhere; cpu: the core's kernels, in float32 and bfloat16; auto: these where they can compute",
-        "auto",
-        group="model",
-    )
-    block_size: int = _arg("tokens of one KV block", 16, type=parse_number, group="cache")
-    gpu_memory_utilization: float = _arg("share of the GPU's memory to use", 0.9, type=float, group="cache")
-    cpu_kv_cache_fraction: float = _arg(
-        "share of the container's memory limit for the KV cache on the CPU",
-        CacheConfig.cpu_kv_cache_fraction,
-        type=float,
-        group="cache",
-    )
-    kv_cache_memory_bytes: int | None = _arg("size of the KV cache", type=parse_number, group="cache")
-    num_gpu_blocks_override: int | None = _arg("number of KV blocks", type=parse_number, group="cache")
-    enable_prefix_caching: bool = _arg("reuse the KV of equal prompt beginnings", True, group="cache")
-    prefix_caching_hash_algo: str = _arg(
-        "what names a cached block, in 128 bits under a secret key: builtin, xxhash and xxhash_cbor mean SipHash-1-3, "
-        "sha256 and sha256_cbor mean SHA-256, truncated",
-        CacheConfig.prefix_caching_hash_algo,
-        group="cache",
-    )
-    swap_space: float = _arg(
-        "GiB of CPU memory for preempted requests; taken with --preemption-mode swap only",
-        CacheConfig.swap_space,
-        type=float,
-        group="cache",
-    )
-    max_num_seqs: int | None = _arg("most requests in one step", type=parse_number, group="scheduler")
-    max_num_batched_tokens: int | None = _arg("most tokens in one step", type=parse_number, group="scheduler")
-    enable_chunked_prefill: bool = _arg("read long prompts in several steps", True, group="scheduler")
-    long_prefill_token_threshold: int = _arg(
-        "longest piece of a prompt in one step; 0: no limit", 0, type=parse_number, group="scheduler"
-    )
-    scheduling_policy: str = _arg("fcfs or priority", "fcfs", group="scheduler")
-    max_num_queued_reqs: int = _arg(
-        "requests that may wait before others are turned away",
-        SchedulerConfig.max_num_queued_reqs,
-        type=parse_number,
-        group="scheduler",
-    )
-    max_num_queued_tokens: int = _arg(
-        "prompt tokens that may wait before others are turned away; 0: no limit",
-        SchedulerConfig.max_num_queued_tokens,
-        type=parse_number,
-        group="scheduler",
-    )
-    queue_timeout: float = _arg(
-        "seconds that a request may wait for its first step before it ends with an error; 0: no limit",
-        SchedulerConfig.queue_timeout,
-        type=float,
-        group="scheduler",
-    )
-    watermark: float = _arg(
-        "share of the KV blocks that a new request must leave free for those that run",
-        SchedulerConfig.watermark,
-        type=float,
-        group="scheduler",
-    )
-    preemption_mode: PreemptionMode = _arg(  # noqa: RUF009 -- likewise
-        "recompute or swap: a request that loses its KV blocks is computed again, or waits in CPU memory",
-        SchedulerConfig.preemption_mode,
-        group="scheduler",
-    )
-    preemption_immunity_steps: int = _arg(
-        "steps for which a request that came back loses no blocks, while there is another",
-        SchedulerConfig.preemption_immunity_steps,
-        type=parse_number,
-        group="scheduler",
-    )
-    max_look_past: int = _arg(
-        "waiting requests that may be tried behind one that does not fit; 0: strictly in order",
-        SchedulerConfig.max_look_past,
-        type=parse_number,
-        group="scheduler",
-    )
-    max_times_passed: int = _arg(
-        "how often one waiting request may be passed by later ones",
-        SchedulerConfig.max_times_passed,
-        type=parse_number,
-        group="scheduler",
-    )
-    async_scheduling: bool | None = _arg(
-        "plan a step while the one before it runs (default: yes where the device runs by itself, as a simulated one "
-        "does; no on the CPU)",
-        action=argparse.BooleanOptionalAction,
-        group="scheduler",
-    )
-
-    step_trace_file: str | None = _arg(
-        "a line of JSON for every step, with its times in nanoseconds of the monotonic clock", group="observability"
-    )
-
-    executor: str | None = _arg(
-        "auto: load the model and run it in this process; sim: simulate its steps, without weights",
-        "auto",
-        group="simulation",
-    )
-    sim_step_time: float = _arg("milliseconds of a simulated step", 0.0, type=float, group="simulation")
-    sim_time_per_token: float = _arg("milliseconds for each token of it", 0.0, type=float, group="simulation")
-    sim_time_per_context_token: float = _arg(
-        "milliseconds for each token of context it attends to", 0.0, type=float, group="simulation"
-    )
-    sim_eos_after: int | None = _arg(
-        "simulated answers end after so many tokens (default: never by themselves)",
-        type=parse_number,
-        group="simulation",
-    )
 
     default_usage: ClassVar[UsageContext] = "llm_class"
 
@@ -278,42 +76,17 @@ class EngineArgs:
         for name, value in kwargs.items():
             if name in names:
                 continue
-            if name not in NOT_SUPPORTED_YET:
-                near = difflib.get_close_matches(name, sorted([*names, *NOT_SUPPORTED_YET]), n=1)
+            if name not in flags.NOT_SUPPORTED_YET:
+                near = difflib.get_close_matches(name, sorted([*names, *flags.NOT_SUPPORTED_YET]), n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"there is no engine argument {name!r}{hint}")
-            check_supported(name, value)
+            flags.check_supported(name, value)
         return {name: value for name, value in kwargs.items() if name in names}
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Add a flag for every argument; ``-`` and ``_`` mean the same, switches also have a ``--no-`` form."""
-        groups: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            options = dict(field.metadata)
-            name, help_text = options.pop("group"), options.pop("help")
-            group = groups.get(name) or groups.setdefault(name, parser.add_argument_group(name))
-            if isinstance(field.default, bool):
-                options["action"] = argparse.BooleanOptionalAction
-            if field.default is not None:
-                help_text += f" (default: {'yes' if field.default is True else field.default or 'no'})"
-            # Not given is not the same as given with the default: a positional MODEL wins over --model with a warning.
-            dashed, *underscored = _flags(field.name)
-            options.update(dest=field.name, default=argparse.SUPPRESS)
-            group.add_argument(dashed, help=help_text.replace("%", "%%"), **options)
-            for flag in underscored:
-                group.add_argument(flag, help=argparse.SUPPRESS, **options)
-        taken = parser._option_string_actions  # noqa: SLF001 -- argparse has no public way to ask
-        for name in NOT_SUPPORTED_YET:
-            flags = [flag for flag in _flags(name) if flag not in taken]
-            if not flags:  # the caller has an argument of that name; without a flag this would be a positional one
-                continue
-            parser.add_argument(*flags, nargs="*", action=_NotSupportedYet, dest=name, help=argparse.SUPPRESS)
-            off = [flag.replace("--", "--no-", 1) for flag in flags]
-            off = [flag for flag in off if flag not in taken]
-            if off:
-                parser.add_argument(*off, nargs=0, action=_SwitchedOff, dest=name, help=argparse.SUPPRESS)
-        return parser
+        return flags.add_flags(parser, dataclasses.fields(cls))
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
@@ -520,17 +293,6 @@ def default_budget(usage: UsageContext, device: str) -> tuple[int, int]:
     return (8192, 256) if usage == "llm_class" else (2048, 256)
 
 
-def check_supported(name: str, value: Any) -> None:
-    """Refuse an argument of a feature to come, unless its value asks for nothing.
-
-    Raises:
-        ConfigError: Names argument and value.
-    """
-    neutral = NOT_SUPPORTED_YET[name]
-    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in neutral):
-        raise ConfigError(f"{name}={value!r} is not supported yet; leave it out")
-
-
 def _check_generation_config(source: object) -> None:
     """Refuse a name that is neither a choice nor a folder or file that is there."""
     if not isinstance(source, str | Path) or not str(source):
@@ -553,29 +315,3 @@ def resolve_tokenizer(name: str, download_dir: Path | None) -> Path:
     if folder.is_dir():
         return folder.absolute()
     return hub.resolve_model(name, None, download_dir, with_weights=False).path
-
-
-def _flags(name: str) -> list[str]:
-    flag = "--" + name.replace("_", "-")
-    return [flag, "--" + name] if "_" in name else [flag]
-
-
-class _NotSupportedYet(argparse.Action):
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,  # noqa: ARG002 -- argparse's signature
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        given = [str(value) for value in values]
-        neutral = [str(value) for value in NOT_SUPPORTED_YET[self.dest]]
-        if (given or ["True"]) not in [[value] for value in neutral]:  # a bare flag is a switch
-            parser.error(f"{' '.join([str(option_string), *given])} is not supported yet; leave it out")
-
-
-class _SwitchedOff(argparse.Action):
-    """``--no-…`` of a feature to come: that is how things are."""
-
-    def __call__(self, *_: object) -> None:
-        return

@@ -7,16 +7,10 @@ import json
 import pytest
 
 from rustvllm import devices, engine_args
-from rustvllm.engine_args import (
-    NOT_SUPPORTED_YET,
-    AsyncEngineArgs,
-    EngineArgs,
-    default_budget,
-    parse_json_object,
-    parse_number,
-)
+from rustvllm.engine_args import AsyncEngineArgs, EngineArgs, default_budget
 from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
 from rustvllm.exceptions import ConfigError, ModelLoadError
+from rustvllm.flags import NOT_SUPPORTED_YET, parse_json_object, parse_number
 
 
 @pytest.fixture

@@ -42,6 +42,9 @@ pub enum DecodeError {
         /// First wrong byte.
         at: usize,
     },
+    /// Parameters of a request that cannot be.
+    #[error("the extras of a request are wrong: {0}")]
+    BadExtras(String),
     /// A frame larger than this side takes; nothing of it was read.
     #[error("a frame of {num_bytes} bytes is announced, at most {limit} are taken")]
     TooLarge {

@@ -105,7 +105,7 @@ fn finish_reason(byte: u8) -> Result<Option<FinishReason>, DecodeError> {
 }
 
 fn request_error(byte: u8) -> Result<RequestError, DecodeError> {
-    const ALL: [RequestError; 7] = [
+    const ALL: [RequestError; 8] = [
         RequestError::None,
         RequestError::DuplicateRequestId,
         RequestError::StepFailed,
@@ -113,6 +113,7 @@ fn request_error(byte: u8) -> Result<RequestError, DecodeError> {
         RequestError::GrammarRejected,
         RequestError::GrammarFailed,
         RequestError::QueueTimeout,
+        RequestError::ProcessorFailed,
     ];
     ALL.into_iter()
         .find(|error| *error as u8 == byte)

@@ -1,6 +1,11 @@
-//! `AddRequests`: a request and those that fork it. A prompt that repeats the one before it is not sent again.
+//! `AddRequests`: a request and those that fork it. A prompt that repeats the one before it is not sent
+//! again, nor are the same extras.
 
-use scheduler::{ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingParams};
+use std::sync::Arc;
+
+use scheduler::{
+    ExtraKeys, MAX_BAD_WORD_TOKENS, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams,
+};
 
 use crate::{
     error::DecodeError,
@@ -13,7 +18,10 @@ const SKIPS_PREFIX_CACHE: u8 = 1 << 1;
 const WAITS_FOR_GRAMMAR: u8 = 1 << 2;
 const HAS_FORK: u8 = 1 << 3;
 const HAS_EOS: u8 = 1 << 4;
-const ALL_FLAGS: u8 = (1 << 5) - 1;
+const HAS_EXTRAS: u8 = 1 << 5;
+/// Its extras are those of the request before it.
+const SAME_EXTRAS: u8 = 1 << 6;
+const ALL_FLAGS: u8 = (1 << 7) - 1;
 
 /// Fewest bytes of a request.
 const LEAST_BYTES: usize = 85;
@@ -27,7 +35,9 @@ pub(crate) fn encode(requests: &[NewRequest], rename: impl Fn(RequestKey) -> Req
         let is_same = previous.is_some_and(|previous| {
             previous.prompt_token_ids == request.prompt_token_ids && previous.extra_keys == request.extra_keys
         });
-        encode_one(request, is_same, &rename, &mut body);
+        let has_same_extras =
+            previous.is_some_and(|previous| is_same_extras(&previous.params.extras, &request.params.extras));
+        encode_one(request, is_same, has_same_extras, &rename, &mut body);
         previous = Some(request);
     }
 }
@@ -35,6 +45,7 @@ pub(crate) fn encode(requests: &[NewRequest], rename: impl Fn(RequestKey) -> Req
 fn encode_one(
     request: &NewRequest,
     is_same: bool,
+    has_same_extras: bool,
     rename: &impl Fn(RequestKey) -> RequestKey,
     body: &mut Writer<'_>,
 ) {
@@ -45,6 +56,8 @@ fn encode_one(
         (WAITS_FOR_GRAMMAR, request.waits_for_grammar),
         (HAS_FORK, request.fork_from.is_some()),
         (HAS_EOS, params.eos_token_id.is_some()),
+        (HAS_EXTRAS, params.extras.is_some() && !has_same_extras),
+        (SAME_EXTRAS, has_same_extras),
     ];
     body.u8(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
     body.u64(rename(request.key).0);
@@ -72,6 +85,9 @@ fn encode_one(
     if let Some(parent) = request.fork_from {
         body.u64(rename(parent).0);
     }
+    if let Some(extras) = params.extras.as_deref().filter(|_| !has_same_extras) {
+        encode_extras(extras, body);
+    }
     if !is_same {
         body.i32s(&request.prompt_token_ids);
         body.bytes(request.extra_keys.first_block());
@@ -82,6 +98,50 @@ fn encode_one(
             body.bytes(&span.digest);
         }
     }
+}
+
+/// Whether both share the extras of one request: samples do.
+fn is_same_extras(one: &Option<Arc<SamplingExtras>>, other: &Option<Arc<SamplingExtras>>) -> bool {
+    matches!((one, other), (Some(one), Some(other)) if Arc::ptr_eq(one, other))
+}
+
+/// What is attached stays behind: whoever attached it has refused to send it.
+fn encode_extras(extras: &SamplingExtras, body: &mut Writer<'_>) {
+    body.u32(extras.logit_bias().len() as u32);
+    for (token_id, bias) in extras.logit_bias() {
+        body.i32(*token_id);
+        body.f32(*bias);
+    }
+    body.i32s(extras.allowed_token_ids());
+    body.u32(extras.bad_words().len() as u32);
+    for word in extras.bad_words() {
+        body.i32s(word);
+    }
+    body.bool(extras.arguments().is_some());
+    if let Some(arguments) = extras.arguments() {
+        body.str(arguments);
+    }
+}
+
+fn decode_extras(body: &mut Reader<'_>) -> Result<SamplingExtras, DecodeError> {
+    let count = body.count(8)?;
+    let mut logit_bias = Vec::with_capacity(count);
+    for _ in 0..count {
+        logit_bias.push((body.i32()?, body.f32()?));
+    }
+    let allowed_token_ids = body.i32s()?;
+    let count = body.count(4)?;
+    let mut bad_words = Vec::with_capacity(count);
+    for _ in 0..count {
+        let word = body.i32s()?;
+        if word.len() > MAX_BAD_WORD_TOKENS {
+            return Err(DecodeError::BadValue { what: "the length of a bad word", value: word.len() as u64 });
+        }
+        bad_words.push(word);
+    }
+    let arguments = if body.bool()? { Some(body.str()?.to_owned()) } else { None };
+    SamplingExtras::new(logit_bias, allowed_token_ids, bad_words, arguments)
+        .map_err(|error| DecodeError::BadExtras(error.to_string()))
 }
 
 /// Read the body. More than `max_requests` are refused before their prompts are copied.
@@ -103,7 +163,8 @@ pub(crate) fn decode(body: &[u8], max_requests: usize) -> Result<Vec<NewRequest>
 fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<NewRequest, DecodeError> {
     let flags = body.u8()?;
     let has = |flag: u8| flags & flag != 0;
-    if flags > ALL_FLAGS || (has(SAME_PROMPT) && previous.is_none()) {
+    if flags > ALL_FLAGS || (has(SAME_PROMPT) && previous.is_none()) || (has(SAME_EXTRAS) && has(HAS_EXTRAS))
+    {
         return Err(DecodeError::BadValue { what: "a set of request flags", value: flags.into() });
     }
     let key = RequestKey(body.u64()?);
@@ -124,11 +185,19 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
         num_logprobs: body.i64()?,
         num_prompt_logprobs: body.i64()?,
         eos_token_id: None,
+        extras: None,
     };
     if has(HAS_EOS) {
         params.eos_token_id = Some(body.i32()?);
     }
     let fork_from = if has(HAS_FORK) { Some(RequestKey(body.u64()?)) } else { None };
+    params.extras = if has(HAS_EXTRAS) { Some(Arc::new(decode_extras(body)?)) } else { None };
+    if has(SAME_EXTRAS) {
+        params.extras = previous.and_then(|previous| previous.params.extras.clone());
+        if params.extras.is_none() {
+            return Err(DecodeError::BadValue { what: "a set of request flags", value: flags.into() });
+        }
+    }
     let (prompt_token_ids, extra_keys) = match previous {
         Some(previous) if has(SAME_PROMPT) => {
             (previous.prompt_token_ids.clone(), previous.extra_keys.clone())

@@ -87,10 +87,11 @@ impl ServerOptions {
     }
 }
 
-/// Largest frame that an engine takes: a prompt of `max_model_len` tokens, and a megabyte for whatever comes with it.
+/// Largest frame that an engine takes: a prompt of `max_model_len` tokens, and four megabytes for whatever comes with it
+/// (`MAX_SAMPLING_EXTRAS_BYTES` are three).
 #[must_use]
 pub fn max_frame_bytes(max_model_len: u32) -> u32 {
-    max_model_len.saturating_mul(4).saturating_add(1 << 20)
+    max_model_len.saturating_mul(4).saturating_add(4 << 20)
 }
 
 /// Counters that any thread may read. Relaxed: each is exact by itself, none orders another.

@@ -1,5 +1,7 @@
 //! Frames: what goes in comes out, the bytes of each kind are fixed, and no bytes at all make the decoder panic.
 
+use std::sync::Arc;
+
 use ipc::{
     Challenge, ClientMessage, DecodeError, EngineFacts, EngineMessage, HEADER_BYTES, Hello, PROTOCOL_VERSION,
     Refusal, Welcome, key_of,
@@ -7,33 +9,46 @@ use ipc::{
 use proptest::{collection::vec, option, prelude::*};
 use scheduler::{
     AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, MultimodalSpan, NewRequest, RequestError,
-    RequestKey, RequestLimits, SamplingParams, TokenLogprobs,
+    RequestKey, RequestLimits, SamplingExtras, SamplingParams, TokenLogprobs,
 };
 
 const CLIENT: u32 = 0x00ab_cdef;
 
+fn extras() -> impl Strategy<Value = SamplingExtras> {
+    let bias = vec((0..i32::MAX, -100f32..100.0), 0..4);
+    let words = vec(vec(0..i32::MAX, 1..4), 0..4);
+    let arguments = option::of(".{0,8}");
+    (bias, vec(0..i32::MAX, 0..4), words, arguments).prop_map(|(bias, allowed, words, arguments)| {
+        SamplingExtras::new(bias, allowed, words, arguments).expect("lists that may be")
+    })
+}
+
 fn sampling_params() -> impl Strategy<Value = SamplingParams> {
     let floats = proptest::array::uniform6(-1e9f32..1e9);
     let ids = (any::<u32>(), any::<u32>(), option::of(any::<i32>()), vec(any::<i32>(), 0..5));
-    (floats, ids, any::<(i64, i64, i64)>()).prop_map(|(floats, ids, (top_k, seed, num_logprobs))| {
-        let [temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty] = floats;
-        let (max_tokens, min_tokens, eos_token_id, stop_token_ids) = ids;
-        SamplingParams {
-            max_tokens,
-            min_tokens,
-            eos_token_id,
-            stop_token_ids: stop_token_ids.into(),
-            temperature,
-            top_p,
-            min_p,
-            presence_penalty,
-            frequency_penalty,
-            repetition_penalty,
-            top_k,
-            seed,
-            num_logprobs,
-        }
-    })
+    let extras = option::of(extras().prop_map(Arc::new));
+    (floats, ids, any::<(i64, i64, i64)>(), extras).prop_map(
+        |(floats, ids, (top_k, seed, num_logprobs), extras)| {
+            let [temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty] = floats;
+            let (max_tokens, min_tokens, eos_token_id, stop_token_ids) = ids;
+            SamplingParams {
+                max_tokens,
+                min_tokens,
+                eos_token_id,
+                stop_token_ids: stop_token_ids.into(),
+                temperature,
+                top_p,
+                min_p,
+                presence_penalty,
+                frequency_penalty,
+                repetition_penalty,
+                top_k,
+                seed,
+                num_logprobs,
+                extras,
+            }
+        },
+    )
 }
 
 prop_compose! {
@@ -109,7 +124,7 @@ prop_compose! {
         counter in 0u64..1 << 40,
         new_token_id in any::<i32>(),
         reason in 0usize..6,
-        error in 0usize..6,
+        error in 0usize..7,
         is_plain in any::<bool>(),
         stop_reason in any::<i32>(),
         first in option::of(any::<(u64, u32)>()),
@@ -118,9 +133,10 @@ prop_compose! {
             FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error,
             FinishReason::Repetition,
         ];
-        const ERRORS: [RequestError; 6] = [
+        const ERRORS: [RequestError; 7] = [
             RequestError::None, RequestError::DuplicateRequestId, RequestError::StepFailed,
             RequestError::NoToken, RequestError::GrammarRejected, RequestError::GrammarFailed,
+            RequestError::ProcessorFailed,
         ];
         let (first_scheduled_ns, num_cached_tokens) = first.unwrap_or_default();
         EngineCoreOutput {
@@ -286,12 +302,15 @@ fn engine_hex(message: &EngineMessage) -> String {
 /// A change here is a change of `PROTOCOL_VERSION`.
 #[test]
 fn the_bytes_of_a_clients_frames_are_these() {
+    let extras = SamplingExtras::new(vec![(7, 0.5)], vec![9], vec![vec![3, 4]], Some("{}".to_owned()));
+    let extras = extras.expect("lists that may be");
     let request = NewRequest {
         priority: -2,
         fork_from: Some(RequestKey(9)),
         params: SamplingParams {
             eos_token_id: Some(2),
             stop_token_ids: [5].into(),
+            extras: Some(Arc::new(extras)),
             ..SamplingParams::default()
         },
         ..NewRequest::new(RequestKey(0x0102), "ab", vec![1, -1], SamplingParams::default())
@@ -300,17 +319,19 @@ fn the_bytes_of_a_clients_frames_are_these() {
     let eleven = "11".repeat(32);
     let proof = Some([0x22; 32]);
     let proof_hex = format!("01{}", "22".repeat(32));
-    let hello = Hello { version: 2, capabilities: 3, nonce, proof };
+    let hello = Hello { version: 3, capabilities: 3, nonce, proof };
     let clients = [
         (
             ClientMessage::Hello(hello),
-            format!("4f000000 01 72766c6d 0200 0300000000000000 {eleven} {proof_hex}"),
+            format!("4f000000 01 72766c6d 0300 0300000000000000 {eleven} {proof_hex}"),
         ),
         (
             ClientMessage::AddRequests(vec![request]),
-            "77000000 02 01000000 18 0201000000000000 02000000 6162 feffffff 10000000 00000000 01000000 05000000 \
+            "a2000000 02 01000000 38 0201000000000000 02000000 6162 feffffff 10000000 00000000 01000000 05000000 \
              0000803f 0000803f 00000000 00000000 00000000 0000803f 0000000000000000 0000000000000000 ffffffffffffffff \
-             02000000 0900000000000000 02000000 01000000 ffffffff 00000000 00000000"
+             02000000 0900000000000000 \
+             01000000 07000000 0000003f 01000000 09000000 01000000 02000000 03000000 04000000 01 02000000 7b7d \
+             02000000 01000000 ffffffff 00000000 00000000"
                 .to_owned(),
         ),
         (
@@ -356,11 +377,11 @@ fn the_bytes_of_an_engines_frames_are_these() {
     let info = [0xee].as_slice().into();
     let facts =
         EngineFacts { limits, max_num_seqs: 5, max_num_queued_reqs: 6, max_frame_bytes: 7, pid: 8, info };
-    let challenge = Challenge { version: 2, capabilities: 3, needs_secret: true, nonce };
+    let challenge = Challenge { version: 3, capabilities: 3, needs_secret: true, nonce };
     let engines = [
         (
             EngineMessage::Challenge(challenge),
-            format!("2f000000 80 72766c6d 0200 0300000000000000 01 {eleven}"),
+            format!("2f000000 80 72766c6d 0300 0300000000000000 01 {eleven}"),
         ),
         (
             EngineMessage::Welcome(Welcome { client_index: 1, proof, facts }),
@@ -418,5 +439,46 @@ fn the_bytes_of_an_engines_frames_are_these() {
     ];
     for (message, expected) in &engines {
         assert_eq!(engine_hex(message), expected.replace(' ', ""), "{message:?}");
+    }
+}
+
+/// The samples of a request share its extras, on both sides; another request with equal ones has its own.
+#[test]
+fn extras_are_sent_once_for_all_samples() {
+    let extras = SamplingExtras::new(Vec::new(), (0..1000).collect(), Vec::new(), None).expect("ids");
+    let params = SamplingParams { extras: Some(Arc::new(extras)), ..SamplingParams::default() };
+    let request = |key| NewRequest::new(RequestKey(key), "a", vec![1], params.clone());
+    let bytes = frame(|buffer| ClientMessage::AddRequests(vec![request(1)]).encode(buffer));
+    let message = ClientMessage::AddRequests((1..=100).map(request).collect());
+    let all_bytes = frame(|buffer| message.encode(buffer));
+    assert!(all_bytes.len() < bytes.len() + 99 * 100, "{} bytes", all_bytes.len());
+    let decoded =
+        ClientMessage::decode(all_bytes[4], &all_bytes[HEADER_BYTES..], 100).expect("it was encoded");
+    let ClientMessage::AddRequests(decoded) = decoded else { panic!("{decoded:?}") };
+    let first = decoded[0].params.extras.as_ref().expect("extras");
+    assert!(
+        decoded.iter().all(|request| Arc::ptr_eq(first, request.params.extras.as_ref().expect("extras")))
+    );
+}
+
+/// What a front end cannot make, a frame can hold.
+#[test]
+fn wrong_extras_are_refused() {
+    let extras =
+        SamplingExtras::new(vec![(7, 0.5)], Vec::new(), vec![vec![3]], None).expect("lists that may be");
+    let params = SamplingParams { extras: Some(Arc::new(extras)), ..SamplingParams::default() };
+    let request = NewRequest::new(RequestKey(1), "a", vec![1], params);
+    let good = frame(|buffer| ClientMessage::AddRequests(vec![request]).encode(buffer));
+    let bias = good.windows(4).position(|window| window == 0.5f32.to_le_bytes()).expect("the bias");
+    let mut bad = good.clone();
+    bad[bias..bias + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let error = ClientMessage::decode(bad[4], &bad[HEADER_BYTES..], 1).expect_err("not finite").to_string();
+    assert!(error.contains("token id 7 is NaN"), "{error}");
+    // "The same extras" without any before: the flags are the byte behind the count.
+    for flags in [1 << 6, (1 << 5) | (1 << 6), 1 << 7] {
+        let mut bad = good.clone();
+        bad[HEADER_BYTES + 4] = flags;
+        let error = ClientMessage::decode(bad[4], &bad[HEADER_BYTES..], 1).expect_err("wrong flags");
+        assert!(matches!(error, DecodeError::BadValue { what: "a set of request flags", .. }), "{error}");
     }
 }

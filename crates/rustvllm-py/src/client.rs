@@ -15,6 +15,7 @@ use crate::{
     errors::{EngineDeadError, client_error, endpoint_error},
     handle::stats_dict,
     request_arguments::RequestArguments,
+    sampling_extras::check_sendable,
 };
 
 /// Engines in other processes: add, abort, read counters, from any thread.
@@ -174,6 +175,7 @@ impl PyEngineClient {
         keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
         let arguments = RequestArguments::read(key, request_id, prompt_token_ids, keywords)?;
+        arguments.extras().map_or(Ok(()), check_sendable)?;
         py.detach(|| self.inner.add_requests(&arguments.into_requests()))
             .map_err(|error| client_error(&error))
     }

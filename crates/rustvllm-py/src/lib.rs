@@ -14,6 +14,7 @@ mod handle;
 mod logprobs;
 mod output_processor;
 mod request_arguments;
+mod sampling_extras;
 mod scheduler;
 mod server;
 mod token_ids;
@@ -28,6 +29,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("build_profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     config::register(module)?;
     handle::register(module)?;
+    sampling_extras::register(module)?;
     scheduler::register(module)?;
     token_ids::register(module)?;
     tokenizer::register(module)?;

@@ -2,7 +2,7 @@
 //!
 //! Their names and types are here and nowhere else in Rust; `_core.pyi` has them for Python.
 
-use ::scheduler::{ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingParams};
+use ::scheduler::{ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams};
 use pyo3::{
     conversion::FromPyObjectOwned,
     exceptions::PyTypeError,
@@ -10,7 +10,7 @@ use pyo3::{
     types::{PyDict, PyString},
 };
 
-use crate::handle::token_ids;
+use crate::{handle::token_ids, sampling_extras::PySamplingExtras};
 
 /// One request and those that fork it, before they are made.
 #[derive(Default)]
@@ -80,6 +80,12 @@ impl RequestArguments {
             "seed" => extract(name, value, &mut params.seed),
             "num_logprobs" => extract(name, value, &mut params.num_logprobs),
             "num_prompt_logprobs" => extract(name, value, &mut params.num_prompt_logprobs),
+            "sampling_extras" => {
+                let mut extras: Option<Py<PySamplingExtras>> = None;
+                extract(name, value, &mut extras)?;
+                params.extras = extras.map(|extras| extras.get().shared());
+                Ok(())
+            }
             "priority" => extract(name, value, &mut self.priority),
             "cache_salt" => extract(name, value, &mut self.cache_salt),
             "lora_name" => extract(name, value, &mut self.lora_name),
@@ -93,6 +99,11 @@ impl RequestArguments {
                 Err(PyTypeError::new_err(message))
             }
         }
+    }
+
+    /// Parameters that are lists.
+    pub(crate) fn extras(&self) -> Option<&SamplingExtras> {
+        self.params.extras.as_deref()
     }
 
     /// The request and those that fork it. Hashes nothing, but copies prompts: call it without the interpreter.

@@ -18,6 +18,7 @@ use crate::{
     errors::{SchedulerStateError, WrongThreadError, scheduler_error},
     handle::{Emitted, EngineHandle, token_ids},
     logprobs::{CopiedLogprobs, CopiedPromptLogprobs, LogprobArrays, PromptLogprobArrays},
+    sampling_extras::PySamplingExtras,
 };
 
 /// Makes a single-owner value acceptable to pyo3, which asks every class to be `Sync`.
@@ -400,6 +401,10 @@ impl PyScheduler {
         state
             .map(|state| state.token_ids)
             .ok_or_else(|| PyValueError::new_err(format!("no running request has row {row}")))
+    }
+
+    fn sampling_extras(&mut self, row: u32) -> Option<PySamplingExtras> {
+        self.inner.get().extras_in_row(row).map(PySamplingExtras::of)
     }
 
     fn queues<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {

@@ -1,12 +1,15 @@
 //! Looking inside: the state of requests, queues and blocks, and the invariants that hold between calls.
 //! For tests, tracing and people; nothing here is on the step path.
 
+use std::sync::Arc;
+
 use kvblocks::{BlockId, BlockState};
 
 use crate::{
     extra_keys::ExtraKeys,
     output::SchedulerOutput,
     request::{NO_ROW, Request, RequestStatus, Tenant},
+    sampling_extras::SamplingExtras,
     scheduler::Scheduler,
     step::UNCHANGED,
     step_buffers::Column,
@@ -111,6 +114,13 @@ impl Scheduler {
             .iter()
             .find(|&&slot| self.requests[slot as usize].row == row)
             .map(|&slot| self.state_of(slot))
+    }
+
+    /// The parameters that are lists, of the request in a persistent row.
+    #[must_use]
+    pub fn extras_in_row(&self, row: u32) -> Option<&Arc<SamplingExtras>> {
+        let slot = self.running.iter().find(|&&slot| self.requests[slot as usize].row == row)?;
+        self.requests[*slot as usize].cold.params.extras.as_ref()
     }
 
     /// Ids of waiting requests, in the order in which they are tried.

@@ -50,6 +50,7 @@ mod request;
 mod request_limits;
 mod request_queue;
 mod running;
+mod sampling_extras;
 mod scheduler;
 mod stats;
 mod step;
@@ -71,7 +72,11 @@ pub use output::{EngineCoreOutput, FinishReason, RequestError, RequestKey, Sched
 pub use prompt_logprobs::{PromptLogprobRows, PromptLogprobs};
 pub use request::{NewRequest, RequestStatus, SamplingParams, UNKNOWN_TOKEN};
 pub use request_limits::{AddRequestError, RequestLimits};
+pub use sampling_extras::{
+    Attachment, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_SAMPLING_EXTRAS_BYTES, SamplingExtras,
+    SamplingExtrasError,
+};
 pub use scheduler::{Scheduler, SchedulerError};
 pub use stats::SchedulerStats;
 pub use step_buffers::StepBuffers;
-pub use update::{REJECTED_BY_GRAMMAR, TokenRows};
+pub use update::{REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR, TokenRows};

@@ -56,6 +56,8 @@ pub enum RequestError {
     GrammarFailed,
     /// It waited longer than `queue_timeout` for its first step.
     QueueTimeout,
+    /// A logits processor raised an error for it.
+    ProcessorFailed,
 }
 
 impl fmt::Display for RequestError {
@@ -74,6 +76,7 @@ impl fmt::Display for RequestError {
             Self::QueueTimeout => {
                 "the request waited longer than queue_timeout and was not begun; try again later"
             }
+            Self::ProcessorFailed => "a logits processor of this request raised an error",
         })
     }
 }

@@ -3,9 +3,11 @@
 //! A request is two counters racing: `num_computed_tokens` catches up with `num_tokens`, or, while tokens
 //! that are being sampled are not known yet, with `num_tokens` plus its placeholders.
 
+use std::sync::Arc;
+
 use kvblocks::{BlockHash, BlockId, CpuBlockId};
 
-use crate::{extra_keys::ExtraKeys, output::RequestKey};
+use crate::{extra_keys::ExtraKeys, output::RequestKey, sampling_extras::SamplingExtras};
 
 /// No persistent row.
 pub(crate) const NO_ROW: u32 = u32::MAX;
@@ -92,6 +94,8 @@ pub struct SamplingParams {
     pub num_logprobs: i64,
     /// The same for each token of the prompt but the first; −1 = none.
     pub num_prompt_logprobs: i64,
+    /// Parameters that are lists; shared by the samples of a request.
+    pub extras: Option<Arc<SamplingExtras>>,
 }
 
 impl Default for SamplingParams {
@@ -111,6 +115,7 @@ impl Default for SamplingParams {
             seed: 0,
             num_logprobs: -1,
             num_prompt_logprobs: -1,
+            extras: None,
         }
     }
 }

@@ -485,6 +485,7 @@ impl Step {
             i64::from(request.cold.num_prompt_tokens),
             params.num_logprobs,
             params.num_prompt_logprobs,
+            i64::from(params.extras.is_some()),
         ];
         self.buffers.new_rows.write(index, request.row as i32);
         self.buffers.sampling_float.write_from(index * floats.len(), &floats);

@@ -14,8 +14,8 @@ use crate::config::SchedulerConfig;
 pub const SAMPLING_FLOAT_COLUMNS: [&str; 6] =
     ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"];
 /// Names of the columns of `sampling_int`.
-pub const SAMPLING_INT_COLUMNS: [&str; 6] =
-    ["top_k", "seed", "min_tokens", "num_prompt_tokens", "num_logprobs", "num_prompt_logprobs"];
+pub const SAMPLING_INT_COLUMNS: [&str; 7] =
+    ["top_k", "seed", "min_tokens", "num_prompt_tokens", "num_logprobs", "num_prompt_logprobs", "has_extras"];
 
 /// Stop ids that one request may mask at most.
 pub const MAX_STOP_TOKEN_IDS: usize = 1024;
@@ -247,7 +247,7 @@ step_buffers! {
     new_rows: i32, Int32, |c| vec![c.reqs];
     /// `[R, 6]` their parameters, `SAMPLING_FLOAT_COLUMNS`.
     sampling_float: f32, Float32, |c| vec![c.reqs, SAMPLING_FLOAT_COLUMNS.len()];
-    /// `[R, 6]` their parameters, `SAMPLING_INT_COLUMNS`.
+    /// `[R, 7]` their parameters, `SAMPLING_INT_COLUMNS`.
     sampling_int: i64, Int64, |c| vec![c.reqs, SAMPLING_INT_COLUMNS.len()];
     /// `[R + 1]` start of each new request's masked stop ids.
     stop_indptr: i32, Int32, |c| vec![c.reqs + 1];

@@ -13,6 +13,9 @@ use crate::{
 /// In a row of sampled ids: the grammar did not take what was sampled.
 pub const REJECTED_BY_GRAMMAR: i32 = -2;
 
+/// In a row of sampled ids: a logits processor of the request raised an error.
+pub const REJECTED_BY_PROCESSOR: i32 = -3;
+
 /// What appending one token led to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stop {
@@ -69,8 +72,8 @@ impl Scheduler {
     ///
     /// `sampled` has a row for each sampled request of the step, in the order of `sampled_rows`: with drafts, those
     /// that were accepted and one more. A row without a token ends its request with an error (its logits were not
-    /// numbers, or, when it begins with [`REJECTED_BY_GRAMMAR`], its grammar did not take the token). Returns how
-    /// many requests finished.
+    /// numbers, or, when it begins with [`REJECTED_BY_GRAMMAR`], its grammar did not take the token, or, with
+    /// [`REJECTED_BY_PROCESSOR`], a logits processor of its own failed). Returns how many requests finished.
     ///
     /// # Errors
     /// When the step is not the oldest in flight or the rows do not match; nothing has changed then.
@@ -272,11 +275,13 @@ impl Scheduler {
         let (row, first) = (sampled.row(sample), sampled.first(sample));
         if row.is_empty() {
             // What it computed is as little a number as its logits: nobody may find it.
-            let error = if first == REJECTED_BY_GRAMMAR {
-                RequestError::GrammarRejected
-            } else {
-                self.kv.forget(&self.requests[slot as usize]);
-                RequestError::NoToken
+            let error = match first {
+                REJECTED_BY_GRAMMAR => RequestError::GrammarRejected,
+                REJECTED_BY_PROCESSOR => RequestError::ProcessorFailed,
+                _ => {
+                    self.kv.forget(&self.requests[slot as usize]);
+                    RequestError::NoToken
+                }
             };
             self.requests[slot as usize].num_computed_tokens = 0;
             self.emit(slot, -1, Some(FinishReason::Error), -1, error, now);

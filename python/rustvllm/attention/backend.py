@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -12,8 +13,22 @@ from rustvllm.attention.metadata import AttentionMetadata
 class AttentionPlan(Protocol):
     """Attention of one step, prepared once and used by every layer."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        scale: float,
+        *,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        alibi_slopes: Sequence[float] | None = None,
+    ) -> Tensor:
         """Keep the new keys and values, then attend causally over everything cached.
+
+        A score is ``query · key · scale``, then bent by the soft cap, then moved by ALiBi, then masked; the softmax
+        over a query's scores weighs the values.
 
         The keys and values of **all** requests are written before any request's attention reads: two requests of one
         step may share blocks, one filling what the other reads.
@@ -24,9 +39,17 @@ class AttentionPlan(Protocol):
             value: as ``key``.
             kv_cache: this layer's ``[2, num_blocks, block_size, num_kv_heads, head_dim]``.
             scale: factor on the products of queries and keys.
+            sliding_window: a query at position ``p`` sees the keys at ``p − sliding_window + 1 … p``, so 1 sees itself
+                alone; None: all up to ``p``. What lies before the window stays in the cache.
+            soft_cap: a scaled product ``s`` becomes ``soft_cap · tanh(s / soft_cap)``; None: it stays.
+            alibi_slopes: one per query head; ``slope · (key position − query position)`` is added to each score. None
+                or empty: nothing is added.
 
         Returns:
             ``[num_tokens, num_heads, head_dim]``.
+
+        Raises:
+            ValueError: a window below one, a cap that is not positive and finite, or not one slope per head.
         """
         ...
 

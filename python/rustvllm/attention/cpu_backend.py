@@ -6,6 +6,8 @@ the step, nor on the pieces in which its prompt was computed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -53,15 +55,37 @@ class CPUAttentionPlan:
     def __init__(self, plan: _core.CpuAttentionPlan) -> None:
         self._plan = plan
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        scale: float,
+        *,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        alibi_slopes: Sequence[float] | None = None,
+    ) -> Tensor:
         """See ``AttentionPlan.forward``.
 
         Raises:
             TypeError: a tensor that is not of the query's dtype, float32 or bfloat16.
-            ValueError: shapes that do not fit each other, or a block that the cache does not have.
+            ValueError: shapes that do not fit each other, a block that the cache does not have, or an option that means
+                nothing.
         """
         out = torch.empty(query.shape, dtype=query.dtype)
-        self._plan.forward(_array(query), _array(key), _array(value), _array(kv_cache), _array(out), scale)
+        self._plan.forward(
+            _array(query),
+            _array(key),
+            _array(value),
+            _array(kv_cache),
+            _array(out),
+            scale,
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            alibi_slopes=alibi_slopes,
+        )
         return out
 
 

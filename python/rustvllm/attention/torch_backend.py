@@ -8,10 +8,14 @@ attended one request at a time, a bounded number of queries at a time.
 Slots that were never written, or hold another request's remains, cannot reach a result: a gather reads slot 0 of the
 null block, which always holds zeros, for every position beyond a sequence, and the mask drops it. Prompts are padded
 behind their end with their own last token, which the causal mask drops.
+
+A window, a soft cap and slopes are spelled out score by score (``scores.py``), a bounded number of queries at a time. A
+window that is no shorter than the step's longest sequence costs nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,13 +25,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
+from rustvllm.attention.scores import ScoreOptions, attend_by_scores
 
 MAX_GATHER_BYTES = 64 << 20
 """Most bytes of keys and values that one decode chunk gathers (a single longer row is still gathered whole)."""
 MAX_GATHER_BYTES_CPU = 4 << 20
 """The same on the CPU, where what was gathered should still be in the processor's cache when it is read."""
 MAX_MASK_ELEMENTS = 1 << 24
-"""Most query-key pairs of one prefill chunk whose mask is spelled out."""
+"""Most query-key pairs of one prefill chunk whose mask is spelled out, or whose scores are, over all heads."""
 
 
 class TorchAttentionBackend:
@@ -93,6 +98,7 @@ class _DecodeChunk:
     tokens: Tensor | None  # int64 [rows], index into the flattened batch; None: the batch is these rows, in order
     slots: Tensor  # int [rows, longest]
     bias: Tensor | None  # [rows, 1, 1, longest], −∞ beyond a sequence; None: all are equally long
+    query_positions: Tensor  # int32 [rows, 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,7 @@ class TorchAttentionPlan:
         self._kept = torch.nonzero(slot_mapping >= 0)[:, 0] if metadata.has_padding else None
         self._slot_mapping = slot_mapping if self._kept is None else slot_mapping[self._kept]
 
+        self._longest = int(metadata.seq_lens.max(initial=0))
         query_lens = np.diff(metadata.query_start_loc)
         is_decode = query_lens == 1
         self._decode = _decode_chunks(metadata, backend, np.flatnonzero(is_decode))
@@ -128,21 +135,35 @@ class TorchAttentionPlan:
             self._prompts = _prompt_groups(metadata, backend, np.flatnonzero(is_prompt))
             self._prefill = [_prefill_span(metadata, int(i)) for i in np.flatnonzero(~is_decode & ~is_prompt)]
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, scale: float) -> Tensor:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        scale: float,
+        *,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        alibi_slopes: Sequence[float] | None = None,
+    ) -> Tensor:
         """See ``AttentionPlan.forward``."""
+        if sliding_window is not None and sliding_window >= self._longest:
+            sliding_window = None
+        options = ScoreOptions.of(scale, sliding_window, soft_cap, alibi_slopes, query)
         num_kv_heads, head_dim = kv_cache.shape[-2:]
         keys, values = kv_cache.view(2, -1, num_kv_heads * head_dim)  # each [num_slots, KVH * D]
         self._write(keys, key)
         self._write(values, value)
         if self._decode and self._decode[0].tokens is None:
-            return self._attend_decode(query, keys, values, self._decode[0], num_kv_heads, scale)
+            return self._attend_decode(query, keys, values, self._decode[0], num_kv_heads, options)
         out = torch.empty_like(query)
         for chunk in self._decode:
-            out[chunk.tokens] = self._attend_decode(query[chunk.tokens], keys, values, chunk, num_kv_heads, scale)
+            out[chunk.tokens] = self._attend_decode(query[chunk.tokens], keys, values, chunk, num_kv_heads, options)
         for group in self._prompts:
-            _attend_prompts(out, query, key, value, group, scale)
+            self._attend_prompts(out, query, key, value, group, options)
         for span in self._prefill:
-            self._attend_prefill(out, query, keys, values, span, num_kv_heads, scale)
+            self._attend_prefill(out, query, keys, values, span, num_kv_heads, options)
         return out
 
     def _write(self, cache: Tensor, new: Tensor) -> None:
@@ -152,16 +173,26 @@ class TorchAttentionPlan:
         cache.index_copy_(0, self._slot_mapping, rows)
 
     def _attend_decode(
-        self, query: Tensor, keys: Tensor, values: Tensor, chunk: _DecodeChunk, num_kv_heads: int, scale: float
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        chunk: _DecodeChunk,
+        num_kv_heads: int,
+        options: ScoreOptions,
     ) -> Tensor:
         rows, num_heads, head_dim = query.shape
         longest = chunk.slots.shape[1]
         k, v = self._backend.gather(keys, values, chunk.slots.view(-1))
         k = k.view(rows, longest, num_kv_heads, head_dim).transpose(1, 2)
         v = v.view(rows, longest, num_kv_heads, head_dim).transpose(1, 2)
+        if not options.is_plain:
+            positions = self._backend.positions(longest, query.device)
+            o = attend_by_scores(query[:, :, None], k, v, chunk.query_positions, positions, options)
+            return o[:, :, 0]
         # The query heads that share a KV head see the same keys, so they stand where queries of one sequence would.
         q = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        o = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.bias, scale=scale)
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.bias, scale=options.scale)
         return o.reshape(rows, num_heads, head_dim)
 
     def _attend_prefill(
@@ -172,7 +203,7 @@ class TorchAttentionPlan:
         values: Tensor,
         span: _PrefillSpan,
         num_kv_heads: int,
-        scale: float,
+        options: ScoreOptions,
     ) -> None:
         num_heads, head_dim = query.shape[1:]
         seq_len = span.slots.shape[0]
@@ -180,24 +211,48 @@ class TorchAttentionPlan:
         k = F.embedding(span.slots, keys).view(1, seq_len, num_kv_heads, head_dim).transpose(1, 2)  # [1, KVH, S, D]
         v = F.embedding(span.slots, values).view(1, seq_len, num_kv_heads, head_dim).transpose(1, 2)
         gqa = num_heads != num_kv_heads
-        rows = max(1, self._backend.max_mask_elements // seq_len)
+        pairs_per_row = seq_len if options.is_plain else seq_len * num_heads
+        rows = max(1, self._backend.max_mask_elements // pairs_per_row)
         for start in range(span.start, span.end, rows):
             end = min(start + rows, span.end)
             first = span.num_computed + start - span.start  # position of the chunk's first query
             visible = first + end - start
-            positions = torch.arange(first, visible, device=query.device)
-            mask = torch.arange(visible, device=query.device)[None, :] <= positions[:, None]  # [n, visible]
+            seen = slice(options.first_visible(first), visible)
             q = query[start:end].transpose(0, 1)[None]
-            o = F.scaled_dot_product_attention(
-                q, k[:, :, :visible], v[:, :, :visible], attn_mask=mask, scale=scale, enable_gqa=gqa
-            )
+            key_positions = torch.arange(seen.start, visible, device=query.device)
+            query_positions = torch.arange(first, visible, device=query.device)
+            if options.is_plain:
+                mask = key_positions[None, :] <= query_positions[:, None]  # [n, visible]
+                o = F.scaled_dot_product_attention(
+                    q, k[:, :, seen], v[:, :, seen], attn_mask=mask, scale=options.scale, enable_gqa=gqa
+                )
+            else:
+                o = attend_by_scores(q, k[:, :, seen], v[:, :, seen], query_positions[None], key_positions, options)
             out[start:end] = o[0].transpose(0, 1)
 
+    def _attend_prompts(
+        self, out: Tensor, query: Tensor, key: Tensor, value: Tensor, group: _PromptGroup, options: ScoreOptions
+    ) -> None:
+        q, k, v = (part[group.tokens].transpose(1, 2) for part in (query, key, value))  # [rows, H or KVH, longest, D]
+        if options.is_plain:
+            gqa = q.shape[1] != k.shape[1]
+            o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=options.scale, enable_gqa=gqa)
+        else:
+            o = self._attend_whole(q, k, v, options)
+        out[group.tokens[group.is_token]] = o.transpose(1, 2)[group.is_token]
 
-def _attend_prompts(out: Tensor, query: Tensor, key: Tensor, value: Tensor, group: _PromptGroup, scale: float) -> None:
-    q, k, v = (part[group.tokens].transpose(1, 2) for part in (query, key, value))  # [rows, H or KVH, longest, D]
-    o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-    out[group.tokens[group.is_token]] = o.transpose(1, 2)[group.is_token]
+    def _attend_whole(self, q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) -> Tensor:
+        rows, num_heads, longest, _ = q.shape
+        positions = self._backend.positions(longest, q.device)
+        step = max(1, self._backend.max_mask_elements // (rows * num_heads * longest))
+        out = torch.empty_like(q)
+        for start in range(0, longest, step):
+            end = min(start + step, longest)
+            seen = slice(options.first_visible(start), end)
+            out[:, :, start:end] = attend_by_scores(
+                q[:, :, start:end], k[:, :, seen], v[:, :, seen], positions[None, start:end], positions[seen], options
+            )
+        return out
 
 
 def _decode_chunks(
@@ -231,14 +286,15 @@ def _decode_chunk(
     if not is_batch:
         tokens = torch.from_numpy(metadata.query_start_loc[rows].astype(np.int64)).to(device)
         block_table = block_table[torch.from_numpy(rows).to(device)]
+    query_positions = torch.from_numpy(lens).to(device)[:, None] - 1
     blocks = block_table[:, : -(-longest // block_size), None]
     slots = (blocks * block_size + backend.positions(block_size, device)).flatten(1)[:, :longest]
     if int(lens.min()) == longest:
-        return _DecodeChunk(tokens, slots.contiguous(), None)
-    beyond = backend.positions(longest, device) >= torch.from_numpy(lens).to(device)[:, None]
+        return _DecodeChunk(tokens, slots.contiguous(), None, query_positions)
+    beyond = backend.positions(longest, device) > query_positions
     slots = slots.masked_fill(beyond, 0)
     bias = torch.zeros(beyond.shape, dtype=backend.dtype, device=device).masked_fill_(beyond, -torch.inf)
-    return _DecodeChunk(tokens, slots.contiguous(), bias[:, None, None, :])
+    return _DecodeChunk(tokens, slots.contiguous(), bias[:, None, None, :], query_positions)
 
 
 def _prompt_groups(

@@ -48,14 +48,20 @@ def make_step(requests, num_heads, num_kv_heads, head_dim, block_size, dtype, se
     st.sampled_from([1, 3, 16]),
     st.sampled_from([4, 8, 16, 40, 64]),
     st.integers(1, 3),
+    st.sampled_from([None, 1, 5, 63, 64, 100, 10**6]),
+    st.sampled_from([None, 0.5, 3.0]),
+    st.booleans(),
     st.integers(0, 2**31),
 )
-def test_equals_torch(requests, heads, block_size, head_dim, num_threads, seed):
+def test_equals_torch(requests, heads, block_size, head_dim, num_threads, window, cap, sloped, seed):
+    slopes = [2.0 ** -(1 + head) for head in range(heads[0])] if sloped else None
+    options = {"sliding_window": window, "soft_cap": cap, "alibi_slopes": slopes}
     metadata, query, key, value, cache = make_step(requests, *heads, head_dim, block_size, torch.float32, seed)
     expected_cache = cache.clone()
     oracle = TorchAttentionBackend(KVCacheSpec(1, heads[1], head_dim), torch.float32)
-    expected = oracle.plan(metadata).forward(query, key, value, expected_cache, head_dim**-0.5)
-    out = CPUAttentionBackend(num_threads).plan(metadata).forward(query, key, value, cache, head_dim**-0.5)
+    expected = oracle.plan(metadata).forward(query, key, value, expected_cache, head_dim**-0.5, **options)
+    plan = CPUAttentionBackend(num_threads).plan(metadata)
+    out = plan.forward(query, key, value, cache, head_dim**-0.5, **options)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(cache, expected_cache, atol=0, rtol=0, equal_nan=True)
 

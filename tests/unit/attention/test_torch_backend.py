@@ -10,20 +10,33 @@ from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
 from rustvllm.attention.torch_backend import TorchAttentionBackend
 
 
-def naive_attention(query, keys, values, scale):
+def naive_attention(query, keys, values, scale, *, sliding_window=None, soft_cap=None, alibi_slopes=None):
     """One request: ``[n, H, D]`` queries, the last ones of ``[s, KVH, D]`` keys and values."""
     n, num_heads, _ = query.shape
     seq_len, num_kv_heads, _ = keys.shape
     out = torch.zeros_like(query, dtype=torch.float64)
     for i in range(n):
-        visible = seq_len - n + i + 1
+        position = seq_len - n + i
+        seen = slice(0 if sliding_window is None else max(0, position - sliding_window + 1), position + 1)
         for head in range(num_heads):
             kv_head = head // (num_heads // num_kv_heads)
-            scores = keys[:visible, kv_head].double() @ query[i, head].double() * scale
-            out[i, head] = scores.softmax(0) @ values[:visible, kv_head].double()
+            scores = keys[seen, kv_head].double() @ query[i, head].double() * scale
+            if soft_cap is not None:
+                scores = soft_cap * (scores / soft_cap).tanh()
+            if alibi_slopes is not None:
+                scores += alibi_slopes[head] * (torch.arange(seen.start, seen.stop) - position)
+            out[i, head] = scores.softmax(0) @ values[seen, kv_head].double()
     return out
 
 
+def draw_options(num_heads, window, cap, sloped):
+    """Keyword arguments of a layer; None and False leave one out."""
+    slopes = [2.0 ** -(1 + head) for head in range(num_heads)] if sloped else None
+    return {"sliding_window": window, "soft_cap": cap, "alibi_slopes": slopes}
+
+
+WINDOWS = st.sampled_from([None, 1, 2, 5, 16, 10**6])
+CAPS = st.sampled_from([None, 0.5, 3.0])
 REQUESTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=8)  # (computed, new)
 
 
@@ -34,11 +47,15 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1
     st.sampled_from([64, 1000, 1 << 20]),
     st.integers(0, 2**31),
     st.booleans(),
+    WINDOWS,
+    CAPS,
+    st.booleans(),
 )
-def test_equals_the_loop(requests, heads, block_size, max_bytes, seed, padded):
+def test_equals_the_loop(requests, heads, block_size, max_bytes, seed, padded, window, cap, sloped):
     rng = np.random.default_rng(seed)
     num_heads, num_kv_heads = heads
     head_dim = 4
+    options = draw_options(num_heads, window, cap, sloped)
     seq_lens = np.array([computed + new for computed, new in requests], np.int32)
     starts = np.concatenate(([0], np.cumsum([new for _, new in requests]))).astype(np.int32)
     num_blocks = [-(-int(n) // block_size) for n in seq_lens]
@@ -77,11 +94,11 @@ def test_equals_the_loop(requests, heads, block_size, max_bytes, seed, padded):
             block_size, torch.from_numpy(table), torch.tensor(slot_mapping, dtype=torch.int32), starts, seq_lens, padded
         )
     )
-    out = plan.forward(query, new_keys, new_values, cache, 0.37)
+    out = plan.forward(query, new_keys, new_values, cache, 0.37, **options)
 
     for row in range(len(requests)):
         span = slice(int(starts[row]), int(starts[row + 1]))
-        expected = naive_attention(query[span], keys[row], values[row], 0.37)
+        expected = naive_attention(query[span], keys[row], values[row], 0.37, **options)
         torch.testing.assert_close(out[span].double(), expected, atol=1e-5, rtol=1e-5)
     written = torch.tensor([slot for slot in slot_mapping if slot >= 0])
     assert torch.equal(flat[:, written], torch.stack((new_keys, new_values))[:, : len(written)])
@@ -106,3 +123,44 @@ def test_the_bound_on_gathered_bytes_holds(max_bytes):
     for chunk in plan._decode:
         assert len(chunk.slots) == 1 or chunk.slots.numel() * bytes_per_slot <= max_bytes
     assert len(plan._decode) == (6 if max_bytes == 1 else 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sliding_window": 0}, "sliding_window is 0, but a query sees at least itself"),
+        ({"sliding_window": -3}, "sliding_window is -3"),
+        ({"soft_cap": 0.0}, "soft_cap is 0.0, but it must be a number above 0"),
+        ({"soft_cap": float("inf")}, "soft_cap is inf"),
+        ({"alibi_slopes": [0.5]}, "alibi_slopes has length 1, expected 2"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, message):
+    table, slots = torch.ones(1, 1, dtype=torch.int32), torch.full((1,), 16, dtype=torch.int32)
+    starts, lens = np.array([0, 1], np.int32), np.array([1], np.int32)
+    plan = TorchAttentionBackend(KVCacheSpec(1, 2, 4), torch.float32).plan(
+        AttentionMetadata(16, table, slots, starts, lens)
+    )
+    query, cache = torch.ones(1, 2, 4), torch.zeros(2, 2, 16, 2, 4)
+    with pytest.raises(ValueError, match=message):
+        plan.forward(query, query, query, cache, 1.0, **options)
+    assert not cache.any(), "nothing was written"
+    torch.testing.assert_close(plan.forward(query, query, query, cache, 1.0, soft_cap=2.0), query)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_within_its_rounding_of_float64(dtype):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(9, 4, 8, generator=generator).to(dtype)
+    keys, values = torch.randn(2, 9, 2, 8, generator=generator).to(dtype)
+    starts, lens = np.array([0, 9], np.int32), np.array([9], np.int32)
+    metadata = AttentionMetadata(
+        16, torch.ones(1, 1, dtype=torch.int32), torch.arange(16, 25, dtype=torch.int32), starts, lens
+    )
+    options = draw_options(4, 5, 3.0, True)
+    cache = torch.zeros(2, 2, 16, 2, 8, dtype=dtype)
+    out = TorchAttentionBackend(KVCacheSpec(1, 2, 8), dtype).plan(metadata)
+    out = out.forward(query, keys, values, cache, 0.37, **options)
+    assert out.dtype == dtype
+    expected = naive_attention(query, keys, values, 0.37, **options)
+    torch.testing.assert_close(out.double(), expected, atol=4 * torch.finfo(dtype).eps, rtol=0)

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 
-from rustvllm.engine_args import parse_number
+from rustvllm.flags import parse_number
 
 LARGEST = 2**32 - 1
 """What the core takes as a number; most have a lower limit, which the core knows."""

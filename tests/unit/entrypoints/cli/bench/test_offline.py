@@ -30,6 +30,25 @@ def test_throughput(capsys, tmp_path):
     assert "output tokens/s" in capsys.readouterr().out
 
 
+def test_throughput_beside_transformers(capsys, monkeypatch):
+    # Threads of a model this small wait for each other, for seconds on a busy machine.
+    monkeypatch.setattr("rustvllm.peers.transformers_generate.num_compute_threads", lambda: 1)
+    argv = ["--device", "cpu", "--input-len", "9", "--output-len", "5", "--num-prompts", "6", "--max-num-seqs", "4"]
+    report = run(capsys, "throughput", *argv, "--compare", "transformers")["comparison"]
+    assert report["batch_size"] == 4
+    ours, theirs = report["output_tokens_per_second"], report["output_tokens_per_second_of_transformers"]
+    assert len(ours) == len(theirs) == 3
+    assert report["ratios"] == [pytest.approx(one / other) for one, other in zip(ours, theirs, strict=True)]
+    assert report["median_ratio"] == sorted(report["ratios"])[1]
+    assert main(["bench", "throughput", *argv, "--compare", "transformers"]) == 0
+    assert "transformers: " in capsys.readouterr().out
+
+
+def test_nothing_to_compare_with(capsys):
+    assert main(["bench", "throughput", *SIM, "--compare", "transformers"]) != 0
+    assert "--executor sim has none" in capsys.readouterr().err
+
+
 def test_latency(capsys):
     argv = [
         "--input-len",

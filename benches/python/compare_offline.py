@@ -1,0 +1,242 @@
+"""rustvllm against other engines on the CPU, offline: the same checkpoint, the same prompts, the same cores, by turns.
+
+The model has GPT-2 small's shape and seeded random weights. Each engine is a process of its own under the interpreter
+of its own environment (``engines/``); while one is measured the others are stopped (SIGSTOP). Two measurements: 32
+prompts of 128 tokens with 128 greedy tokens each, and one prompt of 128 with 128 and with 1, whose difference is the
+time per token. How to install the others and convert the model: docs/benchmarks.md.
+
+    python benches/python/compare_offline.py --engine vllm=vllm/bin/python \
+        --engine openvino=ov/bin/python:gpt2-ov --engine ctranslate2=ct2/bin/python:gpt2-ct2 --output-json report.json
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from bench_report import new_report, publish
+from tiny_checkpoint import write_gpt2_small
+
+ENGINES = Path(__file__).parent / "engines"
+TOKENIZER = Path(__file__).resolve().parents[3] / "shared/data/gpt2-tokenizer"
+INPUT_LEN = OUTPUT_LEN = 128
+MAX_MODEL_LEN = 512
+
+
+class Engine:
+    """One engine's process.
+
+    Args:
+        name: Of the file in ``engines/``; what follows a ``-`` tells two settings of one engine apart.
+        python: Interpreter that has it.
+        settings: What the process is told first.
+        environment: Added to this process's own.
+        log: File for what it prints.
+    """
+
+    def __init__(
+        self, name: str, python: str, settings: Mapping[str, Any], environment: Mapping[str, str], log: Path
+    ) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [python, str(ENGINES / f"{name.partition('-')[0]}_engine.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log.open("w"),
+            text=True,
+            env={**os.environ, **environment},
+            process_group=0,
+        )
+        self.load_seconds: float = self._ask(settings)["load_seconds"]
+        self.pause()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} ended; see its log")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+        """Draw tokens; the others are stopped meanwhile."""
+        os.killpg(self._process.pid, signal.SIGCONT)
+        try:
+            answer = self._ask({"prompts": prompts, "max_tokens": max_tokens})
+        finally:
+            self.pause()
+        lens = {len(ids) for ids in answer["token_ids"]}
+        if lens != {max_tokens}:
+            raise SystemExit(f"{self.name} drew {sorted(lens)} tokens, and not {max_tokens}")
+        return answer
+
+    def pause(self) -> None:
+        """Stop it, with all its processes."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+
+def prompts_of(seed: int, count: int, vocab_size: int) -> list[list[int]]:
+    """Random prompts; no two measurements have the same."""
+    source = random.Random(seed)
+    return [[source.randrange(vocab_size) for _ in range(INPUT_LEN)] for _ in range(count)]
+
+
+def measure(engine: Engine, turn: int, vocab_size: int, num_prompts: int) -> tuple[dict[str, float], list[list[int]]]:
+    """One turn of one engine: its figures, and the tokens of the batch."""
+    single = prompts_of(1000 + turn, 1, vocab_size)
+    first = engine.generate(single, 1)["seconds"]
+    whole = engine.generate(single, OUTPUT_LEN)["seconds"]
+    figures = {"prefill_ms": 1e3 * first, "ms_per_token": 1e3 * (whole - first) / (OUTPUT_LEN - 1)}
+    token_ids: list[list[int]] = []
+    if num_prompts:
+        batch = engine.generate(prompts_of(turn, num_prompts, vocab_size), OUTPUT_LEN)
+        figures["tokens_per_second"] = num_prompts * OUTPUT_LEN / batch["seconds"]
+        token_ids = batch["token_ids"]
+    return figures, token_ids
+
+
+def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
+    """Share of tokens drawn before the first that differs, of all: random weights have many near ties."""
+    same = 0
+    for one, other in zip(ours, theirs, strict=True):
+        pairs = enumerate(zip(one, other, strict=True))
+        same += next((place for place, (a, b) in pairs if a != b), len(one))
+    return same / sum(map(len, ours))
+
+
+def compare(engines: Mapping[str, Engine], args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
+    """Turns of all engines: every run, medians, and ours over theirs turn by turn."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
+    agreed: dict[str, list[float]] = {name: [] for name in engines}
+    for turn in range(-1, args.turns):  # the first warms up
+        ours: list[list[int]] = []
+        for name, engine in engines.items():
+            is_single = name.startswith("llama_cpp")  # one sequence at a time
+            figures, token_ids = measure(engine, turn, vocab_size, 0 if is_single else args.num_prompts)
+            ours = ours or token_ids
+            print(f"{turn:>2} {name:<16} {row(figures)}", file=sys.stderr, flush=True)
+            if turn >= 0:
+                runs[name].append(figures)
+                agreed[name] += [agreement(ours, token_ids)] if token_ids else []
+    medians = {
+        name: {key: statistics.median(run[key] for run in of_one) for key in of_one[0]} for name, of_one in runs.items()
+    }
+    first = next(iter(engines))
+    ratios = {
+        name: {
+            key: statistics.median(ours[key] / theirs[key] for ours, theirs in zip(runs[first], of_one, strict=True))
+            for key in of_one[0]
+        }
+        for name, of_one in runs.items()
+        if name != first
+    }
+    return {
+        "runs": runs,
+        "medians": medians,
+        f"ratios_of_{first}": ratios,
+        "tokens_before_the_first_that_differs": {
+            name: statistics.mean(of_one) for name, of_one in agreed.items() if of_one
+        },
+    }
+
+
+def row(figures: Mapping[str, float]) -> str:
+    """For people."""
+    return "  ".join(f"{key} {value:.2f}" for key, value in figures.items())
+
+
+def environment_of(name: str, python: str, num_threads: int) -> dict[str, str]:
+    """What the documents of an engine tell to set."""
+    if name == "rustvllm":
+        return {}
+    environment = {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(num_threads)}
+    if name.startswith("vllm"):
+        del environment["OMP_NUM_THREADS"]
+        library = Path(python).absolute().parent.parent / "lib/libiomp5.so"
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:num_threads]))
+        environment |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_NO_USAGE_STATS": "1"}
+        environment |= {"LD_PRELOAD": str(library)} if library.exists() else {}
+    return environment
+
+
+def main() -> None:
+    """Start all, measure by turns, print JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--engine",
+        action="append",
+        default=[],
+        metavar="NAME=PYTHON[:CONVERTED]",
+        help="one to compare with, its interpreter, and the converted model where it needs one",
+    )
+    parser.add_argument("--model", type=Path, help="folder of the checkpoint, made if it is not there")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--quantization", help="of rustvllm")
+    parser.add_argument("--max-num-seqs", type=int, default=32)
+    parser.add_argument("--num-prompts", type=int, default=32, help="of the batch; 0: single streams only")
+    parser.add_argument("--num-threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--tokenizer", type=Path, default=TOKENIZER, help="a folder with a tokenizer.json")
+    parser.add_argument("--log-folder", type=Path, help="what the engines print goes there")
+    parser.add_argument("--output-json", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        model = args.model or Path(folder) / "gpt2-small"
+        if not (model / "config.json").exists():
+            write_gpt2_small(model, args.tokenizer)
+        vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+        logs = args.log_folder or Path(folder)
+        common = {
+            "model": str(model),
+            "dtype": args.dtype,
+            "max_model_len": MAX_MODEL_LEN,
+            "vocab_size": vocab_size,
+            "max_num_seqs": args.max_num_seqs,
+            "num_threads": args.num_threads,
+        }
+        engines: dict[str, Engine] = {}
+        for text in [f"rustvllm={sys.executable}", *args.engine]:
+            name, _, where = text.partition("=")
+            python, _, converted = where.partition(":")
+            settings = common | {"converted": converted}
+            if name == "rustvllm" and args.quantization:
+                settings["quantization"] = args.quantization
+            environment = environment_of(name, python, args.num_threads)
+            engine = Engine(name, python, settings, environment, logs / f"{name}.log")
+            engines[name] = stack.enter_context(engine)
+            print(f"{name} loaded in {engine.load_seconds:.1f} s", file=sys.stderr, flush=True)
+        report = {
+            **new_report(),
+            "model": {"shape": "GPT-2 small, random weights", "dtype": args.dtype, "quantization": args.quantization},
+            "input_len": INPUT_LEN,
+            "output_len": OUTPUT_LEN,
+            "num_prompts": args.num_prompts,
+            "num_threads": args.num_threads,
+            "max_num_seqs": args.max_num_seqs,
+            "load_seconds": {name: engine.load_seconds for name, engine in engines.items()},
+            **compare(engines, args, vocab_size),
+        }
+    publish(report, args.output_json)
+
+
+if __name__ == "__main__":
+    main()

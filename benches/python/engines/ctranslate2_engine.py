@@ -1,0 +1,33 @@
+"""CTranslate2, by ``Generator.generate_batch``; its converted model is in ``settings["converted"]``."""
+
+from typing import Any
+
+from worker import Generate, serve
+
+
+def load(settings: dict[str, Any]) -> Generate:
+    """A generator in the dtype asked for; it takes tokens by name."""
+    import ctranslate2
+    from transformers import GPT2TokenizerFast
+
+    names = GPT2TokenizerFast.from_pretrained(settings["model"]).convert_ids_to_tokens(range(settings["vocab_size"]))
+    generator = ctranslate2.Generator(
+        settings["converted"], device="cpu", compute_type=settings["dtype"], intra_threads=settings["num_threads"]
+    )
+
+    def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        results = generator.generate_batch(
+            [[names[token] for token in ids] for ids in prompts],
+            max_batch_size=settings["max_num_seqs"],
+            max_length=max_tokens,
+            min_length=max_tokens,
+            sampling_topk=1,
+            include_prompt_in_result=False,
+        )
+        return [list(result.sequences_ids[0]) for result in results]
+
+    return generate
+
+
+if __name__ == "__main__":
+    serve(load)

@@ -1,0 +1,41 @@
+"""OpenVINO GenAI, by its continuous batching over a paged cache.
+
+The model must be converted first, as docs/benchmarks.md says; the folder is ``settings["converted"]``.
+"""
+
+from typing import Any
+
+from worker import Generate, serve
+
+
+def load(settings: dict[str, Any]) -> Generate:
+    """A pipeline whose products are computed in the dtype asked for."""
+    import numpy as np
+    import openvino
+    import openvino_genai
+
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.max_num_seqs = settings["max_num_seqs"]
+    scheduler.max_num_batched_tokens = 8192
+    scheduler.enable_prefix_caching = False
+    scheduler.cache_size = 2
+    precision = {"float32": "f32", "bfloat16": "bf16"}[settings["dtype"]]
+    properties = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": settings["num_threads"]}
+    if precision == "f32":
+        properties["KV_CACHE_PRECISION"] = "f32"
+    pipeline = openvino_genai.ContinuousBatchingPipeline(settings["converted"], scheduler, "CPU", properties)
+
+    def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens = config.min_new_tokens = max_tokens
+        config.ignore_eos = True
+        config.do_sample = False
+        tensors = [openvino.Tensor(np.asarray([ids], np.int64)) for ids in prompts]
+        results = pipeline.generate(tensors, [config] * len(tensors))
+        return [[int(token) for token in result.m_generation_ids[0]] for result in results]
+
+    return generate
+
+
+if __name__ == "__main__":
+    serve(load)

@@ -1,0 +1,37 @@
+"""The loop of an engine's process in ``compare_offline.py``: one JSON line in, one out, until the input ends.
+
+Runs under the interpreter of the engine's own environment, so it needs nothing but the standard library.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+Generate = Callable[[list[list[int]], int], list[list[int]]]
+"""Prompts and the number of tokens to draw greedily after each → those tokens; the end-of-text id ends nothing."""
+
+
+def serve(load: Callable[[dict[str, Any]], Generate]) -> None:
+    """Load an engine as the first line says, then answer.
+
+    Each further line is ``{"prompts": [[id, …], …], "max_tokens": n}``; the answer has the seconds it took, the
+    processor's seconds of this process and the tokens.
+    """
+    # What an engine prints must not get among the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    settings = json.loads(sys.stdin.readline())
+    began = time.perf_counter()
+    generate = load(settings)
+    print(json.dumps({"load_seconds": time.perf_counter() - began}), file=answers, flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        processor_before = time.process_time()
+        began = time.perf_counter()
+        token_ids = generate(order["prompts"], order["max_tokens"])
+        seconds = time.perf_counter() - began
+        answer = {"seconds": seconds, "processor_seconds": time.process_time() - processor_before}
+        print(json.dumps({**answer, "token_ids": token_ids}), file=answers, flush=True)

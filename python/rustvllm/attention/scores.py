@@ -1,0 +1,97 @@
+"""Attention whose scores are bent before the softmax: sliding window, soft cap, ALiBi. Written out in plain torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOptions:
+    """What happens to the products of queries and keys; ``AttentionPlan.forward`` says what each means.
+
+    Attributes:
+        scale: factor on the products.
+        sliding_window: keys that a query sees, itself included; None: all.
+        soft_cap: bound on the scaled products; None: there is none.
+        alibi_slopes: float32 ``[num_heads]``; None: positions add nothing.
+    """
+
+    scale: float
+    sliding_window: int | None
+    soft_cap: float | None
+    alibi_slopes: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        scale: float,
+        sliding_window: int | None,
+        soft_cap: float | None,
+        alibi_slopes: Sequence[float] | None,
+        query: Tensor,
+    ) -> ScoreOptions:
+        """The options of a layer whose ``query`` is ``[num_tokens, num_heads, head_dim]``.
+
+        Raises:
+            ValueError: an option that means nothing, named with its value.
+        """
+        if sliding_window is not None and sliding_window < 1:
+            raise ValueError(f"sliding_window is {sliding_window}, but a query sees at least itself; None sees all")
+        if soft_cap is not None and not (math.isfinite(soft_cap) and soft_cap > 0):
+            raise ValueError(f"soft_cap is {soft_cap}, but it must be a number above 0")
+        slopes = None
+        if alibi_slopes:
+            if len(alibi_slopes) != query.shape[1]:
+                raise ValueError(f"alibi_slopes has length {len(alibi_slopes)}, expected {query.shape[1]}")
+            slopes = torch.tensor(alibi_slopes, dtype=torch.float32, device=query.device)
+        return cls(scale, sliding_window, soft_cap, slopes)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but the scale and the causal mask is asked for."""
+        return self.sliding_window is None and self.soft_cap is None and self.alibi_slopes is None
+
+    def first_visible(self, position: int) -> int:
+        """Position of the earliest key that a query at ``position`` sees."""
+        return 0 if self.sliding_window is None else max(0, position + 1 - self.sliding_window)
+
+
+def attend_by_scores(
+    query: Tensor, key: Tensor, value: Tensor, query_positions: Tensor, key_positions: Tensor, options: ScoreOptions
+) -> Tensor:
+    """Causal attention of queries over keys of known positions, every score spelled out in float32.
+
+    A query must see at least one of the keys. What a mask drops must be finite.
+
+    Args:
+        query: ``[batch, num_heads, n, head_dim]``.
+        key: ``[batch, num_kv_heads, s, head_dim]``.
+        value: as ``key``.
+        query_positions: int ``[batch or 1, n]``.
+        key_positions: int ``[s]``.
+        options: how scores are bent.
+
+    Returns:
+        Shaped like ``query``.
+    """
+    batch, num_heads, n, head_dim = query.shape
+    num_kv_heads = key.shape[1]
+    # The query heads that share a KV head stand where more queries of one sequence would: [B, KVH, G * n, D].
+    q = query.reshape(batch, num_kv_heads, -1, head_dim)
+    scores = torch.matmul(q, key.transpose(-1, -2)).to(torch.float32).mul_(options.scale)
+    if options.soft_cap is not None:
+        scores = scores.div_(options.soft_cap).tanh_().mul_(options.soft_cap)
+    scores = scores.view(batch, num_heads, n, -1)
+    distance = key_positions - query_positions[..., None]  # [B or 1, n, s], at most 0 where visible
+    if options.alibi_slopes is not None:
+        scores.add_(options.alibi_slopes[:, None, None] * distance[:, None])
+    hidden = distance > 0
+    if options.sliding_window is not None:
+        hidden |= distance <= -options.sliding_window
+    weights = scores.masked_fill_(hidden[:, None], -torch.inf).softmax(-1).to(value.dtype)
+    return torch.matmul(weights.view(batch, num_kv_heads, -1, key.shape[2]), value).view(query.shape)

@@ -1,0 +1,141 @@
+"""Declaration of every engine argument: its name, type, default, and what the command line says of it."""
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from rustvllm.config import CacheConfig, PreemptionMode, SchedulerConfig
+from rustvllm.flags import arg, parse_json_object, parse_number
+
+
+@dataclass(kw_only=True)
+class EngineFlags:
+    """The fields of :class:`~rustvllm.engine_args.EngineArgs`, in the order in which ``--help`` shows them."""
+
+    model: str | None = arg("folder or hub name of the model (default: the one inside the package)", group="model")
+    tokenizer: str | None = arg("folder or hub name of the tokenizer (default: the model's)", group="model")
+    revision: str | None = arg("branch, tag or commit of the model on the hub", group="model")
+    dtype: str = arg("auto, float32, float16 (half) or bfloat16", "auto", group="model")
+    seed: int = arg("seed of dummy weights and of requests without one", 0, type=parse_number, group="model")
+    max_model_len: int | None = arg("most tokens of prompt and output together", type=parse_number, group="model")
+    served_model_name: str | list[str] | None = arg(  # noqa: RUF009 -- it returns a dataclasses.field
+        "names clients may use; the first is reported", nargs="+", group="model"
+    )
+    skip_tokenizer_init: bool = arg("serve token ids only", False, group="model")
+    trust_remote_code: bool = arg("accepted and ignored: code of a model is never run", False, group="model")
+    enforce_eager: bool = arg("never capture CUDA graphs", False, group="model")
+    generation_config: str = arg("auto: the model's sampling defaults; vllm: none; or a folder", "auto", group="model")
+    override_generation_config: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise
+        "sampling defaults as JSON", type=parse_json_object, group="model"
+    )
+    load_format: str = arg("auto or safetensors; dummy: seeded random weights", "auto", group="model")
+    download_dir: str | None = arg("where to keep downloads (default: HF_HOME's cache)", group="model")
+    device: str = arg("auto, cpu or cuda", "auto", group="model")
+    attention_backend: str = arg(
+        "torch: everywhere; cpu: the core's kernels, in float32 and bfloat16; auto: these where they can compute",
+        "auto",
+        group="model",
+    )
+    block_size: int = arg("tokens of one KV block", 16, type=parse_number, group="cache")
+    gpu_memory_utilization: float = arg("share of the GPU's memory to use", 0.9, type=float, group="cache")
+    cpu_kv_cache_fraction: float = arg(
+        "share of the container's memory limit for the KV cache on the CPU",
+        CacheConfig.cpu_kv_cache_fraction,
+        type=float,
+        group="cache",
+    )
+    kv_cache_memory_bytes: int | None = arg("size of the KV cache", type=parse_number, group="cache")
+    num_gpu_blocks_override: int | None = arg("number of KV blocks", type=parse_number, group="cache")
+    enable_prefix_caching: bool = arg("reuse the KV of equal prompt beginnings", True, group="cache")
+    prefix_caching_hash_algo: str = arg(
+        "what names a cached block, in 128 bits under a secret key: builtin, xxhash and xxhash_cbor mean SipHash-1-3, "
+        "sha256 and sha256_cbor mean SHA-256, truncated",
+        CacheConfig.prefix_caching_hash_algo,
+        group="cache",
+    )
+    swap_space: float = arg(
+        "GiB of CPU memory for preempted requests; taken with --preemption-mode swap only",
+        CacheConfig.swap_space,
+        type=float,
+        group="cache",
+    )
+    max_num_seqs: int | None = arg("most requests in one step", type=parse_number, group="scheduler")
+    max_num_batched_tokens: int | None = arg("most tokens in one step", type=parse_number, group="scheduler")
+    enable_chunked_prefill: bool = arg("read long prompts in several steps", True, group="scheduler")
+    long_prefill_token_threshold: int = arg(
+        "longest piece of a prompt in one step; 0: no limit", 0, type=parse_number, group="scheduler"
+    )
+    scheduling_policy: str = arg("fcfs or priority", "fcfs", group="scheduler")
+    max_num_queued_reqs: int = arg(
+        "requests that may wait before others are turned away",
+        SchedulerConfig.max_num_queued_reqs,
+        type=parse_number,
+        group="scheduler",
+    )
+    max_num_queued_tokens: int = arg(
+        "prompt tokens that may wait before others are turned away; 0: no limit",
+        SchedulerConfig.max_num_queued_tokens,
+        type=parse_number,
+        group="scheduler",
+    )
+    queue_timeout: float = arg(
+        "seconds that a request may wait for its first step before it ends with an error; 0: no limit",
+        SchedulerConfig.queue_timeout,
+        type=float,
+        group="scheduler",
+    )
+    watermark: float = arg(
+        "share of the KV blocks that a new request must leave free for those that run",
+        SchedulerConfig.watermark,
+        type=float,
+        group="scheduler",
+    )
+    preemption_mode: PreemptionMode = arg(  # noqa: RUF009 -- likewise
+        "recompute or swap: a request that loses its KV blocks is computed again, or waits in CPU memory",
+        SchedulerConfig.preemption_mode,
+        group="scheduler",
+    )
+    preemption_immunity_steps: int = arg(
+        "steps for which a request that came back loses no blocks, while there is another",
+        SchedulerConfig.preemption_immunity_steps,
+        type=parse_number,
+        group="scheduler",
+    )
+    max_look_past: int = arg(
+        "waiting requests that may be tried behind one that does not fit; 0: strictly in order",
+        SchedulerConfig.max_look_past,
+        type=parse_number,
+        group="scheduler",
+    )
+    max_times_passed: int = arg(
+        "how often one waiting request may be passed by later ones",
+        SchedulerConfig.max_times_passed,
+        type=parse_number,
+        group="scheduler",
+    )
+    async_scheduling: bool | None = arg(
+        "plan a step while the one before it runs (default: yes where the device runs by itself, as a simulated one "
+        "does; no on the CPU)",
+        action=argparse.BooleanOptionalAction,
+        group="scheduler",
+    )
+
+    step_trace_file: str | None = arg(
+        "a line of JSON for every step, with its times in nanoseconds of the monotonic clock", group="observability"
+    )
+
+    executor: str | None = arg(
+        "auto: load the model and run it in this process; sim: simulate its steps, without weights",
+        "auto",
+        group="simulation",
+    )
+    sim_step_time: float = arg("milliseconds of a simulated step", 0.0, type=float, group="simulation")
+    sim_time_per_token: float = arg("milliseconds for each token of it", 0.0, type=float, group="simulation")
+    sim_time_per_context_token: float = arg(
+        "milliseconds for each token of context it attends to", 0.0, type=float, group="simulation"
+    )
+    sim_eos_after: int | None = arg(
+        "simulated answers end after so many tokens (default: never by themselves)",
+        type=parse_number,
+        group="simulation",
+    )

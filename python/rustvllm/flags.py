@@ -1,0 +1,150 @@
+"""Flags of the command line, made from the fields of a dataclass; those of features to come are refused by name."""
+
+import argparse
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from rustvllm.exceptions import ConfigError
+
+_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_NUMBER = re.compile(r"(-?[0-9]+)(?:\.([0-9]+))?([kmgKMG]?)")
+
+NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
+    # argument -> values that ask for nothing and are let through
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "distributed_executor_backend": (None, "uni"),
+    "quantization": (None,),
+    "kv_cache_dtype": ("auto",),
+    "speculative_config": (None,),
+    "enable_lora": (False,),
+    "structured_outputs_config": (None,),
+    "guided_decoding_backend": (None, "auto"),
+    "logits_processors": (None,),
+    "enable_prompt_embeds": (False,),
+    "max_logprobs": (20,),
+    "hf_overrides": (None,),
+    "rope_scaling": (None,),
+    "cpu_offload_gb": (0, 0.0),
+    "kv_offloading_size": (None, 0),
+    "stream_interval": (1,),
+    "performance_mode": (None, "balanced"),
+    "tokenizer_mode": ("auto",),
+    "tokenizer_revision": (None,),
+    "code_revision": (None,),
+    "runner": ("auto", "generate"),
+    "task": ("auto", "generate"),
+    "limit_mm_per_prompt": (None,),
+    "compilation_config": (None,),
+    "disable_log_stats": (True, False),
+    "disable_log_requests": (True,),
+    "enable_log_requests": (False,),
+    "disable_sliding_window": (False,),
+}
+
+
+def arg(help_text: str, default: Any = None, **options: Any) -> Any:
+    """A field with what the command line needs to know of it."""
+    return dataclasses.field(default=default, metadata={"help": help_text, **options})
+
+
+def parse_number(text: str) -> int:
+    """An integer, with ``k`` for thousands and ``K`` for 1024 (and m, M, g, G): ``4096``, ``8K``, ``1.5k``.
+
+    Raises:
+        argparse.ArgumentTypeError: Not a number of that form.
+    """
+    match = _NUMBER.fullmatch(text.strip())
+    if match and len(text) < 32:
+        whole, decimals, unit = match.groups()
+        digits = decimals or ""
+        scaled, rest = divmod(int(whole + digits) * _UNITS[unit], int("1" + "0" * len(digits)))
+        if rest == 0:
+            return scaled
+    raise argparse.ArgumentTypeError(f"must be a whole number such as 4096, 8K or 1.5k, got {text!r}")
+
+
+def parse_json_object(text: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        argparse.ArgumentTypeError: Not one.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return value
+
+
+def add_flags(parser: argparse.ArgumentParser, fields: Iterable[dataclasses.Field[Any]]) -> argparse.ArgumentParser:
+    """Add a flag for every argument; ``-`` and ``_`` mean the same, switches also have a ``--no-`` form."""
+    groups: dict[str, Any] = {}
+    for field in fields:
+        options = dict(field.metadata)
+        name, help_text = options.pop("group"), options.pop("help")
+        group = groups.get(name) or groups.setdefault(name, parser.add_argument_group(name))
+        if isinstance(field.default, bool):
+            options["action"] = argparse.BooleanOptionalAction
+        if field.default is not None:
+            help_text += f" (default: {'yes' if field.default is True else field.default or 'no'})"
+        # Not given is not the same as given with the default: a positional MODEL wins over --model with a warning.
+        dashed, *underscored = _flags(field.name)
+        options.update(dest=field.name, default=argparse.SUPPRESS)
+        group.add_argument(dashed, help=help_text.replace("%", "%%"), **options)
+        for flag in underscored:
+            group.add_argument(flag, help=argparse.SUPPRESS, **options)
+    taken = parser._option_string_actions  # noqa: SLF001 -- argparse has no public way to ask
+    for name in NOT_SUPPORTED_YET:
+        flags = [flag for flag in _flags(name) if flag not in taken]
+        if not flags:  # the caller has an argument of that name; without a flag this would be a positional one
+            continue
+        parser.add_argument(*flags, nargs="*", action=_NotSupportedYet, dest=name, help=argparse.SUPPRESS)
+        off = [flag.replace("--", "--no-", 1) for flag in flags]
+        off = [flag for flag in off if flag not in taken]
+        if off:
+            parser.add_argument(*off, nargs=0, action=_SwitchedOff, dest=name, help=argparse.SUPPRESS)
+    return parser
+
+
+def check_supported(name: str, value: Any) -> None:
+    """Refuse an argument of a feature to come, unless its value asks for nothing.
+
+    Raises:
+        ConfigError: Names argument and value.
+    """
+    neutral = NOT_SUPPORTED_YET[name]
+    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in neutral):
+        raise ConfigError(f"{name}={value!r} is not supported yet; leave it out")
+
+
+def _flags(name: str) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    return [flag, "--" + name] if "_" in name else [flag]
+
+
+class _NotSupportedYet(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,  # noqa: ARG002 -- argparse's signature
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        given = [str(value) for value in values]
+        neutral = [str(value) for value in NOT_SUPPORTED_YET[self.dest]]
+        if (given or ["True"]) not in [[value] for value in neutral]:  # a bare flag is a switch
+            parser.error(f"{' '.join([str(option_string), *given])} is not supported yet; leave it out")
+
+
+class _SwitchedOff(argparse.Action):
+    """``--no-…`` of a feature to come: that is how things are."""
+
+    def __call__(self, *_: object) -> None:
+        return

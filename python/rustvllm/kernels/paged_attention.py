@@ -1,0 +1,338 @@
+"""Attention over the paged KV cache for ragged batches: one kernel for prompts, pieces of prompts and decodes.
+
+A program computes a tile: the queries of some tokens of one request, of all heads that share one KV head (so that a KV
+head is read once for all of them), against the keys that they may see, ``columns`` keys at a time, with an online
+softmax in float32. Keys and values are read from the cache where they lie; nothing is gathered, and memory does not
+grow with the context.
+
+Tiles of keys begin at multiples of ``columns`` positions and are taken in ascending order, and a key that a query may
+not see changes no bit of its sums. So a query's result depends on its own request, on the tile's sizes and on the
+number of parts that its keys are split into; all three are the caller's choice.
+
+With ``num_splits`` above 1 a tile's keys are shared by so many programs, and a second kernel puts their results
+together: a few long sequences then fill a device that they would leave idle. The memory for it is for decodes: rows
+times parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rustvllm.kernels.fp8 import decode_e4m3
+from rustvllm.kernels.tuning import (
+    LAUNCH_OPTIONS,
+    TileConfig,
+    has_fp8_instructions,
+    power_of_two,
+)
+
+MAX_HEAD_DIM = 256
+MAX_SPLITS = 32
+"""Parts that one sequence's keys are split into at most."""
+MIN_SPLIT_KEYS = 256
+"""Keys of a part at least: fewer are read before another program would have started."""
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Which programs there are, on the device.
+
+    Attributes:
+        requests: int32 ``[n]``, the request of each.
+        first_tokens: int32 ``[n]``, its first token, counted from the request's first new one.
+        query_start_loc: int32 ``[num_reqs + 1]``.
+        seq_lens: int32 ``[num_reqs]``; 0 stands for a row that nobody uses, whose output is zero.
+    """
+
+    requests: Tensor
+    first_tokens: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+
+
+def tokens_per_tile(config: TileConfig, group_size: int) -> tuple[int, int]:
+    """Tokens of a tile, and its rows: more than configured where more heads share a KV head than it has rows."""
+    rows = max(config.rows, power_of_two(group_size))
+    return rows // group_size, rows
+
+
+def paged_attention(
+    out: Tensor,
+    query: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    tiles: Tiles,
+    config: TileConfig,
+    scale: float,
+    *,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+    num_splits: int = 1,
+) -> None:
+    """Attend, writing the rows of the tiles' tokens.
+
+    Args:
+        out: ``[num_tokens, num_heads, head_dim]``, contiguous.
+        query: the same shape; the features of a head lie side by side.
+        kv_cache: ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, contiguous, with the new tokens in it; uint8
+            holds e4m3.
+        block_table: int32 ``[num_reqs, max_blocks]``; a row's entries lie side by side.
+        tiles: made for ``tokens_per_tile(config, num_heads // num_kv_heads)``.
+        config: sizes.
+        scale: factor on the products of queries and keys.
+        sliding_window: keys that a query sees at most, its own included; None for all.
+        soft_cap: ``c`` in ``c · tanh(score / c)``; None for none.
+        alibi_slopes: float32 ``[num_heads]``: times the distance, subtracted from the score; None for none.
+        key_scale: what keys in eight bits are multiplied by.
+        value_scale: likewise.
+        num_splits: parts that keys are split into; above 1 each tile has one token.
+    """
+    num_heads, head_dim = query.shape[1:]
+    _, _, block_size, num_kv_heads, _ = kv_cache.shape
+    group_size = num_heads // num_kv_heads
+    num_tiles = tiles.requests.shape[0]
+    if not num_tiles:
+        return
+    block_q, rows = tokens_per_tile(config, group_size)
+    partial_out, partial_max, partial_sum = out, out, out  # not looked at unless split
+    if num_splits > 1:
+        shape = (num_tiles, num_heads, num_splits)
+        partial_out = torch.empty((*shape, head_dim), dtype=torch.float32, device=out.device)
+        partial_max, partial_sum = torch.empty((2, *shape), dtype=torch.float32, device=out.device)
+    head_dim_padded = max(16, power_of_two(head_dim))
+    _attention_kernel[(num_tiles, num_kv_heads, num_splits)](
+        out,
+        partial_out,
+        partial_max,
+        partial_sum,
+        query,
+        kv_cache,
+        block_table,
+        tiles.requests,
+        tiles.first_tokens,
+        tiles.query_start_loc,
+        tiles.seq_lens,
+        alibi_slopes if alibi_slopes is not None else out,
+        scale * key_scale,
+        0.0 if soft_cap is None else soft_cap,
+        value_scale,
+        0 if sliding_window is None else sliding_window,
+        query.stride(0),
+        query.stride(1),
+        kv_cache.stride(0),
+        block_table.stride(0),
+        HEAD_DIM=head_dim,
+        HEAD_DIM_PADDED=head_dim_padded,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP_SIZE=group_size,
+        BLOCK_SIZE=block_size,
+        TILE_TOKENS=block_q,
+        TILE_ROWS=rows,
+        TILE_KEYS=config.columns,
+        HAS_WINDOW=sliding_window is not None,
+        HAS_SOFT_CAP=soft_cap is not None,
+        HAS_ALIBI=alibi_slopes is not None,
+        IS_FP8=kv_cache.dtype == torch.uint8,
+        NATIVE_FP8=has_fp8_instructions(out.device),
+        NUM_SPLITS=num_splits,
+        MIN_SPLIT_TILES=triton.cdiv(MIN_SPLIT_KEYS, config.columns),
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **LAUNCH_OPTIONS,
+    )
+    if num_splits > 1:
+        _combine_kernel[(num_tiles, num_heads)](
+            out,
+            partial_out,
+            partial_max,
+            partial_sum,
+            tiles.requests,
+            tiles.query_start_loc,
+            value_scale,
+            NUM_HEADS=num_heads,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_PADDED=head_dim_padded,
+            NUM_SPLITS=num_splits,
+            NUM_SPLITS_PADDED=power_of_two(num_splits),
+            num_warps=4,
+            **LAUNCH_OPTIONS,
+        )
+
+
+@triton.jit(do_not_specialize=["window", "table_stride"])
+def _attention_kernel(
+    out_ptr,
+    partial_out_ptr,
+    partial_max_ptr,
+    partial_sum_ptr,
+    query_ptr,
+    cache_ptr,
+    table_ptr,
+    request_ptr,
+    first_token_ptr,
+    query_start_ptr,
+    seq_len_ptr,
+    slope_ptr,
+    scale,
+    soft_cap,
+    value_scale,
+    window,
+    query_stride_token,
+    query_stride_head,
+    value_offset,
+    table_stride,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    MIN_SPLIT_TILES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    request = tl.load(request_ptr + tile)
+    first_token = tl.load(first_token_ptr + tile)
+    start = tl.load(query_start_ptr + request)
+    num_new = tl.load(query_start_ptr + request + 1) - start
+    seq_len = tl.load(seq_len_ptr + request)
+    num_computed = seq_len - num_new
+
+    row = tl.arange(0, TILE_ROWS)
+    token = first_token + row // GROUP_SIZE
+    head = kv_head * GROUP_SIZE + row % GROUP_SIZE
+    is_row = (row < TILE_TOKENS * GROUP_SIZE) & (token < num_new)
+    position = num_computed + token
+    feature = tl.arange(0, HEAD_DIM_PADDED)
+    is_feature = feature < HEAD_DIM
+    batch_token = (start + token).to(tl.int64)
+    query = tl.load(
+        query_ptr + batch_token[:, None] * query_stride_token + head[:, None] * query_stride_head + feature[None, :],
+        mask=is_row[:, None] & is_feature[None, :],
+        other=0.0,
+    )
+    if HAS_ALIBI:
+        slope = tl.load(slope_ptr + head, mask=is_row, other=0.0)
+
+    # Tiles of keys from the first one that the first token sees to the last one that the last token sees.
+    num_visible = num_computed + tl.minimum(first_token + TILE_TOKENS, num_new)
+    first_tile = 0
+    if HAS_WINDOW:
+        first_tile = tl.maximum(num_computed + first_token - window + 1, 0) // TILE_KEYS
+    end_tile = tl.cdiv(num_visible, TILE_KEYS)
+    if NUM_SPLITS > 1:
+        split = tl.program_id(2)
+        tiles_per_split = tl.maximum(tl.cdiv(end_tile - first_tile, NUM_SPLITS), MIN_SPLIT_TILES)
+        first_tile = first_tile + split * tiles_per_split
+        end_tile = tl.minimum(first_tile + tiles_per_split, end_tile)
+
+    highest = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((TILE_ROWS,), tl.float32)
+    acc = tl.zeros((TILE_ROWS, HEAD_DIM_PADDED), tl.float32)
+    key_cache = cache_ptr + kv_head * HEAD_DIM
+    value_cache = key_cache + value_offset
+    table = table_ptr + request.to(tl.int64) * table_stride
+    for key_tile in range(first_tile, end_tile):
+        key_position = key_tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
+        is_key = key_position < num_visible
+        block = tl.load(table + key_position // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        slot = (block * BLOCK_SIZE + key_position % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM)
+        # What is not the sequence's own may be anything; it is never loaded.
+        is_loaded = is_key[:, None] & is_feature[None, :]
+        key = tl.load(key_cache + slot[:, None] + feature[None, :], mask=is_loaded, other=0)
+        if IS_FP8:
+            key = decode_e4m3(key, NATIVE_FP8).to(query.dtype)
+        score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
+        if HAS_SOFT_CAP:
+            small = tl.exp(tl.abs(score) * (-2.0 / soft_cap))  # tanh of the magnitude, in a form that cannot overflow
+            capped = soft_cap * (1.0 - small) / (1.0 + small)
+            score = tl.where(score < 0, -capped, capped)
+        if HAS_ALIBI:
+            score += slope[:, None] * (key_position[None, :] - position[:, None]).to(tl.float32)
+        is_seen = is_key[None, :] & (key_position[None, :] <= position[:, None])
+        if HAS_WINDOW:
+            is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
+        score = tl.where(is_seen, score * _LOG2_E, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(score, 1))
+        shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)  # a row that has seen no key yet
+        weight = tl.exp2(score - shift[:, None])
+        decay = tl.exp2(highest - shift)
+        total = total * decay + tl.sum(weight, 1)
+        value = tl.load(value_cache + slot[:, None] + feature[None, :], mask=is_loaded, other=0)
+        if IS_FP8:
+            value = decode_e4m3(value, NATIVE_FP8).to(query.dtype)
+        acc = acc * decay[:, None] + tl.dot(weight.to(value.dtype), value, input_precision=PRECISION)
+        highest = new_highest
+
+    num_heads: tl.constexpr = NUM_KV_HEADS * GROUP_SIZE
+    if NUM_SPLITS > 1:
+        place = (tile.to(tl.int64) * num_heads + head) * NUM_SPLITS + tl.program_id(2)
+        tl.store(partial_max_ptr + place, highest, mask=is_row)
+        tl.store(partial_sum_ptr + place, total, mask=is_row)
+        # A part without keys has nothing to say, and a sum of 0; one that is no number has to be heard of.
+        is_stored = (is_row & (total != 0))[:, None] & is_feature[None, :]
+        tl.store(partial_out_ptr + place[:, None] * HEAD_DIM + feature[None, :], acc, mask=is_stored)
+    else:
+        result = acc / tl.where(total == 0, 1.0, total)[:, None] * value_scale
+        place = (batch_token * num_heads + head) * HEAD_DIM
+        is_stored = is_row[:, None] & is_feature[None, :]
+        tl.store(out_ptr + place[:, None] + feature[None, :], result.to(out_ptr.dtype.element_ty), mask=is_stored)
+
+
+@triton.jit
+def _combine_kernel(
+    out_ptr,
+    partial_out_ptr,
+    partial_max_ptr,
+    partial_sum_ptr,
+    request_ptr,
+    query_start_ptr,
+    value_scale,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    NUM_SPLITS_PADDED: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    head = tl.program_id(1)
+    token = tl.load(query_start_ptr + tl.load(request_ptr + tile)).to(tl.int64)
+    split = tl.arange(0, NUM_SPLITS_PADDED)
+    feature = tl.arange(0, HEAD_DIM_PADDED)
+    is_feature = feature < HEAD_DIM
+    place = (tile.to(tl.int64) * NUM_HEADS + head) * NUM_SPLITS + split
+    is_split = split < NUM_SPLITS
+    highest = tl.load(partial_max_ptr + place, mask=is_split, other=float("-inf"))
+    total = tl.load(partial_sum_ptr + place, mask=is_split, other=0.0)
+    has_keys = is_split & (total != 0)
+    overall = tl.max(tl.where(has_keys, highest, float("-inf")), 0)
+    weight = tl.where(has_keys, tl.exp2(highest - tl.where(overall == float("-inf"), 0.0, overall)), 0.0)
+    part = tl.load(
+        partial_out_ptr + place[:, None] * HEAD_DIM + feature[None, :],
+        mask=has_keys[:, None] & is_feature[None, :],
+        other=0.0,
+    )
+    acc = tl.sum(part * weight[:, None], 0)
+    sum_of_all = tl.sum(total * weight, 0)
+    result = acc / tl.where(sum_of_all == 0, 1.0, sum_of_all) * value_scale
+    out = out_ptr + (token * NUM_HEADS + head) * HEAD_DIM + feature
+    tl.store(out, result.to(out_ptr.dtype.element_ty), mask=is_feature)

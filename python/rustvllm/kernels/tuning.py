@@ -1,0 +1,141 @@
+"""Tile sizes of the kernels per device, and how they are launched: fixed tables, nothing is tried out at run time.
+
+The tables for Hopper (compute capability 9.0) are reasoned: tiles that fill its matrix instructions (64 rows per four
+warps), and pipelines that fit its 227 KiB of shared memory. Every other device takes sizes that fit the 99 KiB of
+the smallest one served, and is called untuned in the log, once.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from triton import knobs
+
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+INTERPRETED: bool = bool(knobs.runtime.interpret)
+"""Whether the kernels run in Triton's interpreter, on the CPU."""
+LAUNCH_OPTIONS = {"enable_fp_fusion": True}
+"""Said to every launch: Triton's own default is about to change, and a warning would come with each compilation."""
+HOPPER = (9, 0)
+FP8_INSTRUCTIONS_SINCE = (8, 9)
+"""From this compute capability on a GPU itself turns fp8 into wider numbers."""
+MIN_CAPABILITY = (8, 0)
+"""Triton's oldest GPU for which it has bfloat16 and asynchronous copies."""
+INTERPRETER_PROGRAMS = 8
+"""What counts as filling the interpreter: few, so that tests see long sequences split and short ones not."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """How one kernel is cut.
+
+    Attributes:
+        rows: of a tile: queries (tokens times the heads that share a KV head), or rows of a product.
+        columns: of a tile: keys per step of the loop, or columns of a product.
+        num_warps: of 32 threads.
+        num_stages: loads in flight ahead of the arithmetic.
+    """
+
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int
+
+
+# (bytes of an element, head size up to) -> sizes for prompts, sizes for decodes.
+_HOPPER_ATTENTION = (
+    ((2, 64), TileConfig(128, 64, 4, 3), TileConfig(16, 128, 4, 3)),
+    ((2, 128), TileConfig(128, 64, 8, 3), TileConfig(16, 64, 4, 4)),
+    ((2, 256), TileConfig(64, 64, 8, 2), TileConfig(16, 32, 4, 3)),
+    ((4, 64), TileConfig(32, 32, 4, 2), TileConfig(16, 32, 4, 2)),
+    ((4, 128), TileConfig(32, 32, 8, 2), TileConfig(16, 32, 4, 2)),
+    ((4, 256), TileConfig(16, 32, 8, 2), TileConfig(16, 16, 4, 2)),
+)
+_SAFE_ATTENTION = (
+    ((2, 64), TileConfig(64, 32, 4, 2), TileConfig(16, 64, 4, 2)),
+    ((2, 128), TileConfig(64, 32, 4, 2), TileConfig(16, 32, 4, 2)),
+    ((2, 256), TileConfig(32, 32, 4, 2), TileConfig(16, 16, 4, 2)),
+    ((4, 64), TileConfig(16, 32, 4, 2), TileConfig(16, 32, 4, 2)),
+    ((4, 128), TileConfig(16, 32, 4, 2), TileConfig(16, 16, 4, 2)),
+    ((4, 256), TileConfig(16, 16, 4, 1), TileConfig(16, 16, 4, 1)),
+)
+_INTERPRETER_ATTENTION = (((4, 256), TileConfig(16, 16, 1, 1), TileConfig(16, 16, 1, 1)),)
+
+
+def attention_config(device: torch.device, itemsize: int, head_dim: int, *, decode: bool) -> TileConfig:
+    """Sizes for paged attention.
+
+    Args:
+        device: that computes.
+        itemsize: bytes of an element of the queries.
+        head_dim: features per head, 256 at most.
+        decode: one query per sequence, rather than many.
+    """
+    table = _INTERPRETER_ATTENTION
+    if not INTERPRETED:
+        table = _HOPPER_ATTENTION if is_tuned(device) else _SAFE_ATTENTION
+    for (size, largest), prompts, decodes in table:
+        if itemsize <= size and head_dim <= largest:
+            return decodes if decode else prompts
+    raise ModelLoadError(f"the Triton kernels serve heads of at most 256 features, but the model has {head_dim}")
+
+
+def matmul_config(device: torch.device, itemsize: int, num_columns: int) -> TileConfig:
+    """Sizes for a product; they depend on the weight alone, never on the number of rows that are multiplied.
+
+    Args:
+        device: that computes.
+        itemsize: bytes of an element.
+        num_columns: of the result.
+    """
+    if INTERPRETED:
+        return TileConfig(16, 16, 1, 1)
+    if itemsize == 4:
+        return TileConfig(32, 32, 4, 2)
+    if not is_tuned(device):
+        return TileConfig(32, 32, 4, 2)
+    # Enough tiles for every multiprocessor when the rows fill one tile only, as in a decode.
+    columns = next((size for size in (128, 64) if num_columns >= size * num_processors(device)), 32)
+    return TileConfig(64, columns, 4, 4)
+
+
+@functools.cache
+def is_tuned(device: torch.device) -> bool:
+    """Whether the sizes were chosen for this device; one that has none of its own is named in the log."""
+    if INTERPRETED or device.type != "cuda":
+        return False
+    if capability(device) == HOPPER:
+        return True
+    name = torch.cuda.get_device_name(device)
+    logger.warning("Triton kernels are untuned for %s: they run with sizes that fit every device", name)
+    return False
+
+
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a GPU; (0, 0) for the interpreter."""
+    return (0, 0) if INTERPRETED or device.type != "cuda" else torch.cuda.get_device_capability(device)
+
+
+@functools.cache
+def num_processors(device: torch.device) -> int:
+    """Programs that run side by side at least."""
+    if INTERPRETED or device.type != "cuda":
+        return INTERPRETER_PROGRAMS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def has_fp8_instructions(device: torch.device) -> bool:
+    """Whether fp8 is decoded by the device's own instructions rather than by shifting bits."""
+    return capability(device) >= FP8_INSTRUCTIONS_SINCE
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not below a positive number."""
+    return 1 << (number - 1).bit_length()

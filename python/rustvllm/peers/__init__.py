@@ -1,0 +1,1 @@
+"""Other engines in this process, to be compared with; nothing that serves imports them."""
