@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rustvllm.engine_args import EngineArgs as EngineArgs
     from rustvllm.entrypoints.llm import LLM as LLM
     from rustvllm.outputs import CompletionOutput as CompletionOutput
-    from rustvllm.outputs import Logprob as Logprob
+    from rustvllm.logprobs import Logprob as Logprob
     from rustvllm.outputs import RequestOutput as RequestOutput
     from rustvllm.sampling_params import SamplingParams as SamplingParams
 
@@ -26,7 +26,7 @@ _HOMES = {
     "SamplingParams": "rustvllm.sampling_params",
     "RequestOutput": "rustvllm.outputs",
     "CompletionOutput": "rustvllm.outputs",
-    "Logprob": "rustvllm.outputs",
+    "Logprob": "rustvllm.logprobs",
     "EngineArgs": "rustvllm.engine_args",
     "AsyncEngineArgs": "rustvllm.engine_args",
 }

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from rustvllm.config import CacheConfig, PreemptionMode, SchedulerConfig
+from rustvllm.config import CacheConfig, ModelConfig, PreemptionMode, SchedulerConfig
 from rustvllm.flags import arg, parse_json_object, parse_number
 
 
@@ -23,6 +23,18 @@ class EngineFlags:
     )
     skip_tokenizer_init: bool = arg("serve token ids only", False, group="model")
     trust_remote_code: bool = arg("accepted and ignored: code of a model is never run", False, group="model")
+    max_logprobs: int = arg(
+        "most candidates per token whose log-probabilities a request may ask for; -1: the whole vocabulary",
+        ModelConfig.max_logprobs,
+        type=parse_number,
+        group="model",
+    )
+    logprobs_mode: str = arg(
+        "what logprobs are: raw_logprobs or raw_logits, as the model gave them; processed_logprobs or processed_logits, "
+        "after penalties, masks, temperature and truncation",
+        ModelConfig.logprobs_mode,
+        group="model",
+    )
     enforce_eager: bool = arg("never capture CUDA graphs", False, group="model")
     generation_config: str = arg("auto: the model's sampling defaults; vllm: none; or a folder", "auto", group="model")
     override_generation_config: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise

@@ -119,6 +119,7 @@ INVALID = [
     ("logprobs", -2, "at least -1"),
     ("logprobs", True, "integer"),
     ("prompt_logprobs", 1.5, "integer"),
+    ("prompt_logprobs", -2, "at least -1"),
     ("logprob_token_ids", list(range(129)), "at most 128"),
     ("logprob_token_ids", False, "logprob_token_ids must be"),
     ("allowed_token_ids", [], "must not be empty"),
@@ -128,7 +129,6 @@ INVALID = [
 ]
 
 UNSUPPORTED = {
-    "prompt_logprobs": 1,
     "logprob_token_ids": [1],
     "logit_bias": {1: 2.0},
     "allowed_token_ids": [1],

@@ -75,6 +75,10 @@ class InputBatch:
         if output.num_block_table_updates:
             self._extend_block_table(output.num_block_table_updates, step)
 
+    def num_prompt_logprobs(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """How many candidates for each place of its prompt the request in each row asks for, ``[n]``; −1: not even one."""
+        return self._sampling_int[rows, self._int["num_prompt_logprobs"]]
+
     def rows_of_block_table(self, rows: Tensor, max_seq_len: int, block_size: int) -> Tensor:
         """Block tables of the requests of a step, int32 ``[num_reqs, blocks of the longest sequence]``."""
         return self.block_table[:, : -(-max_seq_len // block_size)].index_select(0, rows)

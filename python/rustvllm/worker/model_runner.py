@@ -17,6 +17,7 @@ from rustvllm.exceptions import SchedulerStateError
 from rustvllm.models.interface import CausalLM
 from rustvllm.sample.logprobs import gather_logprobs, raw_logprobs
 from rustvllm.sample.metadata import SamplingMetadata
+from rustvllm.sample.prompt_logprobs import PromptLogprobsArrays, prompt_logprobs
 from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.input_batch import InputBatch
@@ -34,6 +35,7 @@ class _ExecutedStep:
     logits: Tensor | None  # [num_sampled, vocab_size]; None when nothing is sampled
     rows: npt.NDArray[np.int32]
     metadata: SamplingMetadata
+    prompt_logprobs: PromptLogprobsArrays | None = None  # None: nobody asks
 
 
 class GPUModelRunner:
@@ -91,16 +93,17 @@ class GPUModelRunner:
             self.kv_caches,
             self.backend.plan(self._attention_metadata(output, step)),
         )
+        of_prompts = self._prompt_logprobs(output, step, hidden) if output.num_prompt_logprobs else None
         # Copies: the buffers are the core's again before the sampled rows are counted.
         rows = step.int32("sampled_rows", num_sampled).copy()
         if num_sampled == 0:
-            self._executed = _ExecutedStep(None, rows, SamplingMetadata())
+            self._executed = _ExecutedStep(None, rows, SamplingMetadata(), of_prompts)
             return
         indices = step.int32("logits_indices", num_sampled)
         metadata = self.input_batch.sampling_metadata(rows, step.arrays["positions"][indices] + 1)
         if num_sampled < num_tokens:  # otherwise each token is sampled behind, in order
             hidden = hidden[step.on_device("logits_indices", num_sampled, self.device)]
-        self._executed = _ExecutedStep(self.model.compute_logits(hidden), rows, metadata)
+        self._executed = _ExecutedStep(self.model.compute_logits(hidden), rows, metadata, of_prompts)
 
     @torch.inference_mode()
     def sample_tokens(self) -> ModelRunnerOutput:
@@ -112,8 +115,9 @@ class GPUModelRunner:
         executed, self._executed = self._executed, None
         if executed is None:
             raise SchedulerStateError(STATE_ERROR)
+        of_prompts = None if executed.prompt_logprobs is None else executed.prompt_logprobs.as_tuple()
         if executed.logits is None:
-            return ModelRunnerOutput(np.empty((0, 1), np.int32))
+            return ModelRunnerOutput(np.empty((0, 1), np.int32), prompt_logprobs=of_prompts)
         wanted = executed.metadata.logprobs
         # The sampler may write into the logits.
         raw = None if wanted is None else raw_logprobs(executed.logits, wanted)
@@ -125,7 +129,7 @@ class GPUModelRunner:
         token_ids = token_ids.to(torch.int32)
         if self._last_token_ids is not None:
             self._last_token_ids[torch.from_numpy(executed.rows).to(self.device)] = token_ids
-        return ModelRunnerOutput(token_ids.cpu().numpy()[:, None], logprobs)
+        return ModelRunnerOutput(token_ids.cpu().numpy()[:, None], logprobs, of_prompts)
 
     def discard_step(self) -> None:
         """Forget a step that was executed and will not be sampled, because something else failed."""
@@ -183,6 +187,18 @@ class GPUModelRunner:
         rows = step.int32("idx_mapping", output.num_reqs)[unknown]
         known = self._last_token_ids[torch.from_numpy(rows).to(self.device)]
         return input_ids.index_copy(0, torch.from_numpy(last[unknown].astype(np.int64)).to(self.device), known)
+
+    def _prompt_logprobs(self, output: SchedulerOutput, step: StepBuffers, hidden: Tensor) -> PromptLogprobsArrays:
+        """What is said of prompts, some of whose tokens the step has run."""
+        num_tokens, num_reqs = output.num_prompt_logprobs, output.num_prompt_logprobs_reqs
+        return prompt_logprobs(
+            hidden[step.on_device("prompt_logprobs_indices", num_tokens, self.device)],
+            self.model.compute_logits,
+            self.model.vocab_size,
+            step.on_device("prompt_logprobs_targets", num_tokens, self.device),
+            np.diff(step.int32("prompt_logprobs_indptr", num_reqs + 1)),
+            self.input_batch.num_prompt_logprobs(step.int32("prompt_logprobs_rows", num_reqs)),
+        )
 
     def _attention_metadata(self, output: SchedulerOutput, step: StepBuffers) -> AttentionMetadata:
         num_reqs, num_tokens = output.num_reqs, output.total_num_scheduled_tokens

@@ -53,7 +53,6 @@ _SHARED: Refusals = {
     "vllm_xargs": (_nothing, ""),
     "kv_transfer_params": (_nothing, ""),
     "return_token_ids": (_nothing, ""),
-    "prompt_logprobs": (lambda value: value is None, ""),
 }
 COMPLETION_REFUSALS: Refusals = {
     **_SHARED,
