@@ -12,12 +12,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from rustvllm import envs
 from rustvllm.exceptions import ConfigError, InvalidRequestError
 
 DTYPES = ("float32", "float16", "bfloat16")
 """Names of the tensor types a model can compute in."""
 DEVICES = ("cpu", "cuda")
-ATTENTION_BACKENDS = ("auto", "torch", "cpu")
+ATTENTION_BACKENDS = ("auto", "triton", "torch", "cpu")
 MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -127,6 +128,7 @@ class ModelConfig:
         max_logprobs: Most candidates per place whose log-probabilities a request may ask for; -1: the whole vocabulary.
         logprobs_mode: What is given as log-probabilities of sampled tokens, one of ``LOGPROBS_MODES``.
         trust_remote_code: Accepted for compatibility; code from a model's folder is never run.
+        logits_processors: Batch classes that change logits, as ``module:Class``; or, in one process, the classes.
     """
 
     model: str
@@ -153,6 +155,7 @@ class ModelConfig:
     max_logprobs: int = 20
     logprobs_mode: str = "raw_logprobs"
     trust_remote_code: bool = False
+    logits_processors: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         require_choice("dtype", self.dtype, ("auto", *DTYPES))
@@ -319,7 +322,8 @@ class DeviceConfig:
 
     Attributes:
         device: ``cpu`` or ``cuda``.
-        attention_backend: ``torch``, ``cpu`` (the core's kernels), or ``auto``: the core's where they can compute.
+        attention_backend: ``triton`` (on CUDA), ``cpu`` (the core's kernels), ``torch`` (anywhere), or ``auto``:
+            Triton's or the core's where they can compute. Under ``TRITON_INTERPRET=1`` Triton's run on the CPU.
     """
 
     device: str = "cpu"
@@ -331,6 +335,11 @@ class DeviceConfig:
         if self.attention_backend == "cpu" and self.device != "cpu":
             raise ConfigError(
                 f"attention_backend is cpu, but device is {self.device}: set attention_backend to torch or auto"
+            )
+        if self.attention_backend == "triton" and self.device == "cpu" and not envs.triton_interpret():
+            raise ConfigError(
+                "attention_backend is triton, but device is cpu, where its kernels run under TRITON_INTERPRET=1 alone, "
+                "for tests: set attention_backend to cpu, torch or auto"
             )
 
 

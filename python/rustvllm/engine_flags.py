@@ -35,6 +35,11 @@ class EngineFlags:
         ModelConfig.logprobs_mode,
         group="model",
     )
+    logits_processors: list[Any] | None = arg(  # noqa: RUF009 -- likewise
+        "classes that change the logits of every step, as module:Class (in Python also the classes themselves)",
+        nargs="+",
+        group="model",
+    )
     enforce_eager: bool = arg("never capture CUDA graphs", False, group="model")
     generation_config: str = arg("auto: the model's sampling defaults; vllm: none; or a folder", "auto", group="model")
     override_generation_config: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise
@@ -44,7 +49,7 @@ class EngineFlags:
     download_dir: str | None = arg("where to keep downloads (default: HF_HOME's cache)", group="model")
     device: str = arg("auto, cpu or cuda", "auto", group="model")
     attention_backend: str = arg(
-        "torch: everywhere; cpu: the core's kernels, in float32 and bfloat16; auto: these where they can compute",
+        "triton: on CUDA; cpu: the core's kernels, in float32 and bfloat16; torch: everywhere; auto: the first that can",
         "auto",
         group="model",
     )

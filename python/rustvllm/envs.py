@@ -49,6 +49,11 @@ def hub_timeout() -> float:
     return _number("RUSTVLLM_HUB_TIMEOUT", 10.0, 0.1, 600.0)
 
 
+def triton_interpret() -> bool:
+    """``TRITON_INTERPRET=1``: Triton's own variable; its kernels run in an interpreter on the CPU (default off)."""
+    return _flag("TRITON_INTERPRET")
+
+
 def check_invariants() -> bool:
     """``RUSTVLLM_CHECK_INVARIANTS=1``: the scheduler checks itself whenever the engine goes idle (default off)."""
     return _flag("RUSTVLLM_CHECK_INVARIANTS")

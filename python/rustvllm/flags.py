@@ -24,7 +24,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "enable_lora": (False,),
     "structured_outputs_config": (None,),
     "guided_decoding_backend": (None, "auto"),
-    "logits_processors": (None,),
     "enable_prompt_embeds": (False,),
     "hf_overrides": (None,),
     "rope_scaling": (None,),

@@ -39,6 +39,9 @@ class FakeTokenizer:
     def encode_ids(self, text: str, add_special_tokens: bool = True) -> _core.TokenIds:
         return _core.TokenIds(self.encode(text, add_special_tokens))
 
+    async def encode_off_loop(self, text: str, add_special_tokens: bool = True) -> _core.TokenIds:
+        return self.encode_ids(text, add_special_tokens)
+
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         return bytes(token for token in token_ids if token < 256).decode(errors="replace")
 

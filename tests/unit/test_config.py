@@ -76,7 +76,7 @@ MODEL = {
         (CacheConfig, "swap_space", "4", "number, got '4'"),
         (ParallelConfig, "tensor_parallel_size", 2, "at most 1"),
         (DeviceConfig, "device", "tpu", "cpu, cuda, got 'tpu'"),
-        (DeviceConfig, "attention_backend", "flash", "auto, torch, cpu, got 'flash'"),
+        (DeviceConfig, "attention_backend", "flash", "auto, triton, torch, cpu, got 'flash'"),
         (LoadConfig, "load_format", "pt", "got 'pt'"),
     ],
 )
@@ -180,3 +180,11 @@ def test_override_is_checked_when_the_configuration_is_built():
 def test_the_cores_attention_is_for_the_cpu():
     with pytest.raises(ConfigError, match="attention_backend is cpu, but device is cuda: set attention_backend to"):
         DeviceConfig(device="cuda", attention_backend="cpu")
+
+
+def test_triton_on_the_cpu_is_for_tests_alone(monkeypatch):
+    with pytest.raises(ConfigError, match="attention_backend is triton, but device is cpu"):
+        DeviceConfig(attention_backend="triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert DeviceConfig(attention_backend="triton").attention_backend == "triton"
+    assert DeviceConfig(device="cuda", attention_backend="triton").device == "cuda"

@@ -8,8 +8,8 @@ use ipc::{
 };
 use proptest::{collection::vec, option, prelude::*};
 use scheduler::{
-    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, MultimodalSpan, NewRequest, RequestError,
-    PromptLogprobs, RequestKey, RequestLimits, SamplingExtras, SamplingParams, TokenLogprobs,
+    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, MultimodalSpan, NewRequest, PromptLogprobs,
+    RequestError, RequestKey, RequestLimits, SamplingExtras, SamplingParams, TokenLogprobs,
 };
 
 const CLIENT: u32 = 0x00ab_cdef;

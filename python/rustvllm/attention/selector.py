@@ -2,29 +2,71 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 
 from rustvllm.attention.backend import AttentionBackend
 from rustvllm.attention.cpu_backend import CPU_DTYPES, CPUAttentionBackend
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.attention.torch_backend import MAX_GATHER_BYTES, MAX_GATHER_BYTES_CPU, TorchAttentionBackend
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.logger import init_logger
+
+logger = init_logger(__name__)
 
 
 def make_attention_backend(
-    name: str, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device, num_threads: int
+    name: str,
+    spec: KVCacheSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_threads: int,
+    *,
+    batch_invariant: bool = False,
+    kv_cache_is_fp8: bool = False,
 ) -> AttentionBackend:
-    """The backend of a name; ``auto``: the core's on the CPU in a dtype that it has, else torch's.
+    """The backend of a name.
+
+    ``auto`` is the core's on the CPU in a dtype that it has, Triton's on a GPU where its kernels serve the model, and
+    torch's elsewhere; why it is not Triton's is in the log.
 
     Args:
-        name: ``auto``, ``torch`` or ``cpu``; that it suits device and dtype was checked with the configuration.
+        name: ``auto``, ``triton``, ``torch`` or ``cpu``; that it suits device and dtype was checked with the
+            configuration.
         spec: shape of the cache.
-        dtype: of the cache.
+        dtype: of the queries, and of the cache unless that has eight bits.
         device: where it lies.
         num_threads: that torch computes with.
+        batch_invariant: a token's result must not depend on its company.
+        kv_cache_is_fp8: the cache holds numbers of eight bits, which Triton's kernels alone read.
+
+    Raises:
+        ModelLoadError: Triton was asked for, or is needed, and is not installed or does not serve the model.
     """
+    if name == "triton" or kv_cache_is_fp8 or (name == "auto" and device.type == "cuda"):
+        reason = _why_not_triton(spec, dtype, device)
+        if reason is None:
+            # Importing it imports Triton.
+            from rustvllm.attention.triton_backend import TritonAttentionBackend
+
+            return TritonAttentionBackend(spec, dtype, device, batch_invariant=batch_invariant)
+        if kv_cache_is_fp8:
+            raise ModelLoadError(f"kv_cache_dtype is fp8, which Triton's kernels alone read, but {reason}")
+        if name == "triton":
+            raise ModelLoadError(f"attention_backend is triton, but {reason}; set attention_backend to torch or auto")
+        logger.warning("attention by torch and not by Triton: %s", reason)
     if name == "auto":
         name = "cpu" if device.type == "cpu" and dtype in CPU_DTYPES else "torch"
     if name == "cpu":
         return CPUAttentionBackend(num_threads)
     max_gather_bytes = MAX_GATHER_BYTES_CPU if device.type == "cpu" else MAX_GATHER_BYTES
     return TorchAttentionBackend(spec, dtype, max_gather_bytes=max_gather_bytes)
+
+
+def _why_not_triton(spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed (pip install triton)"
+    from rustvllm.attention.triton_backend import why_not
+
+    return why_not(spec, dtype, device)

@@ -136,6 +136,7 @@ class RequestTable:
             seed=request.seed_of(0),
             num_logprobs=request.num_logprobs,
             num_prompt_logprobs=request.num_prompt_logprobs,
+            sampling_extras=request.sampling_extras,
             priority=request.priority,
             cache_salt=request.cache_salt,
             samples=[(other, other_id, request.seed_of(index)) for index, (other, other_id) in enumerate(others, 1)],

@@ -74,7 +74,7 @@ def _kv_write_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_ptr + token).to(tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    kept = (element < ROW_SIZE) & (slot >= 0)
+    kept = element < tl.where(slot >= 0, ROW_SIZE, 0)
     head = element // HEAD_DIM
     feature = element % HEAD_DIM
     key = tl.load(key_ptr + token * key_stride_token + head * key_stride_head + feature, mask=kept, other=0)

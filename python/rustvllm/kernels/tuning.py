@@ -48,16 +48,18 @@ class TileConfig:
     num_stages: int
 
 
-# (bytes of an element, head size up to) -> sizes for prompts, sizes for decodes.
-_HOPPER_ATTENTION = (
-    ((2, 64), TileConfig(128, 64, 4, 3), TileConfig(16, 128, 4, 3)),
-    ((2, 128), TileConfig(128, 64, 8, 3), TileConfig(16, 64, 4, 4)),
-    ((2, 256), TileConfig(64, 64, 8, 2), TileConfig(16, 32, 4, 3)),
-    ((4, 64), TileConfig(32, 32, 4, 2), TileConfig(16, 32, 4, 2)),
-    ((4, 128), TileConfig(32, 32, 8, 2), TileConfig(16, 32, 4, 2)),
-    ((4, 256), TileConfig(16, 32, 8, 2), TileConfig(16, 16, 4, 2)),
+_AttentionTable = tuple[tuple[tuple[int, int], TileConfig, TileConfig], ...]
+# (bytes of an element, head size up to) -> sizes for prompts, sizes for decodes. Attention finds its keys through the
+# block table, and Triton halves the stages of loads that wait for loads: 5 stages keep two tiles of keys in flight.
+_HOPPER_ATTENTION: _AttentionTable = (
+    ((2, 64), TileConfig(128, 64, 8, 5), TileConfig(16, 128, 4, 5)),
+    ((2, 128), TileConfig(128, 64, 8, 5), TileConfig(16, 64, 4, 5)),
+    ((2, 256), TileConfig(64, 64, 8, 3), TileConfig(16, 32, 4, 5)),
+    ((4, 64), TileConfig(32, 32, 4, 3), TileConfig(16, 32, 4, 3)),
+    ((4, 128), TileConfig(32, 32, 8, 3), TileConfig(16, 32, 8, 3)),
+    ((4, 256), TileConfig(16, 32, 8, 3), TileConfig(16, 16, 4, 3)),
 )
-_SAFE_ATTENTION = (
+_SAFE_ATTENTION: _AttentionTable = (
     ((2, 64), TileConfig(64, 32, 4, 2), TileConfig(16, 64, 4, 2)),
     ((2, 128), TileConfig(64, 32, 4, 2), TileConfig(16, 32, 4, 2)),
     ((2, 256), TileConfig(32, 32, 4, 2), TileConfig(16, 16, 4, 2)),
@@ -65,7 +67,7 @@ _SAFE_ATTENTION = (
     ((4, 128), TileConfig(16, 32, 4, 2), TileConfig(16, 16, 4, 2)),
     ((4, 256), TileConfig(16, 16, 4, 1), TileConfig(16, 16, 4, 1)),
 )
-_INTERPRETER_ATTENTION = (((4, 256), TileConfig(16, 16, 1, 1), TileConfig(16, 16, 1, 1)),)
+_INTERPRETER_ATTENTION: _AttentionTable = (((4, 256), TileConfig(16, 16, 1, 1), TileConfig(16, 16, 1, 1)),)
 
 
 def attention_config(device: torch.device, itemsize: int, head_dim: int, *, decode: bool) -> TileConfig:

@@ -22,7 +22,7 @@ from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers
-from rustvllm.worker.step_output import ModelRunnerOutput
+from rustvllm.worker.step_output import ModelRunnerOutput, make_output
 
 if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput
@@ -121,15 +121,21 @@ class GPUModelRunner:
         wanted = executed.metadata.logprobs
         # The sampler may write into the logits.
         raw = None if wanted is None else raw_logprobs(executed.logits, wanted)
-        token_ids = self.sampler.sample(executed.logits, executed.metadata)
+        sampled = self.sampler.sample(executed.logits, executed.metadata)
+        token_ids = sampled.clamp(min=0)  # a row without a token ends; until then any id will do
         self.input_batch.count(executed.rows, token_ids)
         logprobs = None
         if wanted is not None and raw is not None:
             logprobs = gather_logprobs(raw, token_ids, wanted).as_tuple()
-        token_ids = token_ids.to(torch.int32)
         if self._last_token_ids is not None:
-            self._last_token_ids[torch.from_numpy(executed.rows).to(self.device)] = token_ids
-        return ModelRunnerOutput(token_ids.cpu().numpy()[:, None], logprobs, of_prompts)
+            self._last_token_ids[torch.from_numpy(executed.rows).to(self.device)] = token_ids.to(torch.int32)
+        processors = executed.metadata.processors
+        return make_output(
+            sampled.to(device="cpu", dtype=torch.int32).numpy(),
+            logprobs,
+            () if processors is None else processors.failures.values(),
+            of_prompts,
+        )
 
     def discard_step(self) -> None:
         """Forget a step that was executed and will not be sampled, because something else failed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,26 +20,26 @@ class AsyncModelRunnerOutput(Protocol):
         """Wait for the end of the step, without holding the interpreter; whatever the step raised is raised here."""
 
 
-LogprobArrays = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]
-
-
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
     """What a step sampled. It is its own ``AsyncModelRunnerOutput``, of a step that was over when it was launched.
 
     Attributes:
-        sampled_token_ids: int32 ``[num_sampled, 1]``, C-contiguous, in the order of ``sampled_rows``.
+        sampled_token_ids: int32 ``[num_sampled, 1]``, C-contiguous, in the order of ``sampled_rows``; a negative number
+            where a row has no token.
         logprobs: Of the tokens whose requests asked for them: places among the sampled ids (int32 ``[m]``), token ids
             (int32 ``[m, 1 + k]``, the sampled one first), log-probabilities (float32, as many) and ranks (int32
             ``[m]``). None when nobody asked.
         prompt_logprobs: Of the places of prompts that the step was asked for: candidates per place (int32, one per request
             that asks), token ids and log-probabilities (int32 and float32, row after row without gaps, each place's own
             token first) and ranks (int32, one per place). None when nobody asked.
+        row_error: Why rows have no token, as far as there is more to say than their numbers; None: nothing.
     """
 
     sampled_token_ids: npt.NDArray[np.int32]
-    logprobs: LogprobArrays | None = None
-    prompt_logprobs: LogprobArrays | None = None
+    logprobs: LogprobsTuple | None = None
+    prompt_logprobs: LogprobsTuple | None = None
+    row_error: str | None = None
 
     def is_done(self) -> bool:
         """See ``AsyncModelRunnerOutput``."""
@@ -47,3 +48,28 @@ class ModelRunnerOutput:
     def get_output(self) -> ModelRunnerOutput:
         """See ``AsyncModelRunnerOutput``."""
         return self
+
+
+LogprobsTuple = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]
+
+
+def make_output(
+    token_ids: npt.NDArray[np.int32],
+    logprobs: LogprobsTuple | None,
+    row_errors: Iterable[str],
+    prompt_logprobs: LogprobsTuple | None = None,
+) -> ModelRunnerOutput:
+    """The output of a step with one id per row, some of which may be negative: these have no log-probabilities.
+
+    Args:
+        token_ids: int32 ``[num_sampled]``.
+        logprobs: As the attribute, of any of the rows.
+        row_errors: Why rows have no token.
+        prompt_logprobs: As the attribute.
+    """
+    if logprobs is not None and (token_ids < 0).any():
+        places, ids, values, ranks = logprobs
+        kept = token_ids[places] >= 0
+        logprobs = (places[kept], ids[kept], values[kept], ranks[kept]) if kept.any() else None
+    row_error = "; ".join(dict.fromkeys(row_errors)) or None
+    return ModelRunnerOutput(token_ids[:, None], logprobs, prompt_logprobs, row_error)

@@ -13,6 +13,7 @@ from rustvllm.attention.selector import make_attention_backend
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 from rustvllm.model_loader import load_model
+from rustvllm.sample.logits_processors import load_logits_processors
 from rustvllm.worker import host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.input_batch import InputBatch
@@ -87,6 +88,8 @@ class Worker:
             float_columns=self._float_columns,
             int_columns=self._int_columns,
         )
+        names = self.config.model.logits_processors
+        input_batch.extras.load(load_logits_processors(names, self.config, self.device))
         backend = make_attention_backend(
             self.config.device.attention_backend,
             model.kv_cache_spec,

@@ -212,7 +212,6 @@ def test_a_wrong_number_of_threads(num_threads):
         ("auto", torch.float32, "cpu", "cpu"),
         ("auto", torch.bfloat16, "cpu", "cpu"),
         ("auto", torch.float16, "cpu", "torch"),
-        ("auto", torch.float32, "cuda", "torch"),
         ("torch", torch.float32, "cpu", "torch"),
         ("cpu", torch.float32, "cpu", "cpu"),
     ],

@@ -8,9 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rustvllm.entrypoints.chat_template import check_template_variables, render_chat
+from rustvllm.entrypoints.openai.chat_prompt import adds_special_tokens, render_prompt
 from rustvllm.entrypoints.openai.chunks import ChunkRenderer, ChunkStream
-from rustvllm.entrypoints.openai.conversation import build_conversation
 from rustvllm.entrypoints.openai.generation import (
     Generation,
     new_request_id,
@@ -48,41 +47,6 @@ def _max_tokens(request: ChatCompletionRequest, model: ServedModel) -> tuple[int
     return asked, param
 
 
-def _render(request: ChatCompletionRequest, state: ServerState, model: ServedModel) -> str:
-    """The conversation as prompt text."""
-    if model.tokenizer is None:
-        raise InvalidRequestError(
-            "Chat needs a tokenizer, which this server has not (skip_tokenizer_init); "
-            "use /v1/completions with token ids."
-        )
-    chat_template = model.chat_template
-    if request.chat_template is not None:
-        if not state.settings.trust_request_chat_template:
-            raise InvalidRequestError(
-                "This server does not take chat templates from requests; "
-                "start it with --trust-request-chat-template to allow that.",
-                "chat_template",
-            )
-        chat_template = request.chat_template
-    if request.tools is not None and not request.tools:
-        raise InvalidRequestError("tools must not be an empty list; leave it out instead.", "tools")
-    variables = request.chat_template_kwargs or {}
-    check_template_variables(variables)
-    continue_final = bool(request.continue_final_message)
-    opens_turn = request.add_generation_prompt
-    return render_chat(
-        model.tokenizer,
-        build_conversation(request.messages, chat_template),
-        # Sent together they contradict each other; left out, the one follows the other.
-        add_generation_prompt=(not continue_final) if opens_turn is None else opens_turn,
-        continue_final_message=continue_final,
-        chat_template=chat_template,
-        tools=request.tools,
-        documents=request.documents,
-        **variables,
-    )
-
-
 @router.post(
     "/v1/chat/completions",
     openapi_extra={
@@ -114,15 +78,11 @@ async def create_chat_completion(raw_request: Request) -> Response:
     )
     check_num_choices(1, params.n)
     request_id = new_request_id("chatcmpl-", raw_request, request.request_id)
-    # A model's own template writes its special tokens itself; the plain one leaves them to the tokenizer.
-    special = request.add_special_tokens
-    if special is None:
-        special = not model.has_own_chat_template
-    text = _render(request, state, model)
+    text = render_prompt(request, state, model)
     prompt = engine_prompt(
         model,
         text,
-        add_special_tokens=special,
+        add_special_tokens=adds_special_tokens(request.add_special_tokens, model),
         truncated=params.truncate_prompt_tokens is not None,
         cache_salt=request.cache_salt,
         param="messages",

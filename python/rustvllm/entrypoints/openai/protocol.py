@@ -126,6 +126,7 @@ class GenerationRequest(BaseModel):
     logit_bias: dict[str, Any] | None = None
     allowed_token_ids: Ids | None = None
     bad_words: Strings | None = None
+    vllm_xargs: dict[str, Any] | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
@@ -159,17 +160,52 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
 
 
-class ChatCompletionRequest(GenerationRequest):
-    """Body of ``POST /v1/chat/completions``."""
+class Conversation(BaseModel):
+    """Messages, and how they become a prompt."""
+
+    model_config = ConfigDict(extra="allow")
 
     messages: Annotated[list[ChatMessage], _FIRST_ERROR]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = False
-    top_logprobs: int | None = None
     tools: Objects | None = None
-    tool_choice: str | dict[str, Any] | None = None
     documents: Objects | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatCompletionRequest(GenerationRequest, Conversation):
+    """Body of ``POST /v1/chat/completions``."""
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    tool_choice: str | dict[str, Any] | None = None
+
+
+class TokenizeRequest(BaseModel):
+    """Body of ``POST /tokenize`` with a text; with ``messages`` it is a :class:`TokenizeChatRequest`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = False
+
+
+class TokenizeChatRequest(Conversation):
+    """Body of ``POST /tokenize`` with a conversation."""
+
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = False
+
+
+class DetokenizeRequest(BaseModel):
+    """Body of ``POST /detokenize``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    tokens: Ids

@@ -50,7 +50,6 @@ _SHARED: Refusals = {
     "guided_whitespace_pattern": (_nothing, ""),
     "prompt_embeds": (_nothing, "send text or token ids"),
     "logprob_token_ids": (_nothing, ""),
-    "vllm_xargs": (_nothing, ""),
     "kv_transfer_params": (_nothing, ""),
     "return_token_ids": (_nothing, ""),
 }
@@ -97,8 +96,6 @@ UNBUILT_ENDPOINTS: tuple[tuple[str, str], ...] = tuple(
     POST /v1/unload_lora_adapter
     POST /v1/chat/completions/render
     POST /v1/completions/render
-    POST /tokenize
-    POST /detokenize
     POST /pooling
     POST /classify
     POST /score

@@ -1,0 +1,276 @@
+"""Paged attention by the Triton kernels: what a CUDA device uses.
+
+Prompts and pieces of prompts are cut into tiles of tokens; requests with one new token are tiles of their own, with
+sizes of their own, and their keys are split when they are too few to fill the device. With ``batch_invariant`` there
+is one size and nothing is split: then no bit of a token's result depends on its company or on how its prompt was cut.
+
+Planning sends one small array to the device. A decode whose inputs stay where they are is planned once and sends
+nothing, so it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
+from rustvllm.attention.scores import ScoreOptions
+from rustvllm.attention.static_batch import StaticDecodeBatch
+from rustvllm.kernels import tuning
+from rustvllm.kernels.kv_write import kv_write
+from rustvllm.kernels.paged_attention import (
+    MAX_HEAD_DIM,
+    MAX_SPLITS,
+    MIN_SPLIT_KEYS,
+    Tiles,
+    paged_attention,
+    tokens_per_tile,
+)
+
+TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+PROGRAMS_PER_PROCESSOR = 2
+"""Programs of a decode that a multiprocessor is given before keys are split no further."""
+
+
+class TritonAttentionBackend:
+    """See the module.
+
+    Args:
+        spec: shape of the cache.
+        dtype: of queries, and of the cache unless that has eight bits.
+        device: a CUDA device; the CPU in Triton's interpreter. ``why_not`` says whether it will do.
+        batch_invariant: one order of sums whatever the batch.
+    """
+
+    name = "triton"
+
+    def __init__(
+        self, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device, *, batch_invariant: bool = False
+    ) -> None:
+        self.device = device
+        self.batch_invariant = batch_invariant
+        self.prompt_config = tuning.attention_config(device, dtype.itemsize, spec.head_dim, decode=False)
+        self.decode_config = self.prompt_config
+        if not batch_invariant:
+            self.decode_config = tuning.attention_config(device, dtype.itemsize, spec.head_dim, decode=True)
+        self._slopes: dict[tuple[float, ...], Tensor] = {}
+        self._counting = torch.empty(0, dtype=torch.int32, device=device)
+        self._zeros = self._counting
+
+    def plan(self, metadata: AttentionMetadata) -> TritonAttentionPlan:
+        """Lengths and tiles to the device; see ``AttentionBackend.plan``."""
+        return TritonAttentionPlan(self, _Batch.of(metadata, self))
+
+    def plan_static(self, batch: StaticDecodeBatch) -> TritonAttentionPlan:
+        """See ``StaticAttentionBackend.plan_static``; how keys are split follows from the batch's size alone."""
+        num_reqs = batch.seq_lens.shape[0]
+        return TritonAttentionPlan(
+            self,
+            _Batch(
+                block_table=batch.block_table,
+                slot_mapping=batch.slot_mapping,
+                query_start_loc=self.counting(num_reqs + 1),
+                seq_lens=batch.seq_lens,
+                query_lens=np.ones(num_reqs, np.int32),
+                host_seq_lens=np.full(num_reqs, batch.max_seq_len, np.int32),
+                num_tokens=num_reqs,
+            ),
+        )
+
+    def counting(self, length: int) -> Tensor:
+        """``[0, 1, …, length)``, int32 on the device; what was given stays as it is."""
+        if self._counting.shape[0] < length:
+            self._counting = torch.arange(tuning.power_of_two(length), dtype=torch.int32, device=self.device)
+        return self._counting[:length]
+
+    def zeros(self, length: int) -> Tensor:
+        """So many zeros, int32 on the device."""
+        if self._zeros.shape[0] < length:
+            self._zeros = torch.zeros(tuning.power_of_two(length), dtype=torch.int32, device=self.device)
+        return self._zeros[:length]
+
+    def slopes(self, slopes: Sequence[float] | None, num_heads: int) -> Tensor | None:
+        """ALiBi slopes on the device; they are sent once.
+
+        Raises:
+            ValueError: not one per head.
+        """
+        if not slopes:
+            return None
+        if len(slopes) != num_heads:
+            raise ValueError(f"alibi_slopes has length {len(slopes)}, expected {num_heads}")
+        key = tuple(slopes)
+        if key not in self._slopes:
+            self._slopes[key] = torch.tensor(key, dtype=torch.float32, device=self.device)
+        return self._slopes[key]
+
+    def num_splits(self, num_rows: int, num_kv_heads: int, longest: int) -> int:
+        """Parts that the keys of each of some decodes are split into.
+
+        As many as fill the device, if each gets keys enough: it depends on the number of decodes in the step, the heads
+        of the cache, the device, and the longest of the decodes.
+        """
+        if self.batch_invariant:
+            return 1
+        wanted = PROGRAMS_PER_PROCESSOR * tuning.num_processors(self.device) // (num_rows * num_kv_heads)
+        return max(1, min(wanted, -(-longest // MIN_SPLIT_KEYS), MAX_SPLITS))
+
+
+def why_not(spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the kernels cannot serve a model, with the number to blame; None if they can."""
+    if spec.head_dim > MAX_HEAD_DIM:
+        return f"its kernels serve heads of at most {MAX_HEAD_DIM} features and the model's have {spec.head_dim}"
+    if dtype not in TRITON_DTYPES:
+        return f"its kernels compute in float32, float16 and bfloat16, not in {dtype}"
+    if device.type == "cpu":
+        return None if tuning.INTERPRETED else "device is cpu, where its kernels run under TRITON_INTERPRET=1 alone"
+    if tuning.INTERPRETED:
+        return "TRITON_INTERPRET is set, under which kernels run on the CPU: unset it"
+    if tuning.capability(device) < tuning.MIN_CAPABILITY:
+        needed, has = (".".join(map(str, pair)) for pair in (tuning.MIN_CAPABILITY, tuning.capability(device)))
+        return f"its kernels need compute capability {needed} and {device} has {has}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A step, with what of it is on the device."""
+
+    block_table: Tensor
+    slot_mapping: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    query_lens: npt.NDArray[np.int32]
+    host_seq_lens: npt.NDArray[np.int32]  # or what they do not exceed
+    num_tokens: int  # that belong to a request
+
+    @classmethod
+    def of(cls, metadata: AttentionMetadata, backend: TritonAttentionBackend) -> _Batch:
+        starts, seq_lens = metadata.query_start_loc, metadata.seq_lens
+        num_reqs = seq_lens.size
+        query_lens = np.diff(starts)
+        if int(starts[-1]) == num_reqs and (query_lens == 1).all():
+            on_device = _send(backend.device, seq_lens)
+            start_loc = backend.counting(num_reqs + 1)
+        else:
+            both = _send(backend.device, starts, seq_lens)
+            start_loc, on_device = both[: num_reqs + 1], both[num_reqs + 1 :]
+        return cls(
+            block_table=metadata.block_table,
+            slot_mapping=metadata.slot_mapping,
+            query_start_loc=start_loc,
+            seq_lens=on_device,
+            query_lens=query_lens,
+            host_seq_lens=seq_lens,
+            num_tokens=int(starts[-1]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    tiles: Tiles
+    config: tuning.TileConfig
+    num_splits: int
+
+
+class TritonAttentionPlan:
+    """One step; see ``AttentionPlan``."""
+
+    def __init__(self, backend: TritonAttentionBackend, batch: _Batch) -> None:
+        self._backend = backend
+        self._batch = batch
+        self._launches: dict[tuple[int, int], list[_Launch]] = {}  # by heads of queries and of keys
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        scale: float,
+        *,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        alibi_slopes: Sequence[float] | None = None,
+    ) -> Tensor:
+        """See ``AttentionPlan.forward``; tokens that belong to no request come out as zeros."""
+        options = ScoreOptions.of(scale, sliding_window, soft_cap, None, query)
+        slopes = self._backend.slopes(alibi_slopes, query.shape[1])
+        query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+        kv_write(key, value, kv_cache, self._batch.slot_mapping)
+        make = torch.empty if self._batch.num_tokens == query.shape[0] else torch.zeros
+        out = make(query.shape, dtype=query.dtype, device=query.device)
+        for launch in self._launches_for(query.shape[1], kv_cache.shape[3]):
+            paged_attention(
+                out,
+                query,
+                kv_cache,
+                self._batch.block_table,
+                launch.tiles,
+                launch.config,
+                scale,
+                sliding_window=options.sliding_window,
+                soft_cap=options.soft_cap,
+                alibi_slopes=slopes,
+                num_splits=launch.num_splits,
+            )
+        return out
+
+    def _launches_for(self, num_heads: int, num_kv_heads: int) -> list[_Launch]:
+        """Made for the first layer, used by all that have as many heads."""
+        launches = self._launches.get((num_heads, num_kv_heads))
+        if launches is None:
+            launches = list(self._make_launches(num_heads // num_kv_heads, num_kv_heads))
+            self._launches[num_heads, num_kv_heads] = launches
+        return launches
+
+    def _make_launches(self, group_size: int, num_kv_heads: int) -> list[_Launch]:
+        backend, batch = self._backend, self._batch
+        num_reqs = batch.query_lens.size
+        is_decode = batch.query_lens == 1
+        if is_decode.all():
+            num_splits = backend.num_splits(num_reqs, num_kv_heads, int(batch.host_seq_lens.max()))
+            requests, first_tokens = backend.counting(num_reqs), backend.zeros(num_reqs)
+            tiles = Tiles(requests, first_tokens, batch.query_start_loc, batch.seq_lens)
+            return [_Launch(tiles, backend.decode_config, num_splits)]
+        config = backend.prompt_config
+        in_tiles = np.ones_like(is_decode) if backend.batch_invariant else ~is_decode
+        cut_requests, cut_tokens = _cut(batch, np.flatnonzero(in_tiles), tokens_per_tile(config, group_size)[0])
+        decodes = np.flatnonzero(~in_tiles)
+        num_tiles, num_decodes = cut_requests.size, decodes.size
+        sent = _send(backend.device, cut_requests, cut_tokens, decodes)
+        tiles = Tiles(sent[:num_tiles], sent[num_tiles : 2 * num_tiles], batch.query_start_loc, batch.seq_lens)
+        launches = [_Launch(tiles, config, 1)]
+        if num_decodes:
+            longest = int(batch.host_seq_lens[decodes].max())
+            num_splits = backend.num_splits(num_decodes, num_kv_heads, longest)
+            requests, first_tokens = sent[2 * num_tiles :], backend.zeros(num_decodes)
+            tiles = Tiles(requests, first_tokens, batch.query_start_loc, batch.seq_lens)
+            launches.append(_Launch(tiles, backend.decode_config, num_splits))
+        return launches
+
+
+def _cut(
+    batch: _Batch, rows: npt.NDArray[np.int64], num_tokens: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Tiles of some requests' new tokens: the request and the first token of each; what has most keys comes first."""
+    query_lens = batch.query_lens[rows]
+    num_tiles = -(-query_lens // num_tokens)
+    which = np.repeat(np.arange(rows.size), num_tiles)
+    first = (np.arange(which.size) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * num_tokens
+    num_keys = (batch.host_seq_lens[rows] - query_lens)[which] + first
+    order = np.argsort(-num_keys, kind="stable")  # otherwise the device waits in the end for one long tile
+    return rows[which][order], first[order]
+
+
+def _send(device: torch.device, *arrays: npt.NDArray[np.integer]) -> Tensor:
+    """The arrays behind each other, int32 on the device, without waiting for it."""
+    joined = torch.from_numpy(np.concatenate(arrays).astype(np.int32))
+    if device.type == "cpu":
+        return joined
+    return joined.pin_memory().to(device, non_blocking=True)

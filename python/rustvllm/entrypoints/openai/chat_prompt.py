@@ -1,0 +1,51 @@
+"""From a request's conversation to the text that the model is to continue."""
+
+from rustvllm.entrypoints.chat_template import check_template_variables, render_chat
+from rustvllm.entrypoints.openai.conversation import build_conversation
+from rustvllm.entrypoints.openai.protocol import Conversation
+from rustvllm.entrypoints.openai.state import ServedModel, ServerState
+from rustvllm.exceptions import InvalidRequestError
+
+
+def render_prompt(request: Conversation, state: ServerState, model: ServedModel) -> str:
+    """The conversation as prompt text.
+
+    Raises:
+        InvalidRequestError: No tokenizer, a template that may not be sent, messages that the template refuses.
+    """
+    if model.tokenizer is None:
+        raise InvalidRequestError(
+            "Chat needs a tokenizer, which this server has not (skip_tokenizer_init); "
+            "use /v1/completions with token ids."
+        )
+    chat_template = model.chat_template
+    if request.chat_template is not None:
+        if not state.settings.trust_request_chat_template:
+            raise InvalidRequestError(
+                "This server does not take chat templates from requests; "
+                "start it with --trust-request-chat-template to allow that.",
+                "chat_template",
+            )
+        chat_template = request.chat_template
+    if request.tools is not None and not request.tools:
+        raise InvalidRequestError("tools must not be an empty list; leave it out instead.", "tools")
+    variables = request.chat_template_kwargs or {}
+    check_template_variables(variables)
+    continue_final = bool(request.continue_final_message)
+    opens_turn = request.add_generation_prompt
+    return render_chat(
+        model.tokenizer,
+        build_conversation(request.messages, chat_template),
+        # Sent together they contradict each other; left out, the one follows the other.
+        add_generation_prompt=(not continue_final) if opens_turn is None else opens_turn,
+        continue_final_message=continue_final,
+        chat_template=chat_template,
+        tools=request.tools,
+        documents=request.documents,
+        **variables,
+    )
+
+
+def adds_special_tokens(asked: bool | None, model: ServedModel) -> bool:
+    """Whether the tokenizer adds its own: a model's template writes them itself, the plain one leaves them to it."""
+    return not model.has_own_chat_template if asked is None else asked

@@ -1,0 +1,68 @@
+"""Which backend is chosen, and what is said when Triton's cannot be."""
+
+import logging
+import sys
+
+import pytest
+import torch
+
+from rustvllm.attention import selector
+from rustvllm.attention.metadata import KVCacheSpec
+from rustvllm.attention.selector import make_attention_backend
+from rustvllm.exceptions import ModelLoadError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SPEC = KVCacheSpec(1, 2, 8)
+
+
+@pytest.fixture
+def without_triton(monkeypatch):
+    """As where it is not installed."""
+    monkeypatch.setattr(selector.importlib.util, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("without_triton")
+def test_without_triton_a_gpu_takes_torch_and_says_so(caplog):
+    with caplog.at_level(logging.WARNING, logger="rustvllm"):
+        assert make_attention_backend("auto", SPEC, torch.float16, CUDA, 1).name == "torch"
+    assert "the package triton is not installed" in caplog.text
+
+
+@pytest.mark.usefixtures("without_triton")
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        ("triton", {}, r"attention_backend is triton, but the package triton is not installed \(pip install triton\)"),
+        ("auto", {"kv_cache_is_fp8": True}, "kv_cache_dtype is fp8, .* but the package triton is not installed"),
+        ("torch", {"kv_cache_is_fp8": True}, "kv_cache_dtype is fp8, .* but the package triton is not installed"),
+    ],
+)
+def test_without_triton_asking_for_it_is_an_error(name, kwargs, message):
+    with pytest.raises(ModelLoadError, match=message):
+        make_attention_backend(name, SPEC, torch.float16, CUDA, 1, **kwargs)
+    assert make_attention_backend("torch", SPEC, torch.float16, CUDA, 1).name == "torch"
+
+
+def test_the_kernels_do_not_run_on_the_cpu():
+    with pytest.raises(ModelLoadError, match="device is cpu, where its kernels run under TRITON_INTERPRET=1 alone"):
+        make_attention_backend("triton", SPEC, torch.float32, CPU, 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype", "message"),
+    [
+        (KVCacheSpec(1, 2, 257), torch.float16, "at most 256 features and the model's have 257"),
+        (SPEC, torch.float64, "not in torch.float64"),
+    ],
+)
+def test_models_that_the_kernels_do_not_serve(spec, dtype, message):
+    with pytest.raises(ModelLoadError, match=message):
+        make_attention_backend("triton", spec, dtype, CUDA, 1)
+    assert make_attention_backend("auto", spec, dtype, CUDA, 1).name == "torch"
+
+
+def test_other_backends_do_not_import_triton():
+    loaded = {name for name in sys.modules if name.partition(".")[0] == "triton"}
+    make_attention_backend("auto", SPEC, torch.float32, CPU, 1)
+    make_attention_backend("torch", SPEC, torch.float32, CPU, 1)
+    assert {name for name in sys.modules if name.partition(".")[0] == "triton"} == loaded
