@@ -5,7 +5,7 @@ The arrays that cross the boundary every step are described in ``docs/boundary.m
 
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, Self, final, overload
+from typing import Any, Literal, Self, TypeAlias, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -43,9 +43,8 @@ __all__ = [
     "step_buffer_spec",
 ]
 
-_LogprobArrays = tuple[
-    npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]
-]
+_Ids: TypeAlias = npt.NDArray[np.int32]
+_LogprobArrays: TypeAlias = tuple[_Ids, _Ids, npt.NDArray[np.float32], _Ids]
 
 __version__: str
 build_profile: Literal["release", "debug"]
@@ -544,8 +543,8 @@ class RequestDelta:
     """For each token the characters before it and its candidates, the sampled one first: id, log-probability, rank and
     bytes (None without text). Empty unless asked for."""
     new_prompt_logprobs: list[tuple[int, int, bytes, bytes, bytes]]
-    """Consecutive places of the prompt: the first, candidates per place, token ids (int32), log-probabilities (float32),
-    ranks (uint32). Empty unless asked for."""
+    """Consecutive places of the prompt: the first, candidates per place, token ids (int32), log-probabilities
+    (float32), ranks (uint32). Empty unless asked for."""
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None
     stop_reason: int | str | None
     error: str | None

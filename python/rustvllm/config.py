@@ -22,12 +22,15 @@ ATTENTION_BACKENDS = ("auto", "triton", "torch", "cpu")
 MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+MODEL_IMPLS = ("auto", "rustvllm", "transformers")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 MAX_DATA_PARALLEL_SIZE = 64
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
-"""Raw: as the model gave them. Processed: after penalties, masks, temperature and truncation, as they are drawn from."""
+"""Raw: as the model gave them. Processed: after penalties, masks, temperature and truncation, as they are drawn
+from."""
 LARGEST_MAX_LOGPROBS = 500_000
 """So many candidates of one place fit into a frame between processes."""
+CAPTURE_MODES = ("ahead", "lazy")
 EXECUTORS = ("auto", "uniproc", "sim")
 MAX_SIM_MS = 60_000.0
 """A term of a simulated step's time at most."""
@@ -127,8 +130,9 @@ class ModelConfig:
         enforce_eager: Never capture CUDA graphs.
         max_logprobs: Most candidates per place whose log-probabilities a request may ask for; -1: the whole vocabulary.
         logprobs_mode: What is given as log-probabilities of sampled tokens, one of ``LOGPROBS_MODES``.
-        trust_remote_code: Accepted for compatibility; code from a model's folder is never run.
         logits_processors: Batch classes that change logits, as ``module:Class``; or, in one process, the classes.
+        trust_remote_code: Python code of the model's folder may run, where nobody else knows the architecture.
+        model_impl: Whose modelling code runs: ``rustvllm`` or ``transformers``.
     """
 
     model: str
@@ -156,8 +160,10 @@ class ModelConfig:
     logprobs_mode: str = "raw_logprobs"
     trust_remote_code: bool = False
     logits_processors: tuple[Any, ...] = ()
+    model_impl: str = "rustvllm"
 
     def __post_init__(self) -> None:
+        require_choice("model_impl", self.model_impl, MODEL_IMPLS[1:])
         require_choice("dtype", self.dtype, ("auto", *DTYPES))
         for name in ("vocab_size", "hidden_size", "num_layers", "num_attention_heads", "num_kv_heads", "head_dim"):
             require_int(name, getattr(self, name), 1)
@@ -197,7 +203,8 @@ class ModelConfig:
             return
         shown = f"-1 (the vocabulary of {self.vocab_size} tokens)" if asked == -1 else asked
         raise InvalidRequestError(
-            f"{param} is {shown}, at most {most} are given; the engine's max_logprobs can be raised (-1: no limit)", param
+            f"{param} is {shown}, at most {most} are given; the engine's max_logprobs can be raised (-1: no limit)",
+            param,
         )
 
 
@@ -344,11 +351,33 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CUDAGraphConfig:
+    """Which decode steps run as CUDA graphs, where the device and the attention backend have them.
+
+    Attributes:
+        capture_sizes: Numbers of requests that are captured, ascending; a step runs in the next larger one. None:
+            chosen by ``max_num_seqs``. Empty: no step does.
+        capture_mode: ``ahead``: all before the first request; ``lazy``: each when a step first needs it.
+    """
+
+    capture_sizes: tuple[int, ...] | None = None
+    capture_mode: str = "ahead"
+
+    def __post_init__(self) -> None:
+        require_choice("cudagraph_capture_mode", self.capture_mode, CAPTURE_MODES)
+        for size in self.capture_sizes or ():
+            require_int("cudagraph_capture_sizes", size, 1, 65536)
+        if self.capture_sizes is not None:
+            object.__setattr__(self, "capture_sizes", tuple(sorted(set(self.capture_sizes))))
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadConfig:
-    """How weights are found: from safetensors, or seeded random ones (``dummy``)."""
+    """How weights are found: from safetensors, or seeded random ones (``dummy``); and whether a bar shows how far."""
 
     load_format: str = "auto"
     download_dir: Path | None = None
+    use_tqdm_on_load: bool = True
 
     def __post_init__(self) -> None:
         require_choice("load_format", self.load_format, LOAD_FORMATS)
@@ -396,6 +425,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    cuda_graphs: CUDAGraphConfig = field(default_factory=CUDAGraphConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     sim: SimConfig | None = None
     step_trace_file: Path | None = None
@@ -420,6 +450,11 @@ class EngineConfig:
             raise ConfigError(
                 "attention_backend is cpu, which computes in float32 and bfloat16, but dtype is float16: set "
                 "attention_backend to torch or auto, or dtype to bfloat16"
+            )
+        if (sizes := self.cuda_graphs.capture_sizes) and sizes[-1] > self.scheduler.max_num_seqs:
+            raise ConfigError(
+                f"cudagraph_capture_sizes has {sizes[-1]}, but no step has more than max_num_seqs "
+                f"({self.scheduler.max_num_seqs}) requests: leave it out, or raise max_num_seqs"
             )
         if self.cache.num_gpu_blocks_override is not None:
             self.check_num_blocks(self.cache.num_gpu_blocks_override)

@@ -25,7 +25,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "structured_outputs_config": (None,),
     "guided_decoding_backend": (None, "auto"),
     "enable_prompt_embeds": (False,),
-    "hf_overrides": (None,),
     "rope_scaling": (None,),
     "cpu_offload_gb": (0, 0.0),
     "kv_offloading_size": (None, 0),

@@ -1,7 +1,7 @@
 """Log-probabilities as callers see them: :class:`Logprob`, and :class:`PromptLogprobs`, those of a whole prompt.
 
-A prompt is long, and an object for each candidate of each place would take some twenty times the room of its numbers. So
-the numbers stay as they came, and a place becomes objects when somebody looks at it.
+A prompt is long, and an object for each candidate of each place would take some twenty times the room of its numbers.
+So the numbers stay as they came, and a place becomes objects when somebody looks at it.
 """
 
 from bisect import bisect_right
@@ -32,9 +32,9 @@ class _Chunk:
     """Consecutive places: ``num_columns`` token ids (−1 ends a row) and log-probabilities for each, and its rank."""
 
     num_columns: int
-    token_ids: memoryview
-    logprobs: memoryview
-    ranks: memoryview
+    token_ids: "memoryview[int]"
+    logprobs: "memoryview[float]"
+    ranks: "memoryview[int]"
 
 
 class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
@@ -52,20 +52,21 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
         self._starts: list[int] = []  # place of the first of each chunk
         self._length = 1
 
-    def extend(
-        self, first_position: int, num_columns: int, token_ids: bytes, logprobs: bytes, ranks: bytes
-    ) -> None:
+    def extend(self, first_position: int, num_columns: int, token_ids: bytes, logprobs: bytes, ranks: bytes) -> None:
         """Add the places that follow, as ``RequestDelta.new_prompt_logprobs`` has them.
 
         Raises:
             ValueError: They do not follow.
         """
         if first_position != self._length:
-            raise ValueError(f"log-probabilities of place {first_position} of a prompt came after {self._length} others")
-        views = (memoryview(token_ids).cast("i"), memoryview(logprobs).cast("f"), memoryview(ranks).cast("I"))
-        self._chunks.append(_Chunk(num_columns, *views))
+            raise ValueError(
+                f"log-probabilities of place {first_position} of a prompt came after {self._length} others"
+            )
+        ids, values = memoryview(token_ids).cast("i"), memoryview(logprobs).cast("f")
+        places = memoryview(ranks).cast("I")
+        self._chunks.append(_Chunk(num_columns, ids, values, places))
         self._starts.append(first_position)
-        self._length += len(views[2])
+        self._length += len(places)
 
     def __len__(self) -> int:
         return self._length
@@ -76,7 +77,7 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
     @overload
     def __getitem__(self, index: slice) -> list[dict[int, Logprob] | None]: ...
 
-    def __getitem__(self, index: int | slice) -> dict[int, Logprob] | None | list[dict[int, Logprob] | None]:
+    def __getitem__(self, index: int | slice) -> dict[int, Logprob] | list[dict[int, Logprob] | None] | None:
         if isinstance(index, slice):
             return [self._at(place) for place in range(*index.indices(self._length))]
         place = index + self._length if index < 0 else index

@@ -83,10 +83,10 @@ class SamplingParams:
         truncate_prompt_tokens: Keep this many tokens of the prompt; -1: as many as the model can hold.
         truncation_side: Which end of the prompt is cut off, ``left`` (default) or ``right``.
         output_kind: What each output holds, see :class:`RequestOutputKind`.
-        logprobs: Log-probabilities of the sampled and this many of the likeliest tokens at each place, at most as many as
-            the engine's ``max_logprobs``; -1: of the whole vocabulary, which must not be larger.
-        prompt_logprobs: The same for each token of the prompt but the first. The prompt is computed whole, whatever of it is
-            cached.
+        logprobs: Log-probabilities of the sampled and this many of the likeliest tokens at each place, at most as many
+            as the engine's ``max_logprobs``; -1: of the whole vocabulary, which must not be larger.
+        prompt_logprobs: The same for each token of the prompt but the first. The prompt is computed whole, whatever of
+            it is cached.
         logprob_token_ids: Log-probabilities of these tokens, at most 128.
         logit_bias: Added to the logits of these token ids, clamped to [-100, 100].
         allowed_token_ids: Only these tokens may be sampled.

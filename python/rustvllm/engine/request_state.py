@@ -14,8 +14,8 @@ from rustvllm.exceptions import (
     RequestFailedError,
     RustVLLMError,
 )
-from rustvllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from rustvllm.logprobs import Logprob, PromptLogprobs
+from rustvllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from rustvllm.sampling_params import RequestOutputKind
 
 

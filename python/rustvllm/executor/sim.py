@@ -176,8 +176,8 @@ class SimExecutor:
         self._logprobs = self._make_up_logprobs(self._sampled, self._num_logprobs[rows])
         self._prompt_logprobs = self._make_up_prompt_logprobs(output, arrays) if output.num_prompt_logprobs else None
 
-    def sample_tokens(self, grammar_output: None = None) -> SimStepOutput:
-        """The step's tokens, to be had once its time is over.
+    def sample_tokens(self, grammar_output: npt.NDArray[np.int32] | None = None) -> SimStepOutput:
+        """The step's tokens, to be had once its time is over; words know no grammar.
 
         Raises:
             SchedulerStateError: No step was executed.

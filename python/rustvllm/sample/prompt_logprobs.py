@@ -1,7 +1,8 @@
-"""Log-probabilities of prompts: of the raw logits, computed for some rows at a time, so that the logits of a whole prompt
-never exist at once.
+"""Log-probabilities of prompts: of the raw logits, computed for some rows at a time, so that the logits of a whole
+prompt never exist at once.
 
-Cost: the head over every token that judges another, which a step otherwise spares itself; only steps whose requests ask.
+Cost: the head over every token that judges another, which a step otherwise spares itself. Only steps whose requests ask
+have it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MAX_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsArrays:
-    """What is said of the places that a step was asked for, in host memory, as ``Scheduler.update_from_output`` takes it.
+    """What is said of the places that a step was asked for, in host memory, for ``Scheduler.update_from_output``.
 
     Attributes:
         num_columns: int32 ``[s]``, candidates per place, of each request that asks.

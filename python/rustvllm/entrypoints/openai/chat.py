@@ -126,7 +126,7 @@ async def create_chat_completion(raw_request: Request) -> Response:
         }
         for index, sample in enumerate(samples)
     ]
-    answer = {**header, "choices": choices, "usage": usage.as_dict()}
+    answer: dict[str, Any] = {**header, "choices": choices, "usage": usage.as_dict()}
     if request.prompt_logprobs is not None:
         answer["prompt_logprobs"] = shown_prompt_logprobs(request, last[0].prompt_token_ids, last[0].prompt_logprobs)
     return JSONResponse(answer)

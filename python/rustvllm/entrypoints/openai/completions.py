@@ -2,6 +2,7 @@
 
 import time
 from contextlib import aclosing
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -121,7 +122,7 @@ async def create_completion(raw_request: Request) -> Response:
     for index, output in enumerate(last):
         usage.add(index, output)
         echo.look_at(index, output)
-    choices = [
+    choices: list[dict[str, Any]] = [
         {
             "index": index,
             "text": echoed[index // params.n] + sample.text,
