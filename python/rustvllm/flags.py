@@ -24,7 +24,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "structured_outputs_config": (None,),
     "guided_decoding_backend": (None, "auto"),
     "enable_prompt_embeds": (False,),
-    "max_logprobs": (20,),
     "rope_scaling": (None,),
     "cpu_offload_gb": (0, 0.0),
     "kv_offloading_size": (None, 0),

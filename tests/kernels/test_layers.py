@@ -47,7 +47,9 @@ def test_norms(dtype, device):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rotary(dtype, device):
     @few
-    @given(st.integers(0, 3), st.integers(1, 5), st.sampled_from([(8, 4), (12, 6), (12, 2), (10, 3)]), st.booleans(), SEEDS)
+    @given(
+        st.integers(0, 3), st.integers(1, 5), st.sampled_from([(8, 4), (12, 6), (12, 2), (10, 3)]), st.booleans(), SEEDS
+    )
     def run(num_tokens, num_heads, sizes, interleaved, seed):
         head_dim, num_pairs = sizes
         # As a model gives them: some heads out of more.
