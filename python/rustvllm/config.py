@@ -21,6 +21,8 @@ DEVICES = ("cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "triton", "torch", "cpu")
 MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
+QUANTIZATIONS = ("int8", "int8-g32", "int8-g64", "int8-g128")
+"""Weights of one byte: with a scale for each output of a layer, or for each output and group of so many inputs."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "rustvllm", "transformers")
 SCHEDULING_POLICIES = ("fcfs", "priority")
@@ -125,6 +127,7 @@ class ModelConfig:
         enforce_eager: Never capture CUDA graphs.
         trust_remote_code: Python code of the model's folder may run, where nobody else knows the architecture.
         model_impl: Whose modelling code runs: ``rustvllm`` or ``transformers``.
+        logits_processors: Batch classes that change logits, as ``module:Class``; or, in one process, the classes.
     """
 
     model: str
@@ -150,6 +153,7 @@ class ModelConfig:
     enforce_eager: bool = False
     trust_remote_code: bool = False
     model_impl: str = "rustvllm"
+    logits_processors: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         require_choice("model_impl", self.model_impl, MODEL_IMPLS[1:])
@@ -287,16 +291,18 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
-    """Where tensors live, and what computes attention there.
+    """Where tensors live, and what computes there.
 
     Attributes:
         device: ``cpu`` or ``cuda``.
         attention_backend: ``triton`` (on CUDA), ``cpu`` (the core's kernels), ``torch`` (anywhere), or ``auto``:
             Triton's or the core's where they can compute. Under ``TRITON_INTERPRET=1`` Triton's run on the CPU.
+        batch_invariant: A request's logits have the same bits in any company.
     """
 
     device: str = "cpu"
     attention_backend: str = "auto"
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         require_choice("device", self.device, DEVICES)
@@ -309,6 +315,16 @@ class DeviceConfig:
             raise ConfigError(
                 "attention_backend is triton, but device is cpu, where its kernels run under TRITON_INTERPRET=1 alone, "
                 "for tests: set attention_backend to cpu, torch or auto"
+            )
+        if self.batch_invariant and self.device != "cpu":
+            raise ConfigError(
+                f"batch_invariant is set, but device is {self.device}, whose kernels sum in an order that depends on "
+                "the batch: leave it out, or set device to cpu"
+            )
+        if self.batch_invariant and self.attention_backend not in ("auto", "cpu"):
+            raise ConfigError(
+                f"batch_invariant is set, but attention_backend is {self.attention_backend}, which sums in an order "
+                "that depends on the batch: set attention_backend to cpu or auto"
             )
 
 
@@ -335,14 +351,22 @@ class CUDAGraphConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadConfig:
-    """How weights are found: from safetensors, or seeded random ones (``dummy``); and whether a bar shows how far."""
+    """How weights are found, from safetensors or seeded random ones (``dummy``), and how they are kept.
+
+    Attributes:
+        quantization: A name out of ``QUANTIZATIONS`` for the weights of dense layers; None: as the model's dtype.
+        use_tqdm_on_load: Whether a bar, or a line in the log now and then, shows how far loading is.
+    """
 
     load_format: str = "auto"
     download_dir: Path | None = None
+    quantization: str | None = None
     use_tqdm_on_load: bool = True
 
     def __post_init__(self) -> None:
         require_choice("load_format", self.load_format, LOAD_FORMATS)
+        if self.quantization is not None:
+            require_choice("quantization", self.quantization, QUANTIZATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,6 +437,18 @@ class EngineConfig:
                 "attention_backend is cpu, which computes in float32 and bfloat16, but dtype is float16: set "
                 "attention_backend to torch or auto, or dtype to bfloat16"
             )
+        if self.load.quantization is not None and self.device.device != "cpu":
+            raise ConfigError(
+                f"quantization is {self.load.quantization}, which only the CPU's kernels compute, but device is "
+                f"{self.device.device}: leave it out, or set device to cpu"
+            )
+        wishes = {"quantization": self.load.quantization, "batch_invariant": self.device.batch_invariant}
+        for name, wish in wishes.items():
+            if wish and self.model.dtype == "float16":
+                raise ConfigError(
+                    f"{name} is for the CPU's kernels, which compute in float32 and bfloat16, but dtype is float16: "
+                    "set dtype to float32 or bfloat16"
+                )
         if (sizes := self.cuda_graphs.capture_sizes) and sizes[-1] > self.scheduler.max_num_seqs:
             raise ConfigError(
                 f"cudagraph_capture_sizes has {sizes[-1]}, but no step has more than max_num_seqs "

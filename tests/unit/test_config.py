@@ -76,6 +76,7 @@ MODEL = {
         (CacheConfig, "swap_space", "4", "number, got '4'"),
         (ParallelConfig, "tensor_parallel_size", 2, "at most 1"),
         (DeviceConfig, "device", "tpu", "cpu, cuda, got 'tpu'"),
+        (LoadConfig, "quantization", "fp8", "int8, int8-g32, int8-g64, int8-g128, got 'fp8'"),
         (DeviceConfig, "attention_backend", "flash", "auto, triton, torch, cpu, got 'flash'"),
         (LoadConfig, "load_format", "pt", "got 'pt'"),
     ],
@@ -188,3 +189,12 @@ def test_triton_on_the_cpu_is_for_tests_alone(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert DeviceConfig(attention_backend="triton").attention_backend == "triton"
     assert DeviceConfig(device="cuda", attention_backend="triton").device == "cuda"
+
+
+def test_what_the_cores_products_are_needed_for_is_for_the_cpu():
+    with pytest.raises(ConfigError, match=r"batch_invariant is set, but device is cuda, .* or set device to cpu"):
+        DeviceConfig(device="cuda", batch_invariant=True)
+    with pytest.raises(ConfigError, match=r"quantization is int8-g64, .* but device is cuda: leave it out, or set"):
+        EngineConfig(
+            model=ModelConfig(**MODEL), device=DeviceConfig(device="cuda"), load=LoadConfig(quantization="int8-g64")
+        )
