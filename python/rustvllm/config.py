@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from rustvllm import envs
-from rustvllm.exceptions import ConfigError
+from rustvllm.exceptions import ConfigError, InvalidRequestError
 
 DTYPES = ("float32", "float16", "bfloat16")
 """Names of the tensor types a model can compute in."""
@@ -27,6 +27,11 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "rustvllm", "transformers")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 MAX_DATA_PARALLEL_SIZE = 64
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+"""Raw: as the model gave them. Processed: after penalties, masks, temperature and truncation, as they are drawn
+from."""
+LARGEST_MAX_LOGPROBS = 500_000
+"""So many candidates of one place fit into a frame between processes."""
 CAPTURE_MODES = ("ahead", "lazy")
 EXECUTORS = ("auto", "uniproc", "sim")
 MAX_SIM_MS = 60_000.0
@@ -125,6 +130,9 @@ class ModelConfig:
         eos_token_ids: Ids that end a generation, from generation_config.json, else config.json.
         generation_config: The model's own sampling defaults, ``{}`` when there are none.
         enforce_eager: Never capture CUDA graphs.
+        max_logprobs: Most candidates per place whose log-probabilities a request may ask for; -1: the whole vocabulary.
+        logprobs_mode: What is given as log-probabilities of sampled tokens, one of ``LOGPROBS_MODES``.
+        logits_processors: Batch classes that change logits, as ``module:Class``; or, in one process, the classes.
         trust_remote_code: Python code of the model's folder may run, where nobody else knows the architecture.
         model_impl: Whose modelling code runs: ``rustvllm`` or ``transformers``.
     """
@@ -150,7 +158,10 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     enforce_eager: bool = False
+    max_logprobs: int = 20
+    logprobs_mode: str = "raw_logprobs"
     trust_remote_code: bool = False
+    logits_processors: tuple[Any, ...] = ()
     model_impl: str = "rustvllm"
 
     def __post_init__(self) -> None:
@@ -159,6 +170,13 @@ class ModelConfig:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_attention_heads", "num_kv_heads", "head_dim"):
             require_int(name, getattr(self, name), 1)
         require_int("max_model_len", self.max_model_len, 1)
+        require_int("max_logprobs", self.max_logprobs, -1, LARGEST_MAX_LOGPROBS)
+        if self.max_logprobs == -1 and self.vocab_size > LARGEST_MAX_LOGPROBS:
+            raise ConfigError(
+                f"max_logprobs=-1 means the vocabulary, which has {self.vocab_size} tokens; at most "
+                f"{LARGEST_MAX_LOGPROBS} are possible"
+            )
+        require_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         require_int("seed", self.seed, -(2**63), 2**63 - 1)
         if self.num_attention_heads % self.num_kv_heads:
             raise ConfigError(
@@ -170,6 +188,26 @@ class ModelConfig:
         object.__setattr__(self, "generation_config", MappingProxyType(dict(self.generation_config)))
         if not self.served_model_name:
             object.__setattr__(self, "served_model_name", (self.model,))
+
+    def check_num_logprobs(self, param: str, asked: int | None) -> None:
+        """Refuse more candidates than a request may ask for.
+
+        Args:
+            param: The parameter, for the message.
+            asked: Candidates per place; -1: the vocabulary; None: nothing is asked for.
+
+        Raises:
+            InvalidRequestError: Names the parameter, the value and the limit.
+        """
+        most = self.vocab_size if self.max_logprobs == -1 else self.max_logprobs
+        num_asked = self.vocab_size if asked == -1 else asked
+        if num_asked is None or num_asked <= most or self.max_logprobs == -1:
+            return
+        shown = f"-1 (the vocabulary of {self.vocab_size} tokens)" if asked == -1 else asked
+        raise InvalidRequestError(
+            f"{param} is {shown}, at most {most} are given; the engine's max_logprobs can be raised (-1: no limit)",
+            param,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
