@@ -309,9 +309,9 @@ def test_a_model_too_large_for_memory_is_refused_before_memory_is_taken(tmp_path
     message = refused(tmp_path, config, load_format="dummy")
     found = re.search(
         r"the parameters take (\d{13,}) bytes in float32 \(\d+\.\d\d GiB\), but 1073741824 bytes are free on cpu "
-        r"\(1\.00 GiB\): (\d+) bytes too much; --dtype bfloat16 takes (\d+) bytes \(\d+\.\d\d GiB\), which is (\d+) bytes "
-        r"too much, too; --quantization int8 takes about \d+ bytes, which is too much, too; else a model of at most "
-        r"268435456 parameters, or more memory",
+        r"\(1\.00 GiB\): (\d+) bytes too much; --dtype bfloat16 takes (\d+) bytes \(\d+\.\d\d GiB\), which is (\d+) "
+        r"bytes too much, too; --quantization int8 takes about \d+ bytes, which is too much, too; else a model "
+        r"of at most 268435456 parameters, or more memory",
         message,
     )
     assert found
