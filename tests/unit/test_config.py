@@ -188,3 +188,23 @@ def test_triton_on_the_cpu_is_for_tests_alone(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert DeviceConfig(attention_backend="triton").attention_backend == "triton"
     assert DeviceConfig(device="cuda", attention_backend="triton").device == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        (DeviceConfig(), "kv_cache_dtype is fp8, which is for CUDA, but device is cpu"),
+        (
+            DeviceConfig(device="cuda", attention_backend="torch"),
+            "Triton's kernels alone read, but attention_backend is",
+        ),
+    ],
+)
+def test_a_cache_of_eight_bits_is_for_triton(device, message):
+    cache = CacheConfig(kv_cache_dtype="fp8")
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(model=ModelConfig(**MODEL), cache=cache, device=device)
+    for device in (DeviceConfig(device="cuda"), DeviceConfig(device="cuda", attention_backend="triton")):
+        assert EngineConfig(model=ModelConfig(**MODEL), cache=cache, device=device).cache.is_fp8
+    with pytest.raises(ConfigError, match="kv_cache_dtype must be one of auto, fp8, fp8_e4m3, got 'int4'"):
+        CacheConfig(kv_cache_dtype="int4")

@@ -1,8 +1,8 @@
 """One token per row, by inverting the cumulative distribution at a number that depends on (seed, position) alone.
 
-The number is that of ``rustvllm.sample.random.counter_uniform``, bit for bit, and the distribution is run through in the
-order of the vocabulary, as ``rustvllm.sample.sampler`` does it: so a request draws here what it would draw there, unless
-its number lies within rounding (about 1e-7 of the mass) of the border between two tokens.
+The number is that of ``rustvllm.sample.random.counter_uniform``, bit for bit, and the distribution is run through in
+the order of the vocabulary, as ``rustvllm.sample.sampler`` does it: so a request draws here what it would draw there,
+unless its number lies within rounding (about 1e-7 of the mass) of the border between two tokens.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ def counter_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     out = torch.empty(n, dtype=torch.float64, device=seeds.device)
     if n:
         block = min(power_of_two(n), 256)
-        _uniform_kernel[(triton.cdiv(n, block),)](
-            out, seeds, positions, n, BLOCK=block, num_warps=4, **LAUNCH_OPTIONS
-        )
+        _uniform_kernel[(triton.cdiv(n, block),)](out, seeds, positions, n, BLOCK=block, num_warps=4, **LAUNCH_OPTIONS)
     return out
 
 
@@ -57,9 +55,7 @@ def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:
         block = min(power_of_two(vocab_size), MAX_BLOCK)
-        _draw_kernel[(num_rows,)](
-            out, logits, seeds, positions, vocab_size, BLOCK=block, num_warps=8, **LAUNCH_OPTIONS
-        )
+        _draw_kernel[(num_rows,)](out, logits, seeds, positions, vocab_size, BLOCK=block, num_warps=8, **LAUNCH_OPTIONS)
     return out
 
 
