@@ -127,6 +127,7 @@ class ModelConfig:
         enforce_eager: Never capture CUDA graphs.
         trust_remote_code: Python code of the model's folder may run, where nobody else knows the architecture.
         model_impl: Whose modelling code runs: ``rustvllm`` or ``transformers``.
+        logits_processors: Batch classes that change logits, as ``module:Class``; or, in one process, the classes.
     """
 
     model: str
@@ -152,6 +153,7 @@ class ModelConfig:
     enforce_eager: bool = False
     trust_remote_code: bool = False
     model_impl: str = "rustvllm"
+    logits_processors: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         require_choice("model_impl", self.model_impl, MODEL_IMPLS[1:])

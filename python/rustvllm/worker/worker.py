@@ -15,6 +15,7 @@ from rustvllm.attention.static_batch import StaticAttentionBackend
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
 from rustvllm.logger import init_logger
 from rustvllm.model_loader import load_model
+from rustvllm.sample.logits_processors import load_logits_processors
 from rustvllm.worker import host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.cuda_graphs import DecodeGraphs, default_capture_sizes, make_graph_recorder
@@ -96,6 +97,8 @@ class Worker:
             float_columns=self._float_columns,
             int_columns=self._int_columns,
         )
+        names = self.config.model.logits_processors
+        input_batch.extras.load(load_logits_processors(names, self.config, self.device))
         backend = make_attention_backend(
             self.config.device.attention_backend,
             model.kv_cache_spec,

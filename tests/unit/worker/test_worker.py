@@ -45,7 +45,7 @@ def make(tmp_path, monkeypatch):
         config = SimpleNamespace(
             model=SimpleNamespace(
                 model="m", path=tmp_path, hf_config=base, architecture=architecture, dtype=dtype, seed=0,
-                max_model_len=max_model_len, model_impl="rustvllm",
+                max_model_len=max_model_len, model_impl="rustvllm", logits_processors=(),
             ),
             cache=SimpleNamespace(**(options | cache)),
             scheduler=SimpleNamespace(
