@@ -68,7 +68,7 @@ def _truncate_kernel(
         threshold = -2147483647 - 1
         if k < vocab_size:
             threshold = _threshold(row, vocab_size, k.to(tl.float32), highest, False, BLOCK)
-        if HAS_TOP_P:
+        if HAS_TOP_P:  # noqa: SIM102 -- this one is decided when the kernel is compiled
             if p < 1.0:
                 mass = _mass_of_k(row, vocab_size, k, threshold, highest, BLOCK)
                 by_mass = _threshold(row, vocab_size, p * mass, highest, True, BLOCK)
