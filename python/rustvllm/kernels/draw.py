@@ -75,7 +75,7 @@ def _uniform(seed, position):
     return (state >> 11).to(tl.float64) * 1.1102230246251565e-16  # 2⁻⁵³
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _uniform_kernel(out_ptr, seed_ptr, position_ptr, n, BLOCK: tl.constexpr):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_index = index < n
