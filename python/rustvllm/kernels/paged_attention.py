@@ -16,6 +16,7 @@ times parts.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -103,7 +104,7 @@ def paged_attention(
     if not num_tiles:
         return
     block_q, rows = tokens_per_tile(config, group_size)
-    partial_out, partial_max, partial_sum = out, out, out  # not looked at unless split
+    partial_out = partial_max = partial_sum = _nothing(out.device)
     if num_splits > 1:
         shape = (num_tiles, num_heads, num_splits)
         partial_out = torch.empty((*shape, head_dim), dtype=torch.float32, device=out.device)
@@ -121,7 +122,7 @@ def paged_attention(
         tiles.first_tokens,
         tiles.query_start_loc,
         tiles.seq_lens,
-        alibi_slopes if alibi_slopes is not None else out,
+        _nothing(out.device) if alibi_slopes is None else alibi_slopes,
         scale * key_scale,
         0.0 if soft_cap is None else soft_cap,
         value_scale,
@@ -170,10 +171,16 @@ def paged_attention(
 
 
 # What differs from step to step must not choose the code: Triton would compile while requests wait.
-_INDICES = ["table_ptr", "request_ptr", "first_token_ptr", "query_start_ptr", "seq_len_ptr"]
+_UNALIGNED = ["table_ptr", "request_ptr", "first_token_ptr", "query_start_ptr", "seq_len_ptr", "partial_sum_ptr"]
 
 
-@triton.jit(do_not_specialize=["window", "table_stride", "num_splits"], do_not_specialize_on_alignment=_INDICES)
+@functools.cache
+def _nothing(device: torch.device) -> Tensor:
+    """What is passed for arrays that are not looked at; of their type, so that the code is the same."""
+    return torch.empty(1, dtype=torch.float32, device=device)
+
+
+@triton.jit(do_not_specialize=["window", "table_stride", "num_splits"], do_not_specialize_on_alignment=_UNALIGNED)
 def _attention_kernel(
     out_ptr,
     partial_out_ptr,
@@ -301,7 +308,10 @@ def _attention_kernel(
         tl.store(out_ptr + place[:, None] + feature[None, :], result.to(out_ptr.dtype.element_ty), mask=is_stored)
 
 
-@triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["request_ptr", "query_start_ptr"])
+@triton.jit(
+    do_not_specialize=["num_splits"],
+    do_not_specialize_on_alignment=["request_ptr", "query_start_ptr", "partial_sum_ptr"],
+)
 def _combine_kernel(
     out_ptr,
     partial_out_ptr,
