@@ -19,7 +19,10 @@ from rustvllm import devices, flags, hub
 from rustvllm.config import (
     ATTENTION_BACKENDS,
     EXECUTORS,
+    LARGEST_MAX_LOGPROBS,
+    LOGPROBS_MODES,
     MODEL_IMPLS,
+    QUANTIZATIONS,
     CacheConfig,
     CUDAGraphConfig,
     DeviceConfig,
@@ -126,7 +129,10 @@ class EngineArgs(EngineFlags):
         )
         download_dir = None if self.download_dir is None else Path(self.download_dir).expanduser()
         load = LoadConfig(
-            load_format=self.load_format, download_dir=download_dir, use_tqdm_on_load=self.use_tqdm_on_load
+            load_format=self.load_format,
+            download_dir=download_dir,
+            quantization=self.quantization,
+            use_tqdm_on_load=self.use_tqdm_on_load,
         )
         model = self._create_model_config(device, load)
         return EngineConfig(
@@ -134,7 +140,9 @@ class EngineArgs(EngineFlags):
             cache=cache,
             scheduler=self._create_scheduler_config(usage, device, model.max_model_len),
             parallel=ParallelConfig(),
-            device=DeviceConfig(device=device, attention_backend=self.attention_backend),
+            device=DeviceConfig(
+                device=device, attention_backend=self.attention_backend, batch_invariant=self.batch_invariant
+            ),
             cuda_graphs=self._create_cuda_graph_config(),
             load=load,
             sim=sim,
@@ -193,6 +201,8 @@ class EngineArgs(EngineFlags):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), 1, limit)
         require_int("seed", self.seed, -(2**63), 2**63 - 1)
+        require_int("max_logprobs", self.max_logprobs, -1, LARGEST_MAX_LOGPROBS)
+        require_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         resolve_dtype(self.dtype, "cpu", {})
         # Built for its checks: a limit that is still open gets a value that suits every other.
         SchedulerConfig(
@@ -200,6 +210,8 @@ class EngineArgs(EngineFlags):
             max_num_batched_tokens=2**24 if self.max_num_batched_tokens is None else self.max_num_batched_tokens,
             **self._scheduler_numbers(),
         )
+        if self.quantization is not None:
+            require_choice("quantization", self.quantization, QUANTIZATIONS)
         self._create_cuda_graph_config()
         CacheConfig(swap_space=self.swap_space, prefix_caching_hash_algo=self.prefix_caching_hash_algo)
         _check_generation_config(self.generation_config)
@@ -236,7 +248,7 @@ class EngineArgs(EngineFlags):
         else:
             names = [self.served_model_name] if isinstance(self.served_model_name, str) else self.served_model_name
             served = tuple(dict.fromkeys(names))
-        return read_model_config(
+        model = read_model_config(
             found.path,
             model=found.name,
             max_model_len=self.max_model_len,
@@ -256,6 +268,7 @@ class EngineArgs(EngineFlags):
             trust_remote_code=self.trust_remote_code,
             logits_processors=_processor_names(self.logits_processors),
         )
+        return dataclasses.replace(model, max_logprobs=self.max_logprobs, logprobs_mode=self.logprobs_mode)
 
     def _create_scheduler_config(self, usage: UsageContext, device: str, max_model_len: int) -> SchedulerConfig:
         default_tokens, default_seqs = default_budget(usage, device)
