@@ -24,8 +24,10 @@ MAX_SWAP_SPACE = 1 << 20
 QUANTIZATIONS = ("int8", "int8-g32", "int8-g64", "int8-g128")
 """Weights of one byte: with a scale for each output of a layer, or for each output and group of so many inputs."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+MODEL_IMPLS = ("auto", "rustvllm", "transformers")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 MAX_DATA_PARALLEL_SIZE = 64
+CAPTURE_MODES = ("ahead", "lazy")
 EXECUTORS = ("auto", "uniproc", "sim")
 MAX_SIM_MS = 60_000.0
 """A term of a simulated step's time at most."""
@@ -123,7 +125,8 @@ class ModelConfig:
         eos_token_ids: Ids that end a generation, from generation_config.json, else config.json.
         generation_config: The model's own sampling defaults, ``{}`` when there are none.
         enforce_eager: Never capture CUDA graphs.
-        trust_remote_code: Accepted for compatibility; code from a model's folder is never run.
+        trust_remote_code: Python code of the model's folder may run, where nobody else knows the architecture.
+        model_impl: Whose modelling code runs: ``rustvllm`` or ``transformers``.
     """
 
     model: str
@@ -148,8 +151,10 @@ class ModelConfig:
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     enforce_eager: bool = False
     trust_remote_code: bool = False
+    model_impl: str = "rustvllm"
 
     def __post_init__(self) -> None:
+        require_choice("model_impl", self.model_impl, MODEL_IMPLS[1:])
         require_choice("dtype", self.dtype, ("auto", *DTYPES))
         for name in ("vocab_size", "hidden_size", "num_layers", "num_attention_heads", "num_kv_heads", "head_dim"):
             require_int(name, getattr(self, name), 1)
@@ -322,15 +327,40 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CUDAGraphConfig:
+    """Which decode steps run as CUDA graphs, where the device and the attention backend have them.
+
+    Attributes:
+        capture_sizes: Numbers of requests that are captured, ascending; a step runs in the next larger one. None:
+            chosen by ``max_num_seqs``. Empty: no step does.
+        capture_mode: ``ahead``: all before the first request; ``lazy``: each when a step first needs it.
+    """
+
+    capture_sizes: tuple[int, ...] | None = None
+    capture_mode: str = "ahead"
+
+    def __post_init__(self) -> None:
+        require_choice("cudagraph_capture_mode", self.capture_mode, CAPTURE_MODES)
+        for size in self.capture_sizes or ():
+            require_int("cudagraph_capture_sizes", size, 1, 65536)
+        if self.capture_sizes is not None:
+            object.__setattr__(self, "capture_sizes", tuple(sorted(set(self.capture_sizes))))
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadConfig:
     """How weights are found, from safetensors or seeded random ones (``dummy``), and how they are kept.
 
     Attributes:
+        load_format: ``auto``, ``safetensors`` or ``dummy``.
+        download_dir: Where downloads are kept; None: the hub's own cache.
+        use_tqdm_on_load: A bar shows how far it is.
         quantization: A name out of ``QUANTIZATIONS`` for the weights of dense layers; None: as the model's dtype.
     """
 
     load_format: str = "auto"
     download_dir: Path | None = None
+    use_tqdm_on_load: bool = True
     quantization: str | None = None
 
     def __post_init__(self) -> None:
@@ -381,6 +411,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    cuda_graphs: CUDAGraphConfig = field(default_factory=CUDAGraphConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     sim: SimConfig | None = None
     step_trace_file: Path | None = None
@@ -418,6 +449,11 @@ class EngineConfig:
                     f"{name} is for the CPU's kernels, which compute in float32 and bfloat16, but dtype is float16: "
                     "set dtype to float32 or bfloat16"
                 )
+        if (sizes := self.cuda_graphs.capture_sizes) and sizes[-1] > self.scheduler.max_num_seqs:
+            raise ConfigError(
+                f"cudagraph_capture_sizes has {sizes[-1]}, but no step has more than max_num_seqs "
+                f"({self.scheduler.max_num_seqs}) requests: leave it out, or raise max_num_seqs"
+            )
         if self.cache.num_gpu_blocks_override is not None:
             self.check_num_blocks(self.cache.num_gpu_blocks_override)
 

@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import difflib
 import functools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,10 @@ from rustvllm import devices, flags, hub
 from rustvllm.config import (
     ATTENTION_BACKENDS,
     EXECUTORS,
+    MODEL_IMPLS,
     QUANTIZATIONS,
     CacheConfig,
+    CUDAGraphConfig,
     DeviceConfig,
     EngineConfig,
     LoadConfig,
@@ -121,7 +124,12 @@ class EngineArgs(EngineFlags):
             swap_space=self.swap_space,
         )
         download_dir = None if self.download_dir is None else Path(self.download_dir).expanduser()
-        load = LoadConfig(load_format=self.load_format, download_dir=download_dir, quantization=self.quantization)
+        load = LoadConfig(
+            load_format=self.load_format,
+            download_dir=download_dir,
+            use_tqdm_on_load=self.use_tqdm_on_load,
+            quantization=self.quantization,
+        )
         model = self._create_model_config(device, load)
         return EngineConfig(
             model=model,
@@ -131,11 +139,27 @@ class EngineArgs(EngineFlags):
             device=DeviceConfig(
                 device=device, attention_backend=self.attention_backend, batch_invariant=self.batch_invariant
             ),
+            cuda_graphs=self._create_cuda_graph_config(),
             load=load,
             sim=sim,
             step_trace_file=None
             if self.step_trace_file is None
             else Path(self.step_trace_file).expanduser().absolute(),
+        )
+
+    def _create_cuda_graph_config(self) -> CUDAGraphConfig:
+        sizes: Any = self.cudagraph_capture_sizes
+        if sizes is not None:
+            if not isinstance(sizes, list | tuple) or not sizes:
+                raise ConfigError(
+                    f"cudagraph_capture_sizes must be a list of one or more numbers of requests, got {sizes!r}; "
+                    "enforce_eager turns CUDA graphs off"
+                )
+            if self.enforce_eager:
+                raise ConfigError("cudagraph_capture_sizes and enforce_eager contradict each other: leave one out")
+            sizes = tuple(sizes)
+        return CUDAGraphConfig(
+            capture_sizes=() if self.enforce_eager else sizes, capture_mode=self.cudagraph_capture_mode
         )
 
     def _create_sim_config(self) -> SimConfig | None:
@@ -182,6 +206,7 @@ class EngineArgs(EngineFlags):
         )
         if self.quantization is not None:
             require_choice("quantization", self.quantization, QUANTIZATIONS)
+        self._create_cuda_graph_config()
         CacheConfig(swap_space=self.swap_space, prefix_caching_hash_algo=self.prefix_caching_hash_algo)
         _check_generation_config(self.generation_config)
         names: Any = self.served_model_name
@@ -193,8 +218,8 @@ class EngineArgs(EngineFlags):
         override: Any = self.override_generation_config
         if override is not None and not isinstance(override, Mapping):
             raise ConfigError(f"override_generation_config must be a dict, got {override!r}")
-        if self.trust_remote_code:
-            logger.warning("trust_remote_code is ignored: code of a model is never run")
+        require_choice("model_impl", self.model_impl, MODEL_IMPLS)
+        _check_hf_overrides(self.hf_overrides)
         if self.tokenizer is not None and self.skip_tokenizer_init:
             raise ConfigError("tokenizer and skip_tokenizer_init contradict each other: leave one out")
 
@@ -204,6 +229,7 @@ class EngineArgs(EngineFlags):
             self.revision,
             load.download_dir,
             with_weights=load.load_format != "dummy" and self.executor != "sim",
+            with_code=self.trust_remote_code,
         )
         tokenizer_path = None
         if not self.skip_tokenizer_init:
@@ -223,6 +249,8 @@ class EngineArgs(EngineFlags):
             device=device,
             generation_config=self.generation_config,
             override_generation_config=self.override_generation_config,
+            hf_overrides=self.hf_overrides,
+            model_impl=self.model_impl,
             revision=self.revision,
             tokenizer=None if self.tokenizer is None else str(self.tokenizer),
             tokenizer_path=tokenizer_path,
@@ -250,7 +278,9 @@ class EngineArgs(EngineFlags):
             max_num_batched_tokens=tokens,
             enable_chunked_prefill=self.enable_chunked_prefill,
             # Torch on the CPU computes in the thread that would plan the next step, so that nothing would overlap.
-            async_scheduling=self.executor == "sim" if self.async_scheduling is None else self.async_scheduling,
+            async_scheduling=(self.executor == "sim" or device == "cuda")
+            if self.async_scheduling is None
+            else self.async_scheduling,
             **self._scheduler_numbers(),
         )
 
@@ -296,6 +326,23 @@ def default_budget(usage: UsageContext, device: str) -> tuple[int, int]:
     if memory >= 70 * _GIB:
         return (16384, 1024) if usage == "llm_class" else (8192, 1024)
     return (8192, 256) if usage == "llm_class" else (2048, 256)
+
+
+def _check_hf_overrides(overrides: Any) -> None:
+    """Refuse what could not stand in a ``config.json``."""
+    if overrides is None:
+        return
+    if not isinstance(overrides, Mapping):
+        raise ConfigError(
+            f"hf_overrides must be a dict of values for config.json, got {overrides!r:.200} "
+            f"({type(overrides).__name__}); a function cannot be sent to the engine's process"
+        )
+    try:
+        json.dumps(overrides, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"hf_overrides must hold what JSON can: {error}, got {overrides!r:.200}") from error
+    if unnamed := [name for name in overrides if not isinstance(name, str)]:
+        raise ConfigError(f"hf_overrides must name values with strings, got {unnamed[0]!r}")
 
 
 def _check_generation_config(source: object) -> None:

@@ -22,13 +22,38 @@ class EngineFlags:
         "names clients may use; the first is reported", nargs="+", group="model"
     )
     skip_tokenizer_init: bool = arg("serve token ids only", False, group="model")
-    trust_remote_code: bool = arg("accepted and ignored: code of a model is never run", False, group="model")
+    hf_overrides: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise
+        "values that win over those of config.json, as JSON; objects are merged", type=parse_json_object, group="model"
+    )
+    model_impl: str = arg(
+        "rustvllm or transformers: whose modelling code runs; auto: rustvllm's where there is one",
+        "auto",
+        group="model",
+    )
+    trust_remote_code: bool = arg(
+        "let Python code out of the model's folder run, with all rights of this process, where neither rustvllm nor "
+        "transformers knows the architecture",
+        False,
+        group="model",
+    )
     enforce_eager: bool = arg("never capture CUDA graphs", False, group="model")
+    cudagraph_capture_sizes: list[int] | None = arg(  # noqa: RUF009 -- it returns a dataclasses.field
+        "numbers of requests whose decode steps run as CUDA graphs (default: 1, 2, 4, 8, 16, 24 … up to max_num_seqs)",
+        nargs="+",
+        type=parse_number,
+        group="model",
+    )
+    cudagraph_capture_mode: str = arg(
+        "ahead: graphs are captured before the first request; lazy: each when it is first needed",
+        "ahead",
+        group="model",
+    )
     generation_config: str = arg("auto: the model's sampling defaults; vllm: none; or a folder", "auto", group="model")
     override_generation_config: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise
         "sampling defaults as JSON", type=parse_json_object, group="model"
     )
     load_format: str = arg("auto or safetensors; dummy: seeded random weights", "auto", group="model")
+    use_tqdm_on_load: bool = arg("show how far the weights are loaded", True, group="model")
     download_dir: str | None = arg("where to keep downloads (default: HF_HOME's cache)", group="model")
     device: str = arg("auto, cpu or cuda", "auto", group="model")
     attention_backend: str = arg(
@@ -122,8 +147,8 @@ class EngineFlags:
         group="scheduler",
     )
     async_scheduling: bool | None = arg(
-        "plan a step while the one before it runs (default: yes where the device runs by itself, as a simulated one "
-        "does; no on the CPU)",
+        "plan a step while the one before it runs (default: yes where the device runs by itself, as a GPU and a "
+        "simulated one do; no on the CPU)",
         action=argparse.BooleanOptionalAction,
         group="scheduler",
     )

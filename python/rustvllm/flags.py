@@ -26,7 +26,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "logits_processors": (None,),
     "enable_prompt_embeds": (False,),
     "max_logprobs": (20,),
-    "hf_overrides": (None,),
     "rope_scaling": (None,),
     "cpu_offload_gb": (0, 0.0),
     "kv_offloading_size": (None, 0),

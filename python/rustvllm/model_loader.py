@@ -25,7 +25,7 @@ from rustvllm.layers.cpu_linear_packer import LinearPacker
 from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.logger import init_logger
 from rustvllm.models.interface import CausalLM
-from rustvllm.models.registry import get_model_class
+from rustvllm.models.registry import make_model
 
 if TYPE_CHECKING:
     from rustvllm.config import LoadConfig, ModelConfig
@@ -71,11 +71,11 @@ def load_model(
             and what was found.
     """
     started = time.monotonic()
-    model_class = get_model_class(model_config.architecture)
+    build = make_model(model_config)
     stored = None if load_config.load_format == "dummy" else _read_headers(model_config.path)
     # On the meta device a model takes no memory: what it needs is known before it is taken.
     with _defaults(dtype, torch.device("meta")):
-        outline = model_class(model_config.hf_config, model_config.max_model_len)
+        outline = build()
     limit = outline.max_positions
     if limit is not None and model_config.max_model_len > limit:
         # Beyond it the position table would be read out of bounds.
@@ -93,7 +93,7 @@ def load_model(
             f"{available_memory} bytes are free on {device}; use a smaller dtype, a smaller model or more memory"
         )
     with _defaults(dtype, device):
-        model = model_class(model_config.hf_config, model_config.max_model_len)
+        model = build()
     if packer is not None:
         packer.watch(model, _tied_embedding(model))
     filled = (lambda _: None) if packer is None else packer.filled
@@ -102,6 +102,7 @@ def load_model(
             fill_dummy_weights(model, model_config.seed, filled)
         else:
             _fill_from_checkpoint(model, model_config.path, stored, filled)
+        model.check_filled()
         if packer is not None:
             model.head_kernel = packer.finish(model, _tied_embedding(model))
     logger.info("loaded %s: %.1f MiB in %.1f s", model_config.model, size / 2**20, time.monotonic() - started)
@@ -238,43 +239,48 @@ def _fill_from_checkpoint(
 ) -> None:
     sources = _without_prefix(model, folder, stored)
     targets = model.checkpoint_tensors()
-    head = sources.get(HEAD_NAME)
     if model.lm_head is not None:
         targets[HEAD_NAME] = model.lm_head.weight
-    elif head is not None and model.embed_tokens_name not in sources:
-        # Tied, and saved under the head's name only.
-        sources[model.embed_tokens_name] = sources.pop(HEAD_NAME)
-        head = None
-    tied_head = sources.pop(HEAD_NAME) if head is not None and model.lm_head is None else None
+    doubles = {}
+    for alias, name in model.tied_tensors().items():
+        if alias not in sources:
+            continue
+        if name in sources:
+            doubles[alias] = sources.pop(alias)
+        else:  # tied, and saved under this name only
+            sources[name] = sources.pop(alias)
     _check(model, folder, sources, targets)
+    kept = set(model.tied_tensors().values())
 
     for name, tensor in sorted(sources.items(), key=lambda item: (item[1].file, item[0])):
         targets[name].copy_(_read(tensor))
-        filled(targets.pop(name))
-    if tied_head is not None:
-        _reconcile_head(model, folder, tied_head)
+        filled(targets[name])
+        if name not in kept:
+            del targets[name]  # a packed weight's memory goes with the last view of it
+    for alias, tensor in doubles.items():
+        _reconcile(model, folder, alias, targets[model.tied_tensors()[alias]], tensor)
 
 
-def _reconcile_head(model: CausalLM, folder: Path, stored_head: _StoredTensor) -> None:
-    """A tied model's checkpoint also has a head: it must be the embedding again, or it wins."""
-    embedding = model.embed_tokens.weight
-    if stored_head.shape != tuple(embedding.shape):
+def _reconcile(model: CausalLM, folder: Path, alias: str, target: Tensor, stored: _StoredTensor) -> None:
+    """A tied tensor is stored twice: both must be the same, or each is kept."""
+    if stored.shape != tuple(target.shape):
         raise ModelLoadError(
-            f"{stored_head.file}: tensor {stored_head.name!r} has shape {list(stored_head.shape)}, expected "
-            f"{list(embedding.shape)}"
+            f"{stored.file}: tensor {stored.name!r} has shape {list(stored.shape)}, expected {list(target.shape)}"
         )
-    head = _read(stored_head).to(device=embedding.device, dtype=embedding.dtype)
-    if not torch.equal(head, embedding):
-        logger.warning("%s: tie_word_embeddings is set, but the head differs from the embedding; both are kept", folder)
-        model.untie_head().weight.copy_(head)
+    value = _read(stored).to(device=target.device, dtype=target.dtype)
+    if not torch.equal(value, target):
+        logger.warning("%s: %s is tied by config.json, but stored with other values; both are kept", folder, alias)
+        model.untie(alias).copy_(value)
 
 
 def _without_prefix(model: CausalLM, folder: Path, stored: dict[str, _StoredTensor]) -> dict[str, _StoredTensor]:
     sources: dict[str, _StoredTensor] = {}
     for name, tensor in stored.items():
-        bare = next((name.removeprefix(prefix) for prefix in model.prefixes if name.startswith(prefix)), name)
+        renamed = model.checkpoint_name(name)
+        bare = next((renamed.removeprefix(prefix) for prefix in model.prefixes if renamed.startswith(prefix)), renamed)
         if model.is_ignored(bare):
             continue
+        bare = HEAD_NAME if bare == model.head_name else bare
         if bare in sources:
             raise ModelLoadError(f"{folder}: tensors {name!r} and {sources[bare].name!r} are the same one twice")
         sources[bare] = tensor

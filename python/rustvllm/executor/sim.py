@@ -168,8 +168,8 @@ class SimExecutor:
         self._last_sampled[rows] = self._sampled
         self._logprobs = self._make_up_logprobs(self._sampled, self._num_logprobs[rows])
 
-    def sample_tokens(self, grammar_output: None = None) -> SimStepOutput:
-        """The step's tokens, to be had once its time is over.
+    def sample_tokens(self, grammar_output: npt.NDArray[np.int32] | None = None) -> SimStepOutput:
+        """The step's tokens, to be had once its time is over; words know no grammar.
 
         Raises:
             SchedulerStateError: No step was executed.

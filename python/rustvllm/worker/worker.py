@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,15 +12,18 @@ from torch import Tensor
 
 from rustvllm import _core
 from rustvllm.attention.selector import make_attention_backend
-from rustvllm.exceptions import ConfigError, ModelLoadError
+from rustvllm.attention.static_batch import StaticAttentionBackend
+from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
 from rustvllm.logger import init_logger
 from rustvllm.model_loader import load_model
 from rustvllm.worker import host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
+from rustvllm.worker.cuda_graphs import DecodeGraphs, default_capture_sizes, make_graph_recorder
 from rustvllm.worker.dense_layers import make_linear_packer
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.step_buffers import BufferSpec, StepBuffers
+from rustvllm.worker.streams import make_streams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,6 +117,7 @@ class Worker:
             device=self.device,
             block_size=block_size,
             async_scheduling=self.config.scheduler.async_scheduling,
+            streams=make_streams(self.device),
         )
 
     def determine_num_blocks(self) -> int:
@@ -194,9 +199,11 @@ class Worker:
         runner = self._loaded()
         shape = runner.model.kv_cache_spec.layer_shape(num_blocks, self.config.cache.block_size)
         runner.kv_caches = [self._zeros(shape) for _ in range(runner.model.kv_cache_spec.num_layers)]
-        runner.block_copier = BlockCopier(runner.kv_caches, num_cpu_blocks)
-        pin_memory = self.device.type == "cuda"
-        runner.step_buffers = [StepBuffers(buffer_spec, pin_memory=pin_memory) for _ in range(num_sets)]
+        runner.block_copier = BlockCopier(runner.kv_caches, num_cpu_blocks, streams=runner.streams)
+        runner.graphs = self._make_graphs(runner.kv_caches)
+        runner.step_buffers = [
+            StepBuffers(buffer_spec, device=self.device, streams=runner.streams) for _ in range(num_sets)
+        ]
         logger.info(
             "KV cache: %d blocks of %d tokens, %.1f MiB on %s",
             num_blocks,
@@ -208,6 +215,51 @@ class Worker:
             swap_bytes = num_cpu_blocks * self.num_bytes_per_block
             logger.info("swap space: %d blocks, %.1f MiB of CPU memory", num_cpu_blocks, swap_bytes / 2**20)
         return [step.arrays for step in runner.step_buffers]
+
+    def capture_graphs(self) -> None:
+        """Capture the CUDA graphs of decode steps, where there are to be any and not only when they are needed.
+
+        Raises:
+            ModelLoadError: one cannot be captured.
+        """
+        runner = self._loaded()
+        if runner.graphs is None:
+            return
+        if self.config.cuda_graphs.capture_mode == "lazy":
+            logger.info("CUDA graphs: %d sizes, captured when they are needed", len(runner.graphs.sizes))
+            return
+        began = time.monotonic()
+        every = max(1, len(runner.graphs.sizes) // 4)
+
+        def show(done: int, total: int) -> None:
+            if done % every == 0 or done == total:
+                logger.info("CUDA graphs: %d of %d captured, %.1f s", done, total, time.monotonic() - began)
+
+        try:
+            runner.graphs.capture_all(show)
+        except torch.OutOfMemoryError as error:
+            raise ModelLoadError(
+                f"no memory is left for CUDA graphs of up to {runner.graphs.sizes[-1]} requests ({error}); lower "
+                "gpu_memory_utilization or kv_cache_memory_bytes, name fewer cudagraph_capture_sizes, or set "
+                "enforce_eager"
+            ) from error
+        except RuntimeError as error:
+            raise ModelLoadError(f"the model cannot run in a CUDA graph ({error}); set enforce_eager") from error
+
+    def out_of_memory(self, error: torch.OutOfMemoryError, what: str) -> DeviceMemoryError:
+        """The error that says what to lower, instead of torch's; what torch holds back is given to the device.
+
+        Args:
+            error: torch's.
+            what: was being done.
+        """
+        torch.cuda.empty_cache()
+        scheduler, cache = self.config.scheduler, self.config.cache
+        return DeviceMemoryError(
+            f"{self.device} is out of memory in {what} ({str(error).splitlines()[0]}); lower gpu_memory_utilization "
+            f"({cache.gpu_memory_utilization:g}) or kv_cache_memory_bytes, max_num_batched_tokens "
+            f"({scheduler.max_num_batched_tokens}) or max_num_seqs ({scheduler.max_num_seqs})"
+        )
 
     def shutdown(self) -> None:
         """Let the model and the cache go."""
@@ -224,6 +276,26 @@ class Worker:
         self._set_num_threads(outline)
         self._threads = _core.CpuThreads(torch.get_num_threads())
         return make_linear_packer(self.config, outline, self.dtype, self._threads)
+
+    def _make_graphs(self, kv_caches: Sequence[Tensor]) -> DecodeGraphs | None:
+        """The graphs over a KV cache, not captured yet; None where no step runs in one."""
+        runner, sizes = self._loaded(), self.config.cuda_graphs.capture_sizes
+        recorder = make_graph_recorder(self.device)
+        if recorder is None or sizes == ():
+            return None
+        if not isinstance(runner.backend, StaticAttentionBackend):
+            logger.info("CUDA graphs: none, attention by %s cannot be captured", runner.backend.name)
+            return None
+        return DecodeGraphs(
+            default_capture_sizes(self.config.scheduler.max_num_seqs) if sizes is None else sizes,
+            recorder,
+            runner.model,
+            runner.backend,
+            kv_caches,
+            block_table=runner.input_batch.block_table,
+            last_token_ids=runner.last_token_ids,
+            block_size=self.config.cache.block_size,
+        )
 
     def _set_num_threads(self, model: CausalLM) -> None:
         if self.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:

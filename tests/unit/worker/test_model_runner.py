@@ -1,7 +1,5 @@
 """The runner driven by the naive scheduler: the two calls, sampling through rows, failures, and one row's poison."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +8,7 @@ from naive_schedule import NaiveEngine, Request
 
 from rustvllm.exceptions import SchedulerStateError
 from rustvllm.worker.model_runner import STATE_ERROR
+from rustvllm.worker.step_output import ModelRunnerOutput
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
@@ -44,7 +43,7 @@ def test_an_executed_step_must_be_sampled_before_the_next(model, monkeypatch):
     monkeypatch.setattr(
         engine.runner,
         "sample_tokens",
-        lambda: SimpleNamespace(sampled_token_ids=np.zeros((1, 1), np.int32), logprobs=None),
+        lambda: ModelRunnerOutput(np.zeros((1, 1), np.int32)),
     )
     engine.admit(again := [Request([1, 2, 3], 4)])
     engine.step()

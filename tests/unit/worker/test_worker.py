@@ -10,6 +10,7 @@ import torch
 from checkpoints import GPT2, LLAMA
 from naive_schedule import FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
 
+from rustvllm.config import CUDAGraphConfig, LoadConfig
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.worker import host_resources
 from rustvllm.worker import worker as worker_module
@@ -43,7 +44,7 @@ def make(tmp_path, monkeypatch):
         config = SimpleNamespace(
             model=SimpleNamespace(
                 model="m", path=tmp_path, hf_config=base, architecture=architecture, dtype=dtype, seed=0,
-                max_model_len=max_model_len,
+                max_model_len=max_model_len, model_impl="rustvllm",
             ),
             cache=SimpleNamespace(**(options | cache)),
             scheduler=SimpleNamespace(
@@ -51,7 +52,8 @@ def make(tmp_path, monkeypatch):
             ),
             parallel=SimpleNamespace(data_parallel_size=1),
             device=SimpleNamespace(device=device, attention_backend="auto", batch_invariant=False),
-            load=SimpleNamespace(load_format="dummy", quantization=None),
+            cuda_graphs=CUDAGraphConfig(),
+            load=LoadConfig(load_format="dummy"),
         )  # fmt: skip
         worker = Worker(config, FLOAT_COLUMNS, INT_COLUMNS)
         worker.load_model()
