@@ -1,8 +1,8 @@
 //! The product kernel: a few rows of activations times one panel of packed weights, summed in registers.
 //!
-//! Each sum begins at 0 and takes one product after the other, in the order of the inputs, by one fused multiply-add each;
-//! how many rows are computed together and where the inputs are cut changes no bit of it. Weights of 8 bits are summed so
-//! within pieces (their group, cut where a chunk of activations ends), and each piece's sum is scaled and added.
+//! The inputs are cut into pieces: a chunk each, and with scales a group within a chunk. A piece's sum begins at 0 and takes
+//! one product after the other, by one fused multiply-add each, and then is scaled and added to the total of those before;
+//! short sums also lose less than one long one. How many rows are computed together changes no bit of that.
 
 #![allow(clippy::inline_always, reason = "see `simd`")]
 #![allow(
@@ -111,14 +111,6 @@ unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
     let outputs = PANEL_VECTORS * S::LANES;
     // SAFETY: the caller's promise: every offset stays within the arrays.
     unsafe {
-        let mut sums = [[S::splat(0.0); PANEL_VECTORS]; R];
-        if !W::SCALED && what.first_k > 0 {
-            for r in 0..R {
-                for n in 0..PANEL_VECTORS {
-                    sums[r][n] = S::load(what.c.add(r * outputs + n * S::LANES));
-                }
-            }
-        }
         let (mut a, mut b) = (what.a, what.b);
         let (mut k, end) = (what.first_k, what.first_k + what.num_k);
         while k < end {
@@ -128,6 +120,7 @@ unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
             if W::SCALED {
                 piece_end = piece_end.min(k - k % what.group_size + what.group_size);
             }
+            let mut sums = [[S::splat(0.0); PANEL_VECTORS]; R];
             for i in k % CHUNK..k % CHUNK + (piece_end - k) {
                 let weights = W::load::<S>(b);
                 let mut line = 0;
@@ -143,27 +136,22 @@ unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
                 }
                 b = b.add(outputs * W::BYTES);
             }
-            if W::SCALED {
-                let scales = what.scales.add(k / what.group_size * outputs);
-                for r in 0..R {
-                    for n in 0..PANEL_VECTORS {
-                        let to = what.c.add(r * outputs + n * S::LANES);
-                        let before = if k == 0 { S::splat(0.0) } else { S::load(to) };
-                        S::store(to, S::fma(sums[r][n], S::load(scales.add(n * S::LANES)), before));
-                        sums[r][n] = S::splat(0.0);
-                    }
+            for r in 0..R {
+                for n in 0..PANEL_VECTORS {
+                    let to = what.c.add(r * outputs + n * S::LANES);
+                    let before = if k == 0 { S::splat(0.0) } else { S::load(to) };
+                    let total = if W::SCALED {
+                        let scales = what.scales.add(k / what.group_size * outputs);
+                        S::fma(sums[r][n], S::load(scales.add(n * S::LANES)), before)
+                    } else {
+                        S::add(sums[r][n], before)
+                    };
+                    S::store(to, total);
                 }
             }
             k = piece_end;
             if k == chunk_end {
                 a = a.wrapping_add(what.chunk_stride);
-            }
-        }
-        if !W::SCALED {
-            for r in 0..R {
-                for n in 0..PANEL_VECTORS {
-                    S::store(what.c.add(r * outputs + n * S::LANES), sums[r][n]);
-                }
             }
         }
     }
