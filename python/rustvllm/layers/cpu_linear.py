@@ -142,13 +142,24 @@ class CoreLinear:
         self._out_features = out_features
         self.nbytes = self._packed.nbytes
 
+    def read(self) -> None:
+        """Read the weight once and do nothing with it, by all threads: to measure what that takes."""
+        self._packed.read()
+
+    def unpack(self, num_outputs: int) -> Tensor:
+        """The first rows of the weight, rounded as they are kept: float32 ``[num_outputs, in_features]``."""
+        rows = torch.empty((num_outputs, self._packed.in_features), dtype=torch.float32)
+        for row in range(num_outputs):
+            self._packed.unpack_row(row, host_array(rows[row : row + 1]))
+        return rows
+
     def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
         """See ``LinearKernel.forward``."""
         if x.dim() != 2:
             flat = None if residual is None else residual.flatten(0, -2)
             return self.forward(x.flatten(0, -2), activation, flat).view(*x.shape[:-1], self._out_features)
-        x = _with_whole_rows(x)
-        residual = None if residual is None else _with_whole_rows(residual)
+        x = with_whole_rows(x)
+        residual = None if residual is None else with_whole_rows(residual)
         out = torch.empty((x.shape[0], self._out_features), dtype=x.dtype)
         fused = None if activation is None else _CORE_ACTIVATIONS.get(activation)
         if activation is not None and fused is None:
@@ -164,7 +175,7 @@ class CoreLinear:
         return out
 
 
-def _with_whole_rows(x: Tensor) -> Tensor:
+def with_whole_rows(x: Tensor) -> Tensor:
     """The same numbers with those of a row side by side, as the core reads them; rows may lie apart."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 

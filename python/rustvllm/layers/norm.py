@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rustvllm.layers.linear import empty_parameter
+
+
+class NormKernel(Protocol):
+    """Computes a norm from a copy of its parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., features]`` → the same, in new memory."""
+        ...
 
 
 class LayerNorm(nn.Module):
@@ -17,8 +27,11 @@ class LayerNorm(nn.Module):
         self.eps = eps
         self.weight = empty_parameter(hidden_size)
         self.bias = empty_parameter(hidden_size)
+        self.kernel: NormKernel | None = None
 
     def forward(self, x: Tensor) -> Tensor:  # [..., hidden_size] -> the same
+        if self.kernel is not None:
+            return self.kernel.forward(x)
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
@@ -41,8 +54,11 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = empty_parameter(hidden_size)
+        self.kernel: NormKernel | None = None
 
     def forward(self, x: Tensor) -> Tensor:  # [..., hidden_size] -> the same
+        if self.kernel is not None:
+            return self.kernel.forward(x)
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         x32 = x.to(torch.float32)
@@ -57,7 +73,10 @@ class GemmaRMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = empty_parameter(hidden_size)
+        self.kernel: NormKernel | None = None
 
     def forward(self, x: Tensor) -> Tensor:  # [..., hidden_size] -> the same
+        if self.kernel is not None:
+            return self.kernel.forward(x)
         weight = self.weight.to(torch.float32) + 1.0
         return F.rms_norm(x.to(torch.float32), weight.shape, weight, self.eps).to(x.dtype)
