@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rustvllm.outputs import CompletionOutput as CompletionOutput
     from rustvllm.outputs import Logprob as Logprob
     from rustvllm.outputs import RequestOutput as RequestOutput
+    from rustvllm.sample.logits_processors import BatchUpdate as BatchUpdate
+    from rustvllm.sample.logits_processors import LogitsProcessor as LogitsProcessor
+    from rustvllm.sample.logits_processors import MoveDirectionality as MoveDirectionality
     from rustvllm.sampling_params import SamplingParams as SamplingParams
 
     __version__: str
@@ -29,16 +32,22 @@ _HOMES = {
     "Logprob": "rustvllm.outputs",
     "EngineArgs": "rustvllm.engine_args",
     "AsyncEngineArgs": "rustvllm.engine_args",
+    "LogitsProcessor": "rustvllm.sample.logits_processors",
+    "BatchUpdate": "rustvllm.sample.logits_processors",
+    "MoveDirectionality": "rustvllm.sample.logits_processors",
 }
 
 __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "BatchUpdate",
     "CompletionOutput",
     "EngineArgs",
     "LLMEngine",
+    "LogitsProcessor",
     "Logprob",
+    "MoveDirectionality",
     "RequestOutput",
     "SamplingParams",
     "__version__",

@@ -33,6 +33,7 @@ __all__ = [
     "OutputProcessor",
     "PackedLinear",
     "RequestDelta",
+    "SamplingExtras",
     "Scheduler",
     "SchedulerConfig",
     "SchedulerOutput",
@@ -57,7 +58,8 @@ SAMPLING_FLOAT_COLUMNS: tuple[str, ...]
 """Names of the columns of ``sampling_float``: temperature, top_p, min_p, presence_penalty, frequency_penalty,
 repetition_penalty."""
 SAMPLING_INT_COLUMNS: tuple[str, ...]
-"""Names of the columns of ``sampling_int``: top_k, seed, min_tokens, num_prompt_tokens, num_logprobs (-1: none)."""
+"""Names of the columns of ``sampling_int``: top_k, seed, min_tokens, num_prompt_tokens, num_logprobs (-1: none),
+has_extras (0 or 1)."""
 
 def step_buffer_spec(
     config: SchedulerConfig,
@@ -191,6 +193,8 @@ class Scheduler:
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forget every cached block; False while blocks are in use. ``preempt_running`` takes them from all first."""
     def check_invariants(self) -> None: ...
+    def sampling_extras(self, row: int) -> SamplingExtras | None:
+        """The parameters that are lists, of the request in a persistent row; None without."""
     def token_ids(self, row: int) -> list[int]:
         """Prompt and output of the request in a persistent row (for penalties and for tests)."""
     # the debug face: see docs/scheduler.md
@@ -212,6 +216,37 @@ class Scheduler:
         self, prompt_token_ids: Sequence[int], cache_salt: str | None = None, lora_name: str | None = None
     ) -> int: ...
     def stats(self) -> dict[str, int | float]: ...
+
+@final
+class SamplingExtras:
+    """Parameters of a request that are lists; immutable, and shared by its samples."""
+
+    def __new__(
+        cls,
+        *,
+        logit_bias: Sequence[tuple[int, float]] = ...,
+        allowed_token_ids: Sequence[int] = ...,
+        bad_words: Sequence[Sequence[int]] = ...,
+        arguments: str | None = None,
+        attachment: Any = None,
+    ) -> Self:
+        """Lists of one request; ``attachment`` is an object that the worker of an engine in this process understands.
+
+        Raises InvalidRequestError naming the parameter, the value and the limit.
+        """
+    @property
+    def logit_bias(self) -> list[tuple[int, float]]: ...
+    @property
+    def allowed_token_ids(self) -> list[int]:
+        """Empty: all may be sampled."""
+    @property
+    def bad_words(self) -> list[list[int]]:
+        """Each 1 to 128 ids, whose last one is not sampled behind the others."""
+    @property
+    def arguments(self) -> str | None:
+        """A JSON object for logits processors."""
+    @property
+    def attachment(self) -> Any: ...
 
 class _TakesRequests:
     """What an engine in this process and a client of others have in common."""
@@ -235,6 +270,7 @@ class _TakesRequests:
         repetition_penalty: float = 1.0,
         seed: int = 0,
         num_logprobs: int = ...,
+        sampling_extras: SamplingExtras | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
         lora_name: str | None = None,

@@ -127,6 +127,7 @@ class ModelConfig:
         enforce_eager: Never capture CUDA graphs.
         trust_remote_code: Python code of the model's folder may run, where nobody else knows the architecture.
         model_impl: Whose modelling code runs: ``rustvllm`` or ``transformers``.
+        logits_processors: Batch classes that change logits, as ``module:Class``; or, in one process, the classes.
     """
 
     model: str
@@ -152,6 +153,7 @@ class ModelConfig:
     enforce_eager: bool = False
     trust_remote_code: bool = False
     model_impl: str = "rustvllm"
+    logits_processors: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         require_choice("model_impl", self.model_impl, MODEL_IMPLS[1:])
@@ -354,14 +356,14 @@ class LoadConfig:
     Attributes:
         load_format: ``auto``, ``safetensors`` or ``dummy``.
         download_dir: Where downloads are kept; None: the hub's own cache.
-        use_tqdm_on_load: A bar shows how far it is.
         quantization: A name out of ``QUANTIZATIONS`` for the weights of dense layers; None: as the model's dtype.
+        use_tqdm_on_load: Whether a bar, or a line in the log now and then, shows how far loading is.
     """
 
     load_format: str = "auto"
     download_dir: Path | None = None
-    use_tqdm_on_load: bool = True
     quantization: str | None = None
+    use_tqdm_on_load: bool = True
 
     def __post_init__(self) -> None:
         require_choice("load_format", self.load_format, LOAD_FORMATS)

@@ -9,7 +9,8 @@ import dataclasses
 import difflib
 import functools
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, TypeVar
@@ -127,8 +128,8 @@ class EngineArgs(EngineFlags):
         load = LoadConfig(
             load_format=self.load_format,
             download_dir=download_dir,
-            use_tqdm_on_load=self.use_tqdm_on_load,
             quantization=self.quantization,
+            use_tqdm_on_load=self.use_tqdm_on_load,
         )
         model = self._create_model_config(device, load)
         return EngineConfig(
@@ -215,6 +216,7 @@ class EngineArgs(EngineFlags):
             or (isinstance(names, list | tuple) and names and all(isinstance(name, str) and name for name in names))
         ):
             raise ConfigError(f"served_model_name must be one or several non-empty strings, got {names!r}")
+        _processor_names(self.logits_processors)
         override: Any = self.override_generation_config
         if override is not None and not isinstance(override, Mapping):
             raise ConfigError(f"override_generation_config must be a dict, got {override!r}")
@@ -259,6 +261,7 @@ class EngineArgs(EngineFlags):
             served_model_name=served,
             enforce_eager=self.enforce_eager,
             trust_remote_code=self.trust_remote_code,
+            logits_processors=_processor_names(self.logits_processors),
         )
 
     def _create_scheduler_config(self, usage: UsageContext, device: str, max_model_len: int) -> SchedulerConfig:
@@ -367,3 +370,26 @@ def resolve_tokenizer(name: str, download_dir: Path | None) -> Path:
     if folder.is_dir():
         return folder.absolute()
     return hub.resolve_model(name, None, download_dir, with_weights=False).path
+
+
+def _processor_names(processors: object) -> tuple[str | type[Any], ...]:
+    """Batch classes of logits processors by names; a class that cannot be imported by its name stays what it is."""
+    if processors is None:
+        return ()
+    if isinstance(processors, str | type) or not isinstance(processors, Sequence):
+        raise ConfigError(f"logits_processors must be a list of 'module:Class' or of classes, got {processors!r}")
+    names: list[str | type[Any]] = []
+    for each in processors:
+        if isinstance(each, type):
+            found: Any = sys.modules.get(each.__module__) if each.__module__ != "__main__" else None
+            for part in each.__qualname__.split("."):
+                found = getattr(found, part, None)
+            names.append(f"{each.__module__}:{each.__qualname__}" if found is each else each)
+        elif isinstance(each, str) and all(each.partition(":")):
+            names.append(each)
+        else:
+            raise ConfigError(
+                f"logits_processors: {each!r} is neither of the form module:Class nor a class; functions belong into "
+                "SamplingParams(logits_processors=[...])"
+            )
+    return tuple(names)

@@ -36,6 +36,11 @@ class EngineFlags:
         False,
         group="model",
     )
+    logits_processors: list[Any] | None = arg(  # noqa: RUF009 -- likewise
+        "classes that change the logits of every step, as module:Class (in Python also the classes themselves)",
+        nargs="+",
+        group="model",
+    )
     enforce_eager: bool = arg("never capture CUDA graphs", False, group="model")
     cudagraph_capture_sizes: list[int] | None = arg(  # noqa: RUF009 -- it returns a dataclasses.field
         "numbers of requests whose decode steps run as CUDA graphs (default: 1, 2, 4, 8, 16, 24 … up to max_num_seqs)",
@@ -57,7 +62,7 @@ class EngineFlags:
     download_dir: str | None = arg("where to keep downloads (default: HF_HOME's cache)", group="model")
     device: str = arg("auto, cpu or cuda", "auto", group="model")
     attention_backend: str = arg(
-        "triton: on CUDA; cpu: the core's kernels, in float32 and bfloat16; torch: everywhere; auto: the first that can",
+        "triton: on CUDA; cpu: the core's kernels (float32, bfloat16); torch: everywhere; auto: the first that can",
         "auto",
         group="model",
     )

@@ -23,7 +23,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "enable_lora": (False,),
     "structured_outputs_config": (None,),
     "guided_decoding_backend": (None, "auto"),
-    "logits_processors": (None,),
     "enable_prompt_embeds": (False,),
     "max_logprobs": (20,),
     "rope_scaling": (None,),

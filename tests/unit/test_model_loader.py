@@ -309,7 +309,16 @@ def test_more_positions_than_the_model_has_are_refused(tmp_path):
 def test_a_model_too_large_for_memory_is_refused_before_memory_is_taken(tmp_path):
     config = LLAMA | {"hidden_size": 2**15, "intermediate_size": 2**24}
     message = refused(tmp_path, config, load_format="dummy")
-    assert re.search(r"the parameters take \d{13,} bytes in float32, but 1073741824 bytes are free on cpu", message)
+    found = re.search(
+        r"the parameters take (\d{13,}) bytes in float32 \(\d+\.\d\d GiB\), but 1073741824 bytes are free on cpu "
+        r"\(1\.00 GiB\): (\d+) bytes too much; --dtype bfloat16 takes (\d+) bytes \(\d+\.\d\d GiB\), which is (\d+) bytes "
+        r"too much, too; --quantization int8 takes about \d+ bytes, which is too much, too; else a model of at most "
+        r"268435456 parameters, or more memory",
+        message,
+    )
+    assert found
+    size, excess, half, still = map(int, found.groups())
+    assert (excess, half, still) == (size - 2**30, size // 2, size // 2 - 2**30)
 
 
 def test_dummy_weights_depend_on_seed_and_name_alone(tmp_path, config):

@@ -468,7 +468,7 @@ fn wrong_extras_are_refused() {
         SamplingExtras::new(vec![(7, 0.5)], Vec::new(), vec![vec![3]], None).expect("lists that may be");
     let params = SamplingParams { extras: Some(Arc::new(extras)), ..SamplingParams::default() };
     let request = NewRequest::new(RequestKey(1), "a", vec![1], params);
-    let good = frame(|buffer| ClientMessage::AddRequests(vec![request]).encode(buffer));
+    let good = frame(|buffer| ClientMessage::AddRequests(vec![request.clone()]).encode(buffer));
     let bias = good.windows(4).position(|window| window == 0.5f32.to_le_bytes()).expect("the bias");
     let mut bad = good.clone();
     bad[bias..bias + 4].copy_from_slice(&f32::NAN.to_le_bytes());

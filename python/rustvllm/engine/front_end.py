@@ -126,6 +126,7 @@ class RequestTable:
             repetition_penalty=params.repetition_penalty,
             seed=request.seed_of(0),
             num_logprobs=request.num_logprobs,
+            sampling_extras=request.sampling_extras,
             priority=request.priority,
             cache_salt=request.cache_salt,
             skip_reading_prefix_cache=params.prompt_logprobs is not None,

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig, ModelConfig
+from rustvllm.engine.sampling_extras import make_sampling_extras
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
@@ -66,6 +67,7 @@ class EngineCoreRequest:
         seed: Of the first sample, 64-bit signed; sample i has ``seed + i``.
         priority: Lower is sooner, with the priority policy.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
+        sampling_extras: Parameters that are lists; None without.
     """
 
     prompt: str | None
@@ -79,6 +81,7 @@ class EngineCoreRequest:
     seed: int
     priority: int
     cache_salt: str | None
+    sampling_extras: _core.SamplingExtras | None = None
 
     def seed_of(self, index: int) -> int:
         """Seed of sample ``index``, wrapped to 64 bits."""
@@ -139,18 +142,21 @@ class InputProcessor:
         room = self.max_model_len - len(ids)
         extra_eos = () if params.ignore_eos else self.eos_token_ids[1:]
         stop_token_ids = tuple(dict.fromkeys((*(params.stop_token_ids or ()), *extra_eos)))
+        eos_token_id = None if params.ignore_eos or not self.eos_token_ids else self.eos_token_ids[0]
+        ending_ids = stop_token_ids if eos_token_id is None else (eos_token_id, *stop_token_ids)
         return EngineCoreRequest(
             prompt=text,
             prompt_token_ids=ids,
             params=params,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            eos_token_id=None if params.ignore_eos or not self.eos_token_ids else self.eos_token_ids[0],
+            eos_token_id=eos_token_id,
             stop_token_ids=stop_token_ids,
             hidden_stop_ids=frozenset(extra_eos).difference(params.stop_token_ids or ()),
             num_logprobs=self._num_logprobs(params),
             seed=self._next_seed() if params.seed is None else params.seed,
             priority=priority,
             cache_salt=cache_salt,
+            sampling_extras=make_sampling_extras(params, self._model, self._tokenizer, ending_ids),
         )
 
     def long_text(

@@ -135,7 +135,11 @@ class SimExecutor:
         ]
         return self._sets
 
-    def bind_token_ids(self, token_ids: Callable[[int], list[int]]) -> None:
+    def bind_token_ids(
+        self,
+        token_ids: Callable[[int], list[int]],
+        sampling_extras: Callable[[int], _core.SamplingExtras | None] | None = None,
+    ) -> None:
         """Nothing here depends on more than the last token."""
 
     def warm_up(self) -> None:

@@ -74,6 +74,11 @@ class CausalLM(nn.Module, ABC):
         """
         return {name: tensor for name, tensor in _stored(self).items() if not name.startswith("lm_head.")}
 
+    @property
+    def tied_embedding(self) -> Tensor | None:
+        """The embedding's weight, if that is the head, too."""
+        return self.embed_tokens.weight if self.lm_head is None else None
+
     def tied_tensors(self) -> dict[str, str]:
         """Names (without prefix) that a checkpoint may also have, or have instead, for a tensor of another name."""
         return {"lm_head.weight": self.embed_tokens_name} if self.lm_head is None else {}

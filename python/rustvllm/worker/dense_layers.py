@@ -40,8 +40,7 @@ def make_linear_packer(
     options = linear_options(config.load.quantization, dtype, batch_invariant=config.device.batch_invariant)
     plain = sum(parameter.nbytes for parameter in outline.parameters())
     stored = plain // dtype.itemsize * _stored_itemsize(config.model.hf_config, dtype)
-    embedding = outline.embed_tokens.weight if outline.lm_head is None else None
-    return LinearPacker(threads, options, outline, embedding, int(MOST_RESIDENT * stored) - plain)
+    return LinearPacker(threads, options, outline, outline.tied_embedding, int(MOST_RESIDENT * stored) - plain)
 
 
 def linear_options(quantization: str | None, dtype: torch.dtype, *, batch_invariant: bool) -> LinearOptions:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from rustvllm.worker.step_output import ModelRunnerOutput
+from rustvllm.worker.step_output import LogprobsTuple, ModelRunnerOutput, make_output
 
 if TYPE_CHECKING:
     from rustvllm.worker.streams import DeviceStreams, Event
@@ -22,13 +22,15 @@ class DeviceStepOutput:
             buffers is used again.
         on_device: what is copied there. It is held until then: memory that nobody holds is another tensor's at once.
         arrived: behind the copy.
-        rest: what the host knows of the step already, without its token ids.
+        logprobs: as the host knows them already; see ``ModelRunnerOutput``.
+        row_errors: why rows have no token.
     """
 
     token_ids: Tensor
     on_device: Tensor
     arrived: Event
-    rest: ModelRunnerOutput
+    logprobs: LogprobsTuple | None
+    row_errors: tuple[str, ...]
 
     def is_done(self) -> bool:
         """Whether ``get_output`` would return at once."""
@@ -37,11 +39,15 @@ class DeviceStepOutput:
     def get_output(self) -> ModelRunnerOutput:
         """Wait for the copy; what the device failed at, in this step or one before, is raised here."""
         self.arrived.synchronize()
-        return replace(self.rest, sampled_token_ids=self.token_ids.numpy()[:, None])
+        return make_output(self.token_ids.numpy(), self.logprobs, self.row_errors)
 
 
 def bring_to_host(
-    token_ids: Tensor, to: Tensor, streams: DeviceStreams, rest: ModelRunnerOutput
+    token_ids: Tensor,
+    to: Tensor,
+    streams: DeviceStreams,
+    logprobs: LogprobsTuple | None,
+    row_errors: tuple[str, ...],
 ) -> tuple[DeviceStepOutput, Event]:
     """Launch the copy of what was sampled, beside whatever is computed next.
 
@@ -49,7 +55,8 @@ def bring_to_host(
         token_ids: int32 ``[num_sampled]`` on the device.
         to: int32 ``[num_sampled]``, pinned.
         streams: of the device.
-        rest: what else there is to say of the step.
+        logprobs: of the step, in host memory.
+        row_errors: why rows have no token.
 
     Returns:
         The step, and the event behind everything that it computed.
@@ -59,4 +66,4 @@ def bring_to_host(
         streams.outputs.wait_event(computed)
         to.copy_(token_ids, non_blocking=True)
         arrived = streams.outputs.record_event()
-    return DeviceStepOutput(to, token_ids, arrived, rest), computed
+    return DeviceStepOutput(to, token_ids, arrived, logprobs, row_errors), computed

@@ -21,7 +21,7 @@ from rustvllm.exceptions import SchedulerStateError
 from rustvllm.logger import init_logger
 from rustvllm.models.interface import CausalLM
 from rustvllm.sample.grammar import REJECTED_BY_GRAMMAR, apply_bitmask, check_bitmask, rejected_rows
-from rustvllm.sample.logprobs import LogprobsArrays, gather_logprobs, raw_logprobs
+from rustvllm.sample.logprobs import gather_logprobs, raw_logprobs
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.block_copier import BlockCopier
@@ -29,7 +29,7 @@ from rustvllm.worker.cuda_graphs import DecodeGraphs
 from rustvllm.worker.device_output import DeviceStepOutput, bring_to_host
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers, send_array
-from rustvllm.worker.step_output import ModelRunnerOutput
+from rustvllm.worker.step_output import LogprobsTuple, ModelRunnerOutput, make_output
 from rustvllm.worker.streams import DeviceStreams
 
 if TYPE_CHECKING:
@@ -145,24 +145,25 @@ class GPUModelRunner:
         if executed is None:
             raise SchedulerStateError(STATE_ERROR)
         if executed.logits is None:
-            return self._hand_over(executed, torch.empty(0, dtype=torch.int32, device=self.device), None)
+            return self._hand_over(executed, torch.empty(0, dtype=torch.int32, device=self.device))
         wanted = executed.metadata.logprobs
         # The sampler may write into the logits.
         raw = None if wanted is None else raw_logprobs(executed.logits, wanted)
         rejected = None if grammar_output is None else self._apply_grammar(executed.logits, grammar_output)
-        token_ids = self.sampler.sample(executed.logits, executed.metadata)
+        sampled = self.sampler.sample(executed.logits, executed.metadata)
+        token_ids = sampled.clamp(min=0)  # a row without a token ends; until then any id will do
         self.input_batch.count(executed.rows, token_ids)
         logprobs = None
         if wanted is not None and raw is not None:
-            logprobs = gather_logprobs(raw, token_ids, wanted)
-        token_ids = token_ids.to(torch.int32)
+            logprobs = gather_logprobs(raw, token_ids, wanted).as_tuple()
         if self.last_token_ids is not None:
             step = self.step_buffers[executed.buffer_index]
-            self.last_token_ids[step.on_device("sampled_rows", executed.rows.size)] = token_ids
+            self.last_token_ids[step.on_device("sampled_rows", executed.rows.size)] = token_ids.to(torch.int32)
         if rejected is not None:
-            token_ids = token_ids.masked_fill(send_array(rejected, self.device), REJECTED_BY_GRAMMAR)
-            logprobs = None if logprobs is None else logprobs.without(rejected)
-        return self._hand_over(executed, token_ids, logprobs)
+            sampled = sampled.masked_fill(send_array(rejected, self.device), REJECTED_BY_GRAMMAR)
+        processors = executed.metadata.processors
+        row_errors = () if processors is None else tuple(processors.failures.values())
+        return self._hand_over(executed, sampled.to(torch.int32), logprobs, row_errors)
 
     def discard_step(self) -> None:
         """Forget a step that was executed and will not be sampled, because something else failed.
@@ -269,18 +270,20 @@ class GPUModelRunner:
         return rejected if rejected.any() else None
 
     def _hand_over(
-        self, executed: _ExecutedStep, token_ids: Tensor, logprobs: LogprobsArrays | None
+        self,
+        executed: _ExecutedStep,
+        token_ids: Tensor,
+        logprobs: LogprobsTuple | None = None,
+        row_errors: tuple[str, ...] = (),
     ) -> ModelRunnerOutput | DeviceStepOutput:
-        """What was sampled, as soon as the device has it: int32 ``[num_sampled]``."""
-        said = None if logprobs is None else logprobs.as_tuple()
+        """What was sampled, as soon as the device has it: int32 ``[num_sampled]``, negative where there is no token."""
         if self.streams is None:
-            return ModelRunnerOutput(token_ids.cpu().numpy()[:, None], said)
+            return make_output(token_ids.cpu().numpy(), logprobs, row_errors)
         index = executed.buffer_index
         if index not in self._fetched:
             size, is_cuda = self.input_batch.block_table.shape[0], self.device.type == "cuda"
             self._fetched[index] = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=is_cuda)
-        rest = ModelRunnerOutput(np.empty((0, 1), np.int32), said)
         fetched = self._fetched[index][: token_ids.shape[0]]
-        output, computed = bring_to_host(token_ids, fetched, self.streams, rest)
+        output, computed = bring_to_host(token_ids, fetched, self.streams, logprobs, row_errors)
         self.step_buffers[index].release(computed)
         return output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,16 +25,19 @@ class ModelRunnerOutput:
     """What a step sampled. It is its own ``AsyncModelRunnerOutput``, of a step that was over when it was launched.
 
     Attributes:
-        sampled_token_ids: int32 ``[num_sampled, 1]``, C-contiguous, in the order of ``sampled_rows``.
+        sampled_token_ids: int32 ``[num_sampled, 1]``, C-contiguous, in the order of ``sampled_rows``; a negative number
+            where a row has no token.
         logprobs: Of the tokens whose requests asked for them: places among the sampled ids (int32 ``[m]``), token ids
             (int32 ``[m, 1 + k]``, the sampled one first), log-probabilities (float32, as many) and ranks (int32
             ``[m]``). None when nobody asked.
+        row_error: Why rows have no token, as far as there is more to say than their numbers; None: nothing.
     """
 
     sampled_token_ids: npt.NDArray[np.int32]
     logprobs: (
         tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]] | None
     ) = None
+    row_error: str | None = None
 
     def is_done(self) -> bool:
         """See ``AsyncModelRunnerOutput``."""
@@ -42,3 +46,23 @@ class ModelRunnerOutput:
     def get_output(self) -> ModelRunnerOutput:
         """See ``AsyncModelRunnerOutput``."""
         return self
+
+
+LogprobsTuple = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]
+
+
+def make_output(
+    token_ids: npt.NDArray[np.int32], logprobs: LogprobsTuple | None, row_errors: Iterable[str]
+) -> ModelRunnerOutput:
+    """The output of a step with one id per row, some of which may be negative: these have no log-probabilities.
+
+    Args:
+        token_ids: int32 ``[num_sampled]``.
+        logprobs: As the attribute, of any of the rows.
+        row_errors: Why rows have no token.
+    """
+    if logprobs is not None and (token_ids < 0).any():
+        places, ids, values, ranks = logprobs
+        kept = token_ids[places] >= 0
+        logprobs = (places[kept], ids[kept], values[kept], ranks[kept]) if kept.any() else None
+    return ModelRunnerOutput(token_ids[:, None], logprobs, "; ".join(dict.fromkeys(row_errors)) or None)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +20,7 @@ from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
 from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.logger import init_logger
 from rustvllm.model_loader import load_model
+from rustvllm.sample.logits_processors import load_logits_processors
 from rustvllm.worker import host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.cuda_graphs import DecodeGraphs, default_capture_sizes, make_graph_recorder
@@ -46,6 +50,8 @@ CPU_CACHE_CAP = 4
 SINGLE_THREAD_BYTES = 32 << 20
 """A model with fewer bytes of parameters is run by one thread: its products are so short that threads cost more in
 waiting for each other than they save, and on a busy machine thirty times as much. ``OMP_NUM_THREADS`` overrides it."""
+MEASURED_GRAPHS = 3
+"""So many CUDA graphs are captured to see what all of them will take."""
 CPU_CACHE_SHARE_OF_AVAILABLE = 0.9
 """Of the memory that is free now, the most that the default CPU cache takes."""
 
@@ -105,6 +111,8 @@ class Worker:
             float_columns=self._float_columns,
             int_columns=self._int_columns,
         )
+        names = self.config.model.logits_processors
+        input_batch.extras.load(load_logits_processors(names, self.config, self.device))
         backend = make_attention_backend(
             self.config.device.attention_backend,
             model.kv_cache_spec,
@@ -238,16 +246,8 @@ class Worker:
             if done % every == 0 or done == total:
                 logger.info("CUDA graphs: %d of %d captured, %.1f s", done, total, time.monotonic() - began)
 
-        try:
+        with self._explained_capture(runner.graphs):
             runner.graphs.capture_all(show)
-        except torch.OutOfMemoryError as error:
-            raise ModelLoadError(
-                f"no memory is left for CUDA graphs of up to {runner.graphs.sizes[-1]} requests ({error}); lower "
-                "gpu_memory_utilization or kv_cache_memory_bytes, name fewer cudagraph_capture_sizes, or set "
-                "enforce_eager"
-            ) from error
-        except RuntimeError as error:
-            raise ModelLoadError(f"the model cannot run in a CUDA graph ({error}); set enforce_eager") from error
 
     def out_of_memory(self, error: torch.OutOfMemoryError, what: str) -> DeviceMemoryError:
         """The error that says what to lower, instead of torch's; what torch holds back is given to the device.
@@ -300,6 +300,19 @@ class Worker:
             block_size=self.config.cache.block_size,
         )
 
+    @contextmanager
+    def _explained_capture(self, graphs: DecodeGraphs) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise ModelLoadError(
+                f"no memory is left for CUDA graphs of up to {graphs.sizes[-1]} requests ({error}); lower "
+                "gpu_memory_utilization or kv_cache_memory_bytes, name fewer cudagraph_capture_sizes, or set "
+                "enforce_eager"
+            ) from error
+        except RuntimeError as error:
+            raise ModelLoadError(f"the model cannot run in a CUDA graph ({error}); set enforce_eager") from error
+
     def _set_num_threads(self, model: CausalLM) -> None:
         if self.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
             return
@@ -344,10 +357,34 @@ class Worker:
         runner.profile_run(self._largest_batch(), self.dtype)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device)
+        graphs = self._graph_bytes()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.device)
         elsewhere = total - free - torch.cuda.memory_reserved(self.device)  # contexts, libraries, other processes
-        return int(total * self.config.cache.gpu_memory_utilization) - peak - elsewhere
+        share = self.config.cache.gpu_memory_utilization
+        budget = int(total * share) - peak - elsewhere - graphs
+        logger.info(
+            "%.2f GiB for the KV cache: %.2f x %.2f GiB less %.2f for weights and the largest step, %.2f for CUDA "
+            "graphs and %.2f that others hold",
+            *(budget / 2**30, share, total / 2**30, peak / 2**30, graphs / 2**30, elsewhere / 2**30),
+        )
+        return budget
+
+    def _graph_bytes(self) -> int:
+        """What CUDA graphs will take: some are captured over a small cache, the largest first."""
+        runner = self._loaded()
+        spec, block_size = runner.model.kv_cache_spec, self.config.cache.block_size
+        cache = self._zeros(spec.layer_shape(2, block_size))
+        graphs = self._make_graphs([cache] * spec.num_layers)
+        if graphs is None:
+            return 0
+        free = [torch.cuda.mem_get_info(self.device)[0]]
+        with self._explained_capture(graphs):
+            for size in graphs.sizes[: -MEASURED_GRAPHS - 1 : -1]:
+                graphs.capture(size)
+                torch.cuda.synchronize(self.device)
+                free.append(torch.cuda.mem_get_info(self.device)[0])
+        return graph_bytes(free, len(graphs.sizes))
 
     def _largest_batch(self) -> list[int]:
         """Prompt lengths of a step with as many tokens and as many requests as there may be."""
@@ -355,6 +392,20 @@ class Worker:
         num_seqs, budget = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
         base, extra = divmod(budget, num_seqs)
         return [min(longest, base + (i < extra)) for i in range(num_seqs)]
+
+
+def graph_bytes(free: Sequence[int], num_graphs: int) -> int:
+    """What ``num_graphs`` graphs take that share a pool of memory.
+
+    Args:
+        free: bytes of the device before the largest was captured, after it, and after each of a few more.
+        num_graphs: graphs in all.
+    """
+    if len(free) < 2:
+        return 0
+    largest = free[0] - free[1]
+    others = max((before - after for before, after in itertools.pairwise(free[1:])), default=0)
+    return max(0, largest) + max(0, others) * (num_graphs - 1)
 
 
 def resolve_dtype(dtype: str, device: torch.device, hf_config: Mapping[str, Any]) -> torch.dtype:

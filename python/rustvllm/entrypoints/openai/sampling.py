@@ -66,6 +66,8 @@ def build_sampling_params(
     values.update((name, value) for name in _FIELDS if (value := getattr(request, name)) is not None)
     if request.logit_bias:
         values["logit_bias"] = _logit_bias(request.logit_bias, model.vocab_size)
+    if request.vllm_xargs:
+        values["extra_args"] = _extra_args(request.vllm_xargs)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs, output_kind=kind)
 
@@ -97,3 +99,19 @@ def _logit_bias(bias: dict[str, Any], vocab_size: int) -> dict[int, float]:
             raise InvalidRequestError(f"logit_bias[{key}] must be a number.", "logit_bias")
         checked[int(key)] = float(min(100.0, max(-100.0, value)))
     return checked
+
+
+def _extra_args(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for logits processors: texts, numbers, truth values, and lists of these."""
+    for name, value in arguments.items():
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, str | int | float) or (isinstance(item, float) and not math.isfinite(item)):
+                raise InvalidRequestError(
+                    f"vllm_xargs[{name[:32]!r}] must be a string, a finite number, true or false, or a list of these.",
+                    "vllm_xargs",
+                )
+            if isinstance(item, int) and not -(2**63) <= item < 2**63:
+                raise InvalidRequestError(
+                    f"vllm_xargs[{name[:32]!r}] holds an integer that does not fit into 64 bits.", "vllm_xargs"
+                )
+    return arguments
