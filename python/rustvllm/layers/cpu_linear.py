@@ -150,7 +150,7 @@ class CoreLinear:
         """The first rows of the weight, rounded as they are kept: float32 ``[num_outputs, in_features]``."""
         rows = torch.empty((num_outputs, self._packed.in_features), dtype=torch.float32)
         for row in range(num_outputs):
-            self._packed.unpack_row(row, host_array(rows[row : row + 1]))
+            self._packed.unpack_row(row, host_array(rows[row]))
         return rows
 
     def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
