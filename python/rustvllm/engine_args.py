@@ -19,6 +19,8 @@ from rustvllm import devices, flags, hub
 from rustvllm.config import (
     ATTENTION_BACKENDS,
     EXECUTORS,
+    LARGEST_MAX_LOGPROBS,
+    LOGPROBS_MODES,
     MODEL_IMPLS,
     QUANTIZATIONS,
     CacheConfig,
@@ -123,6 +125,7 @@ class EngineArgs(EngineFlags):
             enable_prefix_caching=self.enable_prefix_caching,
             prefix_caching_hash_algo=self.prefix_caching_hash_algo,
             swap_space=self.swap_space,
+            kv_cache_dtype=self.kv_cache_dtype,
         )
         download_dir = None if self.download_dir is None else Path(self.download_dir).expanduser()
         load = LoadConfig(
@@ -198,6 +201,8 @@ class EngineArgs(EngineFlags):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), 1, limit)
         require_int("seed", self.seed, -(2**63), 2**63 - 1)
+        require_int("max_logprobs", self.max_logprobs, -1, LARGEST_MAX_LOGPROBS)
+        require_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         resolve_dtype(self.dtype, "cpu", {})
         # Built for its checks: a limit that is still open gets a value that suits every other.
         SchedulerConfig(
@@ -243,7 +248,7 @@ class EngineArgs(EngineFlags):
         else:
             names = [self.served_model_name] if isinstance(self.served_model_name, str) else self.served_model_name
             served = tuple(dict.fromkeys(names))
-        return read_model_config(
+        model = read_model_config(
             found.path,
             model=found.name,
             max_model_len=self.max_model_len,
@@ -263,6 +268,7 @@ class EngineArgs(EngineFlags):
             trust_remote_code=self.trust_remote_code,
             logits_processors=_processor_names(self.logits_processors),
         )
+        return dataclasses.replace(model, max_logprobs=self.max_logprobs, logprobs_mode=self.logprobs_mode)
 
     def _create_scheduler_config(self, usage: UsageContext, device: str, max_model_len: int) -> SchedulerConfig:
         default_tokens, default_seqs = default_budget(usage, device)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from rustvllm.worker.step_output import LogprobsTuple, ModelRunnerOutput, make_output
+from rustvllm.worker.step_output import ModelRunnerOutput
 
 if TYPE_CHECKING:
     from rustvllm.worker.streams import DeviceStreams, Event
@@ -22,15 +22,13 @@ class DeviceStepOutput:
             buffers is used again.
         on_device: what is copied there. It is held until then: memory that nobody holds is another tensor's at once.
         arrived: behind the copy.
-        logprobs: as the host knows them already; see ``ModelRunnerOutput``.
-        row_errors: why rows have no token.
+        rest: what the host knows of the step already, without its token ids.
     """
 
     token_ids: Tensor
     on_device: Tensor
     arrived: Event
-    logprobs: LogprobsTuple | None
-    row_errors: tuple[str, ...]
+    rest: ModelRunnerOutput
 
     def is_done(self) -> bool:
         """Whether ``get_output`` would return at once."""
@@ -39,15 +37,11 @@ class DeviceStepOutput:
     def get_output(self) -> ModelRunnerOutput:
         """Wait for the copy; what the device failed at, in this step or one before, is raised here."""
         self.arrived.synchronize()
-        return make_output(self.token_ids.numpy(), self.logprobs, self.row_errors)
+        return self.rest.with_tokens(self.token_ids.numpy())
 
 
 def bring_to_host(
-    token_ids: Tensor,
-    to: Tensor,
-    streams: DeviceStreams,
-    logprobs: LogprobsTuple | None,
-    row_errors: tuple[str, ...],
+    token_ids: Tensor, to: Tensor, streams: DeviceStreams, rest: ModelRunnerOutput
 ) -> tuple[DeviceStepOutput, Event]:
     """Launch the copy of what was sampled, beside whatever is computed next.
 
@@ -55,8 +49,7 @@ def bring_to_host(
         token_ids: int32 ``[num_sampled]`` on the device.
         to: int32 ``[num_sampled]``, pinned.
         streams: of the device.
-        logprobs: of the step, in host memory.
-        row_errors: why rows have no token.
+        rest: what else there is to say of the step.
 
     Returns:
         The step, and the event behind everything that it computed.
@@ -66,4 +59,4 @@ def bring_to_host(
         streams.outputs.wait_event(computed)
         to.copy_(token_ids, non_blocking=True)
         arrived = streams.outputs.record_event()
-    return DeviceStepOutput(to, token_ids, arrived, logprobs, row_errors), computed
+    return DeviceStepOutput(to, token_ids, arrived, rest), computed

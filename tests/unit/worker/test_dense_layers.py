@@ -1,12 +1,13 @@
 """What flags and environment ask of the dense layers, and how much may be kept twice."""
 
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import GPT2, LLAMA
 
 from rustvllm import _core
+from rustvllm.config import EngineConfig, LoadConfig, ModelConfig
 from rustvllm.exceptions import ConfigError
 from rustvllm.layers.cpu_linear import CoreLinear, OneDnnLinear
 from rustvllm.layers.cpu_linear_packer import LinearOptions
@@ -48,13 +49,13 @@ def test_contradictions(monkeypatch, forced, quantization, batch_invariant, dtyp
 
 def load(base, architecture, *, dtype=torch.float32, quantization=None, available=1 << 40):
     """A model with random weights, loaded as a worker does it, and its packer."""
-    config = SimpleNamespace(
-        model=SimpleNamespace(
-            model="m", path=None, hf_config=base, architecture=architecture, seed=0, max_model_len=64
+    config = EngineConfig(
+        model=ModelConfig(
+            model="m", path=Path("/nowhere"), hf_config=base, architecture=architecture, max_model_len=64,
+            vocab_size=97, hidden_size=32, num_layers=3, num_attention_heads=4, num_kv_heads=2, head_dim=8,
         ),
-        load=SimpleNamespace(load_format="dummy", quantization=quantization),
-        device=SimpleNamespace(batch_invariant=False),
-    )
+        load=LoadConfig(load_format="dummy", quantization=quantization),
+    )  # fmt: skip
     threads = _core.CpuThreads(1)
 
     def make_packer(outline):
