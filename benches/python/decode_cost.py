@@ -1,4 +1,4 @@
-"""Where a step of GPT-2 small's shape goes on the CPU: products, attention and the rest, beside reading the weights once.
+"""Where a step of GPT-2 small's shape goes on the CPU: products, attention, the rest; beside reading the weights once.
 
     python benches/python/decode_cost.py [--variants float32 bfloat16 int8] [--rows 1 8 32] [--prefill 128 2048]
         [--num-steps 40] [--output-json FILE]

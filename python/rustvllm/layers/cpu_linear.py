@@ -22,7 +22,8 @@ CORE_DTYPES = (torch.float32, torch.bfloat16)
 WeightKind = Literal["f32", "bf16", "int8"]
 """What a number of a packed weight is; int8 has a scale per output, or per output and group of inputs."""
 _CORE_KINDS: dict[torch.dtype, WeightKind] = {torch.float32: "f32", torch.bfloat16: "bf16"}
-_CORE_ACTIVATIONS = {
+CoreActivation = Literal["gelu_tanh", "gelu_erf", "silu", "relu"]
+_CORE_ACTIVATIONS: dict[Activation, CoreActivation] = {
     ACTIVATIONS["gelu_new"]: "gelu_tanh",
     ACTIVATIONS["gelu"]: "gelu_erf",
     ACTIVATIONS["silu"]: "silu",
@@ -79,7 +80,7 @@ class OneDnnLinear:
     @staticmethod
     def is_available(dtype: torch.dtype) -> bool:
         """Whether this torch has oneDNN's products, and in this dtype."""
-        if dtype not in CORE_DTYPES or not torch.backends.mkldnn.is_available():
+        if dtype not in CORE_DTYPES or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return False
         return all(hasattr(torch.ops.mkldnn, name) for name in _ONEDNN_OPERATORS)
 
@@ -138,7 +139,7 @@ class CoreLinear:
         except ValueError as error:  # a number that is not finite has no int8
             raise ModelLoadError(f"a weight of {out_features} x {in_features} cannot be packed: {error}") from error
         if bias is not None:
-            self._packed.set_bias(host_array(bias.to(torch.float32)))
+            self._packed.set_bias(bias.to(torch.float32).numpy())
         self._out_features = out_features
         self.nbytes = self._packed.nbytes
 
@@ -150,7 +151,7 @@ class CoreLinear:
         """The first rows of the weight, rounded as they are kept: float32 ``[num_outputs, in_features]``."""
         rows = torch.empty((num_outputs, self._packed.in_features), dtype=torch.float32)
         for row in range(num_outputs):
-            self._packed.unpack_row(row, host_array(rows[row]))
+            self._packed.unpack_row(row, rows[row].numpy())
         return rows
 
     def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:

@@ -11,6 +11,7 @@ from rustvllm.config import EngineConfig, LoadConfig, ModelConfig
 from rustvllm.exceptions import ConfigError
 from rustvllm.layers.cpu_linear import CoreLinear, OneDnnLinear
 from rustvllm.layers.cpu_linear_packer import LinearOptions
+from rustvllm.layers.linear import Linear
 from rustvllm.model_loader import load_model
 from rustvllm.worker.dense_layers import linear_options, make_linear_packer
 
@@ -77,7 +78,7 @@ def test_a_model_gives_the_same_logits_with_every_kernel(monkeypatch, kernel, ba
     monkeypatch.setenv("RUSTVLLM_LINEAR_KERNEL", kernel)
     model = load(base, architecture)
     torch.testing.assert_close(model.compute_logits(hidden), plain.compute_logits(hidden), atol=1e-5, rtol=1e-5)
-    linears = [(a, b) for a, b in zip(model.modules(), plain.modules(), strict=True) if hasattr(a, "kernel")]
+    linears = [(a, b) for a, b in zip(model.modules(), plain.modules(), strict=True) if isinstance(a, Linear)]
     assert linears
     for ours, theirs in linears:
         x = torch.randn((3, ours.weight.shape[1]), generator=torch.Generator().manual_seed(1))
@@ -87,7 +88,7 @@ def test_a_model_gives_the_same_logits_with_every_kernel(monkeypatch, kernel, ba
 def test_int8_is_packed_while_loading_and_needs_less_memory(monkeypatch):
     monkeypatch.delenv("RUSTVLLM_LINEAR_KERNEL", raising=False)
     model = load(LLAMA, "LlamaForCausalLM", quantization="int8")
-    linears = [module for module in model.modules() if hasattr(module, "kernel")]
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
     assert linears
     assert all(isinstance(linear.kernel, CoreLinear) and linear.weight.is_meta for linear in linears)
     plain = sum(parameter.nbytes for parameter in load(LLAMA, "LlamaForCausalLM").parameters())
