@@ -397,6 +397,8 @@ class LoadConfig:
     """How weights are found, from safetensors or seeded random ones (``dummy``), and how they are kept.
 
     Attributes:
+        load_format: ``auto``, ``safetensors`` or ``dummy``.
+        download_dir: Where downloads are kept; None: the hub's own cache.
         quantization: A name out of ``QUANTIZATIONS`` for the weights of dense layers; None: as the model's dtype.
         use_tqdm_on_load: Whether a bar, or a line in the log now and then, shows how far loading is.
     """
