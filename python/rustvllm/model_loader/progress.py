@@ -47,7 +47,7 @@ class LoadProgress:
         if self._is_shown and sys.stderr.isatty():
             from tqdm import tqdm
 
-            class Bar(tqdm[Any]):
+            class Bar(tqdm):  # type: ignore[type-arg]
                 monitor_interval = 0  # no thread that watches it
 
             self._bar = Bar(

@@ -59,7 +59,9 @@ class TensorReader:
         """
         dtype = FLOAT_DTYPES[stored.dtype]
         if target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous():
-            self._read(stored, stored.offset, target.detach().view(-1).view(torch.uint8))
+            # Strided anew: a tensor of one number may have any stride.
+            flat = target.detach().as_strided((target.numel(),), (1,))
+            self._read(stored, stored.offset, flat.view(torch.uint8))
             return
         for begin, rows in self._pieces(stored, target.device):
             piece = target if target.dim() == 0 else target[begin : begin + rows.shape[0]]
