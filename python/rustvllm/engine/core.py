@@ -63,7 +63,8 @@ class EngineCore:
         num_blocks: KV blocks, the null block included.
         num_cpu_blocks: KV blocks in CPU memory for preempted requests.
         max_concurrent_batches: Steps that may be launched and not taken in.
-        last_step_error: What the last failed step raised, as text; None if none failed.
+        last_step_error: What the last failed step, or a logits processor of single requests, raised, as text; None if
+            none did.
         startup_phases: Seconds that each part of the constructor took, by its name, in order.
         on_step_error: Called with that text, before anybody is told that a request failed.
     """
@@ -118,7 +119,7 @@ class EngineCore:
             self.num_cpu_blocks,
         )
         self.scheduler = _core.Scheduler(scheduler_config, step_buffers)
-        self.executor.bind_token_ids(self.scheduler.token_ids)
+        self.executor.bind_token_ids(self.scheduler.token_ids, self.scheduler.sampling_extras)
         phase.ended("KV cache")
         self.executor.warm_up()
         phase.ended("warm-up")
@@ -175,7 +176,12 @@ class EngineCore:
         else:
             done_ns = monotonic_ns()
             self._failures_in_a_row = 0
-            self.scheduler.update_from_output(output, sampled.sampled_token_ids, logprobs=sampled.logprobs)
+            if sampled.row_error is not None:
+                self.last_step_error = sampled.row_error
+                self.on_step_error(sampled.row_error)  # before the outputs that it explains
+            self.scheduler.update_from_output(
+                output, sampled.sampled_token_ids, logprobs=sampled.logprobs, prompt_logprobs=sampled.prompt_logprobs
+            )
         if self._trace is not None:
             numbers = (output.total_num_scheduled_tokens, output.num_reqs)
             self._trace.record(output.step, step.schedule_ns, step.launch_ns, done_ns, monotonic_ns(), *numbers)

@@ -50,11 +50,6 @@ class LogprobsArrays:
         """In the order of the boundary."""
         return self.places, self.token_ids, self.logprobs, self.ranks
 
-    def without(self, rows: npt.NDArray[np.bool_]) -> LogprobsArrays:
-        """The same without some of the sampled rows, bool ``[n]``."""
-        kept = ~rows[self.places]
-        return LogprobsArrays(self.places[kept], self.token_ids[kept], self.logprobs[kept], self.ranks[kept])
-
 
 def raw_logprobs(logits: Tensor, metadata: LogprobsMetadata) -> Tensor:
     """Log-softmax of the asking rows, float32 ``[m, vocab_size]``; taken before the sampler changes the logits."""

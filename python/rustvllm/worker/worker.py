@@ -13,14 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rustvllm import _core
 from rustvllm.attention.selector import make_attention_backend
 from rustvllm.attention.static_batch import StaticAttentionBackend
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
 from rustvllm.logger import init_logger
 from rustvllm.model_loader import load_model
+from rustvllm.sample.logits_processors import load_logits_processors
 from rustvllm.worker import host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.cuda_graphs import DecodeGraphs, default_capture_sizes, make_graph_recorder
+from rustvllm.worker.dense_layers import make_batch_invariant, make_linear_packer
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.step_buffers import BufferSpec, StepBuffers
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rustvllm.config import EngineConfig
+    from rustvllm.layers.cpu_linear_packer import LinearPacker
     from rustvllm.models.interface import CausalLM
 
 logger = init_logger(__name__)
@@ -61,7 +65,7 @@ class Worker:
 
     Attributes:
         device: where everything lies.
-        dtype: of weights and cache.
+        dtype: of weights, and of the cache unless that has eight bits.
         runner: there once the model is loaded.
     """
 
@@ -72,12 +76,18 @@ class Worker:
         self.device = _device(config.device.device)
         self.dtype = resolve_dtype(config.model.dtype, self.device, config.model.hf_config)
         self.runner: GPUModelRunner | None = None
+        self._threads: _core.CpuThreads | None = None  # of the core's kernels, on the CPU
 
     @property
     def num_bytes_per_block(self) -> int:
         """Bytes of one KV block over all layers."""
         spec = self._loaded().model.kv_cache_spec
-        return spec.bytes_per_block(self.config.cache.block_size, self.dtype.itemsize)
+        return spec.bytes_per_block(self.config.cache.block_size, self.cache_dtype.itemsize)
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Of the KV cache: the model's, or uint8 for what attention reads as e4m3."""
+        return torch.uint8 if self.config.cache.is_fp8 else self.dtype
 
     def load_model(self) -> None:
         """Load the weights.
@@ -85,8 +95,15 @@ class Worker:
         Raises:
             ModelLoadError: see ``model_loader.load_model``.
         """
-        model = load_model(self.config.model, self.config.load, self.dtype, self.device, self._available_memory())
-        self._set_num_threads(model)
+        on_cpu = self.device.type == "cpu"
+        model = load_model(
+            self.config.model,
+            self.config.load,
+            self.dtype,
+            self.device,
+            self._available_memory(),
+            self._make_packer if on_cpu else None,
+        )
         block_size = self.config.cache.block_size
         input_batch = InputBatch(
             max_num_seqs=self.config.scheduler.max_num_seqs,
@@ -96,14 +113,20 @@ class Worker:
             float_columns=self._float_columns,
             int_columns=self._int_columns,
         )
+        names = self.config.model.logits_processors
+        input_batch.extras.load(load_logits_processors(names, self.config, self.device))
         backend = make_attention_backend(
             self.config.device.attention_backend,
             model.kv_cache_spec,
             self.dtype,
             self.device,
-            torch.get_num_threads(),
+            self._threads or torch.get_num_threads(),
+            batch_invariant=self.config.device.batch_invariant,
+            kv_cache_is_fp8=self.config.cache.is_fp8,
         )
         logger.info("attention by %s", backend.name)
+        if self.config.device.batch_invariant and not on_cpu:
+            make_batch_invariant(model)
         self.runner = GPUModelRunner(
             model,
             backend,
@@ -258,6 +281,11 @@ class Worker:
             raise RuntimeError("load_model must be called first")
         return self.runner
 
+    def _make_packer(self, outline: CausalLM) -> LinearPacker:
+        self._set_num_threads(outline)
+        self._threads = _core.CpuThreads(torch.get_num_threads())
+        return make_linear_packer(self.config, outline, self.dtype, self._threads)
+
     def _make_graphs(self, kv_caches: Sequence[Tensor]) -> DecodeGraphs | None:
         """The graphs over a KV cache, not captured yet; None where no step runs in one."""
         runner, sizes = self._loaded(), self.config.cuda_graphs.capture_sizes
@@ -303,8 +331,8 @@ class Worker:
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        return zeros_on_host(shape, self.dtype)
+            return torch.zeros(shape, dtype=self.cache_dtype, device=self.device)
+        return zeros_on_host(shape, self.cache_dtype)
 
     def _available_memory(self) -> int:
         if self.device.type == "cpu":
@@ -332,7 +360,7 @@ class Worker:
         runner = self._loaded()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
-        runner.profile_run(self._largest_batch(), self.dtype)
+        runner.profile_run(self._largest_batch(), self.cache_dtype)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device)
         graphs = self._graph_bytes()

@@ -214,7 +214,7 @@ def test_a_poisoned_request_harms_nobody(model, chunk):
         if tied:
             model.lm_head = None
     assert all(torch.stack(r.logits).isnan().all() for r in bad), "the poison worked"
-    assert all(0 <= token < 97 for r in bad for token in r.output)
+    assert [r.output for r in bad] == [[-1], [-1]]
     assert [r.output for r in requests] == expected
     assert [r.output for r in late] == expected
 
