@@ -19,6 +19,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 """Names of the tensor types a model can compute in."""
 DEVICES = ("cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "triton", "torch", "cpu")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+"""What the KV cache holds: numbers of the model's dtype, or of eight bits (both names are e4m3)."""
 MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 QUANTIZATIONS = ("int8", "int8-g32", "int8-g64", "int8-g128")
@@ -224,6 +226,8 @@ class CacheConfig:
 
     ``swap_space`` is the CPU memory, in GiB, for the KV of preempted requests. It is taken only when preemption is by
     swap.
+
+    ``kv_cache_dtype`` is a name out of ``KV_CACHE_DTYPES``.
     """
 
     block_size: int = 16
@@ -234,8 +238,10 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: str = "builtin"
     swap_space: float = 4.0
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
+        require_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         require_number("swap_space", self.swap_space, 0, MAX_SWAP_SPACE)
         require_choice("prefix_caching_hash_algo", self.prefix_caching_hash_algo, tuple(PREFIX_CACHING_HASH_ALGOS))
         require_int("block_size", self.block_size, 1, 1024)
@@ -246,6 +252,11 @@ class CacheConfig:
         if self.num_gpu_blocks_override is not None:
             # One block is the null block, which holds no tokens.
             require_int("num_gpu_blocks_override", self.num_gpu_blocks_override, 2, 2**31 - 1)
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the cache holds numbers of eight bits."""
+        return self.kv_cache_dtype != "auto"
 
     @property
     def hash_algorithm(self) -> HashAlgorithm:
@@ -354,15 +365,11 @@ class DeviceConfig:
                 "attention_backend is triton, but device is cpu, where its kernels run under TRITON_INTERPRET=1 alone, "
                 "for tests: set attention_backend to cpu, torch or auto"
             )
-        if self.batch_invariant and self.device != "cpu":
-            raise ConfigError(
-                f"batch_invariant is set, but device is {self.device}, whose kernels sum in an order that depends on "
-                "the batch: leave it out, or set device to cpu"
-            )
-        if self.batch_invariant and self.attention_backend not in ("auto", "cpu"):
+        own = "cpu" if self.device == "cpu" else "triton"
+        if self.batch_invariant and self.attention_backend not in ("auto", own):
             raise ConfigError(
                 f"batch_invariant is set, but attention_backend is {self.attention_backend}, which sums in an order "
-                "that depends on the batch: set attention_backend to cpu or auto"
+                f"that depends on the batch: set attention_backend to {own} or auto"
             )
 
 
@@ -482,7 +489,7 @@ class EngineConfig:
             )
         wishes = {"quantization": self.load.quantization, "batch_invariant": self.device.batch_invariant}
         for name, wish in wishes.items():
-            if wish and self.model.dtype == "float16":
+            if wish and self.device.device == "cpu" and self.model.dtype == "float16":
                 raise ConfigError(
                     f"{name} is for the CPU's kernels, which compute in float32 and bfloat16, but dtype is float16: "
                     "set dtype to float32 or bfloat16"
@@ -492,8 +499,22 @@ class EngineConfig:
                 f"cudagraph_capture_sizes has {sizes[-1]}, but no step has more than max_num_seqs "
                 f"({self.scheduler.max_num_seqs}) requests: leave it out, or raise max_num_seqs"
             )
+        if self.cache.is_fp8:
+            self._check_fp8()
         if self.cache.num_gpu_blocks_override is not None and not self.model.fit_max_model_len:
             self.check_num_blocks(self.cache.num_gpu_blocks_override)
+
+    def _check_fp8(self) -> None:
+        name, device = self.cache.kv_cache_dtype, self.device.device
+        if device == "cpu" and self.device.attention_backend != "triton":
+            raise ConfigError(
+                f"kv_cache_dtype is {name}, which is for CUDA, but device is cpu: set kv_cache_dtype to auto"
+            )
+        if self.device.attention_backend not in ("auto", "triton"):
+            raise ConfigError(
+                f"kv_cache_dtype is {name}, which Triton's kernels alone read, but attention_backend is "
+                f"{self.device.attention_backend}: set it to auto, or kv_cache_dtype to auto"
+            )
 
     def fitted(self, num_blocks: int) -> "EngineConfig":
         """The same with a ``max_model_len`` that a KV cache can hold, if it is to be fitted; else this one.

@@ -88,8 +88,9 @@ class EngineFlags:
         "output and group of inputs",
         group="model",
     )
-    batch_invariant: bool = arg(
-        "a request's logits have the same bits alone and in any company (on the CPU)", False, group="model"
+    batch_invariant: bool = arg("a request's logits have the same bits alone and in any company", False, group="model")
+    kv_cache_dtype: str = arg(
+        "auto: as the model computes; fp8 (fp8_e4m3): eight bits a number, on CUDA", "auto", group="cache"
     )
     block_size: int = arg("tokens of one KV block", 16, type=parse_number, group="cache")
     gpu_memory_utilization: float = arg("share of the GPU's memory to use", 0.9, type=float, group="cache")

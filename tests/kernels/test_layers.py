@@ -8,6 +8,10 @@ from ragged import DTYPES, TOLERANCES
 
 from rustvllm.kernels import activation, matmul, norm, reference
 from rustvllm.kernels import rotary as rotary_kernel
+from rustvllm.layers import norm as norm_layer
+from rustvllm.layers import rotary as rotary_layer
+from rustvllm.layers.norm import GemmaRMSNorm, RMSNorm
+from rustvllm.layers.rotary import RotaryEmbedding, apply_rotary
 
 SEEDS = st.integers(0, 2**31)
 few = settings(max_examples=8, derandomize=True, deadline=None)
@@ -55,7 +59,7 @@ def test_rotary(dtype, device):
         # As a model gives them: some heads out of more.
         x = draw_normal(seed, num_tokens, num_heads + 2, head_dim, dtype=dtype, device=device)[:, 1:-1]
         angles = draw_normal(seed + 1, num_tokens, num_pairs, dtype=torch.float32, device=device) * 3
-        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = (torch.cat((part, part), 1).to(dtype)[:, num_pairs:] for part in (angles.cos(), angles.sin()))
         expected = reference.rotary(x, cos, sin, interleaved=interleaved)
         assert_close(rotary_kernel.rotary(x, cos, sin, interleaved=interleaved), expected)
 
@@ -104,3 +108,26 @@ def test_large_products_on_a_gpu(dtype, device):
     assert_close(together, reference.linear(x, weight))
     for num_rows in (1, 2, 16, 64, 65, 299):
         assert torch.equal(matmul.linear(x[:num_rows], weight), together[:num_rows])
+
+
+def test_models_layers_take_the_kernels(device, monkeypatch):
+    """What models are made of gives the same with them and without."""
+    taken = []
+    for module, name in ((norm, "rms_norm"), (rotary_kernel, "rotary")):
+        function = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *args, function=function, **kw: (taken.append(function), function(*args, **kw))[1]
+        )
+    x = draw_normal(1, 5, 3, 16, dtype=torch.float32, device=device)
+    angles = RotaryEmbedding(1.0 / 100.0 ** (torch.arange(4) / 4))
+    layers = [RMSNorm(16, 1e-5).to(device), GemmaRMSNorm(16, 1e-5).to(device)]
+    for layer in layers:
+        layer.weight.copy_(draw_normal(2, 16, dtype=torch.float32, device=device))
+    layers.append(lambda x: apply_rotary(x, *angles.cos_sin(torch.arange(5, device=device), torch.float32)))
+    fused = [layer(x) for layer in layers]
+    assert len(taken) == 3
+    monkeypatch.setattr(norm_layer, "runs_fused", lambda x: False)
+    monkeypatch.setattr(rotary_layer, "runs_fused", lambda x: False)
+    for layer, out in zip(layers, fused, strict=True):
+        assert_close(out, layer(x))
+    assert len(taken) == 3

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rustvllm.kernels import draw, penalties, reference, truncation
+from rustvllm.sample import penalties as penalties_module
+from rustvllm.sample import sampler as sampler_module
 from rustvllm.sample.metadata import Penalties, SamplingMetadata
 from rustvllm.sample.penalties import apply_penalties
 from rustvllm.sample.random import counter_uniform
@@ -33,7 +35,9 @@ def make_logits(seed, num_rows, vocab_size, device, kind="plain"):
     return logits.to(device)
 
 
-def test_penalties(device):
+def test_penalties(device, monkeypatch):
+    monkeypatch.setattr(penalties_module, "runs_fused", lambda logits: False)
+
     @few
     @given(st.integers(1, 5), SIZES, SEEDS)
     def run(num_rows, vocab_size, seed):
@@ -111,7 +115,8 @@ def test_uniform_numbers_are_the_samplers(device):
 
 
 @pytest.mark.parametrize("kind", ["plain", "masked"])
-def test_draws_are_the_samplers(kind, device):
+def test_draws_are_the_samplers(kind, device, monkeypatch):
+    monkeypatch.setattr(sampler_module, "runs_fused", lambda logits: False)
     num_different = num_rows = 0
 
     @few
@@ -138,14 +143,14 @@ def test_draws_are_the_samplers(kind, device):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of numpy, in which the interpreter computes
-def test_rows_without_a_distribution_give_their_largest(device):
+def test_rows_without_a_distribution_give_their_largest_or_none(device):
     logits = make_logits(3, 5, 600, device)
     logits[0, 400] = logits[0, 500] = torch.nan
     logits[1] = -torch.inf
     logits[2, 300] = torch.inf
     logits[3, 599] = 1e30
     out = draw.draw(logits, torch.arange(5, device=device), torch.arange(5, device=device))
-    assert out[:4].tolist() == [400, 0, 300, 599]
+    assert out[:4].tolist() == [-1, -1, 300, 599]
     assert 0 <= int(out[4]) < 600
 
 
@@ -169,3 +174,38 @@ def test_a_large_vocabulary_on_a_gpu(kind, device):
     clear = [row for row in range(64) if is_clear(logits[row], top_k[row], top_p[row])]
     assert len(clear) > 48
     assert torch.equal(out[clear], expected[clear])
+
+
+def test_the_sampler_takes_the_kernels(device, monkeypatch):
+    """The same ids with them and without, for rows that are random, greedy, truncated and penalised."""
+    vocab_size, num_rows = 300, 6
+    generator = torch.Generator().manual_seed(9)
+    random = torch.tensor([0, 1, 3, 4, 5], device=device)
+    metadata = SamplingMetadata(
+        random_rows=random,
+        temperature=torch.tensor([0.7, 1.0, 1.3, 1.0, 2.0], device=device),
+        seeds=torch.arange(5, device=device) * 77,
+        positions=torch.arange(5, device=device) + 3,
+        top_k=torch.tensor([0, 40, 7, 0, 0], device=device),
+        top_p=torch.tensor([1.0, 0.9, 1.0, 0.5, 0.95], device=device),
+        min_p=torch.tensor([0.0, 0.01, 0.0, 0.0, 0.2], device=device),
+        penalties=Penalties(
+            rows=torch.tensor([1, 2], device=device),
+            presence=torch.tensor([0.5, 0.0], device=device),
+            frequency=torch.tensor([0.1, 0.3], device=device),
+            repetition=torch.tensor([1.2, 1.0], device=device),
+            output_counts=torch.randint(0, 3, (2, vocab_size), generator=generator, dtype=torch.int32).to(device),
+            prompt_mask=(torch.rand(2, vocab_size, generator=generator) < 0.1).to(device),
+        ),
+    )
+    logits = make_logits(11, num_rows, vocab_size, device)
+    taken = []
+    for module, name in ((truncation, "apply_top_k_top_p"), (draw, "draw"), (penalties, "apply_penalties")):
+        function = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, function=function: (taken.append(function), function(*args))[1])
+    with_kernels = Sampler().sample(logits.clone(), metadata)
+    assert len(taken) == 3
+    for module in (sampler_module, penalties_module):
+        monkeypatch.setattr(module, "runs_fused", lambda logits: False)
+    assert Sampler().sample(logits.clone(), metadata).tolist() == with_kernels.tolist()
+    assert len(taken) == 3

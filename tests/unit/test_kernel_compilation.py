@@ -41,7 +41,19 @@ class Launches:
         caught, self.caught[:] = list(self.caught), []
         return [self._compile(*launch) for launch in caught]
 
+    def variants(self):
+        """Of all that was caught: how many different machine codes each kernel needs."""
+        codes = {}
+        for kernel, args, kwargs in self.caught:
+            codes.setdefault(kernel.fn.__name__, set()).add(repr(self._specialise(kernel, args, kwargs)))
+        return {name: len(different) for name, different in codes.items()}
+
     def _compile(self, kernel, args, kwargs):
+        signature, constants, attributes, options = self._specialise(kernel, args, kwargs)
+        source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+        return triton.compile(source, target=self.target, options=options)
+
+    def _specialise(self, kernel, args, kwargs):
         names = inspect.signature(kernel.fn).parameters
         options = {name: value for name, value in kwargs.items() if name not in names}
         arguments = inspect.signature(kernel.fn).bind(
@@ -55,10 +67,11 @@ class Launches:
                 signature[parameter.name], constants[parameter.name] = "constexpr", value
                 continue
             signature[parameter.name] = triton.runtime.jit.mangle_type(value)
-            if is_special and (torch.is_tensor(value) or value % 16 == 0):
+            is_special = is_special and not parameter.do_not_specialize_on_alignment
+            address = value.data_ptr() if torch.is_tensor(value) else value
+            if is_special and address % 16 == 0:
                 attributes[index,] = [["tt.divisibility", 16]]
-        source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-        return triton.compile(source, target=self.target, options=options)
+        return signature, constants, attributes, options
 
 
 @pytest.fixture(params=[90, 80])
@@ -92,6 +105,23 @@ def test_attention(launches, head_dim, dtype, fp8):
     if launches.target.arch == 90:
         assert "wgmma" in prompts.asm["ptx"], "Hopper's matrix instructions lie idle"
     assert "mma.sync" in decodes.asm["ptx"]
+
+
+def test_steps_of_all_sizes_run_the_same_code(launches):
+    """What is compiled for the first steps serves all others: nobody waits for a compiler later."""
+    backend = TritonAttentionBackend(KVCacheSpec(1, 2, 64), torch.float16, torch.device("cpu"))
+    cache = torch.zeros(2, 8, 16, 2, 64, dtype=torch.float16)
+    for num_prompts, num_decodes, longest, width in [(0, 1, 5, 1), (1, 0, 5, 16), (1, 2, 5000, 33), (3, 70, 90, 64)]:
+        query_lens = np.array([5] * num_prompts + [1] * num_decodes, np.int32)
+        starts = np.concatenate(([0], np.cumsum(query_lens))).astype(np.int32)
+        seq_lens = np.full(query_lens.size, longest, np.int32)
+        table = torch.zeros(query_lens.size, width, dtype=torch.int32)
+        slots = torch.zeros(int(starts[-1]) + 1, dtype=torch.int32)[1:]
+        qkv = torch.zeros(int(starts[-1]), 12, 64, dtype=torch.float16)
+        plan = backend.plan(AttentionMetadata(16, table, slots, starts, seq_lens))
+        plan.forward(*qkv.split([8, 2, 2], 1), cache, 0.1)
+    # Prompts and decodes have sizes of their own.
+    assert launches.variants() == {"_kv_write_kernel": 1, "_attention_kernel": 2, "_combine_kernel": 1}
 
 
 def test_everything_else(launches):

@@ -183,7 +183,7 @@ def test_bad_arrays_are_refused_and_a_good_call_follows():
         layer.forward(x, out[:1])
     with pytest.raises(ValueError, match="its rows must be contiguous"):
         layer.forward(np.ones((4, 2), np.float32).T, out)
-    with pytest.raises(ValueError, match="activation is 'gelu', but it must be one of none, relu, silu"):
+    with pytest.raises(ValueError, match='activation is "gelu", but it must be one of none, relu, silu'):
         layer.forward(x, out, activation="gelu")
     with pytest.raises(ValueError, match="x and out share memory"):
         both = np.ones((2, 10), np.float32)
@@ -209,7 +209,7 @@ def test_bad_arrays_are_refused_and_a_good_call_follows():
 
 
 def test_bad_shapes_are_refused():
-    with pytest.raises(ValueError, match="kind is 'int4', but it must be f32, bf16 or int8"):
+    with pytest.raises(ValueError, match='kind is "int4", but it must be f32, bf16 or int8'):
         _core.PackedLinear(THREADS, 2, 2, "int4")
     with pytest.raises(ValueError, match="group_size is 32, but only int8 weights have groups"):
         _core.PackedLinear(THREADS, 2, 2, "bf16", 32)

@@ -45,7 +45,8 @@ def make_attention_backend(
     Raises:
         ModelLoadError: Triton was asked for, or is needed, and is not installed or does not serve the model.
     """
-    if name == "triton" or kv_cache_is_fp8 or (name == "auto" and device.type == "cuda"):
+    on_gpu = device.type == "cuda"
+    if name == "triton" or kv_cache_is_fp8 or (on_gpu and (name == "auto" or batch_invariant)):
         reason = _why_not_triton(spec, dtype, device)
         if reason is None:
             # Importing it imports Triton.
@@ -54,6 +55,8 @@ def make_attention_backend(
             return TritonAttentionBackend(spec, dtype, device, batch_invariant=batch_invariant)
         if kv_cache_is_fp8:
             raise ModelLoadError(f"kv_cache_dtype is fp8, which Triton's kernels alone read, but {reason}")
+        if batch_invariant:
+            raise ModelLoadError(f"batch_invariant is set, which on a GPU needs Triton's kernels, but {reason}")
         if name == "triton":
             raise ModelLoadError(f"attention_backend is triton, but {reason}; set attention_backend to torch or auto")
         logger.warning("attention by torch and not by Triton: %s", reason)

@@ -1,8 +1,8 @@
 """One token per row, by inverting the cumulative distribution at a number that depends on (seed, position) alone.
 
-The number is that of ``rustvllm.sample.random.counter_uniform``, bit for bit, and the distribution is run through in the
-order of the vocabulary, as ``rustvllm.sample.sampler`` does it: so a request draws here what it would draw there, unless
-its number lies within rounding (about 1e-7 of the mass) of the border between two tokens.
+The number is that of ``rustvllm.sample.random.counter_uniform``, bit for bit, and the distribution is run through in
+the order of the vocabulary, as ``rustvllm.sample.sampler`` does it: so a request draws here what it would draw there,
+unless its number lies within rounding (about 1e-7 of the mass) of the border between two tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def counter_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Draw one id per row from the softmax of its logits.
 
-    A row without a finite distribution gives the id of its largest logit, the first of equals; NaN counts as largest.
+    A row without a finite distribution gives the id of its largest logit, the first of equals; −1 where there is none:
+    it holds NaN, or nothing above −∞.
 
     Args:
         logits: float32 ``[m, vocab_size]``, contiguous; −∞ is never drawn.
@@ -74,7 +75,7 @@ def _uniform(seed, position):
     return (state >> 11).to(tl.float64) * 1.1102230246251565e-16  # 2⁻⁵³
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _uniform_kernel(out_ptr, seed_ptr, position_ptr, n, BLOCK: tl.constexpr):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_index = index < n
@@ -90,14 +91,13 @@ def _draw_kernel(out_ptr, logits_ptr, seed_ptr, position_ptr, vocab_size, BLOCK:
     offset = tl.arange(0, BLOCK)
 
     top = tl.full((BLOCK,), float("-inf"), tl.float32)
-    first_nan = tl.full((BLOCK,), 0, tl.int32) + vocab_size
+    num_nan = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, vocab_size, BLOCK):
         token = start + offset
         logit = tl.load(row + token, mask=token < vocab_size, other=float("-inf"))
         top = tl.maximum(top, logit)
-        first_nan = tl.minimum(first_nan, tl.where(logit != logit, token, vocab_size))
+        num_nan += tl.where(logit != logit, 1, 0)
     highest = tl.max(top, 0)
-    nan_token = tl.min(first_nan, 0)
 
     # An infinite or missing maximum makes every weight NaN or none, and no target is below such a total.
     total = tl.zeros((), tl.float64)
@@ -127,6 +127,6 @@ def _draw_kernel(out_ptr, logits_ptr, seed_ptr, position_ptr, vocab_size, BLOCK:
     last = tl.max(tl.where(weight > 0, offset, 0), 0)
     drawn = block_start + tl.minimum(inside, last)
 
-    largest = tl.where(nan_token < vocab_size, nan_token, tl.min(first_top, 0))
-    is_drawn = (nan_token == vocab_size) & (target < total)
-    tl.store(out_ptr + index, tl.where(is_drawn, drawn, largest).to(tl.int64))
+    token = tl.where(target < total, drawn, tl.min(first_top, 0))
+    is_number = (highest > float("-inf")) & (tl.sum(num_nan, 0) == 0)
+    tl.store(out_ptr + index, tl.where(is_number, token, -1).to(tl.int64))

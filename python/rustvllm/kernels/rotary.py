@@ -15,8 +15,8 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) ->
 
     Args:
         x: ``[num_tokens, num_heads, head_dim]``; the features of a head lie side by side.
-        cos: ``[num_tokens, num_pairs]``, contiguous, of each position's angles.
-        sin: likewise.
+        cos: ``[num_tokens, num_pairs]``, of each position's angles; those of a token lie side by side.
+        sin: likewise, with the same strides.
         interleaved: a pair is features ``2 i`` and ``2 i + 1`` (GPT-J) rather than ``i`` and ``i + num_pairs`` (NeoX).
 
     Returns:
@@ -36,6 +36,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) ->
         sin,
         x.stride(0),
         x.stride(1),
+        cos.stride(0),
         NUM_HEADS=num_heads,
         HEADS=heads,
         HEAD_DIM=head_dim,
@@ -56,6 +57,7 @@ def _rotary_kernel(
     sin_ptr,
     stride_token,
     stride_head,
+    stride_angles,
     NUM_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -67,8 +69,8 @@ def _rotary_kernel(
     head = tl.arange(0, HEADS)[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
     is_pair = (head < NUM_HEADS) & (pair < NUM_PAIRS)
-    cos = tl.load(cos_ptr + token * NUM_PAIRS + pair, mask=pair < NUM_PAIRS, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + token * NUM_PAIRS + pair, mask=pair < NUM_PAIRS, other=0.0).to(tl.float32)
+    cos = tl.load(cos_ptr + token * stride_angles + pair, mask=pair < NUM_PAIRS, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + token * stride_angles + pair, mask=pair < NUM_PAIRS, other=0.0).to(tl.float32)
     if INTERLEAVED:
         first = 2 * pair
         second = 2 * pair + 1

@@ -7,6 +7,7 @@ of the row, whose size is a small part of the device's cache. It is exact: what 
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -30,15 +31,16 @@ def apply_top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None
     num_rows, vocab_size = logits.shape
     if not num_rows or (top_k is None and top_p is None):
         return
+    # Both at all times: one kernel is compiled, before the first request, and none when the first asks for top_k.
+    top_k = torch.zeros(num_rows, dtype=torch.int64, device=logits.device) if top_k is None else top_k
+    top_p = torch.ones(num_rows, dtype=torch.float32, device=logits.device) if top_p is None else top_p
     block = min(power_of_two(vocab_size), MAX_BLOCK)
     _truncate_kernel[(num_rows,)](
         logits,
-        logits if top_k is None else top_k,
-        logits if top_p is None else top_p,
+        top_k,
+        top_p,
         vocab_size,
         BLOCK=block,
-        HAS_TOP_K=top_k is not None,
-        HAS_TOP_P=top_p is not None,
         num_warps=max(1, min(16, block // 256)),
         **LAUNCH_OPTIONS,
     )
@@ -51,28 +53,21 @@ def _truncate_kernel(
     top_p_ptr,
     vocab_size,
     BLOCK: tl.constexpr,
-    HAS_TOP_K: tl.constexpr,
-    HAS_TOP_P: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64)
     row = logits_ptr + index * vocab_size
-    k = vocab_size
-    if HAS_TOP_K:
-        asked = tl.load(top_k_ptr + index)
-        k = tl.where((asked > 0) & (asked < vocab_size), asked, vocab_size).to(tl.int32)
-    p = 1.0
-    if HAS_TOP_P:
-        p = tl.load(top_p_ptr + index)
+    asked = tl.load(top_k_ptr + index)
+    k = tl.where((asked > 0) & (asked < vocab_size), asked, vocab_size).to(tl.int32)
+    p = tl.load(top_p_ptr + index)
     if (k < vocab_size) | (p < 1.0):
         highest = _highest_key(row, vocab_size, BLOCK)
         threshold = -2147483647 - 1
         if k < vocab_size:
             threshold = _threshold(row, vocab_size, k.to(tl.float32), highest, False, BLOCK)
-        if HAS_TOP_P:
-            if p < 1.0:
-                mass = _mass_of_k(row, vocab_size, k, threshold, highest, BLOCK)
-                by_mass = _threshold(row, vocab_size, p * mass, highest, True, BLOCK)
-                threshold = tl.maximum(threshold, tl.minimum(by_mass, highest))
+        if p < 1.0:
+            mass = _mass_of_k(row, vocab_size, k, threshold, highest, BLOCK)
+            by_mass = _threshold(row, vocab_size, p * mass, highest, True, BLOCK)
+            threshold = tl.maximum(threshold, tl.minimum(by_mass, highest))
         for start in range(0, vocab_size, BLOCK):
             token = start + tl.arange(0, BLOCK)
             logit = tl.load(row + token, mask=token < vocab_size, other=0.0)

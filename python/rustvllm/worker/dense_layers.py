@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rustvllm import _core, envs
-from rustvllm.exceptions import ConfigError
+from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.layers.cpu_linear import OneDnnLinear
 from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
 
@@ -41,6 +41,25 @@ def make_linear_packer(
     plain = sum(parameter.nbytes for parameter in outline.parameters())
     stored = plain // dtype.itemsize * _stored_itemsize(config.model.hf_config, dtype)
     return LinearPacker(threads, options, outline, outline.tied_embedding, int(MOST_RESIDENT * stored) - plain)
+
+
+def make_batch_invariant(model: CausalLM) -> None:
+    """Have a model on a GPU computed by products whose rows do not know of each other; it is filled already.
+
+    Raises:
+        ModelLoadError: it has dense layers that are not ours.
+    """
+    from rustvllm.layers.triton_linear import TritonLinear, use_triton
+
+    strangers = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    if strangers:
+        raise ModelLoadError(
+            f"batch_invariant is set, but this model's {strangers[0]} and {len(strangers) - 1} other dense layers are "
+            "torch's, which sum in an order that depends on the batch: leave batch_invariant out"
+        )
+    use_triton(model)
+    if model.tied_embedding is not None:
+        model.head_kernel = TritonLinear(model.tied_embedding, None)
 
 
 def linear_options(quantization: str | None, dtype: torch.dtype, *, batch_invariant: bool) -> LinearOptions:

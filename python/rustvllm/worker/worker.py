@@ -23,7 +23,7 @@ from rustvllm.sample.logits_processors import load_logits_processors
 from rustvllm.worker import host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.cuda_graphs import DecodeGraphs, default_capture_sizes, make_graph_recorder
-from rustvllm.worker.dense_layers import make_linear_packer
+from rustvllm.worker.dense_layers import make_batch_invariant, make_linear_packer
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.step_buffers import BufferSpec, StepBuffers
@@ -65,7 +65,7 @@ class Worker:
 
     Attributes:
         device: where everything lies.
-        dtype: of weights and cache.
+        dtype: of weights, and of the cache unless that has eight bits.
         runner: there once the model is loaded.
     """
 
@@ -82,7 +82,12 @@ class Worker:
     def num_bytes_per_block(self) -> int:
         """Bytes of one KV block over all layers."""
         spec = self._loaded().model.kv_cache_spec
-        return spec.bytes_per_block(self.config.cache.block_size, self.dtype.itemsize)
+        return spec.bytes_per_block(self.config.cache.block_size, self.cache_dtype.itemsize)
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Of the KV cache: the model's, or uint8 for what attention reads as e4m3."""
+        return torch.uint8 if self.config.cache.is_fp8 else self.dtype
 
     def load_model(self) -> None:
         """Load the weights.
@@ -116,8 +121,12 @@ class Worker:
             self.dtype,
             self.device,
             self._threads or torch.get_num_threads(),
+            batch_invariant=self.config.device.batch_invariant,
+            kv_cache_is_fp8=self.config.cache.is_fp8,
         )
         logger.info("attention by %s", backend.name)
+        if self.config.device.batch_invariant and not on_cpu:
+            make_batch_invariant(model)
         self.runner = GPUModelRunner(
             model,
             backend,
@@ -322,8 +331,8 @@ class Worker:
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        return zeros_on_host(shape, self.dtype)
+            return torch.zeros(shape, dtype=self.cache_dtype, device=self.device)
+        return zeros_on_host(shape, self.cache_dtype)
 
     def _available_memory(self) -> int:
         if self.device.type == "cpu":
@@ -351,7 +360,7 @@ class Worker:
         runner = self._loaded()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
-        runner.profile_run(self._largest_batch(), self.dtype)
+        runner.profile_run(self._largest_batch(), self.cache_dtype)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device)
         graphs = self._graph_bytes()

@@ -41,6 +41,7 @@ def make(tmp_path, monkeypatch):
             "kv_cache_memory_bytes": None,
             "num_gpu_blocks_override": None,
             "swap_space": 4.0,
+            "is_fp8": False,
         }
         config = SimpleNamespace(
             model=SimpleNamespace(
@@ -71,6 +72,11 @@ def memory(monkeypatch, limit, available):
 def test_bytes_per_block(make):
     assert make().num_bytes_per_block == BYTES_PER_BLOCK
     assert make(dtype="bfloat16").num_bytes_per_block == BYTES_PER_BLOCK // 2
+
+
+def test_a_cache_of_eight_bits_is_for_triton(make):
+    with pytest.raises(ModelLoadError, match="kv_cache_dtype is fp8, which Triton's kernels alone read, but device is"):
+        make(is_fp8=True)
 
 
 def test_the_override_is_taken_as_it_is(make):

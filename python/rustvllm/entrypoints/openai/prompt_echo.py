@@ -41,7 +41,7 @@ class PromptEcho:
         return text
 
     def look_at(self, prompt_index: int, output: RequestOutput) -> None:
-        """Note the prompt's log-probabilities, which an output brings, and move its samples' offsets behind the prompt."""
+        """Note the prompt's log-probabilities, which an output brings; its samples' places are behind the prompt."""
         if self._num_logprobs is None:
             return
         text = self.text(prompt_index, output.prompt_token_ids)
