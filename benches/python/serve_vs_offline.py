@@ -4,7 +4,7 @@ Offline is ``LLM.generate`` in a process of its own; served is ``rustvllm serve`
 answer, as many at once as the engine may run. Prompts of 128 tokens, 128 greedy tokens each; while one is measured
 the other has nothing to do.
 
-    python benches/python/serve_vs_offline.py [--concurrency 16] [--num-prompts 64] [--turns 3] --output-json report.json
+    python benches/python/serve_vs_offline.py [--concurrency 16] [--num-prompts 64] --output-json report.json
 """
 
 import argparse
