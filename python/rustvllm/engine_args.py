@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import difflib
 import functools
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,12 @@ from rustvllm import devices, flags, hub
 from rustvllm.config import (
     ATTENTION_BACKENDS,
     EXECUTORS,
+    LARGEST_MAX_LOGPROBS,
+    LOGPROBS_MODES,
+    MODEL_IMPLS,
+    QUANTIZATIONS,
     CacheConfig,
+    CUDAGraphConfig,
     DeviceConfig,
     EngineConfig,
     LoadConfig,
@@ -119,21 +125,45 @@ class EngineArgs(EngineFlags):
             enable_prefix_caching=self.enable_prefix_caching,
             prefix_caching_hash_algo=self.prefix_caching_hash_algo,
             swap_space=self.swap_space,
+            kv_cache_dtype=self.kv_cache_dtype,
         )
         download_dir = None if self.download_dir is None else Path(self.download_dir).expanduser()
-        load = LoadConfig(load_format=self.load_format, download_dir=download_dir)
+        load = LoadConfig(
+            load_format=self.load_format,
+            download_dir=download_dir,
+            quantization=self.quantization,
+            use_tqdm_on_load=self.use_tqdm_on_load,
+        )
         model = self._create_model_config(device, load)
         return EngineConfig(
             model=model,
             cache=cache,
             scheduler=self._create_scheduler_config(usage, device, model.max_model_len),
             parallel=ParallelConfig(),
-            device=DeviceConfig(device=device, attention_backend=self.attention_backend),
+            device=DeviceConfig(
+                device=device, attention_backend=self.attention_backend, batch_invariant=self.batch_invariant
+            ),
+            cuda_graphs=self._create_cuda_graph_config(),
             load=load,
             sim=sim,
             step_trace_file=None
             if self.step_trace_file is None
             else Path(self.step_trace_file).expanduser().absolute(),
+        )
+
+    def _create_cuda_graph_config(self) -> CUDAGraphConfig:
+        sizes: Any = self.cudagraph_capture_sizes
+        if sizes is not None:
+            if not isinstance(sizes, list | tuple) or not sizes:
+                raise ConfigError(
+                    f"cudagraph_capture_sizes must be a list of one or more numbers of requests, got {sizes!r}; "
+                    "enforce_eager turns CUDA graphs off"
+                )
+            if self.enforce_eager:
+                raise ConfigError("cudagraph_capture_sizes and enforce_eager contradict each other: leave one out")
+            sizes = tuple(sizes)
+        return CUDAGraphConfig(
+            capture_sizes=() if self.enforce_eager else sizes, capture_mode=self.cudagraph_capture_mode
         )
 
     def _create_sim_config(self) -> SimConfig | None:
@@ -171,6 +201,8 @@ class EngineArgs(EngineFlags):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), 1, limit)
         require_int("seed", self.seed, -(2**63), 2**63 - 1)
+        require_int("max_logprobs", self.max_logprobs, -1, LARGEST_MAX_LOGPROBS)
+        require_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         resolve_dtype(self.dtype, "cpu", {})
         # Built for its checks: a limit that is still open gets a value that suits every other.
         SchedulerConfig(
@@ -178,6 +210,9 @@ class EngineArgs(EngineFlags):
             max_num_batched_tokens=2**24 if self.max_num_batched_tokens is None else self.max_num_batched_tokens,
             **self._scheduler_numbers(),
         )
+        if self.quantization is not None:
+            require_choice("quantization", self.quantization, QUANTIZATIONS)
+        self._create_cuda_graph_config()
         CacheConfig(swap_space=self.swap_space, prefix_caching_hash_algo=self.prefix_caching_hash_algo)
         _check_generation_config(self.generation_config)
         names: Any = self.served_model_name
@@ -190,8 +225,8 @@ class EngineArgs(EngineFlags):
         override: Any = self.override_generation_config
         if override is not None and not isinstance(override, Mapping):
             raise ConfigError(f"override_generation_config must be a dict, got {override!r}")
-        if self.trust_remote_code:
-            logger.warning("trust_remote_code is ignored: code of a model is never run")
+        require_choice("model_impl", self.model_impl, MODEL_IMPLS)
+        _check_hf_overrides(self.hf_overrides)
         if self.tokenizer is not None and self.skip_tokenizer_init:
             raise ConfigError("tokenizer and skip_tokenizer_init contradict each other: leave one out")
 
@@ -201,6 +236,7 @@ class EngineArgs(EngineFlags):
             self.revision,
             load.download_dir,
             with_weights=load.load_format != "dummy" and self.executor != "sim",
+            with_code=self.trust_remote_code,
         )
         tokenizer_path = None
         if not self.skip_tokenizer_init:
@@ -212,7 +248,7 @@ class EngineArgs(EngineFlags):
         else:
             names = [self.served_model_name] if isinstance(self.served_model_name, str) else self.served_model_name
             served = tuple(dict.fromkeys(names))
-        return read_model_config(
+        model = read_model_config(
             found.path,
             model=found.name,
             max_model_len=self.max_model_len,
@@ -220,6 +256,8 @@ class EngineArgs(EngineFlags):
             device=device,
             generation_config=self.generation_config,
             override_generation_config=self.override_generation_config,
+            hf_overrides=self.hf_overrides,
+            model_impl=self.model_impl,
             revision=self.revision,
             tokenizer=None if self.tokenizer is None else str(self.tokenizer),
             tokenizer_path=tokenizer_path,
@@ -230,6 +268,7 @@ class EngineArgs(EngineFlags):
             trust_remote_code=self.trust_remote_code,
             logits_processors=_processor_names(self.logits_processors),
         )
+        return dataclasses.replace(model, max_logprobs=self.max_logprobs, logprobs_mode=self.logprobs_mode)
 
     def _create_scheduler_config(self, usage: UsageContext, device: str, max_model_len: int) -> SchedulerConfig:
         default_tokens, default_seqs = default_budget(usage, device)
@@ -248,7 +287,9 @@ class EngineArgs(EngineFlags):
             max_num_batched_tokens=tokens,
             enable_chunked_prefill=self.enable_chunked_prefill,
             # Torch on the CPU computes in the thread that would plan the next step, so that nothing would overlap.
-            async_scheduling=self.executor == "sim" if self.async_scheduling is None else self.async_scheduling,
+            async_scheduling=(self.executor == "sim" or device == "cuda")
+            if self.async_scheduling is None
+            else self.async_scheduling,
             **self._scheduler_numbers(),
         )
 
@@ -294,6 +335,23 @@ def default_budget(usage: UsageContext, device: str) -> tuple[int, int]:
     if memory >= 70 * _GIB:
         return (16384, 1024) if usage == "llm_class" else (8192, 1024)
     return (8192, 256) if usage == "llm_class" else (2048, 256)
+
+
+def _check_hf_overrides(overrides: Any) -> None:
+    """Refuse what could not stand in a ``config.json``."""
+    if overrides is None:
+        return
+    if not isinstance(overrides, Mapping):
+        raise ConfigError(
+            f"hf_overrides must be a dict of values for config.json, got {overrides!r:.200} "
+            f"({type(overrides).__name__}); a function cannot be sent to the engine's process"
+        )
+    try:
+        json.dumps(overrides, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"hf_overrides must hold what JSON can: {error}, got {overrides!r:.200}") from error
+    if unnamed := [name for name in overrides if not isinstance(name, str)]:
+        raise ConfigError(f"hf_overrides must name values with strings, got {unnamed[0]!r}")
 
 
 def _check_generation_config(source: object) -> None:

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from rustvllm.config import CacheConfig, PreemptionMode, SchedulerConfig
+from rustvllm.config import CacheConfig, ModelConfig, PreemptionMode, SchedulerConfig
 from rustvllm.flags import arg, parse_json_object, parse_number
 
 
@@ -22,24 +22,70 @@ class EngineFlags:
         "names clients may use; the first is reported", nargs="+", group="model"
     )
     skip_tokenizer_init: bool = arg("serve token ids only", False, group="model")
-    trust_remote_code: bool = arg("accepted and ignored: code of a model is never run", False, group="model")
+    max_logprobs: int = arg(
+        "most candidates per token whose log-probabilities a request may ask for; -1: the whole vocabulary",
+        ModelConfig.max_logprobs,
+        type=parse_number,
+        group="model",
+    )
+    logprobs_mode: str = arg(
+        "what logprobs are: raw_logprobs or raw_logits, as the model gave them; processed_logprobs or "
+        "processed_logits, after penalties, masks, temperature and truncation",
+        ModelConfig.logprobs_mode,
+        group="model",
+    )
     logits_processors: list[Any] | None = arg(  # noqa: RUF009 -- likewise
         "classes that change the logits of every step, as module:Class (in Python also the classes themselves)",
         nargs="+",
         group="model",
     )
+    hf_overrides: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise
+        "values that win over those of config.json, as JSON; objects are merged", type=parse_json_object, group="model"
+    )
+    model_impl: str = arg(
+        "rustvllm or transformers: whose modelling code runs; auto: rustvllm's where there is one",
+        "auto",
+        group="model",
+    )
+    trust_remote_code: bool = arg(
+        "let Python code out of the model's folder run, with all rights of this process, where neither rustvllm nor "
+        "transformers knows the architecture",
+        False,
+        group="model",
+    )
     enforce_eager: bool = arg("never capture CUDA graphs", False, group="model")
+    cudagraph_capture_sizes: list[int] | None = arg(  # noqa: RUF009 -- it returns a dataclasses.field
+        "numbers of requests whose decode steps run as CUDA graphs (default: 1, 2, 4, 8, 16, 24 … up to max_num_seqs)",
+        nargs="+",
+        type=parse_number,
+        group="model",
+    )
+    cudagraph_capture_mode: str = arg(
+        "ahead: graphs are captured before the first request; lazy: each when it is first needed",
+        "ahead",
+        group="model",
+    )
     generation_config: str = arg("auto: the model's sampling defaults; vllm: none; or a folder", "auto", group="model")
     override_generation_config: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise
         "sampling defaults as JSON", type=parse_json_object, group="model"
     )
     load_format: str = arg("auto or safetensors; dummy: seeded random weights", "auto", group="model")
+    use_tqdm_on_load: bool = arg("show how far the weights are loaded", True, group="model")
     download_dir: str | None = arg("where to keep downloads (default: HF_HOME's cache)", group="model")
     device: str = arg("auto, cpu or cuda", "auto", group="model")
     attention_backend: str = arg(
-        "triton: on CUDA; cpu: the core's kernels, in float32 and bfloat16; torch: everywhere; auto: the first that can",
+        "triton: on CUDA; cpu: the core's kernels (float32, bfloat16); torch: everywhere; auto: the first that can",
         "auto",
         group="model",
+    )
+    quantization: str | None = arg(
+        "int8: weights of one byte on the CPU, with a scale for each output; int8-g32, int8-g64, int8-g128: for each "
+        "output and group of inputs",
+        group="model",
+    )
+    batch_invariant: bool = arg("a request's logits have the same bits alone and in any company", False, group="model")
+    kv_cache_dtype: str = arg(
+        "auto: as the model computes; fp8 (fp8_e4m3): eight bits a number, on CUDA", "auto", group="cache"
     )
     block_size: int = arg("tokens of one KV block", 16, type=parse_number, group="cache")
     gpu_memory_utilization: float = arg("share of the GPU's memory to use", 0.9, type=float, group="cache")
@@ -119,8 +165,8 @@ class EngineFlags:
         group="scheduler",
     )
     async_scheduling: bool | None = arg(
-        "plan a step while the one before it runs (default: yes where the device runs by itself, as a simulated one "
-        "does; no on the CPU)",
+        "plan a step while the one before it runs (default: yes where the device runs by itself, as a GPU and a "
+        "simulated one do; no on the CPU)",
         action=argparse.BooleanOptionalAction,
         group="scheduler",
     )

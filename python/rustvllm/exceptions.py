@@ -75,6 +75,10 @@ class RequestFailedError(RustVLLMError):
         self.outputs = outputs
 
 
+class DeviceMemoryError(RustVLLMError):
+    """The device has no memory for a step; its requests end with it. The message names what to lower."""
+
+
 class EngineDeadError(RustVLLMError):
     """The engine has stopped, by an error or by ``shutdown``, and serves nobody any more."""
 

@@ -1,8 +1,9 @@
 """From the name of a model to a folder with its files: a local folder, the model inside the package, the hub's cache
 or the hub itself.
 
-Only safetensors weights, JSON and tokenizer files are fetched. ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and
-``HF_HUB_OFFLINE`` mean what they mean everywhere, because huggingface_hub does the fetching.
+Only safetensors weights, JSON and tokenizer files are fetched, and Python files when code of the model is trusted.
+``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` mean what they mean everywhere, because
+huggingface_hub does the fetching.
 """
 
 import os
@@ -38,6 +39,7 @@ SHORT_NAMES: Final = {
 
 _JSON_PATTERNS = ("*.json", "*.txt", "*.jinja", "tokenizer.model")
 _WEIGHT_PATTERNS = ("*.safetensors",)
+_CODE_PATTERNS = ("*.py",)
 # Folders hold exports to other formats; "consolidated" are the same weights under other names.
 _IGNORED_PATTERNS = ("*/*", "consolidated*.safetensors")
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")
@@ -70,6 +72,7 @@ def resolve_model(
     download_dir: Path | None = None,
     *,
     with_weights: bool = True,
+    with_code: bool = False,
 ) -> ResolvedModel:
     """Find a model's folder, fetching it when it is on the hub and not yet here.
 
@@ -78,6 +81,7 @@ def resolve_model(
         revision: Branch, tag or commit on the hub.
         download_dir: Where to keep what is fetched, instead of the hub's cache under ``HF_HOME``.
         with_weights: False fetches only the configuration and the tokenizer.
+        with_code: Fetch the model's Python files too; that they may run is decided elsewhere.
 
     Raises:
         ModelNotFoundError: Neither a folder nor a model of the hub.
@@ -113,7 +117,7 @@ def resolve_model(
             f"{name[:200]!r} is neither a folder here nor the name of a hub model, which looks like gpt2 or owner/name"
         )
     repo_id = SHORT_NAMES.get(name.lower(), name)
-    path = _snapshot(repo_id, name, revision, download_dir, with_weights=with_weights)
+    path = _snapshot(repo_id, name, revision, download_dir, with_weights=with_weights, with_code=with_code)
     if with_weights and not any(path.glob("*.safetensors")):
         raise ModelLoadError(
             f"{repo_id} has no *.safetensors weights; other formats are not loaded because they can run code"
@@ -126,7 +130,15 @@ def _same_names(repo_id: str) -> list[str]:
     return [repo_id, *(short for short, full in SHORT_NAMES.items() if full == repo_id)]
 
 
-def _snapshot(repo_id: str, name: str, revision: str | None, download_dir: Path | None, *, with_weights: bool) -> Path:
+def _snapshot(
+    repo_id: str,
+    name: str,
+    revision: str | None,
+    download_dir: Path | None,
+    *,
+    with_weights: bool,
+    with_code: bool = False,
+) -> Path:
     """The folder of a hub model, fetched if need be; the cached copy when the hub cannot be asked."""
     from huggingface_hub import HfApi, snapshot_download
 
@@ -138,7 +150,11 @@ def _snapshot(repo_id: str, name: str, revision: str | None, download_dir: Path 
             repo_id,
             revision=revision,
             cache_dir=None if download_dir is None else str(download_dir),
-            allow_patterns=[*_JSON_PATTERNS, *(_WEIGHT_PATTERNS if with_weights else ())],
+            allow_patterns=[
+                *_JSON_PATTERNS,
+                *(_WEIGHT_PATTERNS if with_weights else ()),
+                *(_CODE_PATTERNS if with_code else ()),
+            ],
             ignore_patterns=list(_IGNORED_PATTERNS),
             library_name="rustvllm",
             local_files_only=local_files_only,

@@ -8,33 +8,47 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rustvllm.architectures import HEAD_DIMS, MODEL_TYPES, MULTI_HEAD, SUPPORTED_ARCHITECTURES, text_config
 from rustvllm.config import ModelConfig
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
 
-SUPPORTED_ARCHITECTURES: Final = ("GPT2LMHeadModel", "LlamaForCausalLM")
-"""What ``models/registry`` has, as a list that needs no torch; a test keeps the two equal."""
 MAX_CONFIG_BYTES: Final = 16 << 20
-_KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    # architecture -> what is needed -> its names in config.json, the first that is there counts
+_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    # what is needed -> its names in config.json, the first that is there counts
+    "vocab_size": ("vocab_size",),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "max_positions": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"),
+}
+_NAMES_OF_ARCHITECTURE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    # where a name comes first that others call otherwise, so that messages name what its checkpoints have
     "GPT2LMHeadModel": {
-        "vocab_size": ("vocab_size",),
         "hidden_size": ("n_embd", "hidden_size"),
         "num_layers": ("n_layer", "num_hidden_layers"),
         "num_attention_heads": ("n_head", "num_attention_heads"),
         "max_positions": ("n_positions", "n_ctx", "max_position_embeddings"),
     },
-    "LlamaForCausalLM": {
-        "vocab_size": ("vocab_size",),
-        "hidden_size": ("hidden_size",),
-        "num_layers": ("num_hidden_layers",),
-        "num_attention_heads": ("num_attention_heads",),
-        "max_positions": ("max_position_embeddings",),
-    },
 }
-_MODEL_TYPES: Final = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
+
+
+_FALLBACK_ENDINGS: Final = ("ForCausalLM", "LMHeadModel")
+"""How transformers calls what predicts the next token."""
+_UNREACHABLE: Final[Mapping[str, str]] = {
+    # model_type -> why transformers' modelling code cannot run over a paged cache; the rest is found out while loading
+    **dict.fromkeys(
+        ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma", "jamba", "bamba", "zamba", "zamba2"),
+        "it keeps a recurrent state, which the paged KV cache has no place for",
+    ),
+    **dict.fromkeys(("bloom", "mpt"), "its ALiBi biases are added inside its own attention, which cannot be replaced"),
+    **dict.fromkeys(
+        ("falcon", "gptj", "gpt_neo", "codegen", "openai-gpt", "xglm", "xlnet", "xlm"),
+        "its attention does not go through transformers' attention interface",
+    ),
+}
 
 
 def read_model_config(
@@ -46,6 +60,9 @@ def read_model_config(
     device: str = "cpu",
     generation_config: str = "auto",
     override_generation_config: Mapping[str, Any] | None = None,
+    hf_overrides: Mapping[str, Any] | None = None,
+    model_impl: str = "auto",
+    trust_remote_code: bool = False,
     **fields: Any,
 ) -> ModelConfig:
     """Read a model's folder.
@@ -58,21 +75,27 @@ def read_model_config(
         device: ``cpu`` or ``cuda``, which decides what auto means.
         generation_config: ``auto`` reads the folder's, ``vllm`` and ``none`` read nothing, else a folder or file.
         override_generation_config: Values that win over those read.
+        hf_overrides: Values that win over those of ``config.json``; an object is merged into the object it meets.
+        model_impl: ``rustvllm`` or ``transformers``: whose modelling code runs; ``auto``: ours where there is one.
+        trust_remote_code: Code of the model's folder may run, where neither knows the architecture.
         fields: Further fields of :class:`ModelConfig`.
 
     Raises:
         ModelLoadError: ``config.json`` is missing, no JSON, of an unknown architecture or lacks keys (which it names).
         ConfigError: ``max_model_len`` is more than the model can do.
     """
-    config = _read_json(path / "config.json")
-    if config is None:
+    stored = _read_json(path / "config.json")
+    if stored is None:
         raise ModelLoadError(f"{path} has no config.json")
-    architecture = find_architecture(config, path)
+    config = merge_overrides(stored, hf_overrides or {})
+    architecture, model_impl = find_architecture(config, path, model_impl)
+    if model_impl == "rustvllm":
+        config = text_config(config)
     numbers: dict[str, Any] = dict(_read_numbers(config, architecture, path))
     positions = numbers.pop("max_positions")
     heads = numbers["num_attention_heads"]
-    kv_heads = _optional_int(config, "num_key_value_heads", path, heads) if architecture != "GPT2LMHeadModel" else heads
-    head_dim = _optional_int(config, "head_dim", path, 0)
+    kv_heads = heads if architecture in MULTI_HEAD else _optional_int(config, "num_key_value_heads", path, heads)
+    head_dim = _optional_int(config, "head_dim", path, HEAD_DIMS.get(architecture, 0))
     if not head_dim:
         if numbers["hidden_size"] % heads:
             raise ModelLoadError(
@@ -95,6 +118,8 @@ def read_model_config(
             head_dim=head_dim,
             eos_token_ids=_eos_token_ids(generation, config, numbers["vocab_size"], path),
             generation_config=generation,
+            model_impl=model_impl,
+            trust_remote_code=trust_remote_code,
             **numbers,
             **fields,
         )
@@ -104,27 +129,69 @@ def read_model_config(
         raise
 
 
-def find_architecture(config: Mapping[str, Any], path: Path) -> str:
-    """The first supported class of ``architectures``, or the one that ``model_type`` stands for when none is named.
+def merge_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration in which other values win.
+
+    Args:
+        config: As it was read.
+        overrides: An object in it is merged, key by key, into the object of that name; anything else replaces.
+    """
+    merged = dict(config)
+    for name, value in overrides.items():
+        before = merged.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            merged[name] = merge_overrides(before, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def find_architecture(config: Mapping[str, Any], path: Path, model_impl: str = "auto") -> tuple[str, str]:
+    """The class that serves a model, and whose it is.
+
+    The first of ``architectures`` that this project has, or the one that ``model_type`` stands for when none is named;
+    else the first that transformers may have. Whether that can run is known once transformers is imported.
+
+    Returns:
+        The class's name, and ``rustvllm`` or ``transformers``.
 
     Raises:
         ModelLoadError: Names what the model is and what is supported.
     """
     named = config.get("architectures")
     names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-    for name in names:
-        if name in SUPPORTED_ARCHITECTURES:
-            return name
     model_type = config.get("model_type")
-    if not names and isinstance(model_type, str) and model_type in _MODEL_TYPES:
-        return _MODEL_TYPES[model_type]
+    if not names and isinstance(model_type, str) and model_type in MODEL_TYPES:
+        names = [MODEL_TYPES[model_type]]
+    if model_impl != "transformers":
+        for name in names:
+            if name in SUPPORTED_ARCHITECTURES:
+                return name, "rustvllm"
     if names:
         what = f"has the architecture {', '.join(names)}"
     elif isinstance(model_type, str):
         what = f"has the model_type {model_type}"
     else:
         what = "names no architecture (neither 'architectures' nor 'model_type')"
-    raise ModelLoadError(f"{path / 'config.json'} {what}; supported are {', '.join(SUPPORTED_ARCHITECTURES)}")
+    supported = f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
+    if model_impl == "rustvllm":
+        raise ModelLoadError(
+            f"{path / 'config.json'} {what}; with --model-impl rustvllm {supported}; --model-impl auto also tries "
+            "transformers' modelling code"
+        )
+    others = "and, through transformers' modelling code, decoders whose class ends in ForCausalLM"
+    candidate = next((name for name in names if name.endswith(_FALLBACK_ENDINGS)), None)
+    if candidate is None:
+        raise ModelLoadError(f"{path / 'config.json'} {what}; {supported}, {others}")
+    why = _UNREACHABLE.get(model_type) if isinstance(model_type, str) else None
+    if config.get("is_encoder_decoder") is True:
+        why = "it is an encoder and a decoder, and only decoders are served"
+    if why is not None:
+        raise ModelLoadError(
+            f"{path / 'config.json'} {what}, which is not built here, and transformers' modelling code of it cannot be "
+            f"served: {why}; {supported}, {others}"
+        )
+    return candidate, "transformers"
 
 
 def resolve_dtype(dtype: str, device: str, config: Mapping[str, Any]) -> str:
@@ -166,14 +233,16 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 def _read_numbers(config: Mapping[str, Any], architecture: str, path: Path) -> dict[str, int]:
     numbers: dict[str, int] = {}
     missing = []
-    for field, names in _KEYS[architecture].items():
+    for field, names in ({**_NAMES, **_NAMES_OF_ARCHITECTURE.get(architecture, {})}).items():
         name = next((name for name in names if config.get(name) is not None), None)
         if name is None:
             missing.append(names[0])
         else:
             numbers[field] = _positive_int(config[name], name, path)
     if missing:
-        raise ModelLoadError(f"{path / 'config.json'} lacks {', '.join(missing)}, which {architecture} needs")
+        raise ModelLoadError(
+            f"{path / 'config.json'} lacks {', '.join(missing)}, which {architecture} needs (--hf-overrides can add it)"
+        )
     return numbers
 
 
@@ -192,7 +261,8 @@ def _longest(config: Mapping[str, Any], positions: int) -> int:
     """Positions the model can tell apart, with the scaling of its rotary embedding."""
     # Newer configurations say rope_parameters for what older ones call rope_scaling.
     scaling = config.get("rope_parameters") or config.get("rope_scaling")
-    if not isinstance(scaling, Mapping):
+    # Gemma 3 scales some of its layers only, and counts it already.
+    if not isinstance(scaling, Mapping) or str(config.get("model_type")).startswith("gemma3"):
         return positions
     kind = scaling.get("rope_type") or scaling.get("type")
     factor = scaling.get("factor")

@@ -23,8 +23,6 @@ GREEDY_BELOW: Final = 1e-5
 LOWEST_TEMPERATURE: Final = 1e-2
 """Lower temperatures that are not greedy are raised to this: logits divided by less overflow float16."""
 MAX_TOKENS_LIMIT: Final = 2**31 - 1
-MAX_LOGPROBS: Final = 20
-"""Most candidates per place whose log-probabilities a request may ask for."""
 MAX_BIAS: Final = 100.0
 """Biases are clamped to it and to its negative."""
 MAX_BAD_WORD_CHARS: Final = 1024
@@ -45,7 +43,6 @@ class RequestOutputKind(Enum):
 
 NOT_SUPPORTED_YET: Final[Mapping[str, Callable[[Any], bool]]] = {
     # parameter -> is this value the neutral one, which changes nothing and is let through
-    "prompt_logprobs": lambda v: v is None,
     "logprob_token_ids": lambda v: v is None,
     "best_of": lambda v: v is None,
     "use_beam_search": lambda v: not v,
@@ -86,9 +83,10 @@ class SamplingParams:
         truncate_prompt_tokens: Keep this many tokens of the prompt; -1: as many as the model can hold.
         truncation_side: Which end of the prompt is cut off, ``left`` (default) or ``right``.
         output_kind: What each output holds, see :class:`RequestOutputKind`.
-        logprobs: Log-probabilities of the sampled and this many of the likeliest tokens at each place, at most
-            ``MAX_LOGPROBS``; -1: of the whole vocabulary, which must not be larger.
-        prompt_logprobs: The same for the prompt.
+        logprobs: Log-probabilities of the sampled and this many of the likeliest tokens at each place, at most as many
+            as the engine's ``max_logprobs``; -1: of the whole vocabulary, which must not be larger.
+        prompt_logprobs: The same for each token of the prompt but the first. The prompt is computed whole, whatever of
+            it is cached.
         logprob_token_ids: Log-probabilities of these tokens, at most 128.
         logit_bias: Added to the logits of these token ids, clamped to [-100, 100].
         allowed_token_ids: Only these tokens may be sampled.

@@ -6,17 +6,39 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from rustvllm.architectures import text_config
+from rustvllm.config import LoadConfig
 from rustvllm.model_loader import load_model
 
+NO_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 GPT2 = {
     "vocab_size": 97, "n_positions": 128, "n_embd": 32, "n_layer": 3, "n_head": 4,
     "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
 LLAMA = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": None,
-    "pad_token_id": None,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, **NO_IDS,
 }  # fmt: skip
+MHA = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+OPT = {
+    "vocab_size": 97, "hidden_size": 32, "ffn_dim": 56, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 128, **NO_IDS,
+}  # fmt: skip
+GEMMA = LLAMA | {"head_dim": 12, "query_pre_attn_scalar": 10, "sliding_window": 6}
+GEMMA3 = GEMMA | {"num_hidden_layers": 4, "layer_types": None, "sliding_window_pattern": 3}
+ARCHITECTURES = {
+    # kind -> transformers' configuration, its model, a base configuration
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", LLAMA),
+    "mistral": ("MistralConfig", "MistralForCausalLM", LLAMA | {"sliding_window": None}),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", LLAMA),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", LLAMA | {"head_dim": 12}),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", LLAMA),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", GEMMA),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", GEMMA3),
+    "opt": ("OPTConfig", "OPTForCausalLM", OPT),
+    "gpt-neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", MHA),
+}
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
@@ -25,6 +47,12 @@ YARN_ROPE = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32,
     "beta_fast": 8.0, "beta_slow": 1.0,
 }  # fmt: skip
+
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.5, 2.0],
+    "long_factor": [1.0, 1.7, 3.0, 9.0],
+}  # fmt: skip
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 VARIANTS = {
     "gpt2": ("gpt2", {}),
@@ -46,19 +74,81 @@ VARIANTS = {
     "llama-rope-yarn-mscale": (
         "llama", {"rope_parameters": YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 0.3, "truncate": False}},
     ),
+    "mistral": ("mistral", {}),
+    "mistral-window": ("mistral", {"sliding_window": 7, "head_dim": 12, "tie_word_embeddings": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-tied-window": (
+        "qwen2",
+        {"tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen2-layer-types": (
+        "qwen2", {"use_sliding_window": True, "sliding_window": 6, "layer_types": [SLIDING, FULL, SLIDING]},
+    ),
+    "qwen3": ("qwen3", {}),
+    "qwen3-biases-tied-yarn": (
+        "qwen3", {"attention_bias": True, "tie_word_embeddings": True, "rope_parameters": YARN_ROPE},
+    ),
+    "qwen3-window": ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}),
+    "phi3": ("phi3", {"num_key_value_heads": 4}),
+    "phi3-window-tied": ("phi3", {"sliding_window": 9, "tie_word_embeddings": True}),
+    # transformers chooses the factors by the length of the sequence: long ones for all that is longer than 16 here.
+    "phi3-longrope": ("phi3", {"original_max_position_embeddings": 16, "rope_parameters": LONGROPE}),
+    "phi3-longrope-short": ("phi3", {"original_max_position_embeddings": 128, "rope_parameters": LONGROPE}),
+    "phi3-partial": (
+        "phi3", {"head_dim": 16, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
+    ),
+    "gemma2": ("gemma2", {}),
+    "gemma2-uncapped-untied": (
+        "gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False},
+    ),
+    "gemma2-strong-caps": (
+        "gemma2",
+        {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "layer_types": [FULL, SLIDING, SLIDING]},
+    ),
+    "gemma3": ("gemma3", {}),
+    "gemma3-scaled-capped": (
+        "gemma3",
+        {
+            "final_logit_softcapping": 5.0, "attention_bias": True, "num_key_value_heads": 1,
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+                SLIDING: {"rope_type": "default", "rope_theta": 1e3},
+            },
+        },
+    ),
+    "opt": ("opt", {}),
+    "opt-post-norm-projected": (
+        "opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20},
+    ),
+    "opt-bare": (
+        "opt",
+        {
+            "enable_bias": False, "layer_norm_elementwise_affine": False, "tie_word_embeddings": False,
+            "activation_function": "gelu",
+        },
+    ),
+    "opt-no-final-norm": ("opt", {"_remove_final_layer_norm": True}),
+    "gpt-neox": ("gpt-neox", {}),
+    "gpt-neox-sequential-tied": (
+        "gpt-neox",
+        {
+            "use_parallel_residual": False, "tie_word_embeddings": True, "attention_bias": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
 }  # fmt: skip
 
 
 def make(kind, options, *, seed=0):
     """A transformers model whose weights are scaled so that greedy output is diverse."""
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+    import transformers
 
-    config_class, model_class, base = {
-        "gpt2": (GPT2Config, GPT2LMHeadModel, GPT2),
-        "llama": (LlamaConfig, LlamaForCausalLM, LLAMA),
-    }[kind]
+    config_name, model_name, base = ARCHITECTURES[kind]
+    config = getattr(transformers, config_name)(**(base | options))
+    # Its default attention leaves soft caps out.
+    config._attn_implementation = "eager"
     torch.manual_seed(seed)
-    model = model_class(config_class(**(base | options))).eval()
+    model = getattr(transformers, model_name)(config).eval()
     scale_weights(model)
     return model
 
@@ -66,27 +156,36 @@ def make(kind, options, *, seed=0):
 @torch.no_grad()
 def scale_weights(model):
     """Blocks outweigh the embedding, and biases and norms are no longer zeros and ones."""
-    embeddings = {"wte.weight", "wpe.weight", "embed_tokens.weight", "lm_head.weight"}
+    embeddings = {
+        "wte.weight", "wpe.weight", "embed_tokens.weight", "embed_positions.weight", "embed_in.weight",
+        "lm_head.weight",
+    }  # fmt: skip
+    kind = type(model).__name__
+    normless = getattr(model.config, "_remove_final_layer_norm", False)
+    post_norm = not getattr(model.config, "do_layer_norm_before", True)
     for name, parameter in model.named_parameters():
         if any(name.endswith(end) for end in embeddings):
-            parameter.normal_(std=0.1 if parameter.shape[1] < 256 else 0.05)
+            parameter.normal_(std=0.05 if parameter.shape[1] >= 256 or normless else 0.1)
+            if post_norm:  # nothing norms them, so they must be heard beside the blocks
+                parameter.mul_(3)
         elif parameter.dim() == 2:
-            fan_in = parameter.shape[0] if type(model).__name__.startswith("GPT2") else parameter.shape[1]
-            parameter.normal_(std=2.5 * fan_in**-0.5)
+            fan_in = parameter.shape[0] if kind.startswith("GPT2") else parameter.shape[1]
+            parameter.normal_(std=(1.0 if post_norm else 2.5) * fan_in**-0.5)
         elif name.endswith("bias"):
             parameter.normal_(std=0.1)
         else:
-            parameter.normal_(std=0.1).add_(1.0)
+            # Gemma adds one to them itself; its blocks are weighed by the norms behind them.
+            parameter.normal_(std=0.1).add_(0.0 if kind.startswith("Gemma") and ".post_" not in name else 1.0)
 
 
 def load(folder, *, max_model_len=128, dtype=torch.float32, device="cpu", load_format="auto", seed=0):
     """Load a checkpoint's folder as the engine would."""
-    hf_config = json.loads((folder / "config.json").read_text())
+    hf_config = text_config(json.loads((folder / "config.json").read_text()))
     config = SimpleNamespace(
         model=str(folder), path=folder, hf_config=hf_config, architecture=hf_config["architectures"][0],
-        max_model_len=max_model_len, seed=seed,
+        max_model_len=max_model_len, seed=seed, model_impl="rustvllm",
     )  # fmt: skip
-    return load_model(config, SimpleNamespace(load_format=load_format), dtype, torch.device(device), 1 << 30)
+    return load_model(config, LoadConfig(load_format=load_format), dtype, torch.device(device), 1 << 30)
 
 
 def prompts(vocab_size, lengths, seed=0):

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from rustvllm.architectures import SUPPORTED_ARCHITECTURES
 from rustvllm.exceptions import ConfigError, ModelLoadError
-from rustvllm.model_config import SUPPORTED_ARCHITECTURES, read_model_config, resolve_dtype
+from rustvllm.model_config import read_model_config, resolve_dtype
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -67,7 +68,14 @@ def test_model_type_stands_for_a_missing_architecture(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM; supported are GPT2LMHeadModel, LlamaForCausalLM"),
+        ({"architectures": ["FrogForImages"]}, "FrogForImages; supported are GPT2LMHeadModel, GPTNeoXForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "it keeps a recurrent state"),
+        ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "ALiBi biases are added inside"),
+        ({"architectures": ["BartForCausalLM"], "is_encoder_decoder": True}, "an encoder and a decoder"),
+        (
+            {"architectures": ["FrogForCausalLM"], "vocab_size": None},
+            "lacks vocab_size, which Frog",
+        ),
         ({"architectures": None, "model_type": "bert"}, "model_type bert; supported are"),
         ({"architectures": None}, "names no architecture"),
         ({"architectures": "LlamaForCausalLM"}, "names no architecture"),
@@ -105,6 +113,29 @@ def test_huge_config_is_not_read(folder, tmp_path):
         file.truncate(1 << 30)  # sparse
     with pytest.raises(ModelLoadError, match="at most"):
         read(path)
+
+
+def test_whose_modelling_code_runs(folder):
+    frog = {**LLAMA, "architectures": ["Frog", "FrogForCausalLM"], "model_type": "frog"}
+    assert read(folder(LLAMA)).model_impl == "rustvllm"
+    assert read(folder(LLAMA), model_impl="transformers").model_impl == "transformers"
+    config = read(folder(frog))
+    assert (config.architecture, config.model_impl) == ("FrogForCausalLM", "transformers")
+    with pytest.raises(ModelLoadError, match="Frog, FrogForCausalLM; with --model-impl rustvllm supported are GPT2LM"):
+        read(folder(frog), model_impl="rustvllm")
+
+
+def test_overrides_win_and_are_merged_into_objects(folder):
+    path = folder({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}, "eos_token_id": 2})
+    overrides = {"rope_scaling": {"factor": 4.0, "new": None}, "vocab_size": 50, "eos_token_id": [3], "more": {"a": 1}}
+    config = read(path, hf_overrides=overrides)
+    assert config.hf_config["rope_scaling"] == {"type": "linear", "factor": 4.0, "new": None}
+    assert (config.vocab_size, config.max_model_len, config.eos_token_ids) == (50, 2048, (3,))
+    assert config.hf_config["more"] == {"a": 1}
+    assert json.loads((path / "config.json").read_text())["rope_scaling"] == {"type": "linear", "factor": 2.0}
+    with pytest.raises(ModelLoadError, match="vocab_size must be a positive integer, got 'x'"):
+        read(path, hf_overrides={"vocab_size": "x"})
+    assert read(folder({**LLAMA, "architectures": None}), hf_overrides={"architectures": ["LlamaForCausalLM"]})
 
 
 def test_max_model_len(folder):

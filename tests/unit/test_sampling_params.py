@@ -125,6 +125,7 @@ INVALID = [
     ("logprobs", -2, "at least -1"),
     ("logprobs", True, "integer"),
     ("prompt_logprobs", 1.5, "integer"),
+    ("prompt_logprobs", -2, "at least -1"),
     ("logprob_token_ids", list(range(129)), "at most 128"),
     ("logprob_token_ids", False, "logprob_token_ids must be"),
     ("allowed_token_ids", [], "must not be empty"),
@@ -155,7 +156,6 @@ INVALID = [
 ]
 
 UNSUPPORTED = {
-    "prompt_logprobs": 1,
     "logprob_token_ids": [1],
     "best_of": 2,
     "use_beam_search": True,

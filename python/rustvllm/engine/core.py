@@ -179,7 +179,9 @@ class EngineCore:
             if sampled.row_error is not None:
                 self.last_step_error = sampled.row_error
                 self.on_step_error(sampled.row_error)  # before the outputs that it explains
-            self.scheduler.update_from_output(output, sampled.sampled_token_ids, logprobs=sampled.logprobs)
+            self.scheduler.update_from_output(
+                output, sampled.sampled_token_ids, logprobs=sampled.logprobs, prompt_logprobs=sampled.prompt_logprobs
+            )
         if self._trace is not None:
             numbers = (output.total_num_scheduled_tokens, output.num_reqs)
             self._trace.record(output.step, step.schedule_ns, step.launch_ns, done_ns, monotonic_ns(), *numbers)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     import numpy as np
+    import numpy.typing as npt
 
     from rustvllm import _core
     from rustvllm.worker.step_output import AsyncModelRunnerOutput
@@ -55,8 +56,12 @@ class Executor(Protocol):
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
         """Run the step; ``sample_tokens`` must follow."""
 
-    def sample_tokens(self, grammar_output: None = None) -> AsyncModelRunnerOutput:
-        """Sample from the step just executed; steps end in the order in which they were launched."""
+    def sample_tokens(self, grammar_output: npt.NDArray[np.int32] | None = None) -> AsyncModelRunnerOutput:
+        """Sample from the step just executed; steps end in the order in which they were launched.
+
+        Args:
+            grammar_output: int32 ``[num_sampled, ceil(vocab_size / 32)]``, which ids each row may take; None: any.
+        """
 
     def discard_step(self) -> None:
         """Forget a step that was executed and will not be sampled, and every step that was launched and not awaited."""

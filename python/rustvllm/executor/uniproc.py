@@ -10,7 +10,6 @@ from rustvllm import _core
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.row_extras import ExtrasOfRow
 from rustvllm.worker.step_buffers import BufferSpec
-from rustvllm.worker.step_output import ModelRunnerOutput
 from rustvllm.worker.token_counts import TokenIds
 from rustvllm.worker.worker import Worker
 
@@ -18,8 +17,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     import numpy as np
+    import numpy.typing as npt
 
     from rustvllm.config import EngineConfig
+    from rustvllm.worker.step_output import AsyncModelRunnerOutput
 
 
 class UniProcExecutor:
@@ -84,24 +85,43 @@ class UniProcExecutor:
         self._runner.input_batch.extras.of_row = sampling_extras
 
     def warm_up(self) -> None:
-        """Run a small step of every kind, so that no request waits for libraries that set themselves up."""
-        self._runner.profile_run([1, 1, 3], self._worker.dtype)
+        """Run a small step of every kind, so that no request waits for libraries that set themselves up; see
+        ``Worker.capture_graphs`` for what else.
+
+        Raises:
+            ModelLoadError: a CUDA graph cannot be captured.
+        """
+        self._runner.profile_run([1, 1, 3], self._worker.cache_dtype)
+        self._worker.capture_graphs()
 
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
-        """Run the step through the model; ``sample_tokens`` must follow."""
-        self._runner.execute_model(scheduler_output)
+        """Run the step through the model; ``sample_tokens`` must follow.
 
-    def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
+        Raises:
+            DeviceMemoryError: the device has no memory for it; the next step may be smaller.
+        """
+        try:
+            self._runner.execute_model(scheduler_output)
+        except torch.OutOfMemoryError as error:
+            num_tokens, num_reqs = scheduler_output.total_num_scheduled_tokens, scheduler_output.num_reqs
+            raise self._worker.out_of_memory(error, f"a step of {num_tokens} tokens of {num_reqs} requests") from error
+
+    def sample_tokens(self, grammar_output: npt.NDArray[np.int32] | None = None) -> AsyncModelRunnerOutput:
         """Sample from the step just executed.
 
         Args:
-            grammar_output: reserved for grammar bitmasks.
+            grammar_output: see ``GPUModelRunner.sample_tokens``.
+
+        Raises:
+            DeviceMemoryError: as ``execute_model``.
         """
-        del grammar_output
-        return self._runner.sample_tokens()
+        try:
+            return self._runner.sample_tokens(grammar_output)
+        except torch.OutOfMemoryError as error:
+            raise self._worker.out_of_memory(error, "sampling") from error
 
     def discard_step(self) -> None:
-        """Forget a step that was executed and will not be sampled; one that was sampled is over."""
+        """Forget a step that was executed and will not be sampled, and every step that was launched and not awaited."""
         self._runner.discard_step()
 
     def shutdown(self) -> None:

@@ -1,7 +1,14 @@
 """Rotary position embeddings: the frequencies of each scaling type, and the rotation itself.
 
-A pair of features ``(i, i + d/2)`` of a head is turned by ``position · inv_freq[i]`` radians. The scaling types change
-``inv_freq`` (linear, llama3, yarn) and sometimes the length of the turned vector (yarn).
+A pair of features ``(i, i + d/2)`` of a head's first ``d`` is turned by ``position · inv_freq[i]`` radians; features
+beyond them stay (partial rotary). The scaling types change ``inv_freq`` and sometimes the length of the turned vector
+(yarn, longrope).
+
+A token's keys are computed once, so its frequencies must not change while its request grows, nor depend on other
+requests. Two types want frequencies that depend on the length of the sequence; here ``max_model_len`` decides once:
+
+- dynamic: up to ``max_position_embeddings`` the plain frequencies, beyond it those of a sequence of ``max_model_len``;
+- longrope: up to ``original_max_position_embeddings`` the short factors, beyond it the long ones.
 """
 
 from __future__ import annotations
@@ -14,8 +21,10 @@ import torch
 from torch import Tensor
 
 from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.fused import runs_fused
 
-SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_TYPES_WITH_TRAINED_LENGTH = ("llama3", "yarn", "longrope")
 
 
 class RotaryEmbedding:
@@ -23,7 +32,7 @@ class RotaryEmbedding:
 
     Attributes:
         inv_freq: float32 ``[rotary_dim / 2]``, radians per position.
-        attention_scaling: factor on the turned vectors (1 except for yarn).
+        attention_scaling: factor on the turned vectors (1 except for yarn and longrope).
     """
 
     def __init__(self, inv_freq: Tensor, attention_scaling: float = 1.0) -> None:
@@ -34,38 +43,46 @@ class RotaryEmbedding:
         self._sine_signs = torch.cat((-torch.ones_like(inv_freq), torch.ones_like(inv_freq))) * attention_scaling
 
     @classmethod
-    def from_config(cls, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int) -> RotaryEmbedding:
-        """Read ``rope_parameters`` or ``rope_theta`` with ``rope_scaling``.
+    def from_config(
+        cls,
+        hf_config: Mapping[str, Any],
+        head_dim: int,
+        max_model_len: int,
+        *,
+        partial: bool = False,
+        layer_type: str | None = None,
+    ) -> RotaryEmbedding:
+        """Read ``rope_parameters``, or ``rope_theta`` with ``rope_scaling``.
+
+        Args:
+            hf_config: the parsed ``config.json``.
+            head_dim: features of a head.
+            max_model_len: longest sequence that will be served.
+            partial: whether the architecture may turn a part of each head only (``partial_rotary_factor``).
+            layer_type: whose parameters, where ``rope_parameters`` has some for each type of layer.
 
         Raises:
-            ModelLoadError: an unknown type, a missing key, or a ``max_model_len`` that the type cannot serve.
+            ModelLoadError: an unknown type, a missing key, or a value out of range.
         """
-        parameters = rope_parameters(hf_config)
+        parameters = rope_parameters(hf_config, layer_type)
         rope_type = parameters["rope_type"]
-        rotary_dim = int(head_dim * float(parameters.get("partial_rotary_factor", 1.0)))
-        if rotary_dim != head_dim:
-            raise ModelLoadError(
-                f"config.json: partial_rotary_factor {parameters['partial_rotary_factor']} is not supported for this "
-                "architecture; supported: 1.0"
-            )
+        rotary_dim = _rotary_dim(parameters, head_dim, partial=partial)
         theta = float(parameters["rope_theta"])
         if rope_type == "dynamic":
-            # Beyond the trained length the frequencies of this type depend on the longest sequence of a batch; then a
-            # request's output would depend on its company.
-            limit = int(_number(hf_config, "max_position_embeddings", rope_type))
-            if max_model_len > limit:
-                raise ModelLoadError(
-                    f"rope type 'dynamic' is served up to max_position_embeddings ({limit}) tokens, but max_model_len "
-                    f"is {max_model_len}; set --max-model-len {limit} or less"
-                )
+            factor = _number(parameters, "factor", rope_type)
+            trained = _number(hf_config, "max_position_embeddings", rope_type)
+            if max_model_len > trained and rotary_dim > 2:
+                stretch = factor * max_model_len / trained - (factor - 1)
+                theta *= stretch ** (rotary_dim / (rotary_dim - 2))
             return cls(_default_inv_freq(theta, rotary_dim))
         if rope_type == "linear":
             return cls(_default_inv_freq(theta, rotary_dim) / _number(parameters, "factor", rope_type))
         if rope_type == "llama3":
             return cls(_llama3_inv_freq(parameters, theta, rotary_dim))
         if rope_type == "yarn":
-            trained = parameters.get("original_max_position_embeddings") or hf_config.get("max_position_embeddings")
-            return cls(*_yarn(parameters, theta, rotary_dim, trained))
+            return cls(*_yarn(parameters, theta, rotary_dim))
+        if rope_type == "longrope":
+            return cls(*_longrope(parameters, theta, rotary_dim, max_model_len))
         return cls(_default_inv_freq(theta, rotary_dim))
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -90,21 +107,37 @@ class RotaryEmbedding:
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the two halves of every head.
+    """Turn the two halves of every head's first ``rotary_dim`` features.
 
     Args:
         x: ``[num_tokens, num_heads, head_dim]``.
-        cos: ``[num_tokens, 1, head_dim]``, as ``cos_sin`` gives it.
+        cos: ``[num_tokens, 1, rotary_dim]``, as ``cos_sin`` gives it.
         sin: likewise.
 
     Returns:
         A new tensor shaped like ``x``.
     """
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+    rotary_dim = cos.shape[-1]
+    if runs_fused(x):
+        from rustvllm.kernels.rotary import rotary
+
+        return rotary(x, cos[:, 0, rotary_dim // 2 :], sin[:, 0, rotary_dim // 2 :])
+    if rotary_dim < x.shape[-1]:
+        return torch.cat((apply_rotary(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]), dim=-1)
+    return torch.addcmul(x * cos, x.roll(rotary_dim // 2, dims=-1), sin)
 
 
-def rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The rope settings of either spelling under one set of names, with ``rope_type`` and ``rope_theta`` present.
+def rope_parameters(hf_config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
+    """The rope settings of either spelling under one set of names.
+
+    Args:
+        hf_config: the parsed ``config.json``.
+        layer_type: whose settings, where there are some for each type of layer.
+
+    Returns:
+        ``rope_type`` and ``rope_theta``, both present, ``partial_rotary_factor`` (1 when nothing says otherwise), and
+        what the type needs. Types that stretch a trained length have it as ``original_max_position_embeddings``, and
+        ``factor`` when it follows from the two lengths.
 
     Raises:
         ModelLoadError: settings of the wrong kind, or an unknown ``rope_type``.
@@ -112,17 +145,55 @@ def rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("rope_parameters", "rope_scaling"):
         if hf_config.get(key) is not None and not isinstance(hf_config[key], Mapping):
             raise ModelLoadError(f"config.json: {key} must be an object or null, got {hf_config[key]!r}")
-    parameters = dict(hf_config.get("rope_scaling") or {}) | dict(hf_config.get("rope_parameters") or {})
+    own: Any = hf_config.get("rope_parameters") or {}
+    if layer_type is not None:
+        if own and not any(isinstance(value, Mapping) for value in own.values()):
+            raise ModelLoadError(
+                f"config.json: rope_parameters must hold an object for each type of layer, got {dict(own)!r}"
+            )
+        own = own.get(layer_type) or {}
+        if not isinstance(own, Mapping):
+            raise ModelLoadError(f"config.json: rope_parameters[{layer_type!r}] must be an object, got {own!r}")
+    nested = [key for key, value in own.items() if isinstance(value, Mapping)]
+    if nested:
+        raise ModelLoadError(
+            f"config.json: rope_parameters for each type of layer ({', '.join(nested)}) are not supported for this "
+            "architecture; supported: one set for all layers"
+        )
+    parameters = dict(hf_config.get("rope_scaling") or {}) | dict(own)
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
     if rope_type not in SUPPORTED_ROPE_TYPES:
         raise ModelLoadError(
             f"config.json: rope type {rope_type!r} is not supported; supported: {', '.join(SUPPORTED_ROPE_TYPES)}"
         )
     parameters["rope_type"] = rope_type
-    if parameters.get("rope_theta") is None:
-        parameters["rope_theta"] = hf_config.get("rope_theta") or 10000.0
-    parameters["rope_theta"] = _number(parameters, "rope_theta", rope_type)
+    for key, default in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0)):
+        if parameters.get(key) is None:
+            parameters[key] = default if hf_config.get(key) is None else hf_config[key]
+        parameters[key] = _number(parameters, key, rope_type)
+    if rope_type in _TYPES_WITH_TRAINED_LENGTH:
+        longest = hf_config.get("max_position_embeddings")
+        key = "original_max_position_embeddings"
+        trained = hf_config.get(key) or parameters.get(key) or longest
+        parameters[key] = _number({key: trained}, key, rope_type)
+        if parameters.get("factor") is None and longest is not None:
+            parameters["factor"] = _number(hf_config, "max_position_embeddings", rope_type) / parameters[key]
     return parameters
+
+
+def _rotary_dim(parameters: Mapping[str, Any], head_dim: int, *, partial: bool) -> int:
+    factor = float(parameters["partial_rotary_factor"])
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim != head_dim and not partial:
+        raise ModelLoadError(
+            f"config.json: partial_rotary_factor {factor} is not supported for this architecture; supported: 1.0"
+        )
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise ModelLoadError(
+            f"config.json: partial_rotary_factor {factor} turns {rotary_dim} of {head_dim} features of a head; "
+            f"supported: an even number from 2 to {head_dim}"
+        )
+    return rotary_dim
 
 
 def _number(parameters: Mapping[str, Any], key: str, rope_type: str) -> float:
@@ -156,10 +227,10 @@ def _llama3_inv_freq(parameters: Mapping[str, Any], theta: float, rotary_dim: in
     return (1 - smooth) * inv_freq / factor + smooth * inv_freq
 
 
-def _yarn(parameters: Mapping[str, Any], theta: float, rotary_dim: int, trained: Any) -> tuple[Tensor, float]:
+def _yarn(parameters: Mapping[str, Any], theta: float, rotary_dim: int) -> tuple[Tensor, float]:
     """YaRN (Peng et al., 2023): interpolate slow dimensions, keep fast ones, and sharpen the attention a little."""
     factor = _number(parameters, "factor", "yarn")
-    trained_len = _number({"original_max_position_embeddings": trained}, "original_max_position_embeddings", "yarn")
+    trained_len = float(parameters["original_max_position_embeddings"])
     beta_fast = float(parameters.get("beta_fast") or 32.0)
     beta_slow = float(parameters.get("beta_slow") or 1.0)
 
@@ -182,3 +253,26 @@ def _yarn(parameters: Mapping[str, Any], theta: float, rotary_dim: int, trained:
     interpolated = ramp.clamp(0.0, 1.0)
     inv_freq = _default_inv_freq(theta, rotary_dim)
     return inv_freq / factor * interpolated + inv_freq * (1 - interpolated), float(attention_factor)
+
+
+def _longrope(parameters: Mapping[str, Any], theta: float, rotary_dim: int, max_model_len: int) -> tuple[Tensor, float]:
+    """LongRoPE (Ding et al., 2024): each dimension is slowed by a factor of its own, found by search."""
+    factor = _number(parameters, "factor", "longrope")
+    trained = float(parameters["original_max_position_embeddings"])
+    attention_factor = parameters.get("attention_factor")
+    if attention_factor is not None:
+        attention_factor = _number(parameters, "attention_factor", "longrope")
+    elif factor <= 1 or trained <= 1:
+        attention_factor = 1.0
+    else:
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(trained))
+    name = "long_factor" if max_model_len > trained else "short_factor"
+    slowdowns: Any = parameters.get(name)
+    numbers = isinstance(slowdowns, list) and all(isinstance(x, int | float) and x > 0 for x in slowdowns)
+    if not numbers or len(slowdowns) != rotary_dim // 2:
+        raise ModelLoadError(
+            f"config.json: rope type 'longrope' needs {rotary_dim // 2} positive numbers in {name!r}, got "
+            f"{str(slowdowns)[:80]}"
+        )
+    per_pair = torch.tensor(slowdowns, dtype=torch.float32, device="cpu")
+    return _default_inv_freq(theta, rotary_dim) / per_pair, attention_factor

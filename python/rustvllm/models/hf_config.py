@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rustvllm.exceptions import ModelLoadError
 
 MAX_DIMENSION = 1 << 24
 """No size in a configuration is larger; a file that says otherwise is broken, and must not take the memory."""
+
+FULL_ATTENTION = "full_attention"
+SLIDING_ATTENTION = "sliding_attention"
 
 _REQUIRED = object()
 
@@ -42,6 +45,22 @@ class HFConfig:
             raise ModelLoadError(f"config.json: {name!r} must be a positive number, got {value!r}")
         return float(value)
 
+    def index(self, name: str, default: int) -> int:
+        """An integer that may be 0, e.g. the number of a layer."""
+        return 0 if self._values.get(name) == 0 else self.positive_int(name, default=default)
+
+    def optional_positive_int(self, name: str, default: int | None = None) -> int | None:
+        """A positive integer; None when it is null, ``default`` when it is not there."""
+        if name not in self._values:
+            return default
+        return None if self._values[name] is None else self.positive_int(name)
+
+    def optional_positive_float(self, name: str, default: float | None = None) -> float | None:
+        """A positive number; None when it is null, ``default`` when it is not there."""
+        if name not in self._values:
+            return default
+        return None if self._values[name] is None else self.positive_float(name, 1.0)
+
     def boolean(self, name: str, *, default: bool) -> bool:
         """A JSON boolean."""
         _, value = self._first((name,), default)
@@ -55,6 +74,50 @@ class HFConfig:
         if not isinstance(value, str):
             raise ModelLoadError(f"config.json: {name!r} must be a string, got {value!r}")
         return value
+
+    def layer_types(self, num_layers: int, default: Callable[[int], str]) -> list[str]:
+        """Which kind of attention each layer has: ``layer_types``, else what the architecture's own rule says.
+
+        Args:
+            num_layers: how many there must be.
+            default: from a layer's index to its type, where the configuration does not list them.
+
+        Raises:
+            ModelLoadError: another number of them, or a type that is not supported.
+        """
+        types = self._values.get("layer_types")
+        if types is None:
+            return [default(layer) for layer in range(num_layers)]
+        if not isinstance(types, list) or len(types) < num_layers:
+            raise ModelLoadError(
+                f"config.json: 'layer_types' must list a type for each of {num_layers} layers, got {str(types)[:80]}"
+            )
+        for layer, layer_type in enumerate(types[:num_layers]):
+            if layer_type not in (FULL_ATTENTION, SLIDING_ATTENTION):
+                raise ModelLoadError(
+                    f"config.json: 'layer_types'[{layer}] = {layer_type!r} is not supported; supported: "
+                    f"{FULL_ATTENTION!r}, {SLIDING_ATTENTION!r}"
+                )
+        return types[:num_layers]
+
+    def windows(self, layer_types: Sequence[str], default: int | None = None) -> list[int | None]:
+        """Each layer's ``sliding_window``, None for a layer that sees everything.
+
+        Args:
+            layer_types: of all layers.
+            default: the window where the configuration has no such key.
+
+        Raises:
+            ModelLoadError: a layer slides, but there is no window.
+        """
+        window = self.optional_positive_int("sliding_window", default)
+        if window is None and SLIDING_ATTENTION in layer_types:
+            layer = list(layer_types).index(SLIDING_ATTENTION)
+            raise ModelLoadError(
+                f"config.json: layer {layer} has {SLIDING_ATTENTION!r}, but 'sliding_window' is not set; it must be an "
+                f"integer from 1 to {MAX_DIMENSION}"
+            )
+        return [window if layer_type == SLIDING_ATTENTION else None for layer_type in layer_types]
 
     def refuse_unless(self, name: str, supported: object) -> None:
         """Refuse a setting that changes the computation in a way that is not built.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
-from rustvllm.layers.linear import Embedding, Linear
+from rustvllm.layers.linear import Embedding, Linear, LinearKernel, plain_linear
 
 
 class CausalLM(nn.Module, ABC):
@@ -23,6 +23,8 @@ class CausalLM(nn.Module, ABC):
         prefixes: what checkpoints may put before the names of ``checkpoint_tensors``.
         embed_tokens: the embedding, which is also the head when they are tied.
         lm_head: the head of its own, or None when tied.
+        head_kernel: what computes a head that is the embedding; None: torch.
+        head_name: what checkpoints call the head's weight, after the prefix.
     """
 
     kv_cache_spec: KVCacheSpec
@@ -32,6 +34,8 @@ class CausalLM(nn.Module, ABC):
     embed_tokens: Embedding
     embed_tokens_name: str
     lm_head: Linear | None
+    head_kernel: LinearKernel | None = None
+    head_name: str = "lm_head.weight"
 
     @abstractmethod
     def __init__(self, hf_config: Mapping[str, Any], max_model_len: int) -> None:
@@ -58,13 +62,41 @@ class CausalLM(nn.Module, ABC):
             ``[num_tokens, hidden_size]``, normalised: ready for ``compute_logits``.
         """
 
-    @abstractmethod
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Where each tensor of a checkpoint goes.
+
+        As it stands, the parameters under their modules' names; a module that stores otherwise has a
+        ``checkpoint_tensors`` of its own.
 
         Returns:
             Name in a checkpoint, without prefix, → a view of a parameter with the shape that the checkpoint stores.
             The head is not among them: see ``lm_head``.
+        """
+        return {name: tensor for name, tensor in _stored(self).items() if not name.startswith("lm_head.")}
+
+    @property
+    def tied_embedding(self) -> Tensor | None:
+        """The embedding's weight, if that is the head, too."""
+        return self.embed_tokens.weight if self.lm_head is None else None
+
+    def tied_tensors(self) -> dict[str, str]:
+        """Names (without prefix) that a checkpoint may also have, or have instead, for a tensor of another name."""
+        return {"lm_head.weight": self.embed_tokens_name} if self.lm_head is None else {}
+
+    def untie(self, name: str) -> Tensor:
+        """Give a tied tensor memory of its own, because a checkpoint has values of its own for it."""
+        assert name == "lm_head.weight", f"{name} is not tied"
+        return self.untie_head().weight
+
+    def checkpoint_name(self, name: str) -> str:
+        """The name, as ``checkpoint_tensors`` has it but with a prefix, of what a checkpoint calls ``name``."""
+        return name
+
+    def check_filled(self) -> None:
+        """Look at the model once it is filled, before it serves anybody.
+
+        Raises:
+            ModelLoadError: It does not compute what it should.
         """
 
     def is_ignored(self, name: str) -> bool:
@@ -74,11 +106,39 @@ class CausalLM(nn.Module, ABC):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits of some rows: ``[num_rows, hidden_size]`` → ``[num_rows, vocab_size]``."""
-        weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return nn.functional.linear(hidden, weight)
+        if self.lm_head is not None:
+            logits: Tensor = self.lm_head(hidden)
+            return logits
+        if self.head_kernel is not None:
+            return self.head_kernel.forward(hidden, None, None)
+        return plain_linear(hidden, self.embed_tokens.weight)
 
     def untie_head(self) -> Linear:
         """Give the model a head of its own, because a checkpoint has one that differs from the embedding."""
         weight = self.embed_tokens.weight
         self.lm_head = Linear(weight.shape[1], weight.shape[0], bias=False).to(device=weight.device, dtype=weight.dtype)
         return self.lm_head
+
+
+def _stored(module: nn.Module) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = dict(module.named_parameters(recurse=False))
+    for child_name, child in module.named_children():
+        own = getattr(child, "checkpoint_tensors", None)
+        stored = own() if callable(own) else _stored(child)
+        tensors |= {f"{child_name}.{name}": tensor for name, tensor in stored.items()}
+    return tensors
+
+
+def linear_parts(linear: Linear, parts: Mapping[str, int]) -> dict[str, Tensor]:
+    """The rows of a fused map under the names of the maps that a checkpoint stores instead.
+
+    Args:
+        linear: the fused map.
+        parts: name of each part, in order, → its rows.
+    """
+    tensors: dict[str, Tensor] = {}
+    for kind, fused in (("weight", linear.weight), ("bias", linear.bias)):
+        if fused is not None:
+            split = fused.split_with_sizes(list(parts.values()))
+            tensors |= {f"{name}.{kind}": part for name, part in zip(parts, split, strict=True)}
+    return tensors

@@ -4,11 +4,16 @@ The scheduler says which (``blocks_to_swap_out``, ``blocks_to_swap_in``, ``block
 three lists is part of their meaning: a block that is swapped out may be given away in the same step, so all of them
 are read before any is written; and a block may be copied that was swapped in just before. Within a list the order does
 not matter: no block is the target of two pairs, and none is both source and target.
+
+On a GPU all of it runs in a stream of its own, behind what was computed so far and before what is computed next. Only
+the last leg of a swap-out is behind neither: blocks wait in pinned memory until somebody needs them or their place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,13 +21,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rustvllm.worker.step_buffers import StepBuffers
+from rustvllm.worker.step_buffers import StepBuffers, send_array
 
 if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput
+    from rustvllm.worker.streams import DeviceStreams, Event
 
 MAX_BYTES_AT_ONCE = 64 << 20
-"""Most bytes of one layer that are gathered at a time: what a GPU must have free beside its cache."""
+"""Most bytes that are gathered at a time, of one layer on the CPU and of all on a GPU, which must have them free."""
+STAGING_BYTES = 256 << 20
+"""Pinned memory through which swapped blocks pass, at most."""
+
+_Blocks = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _InTransit:
+    """Blocks in pinned memory: on their way out, to go on into the tier; or on their way in, no more to be done."""
+
+    staged: Tensor  # [layers, 2, n, block_size, num_kv_heads, head_dim]
+    cpu_blocks: _Blocks | None
+    arrived: Event
 
 
 class BlockCopier:
@@ -31,89 +50,160 @@ class BlockCopier:
     Args:
         kv_caches: one per layer, ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, on the device.
         num_cpu_blocks: blocks in CPU memory; 0 when nothing is swapped.
+        streams: of the device; None if it does everything in order, as the CPU does.
         max_bytes_at_once: bound on what is gathered at a time; tests make it small.
+        staging_bytes: bound on the pinned memory; likewise.
 
     Attributes:
         cpu_caches: one per layer on the host, shaped as the caches with ``num_cpu_blocks`` blocks; none without a tier.
     """
 
     def __init__(
-        self, kv_caches: Sequence[Tensor], num_cpu_blocks: int, *, max_bytes_at_once: int = MAX_BYTES_AT_ONCE
+        self,
+        kv_caches: Sequence[Tensor],
+        num_cpu_blocks: int,
+        *,
+        streams: DeviceStreams | None = None,
+        max_bytes_at_once: int = MAX_BYTES_AT_ONCE,
+        staging_bytes: int = STAGING_BYTES,
     ) -> None:
         self.kv_caches = list(kv_caches)
         first = self.kv_caches[0]
         self._device = first.device
-        block_bytes = first[:, 0].nbytes
-        self._blocks_at_once = max(1, max_bytes_at_once // block_bytes)
+        self._streams = streams
+        bytes_per_block = first[:, 0].nbytes * (1 if streams is None else len(self.kv_caches))
+        self._blocks_at_once = max(1, max_bytes_at_once // bytes_per_block)
         self.cpu_caches: list[Tensor] = []
-        self._staging: Tensor | None = None
         if num_cpu_blocks:
             shape = (first.shape[0], num_cpu_blocks, *first.shape[2:])
             self.cpu_caches = [zeros_on_host(shape, first.dtype) for _ in self.kv_caches]
-        if num_cpu_blocks and self._device.type == "cuda":
+        self._staging = torch.empty(0, dtype=first.dtype, device="cpu")
+        self._staged = 0  # elements of it that are in transit
+        self._in_transit: deque[_InTransit] = deque()
+        if num_cpu_blocks and streams is not None:
             # A GPU reads and writes pinned memory many times faster than other memory. This piece of it is enough: the
             # tier itself would be locked into memory for good, every byte of it from the start.
-            length = min(self._blocks_at_once, num_cpu_blocks)
-            self._staging = torch.empty((length, *first[:, 0].shape), dtype=first.dtype, device="cpu", pin_memory=True)
+            staged = max(1, min(num_cpu_blocks, staging_bytes // bytes_per_block))
+            self._blocks_at_once = min(self._blocks_at_once, staged)
+            size = staged * bytes_per_block // first.itemsize
+            pin = self._device.type == "cuda"
+            self._staging = torch.empty(size, dtype=first.dtype, device="cpu", pin_memory=pin)
 
     def execute(self, output: SchedulerOutput, step: StepBuffers) -> None:
         """Make the copies of a step, all of each list before the next list, on every layer.
 
-        To be called before the model runs. On a GPU a swap waits for its copies; copies within the cache are queued
-        before the model like everything else.
+        To be called before the model runs. On a GPU the host waits only where it is out of pinned memory, or where what
+        comes back has only just left.
 
         Args:
             output: of the scheduler.
             step: the buffer set of the step.
         """
-        if output.num_swap_out:
-            self._swap_out(*_columns(step.int32("blocks_to_swap_out", output.num_swap_out)))
-        if output.num_swap_in:
-            self._swap_in(*_columns(step.int32("blocks_to_swap_in", output.num_swap_in)))
-        if output.num_copies:
-            self._copy(*_columns(step.int32("blocks_to_copy", output.num_copies)))
+        if not (output.num_swap_out or output.num_swap_in or output.num_copies):
+            return
+        swap_out, swap_in, copies = (
+            step.int32(name, length).astype(np.int64).T  # a copy: the arrays are the core's again after the step
+            for name, length in (
+                ("blocks_to_swap_out", output.num_swap_out),
+                ("blocks_to_swap_in", output.num_swap_in),
+                ("blocks_to_copy", output.num_copies),
+            )
+        )
+        if self._streams is None:
+            self._swap_out(*swap_out)
+            self._swap_in(*swap_in)
+            self._copy(*copies)
+        else:
+            self._execute_beside(self._streams, swap_out, swap_in, copies)
 
-    def _swap_out(self, blocks: Tensor, cpu_blocks: Tensor) -> None:
+    def _swap_out(self, blocks: _Blocks, cpu_blocks: _Blocks) -> None:
         for piece, cpu_piece in self._pieces(blocks, cpu_blocks):
-            on_device = piece.to(self._device)
+            source, target = torch.from_numpy(piece), torch.from_numpy(cpu_piece)
             for cache, cpu_cache in zip(self.kv_caches, self.cpu_caches, strict=True):
-                gathered = cache.index_select(1, on_device)  # [2, n, block_size, num_kv_heads, head_dim]
-                cpu_cache.index_copy_(1, cpu_piece, self._to_host(gathered))
+                cpu_cache.index_copy_(1, target, cache.index_select(1, source))
 
-    def _swap_in(self, cpu_blocks: Tensor, blocks: Tensor) -> None:
+    def _swap_in(self, cpu_blocks: _Blocks, blocks: _Blocks) -> None:
         for cpu_piece, piece in self._pieces(cpu_blocks, blocks):
-            on_device = piece.to(self._device)
+            source, target = torch.from_numpy(cpu_piece), torch.from_numpy(piece)
             for cache, cpu_cache in zip(self.kv_caches, self.cpu_caches, strict=True):
-                cache.index_copy_(1, on_device, self._to_device(cpu_cache, cpu_piece))
+                cache.index_copy_(1, target, cpu_cache.index_select(1, source))
 
-    def _copy(self, sources: Tensor, targets: Tensor) -> None:
+    def _copy(self, sources: _Blocks, targets: _Blocks) -> None:
         for source_piece, target_piece in self._pieces(sources, targets):
-            source, target = source_piece.to(self._device), target_piece.to(self._device)
+            source, target = send_array(source_piece, self._device), send_array(target_piece, self._device)
             for cache in self.kv_caches:
                 cache.index_copy_(1, target, cache.index_select(1, source))
 
-    def _pieces(self, sources: Tensor, targets: Tensor) -> zip[tuple[Tensor, Tensor]]:
-        size = self._blocks_at_once
-        return zip(torch.split(sources, size), torch.split(targets, size), strict=True)
+    def _execute_beside(self, streams: DeviceStreams, swap_out: _Blocks, swap_in: _Blocks, copies: _Blocks) -> None:
+        swaps = streams.swaps
+        swaps.wait_event(streams.compute.record_event())
+        with streams.use(swaps):
+            leaving: tuple[list[Tensor], _Blocks] | None = None
+            for piece, cpu_piece in self._pieces(*swap_out):
+                if leaving is not None:
+                    self._fetch(streams, *leaving)
+                on_device = send_array(piece, self._device)
+                leaving = [cache.index_select(1, on_device) for cache in self.kv_caches], cpu_piece
+            if leaving is not None and np.isin(swap_in[0], leaving[1]).any():
+                self._fetch(streams, *leaving)
+                leaving = None
+            self._bring_back(streams, *swap_in)
+            self._copy(*copies)
+            streams.compute.wait_event(swaps.record_event())
+            if leaving is not None:  # what is computed next does not wait for that
+                self._fetch(streams, *leaving)
 
-    def _to_host(self, gathered: Tensor) -> Tensor:
-        if self._staging is None:
-            return gathered
-        return self._staged(gathered.shape[1]).copy_(gathered)
+    def _fetch(self, streams: DeviceStreams, gathered: list[Tensor], cpu_blocks: _Blocks) -> None:
+        """Launch the copy of gathered blocks, ``[2, n, …]`` per layer, into pinned memory."""
+        staged = self._take_staging(cpu_blocks.size)
+        for part, target in zip(gathered, staged, strict=True):
+            target.copy_(part, non_blocking=True)
+        self._in_transit.append(_InTransit(staged, cpu_blocks, streams.swaps.record_event()))
 
-    def _to_device(self, cpu_cache: Tensor, cpu_blocks: Tensor) -> Tensor:
-        if self._staging is None:
-            return cpu_cache.index_select(1, cpu_blocks)
-        staged = self._staged(cpu_blocks.shape[0])
-        torch.index_select(cpu_cache, 1, cpu_blocks, out=staged)
-        # It waits: the next layer is gathered into the same memory.
-        return staged.to(self._device)
+    def _bring_back(self, streams: DeviceStreams, cpu_blocks: _Blocks, blocks: _Blocks) -> None:
+        if any(one.cpu_blocks is not None and np.isin(cpu_blocks, one.cpu_blocks).any() for one in self._in_transit):
+            self._settle()
+        for cpu_piece, piece in self._pieces(cpu_blocks, blocks):
+            staged = self._take_staging(piece.size)
+            source = torch.from_numpy(cpu_piece)
+            target = send_array(piece, self._device)
+            for cache, cpu_cache, part in zip(self.kv_caches, self.cpu_caches, staged, strict=True):
+                torch.index_select(cpu_cache, 1, source, out=part)
+                cache.index_copy_(1, target, torch.empty_like(part, device=self._device).copy_(part, non_blocking=True))
+            self._in_transit.append(_InTransit(staged, None, streams.swaps.record_event()))
 
-    def _staged(self, num_blocks: int) -> Tensor:
-        """Pinned memory of ``num_blocks`` blocks of one layer, contiguous, in the shape of a gather."""
-        assert self._staging is not None
-        _, keys_and_values, *rest = self._staging.shape
-        return self._staging[:num_blocks].view(keys_and_values, num_blocks, *rest)
+    def _take_staging(self, num_blocks: int) -> Tensor:
+        """Pinned memory for blocks of all layers, ``[layers, 2, num_blocks, …]``; waits if there is none left."""
+        while self._in_transit and self._in_transit[0].arrived.query():
+            self._settle_oldest()
+        of_layer = self.kv_caches[0].shape
+        shape = (len(self.kv_caches), of_layer[0], num_blocks, *of_layer[2:])
+        size = int(np.prod(shape, dtype=np.int64))
+        if self._staged + size > self._staging.shape[0]:
+            self._settle()
+        start = self._staged
+        self._staged += size
+        return self._staging[start : start + size].view(shape)
+
+    def _settle(self) -> None:
+        """Wait until nothing is in transit."""
+        while self._in_transit:
+            self._settle_oldest()
+
+    def _settle_oldest(self) -> None:
+        one = self._in_transit.popleft()
+        one.arrived.synchronize()
+        if one.cpu_blocks is not None:
+            target = torch.from_numpy(one.cpu_blocks)
+            for part, cpu_cache in zip(one.staged, self.cpu_caches, strict=True):
+                cpu_cache.index_copy_(1, target, part)
+        if not self._in_transit:
+            self._staged = 0
+
+    def _pieces(self, sources: _Blocks, targets: _Blocks) -> Iterator[tuple[_Blocks, _Blocks]]:
+        for start in range(0, sources.size, self._blocks_at_once):
+            piece = slice(start, start + self._blocks_at_once)
+            yield np.ascontiguousarray(sources[piece]), np.ascontiguousarray(targets[piece])
 
 
 def zeros_on_host(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -121,9 +211,3 @@ def zeros_on_host(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     # numpy takes zeroed pages from the kernel, which come into being when they are touched; torch writes zeros.
     flat = np.zeros(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, np.uint8)
     return torch.from_numpy(flat).view(dtype).view(shape)
-
-
-def _columns(pairs: npt.NDArray[np.int32]) -> tuple[Tensor, Tensor]:
-    """Both sides of some pairs as int64, copied: the arrays are the core's again after the step."""
-    columns = torch.from_numpy(pairs.astype(np.int64).T.copy())
-    return columns[0], columns[1]

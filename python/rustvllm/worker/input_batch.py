@@ -21,7 +21,7 @@ from rustvllm.sample.logprobs import LogprobsMetadata
 from rustvllm.sample.metadata import GREEDY_TEMPERATURE, Penalties, SamplingMetadata
 from rustvllm.worker.row_extras import RowExtras
 from rustvllm.worker.row_rules import SelectedRules
-from rustvllm.worker.step_buffers import StepBuffers
+from rustvllm.worker.step_buffers import StepBuffers, send_array
 from rustvllm.worker.token_counts import TokenCounts, TokenIds
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class InputBatch:
     """Rows of at most ``max_num_seqs`` requests.
 
     Attributes:
-        block_table: int32 ``[max_num_seqs, max_blocks_per_seq]`` on the device; entries beyond a sequence are stale.
+        block_table: int32 ``[max_num_seqs + 1, max_blocks_per_seq]`` on the device; entries beyond a sequence are
+            stale. The last row is nobody's and names the null block.
         token_ids: where counts of requests with penalties come from; None while nobody has said.
         extras: parameters that are lists, and custom logits processors.
     """
@@ -58,7 +59,7 @@ class InputBatch:
         int_columns: Sequence[str],
     ) -> None:
         self.device = device
-        self.block_table = torch.zeros((max_num_seqs, max_blocks_per_seq), dtype=torch.int32, device=device)
+        self.block_table = torch.zeros((max_num_seqs + 1, max_blocks_per_seq), dtype=torch.int32, device=device)
         self.token_ids: TokenIds | None = None
         self.extras = RowExtras(max_num_seqs, vocab_size, device)
         self._counts = TokenCounts(max_num_seqs, vocab_size, device)
@@ -69,9 +70,13 @@ class InputBatch:
         self._sampling_int = np.zeros((max_num_seqs, len(int_columns)), np.int64)
         self._stop_ids = np.full((max_num_seqs, 0), -1, np.int64)  # padded with −1
         self._sampled_last: _SampledRows | None = None
+        self._new_entries: tuple[Tensor, Tensor] | None = None
 
     def update(self, output: SchedulerOutput, step: StepBuffers) -> None:
-        """Apply the differences of a step: rows that left first, then rows that came, then new blocks."""
+        """Apply the differences of a step: rows that left first, then rows that came, then new blocks.
+
+        The last are staged; ``write_block_table`` must follow once the step was sent.
+        """
         if output.num_finished:
             self._drop(step.int32("finished_rows", output.num_finished))
         if output.num_preempted:
@@ -79,18 +84,31 @@ class InputBatch:
         if output.num_new_reqs:
             self._admit(output.num_new_reqs, step)
         if output.num_block_table_updates:
-            self._extend_block_table(output.num_block_table_updates, step)
+            self._stage_block_table(output.num_block_table_updates, step)
+
+    def write_block_table(self) -> None:
+        """Write the new blocks of the step last updated where the device looks for them."""
+        if self._new_entries is not None:
+            (places, blocks), self._new_entries = self._new_entries, None
+            self.block_table.view(-1).index_copy_(0, places, blocks)
+
+    def num_prompt_logprobs(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """How many candidates the request in each row wants for each place of its prompt, ``[n]``; −1: not even one."""
+        return np.asarray(self._sampling_int[rows, self._int["num_prompt_logprobs"]])
 
     def rows_of_block_table(self, rows: Tensor, max_seq_len: int, block_size: int) -> Tensor:
         """Block tables of the requests of a step, int32 ``[num_reqs, blocks of the longest sequence]``."""
         return self.block_table[:, : -(-max_seq_len // block_size)].index_select(0, rows)
 
-    def sampling_metadata(self, rows: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> SamplingMetadata:
+    def sampling_metadata(
+        self, rows: npt.NDArray[np.int32], positions: npt.NDArray[np.int32], step: StepBuffers
+    ) -> SamplingMetadata:
         """How the sampled rows of a step are to be sampled.
 
         Args:
             rows: ``[n]`` persistent rows.
             positions: ``[n]``, of the token to be drawn in its own sequence: the number of tokens before it.
+            step: of which these are; the positions are staged there, so it must be sent before they are looked at.
         """
         sampled = self._sampled_last
         if sampled is None or not np.array_equal(sampled.rows, rows):
@@ -104,7 +122,7 @@ class InputBatch:
             penalties = self._penalties(rows, self._sampling_float[rows])
         return replace(
             sampled.metadata,
-            positions=None if sampled.random is None else self._send(positions[sampled.random].astype(np.int64)),
+            positions=None if sampled.random is None else step.stage(positions[sampled.random].astype(np.int64)),
             masked_rows=masked_rows,
             masked_ids=masked_ids,
             penalties=penalties,
@@ -186,13 +204,13 @@ class InputBatch:
         which, column = _expand(counts)
         self._stop_ids[rows[which], column] = ids[indptr[0] : indptr[-1]]
 
-    def _extend_block_table(self, num_updates: int, step: StepBuffers) -> None:
+    def _stage_block_table(self, num_updates: int, step: StepBuffers) -> None:
         indptr = step.int32("bt_indptr", num_updates + 1)
         which, offset = _expand(np.diff(indptr))
         rows = step.int32("bt_rows", num_updates)[which].astype(np.int64)
         columns = step.int32("bt_starts", num_updates)[which] + offset
-        blocks = step.tensors["bt_block_ids"][int(indptr[0]) : int(indptr[-1])].to(self.device)
-        self.block_table[self._send(rows), self._send(columns)] = blocks
+        blocks = step.arrays["bt_block_ids"][indptr[0] : indptr[-1]]
+        self._new_entries = step.stage(rows * self.block_table.shape[1] + columns), step.stage(blocks)
 
     def _masked_ids(
         self, rows: npt.NDArray[np.int32], too_short: npt.NDArray[np.bool_]
@@ -234,7 +252,7 @@ class InputBatch:
         return LogprobsMetadata(self._send(which), which.astype(np.int32), num_logprobs[which].astype(np.int32))
 
     def _send(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+        return send_array(array, self.device)
 
 
 def _expand(counts: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -1,8 +1,12 @@
-"""Runs the model over one step's batch and samples from it: two calls, with the logits kept in between."""
+"""Runs the model over one step's batch and samples from it: two calls, with the logits kept in between.
+
+On a GPU neither waits for the device: the step's arrays arrive over a stream of their own, and what was sampled leaves
+over another (``streams``). Who reads what another stream wrote, or writes what it reads, is behind that one's event.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,26 +18,44 @@ from torch import Tensor
 from rustvllm.attention.backend import AttentionBackend
 from rustvllm.attention.metadata import AttentionMetadata
 from rustvllm.exceptions import SchedulerStateError
+from rustvllm.logger import init_logger
 from rustvllm.models.interface import CausalLM
-from rustvllm.sample.logprobs import gather_logprobs, raw_logprobs
+from rustvllm.sample.grammar import REJECTED_BY_GRAMMAR, apply_bitmask, check_bitmask, rejected_rows
+from rustvllm.sample.logprobs import LogprobsArrays, gather_logprobs, raw_logprobs
 from rustvllm.sample.metadata import SamplingMetadata
+from rustvllm.sample.prompt_logprobs import PromptLogprobsArrays, prompt_logprobs
 from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.block_copier import BlockCopier
+from rustvllm.worker.cuda_graphs import DecodeGraphs
+from rustvllm.worker.device_output import DeviceStepOutput, bring_to_host
 from rustvllm.worker.input_batch import InputBatch
-from rustvllm.worker.step_buffers import StepBuffers
+from rustvllm.worker.step_buffers import StepBuffers, send_array
 from rustvllm.worker.step_output import ModelRunnerOutput, make_output
+from rustvllm.worker.streams import DeviceStreams
 
 if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput
+
+logger = init_logger(__name__)
 
 STATE_ERROR = "State error: sample_tokens() must be called after execute_model() returns None."
 
 
 @dataclass(frozen=True, slots=True)
 class _ExecutedStep:
+    buffer_index: int
     logits: Tensor | None  # [num_sampled, vocab_size]; None when nothing is sampled
     rows: npt.NDArray[np.int32]
     metadata: SamplingMetadata
+    prompt_logprobs: PromptLogprobsArrays | None = None  # None: nobody asks
+
+
+@dataclass(frozen=True, slots=True)
+class _Judges:
+    indices: Tensor  # [n] of the step's tokens
+    targets: Tensor  # [n] what follows each of them
+    num_rows: npt.NDArray[np.int32]  # of each request that asks
+    num_logprobs: npt.NDArray[np.int64]  # likewise
 
 
 class GPUModelRunner:
@@ -46,6 +68,13 @@ class GPUModelRunner:
         device: of all of these.
         block_size: tokens per KV block.
         async_scheduling: a step may hold −1 for tokens that the step before it samples.
+        streams: of the device; None if it does everything in order, as the CPU does.
+
+    Attributes:
+        kv_caches: one per layer; like what follows, put there when the memory is taken.
+        block_copier: moves blocks of them.
+        step_buffers: the sets that the scheduler writes.
+        graphs: decode steps run in them where there is one of their size; None: no step does.
     """
 
     def __init__(
@@ -57,19 +86,23 @@ class GPUModelRunner:
         device: torch.device,
         block_size: int,
         async_scheduling: bool = False,
+        streams: DeviceStreams | None = None,
     ) -> None:
         self.model = model
         self.backend = backend
         self.input_batch = input_batch
         self.device = device
         self.block_size = block_size
+        self.streams = streams
         self.sampler = Sampler()
         self.kv_caches: list[Tensor] = []
-        self.block_copier: BlockCopier | None = None  # there once the caches are
+        self.block_copier: BlockCopier | None = None
         self.step_buffers: list[StepBuffers] = []
+        self.graphs: DecodeGraphs | None = None
         self._executed: _ExecutedStep | None = None
         num_rows = input_batch.block_table.shape[0]
-        self._last_token_ids = torch.zeros(num_rows, dtype=torch.int32, device=device) if async_scheduling else None
+        self.last_token_ids = torch.zeros(num_rows, dtype=torch.int32, device=device) if async_scheduling else None
+        self._fetched: dict[int, Tensor] = {}  # by buffer set: int32 [num_rows], pinned
 
     @torch.inference_mode()
     def execute_model(self, output: SchedulerOutput) -> None:
@@ -81,60 +114,79 @@ class GPUModelRunner:
         if self._executed is not None:
             raise SchedulerStateError(STATE_ERROR)
         step = self.step_buffers[output.buffer_index]
+        step.begin()
         self.input_batch.update(output, step)
+        num_tokens, num_sampled = output.total_num_scheduled_tokens, output.num_sampled
+        # A copy: what the batch remembers of the rows outlives the step.
+        rows = step.int32("sampled_rows", num_sampled).copy()
+        metadata = SamplingMetadata()
+        if num_sampled:
+            indices = step.int32("logits_indices", num_sampled)
+            metadata = self.input_batch.sampling_metadata(rows, step.arrays["positions"][indices] + 1, step)
+        judges = self._stage_judges(output, step) if output.num_prompt_logprobs else None
+        forward = self._stage_forward(output, step)
+        step.send()
+        self.input_batch.write_block_table()
         if self.block_copier is not None:
             self.block_copier.execute(output, step)
-        num_tokens, num_sampled = output.total_num_scheduled_tokens, output.num_sampled
-        hidden = self.model(
-            self._input_ids(output, step),
-            step.on_device("positions", num_tokens, self.device),
-            self.kv_caches,
-            self.backend.plan(self._attention_metadata(output, step)),
-        )
-        # Copies: the buffers are the core's again before the sampled rows are counted.
-        rows = step.int32("sampled_rows", num_sampled).copy()
-        if num_sampled == 0:
-            self._executed = _ExecutedStep(None, rows, SamplingMetadata())
-            return
-        indices = step.int32("logits_indices", num_sampled)
-        metadata = self.input_batch.sampling_metadata(rows, step.arrays["positions"][indices] + 1)
-        if num_sampled < num_tokens:  # otherwise each token is sampled behind, in order
-            hidden = hidden[step.on_device("logits_indices", num_sampled, self.device)]
-        self._executed = _ExecutedStep(self.model.compute_logits(hidden), rows, metadata)
+        hidden = forward()
+        of_prompts = None if judges is None else self._judge_prompts(hidden, judges)
+        logits = None
+        if num_sampled:
+            if num_sampled < num_tokens:  # otherwise each token is sampled behind, in order
+                hidden = hidden[step.on_device("logits_indices", num_sampled)]
+            logits = self.model.compute_logits(hidden)
+        self._executed = _ExecutedStep(output.buffer_index, logits, rows, metadata, of_prompts)
 
     @torch.inference_mode()
-    def sample_tokens(self) -> ModelRunnerOutput:
+    def sample_tokens(
+        self, grammar_output: npt.NDArray[np.int32] | None = None
+    ) -> ModelRunnerOutput | DeviceStepOutput:
         """Draw one token for every sampled row of the step just executed.
+
+        Args:
+            grammar_output: int32 ``[num_sampled, ceil(vocab_size / 32)]``: bit ``i % 32`` of word ``i // 32`` says
+                whether the row may take id ``i``. A row without a single bit ends with the token −2. None: every row
+                may take every id.
 
         Raises:
             SchedulerStateError: no step was executed.
+            ValueError: a bitmask of another shape or dtype; the step is gone.
         """
         executed, self._executed = self._executed, None
         if executed is None:
             raise SchedulerStateError(STATE_ERROR)
         if executed.logits is None:
-            return ModelRunnerOutput(np.empty((0, 1), np.int32))
+            return self._hand_over(executed, torch.empty(0, dtype=torch.int32, device=self.device))
         wanted = executed.metadata.logprobs
         # The sampler may write into the logits.
         raw = None if wanted is None else raw_logprobs(executed.logits, wanted)
+        rejected = None if grammar_output is None else self._apply_grammar(executed.logits, grammar_output)
         sampled = self.sampler.sample(executed.logits, executed.metadata)
         token_ids = sampled.clamp(min=0)  # a row without a token ends; until then any id will do
         self.input_batch.count(executed.rows, token_ids)
         logprobs = None
         if wanted is not None and raw is not None:
-            logprobs = gather_logprobs(raw, token_ids, wanted).as_tuple()
-        if self._last_token_ids is not None:
-            self._last_token_ids[torch.from_numpy(executed.rows).to(self.device)] = token_ids.to(torch.int32)
-        processors = executed.metadata.processors
-        return make_output(
-            sampled.to(device="cpu", dtype=torch.int32).numpy(),
-            logprobs,
-            () if processors is None else processors.failures.values(),
-        )
+            logprobs = gather_logprobs(raw, token_ids, wanted)
+        if self.last_token_ids is not None:
+            step = self.step_buffers[executed.buffer_index]
+            self.last_token_ids[step.on_device("sampled_rows", executed.rows.size)] = token_ids.to(torch.int32)
+        sampled = sampled.to(torch.int32)
+        if rejected is not None:
+            sampled = sampled.masked_fill(send_array(rejected, self.device), REJECTED_BY_GRAMMAR)
+        return self._hand_over(executed, sampled, logprobs)
 
     def discard_step(self) -> None:
-        """Forget a step that was executed and will not be sampled, because something else failed."""
+        """Forget a step that was executed and will not be sampled, because something else failed.
+
+        The device is done with every step launched so far when this returns, or has failed for good.
+        """
         self._executed = None
+        if self.streams is not None:
+            try:
+                self.streams.synchronize()
+            except RuntimeError as error:  # it was reported with the step; the next one says so again
+                logger.warning("the device does not recover: %s", error)
 
     @torch.inference_mode()
     def profile_run(self, seq_lens: Sequence[int], dtype: torch.dtype) -> None:
@@ -176,26 +228,99 @@ class GPUModelRunner:
             ),
         )
 
-    def _input_ids(self, output: SchedulerOutput, step: StepBuffers) -> Tensor:
-        """The step's tokens; a −1, the last token of its request, is what was sampled last in the request's row."""
-        input_ids = step.on_device("input_ids", output.total_num_scheduled_tokens, self.device)
-        if self._last_token_ids is None:
-            return input_ids
+    def _stage_forward(self, output: SchedulerOutput, step: StepBuffers) -> Callable[[], Tensor]:
+        """What runs the model over a step and gives hidden states, to be called once the step was sent."""
+        size = None if self.graphs is None else self.graphs.size_for(output)
+        if self.graphs is not None and size is not None:
+            graphs, inputs, num_reqs = self.graphs, self.graphs.stage(output, step, size), output.num_reqs
+            return lambda: graphs.run(inputs)[:num_reqs]
+        unknown = self._unknown_ids(output, step)
+
+        def forward() -> Tensor:
+            input_ids = step.on_device("input_ids", output.total_num_scheduled_tokens)
+            if unknown is not None and self.last_token_ids is not None:
+                places, rows = unknown
+                input_ids = input_ids.index_copy(0, places, self.last_token_ids[rows])
+            positions = step.on_device("positions", output.total_num_scheduled_tokens)
+            plan = self.backend.plan(self._attention_metadata(output, step))
+            hidden: Tensor = self.model(input_ids, positions, self.kv_caches, plan)
+            return hidden
+
+        return forward
+
+    def _unknown_ids(self, output: SchedulerOutput, step: StepBuffers) -> tuple[Tensor, Tensor] | None:
+        """Places among the step's tokens of those that the step before samples, and their rows, staged.
+
+        Such a token is the last of its request, and −1 on the host.
+        """
+        if self.last_token_ids is None:
+            return None
         last = step.int32("query_start_loc", output.num_reqs + 1)[1:] - 1
         unknown = np.flatnonzero(step.arrays["input_ids"][last] < 0)
         if not unknown.size:
-            return input_ids
+            return None
         rows = step.int32("idx_mapping", output.num_reqs)[unknown]
-        known = self._last_token_ids[torch.from_numpy(rows).to(self.device)]
-        return input_ids.index_copy(0, torch.from_numpy(last[unknown].astype(np.int64)).to(self.device), known)
+        return step.stage(last[unknown].astype(np.int64)), step.stage(rows)
+
+    def _stage_judges(self, output: SchedulerOutput, step: StepBuffers) -> _Judges:
+        """Which of the step's tokens judge the next token of a prompt."""
+        num_tokens, num_reqs = output.num_prompt_logprobs, output.num_prompt_logprobs_reqs
+        return _Judges(
+            step.stage(step.int32("prompt_logprobs_indices", num_tokens)),
+            step.stage(step.int32("prompt_logprobs_targets", num_tokens)),
+            np.diff(step.int32("prompt_logprobs_indptr", num_reqs + 1)),
+            self.input_batch.num_prompt_logprobs(step.int32("prompt_logprobs_rows", num_reqs)),
+        )
+
+    def _judge_prompts(self, hidden: Tensor, judges: _Judges) -> PromptLogprobsArrays:
+        """What the model thinks of the tokens behind some of the step's, which are known."""
+        return prompt_logprobs(
+            hidden[judges.indices],
+            self.model.compute_logits,
+            self.model.vocab_size,
+            judges.targets,
+            judges.num_rows,
+            judges.num_logprobs,
+        )
 
     def _attention_metadata(self, output: SchedulerOutput, step: StepBuffers) -> AttentionMetadata:
         num_reqs, num_tokens = output.num_reqs, output.total_num_scheduled_tokens
-        rows = step.on_device("idx_mapping", num_reqs, self.device)
+        rows = step.on_device("idx_mapping", num_reqs)
         return AttentionMetadata(
             block_size=self.block_size,
             block_table=self.input_batch.rows_of_block_table(rows, output.max_seq_len, self.block_size),
-            slot_mapping=step.on_device("slot_mapping", num_tokens, self.device),
+            slot_mapping=step.on_device("slot_mapping", num_tokens),
             query_start_loc=step.int32("query_start_loc", num_reqs + 1),
             seq_lens=step.int32("seq_lens", num_reqs),
         )
+
+    def _apply_grammar(self, logits: Tensor, bitmask: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_] | None:
+        """Mask logits; bool ``[num_sampled]``, the rows that may take nothing, or None if there are none."""
+        check_bitmask(bitmask, *logits.shape)
+        apply_bitmask(logits, send_array(bitmask, self.device))
+        rejected = rejected_rows(bitmask, logits.shape[1])
+        return rejected if rejected.any() else None
+
+    def _hand_over(
+        self,
+        executed: _ExecutedStep,
+        token_ids: Tensor,
+        logprobs: LogprobsArrays | None = None,
+    ) -> ModelRunnerOutput | DeviceStepOutput:
+        """What was sampled, as soon as the device has it: int32 ``[num_sampled]``."""
+        processors = executed.metadata.processors
+        rest = make_output(
+            None if logprobs is None else logprobs.as_tuple(),
+            () if processors is None else processors.failures.values(),
+            None if executed.prompt_logprobs is None else executed.prompt_logprobs.as_tuple(),
+        )
+        if self.streams is None:
+            return rest.with_tokens(token_ids.cpu().numpy())
+        index = executed.buffer_index
+        if index not in self._fetched:
+            size, is_cuda = self.input_batch.block_table.shape[0], self.device.type == "cuda"
+            self._fetched[index] = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=is_cuda)
+        fetched = self._fetched[index][: token_ids.shape[0]]
+        output, computed = bring_to_host(token_ids, fetched, self.streams, rest)
+        self.step_buffers[index].release(computed)
+        return output

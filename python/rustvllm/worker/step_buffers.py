@@ -1,7 +1,12 @@
-"""The arrays of one step, shared with the Rust core: torch memory (pinned for a GPU) that numpy sees as well."""
+"""The arrays of one step, shared with the Rust core: torch memory that numpy sees as well, and their copy on a device.
+
+A set is one block of memory, pinned for a GPU: first the arrays that the device needs, then room for what the host
+works out of the others (``stage``), then the rest. So one copy brings all of a step to the device.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,31 +15,155 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rustvllm.worker.streams import DeviceStreams, Event
+
 BufferSpec = Sequence[tuple[str, str, tuple[int, ...]]]
 """Name, dtype and shape of every array of a set, as ``_core.step_buffer_spec`` gives them."""
 
+ON_DEVICE = (
+    "idx_mapping",
+    "query_start_loc",
+    "seq_lens",
+    "logits_indices",
+    "sampled_rows",
+    "input_ids",
+    "positions",
+    "slot_mapping",
+)
+"""Arrays that the device reads as the core wrote them."""
+
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
+_ALIGNMENT = 64
+_STAGED_BYTES_PER_REQUEST = 128
 
 
 class StepBuffers:
     """One set. The core writes it in ``schedule`` and the runner reads it until ``update_from_output``.
 
+    With ``streams`` the set has a mirror on the device: ``begin``, ``stage`` what else it shall hold, ``send``, launch
+    what reads it, ``release``. Without, the device is the CPU, which reads the set itself.
+
+    Args:
+        spec: the arrays.
+        device: where the mirror lies.
+        streams: of the device.
+
     Attributes:
-        tensors: the arrays as torch sees them.
+        tensors: the arrays as torch sees them, on the host.
         arrays: the same memory as numpy sees it.
     """
 
-    def __init__(self, spec: BufferSpec, *, pin_memory: bool) -> None:
+    def __init__(
+        self, spec: BufferSpec, *, device: torch.device | None = None, streams: DeviceStreams | None = None
+    ) -> None:
+        self._streams = streams
+        places: dict[str, int] = {}
+        end = 0
+        for name, dtype, shape in spec:
+            if name in ON_DEVICE:
+                places[name] = end
+                end = _aligned(end + _num_bytes(dtype, shape))
+        self._first_staged = end
+        self._end_staged = end = end if streams is None else end + _staged_bytes(spec)
+        for name, dtype, shape in spec:
+            if name not in ON_DEVICE:
+                places[name] = end
+                end = _aligned(end + _num_bytes(dtype, shape))
+        is_cuda = device is not None and device.type == "cuda"
+        block = torch.zeros(end, dtype=torch.uint8, device="cpu", pin_memory=is_cuda)
         self.tensors: dict[str, Tensor] = {
-            name: torch.zeros(shape, dtype=_DTYPES[dtype], device="cpu", pin_memory=pin_memory)
-            for name, dtype, shape in spec
+            name: _view(block, places[name], dtype, shape) for name, dtype, shape in spec
         }
         self.arrays: dict[str, npt.NDArray[Any]] = {name: tensor.numpy() for name, tensor in self.tensors.items()}
+        self._block = block
+        self._block_array = block.numpy()
+        self._next_staged = self._first_staged
+        self._is_sent = False
+        self._mirror: Tensor | None = None
+        self._mirror_read: Event | None = None  # by whoever computed with it last
+        self._on_device = self.tensors
+        if streams is not None:
+            self._mirror = torch.zeros(self._end_staged, dtype=torch.uint8, device=device)
+            self._on_device = {
+                name: _view(self._mirror, places[name], dtype, shape)
+                for name, dtype, shape in spec
+                if name in ON_DEVICE
+            }
 
     def int32(self, name: str, length: int) -> npt.NDArray[np.int32]:
         """The first entries of an int32 array, on the host."""
         return self.arrays[name][:length]
 
-    def on_device(self, name: str, length: int, device: torch.device) -> Tensor:
-        """The first entries of an array, on a device (the same memory on CPU)."""
-        return self.tensors[name][:length].to(device, non_blocking=True)
+    def on_device(self, name: str, length: int) -> Tensor:
+        """The first entries of one of ``ON_DEVICE``, on the device: what it holds once the step was sent."""
+        return self._on_device[name][:length]
+
+    def begin(self) -> None:
+        """Forget what was staged for the step before in this set: nobody reads it any more."""
+        self._next_staged = self._first_staged
+        self._is_sent = False
+
+    def stage(self, array: npt.NDArray[np.generic]) -> Tensor:
+        """An array of the host on the device, to be had until the set is used again, and only after ``send``.
+
+        Raises:
+            RuntimeError: the step was sent already.
+        """
+        array = np.ascontiguousarray(array)
+        if self._mirror is None or self._streams is None:
+            return torch.from_numpy(array)
+        if self._is_sent:
+            raise RuntimeError("the step's arrays were sent already: stage everything before")
+        start = self._next_staged
+        end = start + array.nbytes
+        if end > self._end_staged:
+            return send_array(array, self._mirror.device)  # more than expected: memory and a copy of its own
+        self._block_array[start:end] = array.reshape(-1).view(np.uint8)
+        self._next_staged = _aligned(end)
+        return self._mirror[start:end].view(torch.from_numpy(array).dtype).view(array.shape)
+
+    def send(self) -> None:
+        """Copy the step to the device, in one piece; what computes from now on waits for it, the host does not."""
+        if self._mirror is None or self._streams is None:
+            return
+        self._is_sent = True
+        inputs = self._streams.inputs
+        with self._streams.use(inputs):
+            if self._mirror_read is not None:
+                inputs.wait_event(self._mirror_read)
+            end = self._next_staged
+            self._mirror[:end].copy_(self._block[:end], non_blocking=True)
+            arrived = inputs.record_event()
+        self._streams.compute.wait_event(arrived)
+
+    def release(self, computed: Event) -> None:
+        """Say behind which event nobody reads the mirror any more."""
+        self._mirror_read = computed
+
+
+def send_array(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """An array in memory of its own on a device, in the order of the current stream; the host does not wait."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type != "cuda":
+        return tensor.to(device)
+    # torch gives pinned memory to another only when the copies that were launched from it are done.
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _staged_bytes(spec: BufferSpec) -> int:
+    """Room for the block-table entries of a step, each with its place (8 bytes) and value (4), and some per request."""
+    sizes = {name: math.prod(shape) for name, _, shape in spec}
+    entries, requests = sizes.get("bt_block_ids", 0), sizes.get("idx_mapping", 0)
+    return _aligned(12 * entries + _STAGED_BYTES_PER_REQUEST * requests + 16 * _ALIGNMENT)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
+def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * _DTYPES[dtype].itemsize
+
+
+def _view(block: Tensor, start: int, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    return block[start : start + _num_bytes(dtype, shape)].view(_DTYPES[dtype]).view(shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -30,14 +30,25 @@ class ModelRunnerOutput:
         logprobs: Of the tokens whose requests asked for them: places among the sampled ids (int32 ``[m]``), token ids
             (int32 ``[m, 1 + k]``, the sampled one first), log-probabilities (float32, as many) and ranks (int32
             ``[m]``). None when nobody asked.
+        prompt_logprobs: Of the places of prompts that the step was asked for: candidates per place (int32, one per
+            request that asks), token ids and log-probabilities (int32 and float32, row after row without gaps, each
+            place's own token first) and ranks (int32, one per place). None when nobody asked.
         row_error: Why rows have no token, as far as there is more to say than their numbers; None: nothing.
     """
 
     sampled_token_ids: npt.NDArray[np.int32]
-    logprobs: (
-        tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]] | None
-    ) = None
+    logprobs: LogprobsTuple | None = None
+    prompt_logprobs: LogprobsTuple | None = None
     row_error: str | None = None
+
+    def with_tokens(self, token_ids: npt.NDArray[np.int32]) -> ModelRunnerOutput:
+        """The same with the step's tokens, int32 ``[num_sampled]``; negative ones have no log-probabilities."""
+        logprobs = self.logprobs
+        if logprobs is not None and (token_ids < 0).any():
+            places, ids, values, ranks = logprobs
+            kept = token_ids[places] >= 0
+            logprobs = (places[kept], ids[kept], values[kept], ranks[kept]) if kept.any() else None
+        return replace(self, sampled_token_ids=token_ids[:, None], logprobs=logprobs)
 
     def is_done(self) -> bool:
         """See ``AsyncModelRunnerOutput``."""
@@ -52,17 +63,14 @@ LogprobsTuple = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[
 
 
 def make_output(
-    token_ids: npt.NDArray[np.int32], logprobs: LogprobsTuple | None, row_errors: Iterable[str]
+    logprobs: LogprobsTuple | None, row_errors: Iterable[str], prompt_logprobs: LogprobsTuple | None = None
 ) -> ModelRunnerOutput:
-    """The output of a step with one id per row, some of which may be negative: these have no log-probabilities.
+    """What there is to say of a step beside its tokens.
 
     Args:
-        token_ids: int32 ``[num_sampled]``.
         logprobs: As the attribute, of any of the rows.
         row_errors: Why rows have no token.
+        prompt_logprobs: As the attribute.
     """
-    if logprobs is not None and (token_ids < 0).any():
-        places, ids, values, ranks = logprobs
-        kept = token_ids[places] >= 0
-        logprobs = (places[kept], ids[kept], values[kept], ranks[kept]) if kept.any() else None
-    return ModelRunnerOutput(token_ids[:, None], logprobs, "; ".join(dict.fromkeys(row_errors)) or None)
+    row_error = "; ".join(dict.fromkeys(row_errors)) or None
+    return ModelRunnerOutput(np.empty((0, 1), np.int32), logprobs, prompt_logprobs, row_error)

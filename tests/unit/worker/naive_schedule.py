@@ -16,9 +16,10 @@ from rustvllm.models.interface import CausalLM
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.step_buffers import StepBuffers
+from rustvllm.worker.streams import make_streams
 
 FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-INT_COLUMNS = ("top_k", "seed", "min_tokens", "num_prompt_tokens", "num_logprobs", "has_extras")
+INT_COLUMNS = ("top_k", "seed", "min_tokens", "num_prompt_tokens", "num_logprobs", "num_prompt_logprobs", "has_extras")
 DEFAULTS = {
     "temperature": 0.0,
     "top_p": 1.0,
@@ -30,6 +31,7 @@ DEFAULTS = {
     "seed": 0,
     "min_tokens": 0,
     "num_logprobs": -1,
+    "num_prompt_logprobs": -1,
     "has_extras": 0,
 }
 
@@ -127,7 +129,8 @@ class NaiveEngine:
             backend = make_attention_backend(attention_backend, model.kv_cache_spec, dtype, device, threads)
         else:
             backend = TorchAttentionBackend(model.kv_cache_spec, dtype, **backend_options)
-        self.runner = GPUModelRunner(model, backend, batch, device=device, block_size=block_size)
+        streams = make_streams(device)
+        self.runner = GPUModelRunner(model, backend, batch, device=device, block_size=block_size, streams=streams)
         shape = model.kv_cache_spec.layer_shape(num_blocks, block_size)
         self.runner.kv_caches = [
             torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.kv_cache_spec.num_layers)
@@ -135,9 +138,8 @@ class NaiveEngine:
         if poison:  # everything but the null block
             for cache in self.runner.kv_caches:
                 cache[:, 1:] = torch.nan
-        pin = device.type == "cuda"
         self.runner.step_buffers = [
-            StepBuffers(buffer_spec(max_num_seqs, budget, max_blocks), pin_memory=pin) for _ in range(2)
+            StepBuffers(buffer_spec(max_num_seqs, budget, max_blocks), device=device, streams=streams) for _ in range(2)
         ]
         batch.token_ids = lambda row: next(r for r in self.running if r.row == row).tokens
         self.free_blocks = list(range(num_blocks - 1, 0, -1))
@@ -261,6 +263,7 @@ class NaiveEngine:
             max_num_scheduled_tokens=max(arrays["num_scheduled_tokens"], default=0),
             max_seq_len=max(arrays["seq_lens"], default=0),
             num_sampled=len(sampled),
+            num_prompt_logprobs=0,
             num_new_reqs=len(arrays["new_rows"]),
             num_block_table_updates=len(arrays["bt_rows"]),
             num_finished=len(arrays["finished_rows"]),
@@ -276,7 +279,7 @@ class NaiveEngine:
         logits = self.runner._executed.logits
         if self.capture_logits and logits is not None:
             logits = logits.float().clone().cpu()
-        ids = self.runner.sample_tokens().sampled_token_ids
+        ids = self.runner.sample_tokens().get_output().sampled_token_ids
         assert ids.shape == (len(sampled), 1)
         assert ids.dtype == np.int32
         for i, r in enumerate(sampled):

@@ -45,7 +45,7 @@ def test_rows_are_what_their_requests_are(data):
     batch, rng = make_batch(), np.random.default_rng(data.draw(st.integers(0, 2**31)))
     requests = {}  # row -> request
     batch.token_ids = lambda row: requests[row].tokens
-    step = StepBuffers(buffer_spec(ROWS, 8, BLOCKS), pin_memory=False)
+    step = StepBuffers(buffer_spec(ROWS, 8, BLOCKS))
     for _ in range(data.draw(st.integers(1, 6))):
         leaving = [row for row in requests if data.draw(st.booleans())]
         preempted = leaving[len(leaving) // 2 :]
@@ -73,7 +73,8 @@ def test_rows_are_what_their_requests_are(data):
             num_block_table_updates=len(updates),
         )
         batch.update(output, step)
-        check(batch, requests, rng)
+        batch.write_block_table()
+        check(batch, requests, rng, step)
 
 
 def fill(step, leaving, preempted, new, requests, updates):
@@ -97,14 +98,14 @@ def fill(step, leaving, preempted, new, requests, updates):
             step.arrays[name][: len(values)] = values
 
 
-def check(batch, requests, rng):
+def check(batch, requests, rng, step):
     for row, request in requests.items():
         assert batch.block_table[row, : len(request.blocks)].tolist() == request.blocks
     rows = rng.permutation(list(requests)).astype(np.int32)
     if not rows.size:
         return
     positions = np.array([len(requests[row].tokens) for row in rows.tolist()], np.int32)
-    metadata = batch.sampling_metadata(rows, positions)
+    metadata = batch.sampling_metadata(rows, positions, step)
     asked = [requests[row] for row in rows.tolist()]
     random = [i for i, r in enumerate(asked) if r.params["temperature"] >= 1e-5]
     assert metadata.all_greedy == (not random)
@@ -147,11 +148,11 @@ def check(batch, requests, rng):
 
 
 def test_both_views_are_the_same_memory():
-    step = StepBuffers([("a", "int32", (4,)), ("b", "float32", (2, 3)), ("c", "int64", (1,))], pin_memory=False)
-    step.arrays["a"][:] = [1, 2, 3, 4]
+    step = StepBuffers([("idx_mapping", "int32", (4,)), ("b", "float32", (2, 3)), ("c", "int64", (1,))])
+    step.arrays["idx_mapping"][:] = [1, 2, 3, 4]
     step.arrays["b"][1, 2] = 0.5
-    assert step.tensors["a"].tolist() == [1, 2, 3, 4]
-    assert step.on_device("a", 2, torch.device("cpu")).tolist() == [1, 2]
+    assert step.tensors["idx_mapping"].tolist() == [1, 2, 3, 4]
+    assert step.on_device("idx_mapping", 2).tolist() == [1, 2]
     assert step.tensors["b"][1, 2] == 0.5
     assert {array.dtype.name for array in step.arrays.values()} == {"int32", "float32", "int64"}
     assert all(array.flags.c_contiguous and array.flags.writeable for array in step.arrays.values())

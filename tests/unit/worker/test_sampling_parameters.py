@@ -54,7 +54,7 @@ class Requests:
             float_columns=FLOAT_COLUMNS,
             int_columns=INT_COLUMNS,
         )
-        self.step = StepBuffers(buffer_spec(ROWS, 8, 1), pin_memory=False)
+        self.step = StepBuffers(buffer_spec(ROWS, 8, 1))
         self.rows = {}
         self.batch.token_ids = lambda row: self.rows[row].prompt + self.rows[row].output
         self.batch.extras.of_row = lambda row: self.rows[row].extras
@@ -91,7 +91,7 @@ class Requests:
         """Ids of the rows in ``order``, remembered as the runner remembers them."""
         rows = np.array(order, np.int32)
         positions = [len(self.rows[row].prompt) + len(self.rows[row].output) for row in order]
-        metadata = self.batch.sampling_metadata(rows, np.array(positions, np.int32))
+        metadata = self.batch.sampling_metadata(rows, np.array(positions, np.int32), self.step)
         ids = Sampler().sample(logits.clone(), metadata)
         self.batch.count(rows, ids.clamp(min=0))
         for row, token in zip(order, ids.tolist(), strict=True):
@@ -225,7 +225,7 @@ def test_rows_without_extras_ask_for_nothing():
     requests.batch.extras.of_row = None  # would raise if it were called
     requests.update([request(0), request(1, params={"temperature": 1.0})])
     rows = np.array([0, 1], np.int32)
-    metadata = requests.batch.sampling_metadata(rows, np.array([2, 2], np.int32))
+    metadata = requests.batch.sampling_metadata(rows, np.array([2, 2], np.int32), requests.step)
     assert metadata.rules is None
     assert metadata.processors is None
 
@@ -236,7 +236,7 @@ def test_an_id_outside_the_vocabulary_ends_its_own_request():
     wrong = [{"allowed": [VOCAB]}, {"bias": {VOCAB + 7: 1.0}}, {"bad_words": [[1, VOCAB]]}]
     requests.update([request(0), *(request(row, **rules) for row, rules in enumerate(wrong, 1))])
     rows = np.arange(4, dtype=np.int32)
-    metadata = requests.batch.sampling_metadata(rows, np.full(4, 2, np.int32))
+    metadata = requests.batch.sampling_metadata(rows, np.full(4, 2, np.int32), requests.step)
     assert Sampler().sample(torch.zeros(4, VOCAB), metadata).tolist() == [0, -3, -3, -3]
     assert sorted(metadata.processors.failures) == [1, 2, 3]
     assert metadata.processors.failures[2] == "logit_bias holds the token id 20, the vocabulary is 0 to 12"

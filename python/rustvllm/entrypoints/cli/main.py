@@ -11,9 +11,12 @@ from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
 
 COMMANDS = {
     "serve": "serve a model behind an OpenAI-compatible HTTP server",
+    "chat": "talk with a model that a server serves",
+    "complete": "have a model that a server serves continue texts",
     "bench": "measure the scheduler, an engine or a server",
+    "collect-env": "print versions, machine and settings, for a report of a problem",
 }
-LATER = ("chat", "complete", "run-batch", "collect-env")
+LATER = ("run-batch",)
 """Commands that users of this kind of program know and that do not exist yet."""
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
@@ -21,7 +24,7 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
 def make_parser() -> FlexibleArgumentParser:
     """The parser of the bare command; each command has its own."""
-    lines = "\n".join(f"  {name:<9} {text}" for name, text in COMMANDS.items())
+    lines = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
     parser = FlexibleArgumentParser(
         prog="rustvllm",
         usage="rustvllm [--help] [--version] COMMAND ...",
@@ -64,6 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rustvllm.entrypoints.cli.bench.main import bench
 
         return bench(rest)
+    if command == "chat":
+        from rustvllm.entrypoints.cli.chat import chat
+
+        return chat(rest)
+    if command == "complete":
+        from rustvllm.entrypoints.cli.complete import complete
+
+        return complete(rest)
+    if command == "collect-env":
+        from rustvllm.entrypoints.cli.collect_env import collect_env
+
+        return collect_env(rest)
     if command in LATER:
         problem = f"the command {command!r} is not supported yet"
     else:

@@ -132,6 +132,7 @@ class GenerationRequest(BaseModel):
     add_special_tokens: bool | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    prompt_logprobs: int | None = None
     return_tokens_as_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None

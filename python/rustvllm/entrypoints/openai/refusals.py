@@ -52,7 +52,6 @@ _SHARED: Refusals = {
     "logprob_token_ids": (_nothing, ""),
     "kv_transfer_params": (_nothing, ""),
     "return_token_ids": (_nothing, ""),
-    "prompt_logprobs": (lambda value: value is None, ""),
 }
 COMPLETION_REFUSALS: Refusals = {
     **_SHARED,

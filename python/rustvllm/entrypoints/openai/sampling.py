@@ -44,6 +44,7 @@ def build_sampling_params(
     max_tokens: int | None,
     param: str = "max_tokens",
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """The sampling parameters of a request; one instance serves all its prompts.
 
@@ -53,6 +54,7 @@ def build_sampling_params(
         max_tokens: Most tokens to generate, already defaulted; None: as many as fit.
         param: The field ``max_tokens`` came from, for messages.
         logprobs: How many candidates' log-probabilities to give; None: none at all.
+        prompt_logprobs: The same for each place of the prompt.
 
     Raises:
         InvalidRequestError: A value is out of its range; ``param`` names the field.
@@ -69,7 +71,9 @@ def build_sampling_params(
     if request.vllm_xargs:
         values["extra_args"] = _extra_args(request.vllm_xargs)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
-    return SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs, output_kind=kind)
+    return SamplingParams(
+        **values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, output_kind=kind
+    )
 
 
 def check_stream_options(request: GenerationRequest) -> None:

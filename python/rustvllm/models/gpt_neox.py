@@ -1,0 +1,134 @@
+"""GPT-NeoX, and so Pythia: attention and MLP side by side, partly turned heads, one projection fused head by head."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from rustvllm.attention.backend import AttentionPlan
+from rustvllm.attention.metadata import KVCacheSpec
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.activation import get_activation
+from rustvllm.layers.linear import Embedding, Linear
+from rustvllm.layers.norm import LayerNorm
+from rustvllm.layers.rotary import RotaryEmbedding, apply_rotary
+from rustvllm.models.hf_config import HFConfig
+from rustvllm.models.interface import CausalLM
+
+_DERIVED = re.compile(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)")
+
+
+class GPTNeoXAttention(nn.Module):
+    """Multi-head attention; the rows of the projection are query, key and value of one head after the other."""
+
+    def __init__(self, hidden_size: int, num_heads: int, *, bias: bool) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = hidden_size // num_heads
+        self.scale = self.head_dim**-0.5
+        self.query_key_value = Linear(hidden_size, 3 * hidden_size, bias=bias)
+        self.dense = Linear(hidden_size, hidden_size, bias=bias)
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+        qkv = self.query_key_value(hidden).view(-1, self.num_heads, 3, self.head_dim)
+        qkv = qkv.transpose(1, 2).flatten(1, 2)  # [T, 3 H, D], a copy: backends want a token's heads side by side
+        turned = apply_rotary(qkv[:, : 2 * self.num_heads], cos, sin)
+        query, key, value = turned[:, : self.num_heads], turned[:, self.num_heads :], qkv[:, 2 * self.num_heads :]
+        out = attention.forward(query, key, value, kv_cache, self.scale)
+        projected: Tensor = self.dense(out.flatten(1))
+        return projected
+
+
+class GPTNeoXMLP(nn.Module):
+    def __init__(self, config: HFConfig, hidden_size: int) -> None:
+        super().__init__()
+        inner_size = config.positive_int("intermediate_size")
+        self.dense_h_to_4h = Linear(hidden_size, inner_size, bias=True)
+        self.act = get_activation(config.string("hidden_act", "gelu"))
+        self.dense_4h_to_h = Linear(inner_size, hidden_size, bias=True)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.dense_4h_to_h(self.act(self.dense_h_to_4h(hidden)))
+        return out
+
+
+class GPTNeoXLayer(nn.Module):
+    """Attention and MLP on norms of the same stream, or (``use_parallel_residual`` off) one after the other."""
+
+    def __init__(self, config: HFConfig, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        eps = config.positive_float("layer_norm_eps", 1e-5)
+        self.parallel = config.boolean("use_parallel_residual", default=True)
+        self.input_layernorm = LayerNorm(hidden_size, eps)
+        self.attention = GPTNeoXAttention(hidden_size, num_heads, bias=config.boolean("attention_bias", default=True))
+        self.post_attention_layernorm = LayerNorm(hidden_size, eps)
+        self.mlp = GPTNeoXMLP(config, hidden_size)
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+        attended = hidden + self.attention(self.input_layernorm(hidden), cos, sin, kv_cache, attention)
+        out: Tensor = attended + self.mlp(self.post_attention_layernorm(hidden if self.parallel else attended))
+        return out
+
+
+class GPTNeoXForCausalLM(CausalLM):
+    """``GPTNeoXForCausalLM`` of a checkpoint."""
+
+    prefixes = ("gpt_neox.",)
+    embed_tokens_name = "embed_in.weight"
+    head_name = "embed_out.weight"
+
+    def __init__(self, hf_config: Mapping[str, Any], max_model_len: int) -> None:
+        """See ``CausalLM.__init__``."""
+        super().__init__(hf_config, max_model_len)
+        config = HFConfig(hf_config)
+        config.refuse_unless("quantization_config", supported=None)
+        hidden_size = config.positive_int("hidden_size")
+        num_heads = config.positive_int("num_attention_heads")
+        num_layers = config.positive_int("num_hidden_layers")
+        if hidden_size % num_heads:
+            raise ModelLoadError(
+                f"config.json: hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({num_heads})"
+            )
+        head_dim = hidden_size // num_heads
+        self.vocab_size = config.positive_int("vocab_size")
+        self.max_positions = None  # rotary angles exist for every position
+        self.kv_cache_spec = KVCacheSpec(num_layers, num_heads, head_dim)
+
+        self.embed_tokens = Embedding(self.vocab_size, hidden_size)
+        self.layers = nn.ModuleList(GPTNeoXLayer(config, hidden_size, num_heads) for _ in range(num_layers))
+        self.final_layer_norm = LayerNorm(hidden_size, config.positive_float("layer_norm_eps", 1e-5))
+        self.rotary = RotaryEmbedding.from_config(_rope_of(hf_config), head_dim, max_model_len, partial=True)
+        tied = config.boolean("tie_word_embeddings", default=False)
+        self.lm_head = None if tied else Linear(hidden_size, self.vocab_size, bias=False)
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
+    ) -> Tensor:
+        """See ``CausalLM.forward``."""
+        hidden = self.embed_tokens(input_ids)
+        cos, sin = self.rotary.cos_sin(positions, hidden.dtype)
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            hidden = layer(hidden, cos, sin, kv_cache, attention)
+        normed: Tensor = self.final_layer_norm(hidden)
+        return normed
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """See ``CausalLM.checkpoint_tensors``: the embedding has a name of its own."""
+        tensors = super().checkpoint_tensors()
+        tensors[self.embed_tokens_name] = tensors.pop("embed_tokens.weight")
+        return tensors
+
+    def is_ignored(self, name: str) -> bool:
+        """The causal mask and the rotary frequencies that older checkpoints carry along."""
+        return _DERIVED.fullmatch(name) is not None
+
+
+def _rope_of(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with the names that other architectures have for ``rotary_pct`` and ``rotary_emb_base``."""
+    config = dict(hf_config)
+    config["partial_rotary_factor"] = hf_config.get("rotary_pct", 0.25)
+    config["rope_theta"] = hf_config.get("rotary_emb_base", 10000.0)
+    return config

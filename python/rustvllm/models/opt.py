@@ -1,0 +1,130 @@
+"""OPT: learned positions, which start at the third row of their table, and norms before or after attention and MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from rustvllm.attention.backend import AttentionPlan
+from rustvllm.attention.metadata import KVCacheSpec
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.activation import get_activation
+from rustvllm.layers.linear import Embedding, Linear
+from rustvllm.layers.norm import LayerNorm, PlainLayerNorm
+from rustvllm.models.hf_config import HFConfig
+from rustvllm.models.interface import CausalLM, linear_parts
+
+POSITION_OFFSET = 2
+"""Rows of the position table before that of position 0."""
+NORM_EPS = 1e-5
+"""Not a setting of this architecture."""
+
+
+class OPTAttention(nn.Module):
+    """Multi-head attention; query, key and value are one projection."""
+
+    def __init__(self, hidden_size: int, num_heads: int, *, bias: bool) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = hidden_size // num_heads
+        self.scale = self.head_dim**-0.5
+        self.qkv_proj = Linear(hidden_size, 3 * hidden_size, bias=bias)
+        self.out_proj = Linear(hidden_size, hidden_size, bias=bias)
+
+    def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+        qkv = self.qkv_proj(hidden).view(-1, 3, self.num_heads, self.head_dim)
+        query, key, value = qkv.unbind(1)  # each [T, H, D]
+        out = attention.forward(query, key, value, kv_cache, self.scale)
+        projected: Tensor = self.out_proj(out.flatten(1))
+        return projected
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Names within the layer; see ``CausalLM.checkpoint_tensors``."""
+        size = self.out_proj.weight.shape[0]
+        parts = linear_parts(self.qkv_proj, {"q_proj": size, "k_proj": size, "v_proj": size})
+        return parts | linear_parts(self.out_proj, {"out_proj": size})
+
+
+class OPTLayer(nn.Module):
+    """Attention and MLP, each added to the stream; the norm comes before each, or after each sum."""
+
+    def __init__(self, config: HFConfig, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        bias = config.boolean("enable_bias", default=True)
+        inner_size = config.positive_int("ffn_dim")
+        self.norm_first = config.boolean("do_layer_norm_before", default=True)
+        self.self_attn = OPTAttention(hidden_size, num_heads, bias=bias)
+        self.self_attn_layer_norm = _norm(config, hidden_size)
+        self.fc1 = Linear(hidden_size, inner_size, bias=bias)
+        self.act = get_activation(config.string("activation_function", "relu"))
+        self.fc2 = Linear(inner_size, hidden_size, bias=bias)
+        self.final_layer_norm = _norm(config, hidden_size)
+
+    def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+        if self.norm_first:
+            hidden = hidden + self.self_attn(self.self_attn_layer_norm(hidden), kv_cache, attention)
+            return hidden + self._mlp(self.final_layer_norm(hidden))
+        hidden = self.self_attn_layer_norm(hidden + self.self_attn(hidden, kv_cache, attention))
+        out: Tensor = self.final_layer_norm(hidden + self._mlp(hidden))
+        return out
+
+    def _mlp(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.fc2(self.act(self.fc1(hidden)))
+        return out
+
+
+class OPTForCausalLM(CausalLM):
+    """``OPTForCausalLM`` of a checkpoint."""
+
+    prefixes = ("model.decoder.", "decoder.")
+    embed_tokens_name = "embed_tokens.weight"
+
+    def __init__(self, hf_config: Mapping[str, Any], max_model_len: int) -> None:
+        """See ``CausalLM.__init__``."""
+        super().__init__(hf_config, max_model_len)
+        config = HFConfig(hf_config)
+        config.refuse_unless("quantization_config", supported=None)
+        hidden_size = config.positive_int("hidden_size")
+        num_heads = config.positive_int("num_attention_heads")
+        num_layers = config.positive_int("num_hidden_layers")
+        word_size = config.positive_int("word_embed_proj_dim", default=hidden_size)
+        self.vocab_size = config.positive_int("vocab_size")
+        self.max_positions = config.positive_int("max_position_embeddings")
+        if hidden_size % num_heads:
+            raise ModelLoadError(
+                f"config.json: hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({num_heads})"
+            )
+        self.kv_cache_spec = KVCacheSpec(num_layers, num_heads, hidden_size // num_heads)
+
+        self.embed_tokens = Embedding(self.vocab_size, word_size)
+        self.embed_positions = Embedding(self.max_positions + POSITION_OFFSET, hidden_size)
+        projects = word_size != hidden_size
+        self.project_in = Linear(word_size, hidden_size, bias=False) if projects else None
+        self.project_out = Linear(hidden_size, word_size, bias=False) if projects else None
+        self.layers = nn.ModuleList(OPTLayer(config, hidden_size, num_heads) for _ in range(num_layers))
+        ends_normed = config.boolean("do_layer_norm_before", default=True)
+        ends_normed = ends_normed and not config.boolean("_remove_final_layer_norm", default=False)
+        self.final_layer_norm = _norm(config, hidden_size) if ends_normed else None
+        tied = config.boolean("tie_word_embeddings", default=True)
+        self.lm_head = None if tied else Linear(word_size, self.vocab_size, bias=False)
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
+    ) -> Tensor:
+        """See ``CausalLM.forward``; where words are narrower than the stream, so is what is returned."""
+        hidden: Tensor = self.embed_tokens(input_ids)
+        if self.project_in is not None:
+            hidden = self.project_in(hidden)
+        hidden = hidden + self.embed_positions(positions + POSITION_OFFSET)
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            hidden = layer(hidden, kv_cache, attention)
+        if self.final_layer_norm is not None:
+            hidden = self.final_layer_norm(hidden)
+        return hidden if self.project_out is None else self.project_out(hidden)
+
+
+def _norm(config: HFConfig, hidden_size: int) -> nn.Module:
+    affine = config.boolean("layer_norm_elementwise_affine", default=True)
+    return LayerNorm(hidden_size, NORM_EPS) if affine else PlainLayerNorm(hidden_size, NORM_EPS)

@@ -1,0 +1,49 @@
+"""Phi-3: Llama's plan, stored with fused projections; LongRoPE in long models, partly turned heads in the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rustvllm.models.gated_mlp import GatedMLP
+from rustvllm.models.hf_config import HFConfig
+from rustvllm.models.rotary_attention import HeadSizes, RotaryAttention
+from rustvllm.models.rotary_lm import PreNormLayer, RotaryLM
+
+_TRAINED_LENGTH = 4096
+"""``original_max_position_embeddings`` where a configuration does not say it."""
+
+
+class Phi3ForCausalLM(RotaryLM):
+    """``Phi3ForCausalLM`` of a checkpoint."""
+
+    partial_rotary = True
+
+    def __init__(self, hf_config: Mapping[str, Any], max_model_len: int) -> None:
+        """See ``CausalLM.__init__``."""
+        super().__init__(_with_longrope(hf_config), max_model_len)
+
+    def make_layers(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> list[PreNormLayer]:
+        """Every layer slides when there is a window."""
+        eps = config.positive_float("rms_norm_eps", 1e-5)
+        inner_size, act = config.positive_int("intermediate_size"), config.string("hidden_act", "silu")
+        window = config.optional_positive_int("sliding_window")
+        return [
+            PreNormLayer(
+                eps,
+                RotaryAttention(sizes, sliding_window=window, stored_fused=True),
+                GatedMLP(sizes.hidden_size, inner_size, act, stored_fused=True),
+            )
+            for _ in range(num_layers)
+        ]
+
+
+def _with_longrope(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with LongRoPE under its later name: the first checkpoints call it ``su`` or ``yarn``."""
+    config = dict(hf_config)
+    config.setdefault("original_max_position_embeddings", _TRAINED_LENGTH)
+    for key in ("rope_parameters", "rope_scaling"):
+        scaling = config.get(key)
+        if isinstance(scaling, Mapping) and (scaling.get("rope_type") or scaling.get("type")) in ("su", "yarn"):
+            config[key] = {**scaling, "rope_type": "longrope"}
+    return config

@@ -1,0 +1,47 @@
+"""Qwen2 and Qwen2.5: Llama's plan with biases on query, key and value, and an optional window in the later layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.models.gated_mlp import GatedMLP
+from rustvllm.models.hf_config import FULL_ATTENTION, SLIDING_ATTENTION, HFConfig
+from rustvllm.models.rotary_attention import HeadSizes, RotaryAttention
+from rustvllm.models.rotary_lm import PreNormLayer, RotaryLM
+
+
+class Qwen2ForCausalLM(RotaryLM):
+    """``Qwen2ForCausalLM`` of a checkpoint."""
+
+    def make_layers(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> list[PreNormLayer]:
+        """The output projection has no bias."""
+        eps = config.positive_float("rms_norm_eps", 1e-6)
+        inner_size, act = config.positive_int("intermediate_size"), config.string("hidden_act", "silu")
+        return [
+            PreNormLayer(
+                eps,
+                RotaryAttention(sizes, qkv_bias=True, sliding_window=window),
+                GatedMLP(sizes.hidden_size, inner_size, act),
+            )
+            for window in qwen_windows(config, num_layers)
+        ]
+
+
+def qwen_windows(config: HFConfig, num_layers: int) -> Sequence[int | None]:
+    """Each layer's window: none unless ``use_sliding_window``, then from layer ``max_window_layers`` on.
+
+    ``layer_types`` says it layer by layer in newer configurations.
+    """
+    slides = config.boolean("use_sliding_window", default=False)
+    first = config.index("max_window_layers", default=28)
+    has_window = slides and config.optional_positive_int("sliding_window") is not None
+    types = config.layer_types(
+        num_layers, lambda layer: SLIDING_ATTENTION if has_window and layer >= first else FULL_ATTENTION
+    )
+    if not slides and SLIDING_ATTENTION in types:
+        raise ModelLoadError(
+            f"config.json: 'layer_types' has {SLIDING_ATTENTION!r}, but 'use_sliding_window' is not true; set both or "
+            "none of them"
+        )
+    return config.windows(types)

@@ -1,0 +1,39 @@
+"""Qwen3: Llama's plan with a norm on every head of queries and keys, whose size is independent of the stream's."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rustvllm.architectures import HEAD_DIMS
+from rustvllm.layers.norm import RMSNorm
+from rustvllm.models.gated_mlp import GatedMLP
+from rustvllm.models.hf_config import HFConfig
+from rustvllm.models.qwen2 import qwen_windows
+from rustvllm.models.rotary_attention import HeadSizes, RotaryAttention
+from rustvllm.models.rotary_lm import PreNormLayer, RotaryLM
+
+
+class Qwen3ForCausalLM(RotaryLM):
+    """``Qwen3ForCausalLM`` of a checkpoint."""
+
+    default_head_dim = HEAD_DIMS["Qwen3ForCausalLM"]
+
+    def make_layers(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> list[PreNormLayer]:
+        """Windows follow Qwen2's rule."""
+        eps = config.positive_float("rms_norm_eps", 1e-6)
+        bias = config.boolean("attention_bias", default=False)
+        inner_size, act = config.positive_int("intermediate_size"), config.string("hidden_act", "silu")
+        return [
+            PreNormLayer(
+                eps,
+                RotaryAttention(
+                    sizes,
+                    qkv_bias=bias,
+                    out_bias=bias,
+                    sliding_window=window,
+                    head_norm=partial(RMSNorm, sizes.head_dim, eps),
+                ),
+                GatedMLP(sizes.hidden_size, inner_size, act),
+            )
+            for window in qwen_windows(config, num_layers)
+        ]

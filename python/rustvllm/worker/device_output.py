@@ -1,0 +1,62 @@
+"""What a step sampled, on its way from the device: known to the host when an event says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from rustvllm.worker.step_output import ModelRunnerOutput
+
+if TYPE_CHECKING:
+    from rustvllm.worker.streams import DeviceStreams, Event
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStepOutput:
+    """See ``AsyncModelRunnerOutput``.
+
+    Attributes:
+        token_ids: int32 ``[num_sampled]``, pinned; filled when ``arrived`` is done, and read before its set of step
+            buffers is used again.
+        on_device: what is copied there. It is held until then: memory that nobody holds is another tensor's at once.
+        arrived: behind the copy.
+        rest: what the host knows of the step already, without its token ids.
+    """
+
+    token_ids: Tensor
+    on_device: Tensor
+    arrived: Event
+    rest: ModelRunnerOutput
+
+    def is_done(self) -> bool:
+        """Whether ``get_output`` would return at once."""
+        return self.arrived.query()
+
+    def get_output(self) -> ModelRunnerOutput:
+        """Wait for the copy; what the device failed at, in this step or one before, is raised here."""
+        self.arrived.synchronize()
+        return self.rest.with_tokens(self.token_ids.numpy())
+
+
+def bring_to_host(
+    token_ids: Tensor, to: Tensor, streams: DeviceStreams, rest: ModelRunnerOutput
+) -> tuple[DeviceStepOutput, Event]:
+    """Launch the copy of what was sampled, beside whatever is computed next.
+
+    Args:
+        token_ids: int32 ``[num_sampled]`` on the device.
+        to: int32 ``[num_sampled]``, pinned.
+        streams: of the device.
+        rest: what else there is to say of the step.
+
+    Returns:
+        The step, and the event behind everything that it computed.
+    """
+    computed = streams.compute.record_event()
+    with streams.use(streams.outputs):
+        streams.outputs.wait_event(computed)
+        to.copy_(token_ids, non_blocking=True)
+        arrived = streams.outputs.record_event()
+    return DeviceStepOutput(to, token_ids, arrived, rest), computed

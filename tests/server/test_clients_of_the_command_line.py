@@ -1,0 +1,121 @@
+"""``rustvllm chat`` and ``rustvllm complete`` against a server, and against what is none."""
+
+import http.server
+import io
+import json
+import sys
+import threading
+
+import pytest
+from fake_engine import BOS, expected_text
+from server_process import FAKE, ServerProcess
+
+from rustvllm.entrypoints.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def url():
+    with ServerProcess(FAKE) as server:
+        yield server.wait_until_ready() + "/v1"
+
+
+@pytest.fixture
+def silent():
+    """Base URL of a server whose answer to everything is what the test puts there."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        status, body, kind, seen = 200, b"", "text/event-stream", []
+
+        def do_POST(self):
+            length = int(self.headers["Content-Length"])
+            Handler.seen.append((self.path, dict(self.headers), json.loads(self.rfile.read(length))))
+            self.do_GET()
+
+        def do_GET(self):
+            self.send_response(self.status)
+            self.send_header("Content-Type", self.kind)
+            self.send_header("Content-Length", str(len(Handler.body)))
+            self.end_headers()
+            self.wfile.write(Handler.body)
+
+        def log_message(self, *_args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        Handler.url = f"http://127.0.0.1:{server.server_port}/v1"
+        yield Handler
+        server.shutdown()
+        thread.join()
+
+
+def complete(url, text, *argv):
+    return main(["complete", "--url", url, "--max-tokens", "5", "-q", text, *argv])
+
+
+def test_a_text_is_continued(capsys, url):
+    assert complete(url, "ab") == 0
+    assert capsys.readouterr().out == expected_text(len([BOS, *b"ab"]), 5) + "\n"
+
+
+def test_one_thing_is_said(capsys, url):
+    assert main(["chat", "--url", url, "--max-tokens", "4", "--temperature", "0", "-q", "Hi"]) == 0
+    assert capsys.readouterr().out == expected_text(len([BOS, *b"Hi"]), 4) + "\n"
+
+
+def test_lines_of_the_input_are_a_conversation(capsys, monkeypatch, silent):
+    silent.body = b'data: {"choices": [{"delta": {"content": "Oh"}}]}\n\n: alive\n\ndata: [DONE]\n\n'
+    monkeypatch.setattr(sys, "stdin", io.StringIO("One\n\nTwo\n"))
+    monkeypatch.setenv("RUSTVLLM_API_KEY", "secret")
+    silent.seen.clear()
+    assert main(["chat", "--url", silent.url, "--model-name", "m", "--system-prompt", "Be brief."]) == 0
+    assert capsys.readouterr().out == "Oh\nOh\n"
+    (_, headers, first), (_, _, second) = silent.seen
+    assert headers["Authorization"] == "Bearer secret"
+    assert first == {
+        "model": "m",
+        "stream": True,
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One"}],
+    }
+    assert [message["content"] for message in second["messages"]] == ["Be brief.", "One", "Oh", "Two"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (200, b'data: {"choices": [{"text": "half"}]}\n\n', "before [DONE]"),
+        (200, b'data: {"choices": [{"te', "broke off"),
+        (200, b'data: {"error": {"message": "the engine died", "code": 500}}\n\ndata: [DONE]\n\n', "the engine died"),
+        (401, b'{"error": "Unauthorized"}', "401 Unauthorized"),
+        (404, b'{"error": {"message": "The model `m` does not exist."}}', "The model `m` does not exist."),
+        (503, b"<html>", "503 Service Unavailable"),
+    ],
+)
+def test_an_answer_that_is_none(capsys, silent, status, body, says):
+    silent.status, silent.body = status, body
+    assert complete(silent.url, "ab", "--model-name", "m") == 1
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert captured.err.startswith("rustvllm complete: error: ")
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b'{"data": []}', b"no JSON"])
+def test_a_server_that_names_no_model(capsys, silent, body):
+    silent.body = body
+    assert complete(silent.url, "ab") == 1
+    assert "say which with --model-name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [("http://127.0.0.1:9/v1", "is the server running"), ("file:///etc/passwd", "must begin with http")],
+)
+def test_no_server(capsys, url, says):
+    assert complete(url, "ab") == 1
+    assert says in capsys.readouterr().err
+
+
+def test_an_unknown_model_is_the_servers_word(capsys, url):
+    assert complete(url, "ab", "--model-name", "nothing") == 1
+    assert "404 The model `nothing` does not exist." in capsys.readouterr().err

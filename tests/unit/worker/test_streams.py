@@ -1,0 +1,238 @@
+"""Streams against a race detector: what copies and steps must wait for, and that it is noticed when they do not."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fake_streams import FakeRecorder, RaceDetector, StaticTorchBackend
+
+from rustvllm import LLMEngine, SamplingParams
+from rustvllm.engine_args import EngineArgs
+from rustvllm.worker import worker as worker_module
+from rustvllm.worker.block_copier import BlockCopier
+from rustvllm.worker.device_output import DeviceStepOutput
+from rustvllm.worker.step_buffers import StepBuffers
+
+SPEC = [("idx_mapping", "int32", (4,)), ("new_rows", "int32", (4,)), ("input_ids", "int32", (16,))]
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """Let a detector know what the host does to the memory it shares with the device."""
+
+    def watch(detector):
+        begin, get_output = StepBuffers.begin, DeviceStepOutput.get_output
+
+        def begin_and_tell(self):
+            detector.host_access(self._block, "the core writes a step", write=True)
+            begin(self)
+
+        def get_output_and_tell(self):
+            output = get_output(self)
+            detector.host_access(self.token_ids, "the core reads samples", write=False)
+            return output
+
+        monkeypatch.setattr(StepBuffers, "begin", begin_and_tell)
+        monkeypatch.setattr(DeviceStepOutput, "get_output", get_output_and_tell)
+
+    return watch
+
+
+@pytest.fixture
+def engine(monkeypatch, watch):
+    """An engine as on a GPU, but for the device: streams and graphs are fakes."""
+    engines = []
+
+    def make(detector, recorder=None, **options):
+        watch(detector)
+        monkeypatch.setattr(worker_module, "make_streams", lambda device: detector.streams)
+        monkeypatch.setattr(worker_module, "make_graph_recorder", lambda device: recorder)
+        monkeypatch.setattr(
+            worker_module,
+            "make_attention_backend",
+            lambda name, spec, dtype, device, num_threads, **_: StaticTorchBackend(spec, dtype),
+        )
+        engines.append(make_engine(**options))
+        copier = engines[-1].engine_core.core.executor._runner.block_copier
+        detector.host_memory = {cache.untyped_storage().data_ptr() for cache in copier.cpu_caches}
+        return engines[-1]
+
+    yield make
+    for each in engines:
+        each.shutdown()
+
+
+def make_engine(**options):
+    given = {"device": "cpu", "num_gpu_blocks_override": 40, "max_num_seqs": 6, "max_num_batched_tokens": 24}
+    return LLMEngine.from_engine_args(EngineArgs(**(given | options)))
+
+
+PROMPTS = [[5, 6, 7], list(range(10, 45)), [9, 8], [30, 31, 32, 33], list(range(50, 70)), [4] * 9, [77, 3]]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
+    SamplingParams(temperature=0.9, seed=4, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=0, repetition_penalty=1.7, max_tokens=7, ignore_eos=True),
+]
+
+
+SWAPPING = {
+    "async_scheduling": True, "num_gpu_blocks_override": 16, "block_size": 4, "preemption_mode": "swap",
+    "swap_space": 0.01, "max_model_len": 48,
+}  # fmt: skip
+
+
+def generate(engine):
+    for index, prompt in enumerate(PROMPTS):
+        engine.add_request(f"r{index}", prompt, PARAMS[index % len(PARAMS)])
+    outputs = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                outputs[output.request_id] = (output.outputs[0].finish_reason, list(output.outputs[0].token_ids))
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def expected():
+    engine = make_engine(attention_backend="torch")
+    outputs = generate(engine)
+    engine.shutdown()
+    assert all(reason == "length" for reason, _ in outputs.values())
+    return outputs
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_nothing_races_and_the_tokens_are_the_same(engine, expected, overlap, graphs):
+    detector, recorder = RaceDetector(), FakeRecorder() if graphs else None
+    running = engine(detector, recorder, async_scheduling=overlap)
+    with detector:
+        outputs = generate(running)
+    assert outputs == expected
+    assert detector.races == []
+    assert all(detector.num_accesses[name] > 10 for name in ("host", "compute", "inputs", "outputs"))
+    if recorder is not None:
+        assert sum(graph.num_replays for graph in recorder.graphs) > 10
+
+
+def test_swaps_race_with_nothing(engine, expected):
+    detector = RaceDetector()
+    running = engine(detector, FakeRecorder(), **SWAPPING)
+    with detector:
+        outputs = generate(running)
+    assert outputs == expected
+    assert detector.races == []
+    assert detector.num_accesses["swaps"] > 10, "something was swapped"
+
+
+@pytest.mark.parametrize(
+    ("deaf", "what"),
+    [
+        ("compute", "compute: aten.* after inputs: aten.copy_"),
+        ("outputs", "outputs: aten.copy_.default after compute: "),
+        ("swaps", "swaps: aten.* after compute: "),
+    ],
+)
+def test_a_stream_that_does_not_wait_is_noticed(engine, deaf, what):
+    detector = RaceDetector(deaf={deaf})
+    running = engine(detector, **SWAPPING)
+    with detector:
+        generate(running)
+    assert any(re.match(what, race) for race in detector.races), detector.races[:5]
+
+
+@pytest.mark.parametrize("deaf", [(), ("inputs",)])
+def test_a_mirror_is_written_behind_who_read_it(deaf):
+    detector = RaceDetector(deaf)
+    step = StepBuffers(SPEC, device=torch.device("cpu"), streams=detector.streams)
+    with detector:
+        for _ in range(2):
+            step.begin()
+            step.send()
+            step.on_device("input_ids", 16) + 1
+            step.release(detector.streams.compute.record_event())
+    assert bool(detector.races) == bool(deaf)
+
+
+def test_a_set_arrives_in_one_copy_with_what_was_staged():
+    detector = RaceDetector()
+    step = StepBuffers(SPEC, device=torch.device("cpu"), streams=detector.streams)
+    step.begin()
+    step.arrays["idx_mapping"][:] = [3, 1, 2, 0]
+    step.arrays["input_ids"][:] = np.arange(16)
+    step.arrays["new_rows"][:] = 7
+    staged = [step.stage(array) for array in (np.arange(5), np.ones((2, 3), np.float32), np.array([True, False]))]
+    assert not step.on_device("input_ids", 16).any(), "nothing is there before it is sent"
+    with detector:
+        step.send()
+    assert detector.num_accesses["inputs"] == 2 + 1, "one copy: it reads and writes, and its result is what it wrote"
+    assert step.on_device("idx_mapping", 4).tolist() == [3, 1, 2, 0]
+    assert step.on_device("input_ids", 3).tolist() == [0, 1, 2]
+    assert [tensor.tolist() for tensor in staged] == [[0, 1, 2, 3, 4], [[1.0] * 3] * 2, [True, False]]
+    assert [tensor.dtype for tensor in staged] == [torch.int64, torch.float32, torch.bool]
+    with pytest.raises(RuntimeError, match="stage everything before"):
+        step.stage(np.arange(3))
+    step.arrays["idx_mapping"][:] = 9
+    assert step.on_device("idx_mapping", 4).tolist() == [3, 1, 2, 0], "the mirror has memory of its own"
+
+
+def test_what_does_not_fit_beside_the_arrays_gets_memory_of_its_own():
+    detector = RaceDetector()
+    step = StepBuffers(SPEC, device=torch.device("cpu"), streams=detector.streams)
+    step.begin()
+    large = np.arange(100_000)
+    staged, small = step.stage(large), step.stage(np.arange(3))
+    step.send()
+    assert torch.equal(staged, torch.from_numpy(large))
+    assert small.tolist() == [0, 1, 2]
+
+
+LISTS = ("blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy")
+
+
+@pytest.mark.parametrize(("max_bytes_at_once", "staging_bytes"), [(1, 1), (1 << 20, 1 << 20), (5000, 12000)])
+def test_swaps_beside_the_model_equal_the_naive_loop(max_bytes_at_once, staging_bytes):
+    layers, blocks, cpu_blocks, rest = 3, 12, 8, (4, 2, 3)
+    rng = np.random.default_rng(max_bytes_at_once)
+    detector = RaceDetector()
+    caches = [torch.from_numpy(rng.standard_normal((2, blocks, *rest))) for _ in range(layers)]
+    copier = BlockCopier(
+        caches, cpu_blocks, streams=detector.streams, max_bytes_at_once=max_bytes_at_once, staging_bytes=staging_bytes
+    )
+    detector.host_memory = {cache.untyped_storage().data_ptr() for cache in copier.cpu_caches}
+    mine = [cache.clone() for cache in caches]
+    tier = [cache.clone() for cache in copier.cpu_caches]
+    step = StepBuffers([(name, "int32", (16, 2)) for name in LISTS])
+    with detector:
+        for _ in range(30):
+            gpu, cpu = rng.permutation(blocks), rng.permutation(cpu_blocks)
+            lists = [
+                list(zip(gpu, cpu[: rng.integers(0, 9)], strict=False)),
+                list(zip(rng.permutation(cpu_blocks)[: rng.integers(0, 9)], rng.permutation(blocks), strict=False)),
+                [(int(gpu[0]), int(gpu[1])), (int(gpu[0]), int(gpu[2]))][: rng.integers(0, 3)],
+            ]
+            for layer in range(layers):
+                for block, cpu_block in lists[0]:
+                    tier[layer][:, cpu_block] = mine[layer][:, block]
+                for cpu_block, block in lists[1]:
+                    mine[layer][:, block] = tier[layer][:, cpu_block]
+                for source, target in lists[2]:
+                    mine[layer][:, target] = mine[layer][:, source]
+            for name, pairs in zip(LISTS, lists, strict=True):
+                if pairs:
+                    step.arrays[name][: len(pairs)] = pairs
+            copier.execute(
+                SimpleNamespace(num_swap_out=len(lists[0]), num_swap_in=len(lists[1]), num_copies=len(lists[2])), step
+            )
+            for array in step.arrays.values():
+                array[:] = 77  # the core writes its next step here
+            for cache in caches:  # the model computes, on the stream of its own
+                cache.add_(1)
+            for cache in mine:
+                cache.add_(1)
+        copier._settle()
+    assert all(torch.equal(a, b) for a, b in zip(caches, mine, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(copier.cpu_caches, tier, strict=True))
+    assert detector.races == []
