@@ -16,16 +16,22 @@ from rustvllm._core_bench import bench_serve as bench_serve
 from rustvllm._core_bench import bench_step as bench_step
 from rustvllm._core_bench import bench_trace as bench_trace
 from rustvllm._core_bench import served_model as served_model
+from rustvllm._core_linear import CpuThreads as CpuThreads
+from rustvllm._core_linear import PackedLinear as PackedLinear
+from rustvllm._core_linear import layer_norm as layer_norm
+from rustvllm._core_linear import rms_norm as rms_norm
 
 __all__ = [
     "SAMPLING_FLOAT_COLUMNS",
     "SAMPLING_INT_COLUMNS",
     "CpuAttention",
     "CpuAttentionPlan",
+    "CpuThreads",
     "EngineClient",
     "EngineHandle",
     "EngineServer",
     "OutputProcessor",
+    "PackedLinear",
     "RequestDelta",
     "SamplingExtras",
     "Scheduler",
@@ -39,6 +45,8 @@ __all__ = [
     "bench_step",
     "bench_trace",
     "build_profile",
+    "layer_norm",
+    "rms_norm",
     "served_model",
     "step_buffer_spec",
 ]

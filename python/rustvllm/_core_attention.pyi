@@ -6,12 +6,14 @@ from typing import Any, Literal, Self, final
 import numpy as np
 import numpy.typing as npt
 
+from rustvllm._core_linear import CpuThreads
+
 @final
 class CpuAttention:
     """Paged attention on the CPU: makes the plans of an engine's steps, and owns the threads that compute them."""
 
-    def __new__(cls, num_threads: int) -> Self:
-        """``num_threads`` compute, the caller included; the others sleep while there is nothing to do.
+    def __new__(cls, threads: CpuThreads | int) -> Self:
+        """Threads shared with others, or how many to start for this alone.
 
         Raises ``ValueError`` outside 1 to 1024, ``OSError`` when the system starts no more threads.
         """

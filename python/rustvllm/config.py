@@ -19,8 +19,12 @@ DTYPES = ("float32", "float16", "bfloat16")
 """Names of the tensor types a model can compute in."""
 DEVICES = ("cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "triton", "torch", "cpu")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+"""What the KV cache holds: numbers of the model's dtype, or of eight bits (both names are e4m3)."""
 MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
+QUANTIZATIONS = ("int8", "int8-g32", "int8-g64", "int8-g128")
+"""Weights of one byte: with a scale for each output of a layer, or for each output and group of so many inputs."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "rustvllm", "transformers")
 SCHEDULING_POLICIES = ("fcfs", "priority")
@@ -220,6 +224,8 @@ class CacheConfig:
 
     ``swap_space`` is the CPU memory, in GiB, for the KV of preempted requests. It is taken only when preemption is by
     swap.
+
+    ``kv_cache_dtype`` is a name out of ``KV_CACHE_DTYPES``.
     """
 
     block_size: int = 16
@@ -230,8 +236,10 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: str = "builtin"
     swap_space: float = 4.0
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
+        require_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         require_number("swap_space", self.swap_space, 0, MAX_SWAP_SPACE)
         require_choice("prefix_caching_hash_algo", self.prefix_caching_hash_algo, tuple(PREFIX_CACHING_HASH_ALGOS))
         require_int("block_size", self.block_size, 1, 1024)
@@ -242,6 +250,11 @@ class CacheConfig:
         if self.num_gpu_blocks_override is not None:
             # One block is the null block, which holds no tokens.
             require_int("num_gpu_blocks_override", self.num_gpu_blocks_override, 2, 2**31 - 1)
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the cache holds numbers of eight bits."""
+        return self.kv_cache_dtype != "auto"
 
     @property
     def hash_algorithm(self) -> HashAlgorithm:
@@ -325,16 +338,18 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
-    """Where tensors live, and what computes attention there.
+    """Where tensors live, and what computes there.
 
     Attributes:
         device: ``cpu`` or ``cuda``.
         attention_backend: ``triton`` (on CUDA), ``cpu`` (the core's kernels), ``torch`` (anywhere), or ``auto``:
             Triton's or the core's where they can compute. Under ``TRITON_INTERPRET=1`` Triton's run on the CPU.
+        batch_invariant: A request's logits have the same bits in any company.
     """
 
     device: str = "cpu"
     attention_backend: str = "auto"
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         require_choice("device", self.device, DEVICES)
@@ -347,6 +362,12 @@ class DeviceConfig:
             raise ConfigError(
                 "attention_backend is triton, but device is cpu, where its kernels run under TRITON_INTERPRET=1 alone, "
                 "for tests: set attention_backend to cpu, torch or auto"
+            )
+        own = "cpu" if self.device == "cpu" else "triton"
+        if self.batch_invariant and self.attention_backend not in ("auto", own):
+            raise ConfigError(
+                f"batch_invariant is set, but attention_backend is {self.attention_backend}, which sums in an order "
+                f"that depends on the batch: set attention_backend to {own} or auto"
             )
 
 
@@ -373,14 +394,22 @@ class CUDAGraphConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadConfig:
-    """How weights are found: from safetensors, or seeded random ones (``dummy``); and whether a bar shows how far."""
+    """How weights are found, from safetensors or seeded random ones (``dummy``), and how they are kept.
+
+    Attributes:
+        quantization: A name out of ``QUANTIZATIONS`` for the weights of dense layers; None: as the model's dtype.
+        use_tqdm_on_load: Whether a bar, or a line in the log now and then, shows how far loading is.
+    """
 
     load_format: str = "auto"
     download_dir: Path | None = None
+    quantization: str | None = None
     use_tqdm_on_load: bool = True
 
     def __post_init__(self) -> None:
         require_choice("load_format", self.load_format, LOAD_FORMATS)
+        if self.quantization is not None:
+            require_choice("quantization", self.quantization, QUANTIZATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -451,13 +480,39 @@ class EngineConfig:
                 "attention_backend is cpu, which computes in float32 and bfloat16, but dtype is float16: set "
                 "attention_backend to torch or auto, or dtype to bfloat16"
             )
+        if self.load.quantization is not None and self.device.device != "cpu":
+            raise ConfigError(
+                f"quantization is {self.load.quantization}, which only the CPU's kernels compute, but device is "
+                f"{self.device.device}: leave it out, or set device to cpu"
+            )
+        wishes = {"quantization": self.load.quantization, "batch_invariant": self.device.batch_invariant}
+        for name, wish in wishes.items():
+            if wish and self.device.device == "cpu" and self.model.dtype == "float16":
+                raise ConfigError(
+                    f"{name} is for the CPU's kernels, which compute in float32 and bfloat16, but dtype is float16: "
+                    "set dtype to float32 or bfloat16"
+                )
         if (sizes := self.cuda_graphs.capture_sizes) and sizes[-1] > self.scheduler.max_num_seqs:
             raise ConfigError(
                 f"cudagraph_capture_sizes has {sizes[-1]}, but no step has more than max_num_seqs "
                 f"({self.scheduler.max_num_seqs}) requests: leave it out, or raise max_num_seqs"
             )
+        if self.cache.is_fp8:
+            self._check_fp8()
         if self.cache.num_gpu_blocks_override is not None:
             self.check_num_blocks(self.cache.num_gpu_blocks_override)
+
+    def _check_fp8(self) -> None:
+        name, device = self.cache.kv_cache_dtype, self.device.device
+        if device == "cpu" and self.device.attention_backend != "triton":
+            raise ConfigError(
+                f"kv_cache_dtype is {name}, which is for CUDA, but device is cpu: set kv_cache_dtype to auto"
+            )
+        if self.device.attention_backend not in ("auto", "triton"):
+            raise ConfigError(
+                f"kv_cache_dtype is {name}, which Triton's kernels alone read, but attention_backend is "
+                f"{self.device.attention_backend}: set it to auto, or kv_cache_dtype to auto"
+            )
 
     def check_num_blocks(self, num_blocks: int) -> None:
         """Refuse a KV cache in which one request of ``max_model_len`` tokens would not fit.

@@ -22,6 +22,7 @@ from rustvllm.config import (
     LARGEST_MAX_LOGPROBS,
     LOGPROBS_MODES,
     MODEL_IMPLS,
+    QUANTIZATIONS,
     CacheConfig,
     CUDAGraphConfig,
     DeviceConfig,
@@ -124,10 +125,14 @@ class EngineArgs(EngineFlags):
             enable_prefix_caching=self.enable_prefix_caching,
             prefix_caching_hash_algo=self.prefix_caching_hash_algo,
             swap_space=self.swap_space,
+            kv_cache_dtype=self.kv_cache_dtype,
         )
         download_dir = None if self.download_dir is None else Path(self.download_dir).expanduser()
         load = LoadConfig(
-            load_format=self.load_format, download_dir=download_dir, use_tqdm_on_load=self.use_tqdm_on_load
+            load_format=self.load_format,
+            download_dir=download_dir,
+            quantization=self.quantization,
+            use_tqdm_on_load=self.use_tqdm_on_load,
         )
         model = self._create_model_config(device, load)
         return EngineConfig(
@@ -135,7 +140,9 @@ class EngineArgs(EngineFlags):
             cache=cache,
             scheduler=self._create_scheduler_config(usage, device, model.max_model_len),
             parallel=ParallelConfig(),
-            device=DeviceConfig(device=device, attention_backend=self.attention_backend),
+            device=DeviceConfig(
+                device=device, attention_backend=self.attention_backend, batch_invariant=self.batch_invariant
+            ),
             cuda_graphs=self._create_cuda_graph_config(),
             load=load,
             sim=sim,
@@ -203,6 +210,8 @@ class EngineArgs(EngineFlags):
             max_num_batched_tokens=2**24 if self.max_num_batched_tokens is None else self.max_num_batched_tokens,
             **self._scheduler_numbers(),
         )
+        if self.quantization is not None:
+            require_choice("quantization", self.quantization, QUANTIZATIONS)
         self._create_cuda_graph_config()
         CacheConfig(swap_space=self.swap_space, prefix_caching_hash_algo=self.prefix_caching_hash_algo)
         _check_generation_config(self.generation_config)

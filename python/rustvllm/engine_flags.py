@@ -74,9 +74,18 @@ class EngineFlags:
     download_dir: str | None = arg("where to keep downloads (default: HF_HOME's cache)", group="model")
     device: str = arg("auto, cpu or cuda", "auto", group="model")
     attention_backend: str = arg(
-        "triton: on CUDA; cpu: the core's kernels, in float32 and bfloat16; torch: everywhere; auto: the first that can",
+        "triton: on CUDA; cpu: the core's kernels (float32, bfloat16); torch: everywhere; auto: the first that can",
         "auto",
         group="model",
+    )
+    quantization: str | None = arg(
+        "int8: weights of one byte on the CPU, with a scale for each output; int8-g32, int8-g64, int8-g128: for each "
+        "output and group of inputs",
+        group="model",
+    )
+    batch_invariant: bool = arg("a request's logits have the same bits alone and in any company", False, group="model")
+    kv_cache_dtype: str = arg(
+        "auto: as the model computes; fp8 (fp8_e4m3): eight bits a number, on CUDA", "auto", group="cache"
     )
     block_size: int = arg("tokens of one KV block", 16, type=parse_number, group="cache")
     gpu_memory_utilization: float = arg("share of the GPU's memory to use", 0.9, type=float, group="cache")

@@ -18,8 +18,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "distributed_executor_backend": (None, "uni"),
-    "quantization": (None,),
-    "kv_cache_dtype": ("auto",),
     "speculative_config": (None,),
     "enable_lora": (False,),
     "structured_outputs_config": (None,),

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from rustvllm.architectures import SUPPORTED_ARCHITECTURES
 from rustvllm.exceptions import ConfigError, ModelLoadError
-from rustvllm.model_config import SUPPORTED_ARCHITECTURES, read_model_config, resolve_dtype
+from rustvllm.model_config import read_model_config, resolve_dtype
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -67,7 +68,7 @@ def test_model_type_stands_for_a_missing_architecture(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["FrogForImages"]}, "FrogForImages; supported are GPT2LMHeadModel, LlamaForCausalLM"),
+        ({"architectures": ["FrogForImages"]}, "FrogForImages; supported are GPT2LMHeadModel, GPTNeoXForCausalLM"),
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "it keeps a recurrent state"),
         ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "ALiBi biases are added inside"),
         ({"architectures": ["BartForCausalLM"], "is_encoder_decoder": True}, "an encoder and a decoder"),

@@ -44,6 +44,36 @@ impl Simd for Avx2 {
         avx2!(_mm256_storeu_ps(to, x));
     }
     #[inline(always)]
+    unsafe fn store_bf16(to: *mut bf16, x: __m256) {
+        avx2!({
+            let bits = _mm256_castps_si256(x);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+            let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+            let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+            let halves = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, is_nan));
+            let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
+            _mm_storeu_si128(to.cast(), _mm_packus_epi32(low, high));
+        });
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> __m256 {
+        avx2!(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn load_pair_bf16(from: *const u16) -> [__m256; 2] {
+        avx2!({
+            let pairs = _mm256_loadu_si256(from.cast());
+            let odd = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)), _mm256_castsi256_ps(odd)]
+        })
+    }
+    #[inline(always)]
+    fn prefetch(from: *const u8) {
+        // SAFETY: any machine with AVX2 has it, and it touches nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+    }
+    #[inline(always)]
     unsafe fn add(a: __m256, b: __m256) -> __m256 {
         avx2!(_mm256_add_ps(a, b))
     }

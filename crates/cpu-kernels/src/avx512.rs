@@ -44,6 +44,35 @@ impl Simd for Avx512 {
         avx512!(_mm512_storeu_ps(to, x));
     }
     #[inline(always)]
+    unsafe fn store_bf16(to: *mut bf16, x: __m512) {
+        avx512!({
+            let bits = _mm512_castps_si512(x);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+            let halves = _mm512_srli_epi32::<16>(_mm512_mask_mov_epi32(rounded, is_nan, quiet));
+            _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(halves));
+        });
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> __m512 {
+        avx512!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn load_pair_bf16(from: *const u16) -> [__m512; 2] {
+        avx512!({
+            let pairs = _mm512_loadu_si512(from.cast());
+            let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(odd)]
+        })
+    }
+    #[inline(always)]
+    fn prefetch(from: *const u8) {
+        // SAFETY: any machine with AVX-512 has it, and it touches nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+    }
+    #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {
         avx512!(_mm512_add_ps(a, b))
     }

@@ -6,10 +6,13 @@ use half::bf16;
 
 use crate::{
     element::Element,
+    finish::{self, FinishFn},
+    norm::{self, NormFn},
+    product::{self, PANEL_VECTORS, Products},
     tile::{self, TileFn},
 };
 
-/// A compiled form of the kernel.
+/// A compiled form of the kernels.
 #[derive(Debug)]
 pub struct Kernel {
     name: &'static str,
@@ -17,6 +20,11 @@ pub struct Kernel {
     is_detected: fn() -> bool,
     pub(crate) tile_f32: TileFn<f32>,
     pub(crate) tile_bf16: TileFn<bf16>,
+    pub(crate) products: &'static Products,
+    pub(crate) finish_f32: FinishFn<f32>,
+    pub(crate) finish_bf16: FinishFn<bf16>,
+    pub(crate) norm_f32: NormFn<f32>,
+    pub(crate) norm_bf16: NormFn<bf16>,
 }
 
 /// All forms, best first.
@@ -32,6 +40,11 @@ static KERNELS: &[Kernel] = &[
         },
         tile_f32: tile::avx512_f32,
         tile_bf16: tile::avx512_bf16,
+        products: product::AVX512,
+        finish_f32: finish::avx512_f32,
+        finish_bf16: finish::avx512_bf16,
+        norm_f32: norm::avx512_f32,
+        norm_bf16: norm::avx512_bf16,
     },
     #[cfg(target_arch = "x86_64")]
     Kernel {
@@ -40,6 +53,11 @@ static KERNELS: &[Kernel] = &[
         is_detected: || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
         tile_f32: tile::avx2_f32,
         tile_bf16: tile::avx2_bf16,
+        products: product::AVX2,
+        finish_f32: finish::avx2_f32,
+        finish_bf16: finish::avx2_bf16,
+        norm_f32: norm::avx2_f32,
+        norm_bf16: norm::avx2_bf16,
     },
     Kernel {
         name: "portable",
@@ -47,6 +65,11 @@ static KERNELS: &[Kernel] = &[
         is_detected: || true,
         tile_f32: tile::portable_f32,
         tile_bf16: tile::portable_bf16,
+        products: product::PORTABLE,
+        finish_f32: finish::portable_f32,
+        finish_bf16: finish::portable_bf16,
+        norm_f32: norm::portable_f32,
+        norm_bf16: norm::portable_bf16,
     },
     Kernel {
         name: "scalar",
@@ -54,6 +77,11 @@ static KERNELS: &[Kernel] = &[
         is_detected: || true,
         tile_f32: tile::scalar_f32,
         tile_bf16: tile::scalar_bf16,
+        products: product::SCALAR,
+        finish_f32: finish::scalar_f32,
+        finish_bf16: finish::scalar_bf16,
+        norm_f32: norm::scalar_f32,
+        norm_bf16: norm::scalar_bf16,
     },
 ];
 
@@ -69,6 +97,17 @@ impl Kernel {
     pub fn best(head_dim: usize) -> &'static Self {
         let fitting = Self::available().iter().find(|kernel| kernel.takes(head_dim));
         fitting.unwrap_or(&&KERNELS[KERNELS.len() - 1])
+    }
+
+    /// The best kernel for products, which take any size.
+    #[must_use]
+    pub fn best_for_products() -> &'static Self {
+        Self::available()[0]
+    }
+
+    /// Outputs of a panel of packed weights.
+    pub(crate) fn panel(&self) -> usize {
+        PANEL_VECTORS * self.lanes
     }
 
     /// `avx512`, `avx2`, `portable` or `scalar`.

@@ -41,6 +41,24 @@ impl<const N: usize> Simd for Portable<N> {
         unsafe { to.cast::<[f32; N]>().write_unaligned(x) }
     }
     #[inline(always)]
+    unsafe fn store_bf16(to: *mut bf16, x: [f32; N]) {
+        // SAFETY: the caller promises N writable elements.
+        unsafe { to.cast::<[bf16; N]>().write_unaligned(x.map(bf16::from_f32)) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> [f32; N] {
+        // SAFETY: the caller promises N readable elements.
+        unsafe { from.cast::<[i8; N]>().read_unaligned() }.map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn load_pair_bf16(from: *const u16) -> [[f32; N]; 2] {
+        // SAFETY: the caller promises twice N readable elements.
+        let pairs = unsafe { from.cast::<[[u16; 2]; N]>().read_unaligned() };
+        [0, 1].map(|place| pairs.map(|pair| f32::from_bits(u32::from(pair[place]) << 16)))
+    }
+    #[inline(always)]
+    fn prefetch(_from: *const u8) {}
+    #[inline(always)]
     unsafe fn add(a: [f32; N], b: [f32; N]) -> [f32; N] {
         std::array::from_fn(|i| a[i] + b[i])
     }

@@ -28,6 +28,14 @@ pub(crate) trait Simd {
     unsafe fn load(from: *const f32) -> Self::V;
     unsafe fn load_bf16(from: *const bf16) -> Self::V;
     unsafe fn store(to: *mut f32, x: Self::V);
+    /// The nearest numbers of 16 bits, ties to even; what is not a number stays none.
+    unsafe fn store_bf16(to: *mut bf16, x: Self::V);
+    /// `LANES` whole numbers.
+    unsafe fn load_i8(from: *const i8) -> Self::V;
+    /// Twice `LANES` numbers of 16 bits: those at even places, then those at odd ones.
+    unsafe fn load_pair_bf16(from: *const u16) -> [Self::V; 2];
+    /// Ask for the line at `from`, which need not be memory of this process.
+    fn prefetch(from: *const u8);
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;

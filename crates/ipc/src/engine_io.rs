@@ -292,7 +292,7 @@ impl EngineIo {
             };
             match client {
                 Some(client) => {
-                    if output.error == RequestError::StepFailed {
+                    if matches!(output.error, RequestError::StepFailed | RequestError::ProcessorFailed) {
                         client.explain(&self.step_error.lock().unwrap_or_else(PoisonError::into_inner));
                     }
                     if client.push(&output) {

@@ -8,11 +8,11 @@ use ::cpu_kernels::{
 };
 use pyo3::{
     buffer::{self, PyBuffer},
-    exceptions::{PyOSError, PyTypeError, PyValueError},
+    exceptions::{PyTypeError, PyValueError},
     prelude::*,
 };
 
-use crate::buffers::native_buffer;
+use crate::{buffers::native_buffer, cpu_threads::ThreadsOrNumber};
 
 /// Multiplications, about 20 µs of them, from which on other threads of Python get their turn meanwhile.
 const MIN_WORK_TO_DETACH: usize = 1 << 18;
@@ -22,7 +22,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<CpuAttentionPlan>()
 }
 
-/// Makes the plans of an engine's steps, and owns the threads that compute them.
+/// Makes the plans of an engine's steps, and knows the threads that compute them.
 #[pyclass(frozen, module = "rustvllm._core")]
 struct CpuAttention {
     threads: Arc<Threads>,
@@ -31,16 +31,8 @@ struct CpuAttention {
 #[pymethods]
 impl CpuAttention {
     #[new]
-    fn new(num_threads: usize) -> PyResult<Self> {
-        const MAX_THREADS: usize = 1024;
-        if num_threads == 0 || num_threads > MAX_THREADS {
-            let message =
-                format!("num_threads is {num_threads}, but it must lie between 1 and {MAX_THREADS}");
-            return Err(PyValueError::new_err(message));
-        }
-        let threads = Threads::new(num_threads)
-            .map_err(|error| PyOSError::new_err(format!("cannot start {num_threads} threads: {error}")))?;
-        Ok(Self { threads: Arc::new(threads) })
+    fn new(threads: ThreadsOrNumber<'_>) -> PyResult<Self> {
+        Ok(Self { threads: threads.threads()? })
     }
 
     #[getter]

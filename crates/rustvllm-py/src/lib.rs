@@ -9,8 +9,10 @@ mod bench_serve;
 mod buffers;
 mod client;
 mod config;
+mod cpu_threads;
 mod errors;
 mod handle;
+mod linear;
 mod logprobs;
 mod output_processor;
 mod request_arguments;
@@ -37,7 +39,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     output_processor::register(module)?;
     client::register(module)?;
     server::register(module)?;
+    cpu_threads::register(module)?;
     attention::register(module)?;
+    linear::register(module)?;
     bench::register(module)?;
     bench_serve::register(module)
 }

@@ -91,7 +91,7 @@ class UniProcExecutor:
         Raises:
             ModelLoadError: a CUDA graph cannot be captured.
         """
-        self._runner.profile_run([1, 1, 3], self._worker.dtype)
+        self._runner.profile_run([1, 1, 3], self._worker.cache_dtype)
         self._worker.capture_graphs()
 
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:

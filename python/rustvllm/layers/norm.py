@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rustvllm.layers.fused import runs_fused
 from rustvllm.layers.linear import empty_parameter
 
 
@@ -43,6 +44,10 @@ class RMSNorm(nn.Module):
         self.weight = empty_parameter(hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:  # [..., hidden_size] -> the same
+        if runs_fused(x):
+            from rustvllm.kernels.norm import rms_norm
+
+            return rms_norm(x, self.weight, self.eps)
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         x32 = x.to(torch.float32)
@@ -59,5 +64,9 @@ class GemmaRMSNorm(nn.Module):
         self.weight = empty_parameter(hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:  # [..., hidden_size] -> the same
+        if runs_fused(x):
+            from rustvllm.kernels.norm import rms_norm
+
+            return rms_norm(x, self.weight, self.eps, weight_offset=1.0)
         weight = self.weight.to(torch.float32) + 1.0
         return F.rms_norm(x.to(torch.float32), weight.shape, weight, self.eps).to(x.dtype)

@@ -221,6 +221,12 @@ class TransformersForCausalLM(CausalLM):
         """See ``CausalLM.tied_tensors``."""
         return {self._without_prefix(alias): self._without_prefix(name) for alias, name in self._tied.items()}
 
+    @property
+    def tied_embedding(self) -> Tensor | None:
+        """See ``CausalLM.tied_embedding``."""
+        is_tied = self.embed_tokens_name in self.tied_tensors().values()
+        return self.embed_tokens.weight if is_tied else None
+
     def untie(self, name: str) -> Tensor:
         """See ``CausalLM.untie``."""
         alias = next(alias for alias in self._tied if self._without_prefix(alias) == name)

@@ -121,6 +121,8 @@ class ProcessorBatch:
                 processor.validate_params(request.params)
             except Exception as error:  # noqa: BLE001 -- the request is refused, with the processor's own words
                 request.failure = f"{type(processor).__name__}: {error}"
+                request.params = SamplingParams()  # it has a place until the step is over, and asks for nothing there
+                break
         self._by_row[row] = request
 
     def drop(self, rows: npt.NDArray[np.int32]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rustvllm.layers.fused import runs_fused
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.penalties import apply_penalties
 from rustvllm.sample.random import counter_uniform
@@ -116,6 +117,10 @@ def _draw(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         apply_min_p(logits, metadata.min_p)
     if metadata.top_k is not None or metadata.top_p is not None:
         apply_top_k_top_p(logits, metadata.top_k, metadata.top_p)
+    if runs_fused(logits):
+        from rustvllm.kernels.draw import draw
+
+        return draw(logits.contiguous(), metadata.seeds, metadata.positions)
     drawn, is_drawn = _invert(logits.softmax(dim=-1), counter_uniform(metadata.seeds, metadata.positions))
     # A row without a finite distribution (NaN, infinite logits) falls back on its argmax.
     if logits.device.type == "cpu" and bool(is_drawn.all()):
@@ -178,6 +183,11 @@ def apply_top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None
         top_k: int64 ``[m]``, 0 or less = off.
         top_p: float32 ``[m]``, 1 or more = off.
     """
+    if runs_fused(logits) and logits.is_contiguous():
+        from rustvllm.kernels import truncation
+
+        truncation.apply_top_k_top_p(logits, top_k, top_p)
+        return
     vocab_size = logits.shape[-1]
     num_rows = logits.shape[0]
     k = logits.new_full((num_rows,), vocab_size, dtype=torch.int64)

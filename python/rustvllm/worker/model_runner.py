@@ -157,7 +157,7 @@ class GPUModelRunner:
         if executed is None:
             raise SchedulerStateError(STATE_ERROR)
         if executed.logits is None:
-            return self._hand_over(executed, torch.empty(0, dtype=torch.int32, device=self.device), None)
+            return self._hand_over(executed, torch.empty(0, dtype=torch.int32, device=self.device))
         wanted = executed.metadata.logprobs
         # The sampler may write into the logits.
         raw = None if wanted is None else raw_logprobs(executed.logits, wanted)
@@ -302,7 +302,10 @@ class GPUModelRunner:
         return rejected if rejected.any() else None
 
     def _hand_over(
-        self, executed: _ExecutedStep, token_ids: Tensor, logprobs: LogprobsArrays | None
+        self,
+        executed: _ExecutedStep,
+        token_ids: Tensor,
+        logprobs: LogprobsArrays | None = None,
     ) -> ModelRunnerOutput | DeviceStepOutput:
         """What was sampled, as soon as the device has it: int32 ``[num_sampled]``."""
         processors = executed.metadata.processors

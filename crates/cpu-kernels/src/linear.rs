@@ -1,0 +1,323 @@
+//! Products with packed weights: `out = activation(x · weightᵀ + bias) + residual`, for any number of rows.
+//!
+//! The bits of a row do not depend on the others: see [`crate::product`]. Up to [`ROW_BLOCK`] rows are computed with one
+//! reading of the weights, a panel at a time; a thread takes the next panel, or some rows of it where there are fewer
+//! panels than would keep all threads busy.
+
+use std::cell::RefCell;
+
+use crate::{
+    attention::TokenRows,
+    element::Element,
+    finish::{Activation, Finish},
+    lines::Lines,
+    packed::{LinearError, PackedLinear, WeightKind},
+    product::{CHUNK, Product, ProductFn, Products},
+    threads::Threads,
+};
+
+/// Rows that are computed with one reading of the weights: their activations, a chunk at a time, stay near.
+const ROW_BLOCK: usize = 256;
+/// Multiplications below which nobody is woken.
+const MIN_SHARED_WORK: usize = 1 << 16;
+/// Activations below which nobody is asked to help arrange them.
+const MIN_SHARED_ROWS: usize = 1 << 16;
+/// With fewer tiles of rows, narrow weights are widened for each; with more, once for all.
+const MIN_TILES_TO_WIDEN: usize = 3;
+/// Parts of a product that each thread should have, so that none waits long for another.
+const PARTS_PER_THREAD: usize = 4;
+
+/// What is added to the outputs.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Residual<'a, O> {
+    /// Nothing.
+    #[default]
+    None,
+    /// These rows.
+    Rows(TokenRows<'a, O>),
+    /// What `out` holds before.
+    Out,
+}
+
+/// What follows the product.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Epilogue<'a, O> {
+    /// Applied after the bias.
+    pub activation: Activation,
+    /// Added last.
+    pub residual: Residual<'a, O>,
+}
+
+/// Rows of a product's output.
+#[derive(Debug)]
+pub struct OutRows<'a, O> {
+    /// From the first element of the first row to the last of the last, or more.
+    pub data: &'a mut [O],
+    /// Elements from one row to the next.
+    pub stride: usize,
+}
+
+/// Multiplications that a product takes.
+#[must_use]
+pub fn work(layer: &PackedLinear, num_rows: usize) -> usize {
+    num_rows.saturating_mul(layer.out_features * layer.in_features)
+}
+
+/// `out = activation(x · weightᵀ + bias) + residual`.
+///
+/// # Errors
+///
+/// Arrays that do not fit, or a weight that is not wholly packed; nothing is written then.
+pub fn linear<X: Element, O: Element>(
+    layer: &PackedLinear,
+    x: TokenRows<'_, X>,
+    num_rows: usize,
+    epilogue: &Epilogue<'_, O>,
+    threads: &Threads,
+    out: OutRows<'_, O>,
+) -> Result<(), LinearError> {
+    layer.check_packed()?;
+    check_rows("x", x.data.len(), x.stride, num_rows, layer.in_features)?;
+    check_rows("out", out.data.len(), out.stride, num_rows, layer.out_features)?;
+    let target = out.data.as_mut_ptr();
+    let (residual, residual_stride) = match epilogue.residual {
+        Residual::None => (std::ptr::null(), 0),
+        Residual::Out => (target.cast_const(), out.stride),
+        Residual::Rows(rows) => {
+            check_rows("residual", rows.data.len(), rows.stride, num_rows, layer.out_features)?;
+            (rows.data.as_ptr(), rows.stride)
+        }
+    };
+    if num_rows == 0 {
+        return Ok(());
+    }
+    let num_blocks = num_rows.div_ceil(ROW_BLOCK);
+    let is_shared = work(layer, num_rows) >= MIN_SHARED_WORK;
+    ARRANGED.with_borrow_mut(|arranged| {
+        for block in 0..num_blocks {
+            let rows = num_rows * block / num_blocks..num_rows * (block + 1) / num_blocks;
+            let x = TokenRows { data: &x.data[rows.start * x.stride..], stride: x.stride };
+            let a = match X::as_f32(x.data) {
+                // One row lies as chunks do.
+                Some(data) if rows.len() == 1 => data.as_ptr(),
+                _ => arrange(&x, rows.len(), layer.in_features, threads, arranged)?,
+            };
+            let whole = Block {
+                layer,
+                products: layer.kernel.products,
+                a,
+                num_rows: rows.len(),
+                activation: epilogue.activation,
+                residual: if residual.is_null() {
+                    residual
+                } else {
+                    residual.wrapping_add(rows.start * residual_stride)
+                },
+                residual_stride,
+                out: target.wrapping_add(rows.start * out.stride),
+                out_stride: out.stride,
+            };
+            let num_tiles = rows.len().div_ceil(whole.tile_rows());
+            let num_panels = layer.num_panels();
+            // Rows are shared out only where panels are too few, for each part reads its panel anew.
+            let splits = (PARTS_PER_THREAD * threads.num_threads()).div_ceil(num_panels).clamp(1, num_tiles);
+            threads.for_each(num_panels * splits, is_shared, |part| {
+                let (panel, split) = (part / splits, part % splits);
+                let tiles = num_tiles * split / splits..num_tiles * (split + 1) / splits;
+                let start = |tile: usize| rows.len() * tile / num_tiles;
+                SCRATCH.with_borrow_mut(|scratch| {
+                    // SAFETY: a kernel is only reachable where it was detected; `check_rows` saw that all rows lie in their
+                    // arrays; parts do not overlap, so no two write the same output, and what is read is not written but
+                    // for a residual, which is read by the part that writes its place.
+                    unsafe { whole.compute(panel, tiles, start, scratch) };
+                });
+            });
+        }
+        Ok(())
+    })
+}
+
+/// Whether an array has room for rows.
+pub(crate) fn check_rows(
+    name: &'static str,
+    found: usize,
+    stride: usize,
+    num_rows: usize,
+    row: usize,
+) -> Result<(), LinearError> {
+    if num_rows > 1 && stride < row {
+        return Err(LinearError::Stride { name, stride, row });
+    }
+    let expected = num_rows.checked_sub(1).map_or(Some(0), |last| last.checked_mul(stride)?.checked_add(row));
+    let expected = expected.unwrap_or(usize::MAX);
+    if found < expected {
+        return Err(LinearError::Length { name, found, expected });
+    }
+    Ok(())
+}
+
+thread_local! {
+    /// Activations as the product reads them: of a calling thread.
+    static ARRANGED: RefCell<Option<Lines>> = const { RefCell::new(None) };
+    /// Of any thread.
+    static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Box::new(Scratch {
+        sums: [[0.0; MAX_PANEL]; ROW_BLOCK],
+        wide: [[0.0; MAX_PANEL]; CHUNK],
+    }));
+}
+
+/// The most outputs of a panel that any kernel has.
+const MAX_PANEL: usize = 32;
+
+/// Memory of one thread, used again by every part; each array begins with a line.
+#[repr(C, align(64))]
+struct Scratch {
+    sums: [[f32; MAX_PANEL]; ROW_BLOCK],
+    wide: [[f32; MAX_PANEL]; CHUNK],
+}
+
+/// Put rows into chunks, `[chunk][row][CHUNK]`, as 32 bits: rows of a tile then lie side by side wherever they came from,
+/// and on addresses that do not compete for the same few places of the nearest cache.
+fn arrange<X: Element>(
+    x: &TokenRows<'_, X>,
+    num_rows: usize,
+    row: usize,
+    threads: &Threads,
+    arranged: &mut Option<Lines>,
+) -> Result<*const f32, LinearError> {
+    let num_chunks = row.div_ceil(CHUNK);
+    let num_bytes = num_chunks * CHUNK * num_rows * 4;
+    let memory = LinearError::Memory { num_bytes, out_features: num_rows, in_features: row };
+    let start = Lines::at_least(num_bytes, arranged).ok_or(memory)?.as_mut_slice::<f32>().as_mut_ptr();
+    let target = Target(start);
+    threads.for_each(num_chunks, num_rows * row >= MIN_SHARED_ROWS, |chunk| {
+        let inputs = chunk * CHUNK..row.min((chunk + 1) * CHUNK);
+        for i in 0..num_rows {
+            let from = &x.data[i * x.stride..][inputs.clone()];
+            // SAFETY: the place of this row in this chunk, which no other part writes.
+            let to = unsafe {
+                std::slice::from_raw_parts_mut(target.at((chunk * num_rows + i) * CHUNK), from.len())
+            };
+            match X::as_f32(from) {
+                Some(from) => to.copy_from_slice(from),
+                None => to.iter_mut().zip(from).for_each(|(to, x)| *to = x.widen()),
+            }
+        }
+    });
+    Ok(start.cast_const())
+}
+
+/// Memory that parts write at different places.
+struct Target(*mut f32);
+
+// SAFETY: the parts see to it, see `arrange`.
+unsafe impl Sync for Target {}
+
+impl Target {
+    fn at(&self, offset: usize) -> *mut f32 {
+        self.0.wrapping_add(offset)
+    }
+}
+
+/// Some rows of a product.
+struct Block<'a, O> {
+    layer: &'a PackedLinear,
+    products: &'static Products,
+    /// `[chunk][row][CHUNK]`
+    a: *const f32,
+    num_rows: usize,
+    activation: Activation,
+    /// First row, first output; null: none.
+    residual: *const O,
+    residual_stride: usize,
+    out: *mut O,
+    out_stride: usize,
+}
+
+// SAFETY: everything but `out` is only read; of `out` each part writes its own rows of its own panel.
+unsafe impl<O: Element> Sync for Block<'_, O> {}
+
+impl<O: Element> Block<'_, O> {
+    /// The most rows that are summed in registers at once.
+    fn tile_rows(&self) -> usize {
+        self.products.f32.len()
+    }
+
+    /// One panel's outputs for some tiles of rows; tile `t` begins with row `start(t)`.
+    ///
+    /// # Safety
+    ///
+    /// Rows and panel lie in the arrays, and no other thread touches these outputs.
+    unsafe fn compute(
+        &self,
+        panel: usize,
+        tiles: std::ops::Range<usize>,
+        start: impl Fn(usize) -> usize,
+        scratch: &mut Scratch,
+    ) {
+        let (layer, products) = (self.layer, self.products);
+        let outputs = layer.kernel.panel();
+        let (num_k, step) = (layer.in_features, layer.step());
+        let first_row = start(tiles.start);
+        let num_rows = start(tiles.end) - first_row;
+        debug_assert!(num_rows <= ROW_BLOCK && outputs <= MAX_PANEL);
+        let sums = scratch.sums.as_mut_ptr().cast::<f32>();
+        let weights = layer.panel_weights(panel);
+        let (direct, widened, widen): (&[ProductFn], &[ProductFn], _) = match layer.kind {
+            WeightKind::F32 => (products.f32, products.f32, None),
+            WeightKind::Bf16 => (products.bf16, products.f32, Some(products.widen_bf16)),
+            WeightKind::Int8 { .. } => (products.int8, products.wide_int8, Some(products.widen_int8)),
+        };
+        let widen = widen.filter(|_| tiles.len() >= MIN_TILES_TO_WIDEN);
+        // With one tile the weights are read once, whatever their number; several read each chunk again while it is near.
+        let together = if tiles.len() == 1 { num_k } else { CHUNK };
+        for k in (0..num_k).step_by(together) {
+            let len = together.min(num_k - k);
+            let mut b = weights.wrapping_add(k * step);
+            let mut forms = direct;
+            if let Some(widen) = widen {
+                // SAFETY: the panel has `len` more inputs, and `wide` room for a chunk of them.
+                unsafe { widen(b, len, scratch.wide.as_mut_ptr().cast()) };
+                (b, forms) = (scratch.wide.as_ptr().cast(), widened);
+            }
+            for tile in tiles.clone() {
+                let rows = start(tile)..start(tile + 1);
+                let what = Product {
+                    a: self.a.wrapping_add(k / CHUNK * CHUNK * self.num_rows + rows.start * CHUNK),
+                    chunk_stride: self.num_rows * CHUNK,
+                    first_k: k,
+                    num_k: len,
+                    b,
+                    c: sums.wrapping_add((rows.start - first_row) * outputs),
+                    scales: layer.panel_scales(panel),
+                    group_size: layer.group_size(),
+                };
+                // SAFETY: a tile has at least one row and at most as many as there are forms; its activations are in `a`,
+                // its sums in `sums`, the weights of `len` inputs at `b`.
+                unsafe { forms[rows.len() - 1](&what) };
+            }
+        }
+        let first_output = panel * outputs;
+        let offset = |start: *const O, stride: usize| start.wrapping_add(first_row * stride + first_output);
+        let finish = Finish {
+            sums,
+            num_rows,
+            num_outputs: outputs.min(layer.out_features - first_output),
+            bias: layer
+                .bias
+                .as_ref()
+                .map_or(std::ptr::null(), |bias| bias.as_slice::<f32>()[first_output..].as_ptr()),
+            activation: self.activation,
+            residual: if self.residual.is_null() {
+                self.residual
+            } else {
+                offset(self.residual, self.residual_stride)
+            },
+            residual_stride: self.residual_stride,
+            out: offset(self.out, self.out_stride).cast_mut(),
+            out_stride: self.out_stride,
+        };
+        // SAFETY: sums, bias, residual and outputs of these rows are there, by the caller's promise.
+        unsafe { O::finish_of(layer.kernel)(&finish) };
+    }
+}

@@ -1,0 +1,529 @@
+//! Weights of a linear layer, packed once into the order in which products read them.
+//!
+//! The outputs are cut into panels of twice the lanes of the kernel (32 with AVX-512, 16 with AVX2); a panel holds, for one
+//! input after the other, the weights of its outputs side by side, so that a product reads it from its first byte to its
+//! last. What the last panel lacks is zeros. In a panel of `bf16` outputs `i` and `i + lanes` are neighbours: one vector of
+//! memory becomes two of numbers without moving any across lanes.
+
+use half::bf16;
+use thiserror::Error;
+
+use crate::{
+    kernel::Kernel,
+    lines::{Lines, Plain},
+    threads::Threads,
+};
+
+/// The most inputs or outputs of a layer.
+pub const MAX_FEATURES: usize = 1 << 24;
+/// Weights below which nobody is woken to pack.
+const MIN_SHARED_WEIGHTS: usize = 1 << 16;
+
+/// What is wrong with a layer, its weights or the arrays of a product.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum LinearError {
+    /// A size that is 0 or too large.
+    #[error("{name} is {value}, but it must lie between 1 and {most}")]
+    Size {
+        /// What.
+        name: &'static str,
+        /// How large.
+        value: usize,
+        /// The limit.
+        most: usize,
+    },
+    /// A group size for weights that have no scales.
+    #[error("group_size is {group_size}, but only int8 weights have groups")]
+    Group {
+        /// As given.
+        group_size: usize,
+    },
+    /// No memory for the weights.
+    #[error(
+        "{num_bytes} bytes for {out_features} x {in_features} weights cannot be had; fewer bits per weight take fewer"
+    )]
+    Memory {
+        /// What they need.
+        num_bytes: usize,
+        /// Outputs.
+        out_features: usize,
+        /// Inputs.
+        in_features: usize,
+    },
+    /// An array with too few or too many elements.
+    #[error("{name} has {found} elements, but {expected} are needed")]
+    Length {
+        /// The array.
+        name: &'static str,
+        /// Its elements.
+        found: usize,
+        /// What it should have.
+        expected: usize,
+    },
+    /// Rows that lie closer together than they are long.
+    #[error("rows of {name} lie {stride} elements apart, but each has {row}")]
+    Stride {
+        /// The array.
+        name: &'static str,
+        /// Elements from one row to the next.
+        stride: usize,
+        /// Elements of a row.
+        row: usize,
+    },
+    /// Rows of weights that the layer does not have.
+    #[error("rows {first} to {end} (excluded) of the weight are given, but it has {out_features}")]
+    Rows {
+        /// The first.
+        first: usize,
+        /// The one after the last.
+        end: usize,
+        /// What there is.
+        out_features: usize,
+    },
+    /// A product before all rows are packed.
+    #[error("{missing} of the weight's {out_features} rows have not been packed")]
+    NotPacked {
+        /// How many.
+        missing: usize,
+        /// What there is.
+        out_features: usize,
+    },
+    /// A weight that cannot be rounded to 8 bits.
+    #[error("row {row} of the weight has an element that is not finite, which int8 cannot hold")]
+    NotFinite {
+        /// Which.
+        row: usize,
+    },
+}
+
+/// How weights are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightKind {
+    /// 32 bits.
+    F32,
+    /// The upper 16 bits of those.
+    Bf16,
+    /// Whole numbers of 8 bits, times a scale per output and group of inputs.
+    Int8 {
+        /// Inputs that share a scale; the last group may have fewer.
+        group_size: usize,
+    },
+}
+
+/// A matrix somewhere in memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrix<'a, T> {
+    start: *const T,
+    num_rows: usize,
+    num_columns: usize,
+    row_stride: isize,
+    column_stride: isize,
+    memory: std::marker::PhantomData<&'a [T]>,
+}
+
+// SAFETY: it is only read.
+unsafe impl<T: Sync> Sync for Matrix<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Send for Matrix<'_, T> {}
+
+impl<'a, T: Copy> Matrix<'a, T> {
+    /// Rows side by side.
+    ///
+    /// # Errors
+    ///
+    /// Not as many elements.
+    pub fn new(data: &'a [T], num_rows: usize, num_columns: usize) -> Result<Self, LinearError> {
+        if num_rows.checked_mul(num_columns) != Some(data.len()) {
+            let expected = num_rows.saturating_mul(num_columns);
+            return Err(LinearError::Length { name: "the matrix", found: data.len(), expected });
+        }
+        // SAFETY: the slice has all of them.
+        Ok(unsafe { Self::from_raw(data.as_ptr(), num_rows, num_columns, num_columns as isize, 1) })
+    }
+
+    /// Element (i, j) lies `i · row_stride + j · column_stride` elements from `start`.
+    ///
+    /// # Safety
+    ///
+    /// All of them may be read while the matrix lives, and nobody writes them.
+    #[must_use]
+    pub unsafe fn from_raw(
+        start: *const T,
+        num_rows: usize,
+        num_columns: usize,
+        row_stride: isize,
+        column_stride: isize,
+    ) -> Self {
+        let memory = std::marker::PhantomData;
+        Self { start, num_rows, num_columns, row_stride, column_stride, memory }
+    }
+
+    fn get(&self, row: usize, column: usize) -> T {
+        debug_assert!(row < self.num_rows && column < self.num_columns);
+        // SAFETY: the promise of `from_raw`.
+        unsafe { *self.start.offset(row as isize * self.row_stride + column as isize * self.column_stride) }
+    }
+}
+
+/// What a weight is given as.
+pub trait WeightElement: Copy + Send + Sync {
+    /// The number as 32 bits, exactly.
+    fn widen(self) -> f32;
+}
+
+impl WeightElement for f32 {
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl WeightElement for bf16 {
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+/// The weights of a linear layer, and its bias.
+#[derive(Debug)]
+pub struct PackedLinear {
+    pub(crate) kernel: &'static Kernel,
+    pub(crate) out_features: usize,
+    pub(crate) in_features: usize,
+    pub(crate) kind: WeightKind,
+    pub(crate) weights: Lines,
+    /// `[panel][group][output]`; empty where weights have no scales.
+    pub(crate) scales: Lines,
+    /// Padded to whole panels.
+    pub(crate) bias: Option<Lines>,
+    is_packed: Vec<bool>,
+    num_packed: usize,
+}
+
+impl PackedLinear {
+    /// Room for a weight `[out_features, in_features]`, for the best kernel of this machine.
+    ///
+    /// # Errors
+    ///
+    /// Sizes outside 1 to [`MAX_FEATURES`], or not as much memory.
+    pub fn new(out_features: usize, in_features: usize, kind: WeightKind) -> Result<Self, LinearError> {
+        Self::for_kernel(Kernel::best_for_products(), out_features, in_features, kind)
+    }
+
+    /// The same for one of [`Kernel::available`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn for_kernel(
+        kernel: &'static Kernel,
+        out_features: usize,
+        in_features: usize,
+        kind: WeightKind,
+    ) -> Result<Self, LinearError> {
+        for (name, value) in [("out_features", out_features), ("in_features", in_features)] {
+            if value == 0 || value > MAX_FEATURES {
+                return Err(LinearError::Size { name, value, most: MAX_FEATURES });
+            }
+        }
+        let (bytes, num_groups) = match kind {
+            WeightKind::F32 => (4, 0),
+            WeightKind::Bf16 => (2, 0),
+            WeightKind::Int8 { group_size } => {
+                if group_size == 0 || group_size > MAX_FEATURES {
+                    let name = "group_size";
+                    return Err(LinearError::Size { name, value: group_size, most: MAX_FEATURES });
+                }
+                (1, in_features.div_ceil(group_size))
+            }
+        };
+        // With both at most 2²⁴, no product here leaves 64 bits.
+        let padded = out_features.next_multiple_of(kernel.panel());
+        let num_bytes = padded * in_features * bytes + padded * num_groups * 4;
+        let memory = || LinearError::Memory { num_bytes, out_features, in_features };
+        let weights = Lines::new(padded * in_features * bytes).ok_or_else(memory)?;
+        let scales = Lines::new(padded * num_groups * 4).ok_or_else(memory)?;
+        let is_packed = vec![false; out_features];
+        let (bias, num_packed) = (None, 0);
+        Ok(Self { kernel, out_features, in_features, kind, weights, scales, bias, is_packed, num_packed })
+    }
+
+    /// Outputs.
+    #[must_use]
+    pub fn out_features(&self) -> usize {
+        self.out_features
+    }
+
+    /// Inputs.
+    #[must_use]
+    pub fn in_features(&self) -> usize {
+        self.in_features
+    }
+
+    /// How weights are kept.
+    #[must_use]
+    pub fn kind(&self) -> WeightKind {
+        self.kind
+    }
+
+    /// The kernel that they are packed for.
+    #[must_use]
+    pub fn kernel(&self) -> &'static Kernel {
+        self.kernel
+    }
+
+    /// Memory of weights, scales and bias.
+    #[must_use]
+    pub fn num_bytes(&self) -> usize {
+        self.weights.num_bytes()
+            + self.scales.num_bytes()
+            + self.bias.as_ref().map_or(0, Lines::num_bytes)
+            + self.is_packed.len()
+    }
+
+    /// Bytes of one input's weights in a panel.
+    pub(crate) fn step(&self) -> usize {
+        self.kernel.panel() * self.weight_bytes()
+    }
+
+    fn weight_bytes(&self) -> usize {
+        match self.kind {
+            WeightKind::F32 => 4,
+            WeightKind::Bf16 => 2,
+            WeightKind::Int8 { .. } => 1,
+        }
+    }
+
+    pub(crate) fn group_size(&self) -> usize {
+        match self.kind {
+            WeightKind::Int8 { group_size } => group_size,
+            _ => self.in_features,
+        }
+    }
+
+    fn num_groups(&self) -> usize {
+        match self.kind {
+            WeightKind::Int8 { group_size } => self.in_features.div_ceil(group_size),
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn num_panels(&self) -> usize {
+        self.out_features.div_ceil(self.kernel.panel())
+    }
+
+    /// First byte of a panel.
+    pub(crate) fn panel_weights(&self, panel: usize) -> *const u8 {
+        debug_assert!(panel < self.num_panels());
+        self.weights.as_ptr().wrapping_add(panel * self.step() * self.in_features)
+    }
+
+    /// The scales of a panel; dangling where there are none.
+    pub(crate) fn panel_scales(&self, panel: usize) -> *const f32 {
+        self.scales.as_ptr().cast::<f32>().wrapping_add(panel * self.num_groups() * self.kernel.panel())
+    }
+
+    /// Whether a product may be computed.
+    pub(crate) fn check_packed(&self) -> Result<(), LinearError> {
+        match self.out_features - self.num_packed {
+            0 => Ok(()),
+            missing => Err(LinearError::NotPacked { missing, out_features: self.out_features }),
+        }
+    }
+
+    /// The bias, one number per output, or none.
+    ///
+    /// # Errors
+    ///
+    /// Not as many numbers, or no memory.
+    pub fn set_bias(&mut self, bias: Option<&[f32]>) -> Result<(), LinearError> {
+        let Some(bias) = bias else {
+            self.bias = None;
+            return Ok(());
+        };
+        let (found, expected) = (bias.len(), self.out_features);
+        if found != expected {
+            return Err(LinearError::Length { name: "bias", found, expected });
+        }
+        let num_bytes = self.num_panels() * self.kernel.panel() * 4;
+        let memory = LinearError::Memory { num_bytes, out_features: expected, in_features: 1 };
+        let mut padded = Lines::new(num_bytes).ok_or(memory)?;
+        padded.as_mut_slice::<f32>()[..found].copy_from_slice(bias);
+        self.bias = Some(padded);
+        Ok(())
+    }
+
+    /// Pack the rows `first_row..` of the weight, as many as `rows` has; a row that was packed before is replaced.
+    ///
+    /// Takes no memory beside the layer's own.
+    ///
+    /// # Errors
+    ///
+    /// Rows that the layer does not have or of another length, or numbers that are not finite for `int8`. Rows that were
+    /// given count as not packed then.
+    pub fn pack_rows<T: WeightElement>(
+        &mut self,
+        first_row: usize,
+        rows: Matrix<'_, T>,
+        threads: &Threads,
+    ) -> Result<(), LinearError> {
+        let end = first_row.saturating_add(rows.num_rows);
+        if end > self.out_features {
+            return Err(LinearError::Rows { first: first_row, end, out_features: self.out_features });
+        }
+        if rows.num_columns != self.in_features {
+            let (found, expected) = (rows.num_columns, self.in_features);
+            return Err(LinearError::Length { name: "a row of the weight", found, expected });
+        }
+        for is_packed in &mut self.is_packed[first_row..end] {
+            self.num_packed -= usize::from(std::mem::replace(is_packed, false));
+        }
+        match self.kind {
+            WeightKind::F32 => self.pack_each(first_row, &rows, threads, |x: f32| x),
+            WeightKind::Bf16 => self.pack_each(first_row, &rows, threads, |x| bf16::from_f32(x).to_bits()),
+            WeightKind::Int8 { group_size } => self.quantize(first_row, &rows, group_size, threads)?,
+        }
+        self.is_packed[first_row..end].fill(true);
+        self.num_packed += rows.num_rows;
+        Ok(())
+    }
+
+    /// Weights without scales: each turned by `narrow` into what is kept.
+    fn pack_each<T: WeightElement, W: Plain>(
+        &mut self,
+        first_row: usize,
+        rows: &Matrix<'_, T>,
+        threads: &Threads,
+        narrow: impl Fn(f32) -> W + Sync,
+    ) {
+        /// Inputs that are moved together: their lines stay near while they fill.
+        const TOGETHER: usize = 16;
+        let (panel, in_features, kind) = (self.kernel.panel(), self.in_features, self.kind);
+        let first_panel = first_row / panel;
+        let num_panels =
+            if rows.num_rows == 0 { 0 } else { (first_row + rows.num_rows).div_ceil(panel) - first_panel };
+        let weights = Shared(self.weights.as_mut_slice::<W>());
+        let is_shared = rows.num_rows * in_features >= MIN_SHARED_WEIGHTS;
+        threads.for_each(num_panels, is_shared, |index| {
+            let start = (first_panel + index) * panel;
+            let given = start.max(first_row)..(start + panel).min(first_row + rows.num_rows);
+            // SAFETY: each panel is written by one thread.
+            let weights = unsafe { weights.range(start * in_features, panel * in_features) };
+            for k in (0..in_features).step_by(TOGETHER) {
+                for row in given.clone() {
+                    let place = place(kind, row - start, panel);
+                    for k in k..in_features.min(k + TOGETHER) {
+                        weights[k * panel + place] = narrow(rows.get(row - first_row, k).widen());
+                    }
+                }
+            }
+        });
+    }
+
+    /// Weights of 8 bits: each group's largest magnitude becomes 127.
+    fn quantize<T: WeightElement>(
+        &mut self,
+        first_row: usize,
+        rows: &Matrix<'_, T>,
+        group_size: usize,
+        threads: &Threads,
+    ) -> Result<(), LinearError> {
+        let (panel, in_features, num_groups) = (self.kernel.panel(), self.in_features, self.num_groups());
+        let weights = Shared(self.weights.as_mut_slice::<i8>());
+        let scales = Shared(self.scales.as_mut_slice::<f32>());
+        let refused = std::sync::Mutex::new(None);
+        let is_shared = rows.num_rows * in_features >= MIN_SHARED_WEIGHTS;
+        threads.for_each(rows.num_rows, is_shared, |index| {
+            let row = first_row + index;
+            let (start, place) = (row / panel * panel, row % panel);
+            for group in 0..num_groups {
+                let inputs = group * group_size..in_features.min((group + 1) * group_size);
+                let largest = inputs.clone().map(|k| rows.get(index, k).widen().abs());
+                // `max` would pass over what is no number.
+                let largest = largest.fold(0.0_f32, |a, b| if b > a || b.is_nan() { b } else { a });
+                if !largest.is_finite() {
+                    *refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(row);
+                    return;
+                }
+                let scale = largest / 127.0;
+                // SAFETY: a row's places are written by one thread.
+                unsafe { scales.set((start * num_groups) + group * panel + place, scale) };
+                for k in inputs {
+                    // A group of zeros stays one; so does one whose scale is too small for a number.
+                    let x = if scale > 0.0 { rows.get(index, k).widen() / scale } else { 0.0 };
+                    let rounded = x.round_ties_even().clamp(-127.0, 127.0) as i8;
+                    // SAFETY: as above.
+                    unsafe { weights.set(start * in_features + k * panel + place, rounded) };
+                }
+            }
+        });
+        match refused.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+            None => Ok(()),
+            Some(row) => Err(LinearError::NotFinite { row }),
+        }
+    }
+
+    /// A row of the weight as products see it: rounded to what is kept.
+    ///
+    /// # Errors
+    ///
+    /// A row that there is not, or `out` of another length than the row.
+    pub fn unpack_row(&self, row: usize, out: &mut [f32]) -> Result<(), LinearError> {
+        if row >= self.out_features {
+            return Err(LinearError::Rows { first: row, end: row + 1, out_features: self.out_features });
+        }
+        if out.len() != self.in_features {
+            let (found, expected) = (out.len(), self.in_features);
+            return Err(LinearError::Length { name: "out", found, expected });
+        }
+        let panel = self.kernel.panel();
+        let start = row / panel * panel;
+        let place = place(self.kind, row - start, panel);
+        for (k, x) in out.iter_mut().enumerate() {
+            let at = start * self.in_features + k * panel + place;
+            *x = match self.kind {
+                WeightKind::F32 => self.weights.as_slice::<f32>()[at],
+                WeightKind::Bf16 => f32::from_bits(u32::from(self.weights.as_slice::<u16>()[at]) << 16),
+                WeightKind::Int8 { group_size } => {
+                    let scale = start * self.num_groups() + k / group_size * panel + place;
+                    f32::from(self.weights.as_slice::<i8>()[at]) * self.scales.as_slice::<f32>()[scale]
+                }
+            };
+        }
+        Ok(())
+    }
+}
+
+/// Where among the weights of one input the panel's output `i` lies.
+fn place(kind: WeightKind, i: usize, panel: usize) -> usize {
+    match kind {
+        WeightKind::Bf16 => i % (panel / 2) * 2 + i / (panel / 2),
+        _ => i,
+    }
+}
+
+/// A slice of which threads write different places.
+struct Shared<'a, T>(&'a mut [T]);
+
+// SAFETY: see its functions: no place is written by two threads.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+
+impl<T> Shared<'_, T> {
+    /// # Safety
+    ///
+    /// Nobody else touches these elements meanwhile.
+    #[expect(clippy::mut_from_ref, reason = "the caller promises that ranges do not overlap")]
+    unsafe fn range(&self, start: usize, len: usize) -> &mut [T] {
+        assert!(start + len <= self.0.len());
+        // SAFETY: within the slice; the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr().cast_mut().add(start), len) }
+    }
+
+    /// # Safety
+    ///
+    /// Nobody else touches this element meanwhile.
+    unsafe fn set(&self, index: usize, value: T) {
+        assert!(index < self.0.len());
+        // SAFETY: within the slice; the caller's promise.
+        unsafe { self.0.as_ptr().cast_mut().add(index).write(value) }
+    }
+}

@@ -1,0 +1,229 @@
+//! The product kernel: a few rows of activations times one panel of packed weights, summed in registers.
+//!
+//! The inputs are cut into pieces: a chunk each, and with scales a group within a chunk. A piece's sum begins at 0 and takes
+//! one product after the other, by one fused multiply-add each, and then is scaled and added to the total of those before;
+//! short sums also lose less than one long one. How many rows are computed together changes no bit of that.
+
+#![allow(clippy::inline_always, reason = "see `simd`")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over registers, of which several arrays are indexed alike"
+)]
+
+use crate::simd::Simd;
+
+/// Inputs of a row of activations that lie together: see [`Product::a`].
+pub(crate) const CHUNK: usize = 128;
+/// Vectors of a panel: its outputs are twice the lanes.
+pub(crate) const PANEL_VECTORS: usize = 2;
+/// Bytes of weights that are asked for ahead of their use.
+const AHEAD: usize = 2048;
+
+/// What one call computes.
+pub(crate) struct Product {
+    /// Activations in chunks, `[chunk][row][CHUNK]`, from the first row of this call on.
+    pub(crate) a: *const f32,
+    /// Elements from one chunk to the next.
+    pub(crate) chunk_stride: usize,
+    /// The inputs: from `first_k`, where a chunk begins, as many as `num_k`.
+    pub(crate) first_k: usize,
+    pub(crate) num_k: usize,
+    /// The panel's weights from `first_k` on, `[k][output]`.
+    pub(crate) b: *const u8,
+    /// Sums so far, `[row][output]`; not read when `first_k` is 0.
+    pub(crate) c: *mut f32,
+    /// The panel's scales, `[group][output]`; only where weights have any.
+    pub(crate) scales: *const f32,
+    /// Inputs that share a scale.
+    pub(crate) group_size: usize,
+}
+
+/// A compiled form of [`product`] for a number of rows.
+pub(crate) type ProductFn = unsafe fn(&Product);
+/// Turns weights (second argument: how many steps of k) into `f32` panels of the same order.
+pub(crate) type WidenFn = unsafe fn(*const u8, usize, *mut f32);
+
+/// How weights lie in a panel.
+pub(crate) trait Weights {
+    /// Bytes of a weight.
+    const BYTES: usize;
+    /// Whether a piece's sum is multiplied by a scale.
+    const SCALED: bool;
+    /// # Safety
+    ///
+    /// The weights of one k may be read, and the machine has the instructions of `S`.
+    unsafe fn load<S: Simd>(from: *const u8) -> [S::V; PANEL_VECTORS];
+}
+
+pub(crate) struct F32;
+pub(crate) struct Bf16;
+pub(crate) struct Int8;
+/// Weights of 8 bits, widened before.
+pub(crate) struct WideInt8;
+
+impl Weights for F32 {
+    const BYTES: usize = 4;
+    const SCALED: bool = false;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8) -> [S::V; PANEL_VECTORS] {
+        // SAFETY: the caller's promise.
+        unsafe { [S::load(from.cast()), S::load(from.cast::<f32>().add(S::LANES))] }
+    }
+}
+
+impl Weights for Bf16 {
+    const BYTES: usize = 2;
+    const SCALED: bool = false;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8) -> [S::V; PANEL_VECTORS] {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_pair_bf16(from.cast()) }
+    }
+}
+
+impl Weights for Int8 {
+    const BYTES: usize = 1;
+    const SCALED: bool = true;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8) -> [S::V; PANEL_VECTORS] {
+        // SAFETY: the caller's promise.
+        unsafe { [S::load_i8(from.cast()), S::load_i8(from.cast::<i8>().add(S::LANES))] }
+    }
+}
+
+impl Weights for WideInt8 {
+    const BYTES: usize = 4;
+    const SCALED: bool = true;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8) -> [S::V; PANEL_VECTORS] {
+        // SAFETY: the caller's promise.
+        unsafe { F32::load::<S>(from) }
+    }
+}
+
+/// The sums of `R` rows.
+///
+/// # Safety
+///
+/// The arrays are as [`Product`] says, with `R` rows; the machine has the instructions of `S`.
+#[inline(always)]
+unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
+    let outputs = PANEL_VECTORS * S::LANES;
+    // SAFETY: the caller's promise: every offset stays within the arrays.
+    unsafe {
+        let (mut a, mut b) = (what.a, what.b);
+        let (mut k, end) = (what.first_k, what.first_k + what.num_k);
+        while k < end {
+            // A piece: inputs of one chunk, and of one group.
+            let chunk_end = k - k % CHUNK + CHUNK;
+            let mut piece_end = end.min(chunk_end);
+            if W::SCALED {
+                piece_end = piece_end.min(k - k % what.group_size + what.group_size);
+            }
+            let mut sums = [[S::splat(0.0); PANEL_VECTORS]; R];
+            for i in k % CHUNK..k % CHUNK + (piece_end - k) {
+                let weights = W::load::<S>(b);
+                let mut line = 0;
+                while line < outputs * W::BYTES {
+                    S::prefetch(b.wrapping_add(AHEAD + line));
+                    line += 64;
+                }
+                for r in 0..R {
+                    let x = S::splat(*a.add(r * CHUNK + i));
+                    for n in 0..PANEL_VECTORS {
+                        sums[r][n] = S::fma(x, weights[n], sums[r][n]);
+                    }
+                }
+                b = b.add(outputs * W::BYTES);
+            }
+            for r in 0..R {
+                for n in 0..PANEL_VECTORS {
+                    let to = what.c.add(r * outputs + n * S::LANES);
+                    let before = if k == 0 { S::splat(0.0) } else { S::load(to) };
+                    let total = if W::SCALED {
+                        let scales = what.scales.add(k / what.group_size * outputs);
+                        S::fma(sums[r][n], S::load(scales.add(n * S::LANES)), before)
+                    } else {
+                        S::add(sums[r][n], before)
+                    };
+                    S::store(to, total);
+                }
+            }
+            k = piece_end;
+            if k == chunk_end {
+                a = a.wrapping_add(what.chunk_stride);
+            }
+        }
+    }
+}
+
+/// `num_k` steps of a panel as `f32`: exact, so that sums of them have the same bits.
+///
+/// # Safety
+///
+/// As many weights may be read and written; the machine has the instructions of `S`.
+#[inline(always)]
+unsafe fn widen<S: Simd, W: Weights>(from: *const u8, num_k: usize, to: *mut f32) {
+    let outputs = PANEL_VECTORS * S::LANES;
+    for k in 0..num_k {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let weights = W::load::<S>(from.add(k * outputs * W::BYTES));
+            for n in 0..PANEL_VECTORS {
+                S::store(to.add(k * outputs + n * S::LANES), weights[n]);
+            }
+        }
+    }
+}
+
+/// The forms of [`product`] for each kind of weights: entry `r − 1` takes `r` rows.
+#[derive(Debug)]
+pub(crate) struct Products {
+    pub(crate) f32: &'static [ProductFn],
+    pub(crate) bf16: &'static [ProductFn],
+    pub(crate) int8: &'static [ProductFn],
+    pub(crate) wide_int8: &'static [ProductFn],
+    pub(crate) widen_bf16: WidenFn,
+    pub(crate) widen_int8: WidenFn,
+}
+
+/// Entry points: the one place where a product gets its instruction set.
+macro_rules! products {
+    ($name:ident, $module:ident, $simd:ty, [$($rows:literal)*] $(, $features:literal)?) => {
+        mod $module {
+            use super::*;
+            /// # Safety
+            ///
+            /// See [`product`].
+            $(#[target_feature(enable = $features)])?
+            unsafe fn rows<W: Weights, const R: usize>(what: &Product) {
+                // SAFETY: the caller's promise is passed on.
+                unsafe { product::<$simd, W, R>(what) }
+            }
+            /// # Safety
+            ///
+            /// See [`widen`].
+            $(#[target_feature(enable = $features)])?
+            unsafe fn wide<W: Weights>(from: *const u8, num_k: usize, to: *mut f32) {
+                // SAFETY: the caller's promise is passed on.
+                unsafe { widen::<$simd, W>(from, num_k, to) }
+            }
+            pub(super) static FORMS: Products = Products {
+                f32: &[$(rows::<F32, $rows>),*],
+                bf16: &[$(rows::<Bf16, $rows>),*],
+                int8: &[$(rows::<Int8, $rows>),*],
+                wide_int8: &[$(rows::<WideInt8, $rows>),*],
+                widen_bf16: wide::<Bf16>,
+                widen_int8: wide::<Int8>,
+            };
+        }
+        pub(crate) static $name: &Products = &$module::FORMS;
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+products!(AVX512, avx512, crate::avx512::Avx512, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f,avx2,fma");
+#[cfg(target_arch = "x86_64")]
+products!(AVX2, avx2, crate::avx2::Avx2, [1 2 3 4 5 6], "avx2,fma");
+products!(PORTABLE, portable, crate::portable::Portable<8>, [1 2 3 4]);
+products!(SCALAR, scalar, crate::portable::Portable<1>, [1 2]);

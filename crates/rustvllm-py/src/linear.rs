@@ -1,0 +1,509 @@
+//! Products with packed weights and norms on the CPU for Python: arrays in, checked, and the kernels called on their
+//! memory in place.
+
+use std::sync::Arc;
+
+use ::cpu_kernels::{
+    Activation, Element, Epilogue, Kernel, LinearError, Matrix, Norm, NormKind, OutRows, PackedLinear,
+    Residual, Sum, Threads, TokenRows, WeightElement, WeightKind, bf16, linear::work,
+};
+use pyo3::{
+    buffer::{self, PyBuffer},
+    exceptions::{PyMemoryError, PyTypeError, PyValueError},
+    prelude::*,
+};
+
+use crate::{buffers::native_buffer, cpu_threads::CpuThreads};
+
+/// Multiplications, about 20 µs of them, from which on other threads of Python get their turn meanwhile.
+const MIN_WORK_TO_DETACH: usize = 1 << 19;
+/// The same for norms, in elements.
+const MIN_ELEMENTS_TO_DETACH: usize = 1 << 16;
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<CpuLinear>()?;
+    module.add_function(wrap_pyfunction!(layer_norm, module)?)?;
+    module.add_function(wrap_pyfunction!(rms_norm, module)?)
+}
+
+fn linear_error(error: LinearError) -> PyErr {
+    match error {
+        LinearError::Memory { .. } => PyMemoryError::new_err(error.to_string()),
+        _ => PyValueError::new_err(error.to_string()),
+    }
+}
+
+/// The weights of a linear layer, packed for this machine.
+#[pyclass(name = "PackedLinear", module = "rustvllm._core")]
+struct CpuLinear {
+    layer: PackedLinear,
+    threads: Arc<Threads>,
+}
+
+#[pymethods]
+impl CpuLinear {
+    #[new]
+    #[pyo3(signature = (threads, out_features, in_features, kind, group_size=None))]
+    fn new(
+        threads: &CpuThreads,
+        out_features: usize,
+        in_features: usize,
+        kind: &str,
+        group_size: Option<usize>,
+    ) -> PyResult<Self> {
+        let kind = match (kind, group_size) {
+            ("int8", group_size) => WeightKind::Int8 { group_size: group_size.unwrap_or(in_features) },
+            ("f32" | "bf16", Some(group_size)) => {
+                return Err(linear_error(LinearError::Group { group_size }));
+            }
+            ("f32", None) => WeightKind::F32,
+            ("bf16", None) => WeightKind::Bf16,
+            _ => {
+                let message = format!("kind is {kind:?}, but it must be f32, bf16 or int8");
+                return Err(PyValueError::new_err(message));
+            }
+        };
+        let layer = PackedLinear::new(out_features, in_features, kind).map_err(linear_error)?;
+        Ok(Self { layer, threads: Arc::clone(&threads.threads) })
+    }
+
+    #[getter]
+    fn out_features(&self) -> usize {
+        self.layer.out_features()
+    }
+
+    #[getter]
+    fn in_features(&self) -> usize {
+        self.layer.in_features()
+    }
+
+    #[getter]
+    fn kind(&self) -> &'static str {
+        match self.layer.kind() {
+            WeightKind::F32 => "f32",
+            WeightKind::Bf16 => "bf16",
+            WeightKind::Int8 { .. } => "int8",
+        }
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.layer.num_bytes()
+    }
+
+    /// Name of the kernel that computes products here: avx512, avx2 or portable.
+    #[staticmethod]
+    fn kernel() -> &'static str {
+        Kernel::best_for_products().name()
+    }
+
+    fn pack_rows(&mut self, py: Python<'_>, first_row: usize, weight: &Bound<'_, PyAny>) -> PyResult<()> {
+        if PyBuffer::<f32>::get(weight).is_ok() {
+            self.pack_rows_as::<f32, f32>(py, first_row, weight)
+        } else {
+            self.pack_rows_as::<u16, bf16>(py, first_row, weight)
+        }
+    }
+
+    #[pyo3(signature = (bias))]
+    fn set_bias(&mut self, bias: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let bias = bias.map(|bias| Vector::new("bias", bias)).transpose()?;
+        self.layer.set_bias(bias.as_ref().map(Vector::as_slice)).map_err(linear_error)
+    }
+
+    #[pyo3(signature = (x, out, *, activation=None, residual=None))]
+    fn forward(
+        &self,
+        py: Python<'_>,
+        x: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        activation: Option<&str>,
+        residual: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let activation = activation.map_or(Ok(Activation::None), |name| {
+            let known = Activation::NAMES.iter().find(|(known, _)| *known == name);
+            known.map(|(_, activation)| *activation).ok_or_else(|| {
+                let names = Activation::NAMES.map(|(name, _)| name).join(", ");
+                PyValueError::new_err(format!("activation is {name:?}, but it must be one of {names}"))
+            })
+        })?;
+        let what = (activation, residual);
+        match (Rows::<f32>::get("x", x)?, Rows::<f32>::get("out", out)?) {
+            (Some(x), Some(out)) => self.forward_as::<f32, f32, f32, f32>(py, &x, &out, what),
+            (Some(x), None) => self.forward_as::<f32, f32, u16, bf16>(py, &x, &Rows::new("out", out)?, what),
+            (None, Some(out)) => self.forward_as::<u16, bf16, f32, f32>(py, &Rows::new("x", x)?, &out, what),
+            (None, None) => self.forward_as::<u16, bf16, u16, bf16>(
+                py,
+                &Rows::new("x", x)?,
+                &Rows::new("out", out)?,
+                what,
+            ),
+        }
+    }
+
+    fn unpack_row(&self, row: usize, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let out = Vector::new("out", out)?;
+        if out.0.readonly() {
+            return Err(PyValueError::new_err("out must be writable"));
+        }
+        // SAFETY: it is writable, and stays where it is while the view lives; see `forward_as` for other threads of Python.
+        self.layer.unpack_row(row, unsafe { out.as_mut_slice() }).map_err(linear_error)
+    }
+}
+
+impl CpuLinear {
+    fn pack_rows_as<T: buffer::Element + Sync, E: WeightElement>(
+        &mut self,
+        py: Python<'_>,
+        first_row: usize,
+        weight: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        const { assert!(size_of::<E>() == size_of::<T>() && align_of::<E>() <= size_of::<T>()) };
+        let view = view::<T>("weight", weight)?;
+        let &[num_rows, num_columns] = view.shape() else {
+            return Err(dimensions("weight", view.dimensions()));
+        };
+        let mut strides = [0; 2];
+        for (stride, bytes) in strides.iter_mut().zip(view.strides()) {
+            let size = size_of::<T>() as isize;
+            if bytes % size != 0 {
+                let message =
+                    format!("weight has the strides {:?}, which are no whole elements", view.strides());
+                return Err(PyValueError::new_err(message));
+            }
+            *stride = bytes / size;
+        }
+        // SAFETY: the view keeps the memory, whose elements lie where shape and strides say; `E` is as large as `T` and
+        // takes all bits.
+        let rows = unsafe {
+            Matrix::from_raw(view.buf_ptr().cast::<E>(), num_rows, num_columns, strides[0], strides[1])
+        };
+        let (layer, threads) = (&mut self.layer, &self.threads);
+        py.detach(|| layer.pack_rows(first_row, rows, threads)).map_err(linear_error)
+    }
+
+    /// `T` and `U` are what the buffers say they hold, `X` and `O` what that means.
+    fn forward_as<T, X, U, O>(
+        &self,
+        py: Python<'_>,
+        x: &Rows<T>,
+        out: &Rows<U>,
+        (activation, residual): (Activation, Option<&Bound<'_, PyAny>>),
+    ) -> PyResult<()>
+    where
+        T: buffer::Element + Sync,
+        X: Element,
+        U: buffer::Element + Sync,
+        O: Element,
+    {
+        let num_rows = x.num_rows;
+        x.expect_columns(self.layer.in_features())?;
+        out.expect_shape(num_rows, self.layer.out_features())?;
+        out.expect_writable()?;
+        x.expect_apart(out)?;
+        let residual = residual.map(|residual| Rows::<U>::new("residual", residual)).transpose()?;
+        let residual = match &residual {
+            None => Residual::None,
+            Some(rows) => {
+                rows.expect_shape(num_rows, self.layer.out_features())?;
+                if rows.is_same(out) {
+                    Residual::Out
+                } else {
+                    rows.expect_apart(out)?;
+                    Residual::Rows(rows.token_rows::<O>())
+                }
+            }
+        };
+        let epilogue = Epilogue { activation, residual };
+        let x = x.token_rows::<X>();
+        // SAFETY: it is writable, shares no byte with what is read but a residual that is itself, and stays where it is
+        // while the view lives. That no other thread of Python touches it meanwhile is the caller's part, as with every
+        // call of numpy and torch.
+        let out = OutRows { data: unsafe { out.as_mut_slice::<O>() }, stride: out.stride };
+        let layer = &self.layer;
+        let threads = &self.threads;
+        let compute = || ::cpu_kernels::linear(layer, x, num_rows, &epilogue, threads, out);
+        let done = if work(layer, num_rows) >= MIN_WORK_TO_DETACH { py.detach(compute) } else { compute() };
+        done.map_err(linear_error)
+    }
+}
+
+#[pyfunction]
+#[pyo3(signature = (threads, x, weight, bias, eps, out, *, residual=None, sum_out=None))]
+#[expect(clippy::too_many_arguments, reason = "the arrays of a norm")]
+fn layer_norm(
+    py: Python<'_>,
+    threads: &CpuThreads,
+    x: &Bound<'_, PyAny>,
+    weight: &Bound<'_, PyAny>,
+    bias: Option<&Bound<'_, PyAny>>,
+    eps: f32,
+    out: &Bound<'_, PyAny>,
+    residual: Option<&Bound<'_, PyAny>>,
+    sum_out: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let bias = bias.map(|bias| Vector::new("bias", bias)).transpose()?;
+    let weight = Vector::new("weight", weight)?;
+    let bias = bias.as_ref().map(Vector::as_slice);
+    let norm = Norm { kind: NormKind::Layer, weight: weight.as_slice(), bias, eps };
+    any_norm(py, threads, &norm, x, out, residual, sum_out)
+}
+
+#[pyfunction]
+#[pyo3(signature = (threads, x, weight, eps, out, *, residual=None, sum_out=None))]
+#[expect(clippy::too_many_arguments, reason = "the arrays of a norm")]
+fn rms_norm(
+    py: Python<'_>,
+    threads: &CpuThreads,
+    x: &Bound<'_, PyAny>,
+    weight: &Bound<'_, PyAny>,
+    eps: f32,
+    out: &Bound<'_, PyAny>,
+    residual: Option<&Bound<'_, PyAny>>,
+    sum_out: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let weight = Vector::new("weight", weight)?;
+    let norm = Norm { kind: NormKind::Rms, weight: weight.as_slice(), bias: None, eps };
+    any_norm(py, threads, &norm, x, out, residual, sum_out)
+}
+
+fn any_norm(
+    py: Python<'_>,
+    threads: &CpuThreads,
+    norm: &Norm<'_>,
+    x: &Bound<'_, PyAny>,
+    out: &Bound<'_, PyAny>,
+    residual: Option<&Bound<'_, PyAny>>,
+    sum_out: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    if PyBuffer::<f32>::get(x).is_ok() {
+        norm_as::<f32, f32>(py, threads, norm, x, out, residual, sum_out)
+    } else {
+        norm_as::<u16, bf16>(py, threads, norm, x, out, residual, sum_out)
+    }
+}
+
+/// `T` is what the buffers say they hold, `E` what that means.
+fn norm_as<T: buffer::Element + Sync, E: Element>(
+    py: Python<'_>,
+    threads: &CpuThreads,
+    norm: &Norm<'_>,
+    x: &Bound<'_, PyAny>,
+    out: &Bound<'_, PyAny>,
+    residual: Option<&Bound<'_, PyAny>>,
+    sum_out: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let (x, out) = (Rows::<T>::new("x", x)?, Rows::<T>::new("out", out)?);
+    let num_rows = x.num_rows;
+    x.expect_columns(norm.weight.len())?;
+    out.expect_shape(num_rows, norm.weight.len())?;
+    out.expect_writable()?;
+    x.expect_apart(&out)?;
+    let residual = residual.map(|residual| Rows::<T>::new("residual", residual)).transpose()?;
+    let sum_out = sum_out.map(|sum_out| Rows::<T>::new("sum_out", sum_out)).transpose()?;
+    for rows in residual.iter().chain(&sum_out) {
+        rows.expect_shape(num_rows, norm.weight.len())?;
+        rows.expect_apart(&out)?;
+    }
+    if let Some(sum_out) = &sum_out {
+        sum_out.expect_writable()?;
+        x.expect_apart(sum_out)?;
+    }
+    let sum = match (&residual, &sum_out) {
+        (None, None) => Sum::None,
+        (Some(residual), None) => Sum::Add(residual.token_rows::<E>()),
+        (None, Some(_)) => {
+            return Err(PyValueError::new_err("sum_out is given without the residual that the sum is of"));
+        }
+        (Some(residual), Some(sum_out)) => {
+            // SAFETY: it is writable, shares no byte with `x` or `out`, and stays where it is while the view lives; see
+            // `forward_as` for other threads of Python.
+            let to = OutRows { data: unsafe { sum_out.as_mut_slice::<E>() }, stride: sum_out.stride };
+            if residual.is_same(sum_out) {
+                Sum::Into(to)
+            } else {
+                residual.expect_apart(sum_out)?;
+                Sum::AddTo(residual.token_rows::<E>(), to)
+            }
+        }
+    };
+    let x = x.token_rows::<E>();
+    // SAFETY: as above.
+    let out = OutRows { data: unsafe { out.as_mut_slice::<E>() }, stride: out.stride };
+    let (kernel, threads) = (Kernel::best_for_products(), &threads.threads);
+    let compute = || ::cpu_kernels::norm::norm(norm, x, num_rows, sum, kernel, threads, out);
+    let elements = num_rows * norm.weight.len();
+    let done = if elements >= MIN_ELEMENTS_TO_DETACH { py.detach(compute) } else { compute() };
+    done.map_err(linear_error)
+}
+
+fn dimensions(name: &str, found: usize) -> PyErr {
+    PyValueError::new_err(format!("{name} has {found} dimensions, but it must have 2"))
+}
+
+fn view<T: buffer::Element>(name: &str, array: &Bound<'_, PyAny>) -> PyResult<PyBuffer<T>> {
+    let view = native_buffer::<T>(array).map_err(|error| {
+        PyTypeError::new_err(format!(
+            "{name} must be an array of float32, or of bfloat16 seen as uint16: {error}"
+        ))
+    })?;
+    expect_aligned(name, &view)?;
+    Ok(view)
+}
+
+fn expect_aligned<T: buffer::Element>(name: &str, view: &PyBuffer<T>) -> PyResult<()> {
+    if !(view.buf_ptr() as usize).is_multiple_of(size_of::<T>()) {
+        return Err(PyValueError::new_err(format!("{name} is not aligned to its elements")));
+    }
+    Ok(())
+}
+
+/// A contiguous array of float32.
+struct Vector(PyBuffer<f32>);
+
+impl Vector {
+    fn new(name: &'static str, array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let view = native_buffer::<f32>(array)
+            .map_err(|error| PyTypeError::new_err(format!("{name} must be an array of float32: {error}")))?;
+        if view.dimensions() != 1 || !view.is_c_contiguous() {
+            let message = format!("{name} must have 1 dimension and be contiguous");
+            return Err(PyValueError::new_err(message));
+        }
+        expect_aligned(name, &view)?;
+        Ok(Self(view))
+    }
+
+    fn as_slice(&self) -> &[f32] {
+        if self.0.item_count() == 0 {
+            return &[];
+        }
+        // SAFETY: the view keeps the memory of as many elements.
+        unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), self.0.item_count()) }
+    }
+
+    /// # Safety
+    ///
+    /// The array is writable, and nobody else reads or writes it while the slice lives.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the memory is Python's; the caller's promise stands for the borrow"
+    )]
+    unsafe fn as_mut_slice(&self) -> &mut [f32] {
+        if self.0.item_count() == 0 {
+            return &mut [];
+        }
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.0.item_count()) }
+    }
+}
+
+/// A two-dimensional array of contiguous rows, with its name for messages.
+struct Rows<T: buffer::Element> {
+    name: &'static str,
+    view: PyBuffer<T>,
+    num_rows: usize,
+    num_columns: usize,
+    /// Elements from one row to the next.
+    stride: usize,
+}
+
+impl<T: buffer::Element> Rows<T> {
+    /// None: an array of another type.
+    fn get(name: &'static str, array: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        native_buffer::<T>(array).ok().map(|view| Self::of(name, view)).transpose()
+    }
+
+    fn new(name: &'static str, array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::of(name, view::<T>(name, array)?)
+    }
+
+    fn of(name: &'static str, view: PyBuffer<T>) -> PyResult<Self> {
+        expect_aligned(name, &view)?;
+        let &[num_rows, num_columns] = view.shape() else {
+            return Err(dimensions(name, view.dimensions()));
+        };
+        let (size, strides) = (size_of::<T>() as isize, view.strides());
+        // The stride of a dimension with fewer than two places says nothing.
+        let is_contiguous = num_columns < 2 || strides[1] == size;
+        let stride = if num_rows < 2 { num_columns as isize * size } else { strides[0] };
+        if !is_contiguous || stride < num_columns as isize * size || stride % size != 0 {
+            let message = format!(
+                "{name} has the strides {strides:?}: its rows must be contiguous and follow each other without overlap"
+            );
+            return Err(PyValueError::new_err(message));
+        }
+        let stride = (stride / size) as usize;
+        Ok(Self { name, view, num_rows, num_columns, stride })
+    }
+
+    /// Elements from the first to the last.
+    fn extent(&self) -> usize {
+        if self.view.item_count() == 0 { 0 } else { (self.num_rows - 1) * self.stride + self.num_columns }
+    }
+
+    fn token_rows<E: Element>(&self) -> TokenRows<'_, E> {
+        // SAFETY: the view keeps the memory; the extent ends with its last element; `E` is as large as `T`, as is checked when
+        // compiling, and takes all bits.
+        let data = unsafe { std::slice::from_raw_parts(self.start::<E>(), self.extent()) };
+        TokenRows { data, stride: self.stride }
+    }
+
+    /// # Safety
+    ///
+    /// The array is writable, and nobody else reads or writes it while the slice lives.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the memory is Python's; the caller's promise stands for the borrow"
+    )]
+    unsafe fn as_mut_slice<E>(&self) -> &mut [E] {
+        // SAFETY: see `token_rows`.
+        unsafe { std::slice::from_raw_parts_mut(self.start::<E>(), self.extent()) }
+    }
+
+    fn start<E>(&self) -> *mut E {
+        const { assert!(size_of::<E>() == size_of::<T>() && align_of::<E>() <= size_of::<T>()) };
+        if self.view.item_count() == 0 { std::ptr::dangling_mut() } else { self.view.buf_ptr().cast() }
+    }
+
+    fn expect_columns(&self, expected: usize) -> PyResult<()> {
+        self.expect_shape(self.num_rows, expected)
+    }
+
+    fn expect_shape(&self, num_rows: usize, num_columns: usize) -> PyResult<()> {
+        if (self.num_rows, self.num_columns) == (num_rows, num_columns) {
+            return Ok(());
+        }
+        let message = format!(
+            "{} has the shape ({}, {}), but ({num_rows}, {num_columns}) is needed",
+            self.name, self.num_rows, self.num_columns
+        );
+        Err(PyValueError::new_err(message))
+    }
+
+    fn expect_writable(&self) -> PyResult<()> {
+        if self.view.readonly() {
+            return Err(PyValueError::new_err(format!("{} must be writable", self.name)));
+        }
+        Ok(())
+    }
+
+    fn place(&self) -> (usize, usize) {
+        let start = self.view.buf_ptr() as usize;
+        (start, start + self.extent() * size_of::<T>())
+    }
+
+    /// Whether both are the same memory, of which each element is its own place in both.
+    fn is_same<U: buffer::Element>(&self, other: &Rows<U>) -> bool {
+        size_of::<T>() == size_of::<U>() && self.place() == other.place() && self.stride == other.stride
+    }
+
+    fn expect_apart<U: buffer::Element>(&self, other: &Rows<U>) -> PyResult<()> {
+        let ((start, end), (other_start, other_end)) = (self.place(), other.place());
+        if start < other_end && other_start < end {
+            let message =
+                format!("{} and {} share memory, but one of them is written", self.name, other.name);
+            return Err(PyValueError::new_err(message));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,117 @@
+"""Types of the packed products and norms in ``rustvllm._core``, where they are found; there is no module of this name."""
+
+from typing import Any, Literal, Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+@final
+class CpuThreads:
+    """The calling thread and its helpers: one set per process, for attention and products alike.
+
+    A helper looks out for the next call for ``spin_us`` microseconds before it sleeps. A call that finds the threads
+    taken by another one is computed by its caller alone.
+    """
+
+    def __new__(cls, num_threads: int, *, spin_us: int | None = None) -> Self:
+        """``num_threads`` compute, the caller included; ``spin_us`` is at most 1,000,000, None: 50.
+
+        Raises ``ValueError`` outside 1 to 1024, ``OSError`` when the system starts no more threads.
+        """
+    @property
+    def num_threads(self) -> int: ...
+
+@final
+class PackedLinear:
+    """The weight ``[out_features, in_features]`` of a linear layer, in the order in which products read it.
+
+    An output has the same bits whatever other rows are computed with it, and on any number of threads.
+    """
+
+    def __new__(
+        cls,
+        threads: CpuThreads,
+        out_features: int,
+        in_features: int,
+        kind: Literal["f32", "bf16", "int8"],
+        group_size: int | None = None,
+    ) -> Self:
+        """Room for the weight, which ``pack_rows`` fills.
+
+        ``int8`` keeps whole numbers of 8 bits and a float32 scale per output and ``group_size`` inputs (None: all
+        inputs). Raises ``ValueError`` naming the value and the limit, ``MemoryError`` saying how much is needed.
+        """
+    @property
+    def out_features(self) -> int: ...
+    @property
+    def in_features(self) -> int: ...
+    @property
+    def kind(self) -> Literal["f32", "bf16", "int8"]: ...
+    @property
+    def nbytes(self) -> int:
+        """Memory of weights, scales and bias."""
+    @staticmethod
+    def kernel() -> Literal["avx512", "avx2", "portable", "scalar"]:
+        """Which kernel computes products on this machine."""
+    def pack_rows(self, first_row: int, weight: npt.NDArray[Any]) -> None:
+        """Pack rows ``first_row..`` of the weight, as many as ``weight`` has; all must be packed before ``forward``.
+
+        ``weight`` is ``[rows, in_features]`` of float32, or of bfloat16 seen as uint16, with any strides (a transposed
+        view will do). Takes no memory beside the layer's own; releases the interpreter.
+
+        Raises ``TypeError`` for another dtype; ``ValueError`` naming the value and the limit, and for numbers that are
+        not finite where they become ``int8``. Not while another thread uses the layer: ``RuntimeError``.
+        """
+    def set_bias(self, bias: npt.NDArray[np.float32] | None) -> None:
+        """The bias, float32 ``[out_features]``, copied; None takes it away."""
+    def forward(
+        self,
+        x: npt.NDArray[Any],
+        out: npt.NDArray[Any],
+        *,
+        activation: Literal["none", "relu", "silu", "gelu_erf", "gelu_tanh"] | None = None,
+        residual: npt.NDArray[Any] | None = None,
+    ) -> None:
+        """``out = activation(x @ weight.T + bias) + residual``.
+
+        ``x`` is ``[rows, in_features]``, ``out`` and ``residual`` ``[rows, out_features]``: float32, or bfloat16 seen as
+        uint16, ``residual`` as ``out``. Elements of a row are contiguous, rows may lie apart. ``out`` shares memory with
+        nothing else, but may be ``residual`` itself. Sums are float32 for every kind. Releases the interpreter when there
+        is much to compute.
+
+        Raises ``TypeError`` for another dtype, ``ValueError`` naming the value and the limit.
+        """
+    def unpack_row(self, row: int, out: npt.NDArray[np.float32]) -> None:
+        """Write a row of the weight, rounded to its kind, to ``out``, float32 ``[in_features]``."""
+
+def layer_norm(
+    threads: CpuThreads,
+    x: npt.NDArray[Any],
+    weight: npt.NDArray[np.float32],
+    bias: npt.NDArray[np.float32] | None,
+    eps: float,
+    out: npt.NDArray[Any],
+    *,
+    residual: npt.NDArray[Any] | None = None,
+    sum_out: npt.NDArray[Any] | None = None,
+) -> None:
+    """``sum_out = x + residual`` and ``out = layer_norm(sum_out) * weight + bias``, by rows.
+
+    ``x``, ``out``, ``residual`` and ``sum_out`` are ``[rows, features]``, all float32 or all bfloat16 seen as uint16;
+    elements of a row are contiguous, rows may lie apart. ``out`` shares memory with no other array; ``sum_out`` may be
+    ``residual`` itself. The sum is rounded to its dtype before it is normed. A row has the same bits in any company.
+
+    Raises ``TypeError`` for another dtype, ``ValueError`` naming the value and the limit.
+    """
+
+def rms_norm(
+    threads: CpuThreads,
+    x: npt.NDArray[Any],
+    weight: npt.NDArray[np.float32],
+    eps: float,
+    out: npt.NDArray[Any],
+    *,
+    residual: npt.NDArray[Any] | None = None,
+    sum_out: npt.NDArray[Any] | None = None,
+) -> None:
+    """``sum_out = x + residual`` and ``out = sum_out / sqrt(mean(sum_out²) + eps) * weight``; else as ``layer_norm``."""
