@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from rustvllm.engine_args import AsyncEngineArgs as AsyncEngineArgs
     from rustvllm.engine_args import EngineArgs as EngineArgs
     from rustvllm.entrypoints.llm import LLM as LLM
+    from rustvllm.logprobs import Logprob as Logprob
     from rustvllm.outputs import CompletionOutput as CompletionOutput
-    from rustvllm.outputs import Logprob as Logprob
     from rustvllm.outputs import RequestOutput as RequestOutput
+    from rustvllm.sample.logits_processors import BatchUpdate as BatchUpdate
+    from rustvllm.sample.logits_processors import LogitsProcessor as LogitsProcessor
+    from rustvllm.sample.logits_processors import MoveDirectionality as MoveDirectionality
     from rustvllm.sampling_params import SamplingParams as SamplingParams
 
     __version__: str
@@ -26,19 +29,25 @@ _HOMES = {
     "SamplingParams": "rustvllm.sampling_params",
     "RequestOutput": "rustvllm.outputs",
     "CompletionOutput": "rustvllm.outputs",
-    "Logprob": "rustvllm.outputs",
+    "Logprob": "rustvllm.logprobs",
     "EngineArgs": "rustvllm.engine_args",
     "AsyncEngineArgs": "rustvllm.engine_args",
+    "LogitsProcessor": "rustvllm.sample.logits_processors",
+    "BatchUpdate": "rustvllm.sample.logits_processors",
+    "MoveDirectionality": "rustvllm.sample.logits_processors",
 }
 
 __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "BatchUpdate",
     "CompletionOutput",
     "EngineArgs",
     "LLMEngine",
+    "LogitsProcessor",
     "Logprob",
+    "MoveDirectionality",
     "RequestOutput",
     "SamplingParams",
     "__version__",

@@ -5,7 +5,7 @@ The arrays that cross the boundary every step are described in ``docs/boundary.m
 
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, Self, final, overload
+from typing import Any, Literal, Self, TypeAlias, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ __all__ = [
     "OutputProcessor",
     "PackedLinear",
     "RequestDelta",
+    "SamplingExtras",
     "Scheduler",
     "SchedulerConfig",
     "SchedulerOutput",
@@ -50,6 +51,9 @@ __all__ = [
     "step_buffer_spec",
 ]
 
+_Ids: TypeAlias = npt.NDArray[np.int32]
+_LogprobArrays: TypeAlias = tuple[_Ids, _Ids, npt.NDArray[np.float32], _Ids]
+
 __version__: str
 build_profile: Literal["release", "debug"]
 
@@ -57,7 +61,8 @@ SAMPLING_FLOAT_COLUMNS: tuple[str, ...]
 """Names of the columns of ``sampling_float``: temperature, top_p, min_p, presence_penalty, frequency_penalty,
 repetition_penalty."""
 SAMPLING_INT_COLUMNS: tuple[str, ...]
-"""Names of the columns of ``sampling_int``: top_k, seed, min_tokens, num_prompt_tokens, num_logprobs (-1: none)."""
+"""Names of the columns of ``sampling_int``: top_k, seed, min_tokens, num_prompt_tokens, num_logprobs and
+num_prompt_logprobs (-1: none), has_extras (0 or 1)."""
 
 def step_buffer_spec(
     config: SchedulerConfig,
@@ -129,6 +134,8 @@ class SchedulerOutput:
     max_num_scheduled_tokens: int
     max_seq_len: int
     num_sampled: int
+    num_prompt_logprobs_reqs: int
+    num_prompt_logprobs: int
     num_new_reqs: int
     num_block_table_updates: int
     num_finished: int
@@ -166,8 +173,8 @@ class Scheduler:
         scheduler_output: SchedulerOutput,
         sampled_token_ids: npt.NDArray[np.int32],
         draft_token_ids: npt.NDArray[np.int32] | None = None,
-        logprobs: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]
-        | None = None,
+        logprobs: _LogprobArrays | None = None,
+        prompt_logprobs: _LogprobArrays | None = None,
     ) -> int:
         """Append sampled tokens (int32 ``[num_sampled, k]``; −1 ends a row), stop, free, emit.
 
@@ -175,7 +182,9 @@ class Scheduler:
         the token. Drafts (int32 ``[num_sampled, d]``, −1 ends a row) run with the next step. ``logprobs`` are of those
         sampled ids whose requests asked: places among the ids (int32 ``[m]``, ascending), candidates (int32 ``[m, c]``,
         the sampled id first, −1 ends a row), their log-probabilities (float32 ``[m, c]``), and the rank of the sampled
-        id from 1 (int32 ``[m]``).
+        id from 1 (int32 ``[m]``). ``prompt_logprobs`` are of the step's ``prompt_logprobs_targets``, for all of them:
+        candidates per place (int32, one per request that asks), token ids and log-probabilities (int32 and float32, row
+        after row without gaps, the target first), and the rank of each target (int32).
 
         Returns the number of requests that finished.
         """
@@ -191,6 +200,8 @@ class Scheduler:
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forget every cached block; False while blocks are in use. ``preempt_running`` takes them from all first."""
     def check_invariants(self) -> None: ...
+    def sampling_extras(self, row: int) -> SamplingExtras | None:
+        """The parameters that are lists, of the request in a persistent row; None without."""
     def token_ids(self, row: int) -> list[int]:
         """Prompt and output of the request in a persistent row (for penalties and for tests)."""
     # the debug face: see docs/scheduler.md
@@ -212,6 +223,37 @@ class Scheduler:
         self, prompt_token_ids: Sequence[int], cache_salt: str | None = None, lora_name: str | None = None
     ) -> int: ...
     def stats(self) -> dict[str, int | float]: ...
+
+@final
+class SamplingExtras:
+    """Parameters of a request that are lists; immutable, and shared by its samples."""
+
+    def __new__(
+        cls,
+        *,
+        logit_bias: Sequence[tuple[int, float]] = ...,
+        allowed_token_ids: Sequence[int] = ...,
+        bad_words: Sequence[Sequence[int]] = ...,
+        arguments: str | None = None,
+        attachment: Any = None,
+    ) -> Self:
+        """Lists of one request; ``attachment`` is an object that the worker of an engine in this process understands.
+
+        Raises InvalidRequestError naming the parameter, the value and the limit.
+        """
+    @property
+    def logit_bias(self) -> list[tuple[int, float]]: ...
+    @property
+    def allowed_token_ids(self) -> list[int]:
+        """Empty: all may be sampled."""
+    @property
+    def bad_words(self) -> list[list[int]]:
+        """Each 1 to 128 ids, whose last one is not sampled behind the others."""
+    @property
+    def arguments(self) -> str | None:
+        """A JSON object for logits processors."""
+    @property
+    def attachment(self) -> Any: ...
 
 class _TakesRequests:
     """What an engine in this process and a client of others have in common."""
@@ -235,6 +277,8 @@ class _TakesRequests:
         repetition_penalty: float = 1.0,
         seed: int = 0,
         num_logprobs: int = ...,
+        num_prompt_logprobs: int = ...,
+        sampling_extras: SamplingExtras | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
         lora_name: str | None = None,
@@ -446,6 +490,9 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]: ...
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
     def id_to_token(self, token_id: int) -> str | None: ...
+    def token_bytes(self, token_id: int) -> bytes:
+        """What an id adds to a text, which need not be whole characters."""
+
     def token_to_id(self, token: str) -> int | None: ...
     @property
     def vocab_size(self) -> int:
@@ -503,6 +550,9 @@ class RequestDelta:
     new_logprobs: list[tuple[int, list[tuple[int, float, int, bytes | None]]]]
     """For each token the characters before it and its candidates, the sampled one first: id, log-probability, rank and
     bytes (None without text). Empty unless asked for."""
+    new_prompt_logprobs: list[tuple[int, int, bytes, bytes, bytes]]
+    """Consecutive places of the prompt: the first, candidates per place, token ids (int32), log-probabilities
+    (float32), ranks (uint32). Empty unless asked for."""
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None
     stop_reason: int | str | None
     error: str | None
@@ -536,12 +586,14 @@ class OutputProcessor:
         at_the_end: bool = False,
         event_template: tuple[bytes, bytes] | None = None,
         logprobs: bool = False,
+        prompt_logprobs: bool = False,
     ) -> None:
         """Expect outputs for ``key``; call it before ``EngineHandle.add_request``.
 
         Its news are deltas. With ``at_the_end`` there is one, when it has ended; with ``event_template`` new text comes
         as events, the template's bytes around the text as a JSON string, and everything else with the end. ``logprobs``
-        says that its tokens have log-probabilities beside them (not with a template).
+        says that its tokens have log-probabilities beside them, ``prompt_logprobs`` that its prompt has (not with a
+        template).
         """
     def discard(self, key: int) -> None:
         """Forget a request whose reader has gone; its later outputs are dropped."""

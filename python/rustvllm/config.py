@@ -7,24 +7,33 @@ machine or on the use are decided in ``engine_args``, never here.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from rustvllm import envs
-from rustvllm.exceptions import ConfigError
+from rustvllm.exceptions import ConfigError, InvalidRequestError
 
 DTYPES = ("float32", "float16", "bfloat16")
 """Names of the tensor types a model can compute in."""
 DEVICES = ("cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "triton", "torch", "cpu")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+"""What the KV cache holds: numbers of the model's dtype, or of eight bits (both names are e4m3)."""
 MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
+QUANTIZATIONS = ("int8", "int8-g32", "int8-g64", "int8-g128")
+"""Weights of one byte: with a scale for each output of a layer, or for each output and group of so many inputs."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "rustvllm", "transformers")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 MAX_DATA_PARALLEL_SIZE = 64
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+"""Raw: as the model gave them. Processed: after penalties, masks, temperature and truncation, as they are drawn
+from."""
+LARGEST_MAX_LOGPROBS = 500_000
+"""So many candidates of one place fit into a frame between processes."""
 CAPTURE_MODES = ("ahead", "lazy")
 EXECUTORS = ("auto", "uniproc", "sim")
 MAX_SIM_MS = 60_000.0
@@ -111,6 +120,7 @@ class ModelConfig:
         architecture: Model class, for instance ``LlamaForCausalLM``.
         dtype: ``float32``, ``float16`` or ``bfloat16`` (``auto`` only before it is resolved).
         max_model_len: Most tokens of prompt and output together.
+        fit_max_model_len: Lower it to what the KV cache can hold, once that is known.
         vocab_size: Rows of the embedding; token ids are below it.
         hidden_size: Width of the residual stream.
         num_layers: Transformer layers.
@@ -123,6 +133,9 @@ class ModelConfig:
         eos_token_ids: Ids that end a generation, from generation_config.json, else config.json.
         generation_config: The model's own sampling defaults, ``{}`` when there are none.
         enforce_eager: Never capture CUDA graphs.
+        max_logprobs: Most candidates per place whose log-probabilities a request may ask for; -1: the whole vocabulary.
+        logprobs_mode: What is given as log-probabilities of sampled tokens, one of ``LOGPROBS_MODES``.
+        logits_processors: Batch classes that change logits, as ``module:Class``; or, in one process, the classes.
         trust_remote_code: Python code of the model's folder may run, where nobody else knows the architecture.
         model_impl: Whose modelling code runs: ``rustvllm`` or ``transformers``.
     """
@@ -148,8 +161,12 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     enforce_eager: bool = False
+    max_logprobs: int = 20
+    logprobs_mode: str = "raw_logprobs"
     trust_remote_code: bool = False
+    logits_processors: tuple[Any, ...] = ()
     model_impl: str = "rustvllm"
+    fit_max_model_len: bool = False
 
     def __post_init__(self) -> None:
         require_choice("model_impl", self.model_impl, MODEL_IMPLS[1:])
@@ -157,6 +174,13 @@ class ModelConfig:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_attention_heads", "num_kv_heads", "head_dim"):
             require_int(name, getattr(self, name), 1)
         require_int("max_model_len", self.max_model_len, 1)
+        require_int("max_logprobs", self.max_logprobs, -1, LARGEST_MAX_LOGPROBS)
+        if self.max_logprobs == -1 and self.vocab_size > LARGEST_MAX_LOGPROBS:
+            raise ConfigError(
+                f"max_logprobs=-1 means the vocabulary, which has {self.vocab_size} tokens; at most "
+                f"{LARGEST_MAX_LOGPROBS} are possible"
+            )
+        require_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         require_int("seed", self.seed, -(2**63), 2**63 - 1)
         if self.num_attention_heads % self.num_kv_heads:
             raise ConfigError(
@@ -168,6 +192,26 @@ class ModelConfig:
         object.__setattr__(self, "generation_config", MappingProxyType(dict(self.generation_config)))
         if not self.served_model_name:
             object.__setattr__(self, "served_model_name", (self.model,))
+
+    def check_num_logprobs(self, param: str, asked: int | None) -> None:
+        """Refuse more candidates than a request may ask for.
+
+        Args:
+            param: The parameter, for the message.
+            asked: Candidates per place; -1: the vocabulary; None: nothing is asked for.
+
+        Raises:
+            InvalidRequestError: Names the parameter, the value and the limit.
+        """
+        most = self.vocab_size if self.max_logprobs == -1 else self.max_logprobs
+        num_asked = self.vocab_size if asked == -1 else asked
+        if num_asked is None or num_asked <= most or self.max_logprobs == -1:
+            return
+        shown = f"-1 (the vocabulary of {self.vocab_size} tokens)" if asked == -1 else asked
+        raise InvalidRequestError(
+            f"{param} is {shown}, at most {most} are given; the engine's max_logprobs can be raised (-1: no limit)",
+            param,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +226,8 @@ class CacheConfig:
 
     ``swap_space`` is the CPU memory, in GiB, for the KV of preempted requests. It is taken only when preemption is by
     swap.
+
+    ``kv_cache_dtype`` is a name out of ``KV_CACHE_DTYPES``.
     """
 
     block_size: int = 16
@@ -192,8 +238,10 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: str = "builtin"
     swap_space: float = 4.0
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
+        require_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         require_number("swap_space", self.swap_space, 0, MAX_SWAP_SPACE)
         require_choice("prefix_caching_hash_algo", self.prefix_caching_hash_algo, tuple(PREFIX_CACHING_HASH_ALGOS))
         require_int("block_size", self.block_size, 1, 1024)
@@ -204,6 +252,11 @@ class CacheConfig:
         if self.num_gpu_blocks_override is not None:
             # One block is the null block, which holds no tokens.
             require_int("num_gpu_blocks_override", self.num_gpu_blocks_override, 2, 2**31 - 1)
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the cache holds numbers of eight bits."""
+        return self.kv_cache_dtype != "auto"
 
     @property
     def hash_algorithm(self) -> HashAlgorithm:
@@ -287,16 +340,18 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
-    """Where tensors live, and what computes attention there.
+    """Where tensors live, and what computes there.
 
     Attributes:
         device: ``cpu`` or ``cuda``.
         attention_backend: ``triton`` (on CUDA), ``cpu`` (the core's kernels), ``torch`` (anywhere), or ``auto``:
             Triton's or the core's where they can compute. Under ``TRITON_INTERPRET=1`` Triton's run on the CPU.
+        batch_invariant: A request's logits have the same bits in any company.
     """
 
     device: str = "cpu"
     attention_backend: str = "auto"
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         require_choice("device", self.device, DEVICES)
@@ -309,6 +364,12 @@ class DeviceConfig:
             raise ConfigError(
                 "attention_backend is triton, but device is cpu, where its kernels run under TRITON_INTERPRET=1 alone, "
                 "for tests: set attention_backend to cpu, torch or auto"
+            )
+        own = "cpu" if self.device == "cpu" else "triton"
+        if self.batch_invariant and self.attention_backend not in ("auto", own):
+            raise ConfigError(
+                f"batch_invariant is set, but attention_backend is {self.attention_backend}, which sums in an order "
+                f"that depends on the batch: set attention_backend to {own} or auto"
             )
 
 
@@ -335,14 +396,24 @@ class CUDAGraphConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadConfig:
-    """How weights are found: from safetensors, or seeded random ones (``dummy``); and whether a bar shows how far."""
+    """How weights are found, from safetensors or seeded random ones (``dummy``), and how they are kept.
+
+    Attributes:
+        load_format: ``auto``, ``safetensors`` or ``dummy``.
+        download_dir: Where downloads are kept; None: the hub's own cache.
+        quantization: A name out of ``QUANTIZATIONS`` for the weights of dense layers; None: as the model's dtype.
+        use_tqdm_on_load: Whether a bar, or a line in the log now and then, shows how far loading is.
+    """
 
     load_format: str = "auto"
     download_dir: Path | None = None
+    quantization: str | None = None
     use_tqdm_on_load: bool = True
 
     def __post_init__(self) -> None:
         require_choice("load_format", self.load_format, LOAD_FORMATS)
+        if self.quantization is not None:
+            require_choice("quantization", self.quantization, QUANTIZATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,13 +484,56 @@ class EngineConfig:
                 "attention_backend is cpu, which computes in float32 and bfloat16, but dtype is float16: set "
                 "attention_backend to torch or auto, or dtype to bfloat16"
             )
+        if self.load.quantization is not None and self.device.device != "cpu":
+            raise ConfigError(
+                f"quantization is {self.load.quantization}, which only the CPU's kernels compute, but device is "
+                f"{self.device.device}: leave it out, or set device to cpu"
+            )
+        wishes = {"quantization": self.load.quantization, "batch_invariant": self.device.batch_invariant}
+        for name, wish in wishes.items():
+            if wish and self.device.device == "cpu" and self.model.dtype == "float16":
+                raise ConfigError(
+                    f"{name} is for the CPU's kernels, which compute in float32 and bfloat16, but dtype is float16: "
+                    "set dtype to float32 or bfloat16"
+                )
         if (sizes := self.cuda_graphs.capture_sizes) and sizes[-1] > self.scheduler.max_num_seqs:
             raise ConfigError(
                 f"cudagraph_capture_sizes has {sizes[-1]}, but no step has more than max_num_seqs "
                 f"({self.scheduler.max_num_seqs}) requests: leave it out, or raise max_num_seqs"
             )
-        if self.cache.num_gpu_blocks_override is not None:
+        if self.cache.is_fp8:
+            self._check_fp8()
+        if self.cache.num_gpu_blocks_override is not None and not self.model.fit_max_model_len:
             self.check_num_blocks(self.cache.num_gpu_blocks_override)
+
+    def _check_fp8(self) -> None:
+        name, device = self.cache.kv_cache_dtype, self.device.device
+        if device == "cpu" and self.device.attention_backend != "triton":
+            raise ConfigError(
+                f"kv_cache_dtype is {name}, which is for CUDA, but device is cpu: set kv_cache_dtype to auto"
+            )
+        if self.device.attention_backend not in ("auto", "triton"):
+            raise ConfigError(
+                f"kv_cache_dtype is {name}, which Triton's kernels alone read, but attention_backend is "
+                f"{self.device.attention_backend}: set it to auto, or kv_cache_dtype to auto"
+            )
+
+    def fitted(self, num_blocks: int) -> "EngineConfig":
+        """The same with a ``max_model_len`` that a KV cache can hold, if it is to be fitted; else this one.
+
+        Args:
+            num_blocks: Blocks of the pool, the null block included.
+        """
+        fits = max(num_blocks - 1, 0) * self.cache.block_size
+        if not self.model.fit_max_model_len or not 0 < fits < self.model.max_model_len:
+            return self
+        return self.with_max_model_len(fits)
+
+    def with_max_model_len(self, max_model_len: int) -> "EngineConfig":
+        """The same with another ``max_model_len``: the one that an engine has settled on."""
+        if max_model_len == self.model.max_model_len:
+            return self
+        return replace(self, model=replace(self.model, max_model_len=max_model_len, fit_max_model_len=False))
 
     def check_num_blocks(self, num_blocks: int) -> None:
         """Refuse a KV cache in which one request of ``max_model_len`` tokens would not fit.

@@ -9,7 +9,8 @@ import dataclasses
 import difflib
 import functools
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, TypeVar
@@ -18,7 +19,10 @@ from rustvllm import devices, flags, hub
 from rustvllm.config import (
     ATTENTION_BACKENDS,
     EXECUTORS,
+    LARGEST_MAX_LOGPROBS,
+    LOGPROBS_MODES,
     MODEL_IMPLS,
+    QUANTIZATIONS,
     CacheConfig,
     CUDAGraphConfig,
     DeviceConfig,
@@ -121,10 +125,14 @@ class EngineArgs(EngineFlags):
             enable_prefix_caching=self.enable_prefix_caching,
             prefix_caching_hash_algo=self.prefix_caching_hash_algo,
             swap_space=self.swap_space,
+            kv_cache_dtype=self.kv_cache_dtype,
         )
         download_dir = None if self.download_dir is None else Path(self.download_dir).expanduser()
         load = LoadConfig(
-            load_format=self.load_format, download_dir=download_dir, use_tqdm_on_load=self.use_tqdm_on_load
+            load_format=self.load_format,
+            download_dir=download_dir,
+            quantization=self.quantization,
+            use_tqdm_on_load=self.use_tqdm_on_load,
         )
         model = self._create_model_config(device, load)
         return EngineConfig(
@@ -132,7 +140,9 @@ class EngineArgs(EngineFlags):
             cache=cache,
             scheduler=self._create_scheduler_config(usage, device, model.max_model_len),
             parallel=ParallelConfig(),
-            device=DeviceConfig(device=device, attention_backend=self.attention_backend),
+            device=DeviceConfig(
+                device=device, attention_backend=self.attention_backend, batch_invariant=self.batch_invariant
+            ),
             cuda_graphs=self._create_cuda_graph_config(),
             load=load,
             sim=sim,
@@ -187,10 +197,14 @@ class EngineArgs(EngineFlags):
                 raise ConfigError(f"{field.name} must be true or false, got {value!r}")
         if self.async_scheduling is not None and not isinstance(self.async_scheduling, bool):
             raise ConfigError(f"async_scheduling must be true, false or None, got {self.async_scheduling!r}")
-        for name, limit in (("max_model_len", 2**31 - 1), ("max_num_batched_tokens", None), ("max_num_seqs", None)):
+        if self.max_model_len not in ("auto", -1) and self.max_model_len is not None:
+            require_int("max_model_len", self.max_model_len, 1, 2**31 - 1)
+        for name, limit in (("max_num_batched_tokens", None), ("max_num_seqs", None)):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), 1, limit)
         require_int("seed", self.seed, -(2**63), 2**63 - 1)
+        require_int("max_logprobs", self.max_logprobs, -1, LARGEST_MAX_LOGPROBS)
+        require_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         resolve_dtype(self.dtype, "cpu", {})
         # Built for its checks: a limit that is still open gets a value that suits every other.
         SchedulerConfig(
@@ -198,6 +212,8 @@ class EngineArgs(EngineFlags):
             max_num_batched_tokens=2**24 if self.max_num_batched_tokens is None else self.max_num_batched_tokens,
             **self._scheduler_numbers(),
         )
+        if self.quantization is not None:
+            require_choice("quantization", self.quantization, QUANTIZATIONS)
         self._create_cuda_graph_config()
         CacheConfig(swap_space=self.swap_space, prefix_caching_hash_algo=self.prefix_caching_hash_algo)
         _check_generation_config(self.generation_config)
@@ -207,6 +223,7 @@ class EngineArgs(EngineFlags):
             or (isinstance(names, list | tuple) and names and all(isinstance(name, str) and name for name in names))
         ):
             raise ConfigError(f"served_model_name must be one or several non-empty strings, got {names!r}")
+        _processor_names(self.logits_processors)
         override: Any = self.override_generation_config
         if override is not None and not isinstance(override, Mapping):
             raise ConfigError(f"override_generation_config must be a dict, got {override!r}")
@@ -233,10 +250,13 @@ class EngineArgs(EngineFlags):
         else:
             names = [self.served_model_name] if isinstance(self.served_model_name, str) else self.served_model_name
             served = tuple(dict.fromkeys(names))
-        return read_model_config(
+        is_fitted = self.max_model_len in ("auto", -1)
+        max_model_len = None if is_fitted or isinstance(self.max_model_len, str) else self.max_model_len
+        model = read_model_config(
             found.path,
             model=found.name,
-            max_model_len=self.max_model_len,
+            max_model_len=max_model_len,
+            fit_max_model_len=is_fitted,
             dtype=self.dtype,
             device=device,
             generation_config=self.generation_config,
@@ -251,7 +271,9 @@ class EngineArgs(EngineFlags):
             served_model_name=served,
             enforce_eager=self.enforce_eager,
             trust_remote_code=self.trust_remote_code,
+            logits_processors=_processor_names(self.logits_processors),
         )
+        return dataclasses.replace(model, max_logprobs=self.max_logprobs, logprobs_mode=self.logprobs_mode)
 
     def _create_scheduler_config(self, usage: UsageContext, device: str, max_model_len: int) -> SchedulerConfig:
         default_tokens, default_seqs = default_budget(usage, device)
@@ -359,3 +381,26 @@ def resolve_tokenizer(name: str, download_dir: Path | None) -> Path:
     if folder.is_dir():
         return folder.absolute()
     return hub.resolve_model(name, None, download_dir, with_weights=False).path
+
+
+def _processor_names(processors: object) -> tuple[str | type[Any], ...]:
+    """Batch classes of logits processors by names; a class that cannot be imported by its name stays what it is."""
+    if processors is None:
+        return ()
+    if isinstance(processors, str | type) or not isinstance(processors, Sequence):
+        raise ConfigError(f"logits_processors must be a list of 'module:Class' or of classes, got {processors!r}")
+    names: list[str | type[Any]] = []
+    for each in processors:
+        if isinstance(each, type):
+            found: Any = sys.modules.get(each.__module__) if each.__module__ != "__main__" else None
+            for part in each.__qualname__.split("."):
+                found = getattr(found, part, None)
+            names.append(f"{each.__module__}:{each.__qualname__}" if found is each else each)
+        elif isinstance(each, str) and all(each.partition(":")):
+            names.append(each)
+        else:
+            raise ConfigError(
+                f"logits_processors: {each!r} is neither of the form module:Class nor a class; functions belong into "
+                "SamplingParams(logits_processors=[...])"
+            )
+    return tuple(names)

@@ -4,8 +4,8 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from rustvllm.config import CacheConfig, PreemptionMode, SchedulerConfig
-from rustvllm.flags import arg, parse_json_object, parse_number
+from rustvllm.config import CacheConfig, ModelConfig, PreemptionMode, SchedulerConfig
+from rustvllm.flags import arg, parse_json_object, parse_max_model_len, parse_number
 
 
 @dataclass(kw_only=True)
@@ -17,11 +17,33 @@ class EngineFlags:
     revision: str | None = arg("branch, tag or commit of the model on the hub", group="model")
     dtype: str = arg("auto, float32, float16 (half) or bfloat16", "auto", group="model")
     seed: int = arg("seed of dummy weights and of requests without one", 0, type=parse_number, group="model")
-    max_model_len: int | None = arg("most tokens of prompt and output together", type=parse_number, group="model")
+    max_model_len: int | str | None = arg(
+        "most tokens of prompt and output together; auto: what the model was made for, or less if the KV cache cannot "
+        "hold as much",
+        type=parse_max_model_len,
+        group="model",
+    )
     served_model_name: str | list[str] | None = arg(  # noqa: RUF009 -- it returns a dataclasses.field
         "names clients may use; the first is reported", nargs="+", group="model"
     )
     skip_tokenizer_init: bool = arg("serve token ids only", False, group="model")
+    max_logprobs: int = arg(
+        "most candidates per token whose log-probabilities a request may ask for; -1: the whole vocabulary",
+        ModelConfig.max_logprobs,
+        type=parse_number,
+        group="model",
+    )
+    logprobs_mode: str = arg(
+        "what logprobs are: raw_logprobs or raw_logits, as the model gave them; processed_logprobs or "
+        "processed_logits, after penalties, masks, temperature and truncation",
+        ModelConfig.logprobs_mode,
+        group="model",
+    )
+    logits_processors: list[Any] | None = arg(  # noqa: RUF009 -- likewise
+        "classes that change the logits of every step, as module:Class (in Python also the classes themselves)",
+        nargs="+",
+        group="model",
+    )
     hf_overrides: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise
         "values that win over those of config.json, as JSON; objects are merged", type=parse_json_object, group="model"
     )
@@ -57,9 +79,18 @@ class EngineFlags:
     download_dir: str | None = arg("where to keep downloads (default: HF_HOME's cache)", group="model")
     device: str = arg("auto, cpu or cuda", "auto", group="model")
     attention_backend: str = arg(
-        "triton: on CUDA; cpu: the core's kernels, in float32 and bfloat16; torch: everywhere; auto: the first that can",
+        "triton: on CUDA; cpu: the core's kernels (float32, bfloat16); torch: everywhere; auto: the first that can",
         "auto",
         group="model",
+    )
+    quantization: str | None = arg(
+        "int8: weights of one byte on the CPU, with a scale for each output; int8-g32, int8-g64, int8-g128: for each "
+        "output and group of inputs",
+        group="model",
+    )
+    batch_invariant: bool = arg("a request's logits have the same bits alone and in any company", False, group="model")
+    kv_cache_dtype: str = arg(
+        "auto: as the model computes; fp8 (fp8_e4m3): eight bits a number, on CUDA", "auto", group="cache"
     )
     block_size: int = arg("tokens of one KV block", 16, type=parse_number, group="cache")
     gpu_memory_utilization: float = arg("share of the GPU's memory to use", 0.9, type=float, group="cache")

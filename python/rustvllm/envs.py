@@ -9,6 +9,7 @@ from pathlib import Path
 from rustvllm.exceptions import ConfigError
 
 ENGINE_SECRET = "RUSTVLLM_ENGINE_SECRET"  # noqa: S105 -- a name, not the secret
+LINEAR_KERNELS = ("torch", "onednn", "core")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -75,6 +76,19 @@ def engine_ready_timeout() -> float:
 def engine_secret() -> str | None:
     """``RUSTVLLM_ENGINE_SECRET``: what an engine on TCP and its front ends must both know (default: none)."""
     return os.environ.get(ENGINE_SECRET) or None
+
+
+def linear_kernel() -> str | None:
+    """``RUSTVLLM_LINEAR_KERNEL``: what computes dense layers on the CPU: torch, onednn or core (default: the fastest).
+
+    For tests and comparisons; by default each is measured while the model loads.
+    """
+    name = os.environ.get("RUSTVLLM_LINEAR_KERNEL", "").strip().lower() or None
+    if name is not None and name not in LINEAR_KERNELS:
+        raise ConfigError(
+            f"environment variable RUSTVLLM_LINEAR_KERNEL must be one of {', '.join(LINEAR_KERNELS)}, got {name!r}"
+        )
+    return name
 
 
 def cache_dir() -> Path:

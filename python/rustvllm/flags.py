@@ -18,15 +18,11 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "distributed_executor_backend": (None, "uni"),
-    "quantization": (None,),
-    "kv_cache_dtype": ("auto",),
     "speculative_config": (None,),
     "enable_lora": (False,),
     "structured_outputs_config": (None,),
     "guided_decoding_backend": (None, "auto"),
-    "logits_processors": (None,),
     "enable_prompt_embeds": (False,),
-    "max_logprobs": (20,),
     "rope_scaling": (None,),
     "cpu_offload_gb": (0, 0.0),
     "kv_offloading_size": (None, 0),
@@ -65,6 +61,15 @@ def parse_number(text: str) -> int:
         if rest == 0:
             return scaled
     raise argparse.ArgumentTypeError(f"must be a whole number such as 4096, 8K or 1.5k, got {text!r}")
+
+
+def parse_max_model_len(text: str) -> int | str:
+    """A number as :func:`parse_number` has it, or ``auto``, which ``-1`` means too.
+
+    Raises:
+        argparse.ArgumentTypeError: Neither.
+    """
+    return "auto" if text.strip() in ("auto", "-1") else parse_number(text)
 
 
 def parse_json_object(text: str) -> dict[str, Any]:

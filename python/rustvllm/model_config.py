@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rustvllm.architectures import HEAD_DIMS, MODEL_TYPES, MULTI_HEAD, SUPPORTED_ARCHITECTURES, text_config
 from rustvllm.config import ModelConfig
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
 
-SUPPORTED_ARCHITECTURES: Final = ("GPT2LMHeadModel", "LlamaForCausalLM")
-"""What ``models/registry`` has, as a list that needs no torch; a test keeps the two equal."""
 MAX_CONFIG_BYTES: Final = 16 << 20
 _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     # what is needed -> its names in config.json, the first that is there counts
@@ -34,11 +33,10 @@ _NAMES_OF_ARCHITECTURE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "max_positions": ("n_positions", "n_ctx", "max_position_embeddings"),
     },
 }
-_NO_KV_HEADS: Final = frozenset({"GPT2LMHeadModel"})
-"""Architectures in which every query head has keys and values of its own, whatever the configuration says besides."""
-_MODEL_TYPES: Final = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
 
 
+MAX_LAYERS: Final = 4096
+"""Far more than any model has; each costs time even before it has memory."""
 _FALLBACK_ENDINGS: Final = ("ForCausalLM", "LMHeadModel")
 """How transformers calls what predicts the next token."""
 _UNREACHABLE: Final[Mapping[str, str]] = {
@@ -93,11 +91,13 @@ def read_model_config(
         raise ModelLoadError(f"{path} has no config.json")
     config = merge_overrides(stored, hf_overrides or {})
     architecture, model_impl = find_architecture(config, path, model_impl)
+    if model_impl == "rustvllm":
+        config = text_config(config)
     numbers: dict[str, Any] = dict(_read_numbers(config, architecture, path))
     positions = numbers.pop("max_positions")
     heads = numbers["num_attention_heads"]
-    kv_heads = heads if architecture in _NO_KV_HEADS else _optional_int(config, "num_key_value_heads", path, heads)
-    head_dim = _optional_int(config, "head_dim", path, 0)
+    kv_heads = heads if architecture in MULTI_HEAD else _optional_int(config, "num_key_value_heads", path, heads)
+    head_dim = _optional_int(config, "head_dim", path, HEAD_DIMS.get(architecture, 0))
     if not head_dim:
         if numbers["hidden_size"] % heads:
             raise ModelLoadError(
@@ -163,8 +163,8 @@ def find_architecture(config: Mapping[str, Any], path: Path, model_impl: str = "
     named = config.get("architectures")
     names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
     model_type = config.get("model_type")
-    if not names and isinstance(model_type, str) and model_type in _MODEL_TYPES:
-        names = [_MODEL_TYPES[model_type]]
+    if not names and isinstance(model_type, str) and model_type in MODEL_TYPES:
+        names = [MODEL_TYPES[model_type]]
     if model_impl != "transformers":
         for name in names:
             if name in SUPPORTED_ARCHITECTURES:
@@ -241,6 +241,10 @@ def _read_numbers(config: Mapping[str, Any], architecture: str, path: Path) -> d
             missing.append(names[0])
         else:
             numbers[field] = _positive_int(config[name], name, path)
+            if field == "num_layers" and numbers[field] > MAX_LAYERS:
+                raise ModelLoadError(
+                    f"{path / 'config.json'}: {name} is {numbers[field]}, but at most {MAX_LAYERS} layers are built"
+                )
     if missing:
         raise ModelLoadError(
             f"{path / 'config.json'} lacks {', '.join(missing)}, which {architecture} needs (--hf-overrides can add it)"
@@ -263,7 +267,8 @@ def _longest(config: Mapping[str, Any], positions: int) -> int:
     """Positions the model can tell apart, with the scaling of its rotary embedding."""
     # Newer configurations say rope_parameters for what older ones call rope_scaling.
     scaling = config.get("rope_parameters") or config.get("rope_scaling")
-    if not isinstance(scaling, Mapping):
+    # Gemma 3 scales some of its layers only, and counts it already.
+    if not isinstance(scaling, Mapping) or str(config.get("model_type")).startswith("gemma3"):
         return positions
     kind = scaling.get("rope_type") or scaling.get("type")
     factor = scaling.get("factor")

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from rustvllm.logprobs import Logprob, PromptLogprobs
 
 
 @dataclass(slots=True)
@@ -20,23 +21,6 @@ class RequestMetrics:
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
-
-
-@dataclass(slots=True)
-class Logprob:
-    """What the model thought of one token at one place, before temperature and penalties.
-
-    Attributes:
-        logprob: Natural logarithm of its probability; minus infinity is possible.
-        rank: 1 for the likeliest token of the vocabulary; for equals the best place among them.
-        decoded_token: Its text, with U+FFFD for what is no whole character; None without text.
-        decoded_bytes: The bytes that it adds to the text, which need not be whole characters; None without text.
-    """
-
-    logprob: float
-    rank: int
-    decoded_token: str | None = None
-    decoded_bytes: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -80,7 +64,10 @@ class RequestOutput:
         request_id: Name of the request.
         prompt: Prompt text; None when the prompt was given as token ids.
         prompt_token_ids: Token ids of the prompt, with the special tokens that were added.
-        prompt_logprobs: None (not supported yet).
+        prompt_logprobs: For each place of the prompt, log-probabilities by token id: its own token's, then
+            those of as many of the likeliest as were asked for; the first is None. None unless asked for; shorter than
+            the prompt when the request ended before it was computed. With ``RequestOutputKind.DELTA`` in the first
+            output only.
         outputs: The samples; with ``RequestOutputKind.DELTA`` only those that changed.
         finished: True when every sample has ended.
         metrics: Times of the request.
@@ -93,7 +80,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: Sequence[Mapping[int, Any] | None] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
     error: str | None = field(default=None)

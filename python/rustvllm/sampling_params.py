@@ -5,6 +5,7 @@ means taking its line out.
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,10 @@ GREEDY_BELOW: Final = 1e-5
 LOWEST_TEMPERATURE: Final = 1e-2
 """Lower temperatures that are not greedy are raised to this: logits divided by less overflow float16."""
 MAX_TOKENS_LIMIT: Final = 2**31 - 1
-MAX_LOGPROBS: Final = 20
-"""Most candidates per place whose log-probabilities a request may ask for."""
+MAX_BIAS: Final = 100.0
+"""Biases are clamped to it and to its negative."""
+MAX_BAD_WORD_CHARS: Final = 1024
+MAX_EXTRA_ARGS_CHARS: Final = 1 << 20
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -40,19 +43,13 @@ class RequestOutputKind(Enum):
 
 NOT_SUPPORTED_YET: Final[Mapping[str, Callable[[Any], bool]]] = {
     # parameter -> is this value the neutral one, which changes nothing and is let through
-    "prompt_logprobs": lambda v: v is None,
     "logprob_token_ids": lambda v: v is None,
-    "logit_bias": lambda v: not v,
-    "allowed_token_ids": lambda v: v is None,
-    "bad_words": lambda v: not v,
-    "logits_processors": lambda v: not v,
     "best_of": lambda v: v is None,
     "use_beam_search": lambda v: not v,
     "length_penalty": lambda v: v == 1,
     "guided_decoding": lambda v: v is None,
     "structured_outputs": lambda v: v is None,
     "repetition_detection": lambda v: v is None,
-    "extra_args": lambda v: not v,
 }
 """Parameters whose rules are checked below but which the engine cannot honour yet."""
 
@@ -86,21 +83,25 @@ class SamplingParams:
         truncate_prompt_tokens: Keep this many tokens of the prompt; -1: as many as the model can hold.
         truncation_side: Which end of the prompt is cut off, ``left`` (default) or ``right``.
         output_kind: What each output holds, see :class:`RequestOutputKind`.
-        logprobs: Log-probabilities of the sampled and this many of the likeliest tokens at each place, at most
-            ``MAX_LOGPROBS``; -1: of the whole vocabulary, which must not be larger.
-        prompt_logprobs: The same for the prompt.
+        logprobs: Log-probabilities of the sampled and this many of the likeliest tokens at each place, at most as many
+            as the engine's ``max_logprobs``; -1: of the whole vocabulary, which must not be larger.
+        prompt_logprobs: The same for each token of the prompt but the first. The prompt is computed whole, whatever of
+            it is cached.
         logprob_token_ids: Log-probabilities of these tokens, at most 128.
         logit_bias: Added to the logits of these token ids, clamped to [-100, 100].
         allowed_token_ids: Only these tokens may be sampled.
-        bad_words: Words that must not be generated.
-        logits_processors: Callables that change the logits.
+        bad_words: Words that must not be generated, with or without a space before them: the last token of one is not
+            sampled where the output ends with its others.
+        logits_processors: Callables that change the logits before the temperature, each given the ids generated so far
+            and the row of logits (or, with three parameters, the ids of the prompt first); returns the row. Only for an
+            engine in this process.
         best_of: Samples to draw, of which the n best are returned; n counts as None.
         use_beam_search: Search with n beams instead of sampling.
         length_penalty: Exponent of the length in a beam's score.
         guided_decoding: Grammar to follow.
         structured_outputs: Grammar to follow.
         repetition_detection: Ends output that repeats itself.
-        extra_args: Arguments for custom logits processors.
+        extra_args: Arguments for logits processors that the engine was started with; what JSON can say.
 
     Raises:
         InvalidRequestError: A ``ValueError`` that names the parameter, its value and the limit.
@@ -146,7 +147,9 @@ class SamplingParams:
         self._check_sampling()
         self._check_length()
         self._check_stop()
-        self._check_logprobs_and_bias()
+        self._check_logprobs()
+        self._check_token_rules()
+        self._check_processors()
         for name, is_neutral in NOT_SUPPORTED_YET.items():
             if not is_neutral(getattr(self, name)):
                 raise InvalidRequestError(f"{name} is not supported yet (got {_short(getattr(self, name))})", name)
@@ -228,7 +231,7 @@ class SamplingParams:
         for token_id in _as_list("stop_token_ids", self.stop_token_ids):
             _int("stop_token_ids", token_id, 0, MAX_TOKENS_LIMIT)
 
-    def _check_logprobs_and_bias(self) -> None:
+    def _check_logprobs(self) -> None:
         if self.logprobs is not None:
             _int("logprobs", self.logprobs, -1)
         if self.prompt_logprobs is not None:
@@ -239,15 +242,76 @@ class SamplingParams:
                 raise InvalidRequestError(
                     f"logprob_token_ids must hold at most 128 ids, got {num_ids}", "logprob_token_ids"
                 )
-        if self.allowed_token_ids is not None and not _as_list("allowed_token_ids", self.allowed_token_ids):
-            raise InvalidRequestError("allowed_token_ids must not be empty", "allowed_token_ids")
-        if self.bad_words is not None and not all(_as_list("bad_words", self.bad_words)):
-            raise InvalidRequestError("bad_words must not contain an empty word", "bad_words")
+
+    def _check_token_rules(self) -> None:
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping):
+                raise InvalidRequestError(
+                    f"logit_bias must map token ids to numbers, got {_short(self.logit_bias)}", "logit_bias"
+                )
+            for token_id, bias in self.logit_bias.items():
+                _int("logit_bias", token_id, 0, MAX_TOKENS_LIMIT)
+                if not _is_number(bias):
+                    raise InvalidRequestError(
+                        f"logit_bias[{token_id}] must be a number, got {_short(bias)}", "logit_bias"
+                    )
+        if self.allowed_token_ids is not None:
+            ids = _as_list("allowed_token_ids", self.allowed_token_ids)
+            if not ids:
+                raise InvalidRequestError("allowed_token_ids must not be empty", "allowed_token_ids")
+            for token_id in ids:
+                _int("allowed_token_ids", token_id, 0, MAX_TOKENS_LIMIT)
+        for word in _as_list("bad_words", self.bad_words):
+            if not isinstance(word, str):
+                raise InvalidRequestError(
+                    f"bad_words must be a list of strings, got {_short(word)} ({type(word).__name__})", "bad_words"
+                )
+            if not word.strip():
+                raise InvalidRequestError(
+                    f"bad_words must not contain an empty word, or one of spaces alone, got {_short(word)}", "bad_words"
+                )
+            if len(word) > MAX_BAD_WORD_CHARS:
+                raise InvalidRequestError(
+                    f"a word of bad_words has {len(word)} characters, at most {MAX_BAD_WORD_CHARS} are possible",
+                    "bad_words",
+                )
+            if not is_valid_unicode(word):
+                raise InvalidRequestError(f"bad_words must be valid Unicode, got {_short(word)}", "bad_words")
+
+    def _check_processors(self) -> None:
+        for call in _as_list("logits_processors", self.logits_processors):
+            if not callable(call):
+                raise InvalidRequestError(
+                    f"logits_processors must be callables, got {_short(call)} ({type(call).__name__})",
+                    "logits_processors",
+                )
+        if self.extra_args is None:
+            return
+        if not isinstance(self.extra_args, Mapping):
+            raise InvalidRequestError(
+                f"extra_args must map names to values, got {_short(self.extra_args)}", "extra_args"
+            )
+        try:
+            text = json.dumps(dict(self.extra_args), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"extra_args must be what JSON can say: {error}", "extra_args") from None
+        if len(text) > MAX_EXTRA_ARGS_CHARS:
+            raise InvalidRequestError(
+                f"extra_args has {len(text)} characters as JSON, at most {MAX_EXTRA_ARGS_CHARS} are possible",
+                "extra_args",
+            )
 
     def _normalise(self) -> None:
         set_ = object.__setattr__  # the dataclass is frozen for everybody else
         set_(self, "stop", _as_strings(self.stop))
         set_(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if self.logit_bias is not None:
+            clamped = {i: float(min(MAX_BIAS, max(-MAX_BIAS, bias))) for i, bias in self.logit_bias.items()}
+            set_(self, "logit_bias", clamped)
+        if self.allowed_token_ids is not None:
+            set_(self, "allowed_token_ids", tuple(dict.fromkeys(self.allowed_token_ids)))
+        if self.bad_words is not None:
+            set_(self, "bad_words", tuple(dict.fromkeys(self.bad_words)))
         if self.seed == -1:
             set_(self, "seed", None)
         if self.top_k == -1:
@@ -289,6 +353,12 @@ def _int(name: str, value: object, low: int, high: int | None = None) -> None:
         raise InvalidRequestError(f"{name} must be at least {low}, got {_short(value)}", name)
     if high is not None and value > high:
         raise InvalidRequestError(f"{name} must be at most {high}, got {_short(value)}", name)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return not (isinstance(value, float) and math.isnan(value))
 
 
 def is_valid_unicode(text: str) -> bool:

@@ -155,7 +155,15 @@ def test_parameters_travel_once_with_a_new_row() -> None:
         }
     )
     ints = dict(zip(_core.SAMPLING_INT_COLUMNS, arrays["sampling_int"][0].tolist(), strict=True))
-    assert ints == {"top_k": 3, "seed": 2**62, "min_tokens": 2, "num_prompt_tokens": 2, "num_logprobs": 2}
+    assert ints == {
+        "top_k": 3,
+        "seed": 2**62,
+        "min_tokens": 2,
+        "num_prompt_tokens": 2,
+        "num_logprobs": 2,
+        "num_prompt_logprobs": -1,
+        "has_extras": 0,
+    }
     assert arrays["stop_token_ids"][: arrays["stop_indptr"][1]].tolist() == [9, 4, 5]
     scheduler.update_from_output(output, tokens(output))
     following = scheduler.schedule()

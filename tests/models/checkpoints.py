@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from rustvllm.architectures import text_config
 from rustvllm.config import LoadConfig
 from rustvllm.model_loader import load_model
 
@@ -179,7 +180,7 @@ def scale_weights(model):
 
 def load(folder, *, max_model_len=128, dtype=torch.float32, device="cpu", load_format="auto", seed=0):
     """Load a checkpoint's folder as the engine would."""
-    hf_config = json.loads((folder / "config.json").read_text())
+    hf_config = text_config(json.loads((folder / "config.json").read_text()))
     config = SimpleNamespace(
         model=str(folder), path=folder, hf_config=hf_config, architecture=hf_config["architectures"][0],
         max_model_len=max_model_len, seed=seed, model_impl="rustvllm",

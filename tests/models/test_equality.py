@@ -88,7 +88,13 @@ def test_longest_sequence(pair):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("variant", ["gpt2", "llama-rope-llama3"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "gpt2", "llama-rope-llama3", "mistral-window", "qwen2", "qwen3", "phi3-partial", "gemma2", "gemma3",
+        "opt", "gpt-neox",
+    ],
+)  # fmt: skip
 def test_half_precision_stays_close(variant, dtype, tmp_path):
     reference = make(*VARIANTS[variant])
     reference.save_pretrained(tmp_path)

@@ -76,6 +76,7 @@ MODEL = {
         (CacheConfig, "swap_space", "4", "number, got '4'"),
         (ParallelConfig, "tensor_parallel_size", 2, "at most 1"),
         (DeviceConfig, "device", "tpu", "cpu, cuda, got 'tpu'"),
+        (LoadConfig, "quantization", "fp8", "int8, int8-g32, int8-g64, int8-g128, got 'fp8'"),
         (DeviceConfig, "attention_backend", "flash", "auto, triton, torch, cpu, got 'flash'"),
         (LoadConfig, "load_format", "pt", "got 'pt'"),
     ],
@@ -188,3 +189,35 @@ def test_triton_on_the_cpu_is_for_tests_alone(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert DeviceConfig(attention_backend="triton").attention_backend == "triton"
     assert DeviceConfig(device="cuda", attention_backend="triton").device == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        (DeviceConfig(), "kv_cache_dtype is fp8, which is for CUDA, but device is cpu"),
+        (
+            DeviceConfig(device="cuda", attention_backend="torch"),
+            "Triton's kernels alone read, but attention_backend is",
+        ),
+    ],
+)
+def test_a_cache_of_eight_bits_is_for_triton(device, message):
+    cache = CacheConfig(kv_cache_dtype="fp8")
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(model=ModelConfig(**MODEL), cache=cache, device=device)
+    for device in (DeviceConfig(device="cuda"), DeviceConfig(device="cuda", attention_backend="triton")):
+        assert EngineConfig(model=ModelConfig(**MODEL), cache=cache, device=device).cache.is_fp8
+    with pytest.raises(ConfigError, match="kv_cache_dtype must be one of auto, fp8, fp8_e4m3, got 'int4'"):
+        CacheConfig(kv_cache_dtype="int4")
+
+
+def test_what_the_cores_products_are_needed_for_is_for_the_cpu():
+    with pytest.raises(
+        ConfigError, match=r"batch_invariant is set, but attention_backend is torch, .* to triton or auto"
+    ):
+        DeviceConfig(device="cuda", attention_backend="torch", batch_invariant=True)
+    assert DeviceConfig(device="cuda", batch_invariant=True).batch_invariant
+    with pytest.raises(ConfigError, match=r"quantization is int8-g64, .* but device is cuda: leave it out, or set"):
+        EngineConfig(
+            model=ModelConfig(**MODEL), device=DeviceConfig(device="cuda"), load=LoadConfig(quantization="int8-g64")
+        )

@@ -89,14 +89,28 @@ def test_without_chunked_prefill_the_default_budget_holds_a_prompt(model):
         ({"max_model_len": 129}, "max_model_len is 129, but .* was made for 128"),
         ({"max_model_len": 0}, "max_model_len must be at least 1, got 0"),
         ({"max_model_len": "8K"}, "max_model_len must be an integer"),
+        ({"max_model_len": -2}, "max_model_len must be at least 1, got -2"),
+        ({"model_impl": "vllm"}, "model_impl must be one of auto, rustvllm, transformers, got 'vllm'"),
+        ({"hf_overrides": "{}"}, "hf_overrides must be a dict of values for config.json, got '{}'"),
+        ({"hf_overrides": len}, "a function cannot be sent"),
+        ({"hf_overrides": {"a": float("nan")}}, "hf_overrides must hold what JSON can"),
+        ({"hf_overrides": {"a": {1, 2}}}, "hf_overrides must hold what JSON can"),
+        ({"hf_overrides": {3: 1}}, "hf_overrides must name values with strings, got 3"),
+        ({"trust_remote_code": "yes"}, "trust_remote_code must be true or false, got 'yes'"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
         ({"max_num_batched_tokens": -5}, "max_num_batched_tokens must be at least 1, got -5"),
         ({"max_num_batched_tokens": 4, "max_num_seqs": 5}, "every running request needs one token"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda"),
-        ({"attention_backend": "flash"}, "attention_backend must be one of auto, torch, cpu, got 'flash'"),
+        ({"attention_backend": "flash"}, "attention_backend must be one of auto, triton, torch, cpu, got 'flash'"),
         ({"attention_backend": "cpu", "dtype": "float16"}, "but dtype is float16: set attention_backend to torch"),
         ({"load_format": "pt"}, "load_format must be one of"),
+        ({"quantization": "awq"}, "quantization must be one of int8, int8-g32, int8-g64, int8-g128, got 'awq'"),
+        ({"quantization": 8}, "quantization must be one of int8, .*, got 8"),
+        ({"quantization": "int8", "dtype": "float16"}, "quantization is for the CPU's kernels, .* set dtype to"),
+        ({"batch_invariant": True, "dtype": "float16"}, "batch_invariant is for .* but dtype is float16"),
+        ({"batch_invariant": True, "attention_backend": "torch"}, "set attention_backend to cpu or auto"),
+        ({"batch_invariant": "yes"}, "batch_invariant must be true or false, got 'yes'"),
         ({"scheduling_policy": "x"}, "scheduling_policy must be one of"),
         ({"gpu_memory_utilization": 0}, "gpu_memory_utilization"),
         ({"num_gpu_blocks_override": 8}, "set max_model_len to 112 or less"),
@@ -206,6 +220,27 @@ def test_every_argument_is_a_flag_and_defaults_survive_the_round_trip():
     for field in dataclasses.fields(EngineArgs):
         assert "--" + field.name.replace("_", "-") in parser._option_string_actions
         assert "--" + field.name in parser._option_string_actions
+
+
+@pytest.mark.parametrize("parser_class", [argparse.ArgumentParser, FlexibleArgumentParser])
+def test_max_model_len_may_be_left_to_the_kv_cache(parser_class):
+    for text in ("auto", "-1"):
+        config = parse(f"--max-model-len={text}", parser=parser_class()).create_engine_config()
+        assert (config.model.max_model_len, config.model.fit_max_model_len) == (512, True)
+    config = EngineArgs(max_model_len="auto", num_gpu_blocks_override=4, block_size=8).create_engine_config()
+    fitted = config.fitted(4)
+    assert (fitted.model.max_model_len, fitted.model.fit_max_model_len) == (24, False)
+    assert config.fitted(1000) is config
+    fixed = EngineArgs(max_model_len=100).create_engine_config()
+    assert fixed.fitted(4) is fixed
+
+
+@pytest.mark.parametrize("parser_class", [argparse.ArgumentParser, FlexibleArgumentParser])
+def test_hf_overrides_on_the_command_line(parser_class):
+    config = parse("--hf-overrides", '{"max_position_embeddings": 64}', parser=parser_class()).create_engine_config()
+    assert config.model.hf_config["max_position_embeddings"] == 64
+    with pytest.raises(SystemExit):
+        parse("--hf-overrides", "{", parser=parser_class())
 
 
 @pytest.mark.parametrize("parser_class", [argparse.ArgumentParser, FlexibleArgumentParser])
@@ -338,3 +373,39 @@ def test_torch_with_cuda_is_told_from_its_version_file(monkeypatch, tmp_path):
     ]:
         (package / "version.py").write_text(text)
         assert devices.torch_has_cuda() is expected
+
+
+def test_cuda_graph_sizes_and_mode(model):
+    def graphs(**options):
+        return EngineArgs(model=model, skip_tokenizer_init=True, **options).create_engine_config().cuda_graphs
+
+    assert graphs().capture_sizes is None
+    assert graphs().capture_mode == "ahead"
+    assert graphs(cudagraph_capture_sizes=[8, 1, 8]).capture_sizes == (1, 8)
+    assert graphs(enforce_eager=True).capture_sizes == ()
+    assert graphs(cudagraph_capture_mode="lazy").capture_mode == "lazy"
+    for wrong, message in (
+        ({"cudagraph_capture_sizes": []}, "one or more numbers of requests, got \\[\\]; enforce_eager turns"),
+        ({"cudagraph_capture_sizes": 8}, "one or more numbers of requests, got 8"),
+        ({"cudagraph_capture_sizes": [0]}, "cudagraph_capture_sizes must be at least 1, got 0"),
+        ({"cudagraph_capture_sizes": ["a"]}, "cudagraph_capture_sizes must be an integer, got 'a'"),
+        ({"cudagraph_capture_sizes": [9], "max_num_seqs": 8}, r"has 9, but no step has more than max_num_seqs \(8\)"),
+        ({"cudagraph_capture_sizes": [8], "enforce_eager": True}, "contradict each other"),
+        ({"cudagraph_capture_mode": "never"}, "cudagraph_capture_mode must be one of ahead, lazy, got 'never'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            graphs(**wrong)
+
+
+def test_steps_overlap_where_the_device_runs_by_itself(model, monkeypatch):
+    monkeypatch.setattr(devices, "gpu_memory_bytes", lambda: 80 << 30)
+
+    def overlap(**options):
+        args = EngineArgs(model=model, skip_tokenizer_init=True, **options)
+        return args.create_engine_config().scheduler.async_scheduling
+
+    assert overlap(device="cuda")
+    assert not overlap(device="cuda", async_scheduling=False)
+    assert not overlap(device="cpu")
+    assert overlap(device="cpu", async_scheduling=True)
+    assert overlap(executor="sim")

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from rustvllm.architectures import SUPPORTED_ARCHITECTURES
 from rustvllm.exceptions import ConfigError, ModelLoadError
-from rustvllm.model_config import SUPPORTED_ARCHITECTURES, read_model_config, resolve_dtype
+from rustvllm.model_config import read_model_config, resolve_dtype
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -67,7 +68,7 @@ def test_model_type_stands_for_a_missing_architecture(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["FrogForImages"]}, "FrogForImages; supported are GPT2LMHeadModel, LlamaForCausalLM"),
+        ({"architectures": ["FrogForImages"]}, "FrogForImages; supported are GPT2LMHeadModel, GPTNeoXForCausalLM"),
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "it keeps a recurrent state"),
         ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "ALiBi biases are added inside"),
         ({"architectures": ["BartForCausalLM"], "is_encoder_decoder": True}, "an encoder and a decoder"),
@@ -83,6 +84,7 @@ def test_model_type_stands_for_a_missing_architecture(folder):
         ({"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
         ({"vocab_size": True}, "vocab_size"),
         ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
+        ({"num_hidden_layers": 4097}, "num_hidden_layers is 4097, but at most 4096 layers are built"),
         ({"num_key_value_heads": 3}, "multiple"),
         ({"hidden_size": 65}, "no multiple of num_attention_heads 8"),
         ({"eos_token_id": "two"}, "eos_token_id must hold token ids"),

@@ -51,6 +51,12 @@ VALID = [
     {"bad_words": []},
     {"logit_bias": {}},
     {"logits_processors": []},
+    {"logits_processors": [print]},
+    {"logit_bias": {0: 1, 2**31 - 1: -1e300, 7: float("inf")}},
+    {"allowed_token_ids": (3, 1, 3)},
+    {"bad_words": ["a b", " c", "x" * 1024]},
+    {"extra_args": {"a": 1, "b": ["x", None, 2.5]}},
+    {"extra_args": {}},
     {"length_penalty": 1},
 ]
 
@@ -119,28 +125,44 @@ INVALID = [
     ("logprobs", -2, "at least -1"),
     ("logprobs", True, "integer"),
     ("prompt_logprobs", 1.5, "integer"),
+    ("prompt_logprobs", -2, "at least -1"),
     ("logprob_token_ids", list(range(129)), "at most 128"),
     ("logprob_token_ids", False, "logprob_token_ids must be"),
     ("allowed_token_ids", [], "must not be empty"),
+    ("allowed_token_ids", [1, -1], "at least 0, got -1"),
+    ("allowed_token_ids", [2**31], "at most 2147483647"),
+    ("allowed_token_ids", ["1"], "integer"),
+    ("allowed_token_ids", "12", "list"),
+    ("logit_bias", [1], "map token ids to numbers"),
+    ("logit_bias", {-1: 0.0}, "at least 0, got -1"),
+    ("logit_bias", {"1": 0.0}, "integer, got '1'"),
+    ("logit_bias", {5: "x"}, r"logit_bias\[5\] must be a number, got 'x'"),
+    ("logit_bias", {5: float("nan")}, r"logit_bias\[5\] must be a number, got nan"),
+    ("logit_bias", {5: True}, r"logit_bias\[5\] must be a number"),
     ("bad_words", ["ok", ""], "empty word"),
+    ("bad_words", ["  "], "of spaces alone"),
+    ("bad_words", "word", "list"),
+    ("bad_words", [5], "list of strings, got 5"),
+    ("bad_words", ["x" * 1025], "1025 characters, at most 1024"),
+    ("bad_words", ["\ud800"], "valid Unicode"),
+    ("logits_processors", [print, 3], "callables, got 3"),
+    ("logits_processors", print, "list"),
+    ("extra_args", [1], "map names"),
+    ("extra_args", {"a": object()}, "JSON"),
+    ("extra_args", {"a": float("nan")}, "JSON"),
+    ("extra_args", {"a": "x" * (1 << 20)}, "at most 1048576"),
     ("best_of", 0, "at least 1"),
     ("best_of", True, "integer"),
 ]
 
 UNSUPPORTED = {
-    "prompt_logprobs": 1,
     "logprob_token_ids": [1],
-    "logit_bias": {1: 2.0},
-    "allowed_token_ids": [1],
-    "bad_words": ["damn"],
-    "logits_processors": [print],
     "best_of": 2,
     "use_beam_search": True,
     "length_penalty": 0.5,
     "guided_decoding": {"json": {}},
     "structured_outputs": {"regex": "a"},
     "repetition_detection": {},
-    "extra_args": {"a": 1},
 }
 
 
@@ -262,3 +284,13 @@ def test_any_value_is_accepted_or_refused_with_a_message(values):
     assert params.top_k >= 0
     assert all(math.isfinite(getattr(params, name)) for name in NUMERIC)
     assert params.max_tokens is None or 0 <= params.min_tokens <= params.max_tokens
+
+
+def test_lists_are_normalised():
+    params = SamplingParams(
+        logit_bias={1: 500, 2: -1e9, 3: 0.5}, allowed_token_ids=[3, 1, 3], bad_words=["b", "a", "b"]
+    )
+    assert params.logit_bias == {1: 100.0, 2: -100.0, 3: 0.5}
+    assert params.allowed_token_ids == (3, 1)
+    assert params.bad_words == ("b", "a")
+    assert params.clone(seed=1).bad_words == ("b", "a")

@@ -18,7 +18,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use scheduler::{AddRequestError, EngineCoreOutput, Inbox, NewRequest, RequestKey, TokenLogprobs};
+use scheduler::{
+    AddRequestError, EngineCoreOutput, Inbox, NewRequest, PromptLogprobs, RequestKey, TokenLogprobs,
+};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -89,6 +91,8 @@ pub enum ClientOutput {
     Output(EngineCoreOutput),
     /// What a token that follows has beside it.
     Logprobs(TokenLogprobs),
+    /// What places of a prompt have beside them; the request's first token comes later.
+    PromptLogprobs(PromptLogprobs),
     /// The engine did not take the request; there is no other output.
     Refused {
         /// Which.
@@ -112,6 +116,7 @@ impl ClientOutput {
         match self {
             Self::Output(output) => output.key,
             Self::Logprobs(logprobs) => logprobs.key,
+            Self::PromptLogprobs(logprobs) => logprobs.key,
             Self::Refused { key, .. } | Self::Died { key, .. } => *key,
         }
     }
@@ -121,7 +126,7 @@ impl ClientOutput {
     pub fn is_last(&self) -> bool {
         match self {
             Self::Output(output) => output.finish_reason.is_some(),
-            Self::Logprobs(_) => false,
+            Self::Logprobs(_) | Self::PromptLogprobs(_) => false,
             Self::Refused { .. } | Self::Died { .. } => true,
         }
     }

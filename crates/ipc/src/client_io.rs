@@ -344,6 +344,9 @@ impl Connection {
             return Ok(None);
         }
         match EngineMessage::decode(frame_kind, body, self.client_index)? {
+            EngineMessage::PromptLogprobs(all) => {
+                self.shared.delivery.deliver(all.into_iter().map(ClientOutput::PromptLogprobs).collect());
+            }
             EngineMessage::Logprobs(all) => {
                 self.shared.delivery.deliver(all.into_iter().map(ClientOutput::Logprobs).collect());
             }

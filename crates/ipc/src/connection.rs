@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use scheduler::{EngineCoreOutput, NewRequest, RequestKey, TokenLogprobs};
+use scheduler::{EngineCoreOutput, NewRequest, PromptLogprobs, RequestKey, TokenLogprobs};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
     logprobs_codec,
     message::{ClientMessage, EngineMessage, NUM_CLIENT_REQUESTS, kind},
     outbox::Outbox,
-    outputs_codec,
+    outputs_codec, prompt_logprobs_codec,
     server::StepError,
 };
 
@@ -84,6 +84,19 @@ impl Client {
             {
                 logprobs_codec::encode_record(logprobs, &mut buffer);
             }
+            end_frame(&mut buffer, start);
+        }
+    }
+
+    /// Append log-probabilities of a prompt; the request's first token is pushed afterwards.
+    pub(crate) fn push_prompt_logprobs(&self, all: &PromptLogprobs) {
+        let mut buffer = self.outbox.buffer();
+        let mut next = 0;
+        while next < all.ranks.len() {
+            let start = begin_frame(&mut buffer, kind::PROMPT_LOGPROBS);
+            let rows = prompt_logprobs_codec::rows_that_fit(all, next, buffer.len() - start);
+            next = rows.end;
+            prompt_logprobs_codec::encode_record(all, rows, &mut buffer);
             end_frame(&mut buffer, start);
         }
     }

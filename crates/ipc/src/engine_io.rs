@@ -277,6 +277,13 @@ impl EngineIo {
                 client.push_logprobs(all);
             }
         }
+        consumer.take_prompt_logprobs(|all| {
+            // A long prompt takes several steps, of which the first give no token to leave with.
+            if let Some(client) = clients.get(&client_of(all.key)) {
+                client.push_prompt_logprobs(&all);
+                client.outbox.flush();
+            }
+        });
         consumer.drain_seen(|output: EngineCoreOutput| {
             let index = client_of(output.key);
             let client = match last {
@@ -285,7 +292,7 @@ impl EngineIo {
             };
             match client {
                 Some(client) => {
-                    if output.error == RequestError::StepFailed {
+                    if matches!(output.error, RequestError::StepFailed | RequestError::ProcessorFailed) {
                         client.explain(&self.step_error.lock().unwrap_or_else(PoisonError::into_inner));
                     }
                     if client.push(&output) {

@@ -38,6 +38,7 @@ mod outbox;
 mod outputs_codec;
 mod placement;
 mod prefix_table;
+mod prompt_logprobs_codec;
 mod request_codec;
 mod router;
 mod server;

@@ -1,12 +1,14 @@
 //! The messages, and how each is written and read. Kinds below 0x80 go to the engine, the others come from it.
 
-use scheduler::{AddRequestError, EngineCoreOutput, NewRequest, RequestKey, RequestLimits, TokenLogprobs};
+use scheduler::{
+    AddRequestError, EngineCoreOutput, NewRequest, PromptLogprobs, RequestKey, RequestLimits, TokenLogprobs,
+};
 
 use crate::{
     error::{DecodeError, Refusal},
     frame::write_frame,
     handshake::{Challenge, EngineFacts, Hello, Welcome},
-    logprobs_codec, outputs_codec, request_codec,
+    logprobs_codec, outputs_codec, prompt_logprobs_codec, request_codec,
     wire::{Reader, Writer},
 };
 
@@ -30,6 +32,7 @@ pub(crate) mod kind {
     pub(crate) const GOODBYE: u8 = 0x88;
     pub(crate) const STEP_FAILED: u8 = 0x89;
     pub(crate) const LOGPROBS: u8 = 0x8A;
+    pub(crate) const PROMPT_LOGPROBS: u8 = 0x8B;
 }
 
 /// The counter of `Stats` that is the asking client's own: requests that the engine was given by it and has not finished.
@@ -77,6 +80,8 @@ pub enum EngineMessage {
     Outputs(Vec<EngineCoreOutput>),
     /// What tokens of outputs that follow have beside them.
     Logprobs(Vec<TokenLogprobs>),
+    /// What prompts have beside them whose requests' first tokens follow.
+    PromptLogprobs(Vec<PromptLogprobs>),
     /// Counters.
     Stats {
         /// Of the query.
@@ -171,6 +176,11 @@ impl EngineMessage {
                     logprobs_codec::encode_record(logprobs, body);
                 }
             }),
+            Self::PromptLogprobs(all) => write_frame(buffer, kind::PROMPT_LOGPROBS, |body| {
+                for logprobs in all {
+                    prompt_logprobs_codec::encode_record(logprobs, 0..logprobs.ranks.len(), body);
+                }
+            }),
             Self::Stats { id, entries } => write_frame(buffer, kind::STATS, |body| {
                 let mut body = Writer(body);
                 body.u64(*id);
@@ -211,6 +221,9 @@ impl EngineMessage {
                 return Ok(Self::Outputs(outputs));
             }
             kind::LOGPROBS => return Ok(Self::Logprobs(logprobs_codec::decode(body, client_index)?)),
+            kind::PROMPT_LOGPROBS => {
+                return Ok(Self::PromptLogprobs(prompt_logprobs_codec::decode(body, client_index)?));
+            }
             kind::REJECTED => Self::Rejected(read_refusal(&mut reader)?),
             kind::REFUSED => {
                 Self::Refused { keys: read_keys(&mut reader)?, error: read_add_error(&mut reader)? }

@@ -24,7 +24,7 @@ const SAME_EXTRAS: u8 = 1 << 6;
 const ALL_FLAGS: u8 = (1 << 7) - 1;
 
 /// Fewest bytes of a request.
-const LEAST_BYTES: usize = 77;
+const LEAST_BYTES: usize = 85;
 
 /// Append the body, with other keys than those that the requests have.
 pub(crate) fn encode(requests: &[NewRequest], rename: impl Fn(RequestKey) -> RequestKey, body: &mut Vec<u8>) {
@@ -76,7 +76,7 @@ fn encode_one(
     ] {
         body.f32(value);
     }
-    for value in [params.top_k, params.seed, params.num_logprobs] {
+    for value in [params.top_k, params.seed, params.num_logprobs, params.num_prompt_logprobs] {
         body.i64(value);
     }
     if let Some(eos_token_id) = params.eos_token_id {
@@ -183,6 +183,7 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
         top_k: body.i64()?,
         seed: body.i64()?,
         num_logprobs: body.i64()?,
+        num_prompt_logprobs: body.i64()?,
         eos_token_id: None,
         extras: None,
     };

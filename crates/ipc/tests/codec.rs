@@ -8,8 +8,8 @@ use ipc::{
 };
 use proptest::{collection::vec, option, prelude::*};
 use scheduler::{
-    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, MultimodalSpan, NewRequest, RequestError,
-    RequestKey, RequestLimits, SamplingExtras, SamplingParams, TokenLogprobs,
+    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, MultimodalSpan, NewRequest, PromptLogprobs,
+    RequestError, RequestKey, RequestLimits, SamplingExtras, SamplingParams, TokenLogprobs,
 };
 
 const CLIENT: u32 = 0x00ab_cdef;
@@ -45,6 +45,7 @@ fn sampling_params() -> impl Strategy<Value = SamplingParams> {
                 top_k,
                 seed,
                 num_logprobs,
+                num_prompt_logprobs: num_logprobs.wrapping_add(1),
                 extras,
             }
         },
@@ -175,12 +176,34 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn of_a_prompt()(
+        counter in 0..1u64 << 40,
+        first_position in 1..1u32 << 20,
+        num_columns in 1..22u32,
+        ranks in vec(any::<u32>(), 0..9),
+        token_id in any::<i32>(),
+        logprob in -1e9f32..0.0,
+    ) -> PromptLogprobs {
+        let num_entries = ranks.len() * num_columns as usize;
+        PromptLogprobs {
+            key: key_of(CLIENT, counter),
+            first_position,
+            num_columns,
+            ranks: ranks.into(),
+            token_ids: (0..num_entries).map(|entry| token_id ^ entry as i32).collect(),
+            logprobs: (0..num_entries).map(|entry| logprob / (1.0 + entry as f32)).collect(),
+        }
+    }
+}
+
 fn engine_message() -> impl Strategy<Value = EngineMessage> {
     let keys = vec(any::<u64>().prop_map(RequestKey), 0..5);
     let proof = option::of(any::<[u8; 32]>());
     prop_oneof![
         any::<u64>().prop_flat_map(|time| vec(output(time), 1..30)).prop_map(EngineMessage::Outputs),
         vec(beside(), 0..9).prop_map(EngineMessage::Logprobs),
+        vec(of_a_prompt(), 0..5).prop_map(EngineMessage::PromptLogprobs),
         (keys, add_request_error()).prop_map(|(keys, error)| EngineMessage::Refused { keys, error }),
         (any::<u64>(), vec((".{0,9}", any::<u64>()), 0..5))
             .prop_map(|(id, entries)| EngineMessage::Stats { id, entries }),
@@ -327,8 +350,8 @@ fn the_bytes_of_a_clients_frames_are_these() {
         ),
         (
             ClientMessage::AddRequests(vec![request]),
-            "a2000000 02 01000000 38 0201000000000000 02000000 6162 feffffff 10000000 00000000 01000000 05000000 \
-             0000803f 0000803f 00000000 00000000 00000000 0000803f 0000000000000000 0000000000000000 ffffffffffffffff \
+            "aa000000 02 01000000 38 0201000000000000 02000000 6162 feffffff 10000000 00000000 01000000 05000000 \
+             0000803f 0000803f 00000000 00000000 00000000 0000803f 0000000000000000 0000000000000000 ffffffffffffffff ffffffffffffffff \
              02000000 0900000000000000 \
              01000000 07000000 0000003f 01000000 09000000 01000000 02000000 03000000 04000000 01 02000000 7b7d \
              02000000 01000000 ffffffff 00000000 00000000"
@@ -426,6 +449,19 @@ fn the_bytes_of_an_engines_frames_are_these() {
             "20000000 8a 0700000000000000 02000000 02000000 2a000000 000080bf 03000000 000000bf".to_owned(),
         ),
         (
+            EngineMessage::PromptLogprobs(vec![PromptLogprobs {
+                key: key_of(CLIENT, 7),
+                first_position: 1,
+                num_columns: 2,
+                ranks: [1, 4].into(),
+                token_ids: [42, 3, 8, -1].into(),
+                logprobs: [-1.0, -0.5, -2.0, 0.0].into(),
+            }]),
+            "3c000000 8b 0700000000000000 01000000 02000000 02000000 \
+             01000000 2a000000 000080bf 03000000 000000bf 04000000 08000000 000000c0 ffffffff 00000000"
+                .to_owned(),
+        ),
+        (
             EngineMessage::Stats { id: 1, entries: vec![("a".to_owned(), 2)] },
             "19000000 85 0100000000000000 01000000 01000000 61 0200000000000000".to_owned(),
         ),
@@ -468,7 +504,7 @@ fn wrong_extras_are_refused() {
         SamplingExtras::new(vec![(7, 0.5)], Vec::new(), vec![vec![3]], None).expect("lists that may be");
     let params = SamplingParams { extras: Some(Arc::new(extras)), ..SamplingParams::default() };
     let request = NewRequest::new(RequestKey(1), "a", vec![1], params);
-    let good = frame(|buffer| ClientMessage::AddRequests(vec![request]).encode(buffer));
+    let good = frame(|buffer| ClientMessage::AddRequests(vec![request.clone()]).encode(buffer));
     let bias = good.windows(4).position(|window| window == 0.5f32.to_le_bytes()).expect("the bias");
     let mut bad = good.clone();
     bad[bias..bias + 4].copy_from_slice(&f32::NAN.to_le_bytes());

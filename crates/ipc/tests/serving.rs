@@ -100,7 +100,7 @@ fn what_the_client_can_check_is_refused_by_the_call() {
     assert!(matches!(error, ClientError::Request(error) if error == expected));
     let foreign = NewRequest { key: scheduler::RequestKey(5), ..request(&client, "a", 1, 1) };
     assert!(matches!(refused(foreign), ClientError::ForeignKey { key: 5 }));
-    let long_id = NewRequest { request_id: "x".repeat(2 << 20).into(), ..request(&client, "a", 1, 1) };
+    let long_id = NewRequest { request_id: "x".repeat(5 << 20).into(), ..request(&client, "a", 1, 1) };
     assert!(matches!(refused(long_id), ClientError::RequestTooLarge { .. }));
     assert!(client.is_alive());
 }

@@ -16,7 +16,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use scheduler::{AddRequestError, EngineCoreOutput, FinishReason, RequestError, RequestKey, TokenLogprobs};
+use scheduler::{
+    AddRequestError, EngineCoreOutput, FinishReason, PromptLogprobs, RequestError, RequestKey, TokenLogprobs,
+};
 
 use crate::delivery::{Delivery, EventBatch, Pieces};
 use crate::detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
@@ -41,6 +43,8 @@ pub struct OutputOptions {
     /// Its tokens have log-probabilities beside them; see [`OutputProcessor::add_logprobs`]. Not with [`Delivery::Events`],
     /// which have no place for them.
     pub logprobs: bool,
+    /// So has its prompt; see [`OutputProcessor::add_prompt_logprobs`]. Not with [`Delivery::Events`] either.
+    pub prompt_logprobs: bool,
 }
 
 impl Default for OutputOptions {
@@ -52,6 +56,7 @@ impl Default for OutputOptions {
             min_tokens: 0,
             delivery: Delivery::Deltas,
             logprobs: false,
+            prompt_logprobs: false,
         }
     }
 }
@@ -87,6 +92,8 @@ pub struct RequestDelta {
     pub new_token_ids: Vec<i32>,
     /// For each of these what the model thought of its place; empty unless asked for.
     pub new_logprobs: Vec<PositionLogprobs>,
+    /// What the model thought of places of the prompt, in their order; the last is there with the first token.
+    pub new_prompt_logprobs: Vec<PromptLogprobs>,
     /// Set on the last delta.
     pub finish_reason: Option<FinishReason>,
     /// What stopped it; `None` for EOS.
@@ -121,6 +128,7 @@ impl RequestDelta {
             new_text: String::new(),
             new_token_ids: Vec::new(),
             new_logprobs: Vec::new(),
+            new_prompt_logprobs: Vec::new(),
             finish_reason: None,
             stop_reason: None,
             error: RequestError::None,
@@ -142,6 +150,7 @@ struct TrackedRequest {
     min_tokens: u32,
     num_output_tokens: u32,
     logprobs: Option<Box<LogprobsTracker>>,
+    wants_prompt_logprobs: bool,
     delta: RequestDelta,
     outbox: Outbox,
 }
@@ -213,6 +222,7 @@ impl OutputProcessor {
             min_tokens: options.min_tokens,
             num_output_tokens: 0,
             logprobs: options.logprobs.then(Box::default),
+            wants_prompt_logprobs: options.prompt_logprobs,
             delta: RequestDelta::empty(key),
             outbox: Outbox {
                 delivery: options.delivery,
@@ -237,6 +247,15 @@ impl OutputProcessor {
         let request = self.requests.get_mut(&logprobs.key);
         if let Some(tracker) = request.and_then(|request| request.logprobs.as_mut()) {
             tracker.push(logprobs);
+        }
+    }
+
+    /// What places of a request's prompt have beside them; the request's first token comes later, and the news goes out
+    /// with it. Dropped where nobody asked for it.
+    pub fn add_prompt_logprobs(&mut self, logprobs: PromptLogprobs) {
+        let request = self.requests.get_mut(&logprobs.key);
+        if let Some(request) = request.filter(|request| request.wants_prompt_logprobs) {
+            request.delta.new_prompt_logprobs.push(logprobs);
         }
     }
 

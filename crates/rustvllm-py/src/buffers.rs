@@ -53,6 +53,23 @@ pub(crate) fn native_buffer<T: pyo3::buffer::Element>(array: &Bound<'_, PyAny>) 
     Ok(view)
 }
 
+/// Copy rows of ids out of a Python array; returns the number of columns.
+pub(crate) fn copy_rows(name: &str, array: &Bound<'_, PyAny>, ids: &mut Vec<i32>) -> PyResult<usize> {
+    let view = native_buffer::<i32>(array)
+        .map_err(|_| PyTypeError::new_err(format!("{name} must be an array of dtype int32")))?;
+    let num_columns = match view.shape() {
+        [_] => 1,
+        [_, columns] => *columns,
+        shape => {
+            let message = format!("{name} must have 1 or 2 dimensions, got shape {shape:?}");
+            return Err(PyValueError::new_err(message));
+        }
+    };
+    ids.resize(view.item_count(), -1);
+    view.copy_to_slice(array.py(), ids)?;
+    Ok(num_columns)
+}
+
 /// `BufferError` and everything Python says, as one error.
 struct Refusal(PyErr);
 

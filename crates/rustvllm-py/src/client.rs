@@ -2,7 +2,7 @@
 
 use std::{net::ToSocketAddrs, os::fd::AsRawFd, path::PathBuf, time::Duration};
 
-use ::scheduler::{RequestKey, SamplingParams};
+use ::scheduler::RequestKey;
 use ipc::{ClientOptions, ClientOutput, Endpoint, EndpointError, EngineRouter, Secret};
 use output::{OutputProcessor, RequestFailure};
 use pyo3::{
@@ -13,8 +13,9 @@ use pyo3::{
 
 use crate::{
     errors::{EngineDeadError, client_error, endpoint_error},
-    handle::{RequestArguments, stats_dict, token_ids},
-    sampling_extras::PySamplingExtras,
+    handle::stats_dict,
+    request_arguments::RequestArguments,
+    sampling_extras::check_sendable,
 };
 
 /// Engines in other processes: add, abort, read counters, from any thread.
@@ -53,6 +54,7 @@ impl PyEngineClient {
         self.inner.drain_outputs(|output| match output {
             ClientOutput::Output(record) => stopped.extend(processor.process(&record)),
             ClientOutput::Logprobs(beside) => processor.add_logprobs(beside),
+            ClientOutput::PromptLogprobs(beside) => processor.add_prompt_logprobs(beside),
             ClientOutput::Refused { key, error } => processor.fail(key, RequestFailure::Refused(error)),
             ClientOutput::Died { key, reason } => processor.fail(key, RequestFailure::EngineDied(reason)),
         });
@@ -163,73 +165,18 @@ impl PyEngineClient {
         self.inner.new_key().0
     }
 
-    #[pyo3(signature = (key, request_id, prompt_token_ids, *, max_tokens, min_tokens=0, eos_token_id=None,
-        stop_token_ids=Vec::new(), temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, presence_penalty=0.0,
-        frequency_penalty=0.0, repetition_penalty=1.0, seed=0, num_logprobs=-1, sampling_extras=None, priority=0, cache_salt=None,
-        lora_name=None, multimodal=Vec::new(), skip_reading_prefix_cache=false, waits_for_grammar=false, fork_from=None,
-        samples=Vec::new()))]
-    #[expect(clippy::too_many_arguments, reason = "keyword-only in Python: one small call per request")]
+    #[pyo3(signature = (key, request_id, prompt_token_ids, **keywords))]
     fn add_request(
         &self,
         py: Python<'_>,
         key: u64,
         request_id: &str,
         prompt_token_ids: &Bound<'_, PyAny>,
-        max_tokens: u32,
-        min_tokens: u32,
-        eos_token_id: Option<i32>,
-        stop_token_ids: Vec<i32>,
-        temperature: f32,
-        top_p: f32,
-        top_k: i64,
-        min_p: f32,
-        presence_penalty: f32,
-        frequency_penalty: f32,
-        repetition_penalty: f32,
-        seed: i64,
-        num_logprobs: i64,
-        sampling_extras: Option<PyRef<'_, PySamplingExtras>>,
-        priority: i32,
-        cache_salt: Option<String>,
-        lora_name: Option<String>,
-        multimodal: Vec<(u32, u32, Vec<u8>)>,
-        skip_reading_prefix_cache: bool,
-        waits_for_grammar: bool,
-        fork_from: Option<u64>,
-        samples: Vec<(u64, String, i64)>,
+        keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
-        let extras = sampling_extras.map(|extras| extras.to_send()).transpose()?;
-        let params = SamplingParams {
-            max_tokens,
-            min_tokens,
-            eos_token_id,
-            stop_token_ids: stop_token_ids.into(),
-            temperature,
-            top_p,
-            min_p,
-            presence_penalty,
-            frequency_penalty,
-            repetition_penalty,
-            top_k,
-            seed,
-            num_logprobs,
-            extras,
-        };
-        let arguments = RequestArguments {
-            key,
-            request_id: request_id.into(),
-            params,
-            priority,
-            cache_salt,
-            lora_name,
-            multimodal,
-            skip_reading_prefix_cache,
-            waits_for_grammar,
-            fork_from,
-            samples,
-        };
-        let prompt_token_ids = token_ids(py, prompt_token_ids)?;
-        py.detach(|| self.inner.add_requests(&arguments.into_requests(prompt_token_ids)))
+        let arguments = RequestArguments::read(key, request_id, prompt_token_ids, keywords)?;
+        arguments.extras().map_or(Ok(()), check_sendable)?;
+        py.detach(|| self.inner.add_requests(&arguments.into_requests()))
             .map_err(|error| client_error(&error))
     }
 

@@ -77,6 +77,7 @@ pub(crate) fn scheduler_error(error: &SchedulerError) -> PyErr {
         }
         SchedulerError::WrongRows { .. }
         | SchedulerError::WrongLogprobs { .. }
+        | SchedulerError::WrongPromptLogprobs { .. }
         | SchedulerError::WrongStep { .. }
         | SchedulerError::NotTheNewestStep { .. }
         | SchedulerError::OutdatedOutput { .. }

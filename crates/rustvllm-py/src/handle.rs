@@ -10,8 +10,8 @@ use std::{
 };
 
 use ::scheduler::{
-    EngineCoreOutput, EngineHandle as SharedHandle, ExtraKeys, MultimodalSpan, NewRequest, RequestKey,
-    SamplingParams, TokenLogprobs, egress::Consumer,
+    EngineCoreOutput, EngineHandle as SharedHandle, ExtraKeys, PromptLogprobs, RequestKey, TokenLogprobs,
+    egress::Consumer,
 };
 use ipc::Notifier;
 use pyo3::{
@@ -22,7 +22,7 @@ use pyo3::{
 
 use crate::buffers::native_buffer;
 use crate::errors::{SchedulerStateError, WrongThreadError, add_request_error};
-use crate::sampling_extras::PySamplingExtras;
+use crate::request_arguments::RequestArguments;
 use crate::token_ids::PyTokenIds;
 
 /// How long a parked main thread goes without looking for signals.
@@ -34,6 +34,8 @@ pub(crate) enum Emitted {
     Output(EngineCoreOutput),
     /// What a token that follows has beside it.
     Logprobs(TokenLogprobs),
+    /// What places of a prompt have beside them.
+    PromptLogprobs(PromptLogprobs),
 }
 
 /// The shared side of the scheduler and the output side's end of its egress.
@@ -66,6 +68,7 @@ impl EngineHandle {
         }
         consumer.look();
         consumer.take_logprobs(|beside| receive(Emitted::Logprobs(beside)));
+        consumer.take_prompt_logprobs(|beside| receive(Emitted::PromptLogprobs(beside)));
         consumer.drain_seen(|output| receive(Emitted::Output(output)));
         drop(guard);
         // There is room again: the parked scheduler hands over what it kept back. The count was stored before
@@ -108,128 +111,23 @@ impl EngineHandle {
     }
 }
 
-/// What `add_request` is given beside the prompt: of this handle, and of a client of an engine in another process.
-pub(crate) struct RequestArguments {
-    pub(crate) key: u64,
-    pub(crate) request_id: Box<str>,
-    pub(crate) params: SamplingParams,
-    pub(crate) priority: i32,
-    pub(crate) cache_salt: Option<String>,
-    pub(crate) lora_name: Option<String>,
-    pub(crate) multimodal: Vec<(u32, u32, Vec<u8>)>,
-    pub(crate) skip_reading_prefix_cache: bool,
-    pub(crate) waits_for_grammar: bool,
-    pub(crate) fork_from: Option<u64>,
-    pub(crate) samples: Vec<(u64, String, i64)>,
-}
-
-impl RequestArguments {
-    /// The request and those that fork it.
-    pub(crate) fn into_requests(self, prompt_token_ids: Vec<i32>) -> Vec<NewRequest> {
-        let spans = self.multimodal.into_iter().map(|(offset, length, digest)| MultimodalSpan {
-            offset,
-            length,
-            digest: digest.into(),
-        });
-        let extra_keys =
-            ExtraKeys::new(self.lora_name.as_deref(), self.cache_salt.as_deref(), spans.collect());
-        let request = NewRequest {
-            key: RequestKey(self.key),
-            request_id: self.request_id,
-            prompt_token_ids,
-            params: self.params,
-            priority: self.priority,
-            extra_keys,
-            skip_reading_prefix_cache: self.skip_reading_prefix_cache,
-            waits_for_grammar: self.waits_for_grammar,
-            fork_from: self.fork_from.map(RequestKey),
-        };
-        let mut requests = Vec::with_capacity(1 + self.samples.len());
-        requests.extend(self.samples.into_iter().map(|(sample_key, sample_id, seed)| NewRequest {
-            key: RequestKey(sample_key),
-            request_id: sample_id.into(),
-            params: SamplingParams { seed, ..request.params.clone() },
-            fork_from: Some(request.key),
-            ..request.clone()
-        }));
-        requests.insert(0, request);
-        requests
-    }
-}
-
 #[pymethods]
 impl EngineHandle {
     fn new_key(&self) -> u64 {
         self.inner.new_key().0
     }
 
-    #[pyo3(signature = (key, request_id, prompt_token_ids, *, max_tokens, min_tokens=0, eos_token_id=None,
-        stop_token_ids=Vec::new(), temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, presence_penalty=0.0,
-        frequency_penalty=0.0, repetition_penalty=1.0, seed=0, num_logprobs=-1, sampling_extras=None, priority=0, cache_salt=None,
-        lora_name=None, multimodal=Vec::new(), skip_reading_prefix_cache=false, waits_for_grammar=false, fork_from=None,
-        samples=Vec::new()))]
-    #[expect(clippy::too_many_arguments, reason = "keyword-only in Python: one small call per request")]
+    #[pyo3(signature = (key, request_id, prompt_token_ids, **keywords))]
     fn add_request(
         &self,
         py: Python<'_>,
         key: u64,
         request_id: &str,
         prompt_token_ids: &Bound<'_, PyAny>,
-        max_tokens: u32,
-        min_tokens: u32,
-        eos_token_id: Option<i32>,
-        stop_token_ids: Vec<i32>,
-        temperature: f32,
-        top_p: f32,
-        top_k: i64,
-        min_p: f32,
-        presence_penalty: f32,
-        frequency_penalty: f32,
-        repetition_penalty: f32,
-        seed: i64,
-        num_logprobs: i64,
-        sampling_extras: Option<PyRef<'_, PySamplingExtras>>,
-        priority: i32,
-        cache_salt: Option<String>,
-        lora_name: Option<String>,
-        multimodal: Vec<(u32, u32, Vec<u8>)>,
-        skip_reading_prefix_cache: bool,
-        waits_for_grammar: bool,
-        fork_from: Option<u64>,
-        samples: Vec<(u64, String, i64)>,
+        keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
-        let extras = sampling_extras.map(|extras| extras.shared());
-        let params = SamplingParams {
-            max_tokens,
-            min_tokens,
-            eos_token_id,
-            stop_token_ids: stop_token_ids.into(),
-            temperature,
-            top_p,
-            min_p,
-            presence_penalty,
-            frequency_penalty,
-            repetition_penalty,
-            top_k,
-            seed,
-            num_logprobs,
-            extras,
-        };
-        let arguments = RequestArguments {
-            key,
-            request_id: request_id.into(),
-            params,
-            priority,
-            cache_salt,
-            lora_name,
-            multimodal,
-            skip_reading_prefix_cache,
-            waits_for_grammar,
-            fork_from,
-            samples,
-        };
-        let prompt_token_ids = token_ids(py, prompt_token_ids)?;
-        py.detach(|| self.inner.add_requests(arguments.into_requests(prompt_token_ids)))
+        let arguments = RequestArguments::read(key, request_id, prompt_token_ids, keywords)?;
+        py.detach(|| self.inner.add_requests(arguments.into_requests()))
             .map_err(|error| add_request_error(&error))
     }
 

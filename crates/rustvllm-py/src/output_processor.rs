@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ::scheduler::{FinishReason, RequestError, RequestKey};
+use ::scheduler::{FinishReason, PromptLogprobs, RequestError, RequestKey};
 use output::{
     CandidateLogprob, Delivery, DetokenizeOptions, EventTemplate, News, OutputOptions, RequestFailure,
     StopReason,
@@ -53,6 +53,20 @@ impl PyRequestDelta {
         positions
             .map(|at| Ok((at.text_offset, PyList::new(py, at.candidates.iter().map(candidate))?)))
             .collect()
+    }
+
+    /// What became known of the prompt: of consecutive places the first, the number of candidates of each, and as bytes of
+    /// machine numbers token ids (int32, the prompt's own first; −1 ends a row), log-probabilities (float32) and the rank
+    /// (uint32) of each place's own token. Empty unless asked for.
+    #[getter]
+    fn new_prompt_logprobs<'py>(&self, py: Python<'py>) -> Vec<PromptChunk<'py>> {
+        let chunk = |of: &PromptLogprobs| {
+            let ids = bytes_of(py, &of.token_ids, |id| id.to_ne_bytes());
+            let values = bytes_of(py, &of.logprobs, |value| value.to_ne_bytes());
+            let ranks = bytes_of(py, &of.ranks, |rank| rank.to_ne_bytes());
+            (of.first_position, of.num_columns, ids, values, ranks)
+        };
+        self.inner.new_prompt_logprobs.iter().map(chunk).collect()
     }
 
     /// `stop`, `length`, `abort`, `error`, `repetition`, or None while it runs.
@@ -133,6 +147,17 @@ impl PyRequestDelta {
     }
 }
 
+/// First place, candidates per place; token ids, log-probabilities and ranks.
+type PromptChunk<'py> = (u32, u32, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+fn bytes_of<'py, T: Copy>(
+    py: Python<'py>,
+    values: &[T],
+    bytes: impl Fn(T) -> [u8; 4],
+) -> Bound<'py, PyBytes> {
+    PyBytes::new(py, &values.iter().flat_map(|&value| bytes(value)).collect::<Vec<u8>>())
+}
+
 fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 * 1e-9
 }
@@ -172,7 +197,7 @@ impl PyOutputProcessor {
     #[pyo3(signature = (
         key, prompt_token_ids, *, detokenize = true, skip_special_tokens = true, spaces_between_special_tokens = true,
         stop = Vec::new(), include_stop_str_in_output = false, min_tokens = 0, at_the_end = false, event_template = None,
-        logprobs = false
+        logprobs = false, prompt_logprobs = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     #[expect(clippy::fn_params_excessive_bools, reason = "keyword arguments of the Python signature")]
@@ -190,6 +215,7 @@ impl PyOutputProcessor {
         at_the_end: bool,
         event_template: Option<(&[u8], &[u8])>,
         logprobs: bool,
+        prompt_logprobs: bool,
     ) -> PyResult<()> {
         let delivery = match event_template {
             None if at_the_end => Delivery::AtTheEnd,
@@ -204,11 +230,18 @@ impl PyOutputProcessor {
         let prompt_token_ids = valid_token_ids(prompt_token_ids)?;
         let detokenize =
             detokenize.then_some(DetokenizeOptions { skip_special_tokens, spaces_between_special_tokens });
-        if logprobs && matches!(delivery, Delivery::Events(_)) {
+        if (logprobs || prompt_logprobs) && matches!(delivery, Delivery::Events(_)) {
             return Err(PyValueError::new_err("an event of an event_template has no place for logprobs"));
         }
-        let options =
-            OutputOptions { detokenize, stop, include_stop_str_in_output, min_tokens, delivery, logprobs };
+        let options = OutputOptions {
+            detokenize,
+            stop,
+            include_stop_str_in_output,
+            min_tokens,
+            delivery,
+            logprobs,
+            prompt_logprobs,
+        };
         py.detach(|| self.lock().add_request(RequestKey(key), &prompt_token_ids, options))
             .map_err(|error| request_error(&error))
     }
@@ -256,6 +289,7 @@ impl PyOutputProcessor {
                     handle.drain_outputs(|emitted| match emitted {
                         Emitted::Output(record) => stopped.extend(processor.process(&record)),
                         Emitted::Logprobs(beside) => processor.add_logprobs(beside),
+                        Emitted::PromptLogprobs(beside) => processor.add_prompt_logprobs(beside),
                     });
                     for key in stopped {
                         handle.abort_key(key);

@@ -24,19 +24,19 @@ impl PySamplingExtras {
     pub(crate) fn shared(&self) -> Arc<SamplingExtras> {
         Arc::clone(&self.inner)
     }
+}
 
-    /// For an engine in another process.
-    ///
-    /// # Errors
-    /// When something is attached that cannot go there.
-    pub(crate) fn to_send(&self) -> PyResult<Arc<SamplingExtras>> {
-        if self.inner.attachment().is_none() {
-            return Ok(self.shared());
-        }
-        let message = "logits_processors are callables of this process and cannot be sent to an engine in another one; \
-                       load a class into the engine with --logits-processors module:Class instead";
-        Err(InvalidRequestError::new_err((message, "logits_processors")))
+/// Whether they can be sent to an engine in another process.
+///
+/// # Errors
+/// When something is attached that cannot go there.
+pub(crate) fn check_sendable(extras: &SamplingExtras) -> PyResult<()> {
+    if extras.attachment().is_none() {
+        return Ok(());
     }
+    let message = "logits_processors are callables of this process and cannot be sent to an engine in another one; \
+                   load a class into the engine with --logits-processors module:Class instead";
+    Err(InvalidRequestError::new_err((message, "logits_processors")))
 }
 
 #[pymethods]

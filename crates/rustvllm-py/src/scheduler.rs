@@ -3,20 +3,21 @@
 use std::thread::{self, ThreadId};
 
 use ::scheduler::{
-    EngineCoreOutput, ExtraKeys, FinishReason, LogprobRows, RequestError, RequestEvent, RequestState,
-    Scheduler, SchedulerConfig, SchedulerOutput, StepBuffers, TokenRows,
+    EngineCoreOutput, ExtraKeys, FinishReason, LogprobRows, PromptLogprobRows, RequestError, RequestEvent,
+    RequestState, Scheduler, SchedulerConfig, SchedulerOutput, StepBuffers, TokenRows,
 };
 use pyo3::{
-    exceptions::{PyTypeError, PyValueError},
+    exceptions::PyValueError,
     prelude::*,
     types::{PyDict, PyList, PyTuple},
 };
 
 use crate::{
-    buffers::{RegisteredViews, native_buffer, register_set},
+    buffers::{RegisteredViews, copy_rows, register_set},
     config::PySchedulerConfig,
     errors::{SchedulerStateError, WrongThreadError, scheduler_error},
     handle::{Emitted, EngineHandle, token_ids},
+    logprobs::{CopiedLogprobs, CopiedPromptLogprobs, LogprobArrays, PromptLogprobArrays},
     sampling_extras::PySamplingExtras,
 };
 
@@ -75,6 +76,16 @@ impl PySchedulerOutput {
     #[getter]
     fn num_sampled(&self) -> u32 {
         self.inner.num_sampled
+    }
+
+    #[getter]
+    fn num_prompt_logprobs_reqs(&self) -> u32 {
+        self.inner.num_prompt_logprobs_reqs
+    }
+
+    #[getter]
+    fn num_prompt_logprobs(&self) -> u32 {
+        self.inner.num_prompt_logprobs
     }
 
     #[getter]
@@ -297,13 +308,14 @@ impl PyScheduler {
         Ok(output.map(|inner| PySchedulerOutput { inner, scheduler: slf.clone().unbind() }))
     }
 
-    #[pyo3(signature = (scheduler_output, sampled_token_ids, draft_token_ids=None, logprobs=None))]
+    #[pyo3(signature = (scheduler_output, sampled_token_ids, draft_token_ids=None, logprobs=None, prompt_logprobs=None))]
     fn update_from_output(
         slf: &Bound<'_, Self>,
         scheduler_output: &PySchedulerOutput,
         sampled_token_ids: &Bound<'_, PyAny>,
         draft_token_ids: Option<&Bound<'_, PyAny>>,
         logprobs: Option<LogprobArrays<'_>>,
+        prompt_logprobs: Option<PromptLogprobArrays<'_>>,
     ) -> PyResult<usize> {
         check_origin(slf, scheduler_output)?;
         let this = &mut *slf.try_borrow_mut()?;
@@ -315,6 +327,7 @@ impl PyScheduler {
         let sampled = TokenRows { token_ids: &this.sampled, num_columns };
         let drafts = TokenRows { token_ids: &this.drafts, num_columns: num_draft_columns };
         let logprobs = logprobs.map(CopiedLogprobs::new).transpose()?;
+        let prompt_logprobs = prompt_logprobs.map(CopiedPromptLogprobs::new).transpose()?;
         let finished = this
             .inner
             .get()
@@ -323,6 +336,7 @@ impl PyScheduler {
                 sampled,
                 drafts,
                 logprobs.as_ref().map_or(LogprobRows::NONE, CopiedLogprobs::rows),
+                prompt_logprobs.as_ref().map_or(PromptLogprobRows::NONE, CopiedPromptLogprobs::rows),
             )
             .map_err(|error| scheduler_error(&error))?;
         this.announce();
@@ -455,64 +469,6 @@ fn new_arrays<'py>(py: Python<'py>, config: &SchedulerConfig) -> PyResult<Vec<Bo
         Ok(set.into_any())
     };
     (0..config.num_buffer_sets()).map(new_set).collect()
-}
-
-/// Copy rows of ids out of a Python array; returns the number of columns.
-fn copy_rows(name: &str, array: &Bound<'_, PyAny>, ids: &mut Vec<i32>) -> PyResult<usize> {
-    let view = native_buffer::<i32>(array)
-        .map_err(|_| PyTypeError::new_err(format!("{name} must be an array of dtype int32")))?;
-    let num_columns = match view.shape() {
-        [_] => 1,
-        [_, columns] => *columns,
-        shape => {
-            let message = format!("{name} must have 1 or 2 dimensions, got shape {shape:?}");
-            return Err(PyValueError::new_err(message));
-        }
-    };
-    ids.resize(view.item_count(), -1);
-    view.copy_to_slice(array.py(), ids)?;
-    Ok(num_columns)
-}
-
-/// Places, token ids, log-probabilities and ranks.
-type LogprobArrays<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
-
-/// The log-probabilities of one update, copied out of Python's arrays. Few steps have them.
-struct CopiedLogprobs {
-    places: Vec<i32>,
-    token_ids: Vec<i32>,
-    logprobs: Vec<f32>,
-    ranks: Vec<i32>,
-    num_columns: usize,
-}
-
-impl CopiedLogprobs {
-    fn new((places, token_ids, logprobs, ranks): LogprobArrays<'_>) -> PyResult<Self> {
-        let py = places.py();
-        let values = native_buffer::<f32>(&logprobs)
-            .map_err(|_| PyTypeError::new_err("values of logprobs must be an array of dtype float32"))?;
-        let mut copied = Self {
-            places: Vec::new(),
-            token_ids: Vec::new(),
-            logprobs: values.to_vec(py)?,
-            ranks: Vec::new(),
-            num_columns: 0,
-        };
-        copy_rows("places of logprobs", &places, &mut copied.places)?;
-        copied.num_columns = copy_rows("token ids of logprobs", &token_ids, &mut copied.token_ids)?;
-        copy_rows("ranks of logprobs", &ranks, &mut copied.ranks)?;
-        Ok(copied)
-    }
-
-    fn rows(&self) -> LogprobRows<'_> {
-        LogprobRows {
-            places: &self.places,
-            token_ids: &self.token_ids,
-            logprobs: &self.logprobs,
-            ranks: &self.ranks,
-            num_columns: self.num_columns,
-        }
-    }
 }
 
 fn output_dict<'py>(py: Python<'py>, output: &EngineCoreOutput) -> PyResult<Bound<'py, PyDict>> {

@@ -6,7 +6,7 @@ use output::OutputError;
 use pyo3::exceptions::{PyOSError, PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
-use pyo3::types::PyString;
+use pyo3::types::{PyBytes, PyString};
 
 use crate::errors::InvalidRequestError;
 use crate::token_ids::PyTokenIds;
@@ -92,6 +92,12 @@ impl PyTokenizer {
         let decode = || self.inner.decode(&token_ids, skip_special_tokens);
         let text = if token_ids.len() <= SHORT_NUM_TOKENS { decode() } else { py.detach(decode) };
         text.map_err(|error| request_error(&error))
+    }
+
+    /// The bytes that an id adds to a text, which need not be whole characters; none for an id that is in no vocabulary.
+    fn token_bytes<'py>(&self, py: Python<'py>, token_id: i64) -> Bound<'py, PyBytes> {
+        let token_id = u32::try_from(token_id).ok();
+        PyBytes::new(py, &token_id.map(|token_id| self.inner.token_bytes(token_id)).unwrap_or_default())
     }
 
     /// The vocabulary entry of an id, or None.

@@ -15,7 +15,7 @@
 use std::mem::MaybeUninit;
 
 use crate::{
-    Inbox, TokenLogprobs,
+    Inbox, PromptLogprobs, TokenLogprobs,
     output::{EngineCoreOutput, FinishReason, RequestError, RequestKey},
     sync::{AtomicUsize, Ordering, UnsafeCell},
 };
@@ -60,6 +60,8 @@ pub struct Egress {
     head: Padded<AtomicUsize>,
     /// Beside the ring; see the module docs.
     logprobs: Inbox<TokenLogprobs>,
+    /// The same.
+    prompt_logprobs: Inbox<PromptLogprobs>,
 }
 
 // SAFETY: a place is written only by the producer while it lies in [tail, head + capacity) and read only
@@ -78,6 +80,7 @@ impl Egress {
             tail: Padded(AtomicUsize::new(0)),
             head: Padded(AtomicUsize::new(0)),
             logprobs: Inbox::new(),
+            prompt_logprobs: Inbox::new(),
         }
     }
 
@@ -163,6 +166,11 @@ impl Producer {
         self.egress.logprobs.push(logprobs);
     }
 
+    /// Lay log-probabilities of a prompt beside the ring, before the record of the request's first token is pushed.
+    pub fn push_prompt_logprobs(&mut self, logprobs: PromptLogprobs) {
+        self.egress.prompt_logprobs.push(logprobs);
+    }
+
     /// A writer of the tokens of decodes, all made at one time, for as many as there is room.
     pub(crate) fn decodes(&mut self, timestamp_ns: u64) -> Decodes<'_> {
         if self.has_room() {
@@ -226,10 +234,11 @@ impl Consumer {
     pub fn drain(&mut self, receive: impl FnMut(EngineCoreOutput)) {
         self.look();
         self.take_logprobs(drop);
+        self.take_prompt_logprobs(drop);
         self.drain_seen(receive);
     }
 
-    /// See what is published, for the two calls below.
+    /// See what is published, for the calls below.
     pub fn look(&mut self) {
         // Acquire: pairs with the Release in `Producer::publish`.
         self.seen_tail = self.egress.tail.0.load(Ordering::Acquire);
@@ -239,6 +248,13 @@ impl Consumer {
     pub fn take_logprobs(&mut self, receive: impl FnMut(TokenLogprobs)) {
         if !self.egress.logprobs.is_empty() {
             self.egress.logprobs.take(receive);
+        }
+    }
+
+    /// Consume the log-probabilities of the prompts of all first tokens seen, and perhaps of some that come later.
+    pub fn take_prompt_logprobs(&mut self, receive: impl FnMut(PromptLogprobs)) {
+        if !self.egress.prompt_logprobs.is_empty() {
+            self.egress.prompt_logprobs.take(receive);
         }
     }
 

@@ -79,6 +79,7 @@ impl Scheduler {
         self.by_key.insert(new.key, slot);
         self.num_grammar_requests += u32::from(new.waits_for_grammar);
         let num_prompt_tokens = new.prompt_token_ids.len() as u32;
+        let asks_of_prompt = new.params.num_prompt_logprobs >= 0;
         let max_total_tokens =
             num_prompt_tokens.saturating_add(new.params.max_tokens).min(self.config.max_model_len);
         let reserved = max_total_tokens.min(num_prompt_tokens.saturating_add(RESERVED_OUTPUT_TOKENS));
@@ -91,7 +92,9 @@ impl Scheduler {
             num_prompt_tokens,
             num_queued_tokens,
             extra_keys: new.extra_keys,
-            skip_reading_prefix_cache: new.skip_reading_prefix_cache,
+            // What is found there is not computed, so it would judge nothing.
+            skip_reading_prefix_cache: new.skip_reading_prefix_cache || asks_of_prompt,
+            num_judges_asked: 0,
             uses_grammar: new.waits_for_grammar,
             block_hashes,
             num_preemptions: 0,
@@ -113,7 +116,8 @@ impl Scheduler {
         }
         self.waiting.push(slot, &self.requests[slot as usize]);
         self.limit_wait(slot, since_ns);
-        if let Some(&parent_slot) = new.fork_from.and_then(|parent| self.by_key.get(&parent)) {
+        let parent = new.fork_from.filter(|_| !asks_of_prompt);
+        if let Some(&parent_slot) = parent.and_then(|parent| self.by_key.get(&parent)) {
             self.link_to_parent(slot, parent_slot);
         }
         self.note(slot);

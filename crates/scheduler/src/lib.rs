@@ -45,6 +45,7 @@ mod kv_cache_manager;
 mod logprobs;
 mod output;
 mod preemption;
+mod prompt_logprobs;
 mod request;
 mod request_limits;
 mod request_queue;
@@ -68,6 +69,7 @@ pub use inbox::Inbox;
 pub use inspect::{RequestState, ScheduledRequest, StepView};
 pub use logprobs::{LogprobRows, TokenLogprobs};
 pub use output::{EngineCoreOutput, FinishReason, RequestError, RequestKey, SchedulerOutput};
+pub use prompt_logprobs::{PromptLogprobRows, PromptLogprobs};
 pub use request::{NewRequest, RequestStatus, SamplingParams, UNKNOWN_TOKEN};
 pub use request_limits::{AddRequestError, RequestLimits};
 pub use sampling_extras::{

@@ -123,6 +123,10 @@ pub struct SchedulerOutput {
     pub num_sampled: u32,
     /// Rows of logits: one per sampled request and one per draft.
     pub num_logits: u32,
+    /// Requests of which log-probabilities of the prompt are asked for.
+    pub num_prompt_logprobs_reqs: u32,
+    /// Tokens of these whose logits are needed for that.
+    pub num_prompt_logprobs: u32,
     /// New and resumed requests.
     pub num_new_reqs: u32,
     /// Block-table differences.

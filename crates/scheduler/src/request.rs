@@ -92,6 +92,8 @@ pub struct SamplingParams {
     pub seed: i64,
     /// Log-probabilities returned per token; −1 = none.
     pub num_logprobs: i64,
+    /// The same for each token of the prompt but the first; −1 = none.
+    pub num_prompt_logprobs: i64,
     /// Parameters that are lists; shared by the samples of a request.
     pub extras: Option<Arc<SamplingExtras>>,
 }
@@ -112,6 +114,7 @@ impl Default for SamplingParams {
             top_k: 0,
             seed: 0,
             num_logprobs: -1,
+            num_prompt_logprobs: -1,
             extras: None,
         }
     }
@@ -188,6 +191,8 @@ pub(crate) struct Cold {
     pub(crate) num_queued_tokens: u32,
     pub(crate) extra_keys: ExtraKeys,
     pub(crate) skip_reading_prefix_cache: bool,
+    /// Leading tokens of the prompt whose logits a step was asked to judge the next token by.
+    pub(crate) num_judges_asked: u32,
     pub(crate) uses_grammar: bool,
     /// One per full block of tokens known so far (empty without prefix caching).
     pub(crate) block_hashes: Vec<BlockHash>,
@@ -249,6 +254,8 @@ pub(crate) struct Request {
     pub(crate) has_stop_token_ids: bool,
     /// Whether the first token has told when it was scheduled and what was cached.
     pub(crate) is_introduced: bool,
+    /// Whether log-probabilities of its prompt are still to be asked for.
+    pub(crate) wants_prompt_logprobs: bool,
     // The second line.
     pub(crate) block_table: Vec<BlockId>,
     /// All tokens but the recent ones.
@@ -292,6 +299,7 @@ impl Request {
             status: if cold.uses_grammar { RequestStatus::WaitingForGrammar } else { RequestStatus::Waiting },
             has_stop_token_ids: !cold.params.stop_token_ids.is_empty(),
             is_introduced: false,
+            wants_prompt_logprobs: cold.params.num_prompt_logprobs >= 0 && num_prompt_tokens > 1,
             block_table,
             token_ids: prompt_token_ids,
             cold,

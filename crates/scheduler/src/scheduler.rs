@@ -86,6 +86,14 @@ pub enum SchedulerError {
         /// What is wrong.
         what: &'static str,
     },
+    /// Log-probabilities of prompts that are not those that were asked for.
+    #[error("the prompt_logprobs of step {step} are not what it was asked for: {what}")]
+    WrongPromptLogprobs {
+        /// The step.
+        step: u64,
+        /// What is wrong.
+        what: &'static str,
+    },
     /// Drafts where there may be none, or not as many.
     #[error(
         "drafts have {got} columns, at most {limit} are possible (num_speculative_tokens; 0 when steps overlap: the worker keeps its drafts)"

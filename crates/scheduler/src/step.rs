@@ -9,6 +9,7 @@ use kvblocks::{BlockCopies, BlockId};
 use crate::{
     kv_cache_manager::KVCacheManager,
     output::SchedulerOutput,
+    prompt_logprobs::PromptSpan,
     request::{NO_ROW, Request, Tenant, UNKNOWN_TOKEN},
     step_buffers::{ArraySpec, Column, SAMPLING_FLOAT_COLUMNS, SAMPLING_INT_COLUMNS, StepBuffers},
 };
@@ -72,6 +73,8 @@ pub(crate) struct Step {
     /// Tokens of the plan that was in the set before: its slots are reset to padding.
     previous_num_tokens: usize,
     draft_token_ids: Vec<i32>,
+    /// Rows of which log-probabilities of the prompt are asked for, in the order of the entries.
+    pub(crate) prompt_spans: Vec<PromptSpan>,
     /// Scratch of a round of decodes: row, place in its table and id of each block that was begun.
     new_blocks: Vec<[u32; 3]>,
     /// Ids of the requests behind `finished_rows` and who was behind `preempted_rows`: for the debug view.
@@ -100,6 +103,7 @@ impl Step {
             draft_token_ids: Vec::with_capacity(
                 (config.max_num_seqs * config.num_speculative_tokens) as usize,
             ),
+            prompt_spans: Vec::new(),
             new_blocks: Vec::with_capacity(config.max_num_seqs as usize),
             finished_ids: Vec::with_capacity(config.max_num_seqs as usize),
             preempted: Vec::with_capacity(config.max_num_seqs as usize),
@@ -116,6 +120,7 @@ impl Step {
         self.finished_ids.clear();
         self.preempted.clear();
         self.draft_token_ids.clear();
+        self.prompt_spans.clear();
         self.output = SchedulerOutput { step, buffer_index, ..SchedulerOutput::default() };
         self.rewind();
     }
@@ -131,6 +136,8 @@ impl Step {
         output.max_seq_len = 0;
         output.num_sampled = 0;
         output.num_logits = 0;
+        output.num_prompt_logprobs_reqs = 0;
+        output.num_prompt_logprobs = 0;
         output.num_new_reqs = 0;
         output.num_block_table_updates = 0;
         output.num_structured_output_reqs = 0;
@@ -262,6 +269,9 @@ impl Step {
             sampled,
             is_new: row.is_new,
         };
+        if request.wants_prompt_logprobs {
+            self.prompt_spans.extend(request.ask_prompt_logprobs(entry.tenant, end));
+        }
         self.draft_token_ids.extend_from_slice(&request.cold.draft_token_ids[..num_drafts]);
         request.cold.draft_token_ids.clear();
         self.write(&entry, request, request.num_expected_tokens);
@@ -291,6 +301,12 @@ impl Step {
     pub(crate) fn remove(&mut self, slot: u32) -> Option<Entry> {
         let position = self.entries.iter().position(|entry| entry.tenant.slot == slot)?;
         Some(self.entries.remove(position))
+    }
+
+    /// Forget what a request that leaves the plan was asked for of its prompt.
+    pub(crate) fn remove_prompt_span(&mut self, tenant: Tenant) -> Option<PromptSpan> {
+        let position = self.prompt_spans.iter().position(|span| span.tenant == tenant)?;
+        Some(self.prompt_spans.remove(position))
     }
 
     /// Write the plan again from its entries, after one was removed or changed.
@@ -409,6 +425,9 @@ impl Step {
 
     /// Count a row whose arrays are written, and add what only some rows have.
     fn count_row(&mut self, entry: &Entry, request: &Request, end: u32) {
+        if !self.prompt_spans.is_empty() {
+            self.write_prompt_span(entry, request);
+        }
         let output = &mut self.output;
         output.num_reqs += 1;
         output.total_num_scheduled_tokens += entry.num_scheduled_tokens;
@@ -432,6 +451,22 @@ impl Step {
         }
     }
 
+    /// Whose logits judge tokens of the prompt, if the row is asked for that.
+    fn write_prompt_span(&mut self, entry: &Entry, request: &Request) {
+        let Some(span) = self.prompt_spans.iter().find(|span| span.tenant == entry.tenant) else { return };
+        let output = &mut self.output;
+        let (index, judge) = (output.num_prompt_logprobs_reqs as usize, output.num_prompt_logprobs as usize);
+        let first = output.total_num_scheduled_tokens + span.start - entry.num_computed_tokens;
+        let (buffers, count) = (&mut self.buffers, span.count as usize);
+        buffers.prompt_logprobs_rows.write(index, request.row as i32);
+        fill_range(buffers.prompt_logprobs_indices.window(judge, count), first as usize);
+        request.copy_tokens(span.start as usize + 1, buffers.prompt_logprobs_targets.window(judge, count));
+        buffers.prompt_logprobs_indptr.write(index, judge as i32);
+        buffers.prompt_logprobs_indptr.write(index + 1, (judge + count) as i32);
+        output.num_prompt_logprobs_reqs += 1;
+        output.num_prompt_logprobs += span.count;
+    }
+
     fn write_parameters(&mut self, request: &Request) {
         let index = self.output.num_new_reqs as usize;
         let params = &request.cold.params;
@@ -449,6 +484,7 @@ impl Step {
             i64::from(params.min_tokens),
             i64::from(request.cold.num_prompt_tokens),
             params.num_logprobs,
+            params.num_prompt_logprobs,
             i64::from(params.extras.is_some()),
         ];
         self.buffers.new_rows.write(index, request.row as i32);

@@ -14,8 +14,8 @@ use crate::config::SchedulerConfig;
 pub const SAMPLING_FLOAT_COLUMNS: [&str; 6] =
     ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"];
 /// Names of the columns of `sampling_int`.
-pub const SAMPLING_INT_COLUMNS: [&str; 6] =
-    ["top_k", "seed", "min_tokens", "num_prompt_tokens", "num_logprobs", "has_extras"];
+pub const SAMPLING_INT_COLUMNS: [&str; 7] =
+    ["top_k", "seed", "min_tokens", "num_prompt_tokens", "num_logprobs", "num_prompt_logprobs", "has_extras"];
 
 /// Stop ids that one request may mask at most.
 pub const MAX_STOP_TOKEN_IDS: usize = 1024;
@@ -247,12 +247,20 @@ step_buffers! {
     new_rows: i32, Int32, |c| vec![c.reqs];
     /// `[R, 6]` their parameters, `SAMPLING_FLOAT_COLUMNS`.
     sampling_float: f32, Float32, |c| vec![c.reqs, SAMPLING_FLOAT_COLUMNS.len()];
-    /// `[R, 6]` their parameters, `SAMPLING_INT_COLUMNS`.
+    /// `[R, 7]` their parameters, `SAMPLING_INT_COLUMNS`.
     sampling_int: i64, Int64, |c| vec![c.reqs, SAMPLING_INT_COLUMNS.len()];
     /// `[R + 1]` start of each new request's masked stop ids.
     stop_indptr: i32, Int32, |c| vec![c.reqs + 1];
     /// Ids masked while fewer than `min_tokens` outputs exist.
     stop_token_ids: i32, Int32, |c| vec![c.stop_ids];
+    /// `[R]` rows of requests that ask for log-probabilities of their prompts, where the step runs some of these.
+    prompt_logprobs_rows: i32, Int32, |c| vec![c.reqs];
+    /// `[R + 1]` start of each one's tokens in the two arrays that follow.
+    prompt_logprobs_indptr: i32, Int32, |c| vec![c.reqs + 1];
+    /// `[T]` flattened index of each token whose logits are needed: they judge the token behind it.
+    prompt_logprobs_indices: i32, Int32, |c| vec![c.tokens];
+    /// `[T]` id of the token behind it.
+    prompt_logprobs_targets: i32, Int32, |c| vec![c.tokens];
     /// `[R]` rows whose block table changes.
     bt_rows: i32, Int32, |c| vec![c.reqs];
     /// `[R]` where in the row.

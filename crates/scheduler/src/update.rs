@@ -4,6 +4,7 @@ use crate::{
     clock::monotonic_ns,
     logprobs::LogprobRows,
     output::{EngineCoreOutput, FinishReason, RequestError, SchedulerOutput},
+    prompt_logprobs::PromptLogprobRows,
     request::{Request, RequestStatus},
     scheduler::{Scheduler, SchedulerError},
     step::Entry,
@@ -95,23 +96,27 @@ impl Scheduler {
         sampled: TokenRows<'_>,
         drafts: TokenRows<'_>,
     ) -> Result<usize, SchedulerError> {
-        self.update_with_logprobs(output, sampled, drafts, LogprobRows::NONE)
+        self.update_with_logprobs(output, sampled, drafts, LogprobRows::NONE, PromptLogprobRows::NONE)
     }
 
-    /// The same, with log-probabilities of those tokens whose requests asked for them.
+    /// The same, with log-probabilities of those tokens, and of those places of prompts, whose requests asked for them.
     ///
     /// # Errors
-    /// As for [`update_with_drafts`](Self::update_with_drafts), and when they are not of what was sampled.
+    /// As for [`update_with_drafts`](Self::update_with_drafts), and when they are not of what was sampled, or not of all
+    /// places of prompts that the step was asked for.
     pub fn update_with_logprobs(
         &mut self,
         output: &SchedulerOutput,
         sampled: TokenRows<'_>,
         drafts: TokenRows<'_>,
         logprobs: LogprobRows<'_>,
+        prompt_logprobs: PromptLogprobRows<'_>,
     ) -> Result<usize, SchedulerError> {
         let set = self.oldest_step(output)?;
         sampled.check(output)?;
         logprobs.check(output, sampled)?;
+        let step = &mut self.steps[set];
+        prompt_logprobs.check(output, &step.prompt_spans, &mut step.buffers)?;
         let limit = if self.config.max_steps_in_flight > 1 { 0 } else { self.config.num_speculative_tokens };
         if drafts.num_columns > 0 {
             drafts.check(output)?;
@@ -120,6 +125,9 @@ impl Scheduler {
             }
         }
         self.drain_inbox();
+        if output.num_prompt_logprobs > 0 {
+            self.emit_prompt_logprobs(set, prompt_logprobs);
+        }
         let now = monotonic_ns();
         let entries = std::mem::take(&mut self.steps[set].entries);
         let one_each = sampled.num_columns == 1 && drafts.num_columns == 0 && logprobs.is_empty();

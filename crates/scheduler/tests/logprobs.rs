@@ -6,8 +6,8 @@ use std::collections::{HashMap, VecDeque};
 
 use common::{Random, request, scheduler};
 use scheduler::{
-    EngineCoreOutput, LogprobRows, RequestKey, Scheduler, SchedulerConfig, SchedulerError, SchedulerOutput,
-    TokenLogprobs, TokenRows, egress::Consumer,
+    EngineCoreOutput, LogprobRows, PromptLogprobRows, RequestKey, Scheduler, SchedulerConfig, SchedulerError,
+    SchedulerOutput, TokenLogprobs, TokenRows, egress::Consumer,
 };
 
 /// What a front end does: join what comes beside to the tokens, request by request.
@@ -85,6 +85,7 @@ fn update(
         TokenRows { token_ids: &ids, num_columns },
         TokenRows { token_ids: &drafts, num_columns: num_columns - 1 },
         LogprobRows { places: &places, token_ids: &beside, logprobs: &values, ranks: &ranks, num_columns: 3 },
+        PromptLogprobRows::NONE,
     )
 }
 
@@ -180,11 +181,14 @@ fn what_does_not_fit_the_step_changes_nothing() {
             num_columns: 2,
         },
     ] {
-        let error = scheduler.update_with_logprobs(&output, sampled, TokenRows::NONE, wrong);
+        let error =
+            scheduler.update_with_logprobs(&output, sampled, TokenRows::NONE, wrong, PromptLogprobRows::NONE);
         assert!(matches!(error, Err(SchedulerError::WrongLogprobs { step: 1, .. })), "{wrong:?}: {error:?}");
         scheduler.check_invariants();
     }
-    scheduler.update_with_logprobs(&output, sampled, TokenRows::NONE, good).expect("the step in flight");
+    scheduler
+        .update_with_logprobs(&output, sampled, TokenRows::NONE, good, PromptLogprobRows::NONE)
+        .expect("the step in flight");
 }
 
 #[test]
@@ -196,7 +200,13 @@ fn whoever_does_not_look_for_them_keeps_none() {
     let output = scheduler.schedule().expect("a free set").expect("a step");
     let good = LogprobRows { places: &[0], token_ids: &[5], logprobs: &[-1.0], ranks: &[1], num_columns: 1 };
     scheduler
-        .update_with_logprobs(&output, TokenRows::column(&[5]), TokenRows::NONE, good)
+        .update_with_logprobs(
+            &output,
+            TokenRows::column(&[5]),
+            TokenRows::NONE,
+            good,
+            PromptLogprobRows::NONE,
+        )
         .expect("the step in flight");
     consumer.drain(drop);
     consumer.look();

@@ -24,13 +24,13 @@ class CPUAttentionBackend:
     """See the module.
 
     Args:
-        num_threads: threads that compute, the caller included; the others sleep between layers.
+        threads: which compute; or how many, the caller included. They sleep between layers.
     """
 
     name = "cpu"
 
-    def __init__(self, num_threads: int) -> None:
-        self._attention = _core.CpuAttention(num_threads)
+    def __init__(self, threads: _core.CpuThreads | int) -> None:
+        self._attention = _core.CpuAttention(threads)
 
     def plan(self, metadata: AttentionMetadata) -> CPUAttentionPlan:
         """Check the step, once for all layers; see ``AttentionBackend.plan``.

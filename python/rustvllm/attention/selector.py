@@ -6,6 +6,7 @@ import importlib.util
 
 import torch
 
+from rustvllm import _core
 from rustvllm.attention.backend import AttentionBackend
 from rustvllm.attention.cpu_backend import CPU_DTYPES, CPUAttentionBackend
 from rustvllm.attention.metadata import KVCacheSpec
@@ -21,7 +22,7 @@ def make_attention_backend(
     spec: KVCacheSpec,
     dtype: torch.dtype,
     device: torch.device,
-    num_threads: int,
+    threads: _core.CpuThreads | int,
     *,
     batch_invariant: bool = False,
     kv_cache_is_fp8: bool = False,
@@ -37,14 +38,15 @@ def make_attention_backend(
         spec: shape of the cache.
         dtype: of the queries, and of the cache unless that has eight bits.
         device: where it lies.
-        num_threads: that torch computes with.
+        threads: those of the core, or how many of its own the core's attention starts.
         batch_invariant: a token's result must not depend on its company.
         kv_cache_is_fp8: the cache holds numbers of eight bits, which Triton's kernels alone read.
 
     Raises:
         ModelLoadError: Triton was asked for, or is needed, and is not installed or does not serve the model.
     """
-    if name == "triton" or kv_cache_is_fp8 or (name == "auto" and device.type == "cuda"):
+    on_gpu = device.type == "cuda"
+    if name == "triton" or kv_cache_is_fp8 or (on_gpu and (name == "auto" or batch_invariant)):
         reason = _why_not_triton(spec, dtype, device)
         if reason is None:
             # Importing it imports Triton.
@@ -53,13 +55,15 @@ def make_attention_backend(
             return TritonAttentionBackend(spec, dtype, device, batch_invariant=batch_invariant)
         if kv_cache_is_fp8:
             raise ModelLoadError(f"kv_cache_dtype is fp8, which Triton's kernels alone read, but {reason}")
+        if batch_invariant:
+            raise ModelLoadError(f"batch_invariant is set, which on a GPU needs Triton's kernels, but {reason}")
         if name == "triton":
             raise ModelLoadError(f"attention_backend is triton, but {reason}; set attention_backend to torch or auto")
         logger.warning("attention by torch and not by Triton: %s", reason)
     if name == "auto":
         name = "cpu" if device.type == "cpu" and dtype in CPU_DTYPES else "torch"
     if name == "cpu":
-        return CPUAttentionBackend(num_threads)
+        return CPUAttentionBackend(threads)
     max_gather_bytes = MAX_GATHER_BYTES_CPU if device.type == "cpu" else MAX_GATHER_BYTES
     return TorchAttentionBackend(spec, dtype, max_gather_bytes=max_gather_bytes)
 

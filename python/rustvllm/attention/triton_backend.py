@@ -69,6 +69,7 @@ class TritonAttentionBackend:
     def plan_static(self, batch: StaticDecodeBatch) -> TritonAttentionPlan:
         """See ``StaticAttentionBackend.plan_static``; how keys are split follows from the batch's size alone."""
         num_reqs = batch.seq_lens.shape[0]
+        self.zeros(num_reqs)  # here, and not while a graph is captured
         return TritonAttentionPlan(
             self,
             _Batch(

@@ -85,6 +85,11 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, type):
+        raise ConfigError(
+            f"the class {value.__module__}.{value.__qualname__} cannot be named to an engine in another process: "
+            "put it into a module that can be imported there"
+        )
     return value
 
 

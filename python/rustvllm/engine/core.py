@@ -63,7 +63,8 @@ class EngineCore:
         num_blocks: KV blocks, the null block included.
         num_cpu_blocks: KV blocks in CPU memory for preempted requests.
         max_concurrent_batches: Steps that may be launched and not taken in.
-        last_step_error: What the last failed step raised, as text; None if none failed.
+        last_step_error: What the last failed step, or a logits processor of single requests, raised, as text; None if
+            none did.
         startup_phases: Seconds that each part of the constructor took, by its name, in order.
         on_step_error: Called with that text, before anybody is told that a request failed.
     """
@@ -86,6 +87,7 @@ class EngineCore:
         phase.ended("load model")
         self.num_blocks = self.executor.determine_num_blocks()
         phase.ended("measure memory")
+        config = self._settle_max_model_len(config)
         config.check_num_blocks(self.num_blocks)
         self.num_cpu_blocks = self.executor.determine_num_cpu_blocks(self.num_blocks)
         self.max_concurrent_batches = 2 if config.scheduler.async_scheduling else 1
@@ -118,7 +120,7 @@ class EngineCore:
             self.num_cpu_blocks,
         )
         self.scheduler = _core.Scheduler(scheduler_config, step_buffers)
-        self.executor.bind_token_ids(self.scheduler.token_ids)
+        self.executor.bind_token_ids(self.scheduler.token_ids, self.scheduler.sampling_extras)
         phase.ended("KV cache")
         self.executor.warm_up()
         phase.ended("warm-up")
@@ -127,6 +129,14 @@ class EngineCore:
         self.on_step_error: Callable[[str], object] = lambda _: None
         self._launched: deque[LaunchedStep] = deque()
         self._failures_in_a_row = 0
+
+    def _settle_max_model_len(self, config: EngineConfig) -> EngineConfig:
+        """The configuration whose ``max_model_len`` the KV cache can hold, if it was left to the engine."""
+        self.config = config.fitted(self.num_blocks)
+        longest, asked = self.config.model.max_model_len, config.model.max_model_len
+        if longest < asked:
+            logger.info("max_model_len is %d, what the KV cache holds; the model was made for %d", longest, asked)
+        return self.config
 
     def step(self) -> int:
         """Plan a step and launch it; take in what the oldest launched one sampled, once no further one may run.
@@ -175,7 +185,12 @@ class EngineCore:
         else:
             done_ns = monotonic_ns()
             self._failures_in_a_row = 0
-            self.scheduler.update_from_output(output, sampled.sampled_token_ids, logprobs=sampled.logprobs)
+            if sampled.row_error is not None:
+                self.last_step_error = sampled.row_error
+                self.on_step_error(sampled.row_error)  # before the outputs that it explains
+            self.scheduler.update_from_output(
+                output, sampled.sampled_token_ids, logprobs=sampled.logprobs, prompt_logprobs=sampled.prompt_logprobs
+            )
         if self._trace is not None:
             numbers = (output.total_num_scheduled_tokens, output.num_reqs)
             self._trace.record(output.step, step.schedule_ns, step.launch_ns, done_ns, monotonic_ns(), *numbers)

@@ -10,6 +10,7 @@ from rustvllm.engine.core_client import EngineCoreClient
 from rustvllm.engine.input_processor import EngineCoreRequest
 from rustvllm.engine.request_state import EventSink, RequestState
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.logprobs import PromptLogprobs
 from rustvllm.sampling_params import RequestOutputKind
 
 
@@ -19,7 +20,7 @@ class RequestTable:
     def __init__(self, client: EngineCoreClient, tokenizer: _core.Tokenizer | None) -> None:
         self._client = client
         self._output_processor = _core.OutputProcessor(tokenizer)
-        self._has_tokenizer = tokenizer is not None
+        self._tokenizer = tokenizer
         self._by_id: dict[str, RequestState] = {}
         self._by_key: dict[int, RequestState] = {}
         self._engine_ids: set[str] = set()
@@ -75,6 +76,7 @@ class RequestTable:
             request.hidden_stop_ids,
             sink,
             with_logprobs=request.num_logprobs >= 0,
+            prompt_logprobs=self._prompt_logprobs(request),
         )
         self._by_id[request_id] = state
         try:
@@ -93,7 +95,7 @@ class RequestTable:
         self._output_processor.add_request(
             key,
             request.prompt_token_ids,
-            detokenize=params.detokenize and self._has_tokenizer,
+            detokenize=params.detokenize and self._tokenizer is not None,
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
             stop=params.stop_strings,
@@ -102,7 +104,14 @@ class RequestTable:
             at_the_end=params.output_kind is RequestOutputKind.FINAL_ONLY,
             event_template=event_template,
             logprobs=request.num_logprobs >= 0,
+            prompt_logprobs=request.num_prompt_logprobs >= 0,
         )
+
+    def _prompt_logprobs(self, request: EngineCoreRequest) -> PromptLogprobs | None:
+        if request.num_prompt_logprobs < 0:
+            return None
+        has_text = request.params.detokenize and self._tokenizer is not None
+        return PromptLogprobs(self._tokenizer.token_bytes if has_text and self._tokenizer is not None else None)
 
     def _hand_in(self, samples: list[tuple[int, str]], request: EngineCoreRequest) -> None:
         """All samples at once: the first computes the prompt, the others fork it."""
@@ -126,9 +135,10 @@ class RequestTable:
             repetition_penalty=params.repetition_penalty,
             seed=request.seed_of(0),
             num_logprobs=request.num_logprobs,
+            num_prompt_logprobs=request.num_prompt_logprobs,
+            sampling_extras=request.sampling_extras,
             priority=request.priority,
             cache_salt=request.cache_salt,
-            skip_reading_prefix_cache=params.prompt_logprobs is not None,
             samples=[(other, other_id, request.seed_of(index)) for index, (other, other_id) in enumerate(others, 1)],
         )
 

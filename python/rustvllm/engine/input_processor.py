@@ -11,10 +11,11 @@ from typing import Any, TypedDict
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig, ModelConfig
+from rustvllm.engine.sampling_extras import make_sampling_extras
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
-from rustvllm.sampling_params import MAX_LOGPROBS, MAX_TOKENS_LIMIT, SamplingParams
+from rustvllm.sampling_params import MAX_TOKENS_LIMIT, SamplingParams
 
 logger = init_logger(__name__)
 
@@ -29,6 +30,8 @@ _GENERATION_DEFAULTS = {
 }
 _PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens"})
 _MASK64 = 2**64 - 1
+MAX_PROMPT_LOGPROBS = 1 << 26
+"""Most log-probabilities of one prompt, candidates times places: half a GiB of numbers."""
 
 
 class TextPrompt(TypedDict, total=False):
@@ -63,9 +66,11 @@ class EngineCoreRequest:
         stop_token_ids: Ids that end a sample, further EOS ids included.
         hidden_stop_ids: Those of ``stop_token_ids`` that stand for EOS.
         num_logprobs: Candidates whose log-probabilities are wanted beside the sampled token's; −1: not even its own.
+        num_prompt_logprobs: The same for each place of the prompt but the first.
         seed: Of the first sample, 64-bit signed; sample i has ``seed + i``.
         priority: Lower is sooner, with the priority policy.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
+        sampling_extras: Parameters that are lists; None without.
     """
 
     prompt: str | None
@@ -76,9 +81,11 @@ class EngineCoreRequest:
     stop_token_ids: tuple[int, ...]
     hidden_stop_ids: frozenset[int]
     num_logprobs: int
+    num_prompt_logprobs: int
     seed: int
     priority: int
     cache_salt: str | None
+    sampling_extras: _core.SamplingExtras | None = None
 
     def seed_of(self, index: int) -> int:
         """Seed of sample ``index``, wrapped to 64 bits."""
@@ -136,21 +143,27 @@ class InputProcessor:
             ids = self._check_encoded(self._encode(text or "", _adds_special_tokens(prompt), encoded))
         ids = self._truncate(ids, params)
         self._check_length(ids, params)
+        num_prompt_logprobs = self._num_logprobs(params.prompt_logprobs)
+        _check_num_prompt_logprobs(num_prompt_logprobs, len(ids))
         room = self.max_model_len - len(ids)
         extra_eos = () if params.ignore_eos else self.eos_token_ids[1:]
         stop_token_ids = tuple(dict.fromkeys((*(params.stop_token_ids or ()), *extra_eos)))
+        eos_token_id = None if params.ignore_eos or not self.eos_token_ids else self.eos_token_ids[0]
+        ending_ids = stop_token_ids if eos_token_id is None else (eos_token_id, *stop_token_ids)
         return EngineCoreRequest(
             prompt=text,
             prompt_token_ids=ids,
             params=params,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            eos_token_id=None if params.ignore_eos or not self.eos_token_ids else self.eos_token_ids[0],
+            eos_token_id=eos_token_id,
             stop_token_ids=stop_token_ids,
             hidden_stop_ids=frozenset(extra_eos).difference(params.stop_token_ids or ()),
-            num_logprobs=self._num_logprobs(params),
+            num_logprobs=self._num_logprobs(params.logprobs),
+            num_prompt_logprobs=num_prompt_logprobs,
             seed=self._next_seed() if params.seed is None else params.seed,
             priority=priority,
             cache_salt=cache_salt,
+            sampling_extras=make_sampling_extras(params, self._model, self._tokenizer, ending_ids),
         )
 
     def long_text(
@@ -298,9 +311,8 @@ class InputProcessor:
                     f"(0 to {self._model.vocab_size - 1})",
                     "stop_token_ids",
                 )
-        if (num_logprobs := self._num_logprobs(params)) > MAX_LOGPROBS:
-            asked = f"-1 (the vocabulary of {num_logprobs} tokens)" if params.logprobs == -1 else params.logprobs
-            raise InvalidRequestError(f"logprobs is {asked}, at most {MAX_LOGPROBS} are given", "logprobs")
+        self._model.check_num_logprobs("logprobs", params.logprobs)
+        self._model.check_num_logprobs("prompt_logprobs", params.prompt_logprobs)
         if params.stop_strings and self._tokenizer is None:
             raise InvalidRequestError(
                 "there is no tokenizer (skip_tokenizer_init), so stop strings cannot be found: use stop_token_ids",
@@ -317,10 +329,11 @@ class InputProcessor:
         if not -(2**31) <= priority < 2**31:
             raise InvalidRequestError("priority must fit into 32 bits", "priority")
 
-    def _num_logprobs(self, params: SamplingParams) -> int:
-        if params.logprobs is None:
+    def _num_logprobs(self, asked: int | None) -> int:
+        """Candidates per place; −1: not even its own token."""
+        if asked is None:
             return -1
-        return self._model.vocab_size if params.logprobs == -1 else params.logprobs
+        return self._model.vocab_size if asked == -1 else min(asked, self._model.vocab_size)
 
     def _next_seed(self) -> int:
         """A seed of its own for each request that has none: a hash of the engine's seed and a count.
@@ -358,6 +371,17 @@ def default_sampling_params(model: ModelConfig, **overrides: Any) -> SamplingPar
 
 
 _warned: set[tuple[str, str]] = set()
+
+
+def _check_num_prompt_logprobs(num_prompt_logprobs: int, num_prompt_tokens: int) -> None:
+    num_all = (1 + num_prompt_logprobs) * num_prompt_tokens
+    if num_all > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            f"prompt_logprobs of {num_prompt_tokens} tokens with {num_prompt_logprobs} candidates each are {num_all} "
+            f"log-probabilities, one request may ask for {MAX_PROMPT_LOGPROBS}: ask for at most "
+            f"{MAX_PROMPT_LOGPROBS // num_prompt_tokens - 1} candidates, or send a shorter prompt",
+            "prompt_logprobs",
+        )
 
 
 def _adds_special_tokens(prompt: object) -> bool:

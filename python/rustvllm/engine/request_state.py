@@ -14,7 +14,8 @@ from rustvllm.exceptions import (
     RequestFailedError,
     RustVLLMError,
 )
-from rustvllm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from rustvllm.logprobs import Logprob, PromptLogprobs
+from rustvllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from rustvllm.sampling_params import RequestOutputKind
 
 
@@ -80,6 +81,7 @@ class RequestState:
         sink: EventSink | None = None,
         *,
         with_logprobs: bool = False,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
         """Start with nothing generated.
 
@@ -92,6 +94,7 @@ class RequestState:
             hidden_stop_ids: Stop ids that stand for EOS, so that ``stop_reason`` stays None for them.
             sink: Takes new text as events, None: it comes in the outputs.
             with_logprobs: Tokens have log-probabilities beside them.
+            prompt_logprobs: Takes those of the prompt; None: nobody asks for them.
         """
         self.request_id = request_id
         self.prompt = prompt
@@ -104,6 +107,7 @@ class RequestState:
         self.num_cached_tokens = 0
         self.error: str | None = None
         self.sink = sink
+        self._prompt_logprobs = prompt_logprobs
         self._hidden_stop_ids = hidden_stop_ids
         self._index_of_key = {sample.key: index for index, sample in enumerate(self.samples)}
         self._num_running = len(self.samples)
@@ -154,6 +158,9 @@ class RequestState:
                 sample.add_logprobs(delta)
         if delta.new_text:
             sample.text_parts.append(delta.new_text)
+        if self._prompt_logprobs is not None:  # they come with the first sample
+            for places in delta.new_prompt_logprobs:
+                self._prompt_logprobs.extend(*places)
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
         sample.changed = True
         if delta.finish_reason is not None:
@@ -206,10 +213,14 @@ class RequestState:
             sample.changed = False
             sample.parts_taken = len(sample.text_parts)
             sample.tokens_taken = len(sample.token_ids)
+        prompt_logprobs = self._prompt_logprobs
+        if delta:
+            self._prompt_logprobs = None  # given out once
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=prompt_logprobs,
             outputs=outputs,
             finished=self.finished,
             metrics=self.metrics,

@@ -107,6 +107,10 @@ class Tokenizer:
         """Text of ``token_ids``."""
         return self.core.decode(list(token_ids), skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text, which need not be whole characters; special tokens as they are written."""
+        return self.core.token_bytes(token_id)
+
     def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str | None]:
         """The vocabulary's entry for each id; None for ids it does not have."""
         return [self.core.id_to_token(token_id) for token_id in token_ids]

@@ -41,8 +41,14 @@ class Executor(Protocol):
     ) -> list[dict[str, np.ndarray[Any, Any]]]:
         """Take the memory of the cache, of its CPU tier and of ``num_sets`` step-buffer sets; return the sets."""
 
-    def bind_token_ids(self, token_ids: Callable[[int], list[int]]) -> None:
-        """Say where the tokens of a row come from (``Scheduler.token_ids``)."""
+    def bind_token_ids(
+        self,
+        token_ids: Callable[[int], list[int]],
+        sampling_extras: Callable[[int], _core.SamplingExtras | None] | None = None,
+    ) -> None:
+        """Say where the tokens of a row come from (``Scheduler.token_ids``), and its parameters that are lists
+        (``Scheduler.sampling_extras``).
+        """
 
     def warm_up(self) -> None:
         """Do what would make the first step slower than the others."""

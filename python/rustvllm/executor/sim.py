@@ -84,14 +84,17 @@ class SimExecutor:
         self._num_prompt_tokens = np.zeros(num_rows, np.int64)
         self._min_tokens = np.zeros(num_rows, np.int64)
         self._num_logprobs = np.full(num_rows, -1, np.int64)
+        self._num_prompt_logprobs = np.full(num_rows, -1, np.int64)
         column = {name: index for index, name in enumerate(_core.SAMPLING_INT_COLUMNS)}
         self._int_columns = [column["seed"], column["num_prompt_tokens"], column["min_tokens"]]
         self._logprobs_column = column["num_logprobs"]
+        self._prompt_logprobs_column = column["num_prompt_logprobs"]
         self._temperature_column = _core.SAMPLING_FLOAT_COLUMNS.index("temperature")
         self._eos = np.int32(config.model.eos_token_ids[0] if config.model.eos_token_ids else -1)
         self._last_sampled = np.zeros(num_rows, np.int32)
         self._sampled: npt.NDArray[np.int32] | None = None
         self._logprobs: _LogprobArrays | None = None
+        self._prompt_logprobs: _LogprobArrays | None = None
         self._end = 0.0  # of the step launched last
 
     def load_model(self) -> None:
@@ -135,7 +138,11 @@ class SimExecutor:
         ]
         return self._sets
 
-    def bind_token_ids(self, token_ids: Callable[[int], list[int]]) -> None:
+    def bind_token_ids(
+        self,
+        token_ids: Callable[[int], list[int]],
+        sampling_extras: Callable[[int], _core.SamplingExtras | None] | None = None,
+    ) -> None:
         """Nothing here depends on more than the last token."""
 
     def warm_up(self) -> None:
@@ -167,6 +174,7 @@ class SimExecutor:
         self._sampled = self._choose(rows, last_ids, positions)
         self._last_sampled[rows] = self._sampled
         self._logprobs = self._make_up_logprobs(self._sampled, self._num_logprobs[rows])
+        self._prompt_logprobs = self._make_up_prompt_logprobs(output, arrays) if output.num_prompt_logprobs else None
 
     def sample_tokens(self, grammar_output: npt.NDArray[np.int32] | None = None) -> SimStepOutput:
         """The step's tokens, to be had once its time is over; words know no grammar.
@@ -178,7 +186,7 @@ class SimExecutor:
         sampled, self._sampled = self._sampled, None
         if sampled is None:
             raise SchedulerStateError("sample_tokens() must be called after execute_model()")
-        return SimStepOutput(ModelRunnerOutput(sampled[:, None], self._logprobs), self._end)
+        return SimStepOutput(ModelRunnerOutput(sampled[:, None], self._logprobs, self._prompt_logprobs), self._end)
 
     def discard_step(self) -> None:
         """Forget a step that was executed and will not be sampled, and the time of those that were launched."""
@@ -197,6 +205,7 @@ class SimExecutor:
         self._num_prompt_tokens[rows] = num_prompt_tokens
         self._min_tokens[rows] = min_tokens
         self._num_logprobs[rows] = arrays["sampling_int"][:num_new_reqs, self._logprobs_column]
+        self._num_prompt_logprobs[rows] = arrays["sampling_int"][:num_new_reqs, self._prompt_logprobs_column]
 
     def _choose(
         self, rows: npt.NDArray[np.int32], last_ids: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]
@@ -219,18 +228,34 @@ class SimExecutor:
         if not which.size:
             return None
         wanted = np.minimum(num_logprobs[which], self.words.size)
-        places = np.arange(int(wanted.max()))
-        first = np.searchsorted(self.words, sampled[which])  # not a word: EOS, whose neighbours are as good
+        ids, values = self._candidates(sampled[which], int(wanted.max()))
+        ids[:, 1:][np.arange(ids.shape[1] - 1) >= wanted[:, None]] = -1
+        return which.astype(np.int32), ids, values, np.ones(which.size, np.int32)
+
+    def _make_up_prompt_logprobs(
+        self, output: _core.SchedulerOutput, arrays: dict[str, npt.NDArray[Any]]
+    ) -> _LogprobArrays:
+        """The same for the places of prompts that the step is asked for."""
+        num_reqs = output.num_prompt_logprobs_reqs
+        rows = arrays["prompt_logprobs_rows"][:num_reqs]
+        num_columns = 1 + np.minimum(self._num_prompt_logprobs[rows], self.words.size)
+        widths = np.repeat(num_columns, np.diff(arrays["prompt_logprobs_indptr"][: num_reqs + 1]))
+        targets = arrays["prompt_logprobs_targets"][: output.num_prompt_logprobs]
+        ids, values = self._candidates(targets, int(num_columns.max()) - 1)
+        is_wanted = np.arange(ids.shape[1]) < widths[:, None]
+        return num_columns.astype(np.int32), ids[is_wanted], values[is_wanted], np.ones(targets.size, np.int32)
+
+    def _candidates(
+        self, own: npt.NDArray[np.int32], num_others: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Ids and log-probabilities ``[n, 1 + num_others]``: the tokens ``own``, these again, then the next words."""
+        places = np.arange(num_others)
+        first = np.searchsorted(self.words, own)  # not a word: its neighbours are as good
         others = self.words[(first[:, None] + places) % self.words.size]
-        others[:, :1] = sampled[which][:, None]
-        ids = np.concatenate((sampled[which][:, None], np.where(places < wanted[:, None], others, -1)), axis=1)
+        others[:, :1] = own[:, None]
+        ids = np.concatenate((own[:, None], others), axis=1, dtype=np.int32)
         values = np.log(0.5) * np.concatenate(([1.0], 1.0 + places))
-        return (
-            which.astype(np.int32),
-            np.ascontiguousarray(ids, np.int32),
-            np.ascontiguousarray(np.broadcast_to(values, ids.shape), np.float32),
-            np.ones(which.size, np.int32),
-        )
+        return ids, np.ascontiguousarray(np.broadcast_to(values, ids.shape), np.float32)
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

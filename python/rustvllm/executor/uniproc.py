@@ -8,6 +8,7 @@ import torch
 
 from rustvllm import _core
 from rustvllm.worker.model_runner import GPUModelRunner
+from rustvllm.worker.row_extras import ExtrasOfRow
 from rustvllm.worker.step_buffers import BufferSpec
 from rustvllm.worker.token_counts import TokenIds
 from rustvllm.worker.worker import Worker
@@ -76,9 +77,12 @@ class UniProcExecutor:
         """
         return self._worker.initialize_kv_cache(num_blocks, buffer_spec, num_sets, num_cpu_blocks)
 
-    def bind_token_ids(self, token_ids: TokenIds) -> None:
-        """Say where the tokens of a row come from (``Scheduler.token_ids``); penalties need it."""
+    def bind_token_ids(self, token_ids: TokenIds, sampling_extras: ExtrasOfRow | None = None) -> None:
+        """Say where the tokens of a row come from (``Scheduler.token_ids``), which penalties need, and its parameters
+        that are lists (``Scheduler.sampling_extras``).
+        """
         self._runner.input_batch.token_ids = token_ids
+        self._runner.input_batch.extras.of_row = sampling_extras
 
     def warm_up(self) -> None:
         """Run a small step of every kind, so that no request waits for libraries that set themselves up; see
@@ -87,7 +91,7 @@ class UniProcExecutor:
         Raises:
             ModelLoadError: a CUDA graph cannot be captured.
         """
-        self._runner.profile_run([1, 1, 3], self._worker.dtype)
+        self._runner.profile_run([1, 1, 3], self._worker.cache_dtype)
         self._worker.capture_graphs()
 
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:

@@ -53,7 +53,7 @@ def kv_write(
     )
 
 
-@triton.jit(do_not_specialize=["value_offset"])
+@triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
 def _kv_write_kernel(
     key_ptr,
     value_ptr,

@@ -16,6 +16,7 @@ times parts.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -103,7 +104,7 @@ def paged_attention(
     if not num_tiles:
         return
     block_q, rows = tokens_per_tile(config, group_size)
-    partial_out, partial_max, partial_sum = out, out, out  # not looked at unless split
+    partial_out = partial_max = partial_sum = _nothing(out.device)
     if num_splits > 1:
         shape = (num_tiles, num_heads, num_splits)
         partial_out = torch.empty((*shape, head_dim), dtype=torch.float32, device=out.device)
@@ -121,7 +122,7 @@ def paged_attention(
         tiles.first_tokens,
         tiles.query_start_loc,
         tiles.seq_lens,
-        alibi_slopes if alibi_slopes is not None else out,
+        _nothing(out.device) if alibi_slopes is None else alibi_slopes,
         scale * key_scale,
         0.0 if soft_cap is None else soft_cap,
         value_scale,
@@ -130,6 +131,7 @@ def paged_attention(
         query.stride(1),
         kv_cache.stride(0),
         block_table.stride(0),
+        num_splits,
         HEAD_DIM=head_dim,
         HEAD_DIM_PADDED=head_dim_padded,
         NUM_KV_HEADS=num_kv_heads,
@@ -143,7 +145,6 @@ def paged_attention(
         HAS_ALIBI=alibi_slopes is not None,
         IS_FP8=kv_cache.dtype == torch.uint8,
         NATIVE_FP8=has_fp8_instructions(out.device),
-        NUM_SPLITS=num_splits,
         MIN_SPLIT_TILES=triton.cdiv(MIN_SPLIT_KEYS, config.columns),
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps,
@@ -159,17 +160,27 @@ def paged_attention(
             tiles.requests,
             tiles.query_start_loc,
             value_scale,
+            num_splits,
             NUM_HEADS=num_heads,
             HEAD_DIM=head_dim,
             HEAD_DIM_PADDED=head_dim_padded,
-            NUM_SPLITS=num_splits,
-            NUM_SPLITS_PADDED=power_of_two(num_splits),
+            MAX_SPLITS=power_of_two(MAX_SPLITS),
             num_warps=4,
             **LAUNCH_OPTIONS,
         )
 
 
-@triton.jit(do_not_specialize=["window", "table_stride"])
+# What differs from step to step must not choose the code: Triton would compile while requests wait.
+_UNALIGNED = ["table_ptr", "request_ptr", "first_token_ptr", "query_start_ptr", "seq_len_ptr", "partial_sum_ptr"]
+
+
+@functools.cache
+def _nothing(device: torch.device) -> Tensor:
+    """What is passed for arrays that are not looked at; of their type, so that the code is the same."""
+    return torch.empty(1, dtype=torch.float32, device=device)
+
+
+@triton.jit(do_not_specialize=["window", "table_stride", "num_splits"], do_not_specialize_on_alignment=_UNALIGNED)
 def _attention_kernel(
     out_ptr,
     partial_out_ptr,
@@ -191,6 +202,7 @@ def _attention_kernel(
     query_stride_head,
     value_offset,
     table_stride,
+    num_splits,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -204,7 +216,6 @@ def _attention_kernel(
     HAS_ALIBI: tl.constexpr,
     IS_FP8: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     MIN_SPLIT_TILES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -239,10 +250,9 @@ def _attention_kernel(
     if HAS_WINDOW:
         first_tile = tl.maximum(num_computed + first_token - window + 1, 0) // TILE_KEYS
     end_tile = tl.cdiv(num_visible, TILE_KEYS)
-    if NUM_SPLITS > 1:
-        split = tl.program_id(2)
-        tiles_per_split = tl.maximum(tl.cdiv(end_tile - first_tile, NUM_SPLITS), MIN_SPLIT_TILES)
-        first_tile = first_tile + split * tiles_per_split
+    if num_splits > 1:
+        tiles_per_split = tl.maximum(tl.cdiv(end_tile - first_tile, num_splits), MIN_SPLIT_TILES)
+        first_tile = first_tile + tl.program_id(2) * tiles_per_split
         end_tile = tl.minimum(first_tile + tiles_per_split, end_tile)
 
     highest = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
@@ -284,8 +294,8 @@ def _attention_kernel(
         highest = new_highest
 
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP_SIZE
-    if NUM_SPLITS > 1:
-        place = (tile.to(tl.int64) * num_heads + head) * NUM_SPLITS + tl.program_id(2)
+    if num_splits > 1:
+        place = (tile.to(tl.int64) * num_heads + head) * num_splits + tl.program_id(2)
         tl.store(partial_max_ptr + place, highest, mask=is_row)
         tl.store(partial_sum_ptr + place, total, mask=is_row)
         # A part without keys has nothing to say, and a sum of 0; one that is no number has to be heard of.
@@ -298,7 +308,10 @@ def _attention_kernel(
         tl.store(out_ptr + place[:, None] + feature[None, :], result.to(out_ptr.dtype.element_ty), mask=is_stored)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_splits"],
+    do_not_specialize_on_alignment=["request_ptr", "query_start_ptr", "partial_sum_ptr"],
+)
 def _combine_kernel(
     out_ptr,
     partial_out_ptr,
@@ -307,20 +320,20 @@ def _combine_kernel(
     request_ptr,
     query_start_ptr,
     value_scale,
+    num_splits,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-    NUM_SPLITS_PADDED: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
 ):
     tile = tl.program_id(0)
     head = tl.program_id(1)
     token = tl.load(query_start_ptr + tl.load(request_ptr + tile)).to(tl.int64)
-    split = tl.arange(0, NUM_SPLITS_PADDED)
+    split = tl.arange(0, MAX_SPLITS)
     feature = tl.arange(0, HEAD_DIM_PADDED)
     is_feature = feature < HEAD_DIM
-    place = (tile.to(tl.int64) * NUM_HEADS + head) * NUM_SPLITS + split
-    is_split = split < NUM_SPLITS
+    place = (tile.to(tl.int64) * NUM_HEADS + head) * num_splits + split
+    is_split = split < num_splits
     highest = tl.load(partial_max_ptr + place, mask=is_split, other=float("-inf"))
     total = tl.load(partial_sum_ptr + place, mask=is_split, other=0.0)
     has_keys = is_split & (total != 0)

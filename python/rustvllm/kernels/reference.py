@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rustvllm.kernels.fp8 import MAX as FP8_MAX
@@ -73,3 +76,93 @@ def paged_attention(
             is_seen &= distances < sliding_window
         weights = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
         out[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> Tensor:
+    """See ``norm.rms_norm``."""
+    x32 = x.to(torch.float32)
+    scaled = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+    if weight_offset:
+        return (scaled * (weight.to(torch.float32) + weight_offset)).to(x.dtype)
+    return weight * scaled.to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """See ``norm.layer_norm``."""
+    x32 = x.to(torch.float32)
+    centred = x32 - x32.mean(-1, keepdim=True)
+    out = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight.to(torch.float32)
+    return (out if bias is None else out + bias.to(torch.float32)).to(x.dtype)
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+    """See ``rotary.rotary``."""
+    num_pairs = cos.shape[-1]
+    turned = x[..., : 2 * num_pairs].to(torch.float32)
+    cos, sin = cos.to(torch.float32)[:, None], sin.to(torch.float32)[:, None]
+    if interleaved:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+    else:
+        a, b = turned.chunk(2, -1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    return torch.cat((turned.to(x.dtype), x[..., 2 * num_pairs :]), -1)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """See ``activation.silu_and_mul``."""
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def gelu_and_mul(x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
+    """See ``activation.gelu_and_mul``."""
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate, approximate=approximate) * up
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See ``matmul.linear``; in float64."""
+    out = x.double() @ weight.double().t()
+    return (out if bias is None else out + bias.double()).to(x.dtype)
+
+
+def apply_penalties(
+    logits: Tensor,
+    rows: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+    repetition: Tensor,
+    output_counts: Tensor,
+    prompt_mask: Tensor,
+) -> None:
+    """See ``penalties.apply_penalties``."""
+    for index, row in enumerate(rows.tolist()):
+        counts = output_counts[index]
+        old = logits[row].clone()
+        repeated = torch.where(old > 0, old / repetition[index], old * repetition[index])
+        new = torch.where((counts > 0) | prompt_mask[index], repeated, old)
+        logits[row] = new - frequency[index] * counts - presence[index] * (counts > 0)
+
+
+def apply_top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> None:
+    """See ``truncation.apply_top_k_top_p``; by sorting, in float64."""
+    vocab_size = logits.shape[1]
+    for index, row in enumerate(logits):
+        ordered = row.double().sort(descending=True).values
+        k = vocab_size if top_k is None else int(top_k[index])
+        if 0 < k < vocab_size:
+            ordered = ordered[:k]
+        num_kept = len(ordered)
+        if top_p is not None and top_p[index] < 1:
+            probabilities = ordered.softmax(0)
+            before = probabilities.cumsum(0) - probabilities
+            num_kept = max(1, int((before < float(top_p[index])).sum()))
+        row[row < ordered[num_kept - 1]] = -torch.inf
+
+
+def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
+    """See ``draw.draw``, with the numbers given; for rows with a finite distribution, in float64."""
+    running = logits.double().softmax(-1).cumsum(-1)
+    target = uniforms[:, None] * running[:, -1:]
+    return (running <= target).sum(-1)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from rustvllm.layers.activation import Activation
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:
@@ -12,21 +16,68 @@ def empty_parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
 
 
-class Linear(nn.Module):
-    """``y = x Wᵀ + b``.
+class LinearKernel(Protocol):
+    """Computes a dense layer from a copy of its weight in a layout of its own.
 
     Attributes:
-        weight: ``[out_features, in_features]``; layouts stored the other way round are turned while loading.
+        nbytes: of that copy; 0 if it computes from the weight itself.
+    """
+
+    nbytes: int
+
+    def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
+        """See ``Linear.forward``."""
+        ...
+
+
+def plain_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """``activation(x Wᵀ + b) + residual`` by torch, one operation after the other."""
+    out = F.linear(x, weight, bias)
+    if activation is not None:
+        out = activation(out)
+    return out if residual is None else residual + out
+
+
+class Linear(nn.Module):
+    """``y = activation(x Wᵀ + b) + residual``.
+
+    Attributes:
+        weight: ``[out_features, in_features]``; layouts stored the other way round are turned while loading. Once a
+            kernel has packed it there may be a shape without memory left (on the meta device).
         bias: ``[out_features]`` or None.
+        kernel: what computes the layer; None: torch, from ``weight``.
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
         super().__init__()
         self.weight = empty_parameter(out_features, in_features)
         self.bias = empty_parameter(out_features) if bias else None
+        self.kernel: LinearKernel | None = None
 
-    def forward(self, x: Tensor) -> Tensor:  # [..., in_features] -> [..., out_features]
-        return F.linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, *, activation: Activation | None = None, residual: Tensor | None = None) -> Tensor:
+        """The layer, and what follows it, in one pass where the kernel has that.
+
+        Args:
+            x: ``[..., in_features]``.
+            activation: applied to each number of the product, the bias included.
+            residual: ``[..., out_features]``, added at the end.
+
+        Returns:
+            ``[..., out_features]``, new memory.
+        """
+        if self.kernel is not None:
+            return self.kernel.forward(x, activation, residual)
+        return plain_linear(x, self.weight, self.bias, activation, residual)
+
+    def release_weight(self) -> None:
+        """Give up the memory of the weight, because the kernel has a copy; its shape and dtype remain."""
+        self.weight = nn.Parameter(torch.empty_like(self.weight, device="meta"), requires_grad=False)
 
 
 class Embedding(nn.Module):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.fused import runs_fused
 
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _TYPES_WITH_TRAINED_LENGTH = ("llama3", "yarn", "longrope")
@@ -117,6 +118,10 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         A new tensor shaped like ``x``.
     """
     rotary_dim = cos.shape[-1]
+    if runs_fused(x):
+        from rustvllm.kernels.rotary import rotary
+
+        return rotary(x, cos[:, 0, rotary_dim // 2 :], sin[:, 0, rotary_dim // 2 :])
     if rotary_dim < x.shape[-1]:
         return torch.cat((apply_rotary(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]), dim=-1)
     return torch.addcmul(x * cos, x.roll(rotary_dim // 2, dims=-1), sin)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rustvllm.architectures import HEAD_DIMS
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.linear import Embedding, Linear
@@ -18,9 +19,6 @@ from rustvllm.models.gated_mlp import GatedMLP
 from rustvllm.models.hf_config import FULL_ATTENTION, SLIDING_ATTENTION, HFConfig
 from rustvllm.models.interface import CausalLM
 from rustvllm.models.rotary_attention import HeadSizes, RotaryAttention
-
-HEAD_DIM = 256
-"""Features per head where a configuration does not say."""
 
 
 class GemmaLayer(nn.Module):
@@ -55,7 +53,7 @@ class Gemma2ForCausalLM(CausalLM):
         config = HFConfig(hf_config)
         config.refuse_unless("quantization_config", supported=None)
         config.refuse_unless("use_bidirectional_attention", supported=False)
-        sizes = HeadSizes.from_config(config, head_dim=HEAD_DIM)
+        sizes = HeadSizes.from_config(config, head_dim=HEAD_DIMS["Gemma2ForCausalLM"])
         num_layers = config.positive_int("num_hidden_layers")
         eps = config.positive_float("rms_norm_eps", 1e-6)
         self.vocab_size = config.positive_int("vocab_size")

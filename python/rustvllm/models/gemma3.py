@@ -11,12 +11,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rustvllm.architectures import HEAD_DIMS
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.layers.norm import GemmaRMSNorm
 from rustvllm.layers.rotary import RotaryEmbedding
-from rustvllm.models.gemma2 import HEAD_DIM, GemmaLayer, cap_logits, embedding_scale, gemma_attention, gemma_mlp
+from rustvllm.models.gemma2 import GemmaLayer, cap_logits, embedding_scale, gemma_attention, gemma_mlp
 from rustvllm.models.hf_config import FULL_ATTENTION, SLIDING_ATTENTION, HFConfig
 from rustvllm.models.interface import CausalLM
 from rustvllm.models.rotary_attention import HeadSizes
@@ -38,7 +39,7 @@ class Gemma3ForCausalLM(CausalLM):
         config.refuse_unless("quantization_config", supported=None)
         config.refuse_unless("use_bidirectional_attention", supported=False)
         config.refuse_unless("attn_logit_softcapping", supported=None)
-        sizes = HeadSizes.from_config(config, head_dim=HEAD_DIM)
+        sizes = HeadSizes.from_config(config, head_dim=HEAD_DIMS["Gemma3ForCausalLM"])
         num_layers = config.positive_int("num_hidden_layers")
         eps = config.positive_float("rms_norm_eps", 1e-6)
         self.vocab_size = config.positive_int("vocab_size")

@@ -33,11 +33,11 @@ class GPT2Attention(nn.Module):
         self.c_attn = Linear(hidden_size, 3 * hidden_size, bias=True)
         self.c_proj = Linear(hidden_size, hidden_size, bias=True)
 
-    def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+    def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan, residual: Tensor) -> Tensor:
         qkv = self.c_attn(hidden).view(-1, 3, self.num_heads, self.head_dim)
         query, key, value = qkv.unbind(1)  # each [T, H, D]
         out = attention.forward(query, key, value, kv_cache, self.scale)
-        projected: Tensor = self.c_proj(out.flatten(1))
+        projected: Tensor = self.c_proj(out.flatten(1), residual=residual)
         return projected
 
 
@@ -49,8 +49,9 @@ class GPT2MLP(nn.Module):
         self.act = get_activation(config.string("activation_function", "gelu_new"))
         self.c_proj = Linear(inner_size, hidden_size, bias=True)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.c_proj(self.act(self.c_fc(hidden)))
+    def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        inner = self.c_fc(hidden, activation=self.act)
+        out: Tensor = self.c_proj(inner, residual=residual)
         return out
 
 
@@ -64,8 +65,8 @@ class GPT2Block(nn.Module):
         self.mlp = GPT2MLP(config, hidden_size)
 
     def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
-        hidden = hidden + self.attn(self.ln_1(hidden), kv_cache, attention)
-        out: Tensor = hidden + self.mlp(self.ln_2(hidden))
+        hidden = self.attn(self.ln_1(hidden), kv_cache, attention, residual=hidden)
+        out: Tensor = self.mlp(self.ln_2(hidden), residual=hidden)
         return out
 
 

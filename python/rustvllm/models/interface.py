@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
-from rustvllm.layers.linear import Embedding, Linear
+from rustvllm.layers.linear import Embedding, Linear, LinearKernel, plain_linear
 
 
 class CausalLM(nn.Module, ABC):
@@ -23,6 +23,7 @@ class CausalLM(nn.Module, ABC):
         prefixes: what checkpoints may put before the names of ``checkpoint_tensors``.
         embed_tokens: the embedding, which is also the head when they are tied.
         lm_head: the head of its own, or None when tied.
+        head_kernel: what computes a head that is the embedding; None: torch.
         head_name: what checkpoints call the head's weight, after the prefix.
     """
 
@@ -33,6 +34,7 @@ class CausalLM(nn.Module, ABC):
     embed_tokens: Embedding
     embed_tokens_name: str
     lm_head: Linear | None
+    head_kernel: LinearKernel | None = None
     head_name: str = "lm_head.weight"
 
     @abstractmethod
@@ -72,6 +74,11 @@ class CausalLM(nn.Module, ABC):
         """
         return {name: tensor for name, tensor in _stored(self).items() if not name.startswith("lm_head.")}
 
+    @property
+    def tied_embedding(self) -> Tensor | None:
+        """The embedding's weight, if that is the head, too."""
+        return self.embed_tokens.weight if self.lm_head is None else None
+
     def tied_tensors(self) -> dict[str, str]:
         """Names (without prefix) that a checkpoint may also have, or have instead, for a tensor of another name."""
         return {"lm_head.weight": self.embed_tokens_name} if self.lm_head is None else {}
@@ -99,8 +106,12 @@ class CausalLM(nn.Module, ABC):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits of some rows: ``[num_rows, hidden_size]`` → ``[num_rows, vocab_size]``."""
-        weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return nn.functional.linear(hidden, weight)
+        if self.lm_head is not None:
+            logits: Tensor = self.lm_head(hidden)
+            return logits
+        if self.head_kernel is not None:
+            return self.head_kernel.forward(hidden, None, None)
+        return plain_linear(hidden, self.embed_tokens.weight)
 
     def untie_head(self) -> Linear:
         """Give the model a head of its own, because a checkpoint has one that differs from the embedding."""

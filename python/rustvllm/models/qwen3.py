@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from rustvllm.architectures import HEAD_DIMS
 from rustvllm.layers.norm import RMSNorm
 from rustvllm.models.gated_mlp import GatedMLP
 from rustvllm.models.hf_config import HFConfig
@@ -15,7 +16,7 @@ from rustvllm.models.rotary_lm import PreNormLayer, RotaryLM
 class Qwen3ForCausalLM(RotaryLM):
     """``Qwen3ForCausalLM`` of a checkpoint."""
 
-    default_head_dim = 128
+    default_head_dim = HEAD_DIMS["Qwen3ForCausalLM"]
 
     def make_layers(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> list[PreNormLayer]:
         """Windows follow Qwen2's rule."""

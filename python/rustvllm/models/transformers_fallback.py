@@ -177,9 +177,8 @@ class TransformersForCausalLM(CausalLM):
 
     def _unreachable(self, why: str) -> ModelLoadError:
         return ModelLoadError(
-            f"{self.architecture} is not built here, and transformers' modelling code of it cannot run over the paged "
-            f"KV cache: {why}; serve an architecture that rustvllm has, or one whose layers all attend through "
-            "transformers' attention interface"
+            f"transformers' modelling code of {self.architecture} cannot run over the paged KV cache: {why}; serve an "
+            "architecture that rustvllm has, or one whose layers all attend through transformers' attention interface"
         )
 
     def forward(
@@ -220,6 +219,12 @@ class TransformersForCausalLM(CausalLM):
     def tied_tensors(self) -> dict[str, str]:
         """See ``CausalLM.tied_tensors``."""
         return {self._without_prefix(alias): self._without_prefix(name) for alias, name in self._tied.items()}
+
+    @property
+    def tied_embedding(self) -> Tensor | None:
+        """See ``CausalLM.tied_embedding``."""
+        is_tied = self.embed_tokens_name in self.tied_tensors().values()
+        return self.embed_tokens.weight if is_tied else None
 
     def untie(self, name: str) -> Tensor:
         """See ``CausalLM.untie``."""

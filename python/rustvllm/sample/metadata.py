@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rustvllm.sample.logprobs import LogprobsMetadata
+from rustvllm.sample.logprobs import LogprobsMetadata, ProcessedLogits
+from rustvllm.sample.processor_batch import ProcessedRows
+from rustvllm.sample.token_rules import TokenRules
 
 GREEDY_TEMPERATURE = 1e-5
 """A temperature below it means greedy."""
@@ -48,7 +50,10 @@ class SamplingMetadata:
         masked_rows: int64 ``[k]``, with ``masked_ids`` the pairs that must not be sampled (min_tokens); None if none.
         masked_ids: int64 ``[k]``.
         penalties: None if no row has any.
+        rules: allowed ids, bad words and biases; None if no row has any.
+        processors: custom logits processors; None if nobody looks at these rows.
         logprobs: None if no row asks for log-probabilities.
+        processed: Where the sampler leaves what it draws from; None: nobody wants to see it.
     """
 
     random_rows: Tensor | None = None
@@ -61,7 +66,10 @@ class SamplingMetadata:
     masked_rows: Tensor | None = None
     masked_ids: Tensor | None = None
     penalties: Penalties | None = None
+    rules: TokenRules | None = None
+    processors: ProcessedRows | None = None
     logprobs: LogprobsMetadata | None = None
+    processed: ProcessedLogits | None = None
 
     @property
     def all_greedy(self) -> bool:

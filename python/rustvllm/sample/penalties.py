@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rustvllm.layers.fused import runs_fused
 from rustvllm.sample.metadata import Penalties
 
 
@@ -18,6 +19,12 @@ def apply_penalties(logits: Tensor, penalties: Penalties) -> None:
         logits: float32 ``[n, vocab_size]``.
         penalties: for the rows it names.
     """
+    if runs_fused(logits) and logits.is_contiguous():
+        from rustvllm.kernels import penalties as kernel
+
+        p = penalties
+        kernel.apply_penalties(logits, p.rows, p.presence, p.frequency, p.repetition, p.output_counts, p.prompt_mask)
+        return
     rows = logits[penalties.rows]
     generated = penalties.output_counts > 0
     repetition = torch.where(generated | penalties.prompt_mask, penalties.repetition[:, None], 1.0)

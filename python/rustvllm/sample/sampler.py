@@ -1,23 +1,32 @@
 """Logits to one token id per row.
 
-Order: float32 → min_tokens mask → penalties → temperature → min_p → top_k → top_p → draw. Greedy rows take the argmax
-after the penalties. A draw inverts the cumulative distribution, in the order of the vocabulary, at one uniform number
+Order: float32 → allowed ids → bad words → min_tokens mask → logit bias → penalties → custom processors that may change
+the argmax → temperature → those that do not → min_p → top_k → top_p → draw. Greedy rows take the argmax before the
+temperature. A draw inverts the cumulative distribution, in the order of the vocabulary, at one uniform number
 that depends on (seed, position) alone; every operation is row by row. So a row's token depends on its own logits and
 parameters, not on its company. The inversion looks for the block of ids first and then inside it: sums of whole blocks
 are vectorised, a running sum over the vocabulary is not.
 
-A row whose logits hold NaN still gives a valid id (the argmax, which counts NaN as largest) and leaves the others
-alone.
+A row without a number to choose (its logits hold NaN, or all are minus infinity) gives ``NO_TOKEN`` and leaves the
+others alone.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from rustvllm.layers.fused import runs_fused
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.penalties import apply_penalties
 from rustvllm.sample.random import counter_uniform
+from rustvllm.sample.token_rules import add_bias, ban_tokens
+
+NO_TOKEN = -1
+"""In the place of an id: the row's logits are no numbers."""
+PROCESSOR_FAILED = -3
+"""In the place of an id: a logits processor of the row's request failed."""
 
 TOP_P_CANDIDATES = 1024
 """top_p first looks at this many of the largest logits and sorts the vocabulary only if they are not enough."""
@@ -38,46 +47,85 @@ class Sampler:
             metadata: how.
 
         Returns:
-            int64 ``[n]``, each in ``[0, vocab_size)``.
+            int64 ``[n]``, each in ``[0, vocab_size)``, or ``NO_TOKEN``, or ``PROCESSOR_FAILED``.
         """
         logits = logits.to(torch.float32)
+        if metadata.rules is not None:
+            ban_tokens(logits, metadata.rules)
         if metadata.masked_rows is not None and metadata.masked_ids is not None:
             logits[metadata.masked_rows, metadata.masked_ids] = -torch.inf
+        if metadata.rules is not None:
+            add_bias(logits, metadata.rules)
         if metadata.penalties is not None:
             apply_penalties(logits, metadata.penalties)
-        rows = metadata.random_rows
-        if rows is None:
-            return argmax(logits)
-        if rows.shape[0] == logits.shape[0]:
-            return _draw(logits, metadata)
-        token_ids = argmax(logits)
-        token_ids[rows] = _draw(logits[rows], metadata)
+        if metadata.processors is not None:
+            logits = metadata.processors.apply_before(logits)
+        if metadata.processed is not None:
+            metadata.processed.keep(logits)
+        if metadata.processors is None:
+            return _choose(logits, metadata)
+        token_ids = _choose(logits, metadata)
+        if failed := list(metadata.processors.failures):
+            token_ids[failed] = PROCESSOR_FAILED
         return token_ids
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """The id of the largest logit of each row, the first of equals; NaN is larger than anything.
+    """The id of the largest logit of each row, the first of equals.
 
     Args:
         logits: float32 ``[n, vocab_size]``.
 
     Returns:
-        int64 ``[n]``.
+        int64 ``[n]``; ``NO_TOKEN`` where the largest is NaN, which counts as larger than anything, or minus infinity.
     """
     if logits.device.type == "cpu":
-        return torch.from_numpy(logits.numpy().argmax(-1))  # ten times as fast as torch's
-    return logits.argmax(dim=-1)
+        values = logits.numpy()
+        ids = values.argmax(-1)  # ten times as fast as torch's
+        is_number = values[np.arange(len(ids)), ids] > -np.inf
+        return torch.from_numpy(ids if is_number.all() else np.where(is_number, ids, NO_TOKEN))
+    largest, device_ids = logits.max(dim=-1)
+    return torch.where(largest > -torch.inf, device_ids, NO_TOKEN)
+
+
+def _choose(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
+    """An id for each row, once everything that concerns greedy rows too is done."""
+    rows = metadata.random_rows
+    if rows is None:
+        return argmax(logits)
+    if rows.shape[0] == logits.shape[0]:
+        return _draw(_tempered(logits, logits, metadata), metadata)
+    token_ids = argmax(logits)
+    token_ids[rows] = _draw(_tempered(logits, logits[rows], metadata), metadata)
+    return token_ids
+
+
+def _tempered(logits: Tensor, chosen: Tensor, metadata: SamplingMetadata) -> Tensor:
+    """The random rows of the logits behind the temperature, and behind the processors that come after it."""
+    assert metadata.random_rows is not None
+    assert metadata.temperature is not None
+    chosen.div_(metadata.temperature[:, None])
+    if metadata.processors is None or not metadata.processors.after:
+        return chosen
+    if chosen is not logits:  # processors see all rows
+        logits[metadata.random_rows] = chosen
+    return metadata.processors.apply_after(logits)[metadata.random_rows]
 
 
 def _draw(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
-    assert metadata.temperature is not None
+    """An id for each random row; may overwrite the logits."""
     assert metadata.seeds is not None
     assert metadata.positions is not None
-    logits.div_(metadata.temperature[:, None])
     if metadata.min_p is not None:
         apply_min_p(logits, metadata.min_p)
     if metadata.top_k is not None or metadata.top_p is not None:
         apply_top_k_top_p(logits, metadata.top_k, metadata.top_p)
+    if metadata.processed is not None and metadata.random_rows is not None:
+        metadata.processed.keep_random(metadata.random_rows, logits)
+    if runs_fused(logits):
+        from rustvllm.kernels.draw import draw
+
+        return draw(logits.contiguous(), metadata.seeds, metadata.positions)
     drawn, is_drawn = _invert(logits.softmax(dim=-1), counter_uniform(metadata.seeds, metadata.positions))
     # A row without a finite distribution (NaN, infinite logits) falls back on its argmax.
     if logits.device.type == "cpu" and bool(is_drawn.all()):
@@ -140,6 +188,11 @@ def apply_top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None
         top_k: int64 ``[m]``, 0 or less = off.
         top_p: float32 ``[m]``, 1 or more = off.
     """
+    if runs_fused(logits) and logits.is_contiguous():
+        from rustvllm.kernels import truncation
+
+        truncation.apply_top_k_top_p(logits, top_k, top_p)
+        return
     vocab_size = logits.shape[-1]
     num_rows = logits.shape[0]
     k = logits.new_full((num_rows,), vocab_size, dtype=torch.int64)

@@ -176,8 +176,8 @@ class BlockCopier:
         """Pinned memory for blocks of all layers, ``[layers, 2, num_blocks, …]``; waits if there is none left."""
         while self._in_transit and self._in_transit[0].arrived.query():
             self._settle_oldest()
-        shape = self.kv_caches[0].shape
-        shape = (len(self.kv_caches), shape[0], num_blocks, *shape[2:])
+        of_layer = self.kv_caches[0].shape
+        shape = (len(self.kv_caches), of_layer[0], num_blocks, *of_layer[2:])
         size = int(np.prod(shape, dtype=np.int64))
         if self._staged + size > self._staging.shape[0]:
             self._settle()

@@ -148,10 +148,12 @@ class DecodeGraphs:
         self._inputs = torch.zeros((5, width), dtype=torch.int32, device=device)
         self._tables = torch.zeros((largest, block_table.shape[1]), dtype=torch.int32, device=device)
         self._graphs: dict[int, Graph] = {}
+        self._has_failed = False
+        self._plans: list[AttentionPlan] = []  # they own memory that the graphs read
 
     def size_for(self, output: SchedulerOutput) -> int | None:
         """Requests of the graph that a step may run in; None if it must run without one."""
-        if output.max_num_scheduled_tokens != 1 or output.num_reqs > self.sizes[-1]:
+        if self._has_failed or output.max_num_scheduled_tokens != 1 or output.num_reqs > self.sizes[-1]:
             return None
         return self.sizes[bisect_left(self.sizes, output.num_reqs)]
 
@@ -173,7 +175,7 @@ class DecodeGraphs:
             staged: what ``stage`` gave.
         """
         size = staged.shape[1]
-        graph = self._graphs.get(size) or self._capture(size)
+        graph = self._graphs.get(size) or self.capture(size)
         self._inputs[:, :size].copy_(staged)
         graph.replay()
         return graph.hidden
@@ -187,10 +189,12 @@ class DecodeGraphs:
         """
         for done, size in enumerate(reversed(self.sizes), 1):
             if size not in self._graphs:
-                self._capture(size)
+                self.capture(size)
             on_progress(done, len(self.sizes))
 
-    def _capture(self, size: int) -> Graph:
+    @torch.inference_mode()
+    def capture(self, size: int) -> Graph:
+        """Capture the graph of one size; one that fails is the last that is tried."""
         # Only padding: what runs before the capture must write to nobody's slot.
         self._inputs[:, :size].copy_(torch.from_numpy(self._padding(size)))
         batch = StaticDecodeBatch(
@@ -201,7 +205,15 @@ class DecodeGraphs:
             max_seq_len=self._tables.shape[1] * self._block_size,
         )
         plan = self._backend.plan_static(batch)
-        graph = self._recorder.capture(lambda: self._forward(size, plan))
+        try:
+            graph = self._recorder.capture(lambda: self._forward(size, plan))
+        except BaseException:
+            self._has_failed = True
+            logger.warning(
+                "a CUDA graph of %d requests could not be captured: steps run without graphs from now on", size
+            )
+            raise
+        self._plans.append(plan)
         self._graphs[size] = graph
         return graph
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -37,7 +37,7 @@ class DeviceStepOutput:
     def get_output(self) -> ModelRunnerOutput:
         """Wait for the copy; what the device failed at, in this step or one before, is raised here."""
         self.arrived.synchronize()
-        return replace(self.rest, sampled_token_ids=self.token_ids.numpy()[:, None])
+        return self.rest.with_tokens(self.token_ids.numpy())
 
 
 def bring_to_host(

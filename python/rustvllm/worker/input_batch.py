@@ -2,7 +2,8 @@
 
 A row is a stable integer that the scheduler gives a request for as long as it runs. Rows are filled by ``new_rows``,
 extended by the block-table differences and emptied by ``finished_rows`` and ``preempted_rows``. All changes are
-operations on whole arrays; only requests with penalties are looked at one by one, and only when they come in.
+operations on whole arrays; only requests with penalties or with parameters that are lists are looked at one by one, and
+only when they come in.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from rustvllm.sample.logprobs import LogprobsMetadata
 from rustvllm.sample.metadata import GREEDY_TEMPERATURE, Penalties, SamplingMetadata
+from rustvllm.worker.row_extras import RowExtras
+from rustvllm.worker.row_rules import SelectedRules
 from rustvllm.worker.step_buffers import StepBuffers, send_array
 from rustvllm.worker.token_counts import TokenCounts, TokenIds
 
@@ -32,6 +35,7 @@ class _SampledRows:
     metadata: SamplingMetadata  # what it says of them, without what depends on the step
     any_min_tokens: bool
     any_penalties: bool
+    rules: SelectedRules | None
 
 
 class InputBatch:
@@ -41,6 +45,7 @@ class InputBatch:
         block_table: int32 ``[max_num_seqs + 1, max_blocks_per_seq]`` on the device; entries beyond a sequence are
             stale. The last row is nobody's and names the null block.
         token_ids: where counts of requests with penalties come from; None while nobody has said.
+        extras: parameters that are lists, and custom logits processors.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class InputBatch:
         self.device = device
         self.block_table = torch.zeros((max_num_seqs + 1, max_blocks_per_seq), dtype=torch.int32, device=device)
         self.token_ids: TokenIds | None = None
+        self.extras = RowExtras(max_num_seqs, vocab_size, device)
         self._counts = TokenCounts(max_num_seqs, vocab_size, device)
         # Parameters stay on the host: a step gathers those of its sampled rows and sends what it needs.
         self._float = {name: index for index, name in enumerate(float_columns)}
@@ -72,9 +78,9 @@ class InputBatch:
         The last are staged; ``write_block_table`` must follow once the step was sent.
         """
         if output.num_finished:
-            self._counts.drop(step.int32("finished_rows", output.num_finished))
+            self._drop(step.int32("finished_rows", output.num_finished))
         if output.num_preempted:
-            self._counts.drop(step.int32("preempted_rows", output.num_preempted))
+            self._drop(step.int32("preempted_rows", output.num_preempted))
         if output.num_new_reqs:
             self._admit(output.num_new_reqs, step)
         if output.num_block_table_updates:
@@ -85,6 +91,10 @@ class InputBatch:
         if self._new_entries is not None:
             (places, blocks), self._new_entries = self._new_entries, None
             self.block_table.view(-1).index_copy_(0, places, blocks)
+
+    def num_prompt_logprobs(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """How many candidates the request in each row wants for each place of its prompt, ``[n]``; −1: not even one."""
+        return np.asarray(self._sampling_int[rows, self._int["num_prompt_logprobs"]])
 
     def rows_of_block_table(self, rows: Tensor, max_seq_len: int, block_size: int) -> Tensor:
         """Block tables of the requests of a step, int32 ``[num_reqs, blocks of the longest sequence]``."""
@@ -116,6 +126,8 @@ class InputBatch:
             masked_rows=masked_rows,
             masked_ids=masked_ids,
             penalties=penalties,
+            rules=None if sampled.rules is None else self.extras.rules.now(sampled.rules),
+            processors=self.extras.processors.arrange(rows),
         )
 
     def _parameters(self, rows: npt.NDArray[np.int32]) -> _SampledRows:
@@ -146,10 +158,12 @@ class InputBatch:
             metadata,
             any_min_tokens=bool((ints[:, self._int["min_tokens"]] > 0).any()),
             any_penalties=bool((self._counts.slots(rows) >= 0).any()),
+            rules=self.extras.rules.select(rows),
         )
 
     def count(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:
-        """Remember what was sampled, for rows with penalties: ``[n]`` rows, int64 ``[n]`` ids on the device."""
+        """Remember what was sampled, for rows that need it: ``[n]`` rows, int64 ``[n]`` ids on the device."""
+        self.extras.append(rows, token_ids)
         if self._sampled_last is None or self._sampled_last.any_penalties:
             self._counts.add(rows, token_ids)
 
@@ -159,12 +173,24 @@ class InputBatch:
         self._sampling_float[rows] = step.arrays["sampling_float"][:num_new_reqs]
         self._sampling_int[rows] = step.arrays["sampling_int"][:num_new_reqs]
         self._admit_stop_ids(rows, step.int32("stop_indptr", num_new_reqs + 1), step.arrays["stop_token_ids"])
-        self._counts.drop(rows)  # a failed step may have ended a request without saying so here
+        self._drop(rows)  # a failed step may have ended a request without saying so here
         for row in rows[self._has_penalties(self._sampling_float[rows])].tolist():
             if self.token_ids is None:
                 raise RuntimeError("penalties need the token ids of a request: call bind_token_ids first")
             num_prompt_tokens = int(self._sampling_int[row, self._int["num_prompt_tokens"]])
             self._counts.admit(row, self.token_ids(row), num_prompt_tokens)
+        has_extras = self._sampling_int[rows, self._int["has_extras"]] != 0
+        if self.extras.processors.processors or has_extras.any():
+            self._admit_extras(rows if self.extras.processors.processors else rows[has_extras])
+
+    def _admit_extras(self, rows: npt.NDArray[np.int32]) -> None:
+        floats = [dict(zip(self._float, values, strict=True)) for values in self._sampling_float[rows].tolist()]
+        ints = [dict(zip(self._int, values, strict=True)) for values in self._sampling_int[rows].tolist()]
+        self.extras.admit(rows, floats, ints, self.token_ids)
+
+    def _drop(self, rows: npt.NDArray[np.int32]) -> None:
+        self._counts.drop(rows)
+        self.extras.drop(rows)
 
     def _admit_stop_ids(
         self, rows: npt.NDArray[np.int32], indptr: npt.NDArray[np.int32], ids: npt.NDArray[np.int32]

@@ -7,7 +7,7 @@ over another (``streams``). Who reads what another stream wrote, or writes what 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,15 +21,16 @@ from rustvllm.exceptions import SchedulerStateError
 from rustvllm.logger import init_logger
 from rustvllm.models.interface import CausalLM
 from rustvllm.sample.grammar import REJECTED_BY_GRAMMAR, apply_bitmask, check_bitmask, rejected_rows
-from rustvllm.sample.logprobs import LogprobsArrays, gather_logprobs, raw_logprobs
+from rustvllm.sample.logprobs import LogprobsArrays, ProcessedLogits, gather_logprobs, raw_logits, raw_logprobs
 from rustvllm.sample.metadata import SamplingMetadata
+from rustvllm.sample.prompt_logprobs import PromptLogprobsArrays, prompt_logprobs
 from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.cuda_graphs import DecodeGraphs
 from rustvllm.worker.device_output import DeviceStepOutput, bring_to_host
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers, send_array
-from rustvllm.worker.step_output import ModelRunnerOutput
+from rustvllm.worker.step_output import ModelRunnerOutput, make_output
 from rustvllm.worker.streams import DeviceStreams
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ class _ExecutedStep:
     logits: Tensor | None  # [num_sampled, vocab_size]; None when nothing is sampled
     rows: npt.NDArray[np.int32]
     metadata: SamplingMetadata
+    prompt_logprobs: PromptLogprobsArrays | None = None  # None: nobody asks
+
+
+@dataclass(frozen=True, slots=True)
+class _Judges:
+    indices: Tensor  # [n] of the step's tokens
+    targets: Tensor  # [n] what follows each of them
+    num_rows: npt.NDArray[np.int32]  # of each request that asks
+    num_logprobs: npt.NDArray[np.int64]  # likewise
 
 
 class GPUModelRunner:
@@ -58,6 +68,7 @@ class GPUModelRunner:
         device: of all of these.
         block_size: tokens per KV block.
         async_scheduling: a step may hold −1 for tokens that the step before it samples.
+        logprobs_mode: what is given as log-probabilities, one of ``config.LOGPROBS_MODES``.
         streams: of the device; None if it does everything in order, as the CPU does.
 
     Attributes:
@@ -76,6 +87,7 @@ class GPUModelRunner:
         device: torch.device,
         block_size: int,
         async_scheduling: bool = False,
+        logprobs_mode: str = "raw_logprobs",
         streams: DeviceStreams | None = None,
     ) -> None:
         self.model = model
@@ -83,6 +95,7 @@ class GPUModelRunner:
         self.input_batch = input_batch
         self.device = device
         self.block_size = block_size
+        self._logprobs_mode = logprobs_mode
         self.streams = streams
         self.sampler = Sampler()
         self.kv_caches: list[Tensor] = []
@@ -113,18 +126,20 @@ class GPUModelRunner:
         if num_sampled:
             indices = step.int32("logits_indices", num_sampled)
             metadata = self.input_batch.sampling_metadata(rows, step.arrays["positions"][indices] + 1, step)
+        judges = self._stage_judges(output, step) if output.num_prompt_logprobs else None
         forward = self._stage_forward(output, step)
         step.send()
         self.input_batch.write_block_table()
         if self.block_copier is not None:
             self.block_copier.execute(output, step)
         hidden = forward()
+        of_prompts = None if judges is None else self._judge_prompts(hidden, judges)
         logits = None
         if num_sampled:
             if num_sampled < num_tokens:  # otherwise each token is sampled behind, in order
                 hidden = hidden[step.on_device("logits_indices", num_sampled)]
             logits = self.model.compute_logits(hidden)
-        self._executed = _ExecutedStep(output.buffer_index, logits, rows, metadata)
+        self._executed = _ExecutedStep(output.buffer_index, logits, rows, metadata, of_prompts)
 
     @torch.inference_mode()
     def sample_tokens(
@@ -145,24 +160,34 @@ class GPUModelRunner:
         if executed is None:
             raise SchedulerStateError(STATE_ERROR)
         if executed.logits is None:
-            return self._hand_over(executed, torch.empty(0, dtype=torch.int32, device=self.device), None)
-        wanted = executed.metadata.logprobs
-        # The sampler may write into the logits.
-        raw = None if wanted is None else raw_logprobs(executed.logits, wanted)
+            return self._hand_over(executed, torch.empty(0, dtype=torch.int32, device=self.device))
+        metadata, wanted = executed.metadata, executed.metadata.logprobs
+        candidates: Tensor | None = None
+        if wanted is not None:  # the sampler may write into the logits
+            if self._logprobs_mode == "raw_logprobs":
+                candidates = raw_logprobs(executed.logits, wanted)
+            elif self._logprobs_mode == "raw_logits":
+                candidates = raw_logits(executed.logits, wanted)
+            else:
+                metadata = replace(metadata, processed=ProcessedLogits(wanted))
         rejected = None if grammar_output is None else self._apply_grammar(executed.logits, grammar_output)
-        token_ids = self.sampler.sample(executed.logits, executed.metadata)
+        sampled = self.sampler.sample(executed.logits, metadata)
+        if metadata.processed is not None and metadata.processed.values is not None:
+            candidates = metadata.processed.values
+            if self._logprobs_mode == "processed_logprobs":
+                candidates = candidates.log_softmax(dim=-1)
+        token_ids = sampled.clamp(min=0)  # a row without a token ends; until then any id will do
         self.input_batch.count(executed.rows, token_ids)
         logprobs = None
-        if wanted is not None and raw is not None:
-            logprobs = gather_logprobs(raw, token_ids, wanted)
-        token_ids = token_ids.to(torch.int32)
+        if wanted is not None and candidates is not None:
+            logprobs = gather_logprobs(candidates, token_ids, wanted)
         if self.last_token_ids is not None:
             step = self.step_buffers[executed.buffer_index]
-            self.last_token_ids[step.on_device("sampled_rows", executed.rows.size)] = token_ids
+            self.last_token_ids[step.on_device("sampled_rows", executed.rows.size)] = token_ids.to(torch.int32)
+        sampled = sampled.to(torch.int32)
         if rejected is not None:
-            token_ids = token_ids.masked_fill(send_array(rejected, self.device), REJECTED_BY_GRAMMAR)
-            logprobs = None if logprobs is None else logprobs.without(rejected)
-        return self._hand_over(executed, token_ids, logprobs)
+            sampled = sampled.masked_fill(send_array(rejected, self.device), REJECTED_BY_GRAMMAR)
+        return self._hand_over(executed, sampled, logprobs)
 
     def discard_step(self) -> None:
         """Forget a step that was executed and will not be sampled, because something else failed.
@@ -250,6 +275,27 @@ class GPUModelRunner:
         rows = step.int32("idx_mapping", output.num_reqs)[unknown]
         return step.stage(last[unknown].astype(np.int64)), step.stage(rows)
 
+    def _stage_judges(self, output: SchedulerOutput, step: StepBuffers) -> _Judges:
+        """Which of the step's tokens judge the next token of a prompt."""
+        num_tokens, num_reqs = output.num_prompt_logprobs, output.num_prompt_logprobs_reqs
+        return _Judges(
+            step.stage(step.int32("prompt_logprobs_indices", num_tokens)),
+            step.stage(step.int32("prompt_logprobs_targets", num_tokens)),
+            np.diff(step.int32("prompt_logprobs_indptr", num_reqs + 1)),
+            self.input_batch.num_prompt_logprobs(step.int32("prompt_logprobs_rows", num_reqs)),
+        )
+
+    def _judge_prompts(self, hidden: Tensor, judges: _Judges) -> PromptLogprobsArrays:
+        """What the model thinks of the tokens behind some of the step's, which are known."""
+        return prompt_logprobs(
+            hidden[judges.indices],
+            self.model.compute_logits,
+            self.model.vocab_size,
+            judges.targets,
+            judges.num_rows,
+            judges.num_logprobs,
+        )
+
     def _attention_metadata(self, output: SchedulerOutput, step: StepBuffers) -> AttentionMetadata:
         num_reqs, num_tokens = output.num_reqs, output.total_num_scheduled_tokens
         rows = step.on_device("idx_mapping", num_reqs)
@@ -269,17 +315,24 @@ class GPUModelRunner:
         return rejected if rejected.any() else None
 
     def _hand_over(
-        self, executed: _ExecutedStep, token_ids: Tensor, logprobs: LogprobsArrays | None
+        self,
+        executed: _ExecutedStep,
+        token_ids: Tensor,
+        logprobs: LogprobsArrays | None = None,
     ) -> ModelRunnerOutput | DeviceStepOutput:
         """What was sampled, as soon as the device has it: int32 ``[num_sampled]``."""
-        said = None if logprobs is None else logprobs.as_tuple()
+        processors = executed.metadata.processors
+        rest = make_output(
+            None if logprobs is None else logprobs.as_tuple(),
+            () if processors is None else processors.failures.values(),
+            None if executed.prompt_logprobs is None else executed.prompt_logprobs.as_tuple(),
+        )
         if self.streams is None:
-            return ModelRunnerOutput(token_ids.cpu().numpy()[:, None], said)
+            return rest.with_tokens(token_ids.cpu().numpy())
         index = executed.buffer_index
         if index not in self._fetched:
             size, is_cuda = self.input_batch.block_table.shape[0], self.device.type == "cuda"
             self._fetched[index] = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=is_cuda)
-        rest = ModelRunnerOutput(np.empty((0, 1), np.int32), said)
         fetched = self._fetched[index][: token_ids.shape[0]]
         output, computed = bring_to_host(token_ids, fetched, self.streams, rest)
         self.step_buffers[index].release(computed)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rustvllm import _core
 from rustvllm.attention.selector import make_attention_backend
 from rustvllm.attention.static_batch import StaticAttentionBackend
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
+from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.logger import init_logger
 from rustvllm.model_loader import load_model
+from rustvllm.sample.logits_processors import load_logits_processors
 from rustvllm.worker import host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.cuda_graphs import DecodeGraphs, default_capture_sizes, make_graph_recorder
+from rustvllm.worker.dense_layers import make_batch_invariant, make_linear_packer
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.step_buffers import BufferSpec, StepBuffers
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rustvllm.config import EngineConfig
+    from rustvllm.layers.cpu_linear_packer import LinearPacker
     from rustvllm.models.interface import CausalLM
 
 logger = init_logger(__name__)
@@ -42,6 +50,8 @@ CPU_CACHE_CAP = 4
 SINGLE_THREAD_BYTES = 32 << 20
 """A model with fewer bytes of parameters is run by one thread: its products are so short that threads cost more in
 waiting for each other than they save, and on a busy machine thirty times as much. ``OMP_NUM_THREADS`` overrides it."""
+MEASURED_GRAPHS = 3
+"""So many CUDA graphs are captured to see what all of them will take."""
 CPU_CACHE_SHARE_OF_AVAILABLE = 0.9
 """Of the memory that is free now, the most that the default CPU cache takes."""
 
@@ -56,7 +66,7 @@ class Worker:
 
     Attributes:
         device: where everything lies.
-        dtype: of weights and cache.
+        dtype: of weights, and of the cache unless that has eight bits.
         runner: there once the model is loaded.
     """
 
@@ -67,12 +77,18 @@ class Worker:
         self.device = _device(config.device.device)
         self.dtype = resolve_dtype(config.model.dtype, self.device, config.model.hf_config)
         self.runner: GPUModelRunner | None = None
+        self._threads: _core.CpuThreads | None = None  # of the core's kernels, on the CPU
 
     @property
     def num_bytes_per_block(self) -> int:
         """Bytes of one KV block over all layers."""
         spec = self._loaded().model.kv_cache_spec
-        return spec.bytes_per_block(self.config.cache.block_size, self.dtype.itemsize)
+        return spec.bytes_per_block(self.config.cache.block_size, self.cache_dtype.itemsize)
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Of the KV cache: the model's, or uint8 for what attention reads as e4m3."""
+        return torch.uint8 if self.config.cache.is_fp8 else self.dtype
 
     def load_model(self) -> None:
         """Load the weights.
@@ -80,8 +96,17 @@ class Worker:
         Raises:
             ModelLoadError: see ``model_loader.load_model``.
         """
-        model = load_model(self.config.model, self.config.load, self.dtype, self.device, self._available_memory())
-        self._set_num_threads(model)
+        on_cpu = self.device.type == "cpu"
+        model = load_model(
+            self.config.model,
+            self.config.load,
+            self.dtype,
+            self.device,
+            self._available_memory(),
+            self._make_packer if on_cpu else None,
+        )
+        if self._threads is not None:
+            use_core_norms(model, self._threads)
         block_size = self.config.cache.block_size
         input_batch = InputBatch(
             max_num_seqs=self.config.scheduler.max_num_seqs,
@@ -91,14 +116,20 @@ class Worker:
             float_columns=self._float_columns,
             int_columns=self._int_columns,
         )
+        names = self.config.model.logits_processors
+        input_batch.extras.load(load_logits_processors(names, self.config, self.device))
         backend = make_attention_backend(
             self.config.device.attention_backend,
             model.kv_cache_spec,
             self.dtype,
             self.device,
-            torch.get_num_threads(),
+            self._threads or torch.get_num_threads(),
+            batch_invariant=self.config.device.batch_invariant,
+            kv_cache_is_fp8=self.config.cache.is_fp8,
         )
         logger.info("attention by %s", backend.name)
+        if self.config.device.batch_invariant and not on_cpu:
+            make_batch_invariant(model)
         self.runner = GPUModelRunner(
             model,
             backend,
@@ -106,6 +137,7 @@ class Worker:
             device=self.device,
             block_size=block_size,
             async_scheduling=self.config.scheduler.async_scheduling,
+            logprobs_mode=self.config.model.logprobs_mode,
             streams=make_streams(self.device),
         )
 
@@ -224,16 +256,8 @@ class Worker:
             if done % every == 0 or done == total:
                 logger.info("CUDA graphs: %d of %d captured, %.1f s", done, total, time.monotonic() - began)
 
-        try:
+        with self._explained_capture(runner.graphs):
             runner.graphs.capture_all(show)
-        except torch.OutOfMemoryError as error:
-            raise ModelLoadError(
-                f"no memory is left for CUDA graphs of up to {runner.graphs.sizes[-1]} requests ({error}); lower "
-                "gpu_memory_utilization or kv_cache_memory_bytes, name fewer cudagraph_capture_sizes, or set "
-                "enforce_eager"
-            ) from error
-        except RuntimeError as error:
-            raise ModelLoadError(f"the model cannot run in a CUDA graph ({error}); set enforce_eager") from error
 
     def out_of_memory(self, error: torch.OutOfMemoryError, what: str) -> DeviceMemoryError:
         """The error that says what to lower, instead of torch's; what torch holds back is given to the device.
@@ -261,6 +285,11 @@ class Worker:
             raise RuntimeError("load_model must be called first")
         return self.runner
 
+    def _make_packer(self, outline: CausalLM) -> LinearPacker:
+        self._set_num_threads(outline)
+        self._threads = _core.CpuThreads(torch.get_num_threads())
+        return make_linear_packer(self.config, outline, self.dtype, self._threads)
+
     def _make_graphs(self, kv_caches: Sequence[Tensor]) -> DecodeGraphs | None:
         """The graphs over a KV cache, not captured yet; None where no step runs in one."""
         runner, sizes = self._loaded(), self.config.cuda_graphs.capture_sizes
@@ -281,6 +310,19 @@ class Worker:
             block_size=self.config.cache.block_size,
         )
 
+    @contextmanager
+    def _explained_capture(self, graphs: DecodeGraphs) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise ModelLoadError(
+                f"no memory is left for CUDA graphs of up to {graphs.sizes[-1]} requests ({error}); lower "
+                "gpu_memory_utilization or kv_cache_memory_bytes, name fewer cudagraph_capture_sizes, or set "
+                "enforce_eager"
+            ) from error
+        except RuntimeError as error:
+            raise ModelLoadError(f"the model cannot run in a CUDA graph ({error}); set enforce_eager") from error
+
     def _set_num_threads(self, model: CausalLM) -> None:
         if self.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
             return
@@ -293,8 +335,8 @@ class Worker:
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:
         if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        return zeros_on_host(shape, self.dtype)
+            return torch.zeros(shape, dtype=self.cache_dtype, device=self.device)
+        return zeros_on_host(shape, self.cache_dtype)
 
     def _available_memory(self) -> int:
         if self.device.type == "cpu":
@@ -322,13 +364,37 @@ class Worker:
         runner = self._loaded()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
-        runner.profile_run(self._largest_batch(), self.dtype)
+        runner.profile_run(self._largest_batch(), self.cache_dtype)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device)
+        graphs = self._graph_bytes()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.device)
         elsewhere = total - free - torch.cuda.memory_reserved(self.device)  # contexts, libraries, other processes
-        return int(total * self.config.cache.gpu_memory_utilization) - peak - elsewhere
+        share = self.config.cache.gpu_memory_utilization
+        budget = int(total * share) - peak - elsewhere - graphs
+        logger.info(
+            "%.2f GiB for the KV cache: %.2f x %.2f GiB less %.2f for weights and the largest step, %.2f for CUDA "
+            "graphs and %.2f that others hold",
+            *(budget / 2**30, share, total / 2**30, peak / 2**30, graphs / 2**30, elsewhere / 2**30),
+        )
+        return budget
+
+    def _graph_bytes(self) -> int:
+        """What CUDA graphs will take: some are captured over a small cache, the largest first."""
+        runner = self._loaded()
+        spec, block_size = runner.model.kv_cache_spec, self.config.cache.block_size
+        cache = self._zeros(spec.layer_shape(2, block_size))
+        graphs = self._make_graphs([cache] * spec.num_layers)
+        if graphs is None:
+            return 0
+        free = [torch.cuda.mem_get_info(self.device)[0]]
+        with self._explained_capture(graphs):
+            for size in graphs.sizes[: -MEASURED_GRAPHS - 1 : -1]:
+                graphs.capture(size)
+                torch.cuda.synchronize(self.device)
+                free.append(torch.cuda.mem_get_info(self.device)[0])
+        return graph_bytes(free, len(graphs.sizes))
 
     def _largest_batch(self) -> list[int]:
         """Prompt lengths of a step with as many tokens and as many requests as there may be."""
@@ -336,6 +402,20 @@ class Worker:
         num_seqs, budget = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
         base, extra = divmod(budget, num_seqs)
         return [min(longest, base + (i < extra)) for i in range(num_seqs)]
+
+
+def graph_bytes(free: Sequence[int], num_graphs: int) -> int:
+    """What ``num_graphs`` graphs take that share a pool of memory.
+
+    Args:
+        free: bytes of the device before the largest was captured, after it, and after each of a few more.
+        num_graphs: graphs in all.
+    """
+    if len(free) < 2:
+        return 0
+    largest = free[0] - free[1]
+    others = max((before - after for before, after in itertools.pairwise(free[1:])), default=0)
+    return max(0, largest) + max(0, others) * (num_graphs - 1)
 
 
 def resolve_dtype(dtype: str, device: torch.device, hf_config: Mapping[str, Any]) -> torch.dtype:

@@ -34,6 +34,11 @@ def test_without_triton_a_gpu_takes_torch_and_says_so(caplog):
     [
         ("triton", {}, r"attention_backend is triton, but the package triton is not installed \(pip install triton\)"),
         ("auto", {"kv_cache_is_fp8": True}, "kv_cache_dtype is fp8, .* but the package triton is not installed"),
+        (
+            "auto",
+            {"batch_invariant": True},
+            "batch_invariant is set, which on a GPU needs Triton's kernels, but the pack",
+        ),
         ("torch", {"kv_cache_is_fp8": True}, "kv_cache_dtype is fp8, .* but the package triton is not installed"),
     ],
 )

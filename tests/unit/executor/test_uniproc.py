@@ -1,13 +1,15 @@
 """The executor in front of the real core: the order of its calls, and a whole step by hand."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from rustvllm import _core
 from rustvllm.engine_args import EngineArgs
-from rustvllm.exceptions import SchedulerStateError
+from rustvllm.exceptions import DeviceMemoryError, SchedulerStateError
 from rustvllm.executor.uniproc import UniProcExecutor
 
 
@@ -66,3 +68,17 @@ def test_a_request_by_hand(config):
     executor.shutdown()
     with pytest.raises(RuntimeError):
         executor.determine_num_blocks()
+
+
+@pytest.mark.parametrize(
+    ("where", "what"), [("execute_model", "a step of 3 tokens of 1 requests"), ("sample_tokens", "sampling")]
+)
+def test_out_of_memory_fails_a_step_with_what_to_lower(config, monkeypatch, where, what):
+    executor = UniProcExecutor(config)
+    executor.load_model()
+    monkeypatch.setattr(
+        executor._runner, where, lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("tried to allocate 2 GiB"))
+    )
+    step = SimpleNamespace(total_num_scheduled_tokens=3, num_reqs=1)
+    with pytest.raises(DeviceMemoryError, match=f"out of memory in {what} .tried to allocate 2 GiB.; lower gpu_memory"):
+        getattr(executor, where)(*([step] if where == "execute_model" else []))

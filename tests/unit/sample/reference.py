@@ -28,6 +28,28 @@ def penalised(logits, prompt, output, presence, frequency, repetition):
     return logits
 
 
+def ruled(logits, output, allowed=(), bad_words=(), stop_ids=(), bias=()):
+    """Logits with those of ids that must not be sampled at minus infinity, and with the biases of ``(id, bias)``."""
+    banned = {word[-1] for word in bad_words if list(output[len(output) - len(word) + 1 :]) == list(word[:-1])}
+    banned |= set(stop_ids)
+    ruled = [
+        -math.inf if token in banned or (allowed and token not in allowed) else logit
+        for token, logit in enumerate(logits)
+    ]
+    for token, value in bias:
+        ruled[token] += value
+    return ruled
+
+
+def choose(logits, temperature, seed, position, **kept):
+    """An id, or −1 when there is none that could be drawn."""
+    if max(logits) == -math.inf:
+        return -1
+    if temperature < 1e-5:
+        return max(range(len(logits)), key=lambda token: logits[token])
+    return draw(distribution(logits, temperature, **kept), uniform(seed, position))
+
+
 def distribution(logits, temperature=1.0, min_p=0.0, top_k=0, top_p=1.0):
     """Probability of every id: temperature, then min_p, top_k, top_p; equals of the last kept one are kept."""
     scaled = [x / temperature for x in logits]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rustvllm.sample import sampler as sampler_module
 from rustvllm.sample.metadata import Penalties, SamplingMetadata
-from rustvllm.sample.sampler import Sampler, apply_min_p, apply_top_k_top_p
+from rustvllm.sample.sampler import NO_TOKEN, Sampler, apply_min_p, apply_top_k_top_p
 
 DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0}
 
@@ -148,12 +148,12 @@ def test_a_row_does_not_depend_on_its_company(rows, seed, vocab_size, shuffler):
     "row",
     [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}, {"top_k": 3, "top_p": 0.9, "min_p": 0.1}],
 )
-def test_a_bad_row_gives_a_valid_id_and_harms_nobody(bad, row):
+def test_a_bad_row_gives_no_token_and_harms_nobody(bad, row):
     good = torch.tensor([[1.0, 2.0, 3.0, 2.0, 1.0, 0.0]])
     logits = torch.cat((good, torch.tensor([bad]), good))
     rows = [row | {"seed": 1}, row | {"seed": 2}, row | {"seed": 3}]
     drawn = sample(logits, rows)
-    assert 0 <= drawn[1] < 6
+    assert drawn[1] == (0 if bad[0] == float("inf") else NO_TOKEN)
     assert [drawn[0]] == sample(good, rows[:1])
     assert [drawn[2]] == sample(good, rows[2:])
 

@@ -19,7 +19,7 @@ from rustvllm.worker.step_buffers import StepBuffers
 from rustvllm.worker.streams import make_streams
 
 FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-INT_COLUMNS = ("top_k", "seed", "min_tokens", "num_prompt_tokens", "num_logprobs")
+INT_COLUMNS = ("top_k", "seed", "min_tokens", "num_prompt_tokens", "num_logprobs", "num_prompt_logprobs", "has_extras")
 DEFAULTS = {
     "temperature": 0.0,
     "top_p": 1.0,
@@ -31,6 +31,8 @@ DEFAULTS = {
     "seed": 0,
     "min_tokens": 0,
     "num_logprobs": -1,
+    "num_prompt_logprobs": -1,
+    "has_extras": 0,
 }
 
 
@@ -89,7 +91,7 @@ class Request:
 
     @property
     def finished(self):
-        return len(self.output) >= self.max_tokens
+        return len(self.output) >= self.max_tokens or self.output[-1:] == [-1]
 
 
 class NaiveEngine:
@@ -261,6 +263,7 @@ class NaiveEngine:
             max_num_scheduled_tokens=max(arrays["num_scheduled_tokens"], default=0),
             max_seq_len=max(arrays["seq_lens"], default=0),
             num_sampled=len(sampled),
+            num_prompt_logprobs=0,
             num_new_reqs=len(arrays["new_rows"]),
             num_block_table_updates=len(arrays["bt_rows"]),
             num_finished=len(arrays["finished_rows"]),

@@ -214,7 +214,7 @@ def test_a_poisoned_request_harms_nobody(model, chunk):
         if tied:
             model.lm_head = None
     assert all(torch.stack(r.logits).isnan().all() for r in bad), "the poison worked"
-    assert all(0 <= token < 97 for r in bad for token in r.output)
+    assert [r.output for r in bad] == [[-1], [-1]]
     assert [r.output for r in requests] == expected
     assert [r.output for r in late] == expected
 
@@ -224,3 +224,41 @@ def test_profile_run_leaves_no_trace(model):
     engine.runner.profile_run([7, 7, 1, 128], torch.float32)
     assert all(not cache.any() for cache in engine.runner.kv_caches)
     assert outputs(model, [Request([1, 2, 3], 5)]) == [engine.run([Request([1, 2, 3], 5)])[0].output]
+
+
+def test_a_bitmask_decides_what_its_row_may_take(model):
+    engine = NaiveEngine(model)
+    engine.admit([Request([1, 2, 3], 1), Request([4, 5], 1, {"num_logprobs": 2}), Request([6], 1, {"num_logprobs": 1})])
+    sample = engine.runner.sample_tokens
+    bitmask = np.zeros((3, 4), np.int32)
+    bitmask[0, 2] = 1 << 5  # 69 alone
+    bitmask[1] = -1
+    outputs = []
+
+    def sample_with_grammar():
+        with pytest.raises(SchedulerStateError):
+            engine.runner.execute_model(engine.steps[-1])
+        outputs.append(sample(bitmask))
+        return outputs[-1]
+
+    engine.runner.sample_tokens = sample_with_grammar
+    engine.step()
+    (output,) = outputs
+    ids = output.sampled_token_ids[:, 0].tolist()
+    assert ids[0] == 69
+    assert 0 <= ids[1] < 97
+    assert ids[2] == -2, "nothing is allowed there"
+    places, token_ids, _, _ = output.logprobs
+    assert places.tolist() == [1], "and nothing is said of it"
+    assert token_ids[0, 0] == ids[1]
+
+
+def test_a_bitmask_of_another_shape_is_refused_and_the_step_is_gone(model):
+    engine = NaiveEngine(model)
+    sample = engine.runner.sample_tokens
+    engine.runner.sample_tokens = lambda: sample(np.zeros((1, 1), np.int32))
+    engine.admit([Request([1, 2, 3], 1)])
+    with pytest.raises(ValueError, match=r"must be int32 of shape \(1, 4\), got int32 of shape \(1, 1\)"):
+        engine.step()
+    with pytest.raises(SchedulerStateError):
+        sample()

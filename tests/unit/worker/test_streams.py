@@ -52,7 +52,7 @@ def engine(monkeypatch, watch):
         monkeypatch.setattr(
             worker_module,
             "make_attention_backend",
-            lambda name, spec, dtype, device, num_threads: StaticTorchBackend(spec, dtype),
+            lambda name, spec, dtype, device, num_threads, **_: StaticTorchBackend(spec, dtype),
         )
         engines.append(make_engine(**options))
         copier = engines[-1].engine_core.core.executor._runner.block_copier

@@ -8,6 +8,7 @@ import psutil
 import pytest
 import torch
 from checkpoints import GPT2, LLAMA
+from fake_streams import FakeRecorder, StaticTorchBackend
 from naive_schedule import FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
 
 from rustvllm.config import CUDAGraphConfig, LoadConfig
@@ -40,18 +41,19 @@ def make(tmp_path, monkeypatch):
             "kv_cache_memory_bytes": None,
             "num_gpu_blocks_override": None,
             "swap_space": 4.0,
+            "is_fp8": False,
         }
         config = SimpleNamespace(
             model=SimpleNamespace(
                 model="m", path=tmp_path, hf_config=base, architecture=architecture, dtype=dtype, seed=0,
-                max_model_len=max_model_len, model_impl="rustvllm",
+                max_model_len=max_model_len, model_impl="rustvllm", logits_processors=(), logprobs_mode="raw_logprobs",
             ),
             cache=SimpleNamespace(**(options | cache)),
             scheduler=SimpleNamespace(
                 max_num_seqs=8, max_num_batched_tokens=256, preemption_mode=preemption_mode, async_scheduling=False
             ),
             parallel=SimpleNamespace(data_parallel_size=1),
-            device=SimpleNamespace(device=device, attention_backend="auto"),
+            device=SimpleNamespace(device=device, attention_backend="auto", batch_invariant=False),
             cuda_graphs=CUDAGraphConfig(),
             load=LoadConfig(load_format="dummy"),
         )  # fmt: skip
@@ -70,6 +72,11 @@ def memory(monkeypatch, limit, available):
 def test_bytes_per_block(make):
     assert make().num_bytes_per_block == BYTES_PER_BLOCK
     assert make(dtype="bfloat16").num_bytes_per_block == BYTES_PER_BLOCK // 2
+
+
+def test_a_cache_of_eight_bits_is_for_triton(make):
+    with pytest.raises(ModelLoadError, match="kv_cache_dtype is fp8, which Triton's kernels alone read, but device is"):
+        make(is_fp8=True)
 
 
 def test_the_override_is_taken_as_it_is(make):
@@ -230,3 +237,75 @@ def test_blocks_on_a_gpu_leave_room_for_the_largest_step(make):
     total = torch.cuda.mem_get_info()[1]
     assert 0 < num_blocks * worker.num_bytes_per_block < 0.3 * total
     worker.initialize_kv_cache(min(num_blocks, 1000), buffer_spec(8, 256, 8), 2)
+
+
+@pytest.mark.parametrize(
+    ("free", "num_graphs", "taken"),
+    [
+        ([100], 5, 0),
+        ([100, 60], 1, 40),
+        ([100, 60, 58, 57], 10, 40 + 9 * 2),
+        ([100, 60, 60, 60], 30, 40),
+        ([50, 60], 2, 0),
+    ],
+)
+def test_what_graphs_take_is_told_from_the_first_few(free, num_graphs, taken):
+    assert worker_module.graph_bytes(free, num_graphs) == taken
+
+
+def test_graphs_are_made_where_device_and_attention_have_them(make, monkeypatch, caplog):
+    worker = make()
+    worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
+    assert worker.runner.graphs is None, "not on the CPU"
+    worker.capture_graphs()
+    monkeypatch.setattr(worker_module, "make_graph_recorder", lambda device: FakeRecorder())
+    with caplog.at_level("INFO"):
+        worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
+    assert worker.runner.graphs is None
+    assert "CUDA graphs: none, attention by cpu cannot be captured" in caplog.text
+    worker.runner.backend = StaticTorchBackend(worker.runner.model.kv_cache_spec, torch.float32)
+    for config, sizes in ((CUDAGraphConfig(), [1, 2, 4, 8]), (CUDAGraphConfig(capture_sizes=(5, 3, 5)), [3, 5])):
+        worker.config.cuda_graphs = config
+        worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
+        assert worker.runner.graphs.sizes == sizes
+    worker.config.cuda_graphs = CUDAGraphConfig(capture_sizes=())
+    worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
+    assert worker.runner.graphs is None
+
+
+@pytest.mark.parametrize(("mode", "captured"), [("ahead", 4), ("lazy", 0)])
+def test_graphs_are_captured_ahead_or_when_they_are_needed(make, monkeypatch, caplog, mode, captured):
+    worker, recorder = make(), FakeRecorder()
+    monkeypatch.setattr(worker_module, "make_graph_recorder", lambda device: recorder)
+    worker.runner.backend = StaticTorchBackend(worker.runner.model.kv_cache_spec, torch.float32)
+    worker.config.cuda_graphs = CUDAGraphConfig(capture_mode=mode)
+    worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
+    with caplog.at_level("INFO"):
+        worker.capture_graphs()
+    assert len(recorder.graphs) == captured
+    assert ("4 of 4 captured" if captured else "4 sizes, captured when they are needed") in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (torch.OutOfMemoryError("no 2 GiB"), r"CUDA graphs of up to 8 requests \(no 2 GiB\); lower gpu_memory_utiliz"),
+        (RuntimeError("not permitted"), r"cannot run in a CUDA graph \(not permitted\); set enforce_eager"),
+    ],
+)
+def test_a_capture_that_fails_ahead_says_what_would_work(make, monkeypatch, error, message):
+    worker = make()
+    recorder = SimpleNamespace(capture=lambda forward: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(worker_module, "make_graph_recorder", lambda device: recorder)
+    worker.runner.backend = StaticTorchBackend(worker.runner.model.kv_cache_spec, torch.float32)
+    worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
+    with pytest.raises(ModelLoadError, match=message):
+        worker.capture_graphs()
+
+
+def test_out_of_memory_says_what_to_lower(make):
+    error = make().out_of_memory(torch.OutOfMemoryError("tried 2 GiB\nmore"), "a step of 9 tokens of 2 requests")
+    assert str(error) == (
+        "cpu is out of memory in a step of 9 tokens of 2 requests (tried 2 GiB); lower gpu_memory_utilization (0.9) or "
+        "kv_cache_memory_bytes, max_num_batched_tokens (256) or max_num_seqs (8)"
+    )

@@ -15,7 +15,7 @@ from rustvllm.entrypoints.openai.generation import (
     new_request_id,
     until_disconnect,
 )
-from rustvllm.entrypoints.openai.logprobs import chat_logprobs
+from rustvllm.entrypoints.openai.logprobs import chat_logprobs, num_prompt_logprobs, shown_prompt_logprobs
 from rustvllm.entrypoints.openai.prompts import engine_prompt
 from rustvllm.entrypoints.openai.protocol import ChatCompletionRequest
 from rustvllm.entrypoints.openai.refusals import CHAT_REFUSALS, refuse_unbuilt
@@ -66,9 +66,16 @@ async def create_chat_completion(raw_request: Request) -> Response:
     refuse_unbuilt(request, CHAT_REFUSALS)
     check_stream_options(request)
     max_tokens, param = _max_tokens(request, model)
-    logprobs = chat_logprobs(request)
+    logprobs = chat_logprobs(request, model)
     num_logprobs = None if logprobs is None else request.top_logprobs or 0
-    params = build_sampling_params(request, model, max_tokens=max_tokens, param=param, logprobs=num_logprobs)
+    params = build_sampling_params(
+        request,
+        model,
+        max_tokens=max_tokens,
+        param=param,
+        logprobs=num_logprobs,
+        prompt_logprobs=num_prompt_logprobs(request),
+    )
     check_num_choices(1, params.n)
     request_id = new_request_id("chatcmpl-", raw_request, request.request_id)
     text = render_prompt(request, state, model)
@@ -119,4 +126,7 @@ async def create_chat_completion(raw_request: Request) -> Response:
         }
         for index, sample in enumerate(samples)
     ]
-    return JSONResponse({**header, "choices": choices, "usage": usage.as_dict()})
+    answer: dict[str, Any] = {**header, "choices": choices, "usage": usage.as_dict()}
+    if request.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = shown_prompt_logprobs(request, last[0].prompt_token_ids, last[0].prompt_logprobs)
+    return JSONResponse(answer)

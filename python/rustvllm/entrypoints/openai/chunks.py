@@ -13,7 +13,7 @@ from rustvllm.entrypoints.openai.logprobs import LogprobsRenderer
 from rustvllm.entrypoints.openai.protocol import GenerationRequest
 from rustvllm.entrypoints.openai.sse import event, json_bytes, json_string
 from rustvllm.entrypoints.openai.usage import UsageCounter
-from rustvllm.outputs import CompletionOutput
+from rustvllm.outputs import CompletionOutput, RequestOutput
 
 
 class ChunkRenderer:
@@ -76,6 +76,21 @@ class ChunkRenderer:
         unfinished = self._unfinished
         if completion is not None and self._logprobs is not None:
             unfinished = b',"logprobs":%b,"finish_reason":null,"stop_reason":null}' % self._beside(completion)
+        return b"".join(
+            (
+                self._start,
+                b"%d" % index,
+                self._text_key,
+                json_string(text),
+                self._text_end,
+                unfinished,
+                self._tail(),
+            )
+        )
+
+    def echo(self, index: int, text: str, logprobs: dict[str, Any] | None) -> bytes:
+        """A chunk with the prompt and its log-probabilities, before anything else of choice ``index``."""
+        unfinished = b',"logprobs":%b,"finish_reason":null,"stop_reason":null}' % json_bytes(logprobs)
         return b"".join(
             (
                 self._start,
@@ -176,6 +191,7 @@ class ChunkStream:
         n: Samples per prompt; choice ``prompt · n + sample`` is numbered so.
         num_prompts: Prompts of the request.
         opening: Given a prompt's index and token ids, the chunks that its choices begin with.
+        look_at: Called with each output, and the index of its prompt, before anything is made of it.
     """
 
     def __init__(
@@ -185,11 +201,13 @@ class ChunkStream:
         n: int,
         num_prompts: int,
         opening: Callable[[int, list[int]], bytes],
+        look_at: Callable[[int, RequestOutput], None] = lambda _index, _output: None,
     ) -> None:
         self._chunks = chunks
         self._usage = usage
         self._n = n
         self._opening = opening
+        self._look_at = look_at
         self.writer = EventWriter(self._resume)
         self._generation: Generation | None = None
         self._prompts = [
@@ -212,6 +230,7 @@ class ChunkStream:
         unfinished = set(range(len(self._prompts) * n))
         async for prompt_index, output in generation:
             self._usage.add(prompt_index, output)
+            self._look_at(prompt_index, output)
             events = [self._prompts[prompt_index].opening()]
             for completion in output.outputs:
                 index = prompt_index * n + completion.index

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import aclosing
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -13,7 +14,8 @@ from rustvllm.entrypoints.openai.generation import (
     new_request_id,
     until_disconnect,
 )
-from rustvllm.entrypoints.openai.logprobs import completion_logprobs
+from rustvllm.entrypoints.openai.logprobs import completion_logprobs, num_prompt_logprobs, shown_prompt_logprobs
+from rustvllm.entrypoints.openai.prompt_echo import PromptEcho, joined
 from rustvllm.entrypoints.openai.prompts import engine_prompt
 from rustvllm.entrypoints.openai.protocol import CompletionRequest
 from rustvllm.entrypoints.openai.refusals import COMPLETION_REFUSALS, refuse_unbuilt
@@ -62,7 +64,13 @@ async def create_completion(raw_request: Request) -> Response:
     refuse_unbuilt(request, COMPLETION_REFUSALS)
     check_stream_options(request)
     logprobs = completion_logprobs(request)
-    params = build_sampling_params(request, model, max_tokens=_max_tokens(request, model), logprobs=request.logprobs)
+    params = build_sampling_params(
+        request,
+        model,
+        max_tokens=_max_tokens(request, model),
+        logprobs=request.logprobs,
+        prompt_logprobs=num_prompt_logprobs(request, request.logprobs if request.echo else None),
+    )
     check_num_choices(len(request.prompt), params.n)
     request_id = new_request_id("cmpl-", raw_request, request.request_id)
     prompts = [
@@ -99,9 +107,12 @@ async def create_completion(raw_request: Request) -> Response:
         def open_choices(prompt_index: int, prompt_token_ids: list[int]) -> bytes:
             text = echo.text(prompt_index, prompt_token_ids)
             first = prompt_index * params.n
-            return b"".join(chunks.text(first + sample, text) for sample in range(params.n)) if text else b""
+            if not text:
+                return b""
+            beside = echo.logprobs(prompt_index)
+            return b"".join(chunks.echo(first + sample, text, beside) for sample in range(params.n))
 
-        stream = ChunkStream(chunks, usage, params.n, len(prompts), open_choices)
+        stream = ChunkStream(chunks, usage, params.n, len(prompts), open_choices, echo.look_at)
         generation = await Generation.start(state, model, prompts, params, request_id, request.priority or 0, stream)
         return EventStreamResponse(stream, generation, request_id)
     generation = await Generation.start(state, model, prompts, params, request_id, request.priority or 0)
@@ -110,42 +121,20 @@ async def create_completion(raw_request: Request) -> Response:
     echoed = [echo.text(index, output.prompt_token_ids) for index, output in enumerate(last)]
     for index, output in enumerate(last):
         usage.add(index, output)
-    choices = [
+        echo.look_at(index, output)
+    choices: list[dict[str, Any]] = [
         {
             "index": index,
             "text": echoed[index // params.n] + sample.text,
-            "logprobs": None if logprobs is None else logprobs(sample),
+            "logprobs": None if logprobs is None else joined(echo.logprobs(index // params.n), logprobs(sample)),
             "finish_reason": sample.finish_reason,
             "stop_reason": sample.stop_reason,
         }
         for index, sample in enumerate(samples)
     ]
+    if request.prompt_logprobs is not None:
+        for index, output in enumerate(last):
+            shown = shown_prompt_logprobs(request, output.prompt_token_ids, output.prompt_logprobs)
+            for choice in choices[index * params.n : (index + 1) * params.n]:
+                choice["prompt_logprobs"] = shown
     return JSONResponse({**header, "choices": choices, "usage": usage.as_dict()})
-
-
-class PromptEcho:
-    """What each choice's text starts with: the prompt with ``echo``, else nothing.
-
-    Raises:
-        InvalidRequestError: ``echo`` without a tokenizer.
-    """
-
-    def __init__(self, request: CompletionRequest, model: ServedModel) -> None:
-        if request.echo and model.tokenizer is None:
-            raise InvalidRequestError(
-                "echo needs a tokenizer, which this server has not (skip_tokenizer_init).", "echo"
-            )
-        self.wanted = bool(request.echo)
-        self._prompts: list[str | list[int]] = request.prompt
-        self._is_whole = request.truncate_prompt_tokens is None
-        self._tokenizer = model.tokenizer
-
-    def text(self, prompt_index: int, prompt_token_ids: list[int]) -> str:
-        """The prompt's text as it was sent, or that of the token ids that were left of it."""
-        if not self.wanted:
-            return ""
-        asked = self._prompts[prompt_index]
-        if isinstance(asked, str) and self._is_whole:
-            return asked
-        text: str = self._tokenizer.decode(prompt_token_ids)
-        return text

@@ -126,11 +126,13 @@ class GenerationRequest(BaseModel):
     logit_bias: dict[str, Any] | None = None
     allowed_token_ids: Ids | None = None
     bad_words: Strings | None = None
+    vllm_xargs: dict[str, Any] | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    prompt_logprobs: int | None = None
     return_tokens_as_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None

@@ -50,10 +50,8 @@ _SHARED: Refusals = {
     "guided_whitespace_pattern": (_nothing, ""),
     "prompt_embeds": (_nothing, "send text or token ids"),
     "logprob_token_ids": (_nothing, ""),
-    "vllm_xargs": (_nothing, ""),
     "kv_transfer_params": (_nothing, ""),
     "return_token_ids": (_nothing, ""),
-    "prompt_logprobs": (lambda value: value is None, ""),
 }
 COMPLETION_REFUSALS: Refusals = {
     **_SHARED,

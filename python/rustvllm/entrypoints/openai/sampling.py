@@ -44,6 +44,7 @@ def build_sampling_params(
     max_tokens: int | None,
     param: str = "max_tokens",
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """The sampling parameters of a request; one instance serves all its prompts.
 
@@ -53,6 +54,7 @@ def build_sampling_params(
         max_tokens: Most tokens to generate, already defaulted; None: as many as fit.
         param: The field ``max_tokens`` came from, for messages.
         logprobs: How many candidates' log-probabilities to give; None: none at all.
+        prompt_logprobs: The same for each place of the prompt.
 
     Raises:
         InvalidRequestError: A value is out of its range; ``param`` names the field.
@@ -66,8 +68,12 @@ def build_sampling_params(
     values.update((name, value) for name in _FIELDS if (value := getattr(request, name)) is not None)
     if request.logit_bias:
         values["logit_bias"] = _logit_bias(request.logit_bias, model.vocab_size)
+    if request.vllm_xargs:
+        values["extra_args"] = _extra_args(request.vllm_xargs)
     kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
-    return SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs, output_kind=kind)
+    return SamplingParams(
+        **values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, output_kind=kind
+    )
 
 
 def check_stream_options(request: GenerationRequest) -> None:
@@ -97,3 +103,19 @@ def _logit_bias(bias: dict[str, Any], vocab_size: int) -> dict[int, float]:
             raise InvalidRequestError(f"logit_bias[{key}] must be a number.", "logit_bias")
         checked[int(key)] = float(min(100.0, max(-100.0, value)))
     return checked
+
+
+def _extra_args(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for logits processors: texts, numbers, truth values, and lists of these."""
+    for name, value in arguments.items():
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, str | int | float) or (isinstance(item, float) and not math.isfinite(item)):
+                raise InvalidRequestError(
+                    f"vllm_xargs[{name[:32]!r}] must be a string, a finite number, true or false, or a list of these.",
+                    "vllm_xargs",
+                )
+            if isinstance(item, int) and not -(2**63) <= item < 2**63:
+                raise InvalidRequestError(
+                    f"vllm_xargs[{name[:32]!r}] holds an integer that does not fit into 64 bits.", "vllm_xargs"
+                )
+    return arguments

@@ -46,6 +46,7 @@ class ServedModel:
         self.names: tuple[str, ...] = tuple(config.model.served_model_name) or (config.model.model,)
         self.max_model_len = config.model.max_model_len
         self.vocab_size = config.model.vocab_size
+        self.check_num_logprobs = config.model.check_num_logprobs
         self.created = int(time.time())
         self.default_sampling = _default_sampling(config.model)
         own_limit = config.model.generation_config.get("max_new_tokens")

@@ -8,6 +8,7 @@ from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
 from rustvllm.exceptions import RustVLLMError
 
 COMMANDS = {
+    "kernels": "attention, dense layers and the sampler, each alone, by every contender of the device",
     "latency": "time of one batch, offline",
     "serve": "send requests to a server and time their streams",
     "startup": "how long a server takes until it is ready",
@@ -43,6 +44,10 @@ def bench(argv: Sequence[str]) -> int:
         return EXIT_OK if argv else EXIT_USAGE
     command, *rest = argv
     try:
+        if command == "kernels":
+            from rustvllm.entrypoints.cli.bench.kernels import bench_kernels
+
+            return bench_kernels(rest)
         if command == "latency":
             from rustvllm.entrypoints.cli.bench.latency import bench_latency
 

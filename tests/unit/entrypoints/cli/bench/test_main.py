@@ -36,6 +36,7 @@ def test_an_unknown_measurement(capsys):
         ["latency"],
         ["throughput"],
         ["startup"],
+        ["kernels"],
     ],
 )
 def test_a_debug_build_is_refused(capsys, monkeypatch, argv):

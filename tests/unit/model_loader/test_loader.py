@@ -277,16 +277,14 @@ def test_missing_and_absurd_configuration_keys(tmp_path, base, key):
         (LLAMA | {"quantization_config": {"bits": 4}}, "'quantization_config'"),
         (LLAMA | {"num_key_value_heads": 3}, "num_attention_heads (4) must be a multiple of num_key_value_heads (3)"),
         (LLAMA | {"head_dim": 3}, "head_dim must be even"),
-        (LLAMA | {"rope_scaling": {"rope_type": "longrope"}}, "'longrope' is not supported; supported: default"),
+        (LLAMA | {"rope_scaling": {"rope_type": "axial"}}, "'axial' is not supported; supported: default"),
+        (LLAMA | {"rope_scaling": {"rope_type": "longrope"}}, "positive numbers in 'short_factor', got None"),
         (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope type 'linear' needs a positive number 'factor', which is"),
         (LLAMA | {"rope_scaling": {"type": "linear", "factor": 0}}, "'factor', which is 0"),
         (LLAMA | {"rope_scaling": 8}, "rope_scaling must be an object or null, got 8"),
         (LLAMA | {"rope_theta": -1}, "'rope_theta', which is -1"),
         (LLAMA | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'low_freq_factor', which is missing"),
-        (
-            LLAMA | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 8},
-            "up to max_position_embeddings (8)",
-        ),
+        (LLAMA | {"rope_parameters": {"rope_type": "dynamic"}}, "rope type 'dynamic' needs a positive number 'factor'"),
         (LLAMA | {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
     ],
 )  # fmt: skip
@@ -309,7 +307,16 @@ def test_more_positions_than_the_model_has_are_refused(tmp_path):
 def test_a_model_too_large_for_memory_is_refused_before_memory_is_taken(tmp_path):
     config = LLAMA | {"hidden_size": 2**15, "intermediate_size": 2**24}
     message = refused(tmp_path, config, load_format="dummy")
-    assert re.search(r"the parameters take \d{13,} bytes in float32, but 1073741824 bytes are free on cpu", message)
+    found = re.search(
+        r"the parameters take (\d{13,}) bytes in float32 \(\d+\.\d\d GiB\), but 1073741824 bytes are free on cpu "
+        r"\(1\.00 GiB\): (\d+) bytes too much; --dtype bfloat16 takes (\d+) bytes \(\d+\.\d\d GiB\), which is (\d+) "
+        r"bytes too much, too; --quantization int8 takes about \d+ bytes, which is too much, too; else a model "
+        r"of at most 268435456 parameters, or more memory",
+        message,
+    )
+    assert found
+    size, excess, half, still = map(int, found.groups())
+    assert (excess, half, still) == (size - 2**30, size // 2, size // 2 - 2**30)
 
 
 def test_dummy_weights_depend_on_seed_and_name_alone(tmp_path, config):

@@ -1,0 +1,185 @@
+"""Where a step of GPT-2 small's shape goes on the CPU: products, attention, the rest; beside reading the weights once.
+
+    python benches/python/decode_cost.py [--variants float32 bfloat16 int8] [--rows 1 8 32] [--prefill 128 2048]
+        [--num-steps 40] [--output-json FILE]
+
+Random weights. All variants live in this process and take turns, a step each; between their steps the packed weights
+are read from first to last by the same threads, which is the least that a step of one row can take. Medians, in
+milliseconds; "rest" is all that is neither product nor attention, the scheduler included.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench_report import new_report, publish
+
+import rustvllm.executor  # noqa: F401 -- before anything loads torch: it says how torch's threads wait
+from rustvllm.attention.cpu_backend import CPUAttentionPlan
+from rustvllm.engine.core import EngineCore
+from rustvllm.engine_args import EngineArgs
+from rustvllm.layers.cpu_linear import CoreLinear, OneDnnLinear, TorchLinear
+
+GPT2_SMALL = {
+    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
+    "n_positions": 4096, "vocab_size": 50257,
+}  # fmt: skip
+VARIANTS: dict[str, dict[str, str]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "float32", "quantization": "int8"},
+    "int8-g64": {"dtype": "float32", "quantization": "int8-g64"},
+    "int8-bfloat16": {"dtype": "bfloat16", "quantization": "int8"},
+}
+NUM_WARMUPS = 4
+
+
+class Clock:
+    """Seconds in products and in attention since it was last asked."""
+
+    def __init__(self) -> None:
+        self.products = self.attention = 0.0
+        for kind in (CoreLinear, OneDnnLinear, TorchLinear):
+            self._watch(kind, "products")
+        self._watch(CPUAttentionPlan, "attention")
+
+    def _watch(self, kind: type, name: str) -> None:
+        forward: Callable[..., Any] = kind.forward  # type: ignore[attr-defined]
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            out = forward(*args, **kwargs)
+            setattr(self, name, getattr(self, name) + time.perf_counter() - begin)
+            return out
+
+        kind.forward = timed  # type: ignore[attr-defined]
+
+    def take(self) -> tuple[float, float]:
+        """Both, which begin at zero again."""
+        taken = self.products, self.attention
+        self.products = self.attention = 0.0
+        return taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=["float32", "bfloat16", "int8"])
+    parser.add_argument("--rows", nargs="*", type=int, default=[1, 8, 32])
+    parser.add_argument("--prefill", nargs="*", type=int, default=[128])
+    parser.add_argument("--num-steps", type=int, default=40)
+    parser.add_argument("--output-json", type=Path)
+    args = parser.parse_args()
+    report = new_report()
+    clock = Clock()
+    cores = {name: make_core(VARIANTS[name], args) for name in args.variants}
+    report["decode"] = {rows: decode(cores, clock, rows, args.num_steps) for rows in args.rows}
+    report["prefill"] = {tokens: prefill(cores, clock, tokens) for tokens in args.prefill}
+    for core in cores.values():
+        core.shutdown()
+    publish(report, args.output_json)
+
+
+def make_core(variant: dict[str, str], args: argparse.Namespace) -> EngineCore:
+    """An engine of that model with random weights."""
+    longest = max([args.num_steps + NUM_WARMUPS + 64, *(tokens + 1 for tokens in args.prefill)])
+    most_rows = max([1, *args.rows])
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(GPT2_SMALL), encoding="utf-8")
+        engine_args = EngineArgs(
+            model=folder, load_format="dummy", device="cpu", skip_tokenizer_init=True, max_num_seqs=most_rows,
+            max_num_batched_tokens=max([32 * most_rows, *args.prefill]), max_model_len=longest,
+            num_gpu_blocks_override=1 + most_rows * -(-longest // 16), enable_prefix_caching=False, **variant,
+        )  # fmt: skip
+        return EngineCore(engine_args.create_engine_config("llm_class"))
+
+
+def packed_layers(core: EngineCore) -> list[CoreLinear]:
+    """The core's copies of the weights, in the order of the model."""
+    executor: Any = core.executor
+    model = executor._runner.model  # noqa: SLF001 -- a measurement looks inside
+    kernels = [module.kernel for module in model.modules() if hasattr(module, "kernel")]
+    return [kernel for kernel in [*kernels, model.head_kernel] if isinstance(kernel, CoreLinear)]
+
+
+def decode(
+    cores: dict[str, EngineCore], clock: Clock, rows: int, num_steps: int, prompt_len: int = 32
+) -> dict[str, dict[str, float]]:
+    """Steps of so many rows, by turns."""
+    for core in cores.values():
+        add_requests(core, rows, prompt_len, num_steps + NUM_WARMUPS + 1)
+        core.step()  # the prompts, all of them
+        core.scheduler.take_outputs()
+    found: dict[str, dict[str, list[float]]] = {name: new_times() for name in cores}
+    for index in range(num_steps + NUM_WARMUPS):
+        for name, core in cores.items():
+            with recorded(clock, found[name] if index >= NUM_WARMUPS else new_times()):
+                core.step()
+            core.scheduler.take_outputs()
+            layers = packed_layers(core)
+            begin = time.perf_counter()
+            for layer in layers:
+                layer.read()
+            if index >= NUM_WARMUPS:
+                found[name]["reading"].append(time.perf_counter() - begin)
+    for core in cores.values():
+        while core.has_unfinished_requests():
+            core.step()
+            core.scheduler.take_outputs()
+    return {name: summary(times) for name, times in found.items()}
+
+
+def prefill(cores: dict[str, EngineCore], clock: Clock, num_tokens: int) -> dict[str, dict[str, float]]:
+    """Steps that compute one prompt and its first token, by turns."""
+    found = {name: new_times() for name in cores}
+    for index in range(4):
+        for name, core in cores.items():
+            add_requests(core, 1, num_tokens, 1)
+            with recorded(clock, found[name] if index else new_times()):
+                core.step()
+            core.scheduler.take_outputs()
+    return {name: summary(times) for name, times in found.items()}
+
+
+def add_requests(core: EngineCore, rows: int, prompt_len: int, max_tokens: int) -> None:
+    """Requests with prompts of their own, greedy."""
+    handle = core.handle
+    for index in range(rows):
+        prompt = [(7 * index + 3 * position) % 4000 + 5 for position in range(prompt_len)]
+        key = handle.new_key()
+        handle.add_request(key, f"r{key}", prompt, max_tokens=max_tokens, temperature=0.0)
+
+
+def new_times() -> dict[str, list[float]]:
+    """Lists for the seconds of each part."""
+    return {"step": [], "products": [], "attention": [], "reading": []}
+
+
+@contextmanager
+def recorded(clock: Clock, times: dict[str, list[float]]) -> Iterator[None]:
+    """Add what the body takes."""
+    clock.take()
+    begin = time.perf_counter()
+    yield
+    times["step"].append(time.perf_counter() - begin)
+    products, attention = clock.take()
+    times["products"].append(products)
+    times["attention"].append(attention)
+
+
+def summary(times: dict[str, list[float]]) -> dict[str, float]:
+    """Medians in milliseconds."""
+    found = {name: statistics.median(seconds) * 1e3 for name, seconds in times.items() if seconds}
+    found["rest"] = found["step"] - found["products"] - found["attention"]
+    if "reading" in found:
+        found["step_per_reading"] = found["step"] / found["reading"]
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+//! What `add_request` takes: the same for an engine in this process (`handle.rs`) and for engines in others (`client.rs`).
+//!
+//! Their names and types are here and nowhere else in Rust; `_core.pyi` has them for Python.
+
+use ::scheduler::{ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams};
+use pyo3::{
+    conversion::FromPyObjectOwned,
+    exceptions::PyTypeError,
+    prelude::*,
+    types::{PyDict, PyString},
+};
+
+use crate::{handle::token_ids, sampling_extras::PySamplingExtras};
+
+/// One request and those that fork it, before they are made.
+#[derive(Default)]
+pub(crate) struct RequestArguments {
+    key: u64,
+    request_id: Box<str>,
+    prompt_token_ids: Vec<i32>,
+    params: SamplingParams,
+    priority: i32,
+    cache_salt: Option<String>,
+    lora_name: Option<String>,
+    multimodal: Vec<(u32, u32, Vec<u8>)>,
+    skip_reading_prefix_cache: bool,
+    waits_for_grammar: bool,
+    fork_from: Option<u64>,
+    samples: Vec<(u64, String, i64)>,
+}
+
+impl RequestArguments {
+    /// Read the arguments of one call.
+    ///
+    /// # Errors
+    /// `TypeError` and `OverflowError`, as for a function with these keyword arguments.
+    pub(crate) fn read(
+        key: u64,
+        request_id: &str,
+        prompt_token_ids: &Bound<'_, PyAny>,
+        keywords: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let mut arguments = Self {
+            key,
+            request_id: request_id.into(),
+            prompt_token_ids: token_ids(prompt_token_ids.py(), prompt_token_ids)?,
+            ..Self::default()
+        };
+        let mut has_max_tokens = false;
+        for (name, value) in keywords.into_iter().flat_map(|keywords| keywords.iter()) {
+            let name = name.cast::<PyString>()?.to_str()?;
+            has_max_tokens |= name == "max_tokens";
+            arguments.set(name, &value)?;
+        }
+        if has_max_tokens {
+            return Ok(arguments);
+        }
+        Err(PyTypeError::new_err("add_request() missing 1 required keyword argument: 'max_tokens'"))
+    }
+
+    fn set(&mut self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let params = &mut self.params;
+        match name {
+            "max_tokens" => extract(name, value, &mut params.max_tokens),
+            "min_tokens" => extract(name, value, &mut params.min_tokens),
+            "eos_token_id" => extract(name, value, &mut params.eos_token_id),
+            "stop_token_ids" => {
+                let mut ids = Vec::new();
+                extract(name, value, &mut ids)?;
+                params.stop_token_ids = ids.into();
+                Ok(())
+            }
+            "temperature" => extract(name, value, &mut params.temperature),
+            "top_p" => extract(name, value, &mut params.top_p),
+            "top_k" => extract(name, value, &mut params.top_k),
+            "min_p" => extract(name, value, &mut params.min_p),
+            "presence_penalty" => extract(name, value, &mut params.presence_penalty),
+            "frequency_penalty" => extract(name, value, &mut params.frequency_penalty),
+            "repetition_penalty" => extract(name, value, &mut params.repetition_penalty),
+            "seed" => extract(name, value, &mut params.seed),
+            "num_logprobs" => extract(name, value, &mut params.num_logprobs),
+            "num_prompt_logprobs" => extract(name, value, &mut params.num_prompt_logprobs),
+            "sampling_extras" => {
+                let mut extras: Option<Py<PySamplingExtras>> = None;
+                extract(name, value, &mut extras)?;
+                params.extras = extras.map(|extras| extras.get().shared());
+                Ok(())
+            }
+            "priority" => extract(name, value, &mut self.priority),
+            "cache_salt" => extract(name, value, &mut self.cache_salt),
+            "lora_name" => extract(name, value, &mut self.lora_name),
+            "multimodal" => extract(name, value, &mut self.multimodal),
+            "skip_reading_prefix_cache" => extract(name, value, &mut self.skip_reading_prefix_cache),
+            "waits_for_grammar" => extract(name, value, &mut self.waits_for_grammar),
+            "fork_from" => extract(name, value, &mut self.fork_from),
+            "samples" => extract(name, value, &mut self.samples),
+            _ => {
+                let message = format!("add_request() got an unexpected keyword argument '{name}'");
+                Err(PyTypeError::new_err(message))
+            }
+        }
+    }
+
+    /// Parameters that are lists.
+    pub(crate) fn extras(&self) -> Option<&SamplingExtras> {
+        self.params.extras.as_deref()
+    }
+
+    /// The request and those that fork it. Hashes nothing, but copies prompts: call it without the interpreter.
+    pub(crate) fn into_requests(self) -> Vec<NewRequest> {
+        let spans = self.multimodal.into_iter().map(|(offset, length, digest)| MultimodalSpan {
+            offset,
+            length,
+            digest: digest.into(),
+        });
+        let extra_keys =
+            ExtraKeys::new(self.lora_name.as_deref(), self.cache_salt.as_deref(), spans.collect());
+        let request = NewRequest {
+            key: RequestKey(self.key),
+            request_id: self.request_id,
+            prompt_token_ids: self.prompt_token_ids,
+            params: self.params,
+            priority: self.priority,
+            extra_keys,
+            skip_reading_prefix_cache: self.skip_reading_prefix_cache,
+            waits_for_grammar: self.waits_for_grammar,
+            fork_from: self.fork_from.map(RequestKey),
+        };
+        let mut requests = Vec::with_capacity(1 + self.samples.len());
+        requests.extend(self.samples.into_iter().map(|(sample_key, sample_id, seed)| NewRequest {
+            key: RequestKey(sample_key),
+            request_id: sample_id.into(),
+            // The first computes the prompt, and says what there is to be said of it.
+            params: SamplingParams { seed, num_prompt_logprobs: -1, ..request.params.clone() },
+            fork_from: Some(request.key),
+            ..request.clone()
+        }));
+        requests.insert(0, request);
+        requests
+    }
+}
+
+/// Put an argument into its place. A `TypeError` says which argument it is about.
+fn extract<'py, T: FromPyObjectOwned<'py>>(
+    name: &str,
+    value: &Bound<'py, PyAny>,
+    place: &mut T,
+) -> PyResult<()> {
+    match value.extract::<T>() {
+        Ok(value) => {
+            *place = value;
+            Ok(())
+        }
+        Err(error) => {
+            let (py, error): (_, PyErr) = (value.py(), error.into());
+            if error.get_type(py).is(py.get_type::<PyTypeError>()) {
+                return Err(PyTypeError::new_err(format!("argument '{name}': {}", error.value(py))));
+            }
+            Err(error)
+        }
+    }
+}

@@ -1,0 +1,104 @@
+"""Parameters of a request that are lists, checked against the model and made into what the core carries."""
+
+import json
+from collections.abc import Iterable, Sequence
+
+from rustvllm import _core
+from rustvllm.config import ModelConfig
+from rustvllm.engine.tokenizer import Tokenizer
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.logger import init_logger
+from rustvllm.sampling_params import SamplingParams
+
+logger = init_logger(__name__)
+
+_warned_of_arguments = False
+
+
+def make_sampling_extras(
+    params: SamplingParams, model: ModelConfig, tokenizer: Tokenizer | None, ending_ids: Iterable[int]
+) -> _core.SamplingExtras | None:
+    """What the core carries for a request; None for one without lists.
+
+    Args:
+        params: Checked.
+        model: For the size of its vocabulary, and whether it was loaded with logits processors.
+        tokenizer: Makes tokens of bad words; None with ``skip_tokenizer_init``.
+        ending_ids: EOS and stop ids of the request, which are not sampled before ``min_tokens``.
+
+    Raises:
+        InvalidRequestError: An id is not in the vocabulary, a list is too long, or nothing is left to be sampled.
+    """
+    arguments = params.extra_args if model.logits_processors else None
+    if params.extra_args and not model.logits_processors:
+        _warn_of_arguments()
+    if not (params.logit_bias or params.allowed_token_ids or params.bad_words or params.logits_processors or arguments):
+        return None
+    bias = dict(params.logit_bias or {})
+    allowed = tuple(params.allowed_token_ids or ())
+    _check_vocabulary("logit_bias", bias, model.vocab_size)
+    _check_vocabulary("allowed_token_ids", allowed, model.vocab_size)
+    words = _tokens_of_bad_words(params.bad_words or (), tokenizer, model.vocab_size)
+    if allowed:
+        _check_something_is_left(params, allowed, words, ending_ids)
+    return _core.SamplingExtras(
+        logit_bias=list(bias.items()),
+        allowed_token_ids=list(allowed),
+        bad_words=words,
+        arguments=None if not arguments else json.dumps(dict(arguments)),
+        attachment=tuple(params.logits_processors) if params.logits_processors else None,
+    )
+
+
+def _check_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    largest = max(ids, default=-1)
+    if largest >= vocab_size:
+        raise InvalidRequestError(
+            f"{name} holds {largest}, which is not in the vocabulary (0 to {vocab_size - 1})", name
+        )
+
+
+def _tokens_of_bad_words(words: Sequence[str], tokenizer: Tokenizer | None, vocab_size: int) -> list[list[int]]:
+    """Each word as it is within a text and as it is behind a space."""
+    if not words:
+        return []
+    if tokenizer is None:
+        raise InvalidRequestError(
+            "there is no tokenizer (skip_tokenizer_init), so bad_words have no tokens: use logit_bias", "bad_words"
+        )
+    sequences: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip()
+        for text in (bare, f" {bare}"):
+            ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+            if not ids or max(ids) >= vocab_size:
+                shown = "no tokens" if not ids else f"the token id {max(ids)}, which the model does not have"
+                raise InvalidRequestError(f"the word {word[:80]!r} of bad_words has {shown}", "bad_words")
+            sequences[ids] = None
+    return [list(ids) for ids in sequences]
+
+
+def _check_something_is_left(
+    params: SamplingParams, allowed: Sequence[int], words: Sequence[Sequence[int]], ending_ids: Iterable[int]
+) -> None:
+    left = set(allowed).difference(word[0] for word in words if len(word) == 1)
+    if not left:
+        raise InvalidRequestError(
+            f"bad_words leave none of the {len(allowed)} allowed_token_ids to be sampled", "bad_words"
+        )
+    if params.min_tokens and not left.difference(ending_ids):
+        raise InvalidRequestError(
+            f"min_tokens is {params.min_tokens}, but each of the allowed_token_ids ends the text or is a bad word: "
+            "nothing could be sampled before",
+            "allowed_token_ids",
+        )
+
+
+def _warn_of_arguments() -> None:
+    global _warned_of_arguments  # noqa: PLW0603 -- said once per process
+    if not _warned_of_arguments:
+        _warned_of_arguments = True
+        logger.warning(
+            "extra_args (vllm_xargs) of a request is ignored: the engine has no logits processor that could read it "
+            "(--logits-processors); said once"
+        )

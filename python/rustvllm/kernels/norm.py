@@ -1,0 +1,144 @@
+"""RMSNorm and LayerNorm over rows, alone or together with the sum that comes before them.
+
+One program a row, read once: the mean and the variance are of what was just loaded. Sums are in float32 and have one
+order, whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rustvllm.kernels.tuning import LAUNCH_OPTIONS, power_of_two
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> Tensor:
+    """``x / sqrt(mean(x²) + eps) · (weight + weight_offset)``.
+
+    Without an offset what was divided is rounded to the dtype of ``x`` and then multiplied in it; with one all is in
+    float32 (as Gemma has it).
+
+    Args:
+        x: ``[..., hidden_size]``, contiguous.
+        weight: ``[hidden_size]``.
+        eps: added to the mean.
+        weight_offset: added to the weight.
+
+    Returns:
+        Shaped like ``x``.
+    """
+    return _norm(x, None, weight, None, eps, weight_offset, is_rms=True)[0]
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """``rms_norm`` of ``x + residual``, and the sum itself, rounded to the dtype of ``x`` before the norm sees it."""
+    return _norm(x, residual, weight, None, eps, weight_offset, is_rms=True)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """``(x − mean) / sqrt(variance + eps) · weight + bias``, in float32.
+
+    Args:
+        x: ``[..., hidden_size]``, contiguous.
+        weight: ``[hidden_size]``.
+        bias: likewise, or None.
+        eps: added to the variance.
+
+    Returns:
+        Shaped like ``x``.
+    """
+    return _norm(x, None, weight, bias, eps, 0.0, is_rms=False)[0]
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """``layer_norm`` of ``x + residual``, and the sum itself, rounded to the dtype of ``x`` before the norm sees it."""
+    return _norm(x, residual, weight, bias, eps, 0.0, is_rms=False)
+
+
+def _norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    weight_offset: float,
+    *,
+    is_rms: bool,
+) -> tuple[Tensor, Tensor]:
+    hidden_size = x.shape[-1]
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    total = x if residual is None else torch.empty_like(x)
+    num_rows = x.numel() // hidden_size if hidden_size else 0
+    if not num_rows:
+        return out, total
+    block = power_of_two(hidden_size)
+    _norm_kernel[(num_rows,)](
+        out,
+        total,
+        x,
+        x if residual is None else residual.contiguous(),
+        weight,
+        weight if bias is None else bias,
+        eps,
+        weight_offset,
+        HIDDEN_SIZE=hidden_size,
+        BLOCK=block,
+        IS_RMS=is_rms,
+        HAS_RESIDUAL=residual is not None,
+        HAS_BIAS=bias is not None,
+        HAS_OFFSET=weight_offset != 0.0,
+        num_warps=max(1, min(16, block // 512)),
+        **LAUNCH_OPTIONS,
+    )
+    return out, total
+
+
+@triton.jit
+def _norm_kernel(
+    out_ptr,
+    total_ptr,
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    eps,
+    weight_offset,
+    HIDDEN_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_RMS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+):
+    start = tl.program_id(0).to(tl.int64) * HIDDEN_SIZE
+    feature = tl.arange(0, BLOCK)
+    is_feature = feature < HIDDEN_SIZE
+    x = tl.load(x_ptr + start + feature, mask=is_feature, other=0.0)
+    dtype = x.dtype
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + start + feature, mask=is_feature, other=0.0)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(dtype)
+        tl.store(total_ptr + start + feature, x, mask=is_feature)
+    x = x.to(tl.float32)
+    weight = tl.load(weight_ptr + feature, mask=is_feature, other=0.0)
+    if IS_RMS:
+        scaled = x * tl.rsqrt(tl.sum(x * x, 0) / HIDDEN_SIZE + eps)
+        if HAS_OFFSET:
+            out = scaled * (weight.to(tl.float32) + weight_offset)
+        else:
+            out = (weight * scaled.to(dtype)).to(tl.float32)
+    else:
+        mean = tl.sum(x, 0) / HIDDEN_SIZE
+        centred = tl.where(is_feature, x - mean, 0.0)
+        scaled = centred * tl.rsqrt(tl.sum(centred * centred, 0) / HIDDEN_SIZE + eps)
+        out = scaled * weight.to(tl.float32)
+        if HAS_BIAS:
+            out += tl.load(bias_ptr + feature, mask=is_feature, other=0.0).to(tl.float32)
+    tl.store(out_ptr + start + feature, out.to(out_ptr.dtype.element_ty), mask=is_feature)

@@ -1,0 +1,200 @@
+"""What can compute a dense layer on the CPU: torch, oneDNN with the weight in its own order, and the Rust core.
+
+No one of them is the fastest for every number of rows on every machine; ``cpu_linear_choice`` measures them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rustvllm import _core
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.activation import ACTIVATIONS, Activation
+from rustvllm.layers.host_array import host_array
+from rustvllm.layers.linear import LinearKernel, plain_linear
+
+CORE_DTYPES = (torch.float32, torch.bfloat16)
+"""What the core's products take and give."""
+WeightKind = Literal["f32", "bf16", "int8"]
+"""What a number of a packed weight is; int8 has a scale per output, or per output and group of inputs."""
+_CORE_KINDS: dict[torch.dtype, WeightKind] = {torch.float32: "f32", torch.bfloat16: "bf16"}
+CoreActivation = Literal["gelu_tanh", "gelu_erf", "silu", "relu"]
+_CORE_ACTIVATIONS: dict[Activation, CoreActivation] = {
+    ACTIVATIONS["gelu_new"]: "gelu_tanh",
+    ACTIVATIONS["gelu"]: "gelu_erf",
+    ACTIVATIONS["silu"]: "silu",
+    ACTIVATIONS["relu"]: "relu",
+}
+_ONEDNN_ACTIVATIONS = {
+    None: ("none", ""),
+    ACTIVATIONS["gelu_new"]: ("gelu", "tanh"),
+    ACTIVATIONS["gelu"]: ("gelu", "none"),
+    ACTIVATIONS["silu"]: ("swish", ""),
+    ACTIVATIONS["relu"]: ("relu", ""),
+}
+
+NUM_ROW_CLASSES = 9
+ROW_CLASSES = tuple(1 << exponent for exponent in range(NUM_ROW_CLASSES))
+"""Numbers of rows that a kernel is chosen for: each stands for those above the one before it, the last for all more."""
+
+
+def row_class(num_rows: int) -> int:
+    """Index into ``ROW_CLASSES`` of a number of rows."""
+    return min(max(num_rows - 1, 0).bit_length(), NUM_ROW_CLASSES - 1)
+
+
+class TorchLinear:
+    """torch's own product, from the weight as it is; see ``LinearKernel``."""
+
+    nbytes = 0
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+
+    def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
+        """See ``LinearKernel.forward``."""
+        return plain_linear(x, self._weight, self._bias, activation, residual)
+
+
+class OneDnnLinear:
+    """oneDNN's product, from a copy of the weight in the order that oneDNN likes; see ``LinearKernel``.
+
+    Args:
+        weight: ``[out_features, in_features]``, copied.
+        bias: ``[out_features]`` or None, kept.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        # What torch's own compiler calls for prepacked weights; there is no public name.
+        linear, reorder = (getattr(torch.ops.mkldnn, name) for name in _ONEDNN_OPERATORS)
+        self._linear, self._linear_residual = linear.default, linear.binary
+        self._packed = reorder(weight.contiguous(), _ONEDNN_ROWS)
+        self._out_features = weight.shape[0]
+        self._bias = bias
+        self.nbytes = weight.nbytes
+
+    @staticmethod
+    def is_available(dtype: torch.dtype) -> bool:
+        """Whether this torch has oneDNN's products, and in this dtype."""
+        if dtype not in CORE_DTYPES or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            return False
+        return all(hasattr(torch.ops.mkldnn, name) for name in _ONEDNN_OPERATORS)
+
+    def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
+        """See ``LinearKernel.forward``."""
+        if x.numel() == 0:
+            return x.new_empty((*x.shape[:-1], self._out_features))
+        x = x.contiguous()
+        fused = _ONEDNN_ACTIVATIONS.get(activation)
+        if residual is not None and activation is None:
+            out: Tensor = self._linear_residual(x, residual.contiguous(), self._packed, self._bias, "add")
+            return out
+        name, algorithm = fused or ("none", "")
+        out = self._linear(x, self._packed, self._bias, name, [], algorithm)
+        if fused is None and activation is not None:
+            out = activation(out)
+        return out if residual is None else residual + out
+
+
+_ONEDNN_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
+_ONEDNN_ROWS = 32
+"""Rows that oneDNN chooses the order of a weight for; it computes any number from it."""
+
+
+class CoreLinear:
+    """The Rust core's product, from a packed copy of the weight; see ``LinearKernel``.
+
+    A row's result is the same, bit for bit, whatever other rows there are.
+
+    Args:
+        threads: which compute.
+        weight: ``[out_features, in_features]`` in any float dtype, copied.
+        bias: ``[out_features]`` or None, copied.
+        kind: of the copy; None: as the weight is, which is float32 or bfloat16.
+        group_size: inputs that share a scale of an output, for int8; None: all.
+
+    Raises:
+        ModelLoadError: a number that cannot become int8, because it is not finite.
+    """
+
+    def __init__(
+        self,
+        threads: _core.CpuThreads,
+        weight: Tensor,
+        bias: Tensor | None,
+        kind: WeightKind | None = None,
+        group_size: int | None = None,
+    ) -> None:
+        out_features, in_features = weight.shape
+        kind = kind or _CORE_KINDS[weight.dtype]
+        self._packed = _core.PackedLinear(threads, out_features, in_features, kind, group_size)
+        if weight.dtype not in CORE_DTYPES:
+            weight = weight.to(torch.float32)
+        try:
+            self._packed.pack_rows(0, host_array(weight))
+        except ValueError as error:  # a number that is not finite has no int8
+            raise ModelLoadError(f"a weight of {out_features} x {in_features} cannot be packed: {error}") from error
+        if bias is not None:
+            self._packed.set_bias(bias.to(torch.float32).numpy())
+        self._out_features = out_features
+        self.nbytes = self._packed.nbytes
+
+    def read(self) -> None:
+        """Read the weight once and do nothing with it, by all threads: to measure what that takes."""
+        self._packed.read()
+
+    def unpack(self, num_outputs: int) -> Tensor:
+        """The first rows of the weight, rounded as they are kept: float32 ``[num_outputs, in_features]``."""
+        rows = torch.empty((num_outputs, self._packed.in_features), dtype=torch.float32)
+        for row in range(num_outputs):
+            self._packed.unpack_row(row, rows[row].numpy())
+        return rows
+
+    def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
+        """See ``LinearKernel.forward``."""
+        if x.dim() != 2:
+            flat = None if residual is None else residual.flatten(0, -2)
+            return self.forward(x.flatten(0, -2), activation, flat).view(*x.shape[:-1], self._out_features)
+        x = with_whole_rows(x)
+        residual = None if residual is None else with_whole_rows(residual)
+        out = torch.empty((x.shape[0], self._out_features), dtype=x.dtype)
+        fused = None if activation is None else _CORE_ACTIVATIONS.get(activation)
+        if activation is not None and fused is None:
+            self._packed.forward(host_array(x), host_array(out))
+            out = activation(out)
+            return out if residual is None else residual + out
+        self._packed.forward(
+            host_array(x),
+            host_array(out),
+            activation=fused,
+            residual=None if residual is None else host_array(residual),
+        )
+        return out
+
+
+def with_whole_rows(x: Tensor) -> Tensor:
+    """The same numbers with those of a row side by side, as the core reads them; rows may lie apart."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+class LinearByRows:
+    """One kernel or another, by the number of rows; see ``LinearKernel``.
+
+    Args:
+        kernels: one for each of ``ROW_CLASSES``.
+    """
+
+    def __init__(self, kernels: Sequence[LinearKernel]) -> None:
+        if len(kernels) != NUM_ROW_CLASSES:
+            raise ValueError(f"{len(kernels)} kernels were given for {NUM_ROW_CLASSES} classes of rows")
+        self._kernels = tuple(kernels)
+        self.nbytes = sum(kernel.nbytes for kernel in {id(kernel): kernel for kernel in kernels}.values())
+
+    def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
+        """See ``LinearKernel.forward``."""
+        num_rows = x.shape[0] if x.dim() == 2 else x[..., 0].numel()
+        return self._kernels[row_class(num_rows)].forward(x, activation, residual)

@@ -1,0 +1,170 @@
+"""Which kernel computes dense layers of a shape, by the number of rows: measured where it will run.
+
+Every contender computes the same products from a piece of the real weight, by turns; a result that is not the plain
+one's costs a contender its place. A second copy of a weight is taken only where it pays and where memory was allowed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rustvllm.layers.cpu_linear import NUM_ROW_CLASSES, ROW_CLASSES
+from rustvllm.layers.linear import LinearKernel
+from rustvllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+PLAIN = "torch"
+"""The contender that needs no copy; the others are compared with it."""
+NUM_ROUNDS = 3
+HOPELESS = 1.5
+"""A contender that took so many times the best one's time is not measured again for that number of rows."""
+WORTH_A_CHANGE = 0.95
+"""Another contender takes the first one's place for a mean time of at most this share of its own."""
+WORTH_A_COPY = 0.9
+"""More memory is taken for a mean time of at most this share of what is possible without."""
+_ORDER = (0, 5, 8, 3, 7, 1, 4, 6, 2)
+"""Classes of rows, those first that must be known when the time is up."""
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
+"""How far a result may be from the plain one, as a share of the largest number in it."""
+
+Times = dict[str, list[float]]
+"""Seconds of each contender, by class of rows; infinite where it is out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What computes layers of a shape.
+
+    Attributes:
+        names: a contender for each of ``ROW_CLASSES``.
+        times: what was measured.
+    """
+
+    names: tuple[str, ...]
+    times: Times
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """The contenders that were chosen, each once."""
+        return tuple(dict.fromkeys(self.names))
+
+    @classmethod
+    def always(cls, name: str) -> Choice:
+        """One contender, unmeasured."""
+        return cls((name,) * NUM_ROW_CLASSES, {})
+
+    def __str__(self) -> str:
+        """For the log: who computes how many rows."""
+        parts = []
+        for name, group in itertools.groupby(range(NUM_ROW_CLASSES), self.names.__getitem__):
+            first = next(group)
+            low = 1 if first == 0 else ROW_CLASSES[first - 1] + 1
+            parts.append(f"{name} from {low} row{'' if low == 1 else 's'}")
+        return ", ".join(parts)
+
+
+def measure(contenders: Mapping[str, LinearKernel], in_features: int, dtype: torch.dtype, seconds: float) -> Times:
+    """Time the contenders for each class of rows.
+
+    Args:
+        contenders: all of one weight and bias; ``PLAIN`` among them.
+        in_features: of the weight.
+        dtype: of what goes in and comes out.
+        seconds: when they are over, the rest takes the times of the nearest class that was measured.
+    """
+    deadline = time.perf_counter() + seconds
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn((ROW_CLASSES[-1], in_features), generator=generator).to(dtype)
+    times: Times = {name: [math.nan] * NUM_ROW_CLASSES for name in contenders}
+    out: set[str] = set()
+    for index in _ORDER:
+        if index != _ORDER[0] and time.perf_counter() > deadline:
+            break
+        x = rows[: ROW_CLASSES[index]]
+        # The first call is not timed: it touches memory for the first time, and shows whether the result is right.
+        expected = contenders[PLAIN].forward(x, None, None)
+        for name, kernel in contenders.items():
+            if name not in out and not _is_right(name, kernel, x, expected):
+                out.add(name)
+        best = dict.fromkeys(contenders, math.inf)
+        for _ in range(NUM_ROUNDS):
+            for name, kernel in contenders.items():
+                if name in out or HOPELESS * min(best.values()) < best[name] < math.inf:
+                    continue
+                begin = time.perf_counter()
+                kernel.forward(x, None, None)
+                best[name] = min(best[name], time.perf_counter() - begin)
+        for name in contenders:
+            times[name][index] = best[name]
+    for name, by_class in times.items():
+        known = [index for index in range(NUM_ROW_CLASSES) if not math.isnan(by_class[index])]
+        for index in range(NUM_ROW_CLASSES):
+            nearest = min(known, key=lambda other: abs(other - index))
+            by_class[index] = math.inf if name in out else by_class[nearest]
+    return times
+
+
+def choose(times: Times, *, at_least: float, has_plain: bool, room_for: int) -> Choice:
+    """The contenders to keep, and which of them computes how many rows.
+
+    The mean over the classes of rows decides, each time taken as a multiple of the fastest contender's.
+
+    Args:
+        times: of each contender, the one that is there already first.
+        at_least: seconds in which as many bytes come from memory. While contenders are measured by turns the weight is
+            nearer than in a step that reads all layers, so who took less took as much in truth.
+        has_plain: the plain weight stays in any case, because it is the embedding, too.
+        room_for: copies beside it, or beside one, that memory was allowed for.
+    """
+    floored = {name: [max(seconds, at_least) for seconds in by_class] for name, by_class in times.items()}
+    fastest = [min(by_class[index] for by_class in floored.values()) for index in range(NUM_ROW_CLASSES)]
+
+    def slowness(kept: tuple[str, ...]) -> float:
+        ratios = [min(floored[name][index] for name in kept) / fastest[index] for index in range(NUM_ROW_CLASSES)]
+        return sum(ratios) / NUM_ROW_CLASSES
+
+    names = [name for name in times if math.isfinite(sum(times[name]))]
+    options: dict[int, list[tuple[str, ...]]] = {}
+    for size in range(1, len(names) + 1):
+        for kept in itertools.combinations(names, size):
+            copies = len(kept) - (PLAIN in kept if has_plain else 1)
+            options.setdefault(copies, []).append(kept)
+    chosen: tuple[str, ...] = options[0][0]  # the plain contender is always right
+    for copies in sorted(options):
+        best = min(options[copies], key=slowness)
+        worth = WORTH_A_CHANGE if copies == 0 else WORTH_A_COPY
+        if copies <= max(room_for, 0) and slowness(best) <= worth * slowness(chosen):
+            chosen = best
+    order = sorted(chosen, key=lambda name: name == PLAIN)  # where they are equally fast, a packed one computes
+    best_names = (min(order, key=lambda name: floored[name][index]) for index in range(NUM_ROW_CLASSES))
+    return Choice(tuple(best_names), times)
+
+
+def _is_right(name: str, kernel: LinearKernel, x: Tensor, expected: Tensor) -> bool:
+    try:
+        found = kernel.forward(x, None, None)
+    except (RuntimeError, NotImplementedError) as error:
+        logger.warning("dense layers: %s cannot compute here and is left out: %s", name, str(error).partition("\n")[0])
+        return False
+    if not bool(expected.isfinite().all()):
+        return True  # the weight itself is not finite: nothing can be compared
+    limit = _TOLERANCE[x.dtype] * float(expected.abs().max())
+    distance = float((found.to(torch.float32) - expected.to(torch.float32)).abs().max())
+    if distance <= limit:
+        return True
+    logger.warning(
+        "dense layers: %s is left out: for %d rows its result is %g from torch's, at most %g are allowed",
+        name,
+        x.shape[0],
+        distance,
+        limit,
+    )
+    return False

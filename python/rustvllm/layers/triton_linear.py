@@ -1,0 +1,38 @@
+"""Dense layers on a GPU whose rows do not know of each other: see ``rustvllm.kernels.matmul``."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from rustvllm.kernels.matmul import linear
+from rustvllm.layers.activation import Activation
+from rustvllm.layers.linear import Linear
+
+
+class TritonLinear:
+    """A ``LinearKernel`` that computes from the weight itself.
+
+    Args:
+        weight: ``[out_features, in_features]``.
+        bias: ``[out_features]`` or None.
+    """
+
+    nbytes = 0
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
+        """See ``Linear.forward``."""
+        out = linear(x, self._weight, self._bias)
+        if activation is not None:
+            out = activation(out)
+        return out if residual is None else residual + out
+
+
+def use_triton(model: nn.Module) -> None:
+    """Have every dense layer of a model computed so; it is filled already."""
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.kernel = TritonLinear(module.weight, module.bias)

@@ -1,0 +1,117 @@
+"""Log-probabilities as callers see them: :class:`Logprob`, and :class:`PromptLogprobs`, those of a whole prompt.
+
+A prompt is long, and an object for each candidate of each place would take some twenty times the room of its numbers.
+So the numbers stay as they came, and a place becomes objects when somebody looks at it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+
+@dataclass(slots=True)
+class Logprob:
+    """What the model thought of one token at one place, before temperature and penalties.
+
+    Attributes:
+        logprob: Natural logarithm of its probability; minus infinity is possible.
+        rank: 1 for the likeliest token of the vocabulary; for equals the best place among them.
+        decoded_token: Its text, with U+FFFD for what is no whole character; None without text.
+        decoded_bytes: The bytes that it adds to the text, which need not be whole characters; None without text.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+    decoded_bytes: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Consecutive places: ``num_columns`` token ids (−1 ends a row) and log-probabilities for each, and its rank."""
+
+    num_columns: int
+    token_ids: "memoryview[int]"
+    logprobs: "memoryview[float]"
+    ranks: "memoryview[int]"
+
+
+class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
+    """For each place of a prompt what the model thought of it, like a list of dictionaries; the first is None.
+
+    A place's dictionary has its own token first, then the likeliest in their order, the own one not twice.
+
+    Args:
+        token_bytes: The bytes that a token adds to a text; None: there is no text.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes] | None = None) -> None:
+        self._token_bytes = token_bytes
+        self._chunks: list[_Chunk] = []
+        self._starts: list[int] = []  # place of the first of each chunk
+        self._length = 1
+
+    def extend(self, first_position: int, num_columns: int, token_ids: bytes, logprobs: bytes, ranks: bytes) -> None:
+        """Add the places that follow, as ``RequestDelta.new_prompt_logprobs`` has them.
+
+        Raises:
+            ValueError: They do not follow.
+        """
+        if first_position != self._length:
+            raise ValueError(
+                f"log-probabilities of place {first_position} of a prompt came after {self._length} others"
+            )
+        ids, values = memoryview(token_ids).cast("i"), memoryview(logprobs).cast("f")
+        places = memoryview(ranks).cast("I")
+        self._chunks.append(_Chunk(num_columns, ids, values, places))
+        self._starts.append(first_position)
+        self._length += len(places)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> dict[int, Logprob] | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[int, Logprob] | None]: ...
+
+    def __getitem__(self, index: int | slice) -> dict[int, Logprob] | list[dict[int, Logprob] | None] | None:
+        if isinstance(index, slice):
+            return [self._at(place) for place in range(*index.indices(self._length))]
+        place = index + self._length if index < 0 else index
+        if not 0 <= place < self._length:
+            raise IndexError(f"the log-probabilities of a prompt have {self._length} places, there is no {index}")
+        return self._at(place)
+
+    def __iter__(self) -> Iterator[dict[int, Logprob] | None]:
+        return map(self._at, range(self._length))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str | bytes):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def _at(self, place: int) -> dict[int, Logprob] | None:
+        if place == 0:
+            return None
+        which = bisect_right(self._starts, place) - 1
+        chunk, row = self._chunks[which], place - self._starts[which]
+        start = row * chunk.num_columns
+        found: dict[int, Logprob] = {}
+        for column in range(chunk.num_columns):
+            token_id = chunk.token_ids[start + column]
+            if token_id < 0:
+                break
+            if token_id not in found:
+                raw = None if self._token_bytes is None else self._token_bytes(token_id)
+                text = None if raw is None else raw.decode(errors="replace")
+                rank = column or chunk.ranks[row]
+                found[token_id] = Logprob(chunk.logprobs[start + column], rank, text, raw)
+        return found

@@ -1,0 +1,130 @@
+"""A checkpoint as its files describe it: which tensors lie where. Headers are read, no weight is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from rustvllm.exceptions import ModelLoadError
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""What weights may be stored as, by the name that safetensors has for it."""
+MAX_INDEX_BYTES = 256 << 20
+MAX_NAMED = 8
+"""So many problems are spelled out in one message."""
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_LENGTH_BYTES = 8
+"""A file begins with the length of its header, little endian."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a checkpoint.
+
+    Attributes:
+        file: where it lies.
+        name: as stored, with its prefix.
+        shape: likewise.
+        dtype: as safetensors names it.
+        offset: of its first byte in the file.
+        nbytes: that it takes there.
+    """
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    nbytes: int
+
+
+def read_headers(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a checkpoint, by its stored name.
+
+    Raises:
+        ModelLoadError: no safetensors, a shard is missing, a file is truncated or no safetensors file, a name is in
+            two files.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for file in _checkpoint_files(folder):
+        for tensor in _read_header(file):
+            if tensor.name in tensors:
+                raise ModelLoadError(
+                    f"{folder}: tensor {tensor.name!r} is in {tensors[tensor.name].file.name} and in {file.name}"
+                )
+            tensors[tensor.name] = tensor
+    return tensors
+
+
+def _checkpoint_files(folder: Path) -> list[Path]:
+    index, single = folder / INDEX_NAME, folder / SINGLE_NAME
+    if index.is_file():
+        return _sharded_files(folder, index)
+    if single.is_file():
+        return [single]
+    files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    if files:
+        return files
+    if not folder.is_dir():
+        raise ModelLoadError(f"{folder}: no such folder")
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise ModelLoadError(
+            f"{folder}: has {', '.join(pickles[:3])} but no *.safetensors; only safetensors are loaded, because a "
+            "pickle can run code. Save the model again with safetensors (transformers: save_pretrained)"
+        )
+    raise ModelLoadError(
+        f"{folder}: no weights: expected {SINGLE_NAME} or {INDEX_NAME} (or --load-format dummy for random weights)"
+    )
+
+
+def _sharded_files(folder: Path, index: Path) -> list[Path]:
+    size = index.stat().st_size
+    if size > MAX_INDEX_BYTES:
+        raise ModelLoadError(f"{index} has {size} bytes; at most {MAX_INDEX_BYTES} are read")
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        names = sorted(set(weight_map.values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelLoadError(
+            f'{index}: not an index of shards, expected {{"weight_map": {{tensor: file}}}}: {error!r:.300}'
+        ) from error
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise ModelLoadError(f"{index}: weight_map must name files of the same folder, got {names[:3]}")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ModelLoadError(
+            f"{folder}: {len(missing)} of {len(names)} shards named in {INDEX_NAME} are missing: "
+            f"{', '.join(missing[:MAX_NAMED])}; fetch the model again"
+        )
+    return [folder / name for name in names]
+
+
+def _read_header(file: Path) -> list[StoredTensor]:
+    try:
+        # Checks lengths, dtypes and shapes against each other and against the file's size.
+        with safe_open(file, framework="pt", device="cpu"):
+            pass
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+            header: Mapping[str, Any] = json.loads(opened.read(length))
+        begin = _LENGTH_BYTES + length
+        return [_stored_tensor(file, name, about, begin) for name, about in header.items() if name != "__metadata__"]
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(
+            f"{file}: not a whole safetensors file ({file.stat().st_size if file.is_file() else 0} bytes): {error}; "
+            "it is truncated or damaged, fetch it again"
+        ) from error
+
+
+def _stored_tensor(file: Path, name: str, about: Mapping[str, Any], begin: int) -> StoredTensor:
+    first, last = about["data_offsets"]
+    return StoredTensor(file, name, tuple(about["shape"]), about["dtype"], begin + first, last - first)

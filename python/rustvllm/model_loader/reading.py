@@ -1,0 +1,138 @@
+"""Reads stored tensors into memory that is there already.
+
+A tensor of the right type and layout is read straight into its parameter. Any other goes through one small buffer, a
+few rows at a time, and is converted on the way. Files are read and not mapped: mapped pages would count as this
+process's memory beside the weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.model_loader.checkpoint import FLOAT_DTYPES, StoredTensor
+from rustvllm.model_loader.progress import LoadProgress
+
+BUFFER_BYTES = 16 << 20
+"""Of the buffer; a single row that is longer gets a longer one."""
+
+
+class TensorReader:
+    """Keeps one file open at a time. Leaving it as a context manager closes that.
+
+    Args:
+        progress: is told of every byte.
+        buffer_bytes: see ``BUFFER_BYTES``; tests make it small.
+    """
+
+    def __init__(self, progress: LoadProgress, buffer_bytes: int = BUFFER_BYTES) -> None:
+        self._progress = progress
+        self._buffer_bytes = buffer_bytes
+        self._buffer: Tensor | None = None
+        self._file: Path | None = None
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def read_into(self, stored: StoredTensor, target: Tensor) -> None:
+        """Fill a tensor.
+
+        Args:
+            stored: of a floating-point type.
+            target: of the same shape; of any type, on any device, in any layout.
+
+        Raises:
+            ModelLoadError: the file cannot be read, or has become shorter.
+        """
+        dtype = FLOAT_DTYPES[stored.dtype]
+        if target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous():
+            # Strided anew: a tensor of one number may have any stride.
+            flat = target.detach().as_strided((target.numel(),), (1,))
+            self._read(stored, stored.offset, flat.view(torch.uint8))
+            return
+        for begin, rows in self._pieces(stored, target.device):
+            piece = target if target.dim() == 0 else target[begin : begin + rows.shape[0]]
+            # Moved first: a copy to another device and type at once would be converted here.
+            piece.copy_(rows.to(target.device).view(piece.shape))
+
+    def equals(self, stored: StoredTensor, other: Tensor) -> bool:
+        """Whether a stored tensor, converted to another's type, has the other's values.
+
+        Raises:
+            ModelLoadError: as ``read_into``.
+        """
+        for begin, rows in self._pieces(stored, other.device):
+            piece = other if other.dim() == 0 else other[begin : begin + rows.shape[0]]
+            if not torch.equal(rows.to(other.device).to(other.dtype).view(piece.shape), piece):
+                return False
+        return True
+
+    def _pieces(self, stored: StoredTensor, device: torch.device) -> Iterator[tuple[int, Tensor]]:
+        """Rows of a stored tensor, one piece after another in the same memory: ``(first row, rows)``."""
+        num_rows = stored.shape[0] if stored.shape else 1
+        row_bytes = stored.nbytes // num_rows if num_rows else 0
+        if row_bytes == 0:
+            return
+        per_piece = max(1, self._buffer_bytes // row_bytes)
+        needed = min(per_piece, num_rows) * row_bytes
+        if self._buffer is None or self._buffer.shape[0] < needed:
+            size = max(needed, min(self._buffer_bytes, stored.nbytes))
+            self._buffer = None  # not two at once
+            self._buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
+        dtype, rest = FLOAT_DTYPES[stored.dtype], stored.shape[1:]
+        for begin in range(0, num_rows, per_piece):
+            count = min(per_piece, num_rows - begin)
+            raw = self._buffer[: count * row_bytes]
+            self._read(stored, stored.offset + begin * row_bytes, raw)
+            yield begin, raw.view(dtype).view(count, *rest)
+
+    def _read(self, stored: StoredTensor, offset: int, raw: Tensor) -> None:
+        """Fill bytes from a place in a file."""
+        descriptor = self._open(stored.file)
+        array: Any = raw.numpy()
+        memory = memoryview(array)
+        done, size = 0, len(memory)
+        while done < size:
+            # In pieces, so that the progress moves within a tensor of many gigabytes.
+            piece = memory[done : done + BUFFER_BYTES]
+            try:
+                got = os.preadv(descriptor, [piece], offset + done)
+            except OSError as error:
+                raise ModelLoadError(
+                    f"{stored.file}: tensor {stored.name!r} cannot be read: {error.strerror}"
+                ) from error
+            if got == 0:
+                raise ModelLoadError(
+                    f"{stored.file}: ended within tensor {stored.name!r}, {size - done} bytes early: it became shorter "
+                    "while it was read, fetch it again"
+                )
+            done += got
+            self._progress.advance(got)
+
+    def _open(self, file: Path) -> int:
+        if file != self._file:
+            self._close()
+            try:
+                self._descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise ModelLoadError(f"{file}: cannot be opened: {error.strerror}") from error
+            self._file = file
+        return self._descriptor
+
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._descriptor)
+            self._file, self._descriptor = None, -1

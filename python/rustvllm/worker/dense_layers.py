@@ -1,0 +1,100 @@
+"""What computes a model's dense layers on the CPU, from what was asked for and from what memory allows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from rustvllm import _core, envs
+from rustvllm.exceptions import ConfigError, ModelLoadError
+from rustvllm.layers.cpu_linear import OneDnnLinear
+from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from rustvllm.config import EngineConfig
+    from rustvllm.models.interface import CausalLM
+
+MOST_RESIDENT = 1.35
+"""A model takes at most so many times its checkpoint's bytes, packed copies included."""
+_STORED_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def make_linear_packer(
+    config: EngineConfig, outline: CausalLM, dtype: torch.dtype, threads: _core.CpuThreads
+) -> LinearPacker:
+    """The packer of a model that is to be loaded.
+
+    Args:
+        config: of the engine.
+        outline: the model, perhaps without memory.
+        dtype: of its parameters.
+        threads: which compute.
+
+    Raises:
+        ConfigError: the environment asks for a kernel that cannot do what the configuration asks for.
+    """
+    options = linear_options(config.load.quantization, dtype, batch_invariant=config.device.batch_invariant)
+    plain = sum(parameter.nbytes for parameter in outline.parameters())
+    stored = plain // dtype.itemsize * _stored_itemsize(config.model.hf_config, dtype)
+    return LinearPacker(threads, options, outline, outline.tied_embedding, int(MOST_RESIDENT * stored) - plain)
+
+
+def make_batch_invariant(model: CausalLM) -> None:
+    """Have a model on a GPU computed by products whose rows do not know of each other; it is filled already.
+
+    Raises:
+        ModelLoadError: it has dense layers that are not ours.
+    """
+    from rustvllm.layers.triton_linear import TritonLinear, use_triton
+
+    strangers = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    if strangers:
+        raise ModelLoadError(
+            f"batch_invariant is set, but this model's {strangers[0]} and {len(strangers) - 1} other dense layers are "
+            "torch's, which sum in an order that depends on the batch: leave batch_invariant out"
+        )
+    use_triton(model)
+    if model.tied_embedding is not None:
+        model.head_kernel = TritonLinear(model.tied_embedding, None)
+
+
+def linear_options(quantization: str | None, dtype: torch.dtype, *, batch_invariant: bool) -> LinearOptions:
+    """What flags and environment ask of the dense layers.
+
+    Args:
+        quantization: a name out of ``config.QUANTIZATIONS``, or None.
+        dtype: of the parameters.
+        batch_invariant: a row's result may not depend on the others.
+
+    Raises:
+        ConfigError: they contradict each other, or what is asked for is not there.
+    """
+    forced = envs.linear_kernel()
+    reason = f"quantization {quantization}" if quantization else "batch_invariant" if batch_invariant else None
+    if forced not in (None, "core") and reason:
+        raise ConfigError(
+            f"RUSTVLLM_LINEAR_KERNEL is {forced}, but {reason} needs the core's products: unset the variable"
+        )
+    if forced == "onednn" and not OneDnnLinear.is_available(dtype):
+        raise ConfigError(
+            f"RUSTVLLM_LINEAR_KERNEL is onednn, but torch {torch.__version__} has no such products in "
+            f"{str(dtype).removeprefix('torch.')}: unset the variable"
+        )
+    if forced == "core" and dtype == torch.float16:
+        raise ConfigError(
+            "RUSTVLLM_LINEAR_KERNEL is core, whose products are in float32 and bfloat16, but dtype is float16: unset "
+            "the variable, or set dtype to float32 or bfloat16"
+        )
+    if quantization is not None:
+        _, _, group_size = quantization.partition("-g")
+        return LinearOptions("core", "int8", int(group_size) if group_size else None)
+    return LinearOptions("core" if batch_invariant else forced)
+
+
+def _stored_itemsize(hf_config: Mapping[str, Any], dtype: torch.dtype) -> int:
+    stored = hf_config.get("dtype") or hf_config.get("torch_dtype")
+    return _STORED_BYTES.get(str(stored).removeprefix("torch."), dtype.itemsize)

@@ -1,0 +1,127 @@
+"""What few requests bring: parameters that are lists, and custom logits processors.
+
+Fetched from the core once, when a request gets a row, and split into token rules (:class:`RowRules`) and requests that
+processors follow (:class:`ProcessorBatch`). While no row has any, a step asks two empty dictionaries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rustvllm.sample.logits_processors import LogitsProcessor
+from rustvllm.sample.processor_batch import FollowedRequest, ProcessorBatch
+from rustvllm.sampling_params import SamplingParams
+from rustvllm.worker.row_rules import RowRules
+from rustvllm.worker.token_counts import TokenIds
+
+if TYPE_CHECKING:
+    from rustvllm._core import SamplingExtras
+
+ExtrasOfRow = Callable[[int], "SamplingExtras | None"]
+"""The parameters that are lists, of the request in a persistent row (``_core.Scheduler.sampling_extras``)."""
+
+
+class RowExtras:
+    """Extras by persistent row.
+
+    Attributes:
+        of_row: where they come from; None while nobody has said.
+        rules: what they say of token ids.
+        processors: who follows which request.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self.of_row: ExtrasOfRow | None = None
+        self.rules = RowRules(num_rows, device)
+        self.processors = ProcessorBatch()
+        self._vocab_size = vocab_size
+
+    def load(self, processors: Sequence[LogitsProcessor]) -> None:
+        """Let batch classes look at every request from now on."""
+        self.processors = ProcessorBatch(processors)
+
+    def admit(
+        self,
+        rows: npt.NDArray[np.int32],
+        floats: Sequence[dict[str, float]],
+        ints: Sequence[dict[str, int]],
+        token_ids: TokenIds | None,
+    ) -> None:
+        """Take in what new or resumed requests bring.
+
+        Args:
+            rows: where they are.
+            floats: their parameters by the names of ``sampling_float``.
+            ints: those of ``sampling_int``.
+            token_ids: gives the ids of a row.
+        """
+        if self.of_row is None or token_ids is None:
+            raise RuntimeError("extras of a request need its lists and token ids: call bind_token_ids first")
+        for row, own_floats, own_ints in zip(rows.tolist(), floats, ints, strict=True):
+            extras = self.of_row(row) if own_ints["has_extras"] else None
+            ids = token_ids(row)
+            num_prompt_tokens = own_ints["num_prompt_tokens"]
+            prompt, output = ids[:num_prompt_tokens], ids[num_prompt_tokens:]
+            failure = None if extras is None else self._what_is_wrong(extras)
+            if extras is not None and failure is None:
+                self.rules.admit(row, extras, output)
+            request = FollowedRequest(
+                SamplingParams() if failure is not None else _params(own_floats, own_ints, extras),
+                prompt,
+                output,
+                () if extras is None else extras.attachment or (),
+                failure,
+            )
+            self.processors.admit(row, request)
+
+    def drop(self, rows: npt.NDArray[np.int32]) -> None:
+        """Forget the requests that were in some rows."""
+        self.rules.drop(rows)
+        self.processors.drop(rows)
+
+    def append(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:
+        """Remember what was sampled: ``[n]`` rows, int64 ``[n]`` ids on the device."""
+        self.rules.append(rows, token_ids)
+        self.processors.append(rows, token_ids)
+
+    def _what_is_wrong(self, extras: SamplingExtras) -> str | None:
+        """A front end checks ids against the vocabulary; one of another release may not have."""
+        named = {
+            "logit_bias": [token_id for token_id, _ in extras.logit_bias],
+            "allowed_token_ids": extras.allowed_token_ids,
+            "bad_words": [token_id for word in extras.bad_words for token_id in word],
+        }
+        for name, ids in named.items():
+            if (largest := max(ids, default=-1)) >= self._vocab_size:
+                return f"{name} holds the token id {largest}, the vocabulary is 0 to {self._vocab_size - 1}"
+        return None
+
+
+def _params(floats: dict[str, float], ints: dict[str, int], extras: SamplingExtras | None) -> SamplingParams:
+    """What a worker knows of a request's parameters, for processors."""
+    known: dict[str, Any] = {
+        name: value for name, value in floats.items() if name in SamplingParams.__dataclass_fields__
+    }
+    more: dict[str, Any] = {}
+    if extras is not None:
+        more = {
+            "logit_bias": dict(extras.logit_bias) or None,
+            "allowed_token_ids": extras.allowed_token_ids or None,
+            "extra_args": None if extras.arguments is None else json.loads(extras.arguments),
+            "logits_processors": extras.attachment,
+        }
+    return SamplingParams(
+        **known,
+        top_k=ints["top_k"],
+        seed=ints["seed"],
+        min_tokens=ints["min_tokens"],
+        max_tokens=None,
+        **more,
+    )

@@ -1,0 +1,101 @@
+"""What a configuration asks for that is not built: refused by name and value, before any memory is taken."""
+
+import pytest
+import torch
+from checkpoints import ARCHITECTURES, FULL, LONGROPE, SLIDING
+
+from rustvllm.architectures import SUPPORTED_ARCHITECTURES
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.models.registry import MODELS
+
+BASES = {model: base for _, model, base in ARCHITECTURES.values()}
+
+
+def build(architecture, changes):
+    with torch.device("meta"):
+        return MODELS[architecture](BASES[architecture] | changes, 128)
+
+
+def test_the_bases_are_good_and_cover_every_architecture():
+    assert BASES.keys() | {"Gemma3ForConditionalGeneration"} == set(SUPPORTED_ARCHITECTURES) == MODELS.keys()
+    for architecture in BASES:
+        assert build(architecture, {}).kv_cache_spec.num_layers >= 3
+
+
+@pytest.mark.parametrize("architecture", sorted(BASES))
+def test_quantised_weights(architecture):
+    with pytest.raises(ModelLoadError, match=r"'quantization_config' = .*gptq.* is not supported"):
+        build(architecture, {"quantization_config": {"quant_method": "gptq"}})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("LlamaForCausalLM", {"hidden_act": "frog"}, "activation function 'frog' is not supported; supported: gelu"),
+        ("LlamaForCausalLM", {"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of"),
+        ("LlamaForCausalLM", {"head_dim": 7}, "head_dim must be even for rotary positions, got 7"),
+        ("LlamaForCausalLM", {"intermediate_size": None}, "required key 'intermediate_size' is missing"),
+        ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0.5 is not supported for this"),
+        (
+            "LlamaForCausalLM", {"rope_parameters": {FULL: {"rope_type": "default"}}},
+            "for each type of layer .full_attention. are not supported for this architecture",
+        ),
+        (
+            "LlamaForCausalLM", {"rope_parameters": {"rope_type": "axial"}},
+            "rope type 'axial' is not supported; supported: default, linear, dynamic, llama3, yarn, longrope",
+        ),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "linear"}}, "'linear' needs a positive number 'factor'"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": "2"}}, "'factor', which is '2'"),
+        ("LlamaForCausalLM", {"rope_theta": -1}, "needs a positive number 'rope_theta', which is -1"),
+        ("MistralForCausalLM", {"sliding_window": 0}, "'sliding_window' must be an integer from 1 to 16777216, got 0"),
+        ("MistralForCausalLM", {"sliding_window": "7"}, "'sliding_window' must be an integer .* got '7'"),
+        ("MistralForCausalLM", {"layer_types": [FULL, FULL]}, "'layer_types' must list a type for each of 3 layers"),
+        (
+            "MistralForCausalLM", {"layer_types": [FULL, "chunked_attention", FULL]},
+            r"'layer_types'\[1\] = 'chunked_attention' is not supported; supported: 'full_attention', 'sliding",
+        ),
+        (
+            "MistralForCausalLM", {"layer_types": [FULL, SLIDING, FULL]},
+            "layer 1 has 'sliding_attention', but 'sliding_window' is not set",
+        ),
+        (
+            "Qwen2ForCausalLM", {"layer_types": [SLIDING] * 3, "sliding_window": 7},
+            "'use_sliding_window' is not true; set both or none",
+        ),
+        ("Qwen3ForCausalLM", {"max_window_layers": -1}, "'max_window_layers' must be an integer"),
+        ("Qwen3ForCausalLM", {"attention_bias": "yes"}, "'attention_bias' must be true or false, got 'yes'"),
+        (
+            "Phi3ForCausalLM",
+            {"original_max_position_embeddings": 16, "rope_scaling": LONGROPE | {"long_factor": [1.0, 2.0]}},
+            r"'longrope' needs 4 positive numbers in 'long_factor', got \[1.0, 2.0\]",
+        ),
+        (
+            "Phi3ForCausalLM", {"rope_scaling": LONGROPE | {"short_factor": None}, "max_position_embeddings": 64},
+            "'longrope' needs 4 positive numbers in 'short_factor', got None",
+        ),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 0.4}, "factor 0.4 turns 3 of 8 features of a head"),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 1.5}, "turns 12 of 8 features"),
+        ("GPTNeoXForCausalLM", {"rotary_pct": 0.01}, "turns 0 of 8 features"),
+        ("GPTNeoXForCausalLM", {"num_attention_heads": 5}, r"hidden_size \(32\) must be a multiple of num_attention_h"),
+        ("OPTForCausalLM", {"num_attention_heads": 5}, r"hidden_size \(32\) must be a multiple of num_attention_head"),
+        ("OPTForCausalLM", {"ffn_dim": 1 << 30}, "'ffn_dim' must be an integer from 1 to 16777216, got 1073741824"),
+        ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "'use_bidirectional_attention' = True is not"),
+        ("Gemma2ForCausalLM", {"attn_logit_softcapping": -1.0}, "'attn_logit_softcapping' must be a positive number"),
+        ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 0}, "'query_pre_attn_scalar' must be a positive number, got 0"),
+        ("Gemma2ForCausalLM", {"sliding_window": None}, "layer 0 has 'sliding_attention', but 'sliding_window' is not"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' = 50.0 is not supported"),
+        ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "linear"}}, "must hold an object for each type"),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "'sliding_window_pattern' must be an integer from 1"),
+        ("GPT2LMHeadModel", {"add_cross_attention": True}, "'add_cross_attention' = True is not supported"),
+    ],
+)  # fmt: skip
+def test_by_name_and_value(architecture, changes, message):
+    with pytest.raises(ModelLoadError, match=message) as caught:
+        build(architecture, changes)
+    assert "config.json" in str(caught.value) or "activation" in str(caught.value)
+
+
+def test_settings_that_change_nothing_here_are_not_refused():
+    build("Qwen2ForCausalLM", {"sliding_window": 7, "max_window_layers": 0})  # not in use
+    build("Gemma2ForCausalLM", {"use_bidirectional_attention": None, "attention_dropout": 0.1})
+    build("MistralForCausalLM", {"layer_types": [FULL] * 5})  # more than there are layers
