@@ -137,6 +137,7 @@ class Worker:
             device=self.device,
             block_size=block_size,
             async_scheduling=self.config.scheduler.async_scheduling,
+            logprobs_mode=self.config.model.logprobs_mode,
             streams=make_streams(self.device),
         )
 
