@@ -19,6 +19,15 @@ ROWS = [0, 1, 2, 3, 5, 8, 17, 33, 64, 130, 300]
 FAR = {torch.float32: 2e-5, torch.bfloat16: 2.0**-6}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread_of_torch():
+    """Two of them would wait for each other, and for the core's, on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def threads():
     return _core.CpuThreads(2)
