@@ -288,6 +288,9 @@ class Worker:
     def _make_packer(self, outline: CausalLM) -> LinearPacker:
         self._set_num_threads(outline)
         self._threads = _core.CpuThreads(torch.get_num_threads())
+        if self.config.device.batch_invariant:
+            # Torch is left with what goes number by number; split among threads, it would end its vectors elsewhere.
+            torch.set_num_threads(1)
         return make_linear_packer(self.config, outline, self.dtype, self._threads)
 
     def _make_graphs(self, kv_caches: Sequence[Tensor]) -> DecodeGraphs | None:
