@@ -17,6 +17,7 @@ from rustvllm import _core
 from rustvllm.attention.selector import make_attention_backend
 from rustvllm.attention.static_batch import StaticAttentionBackend
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
+from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.logger import init_logger
 from rustvllm.model_loader import load_model
 from rustvllm.sample.logits_processors import load_logits_processors
@@ -105,6 +106,8 @@ class Worker:
             self._available_memory(),
             self._make_packer if on_cpu else None,
         )
+        if self._threads is not None:
+            use_core_norms(model, self._threads)
         block_size = self.config.cache.block_size
         input_batch = InputBatch(
             max_num_seqs=self.config.scheduler.max_num_seqs,
@@ -135,6 +138,7 @@ class Worker:
             device=self.device,
             block_size=block_size,
             async_scheduling=self.config.scheduler.async_scheduling,
+            logprobs_mode=self.config.model.logprobs_mode,
             streams=make_streams(self.device),
         )
 
