@@ -16,6 +16,7 @@ CORE_IMPORTERS = (
     "rustvllm.entrypoints.cli.bench",
     "rustvllm.attention.cpu_backend",
     "rustvllm.layers.cpu",
+    "rustvllm.sample.cpu_draw",
     "rustvllm.metrics",
     "rustvllm.exceptions",
 )

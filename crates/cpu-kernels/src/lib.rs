@@ -28,6 +28,7 @@ pub mod packed;
 mod portable;
 mod product;
 pub mod reference;
+pub mod sampling;
 mod simd;
 pub mod threads;
 mod tile;
