@@ -84,11 +84,12 @@ pub fn linear<X: Element, O: Element>(
 ) -> Result<(), LinearError> {
     layer.check_packed()?;
     check_rows("x", x.data.len(), x.stride, num_rows, layer.in_features)?;
-    check_rows("out", out.data.len(), out.stride, num_rows, layer.out_features)?;
-    let target = out.data.as_mut_ptr();
+    let OutRows { data: out, stride: out_stride } = out;
+    check_rows("out", out.len(), out_stride, num_rows, layer.out_features)?;
+    let target = out.as_mut_ptr();
     let (residual, residual_stride) = match epilogue.residual {
         Residual::None => (std::ptr::null(), 0),
-        Residual::Out => (target.cast_const(), out.stride),
+        Residual::Out => (target.cast_const(), out_stride),
         Residual::Rows(rows) => {
             check_rows("residual", rows.data.len(), rows.stride, num_rows, layer.out_features)?;
             (rows.data.as_ptr(), rows.stride)
@@ -120,8 +121,8 @@ pub fn linear<X: Element, O: Element>(
                     residual.wrapping_add(rows.start * residual_stride)
                 },
                 residual_stride,
-                out: target.wrapping_add(rows.start * out.stride),
-                out_stride: out.stride,
+                out: target.wrapping_add(rows.start * out_stride),
+                out_stride,
             };
             let num_tiles = rows.len().div_ceil(whole.tile_rows());
             let num_panels = layer.num_panels();

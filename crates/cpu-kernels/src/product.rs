@@ -69,7 +69,7 @@ impl Weights for F32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> [S::V; PANEL_VECTORS] {
         // SAFETY: the caller's promise.
-        unsafe { [S::load(from.cast()), S::load(from.cast::<f32>().add(S::LANES))] }
+        unsafe { [S::load(from.cast()), S::load(from.add(4 * S::LANES).cast())] }
     }
 }
 
