@@ -229,8 +229,8 @@ class Model(nn.Module):
         super().__init__()
         before = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
-        self.embed = Embedding(600, 256)
-        self.layers = nn.ModuleList(Linear(256, 512, bias=True) for _ in range(2))
+        self.embed = Embedding(2100, 256)
+        self.layers = nn.ModuleList(Linear(256, 2048, bias=True) for _ in range(2))
         self.small = Linear(16, 16, bias=False)
         torch.set_default_dtype(before)
 
@@ -261,12 +261,12 @@ def test_a_packed_model_computes_the_same(threads, dtype, kernel, caplog):
     for ours, reference in zip(model.layers, plain.layers, strict=True):
         expected = exact(x, reference.weight, reference.bias, None, None)
         assert_near(ours(x), expected, dtype)
-        assert_near(ours(x, activation=F.silu, residual=x.repeat(1, 2)), F.silu(expected) + x.repeat(1, 2), dtype)
+        assert_near(ours(x, activation=F.silu, residual=x.repeat(1, 8)), F.silu(expected) + x.repeat(1, 8), dtype)
     assert_near(head.forward(x, None, None), exact(x, plain.embed.weight, None, None, None), dtype)
     assert torch.equal(model.embed.weight, plain.embed.weight)  # it stays for its look-ups
     if kernel in ("core", "onednn"):
         assert all(layer.weight.is_meta for layer in model.layers)
-        assert model.layers[0].weight.shape == (512, 256)
+        assert model.layers[0].weight.shape == (2048, 256)
 
 
 def test_a_layer_is_packed_once_its_last_part_is_there(threads):
@@ -288,7 +288,7 @@ def test_a_layer_is_packed_once_its_last_part_is_there(threads):
 
 def test_a_head_that_is_a_layer_of_its_own_name_is_packed_once(threads):
     model = Model()
-    model.head = Linear(256, 600, bias=False)
+    model.head = Linear(256, 2100, bias=False)
     model.head.weight = model.embed.weight
     assert pack(threads, model, options=LinearOptions("core")) is None
     assert model.head.weight is model.embed.weight
@@ -307,7 +307,7 @@ def test_int8_counts_less(threads):
     model = Model()
     packer = LinearPacker(threads, LinearOptions("core", "int8"), model, None, 0)
     plain = sum(parameter.nbytes for parameter in model.parameters())
-    weights = 2 * 512 * 256 + 16 * 16
-    assert packer.resident_bytes(plain) == plain - 3 * weights + 4 * (2 * 512 + 16)
+    weights = 2 * 2048 * 256 + 16 * 16
+    assert packer.resident_bytes(plain) == plain - 3 * weights + 4 * (2 * 2048 + 16)
     pack(threads, model, options=LinearOptions("core", "int8"), tied=False)
-    assert sum(layer.kernel.nbytes for layer in (*model.layers, model.small)) < 1.1 * (weights + 4 * (2 * 512 + 16))
+    assert sum(layer.kernel.nbytes for layer in (*model.layers, model.small)) < 1.1 * (weights + 4 * (2 * 2048 + 16))
