@@ -30,9 +30,9 @@ class GatedMLP(nn.Module):
         self.act = get_activation(activation)
         self.down_proj = Linear(inner_size, hidden_size, bias=bias)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(self.act(gate) * up)
+        out: Tensor = self.down_proj(self.act(gate) * up, residual=residual)
         return out
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
