@@ -1,10 +1,10 @@
 """What serving costs beside the same work offline: GPT-2 small's shape, by turns, on the CPU.
 
 Offline is ``LLM.generate`` in a process of its own; served is ``rustvllm serve`` with a client that streams every
-answer, as many at once as the engine may run. Prompts of 128 tokens, 128 greedy tokens each; while one is measured the
-other has nothing to do.
+answer, as many at once as the engine may run. Prompts of 128 tokens, 128 greedy tokens each; while one is measured
+the other has nothing to do.
 
-    python benches/python/serve_vs_offline.py [--concurrency 16] [--num-prompts 64] [--turns 3] --output-json report.json
+    python benches/python/serve_vs_offline.py [--concurrency 16] [--num-prompts 64] --output-json report.json
 """
 
 import argparse

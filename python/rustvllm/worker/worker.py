@@ -17,6 +17,7 @@ from rustvllm import _core
 from rustvllm.attention.selector import make_attention_backend
 from rustvllm.attention.static_batch import StaticAttentionBackend
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
+from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.logger import init_logger
 from rustvllm.model_loader import load_model
 from rustvllm.sample.cpu_draw import CpuDraw
@@ -106,6 +107,8 @@ class Worker:
             self._available_memory(),
             self._make_packer if on_cpu else None,
         )
+        if self._threads is not None:
+            use_core_norms(model, self._threads)
         block_size = self.config.cache.block_size
         input_batch = InputBatch(
             max_num_seqs=self.config.scheduler.max_num_seqs,
@@ -136,6 +139,7 @@ class Worker:
             device=self.device,
             block_size=block_size,
             async_scheduling=self.config.scheduler.async_scheduling,
+            logprobs_mode=self.config.model.logprobs_mode,
             streams=make_streams(self.device),
         )
         self.runner.sampler = Sampler(None if self._threads is None else CpuDraw(self._threads))
@@ -287,6 +291,9 @@ class Worker:
     def _make_packer(self, outline: CausalLM) -> LinearPacker:
         self._set_num_threads(outline)
         self._threads = _core.CpuThreads(torch.get_num_threads())
+        if self.config.device.batch_invariant:
+            # Torch is left with what goes number by number; split among threads, it would end its vectors elsewhere.
+            torch.set_num_threads(1)
         return make_linear_packer(self.config, outline, self.dtype, self._threads)
 
     def _make_graphs(self, kv_caches: Sequence[Tensor]) -> DecodeGraphs | None:

@@ -23,7 +23,7 @@ def test_version(capsys, flag):
 
 def test_unknown_and_later_commands(capsys):
     assert main(["sreve"]) == 2
-    assert "no command 'sreve'; commands are serve, bench" in capsys.readouterr().err
+    assert "no command 'sreve'; commands are serve, chat, " in capsys.readouterr().err
     for command in LATER:
         assert main([command]) == 2
         assert f"{command!r} is not supported yet" in capsys.readouterr().err

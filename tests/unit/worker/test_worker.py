@@ -46,7 +46,7 @@ def make(tmp_path, monkeypatch):
         config = SimpleNamespace(
             model=SimpleNamespace(
                 model="m", path=tmp_path, hf_config=base, architecture=architecture, dtype=dtype, seed=0,
-                max_model_len=max_model_len, model_impl="rustvllm", logits_processors=(),
+                max_model_len=max_model_len, model_impl="rustvllm", logits_processors=(), logprobs_mode="raw_logprobs",
             ),
             cache=SimpleNamespace(**(options | cache)),
             scheduler=SimpleNamespace(
