@@ -20,12 +20,12 @@ from rustvllm._core_linear import CpuThreads as CpuThreads
 from rustvllm._core_linear import PackedLinear as PackedLinear
 from rustvllm._core_linear import layer_norm as layer_norm
 from rustvllm._core_linear import rms_norm as rms_norm
-from rustvllm._core_tokenizer import TokenIds as TokenIds
-from rustvllm._core_tokenizer import Tokenizer as Tokenizer
-from rustvllm._core_tokenizer import TokenizerPool as TokenizerPool
 from rustvllm._core_sampling import SamplingExtras as SamplingExtras
 from rustvllm._core_sampling import draw_kernel as draw_kernel
 from rustvllm._core_sampling import draw_token_ids as draw_token_ids
+from rustvllm._core_tokenizer import TokenIds as TokenIds
+from rustvllm._core_tokenizer import Tokenizer as Tokenizer
+from rustvllm._core_tokenizer import TokenizerPool as TokenizerPool
 
 __all__ = [
     "SAMPLING_FLOAT_COLUMNS",

@@ -86,7 +86,7 @@ def test_in_pieces_preempted_and_among_others(llm, reference):
         SamplingParams(
             temperature=0 if i % 2 else 0.8,
             seed=i,
-            max_tokens=[0, 20, 3][i % 3],
+            max_tokens=[1, 20, 3][i % 3],
             ignore_eos=True,
             prompt_logprobs=asked[i % 5],
             logprobs=2 if i % 4 == 0 else None,
