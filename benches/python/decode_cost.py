@@ -1,4 +1,4 @@
-"""Where a step of GPT-2 small's shape goes on the CPU: products, attention and the rest, beside reading the weights once.
+"""Where a step of GPT-2 small's shape goes on the CPU: products, attention, the rest; beside reading the weights once.
 
     python benches/python/decode_cost.py [--variants float32 bfloat16 int8] [--rows 1 8 32] [--prefill 128 2048]
         [--num-steps 40] [--output-json FILE]
@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from bench_report import new_report, publish
 
+import rustvllm.executor  # noqa: F401 -- before anything loads torch: it says how torch's threads wait
 from rustvllm.attention.cpu_backend import CPUAttentionPlan
 from rustvllm.engine.core import EngineCore
 from rustvllm.engine_args import EngineArgs
@@ -28,7 +28,7 @@ from rustvllm.layers.cpu_linear import CoreLinear, OneDnnLinear, TorchLinear
 
 GPT2_SMALL = {
     "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
-    "n_positions": 4096, "vocab_size": 50257,
+    "n_positions": 4096, "vocab_size": 50257, "torch_dtype": "float32",
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
@@ -78,7 +78,6 @@ def main() -> None:
     report = new_report()
     clock = Clock()
     cores = {name: make_core(VARIANTS[name], args) for name in args.variants}
-    report["threads"] = torch.get_num_threads()
     report["decode"] = {rows: decode(cores, clock, rows, args.num_steps) for rows in args.rows}
     report["prefill"] = {tokens: prefill(cores, clock, tokens) for tokens in args.prefill}
     for core in cores.values():

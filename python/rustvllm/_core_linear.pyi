@@ -1,4 +1,4 @@
-"""Types of the packed products and norms in ``rustvllm._core``, where they are found; there is no module of this name."""
+"""Types of the packed products and norms in ``rustvllm._core``, where they are found; no module has this name."""
 
 from typing import Any, Literal, Self, final
 
@@ -74,13 +74,15 @@ class PackedLinear:
     ) -> None:
         """``out = activation(x @ weight.T + bias) + residual``.
 
-        ``x`` is ``[rows, in_features]``, ``out`` and ``residual`` ``[rows, out_features]``: float32, or bfloat16 seen as
-        uint16, ``residual`` as ``out``. Elements of a row are contiguous, rows may lie apart. ``out`` shares memory with
-        nothing else, but may be ``residual`` itself. Sums are float32 for every kind. Releases the interpreter when there
-        is much to compute.
+        ``x`` is ``[rows, in_features]``, ``out`` and ``residual`` ``[rows, out_features]``: float32, or bfloat16 seen
+        as uint16, ``residual`` as ``out``. Elements of a row are contiguous, rows may lie apart. ``out`` shares memory
+        with nothing else, but may be ``residual`` itself. Sums are float32 for every kind. Releases the interpreter
+        when there is much to compute.
 
         Raises ``TypeError`` for another dtype, ``ValueError`` naming the value and the limit.
         """
+    def read(self) -> int:
+        """Read all weights once, by all threads, and nothing else, for measurements; a number that depends on each."""
     def unpack_row(self, row: int, out: npt.NDArray[np.float32]) -> None:
         """Write a row of the weight, rounded to its kind, to ``out``, float32 ``[in_features]``."""
 
@@ -95,7 +97,7 @@ def layer_norm(
     residual: npt.NDArray[Any] | None = None,
     sum_out: npt.NDArray[Any] | None = None,
 ) -> None:
-    """``sum_out = x + residual`` and ``out = layer_norm(sum_out) * weight + bias``, by rows.
+    """Norm rows: ``sum_out = x + residual``, ``out = (sum_out - mean) / sqrt(variance + eps) * weight + bias``.
 
     ``x``, ``out``, ``residual`` and ``sum_out`` are ``[rows, features]``, all float32 or all bfloat16 seen as uint16;
     elements of a row are contiguous, rows may lie apart. ``out`` shares memory with no other array; ``sum_out`` may be
@@ -114,4 +116,4 @@ def rms_norm(
     residual: npt.NDArray[Any] | None = None,
     sum_out: npt.NDArray[Any] | None = None,
 ) -> None:
-    """``sum_out = x + residual`` and ``out = sum_out / sqrt(mean(sum_out²) + eps) * weight``; else as ``layer_norm``."""
+    """Norm rows: ``out = sum_out / sqrt(mean(sum_out**2) + eps) * weight``; everything else as ``layer_norm``."""

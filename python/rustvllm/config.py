@@ -7,7 +7,7 @@ machine or on the use are decided in ``engine_args``, never here.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -120,6 +120,7 @@ class ModelConfig:
         architecture: Model class, for instance ``LlamaForCausalLM``.
         dtype: ``float32``, ``float16`` or ``bfloat16`` (``auto`` only before it is resolved).
         max_model_len: Most tokens of prompt and output together.
+        fit_max_model_len: Lower it to what the KV cache can hold, once that is known.
         vocab_size: Rows of the embedding; token ids are below it.
         hidden_size: Width of the residual stream.
         num_layers: Transformer layers.
@@ -165,6 +166,7 @@ class ModelConfig:
     trust_remote_code: bool = False
     logits_processors: tuple[Any, ...] = ()
     model_impl: str = "rustvllm"
+    fit_max_model_len: bool = False
 
     def __post_init__(self) -> None:
         require_choice("model_impl", self.model_impl, MODEL_IMPLS[1:])
@@ -397,6 +399,8 @@ class LoadConfig:
     """How weights are found, from safetensors or seeded random ones (``dummy``), and how they are kept.
 
     Attributes:
+        load_format: ``auto``, ``safetensors`` or ``dummy``.
+        download_dir: Where downloads are kept; None: the hub's own cache.
         quantization: A name out of ``QUANTIZATIONS`` for the weights of dense layers; None: as the model's dtype.
         use_tqdm_on_load: Whether a bar, or a line in the log now and then, shows how far loading is.
     """
@@ -499,7 +503,7 @@ class EngineConfig:
             )
         if self.cache.is_fp8:
             self._check_fp8()
-        if self.cache.num_gpu_blocks_override is not None:
+        if self.cache.num_gpu_blocks_override is not None and not self.model.fit_max_model_len:
             self.check_num_blocks(self.cache.num_gpu_blocks_override)
 
     def _check_fp8(self) -> None:
@@ -513,6 +517,23 @@ class EngineConfig:
                 f"kv_cache_dtype is {name}, which Triton's kernels alone read, but attention_backend is "
                 f"{self.device.attention_backend}: set it to auto, or kv_cache_dtype to auto"
             )
+
+    def fitted(self, num_blocks: int) -> "EngineConfig":
+        """The same with a ``max_model_len`` that a KV cache can hold, if it is to be fitted; else this one.
+
+        Args:
+            num_blocks: Blocks of the pool, the null block included.
+        """
+        fits = max(num_blocks - 1, 0) * self.cache.block_size
+        if not self.model.fit_max_model_len or not 0 < fits < self.model.max_model_len:
+            return self
+        return self.with_max_model_len(fits)
+
+    def with_max_model_len(self, max_model_len: int) -> "EngineConfig":
+        """The same with another ``max_model_len``: the one that an engine has settled on."""
+        if max_model_len == self.model.max_model_len:
+            return self
+        return replace(self, model=replace(self.model, max_model_len=max_model_len, fit_max_model_len=False))
 
     def check_num_blocks(self, num_blocks: int) -> None:
         """Refuse a KV cache in which one request of ``max_model_len`` tokens would not fit.

@@ -197,7 +197,9 @@ class EngineArgs(EngineFlags):
                 raise ConfigError(f"{field.name} must be true or false, got {value!r}")
         if self.async_scheduling is not None and not isinstance(self.async_scheduling, bool):
             raise ConfigError(f"async_scheduling must be true, false or None, got {self.async_scheduling!r}")
-        for name, limit in (("max_model_len", 2**31 - 1), ("max_num_batched_tokens", None), ("max_num_seqs", None)):
+        if self.max_model_len not in ("auto", -1) and self.max_model_len is not None:
+            require_int("max_model_len", self.max_model_len, 1, 2**31 - 1)
+        for name, limit in (("max_num_batched_tokens", None), ("max_num_seqs", None)):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), 1, limit)
         require_int("seed", self.seed, -(2**63), 2**63 - 1)
@@ -248,10 +250,13 @@ class EngineArgs(EngineFlags):
         else:
             names = [self.served_model_name] if isinstance(self.served_model_name, str) else self.served_model_name
             served = tuple(dict.fromkeys(names))
+        is_fitted = self.max_model_len in ("auto", -1)
+        max_model_len = None if is_fitted or isinstance(self.max_model_len, str) else self.max_model_len
         model = read_model_config(
             found.path,
             model=found.name,
-            max_model_len=self.max_model_len,
+            max_model_len=max_model_len,
+            fit_max_model_len=is_fitted,
             dtype=self.dtype,
             device=device,
             generation_config=self.generation_config,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rustvllm.config import CacheConfig, ModelConfig, PreemptionMode, SchedulerConfig
-from rustvllm.flags import arg, parse_json_object, parse_number
+from rustvllm.flags import arg, parse_json_object, parse_max_model_len, parse_number
 
 
 @dataclass(kw_only=True)
@@ -17,7 +17,12 @@ class EngineFlags:
     revision: str | None = arg("branch, tag or commit of the model on the hub", group="model")
     dtype: str = arg("auto, float32, float16 (half) or bfloat16", "auto", group="model")
     seed: int = arg("seed of dummy weights and of requests without one", 0, type=parse_number, group="model")
-    max_model_len: int | None = arg("most tokens of prompt and output together", type=parse_number, group="model")
+    max_model_len: int | str | None = arg(
+        "most tokens of prompt and output together; auto: what the model was made for, or less if the KV cache cannot "
+        "hold as much",
+        type=parse_max_model_len,
+        group="model",
+    )
     served_model_name: str | list[str] | None = arg(  # noqa: RUF009 -- it returns a dataclasses.field
         "names clients may use; the first is reported", nargs="+", group="model"
     )

@@ -63,6 +63,15 @@ def parse_number(text: str) -> int:
     raise argparse.ArgumentTypeError(f"must be a whole number such as 4096, 8K or 1.5k, got {text!r}")
 
 
+def parse_max_model_len(text: str) -> int | str:
+    """A number as :func:`parse_number` has it, or ``auto``, which ``-1`` means too.
+
+    Raises:
+        argparse.ArgumentTypeError: Neither.
+    """
+    return "auto" if text.strip() in ("auto", "-1") else parse_number(text)
+
+
 def parse_json_object(text: str) -> dict[str, Any]:
     """A JSON object.
 

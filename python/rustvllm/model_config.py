@@ -35,6 +35,8 @@ _NAMES_OF_ARCHITECTURE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 }
 
 
+MAX_LAYERS: Final = 4096
+"""Far more than any model has; each costs time even before it has memory."""
 _FALLBACK_ENDINGS: Final = ("ForCausalLM", "LMHeadModel")
 """How transformers calls what predicts the next token."""
 _UNREACHABLE: Final[Mapping[str, str]] = {
@@ -239,6 +241,10 @@ def _read_numbers(config: Mapping[str, Any], architecture: str, path: Path) -> d
             missing.append(names[0])
         else:
             numbers[field] = _positive_int(config[name], name, path)
+            if field == "num_layers" and numbers[field] > MAX_LAYERS:
+                raise ModelLoadError(
+                    f"{path / 'config.json'}: {name} is {numbers[field]}, but at most {MAX_LAYERS} layers are built"
+                )
     if missing:
         raise ModelLoadError(
             f"{path / 'config.json'} lacks {', '.join(missing)}, which {architecture} needs (--hf-overrides can add it)"

@@ -64,10 +64,10 @@ class RequestOutput:
         request_id: Name of the request.
         prompt: Prompt text; None when the prompt was given as token ids.
         prompt_token_ids: Token ids of the prompt, with the special tokens that were added.
-        prompt_logprobs: For each place of the prompt, log-probabilities by token id: the prompt's own token's, then
-            those of as many of the likeliest as were asked for; the first is None. None unless asked for; shorter than the
-            prompt when the request ended before it was computed. With ``RequestOutputKind.DELTA`` in the first output
-            only.
+        prompt_logprobs: For each place of the prompt, log-probabilities by token id: its own token's, then
+            those of as many of the likeliest as were asked for; the first is None. None unless asked for; shorter than
+            the prompt when the request ended before it was computed. With ``RequestOutputKind.DELTA`` in the first
+            output only.
         outputs: The samples; with ``RequestOutputKind.DELTA`` only those that changed.
         finished: True when every sample has ended.
         metrics: Times of the request.

@@ -14,8 +14,12 @@ CORE_IMPORTERS = (
     "rustvllm.worker",
     "rustvllm.executor",
     "rustvllm.entrypoints.cli.bench",
+    "rustvllm.entrypoints.cli.collect_env",
     "rustvllm.attention.cpu_backend",
-    "rustvllm.layers.cpu",
+    "rustvllm.attention.selector",
+    "rustvllm.layers.cpu_linear",
+    "rustvllm.layers.cpu_linear_packer",
+    "rustvllm.layers.cpu_norm",
     "rustvllm.metrics",
     "rustvllm.exceptions",
 )

@@ -191,3 +191,13 @@ def test_an_engine_dies_with_its_parent_whose_process_has_no_torch(executor: str
             parent.kill()
     wait_until_gone(int(pid), 3)
     assert not Path(directory).exists()
+
+
+async def test_a_front_end_hears_what_the_engine_settled_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(monkeypatch, process=True, max_model_len="auto", num_gpu_blocks_override=5, block_size=8)
+    try:
+        assert engine.config.model.max_model_len == client_of(engine).max_model_len == 32
+        with pytest.raises(InvalidRequestError, match="32 tokens"):
+            await anext(engine.generate({"prompt_token_ids": [5] * 32}, SamplingParams(max_tokens=1), "r"))
+    finally:
+        engine.shutdown()

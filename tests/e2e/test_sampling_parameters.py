@@ -120,7 +120,7 @@ CASES = {
     "allowed": {"allowed_token_ids": [16, 261, 272, 504, 506, 813, 841]},
     "bad words": {"bad_words": ["little girl called", "Clara", "lived"]},
     # The bias makes an id come again, which the penalties look at.
-    "presence": {"presence_penalty": 2.0, "logit_bias": {16: 9.0}},
+    "presence": {"presence_penalty": 2.0, "logit_bias": {16: 12.0}},
     "frequency": {"frequency_penalty": 2.0, "logit_bias": {16: 12.0}},
     "repetition": {"repetition_penalty": 1.8},
     "everything": {

@@ -8,8 +8,10 @@ from ragged import DTYPES, TOLERANCES
 
 from rustvllm.kernels import activation, matmul, norm, reference
 from rustvllm.kernels import rotary as rotary_kernel
+from rustvllm.layers import activation as activation_layer
 from rustvllm.layers import norm as norm_layer
 from rustvllm.layers import rotary as rotary_layer
+from rustvllm.layers.activation import apply_gated, get_activation
 from rustvllm.layers.norm import GemmaRMSNorm, RMSNorm
 from rustvllm.layers.rotary import RotaryEmbedding, apply_rotary
 
@@ -113,7 +115,13 @@ def test_large_products_on_a_gpu(dtype, device):
 def test_models_layers_take_the_kernels(device, monkeypatch):
     """What models are made of gives the same with them and without."""
     taken = []
-    for module, name in ((norm, "rms_norm"), (rotary_kernel, "rotary")):
+    functions = (
+        (norm, "rms_norm"),
+        (rotary_kernel, "rotary"),
+        (activation, "silu_and_mul"),
+        (activation, "gelu_and_mul"),
+    )
+    for module, name in functions:
         function = getattr(module, name)
         monkeypatch.setattr(
             module, name, lambda *args, function=function, **kw: (taken.append(function), function(*args, **kw))[1]
@@ -124,10 +132,12 @@ def test_models_layers_take_the_kernels(device, monkeypatch):
     for layer in layers:
         layer.weight.copy_(draw_normal(2, 16, dtype=torch.float32, device=device))
     layers.append(lambda x: apply_rotary(x, *angles.cos_sin(torch.arange(5, device=device), torch.float32)))
+    names = ("silu", "gelu", "gelu_new")
+    layers += [lambda x, name=name: apply_gated(get_activation(name), x.flatten(1)) for name in names]
     fused = [layer(x) for layer in layers]
-    assert len(taken) == 3
-    monkeypatch.setattr(norm_layer, "runs_fused", lambda x: False)
-    monkeypatch.setattr(rotary_layer, "runs_fused", lambda x: False)
+    assert len(taken) == len(layers) == 6
+    for module in (norm_layer, rotary_layer, activation_layer):
+        monkeypatch.setattr(module, "runs_fused", lambda x: False)
     for layer, out in zip(layers, fused, strict=True):
         assert_close(out, layer(x))
-    assert len(taken) == 3
+    assert len(taken) == 6

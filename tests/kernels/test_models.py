@@ -65,7 +65,7 @@ def test_batch_invariant_logits_have_the_same_bits_in_any_company(variant, devic
     reference.save_pretrained(tmp_path)
     model = load(tmp_path, device=str(device))
     make_batch_invariant(model)
-    texts = prompts(97, [3, 12, 19])
+    texts = prompts(97, [3, 12])
 
     def run(requests, **options):
         engine = NaiveEngine(model, block_size=8, attention_backend="triton", **options)
@@ -74,8 +74,8 @@ def test_batch_invariant_logits_have_the_same_bits_in_any_company(variant, devic
         engine.run(requests)
         return [torch.stack(request.logits) for request in requests]
 
-    together = run([Request(text, 3) for text in texts], chunk=7)
+    together = run([Request(text, 2) for text in texts], chunk=7)
     for text, expected in zip(texts, together, strict=True):
-        (alone,) = run([Request(text, 3)])
+        (alone,) = run([Request(text, 2)])
         assert torch.equal(alone, expected)
-    assert_matches(reference, Request(texts[1], 3, output=together[1].argmax(-1).tolist(), logits=list(together[1])))
+    assert_matches(reference, Request(texts[1], 2, output=together[1].argmax(-1).tolist(), logits=list(together[1])))

@@ -54,7 +54,7 @@ def check(step, plan, scale, **options):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("few_keys_are_split")
 def test_ragged_batches(dtype, device):
-    @settings(max_examples=15, derandomize=True, deadline=None)
+    @settings(max_examples=12, derandomize=True, deadline=None)
     @given(
         REQUESTS,
         st.sampled_from(SHAPES),

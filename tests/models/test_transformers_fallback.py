@@ -10,8 +10,10 @@ import torch
 from checkpoints import assert_diverse, assert_matches, prompts
 from naive_schedule import NaiveEngine, Request
 
+from rustvllm import LLM, SamplingParams
 from rustvllm.config import LoadConfig
 from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.linear import Linear
 from rustvllm.model_config import read_model_config
 from rustvllm.model_loader import load_model
 from rustvllm.models.transformers_trace import _is_causal
@@ -123,6 +125,28 @@ def test_greedy_ids_are_those_of_transformers_generate(pair):
             max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
         assert generated[0, len(request.prompt) :].tolist() == request.output
+
+
+@pytest.mark.parametrize("variant", ["cohere2", "phi"])  # a tied head, and one of its own
+def test_through_the_engine_with_packed_layers(variant, tmp_path, monkeypatch):
+    reference = make(*FALLBACKS[variant])
+    reference.save_pretrained(tmp_path)
+    monkeypatch.setenv("RUSTVLLM_LINEAR_KERNEL", "core")
+    prompt = prompts(97, [11])[0]
+    options = {"skip_tokenizer_init": True, "device": "cpu", "num_gpu_blocks_override": 16, "seed": 0}
+    with LLM(str(tmp_path), **options) as llm:
+        [output] = llm.generate(
+            {"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False
+        )
+        model = llm.llm_engine.engine_core.core.executor._worker.runner.model
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    assert linears
+    assert all(linear.kernel is not None for linear in linears)
+    generated = reference.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, 11, dtype=torch.long), max_new_tokens=8, do_sample=False,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    assert generated[0, 11:].tolist() == output.outputs[0].token_ids
 
 
 def test_llama_by_transformers_is_llama_by_us(tmp_path):

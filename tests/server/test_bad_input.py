@@ -76,8 +76,6 @@ async def post_raw(client, content, url=URL, content_type="application/json"):
         ({**GOOD, "logprobs": -2}, "logprobs", "at least -1"),
         ({**GOOD, "logprobs": "many"}, "logprobs", "valid integer"),
         ({**GOOD, "logprobs": 21, "echo": True}, "logprobs", "logprobs is 21, at most 20 are given"),
-        ({**GOOD, "prompt_logprobs": 21}, "prompt_logprobs", "prompt_logprobs is 21, at most 20"),
-        ({**GOOD, "prompt_logprobs": -1}, "prompt_logprobs", "vocabulary of 258 tokens"),
         ({**GOOD, "prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "cannot be used with stream=true"),
         ({**GOOD, "suffix": "!"}, "suffix", "not supported yet"),
         ({**GOOD, "use_beam_search": True}, "use_beam_search", "not supported yet"),

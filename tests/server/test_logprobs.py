@@ -108,3 +108,86 @@ def test_the_sdk_reads_them(server):
         done = client.completions.create(model=model, prompt="Hi", logprobs=2, max_tokens=3)
     assert [len(entry.top_logprobs) for entry in chat.choices[0].logprobs.content] == [2, 2, 2]
     assert len(done.choices[0].logprobs.token_logprobs) == 3
+
+
+PROMPT = "Once upon a time there was a café"
+
+
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_echo_shows_the_prompt_first(server, max_tokens):
+    """What a harness that scores texts reads: the prompt's own tokens, the first without a value."""
+    [choice] = post(server, COMPLETIONS, prompt=PROMPT, echo=True, logprobs=2, max_tokens=max_tokens)
+    [alone] = post(server, COMPLETIONS, prompt=PROMPT, logprobs=2, max_tokens=max(max_tokens, 1))
+    logprobs = choice["logprobs"]
+    assert choice["text"].startswith(PROMPT)
+    assert choice["finish_reason"] == "length"
+    num_prompt = len(logprobs["tokens"]) - max_tokens
+    assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+    assert logprobs["token_logprobs"][1:] == pytest.approx([HALF] * (num_prompt - 1 + max_tokens))
+    assert [len(values) for values in logprobs.values()] == [num_prompt + max_tokens] * 4
+    for token, top in zip(logprobs["tokens"][1:], logprobs["top_logprobs"][1:], strict=True):
+        assert next(iter(top)) == token
+        assert list(top.values()) == pytest.approx([HALF, 2 * HALF])
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        rest = choice["text"][offset:].lstrip(" ")
+        assert rest.startswith(token.lstrip(" ")) or "\ufffd" in token or token == "<s>"
+    assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
+    if max_tokens:
+        assert logprobs["tokens"][num_prompt:] == alone["logprobs"]["tokens"]
+        shifted = [len(PROMPT) + offset for offset in alone["logprobs"]["text_offset"]]
+        assert logprobs["text_offset"][num_prompt:] == shifted
+
+
+@pytest.mark.parametrize("extra", [{}, {"n": 2}, {"prompt": [[5, 6, 7, 8], [9, 10]]}, {"logprobs": 0}])
+def test_a_streamed_echo_has_the_same_as_the_whole(server, extra):
+    body = {"prompt": PROMPT, "echo": True, "logprobs": 1, "max_tokens": 3} | extra
+    whole = post(server, COMPLETIONS, **body)
+    texts, gathered = {}, {}
+    for choice in post(server, COMPLETIONS, stream=True, **body):
+        texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+        so_far = gathered.setdefault(choice["index"], {})
+        for name, values in (choice["logprobs"] or {}).items():
+            so_far[name] = so_far.get(name, []) + values
+    assert [texts[index] for index in sorted(texts)] == [choice["text"] for choice in whole]
+    assert [gathered[index] for index in sorted(gathered)] == [choice["logprobs"] for choice in whole]
+
+
+def test_prompt_logprobs(server):
+    ids = [5, 6, 7, 8]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        model = client.models.list().data[0].id
+        done = client.completions.create(model=model, prompt=ids, max_tokens=1, extra_body={"prompt_logprobs": 1})
+        messages = [{"role": "user", "content": "Hi"}]
+        chat = client.chat.completions.create(
+            model=model, messages=messages, max_tokens=1, extra_body={"prompt_logprobs": 0}
+        )
+        scored = client.completions.create(model=model, prompt=ids, echo=True, logprobs=0, max_tokens=0)
+        for wrong, message in (
+            ({"prompt_logprobs": 21}, "prompt_logprobs is 21, at most 20"),
+            ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
+            ({"prompt_logprobs": -2}, "at least -1"),
+            ({"prompt_logprobs": 0, "stream": True}, "cannot be used with stream=true"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=message) as refused:
+                client.completions.create(model=model, prompt=ids, max_tokens=1, extra_body=wrong)
+            assert refused.value.param == "prompt_logprobs"
+    first, *places = done.choices[0].prompt_logprobs
+    assert first is None
+    assert [next(iter(place)) for place in places] == ["6", "7", "8"]
+    for place in places:
+        own, *others = place.values()
+        assert own["logprob"] == pytest.approx(HALF)
+        assert (own["rank"], set(own)) == (1, {"logprob", "rank", "decoded_token"})
+        assert len(others) == 0
+    assert chat.prompt_logprobs[0] is None
+    assert chat.usage.prompt_tokens == len(chat.prompt_logprobs)
+    assert scored.usage.completion_tokens == 0
+    assert scored.choices[0].logprobs.token_logprobs == [None, *[pytest.approx(HALF)] * 3]
+
+
+def test_ids_for_the_tokens_of_a_prompt(server):
+    [choice] = post(
+        server, COMPLETIONS, prompt=[5, 6, 7], echo=True, logprobs=1, max_tokens=0, return_tokens_as_token_ids=True
+    )
+    assert choice["logprobs"]["tokens"] == ["token_id:5", "token_id:6", "token_id:7"]
+    assert [list(top) for top in choice["logprobs"]["top_logprobs"][1:]] == [["token_id:6"], ["token_id:7"]]

@@ -213,7 +213,7 @@ def test_a_cache_of_eight_bits_is_for_triton(device, message):
 
 def test_what_the_cores_products_are_needed_for_is_for_the_cpu():
     with pytest.raises(
-        ConfigError, match="batch_invariant is set, but attention_backend is torch, .* to triton or auto"
+        ConfigError, match=r"batch_invariant is set, but attention_backend is torch, .* to triton or auto"
     ):
         DeviceConfig(device="cuda", attention_backend="torch", batch_invariant=True)
     assert DeviceConfig(device="cuda", batch_invariant=True).batch_invariant

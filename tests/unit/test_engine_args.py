@@ -89,6 +89,14 @@ def test_without_chunked_prefill_the_default_budget_holds_a_prompt(model):
         ({"max_model_len": 129}, "max_model_len is 129, but .* was made for 128"),
         ({"max_model_len": 0}, "max_model_len must be at least 1, got 0"),
         ({"max_model_len": "8K"}, "max_model_len must be an integer"),
+        ({"max_model_len": -2}, "max_model_len must be at least 1, got -2"),
+        ({"model_impl": "vllm"}, "model_impl must be one of auto, rustvllm, transformers, got 'vllm'"),
+        ({"hf_overrides": "{}"}, "hf_overrides must be a dict of values for config.json, got '{}'"),
+        ({"hf_overrides": len}, "a function cannot be sent"),
+        ({"hf_overrides": {"a": float("nan")}}, "hf_overrides must hold what JSON can"),
+        ({"hf_overrides": {"a": {1, 2}}}, "hf_overrides must hold what JSON can"),
+        ({"hf_overrides": {3: 1}}, "hf_overrides must name values with strings, got 3"),
+        ({"trust_remote_code": "yes"}, "trust_remote_code must be true or false, got 'yes'"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
         ({"max_num_batched_tokens": -5}, "max_num_batched_tokens must be at least 1, got -5"),
         ({"max_num_batched_tokens": 4, "max_num_seqs": 5}, "every running request needs one token"),
@@ -212,6 +220,27 @@ def test_every_argument_is_a_flag_and_defaults_survive_the_round_trip():
     for field in dataclasses.fields(EngineArgs):
         assert "--" + field.name.replace("_", "-") in parser._option_string_actions
         assert "--" + field.name in parser._option_string_actions
+
+
+@pytest.mark.parametrize("parser_class", [argparse.ArgumentParser, FlexibleArgumentParser])
+def test_max_model_len_may_be_left_to_the_kv_cache(parser_class):
+    for text in ("auto", "-1"):
+        config = parse(f"--max-model-len={text}", parser=parser_class()).create_engine_config()
+        assert (config.model.max_model_len, config.model.fit_max_model_len) == (512, True)
+    config = EngineArgs(max_model_len="auto", num_gpu_blocks_override=4, block_size=8).create_engine_config()
+    fitted = config.fitted(4)
+    assert (fitted.model.max_model_len, fitted.model.fit_max_model_len) == (24, False)
+    assert config.fitted(1000) is config
+    fixed = EngineArgs(max_model_len=100).create_engine_config()
+    assert fixed.fitted(4) is fixed
+
+
+@pytest.mark.parametrize("parser_class", [argparse.ArgumentParser, FlexibleArgumentParser])
+def test_hf_overrides_on_the_command_line(parser_class):
+    config = parse("--hf-overrides", '{"max_position_embeddings": 64}', parser=parser_class()).create_engine_config()
+    assert config.model.hf_config["max_position_embeddings"] == 64
+    with pytest.raises(SystemExit):
+        parse("--hf-overrides", "{", parser=parser_class())
 
 
 @pytest.mark.parametrize("parser_class", [argparse.ArgumentParser, FlexibleArgumentParser])

@@ -84,6 +84,7 @@ def test_model_type_stands_for_a_missing_architecture(folder):
         ({"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
         ({"vocab_size": True}, "vocab_size"),
         ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
+        ({"num_hidden_layers": 4097}, "num_hidden_layers is 4097, but at most 4096 layers are built"),
         ({"num_key_value_heads": 3}, "multiple"),
         ({"hidden_size": 65}, "no multiple of num_attention_heads 8"),
         ({"eos_token_id": "two"}, "eos_token_id must hold token ids"),

@@ -185,11 +185,11 @@ def test_bad_arrays_are_refused_and_a_good_call_follows():
         layer.forward(np.ones((4, 2), np.float32).T, out)
     with pytest.raises(ValueError, match='activation is "gelu", but it must be one of none, relu, silu'):
         layer.forward(x, out, activation="gelu")
+    both = np.ones((2, 10), np.float32)
     with pytest.raises(ValueError, match="x and out share memory"):
-        both = np.ones((2, 10), np.float32)
         layer.forward(both[:, :4], both[:, 4:])
+    rows = np.zeros((3, 6), np.float32)
     with pytest.raises(ValueError, match="residual and out share memory"):
-        rows = np.zeros((3, 6), np.float32)
         layer.forward(x, rows[:2], residual=rows[1:])
     with pytest.raises(TypeError, match="residual must be"):
         layer.forward(x, out, residual=np.zeros((2, 6), np.uint16))

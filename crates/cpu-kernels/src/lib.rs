@@ -1,4 +1,6 @@
-//! Attention over the paged KV cache on the CPU.
+//! What a model computes on the CPU: attention over the paged KV cache, products with packed weights, norms.
+//!
+//! # Attention
 //!
 //! A step's ragged batch is checked once ([`RaggedBatch`]); then, per layer, [`write_kv`] puts the new keys and values of
 //! all rows into the cache and [`attend`] reads the cache where it lies, decode and prefill alike. Nothing is gathered and
@@ -8,9 +10,17 @@
 //! and each sum runs in one order within them, so who else is in the batch, how the work is split over threads and in
 //! which pieces a prompt is computed change no bit of it.
 //!
-//! One kernel is written over a vector of lanes ([`simd`]) and compiled for AVX-512, for AVX2 with FMA and for whatever
-//! the compiler makes of arrays; [`Kernel::available`] says which of them this machine runs. [`reference`] is what each
-//! is compared with.
+//! # Products
+//!
+//! [`PackedLinear`] holds the weights of a layer in the order in which they are read; [`linear()`] multiplies any number of
+//! rows with them and finishes bias, activation and residual. Each sum has one order ([`linear`](mod@linear)), so the bits
+//! of a row do not depend on the others. [`norm()`] norms rows.
+//!
+//! # Kernels
+//!
+//! Each kernel is written over a vector of lanes ([`simd`]) and compiled for AVX-512, for AVX2 with FMA and for whatever
+//! the compiler makes of arrays; [`Kernel::available`] says which of them this machine runs. [`reference`](mod@reference)
+//! is what attention is compared with; products and norms are compared with sums in 64 bits. [`Threads`] share the work.
 
 pub mod attention;
 #[cfg(target_arch = "x86_64")]
@@ -27,6 +37,7 @@ pub mod norm;
 pub mod packed;
 mod portable;
 mod product;
+pub mod reading;
 pub mod reference;
 mod simd;
 pub mod threads;
@@ -41,5 +52,6 @@ pub use kernel::Kernel;
 pub use linear::{Epilogue, OutRows, Residual, linear};
 pub use norm::{Norm, NormKind, Sum, norm};
 pub use packed::{LinearError, Matrix, PackedLinear, WeightElement, WeightKind};
+pub use reading::read_once;
 pub use threads::Threads;
 pub use tile::CHUNK;

@@ -16,8 +16,14 @@ use crate::{
     threads::Threads,
 };
 
-/// Rows that are computed with one reading of the weights: their activations, a chunk at a time, stay near.
+/// The most rows that are computed with one reading of the weights.
 const ROW_BLOCK: usize = 256;
+/// Activations of those rows, in elements, that a second cache holds beside what else it has to; but rows as many as
+/// [`LEAST_ROWS`] are always computed together, or the reading of weights would take as long as the products.
+const NEAR_ACTIVATIONS: usize = 1 << 18;
+const LEAST_ROWS: usize = 84;
+/// How far ahead of their use weights are asked for where they are used but once.
+const AHEAD: usize = 8192;
 /// Multiplications below which nobody is woken.
 const MIN_SHARED_WORK: usize = 1 << 16;
 /// Activations below which nobody is asked to help arrange them.
@@ -78,11 +84,12 @@ pub fn linear<X: Element, O: Element>(
 ) -> Result<(), LinearError> {
     layer.check_packed()?;
     check_rows("x", x.data.len(), x.stride, num_rows, layer.in_features)?;
-    check_rows("out", out.data.len(), out.stride, num_rows, layer.out_features)?;
-    let target = out.data.as_mut_ptr();
+    let OutRows { data: out, stride: out_stride } = out;
+    check_rows("out", out.len(), out_stride, num_rows, layer.out_features)?;
+    let target = out.as_mut_ptr();
     let (residual, residual_stride) = match epilogue.residual {
         Residual::None => (std::ptr::null(), 0),
-        Residual::Out => (target.cast_const(), out.stride),
+        Residual::Out => (target.cast_const(), out_stride),
         Residual::Rows(rows) => {
             check_rows("residual", rows.data.len(), rows.stride, num_rows, layer.out_features)?;
             (rows.data.as_ptr(), rows.stride)
@@ -91,7 +98,7 @@ pub fn linear<X: Element, O: Element>(
     if num_rows == 0 {
         return Ok(());
     }
-    let num_blocks = num_rows.div_ceil(ROW_BLOCK);
+    let num_blocks = num_rows.div_ceil((NEAR_ACTIVATIONS / layer.in_features).clamp(LEAST_ROWS, ROW_BLOCK));
     let is_shared = work(layer, num_rows) >= MIN_SHARED_WORK;
     ARRANGED.with_borrow_mut(|arranged| {
         for block in 0..num_blocks {
@@ -114,8 +121,8 @@ pub fn linear<X: Element, O: Element>(
                     residual.wrapping_add(rows.start * residual_stride)
                 },
                 residual_stride,
-                out: target.wrapping_add(rows.start * out.stride),
-                out_stride: out.stride,
+                out: target.wrapping_add(rows.start * out_stride),
+                out_stride,
             };
             let num_tiles = rows.len().div_ceil(whole.tile_rows());
             let num_panels = layer.num_panels();
@@ -280,7 +287,13 @@ impl<O: Element> Block<'_, O> {
                 unsafe { widen(b, len, scratch.wide.as_mut_ptr().cast()) };
                 (b, forms) = (scratch.wide.as_ptr().cast(), widened);
             }
-            for tile in tiles.clone() {
+            // One tile asks for its own weights a little ahead; several share out the next chunk among them.
+            let (ahead, ahead_step) = if tiles.len() == 1 {
+                (weights.wrapping_add(k * step + AHEAD), step)
+            } else {
+                (weights.wrapping_add((k + len) * step), (CHUNK * step).div_ceil(tiles.len() * len))
+            };
+            for (index, tile) in tiles.clone().enumerate() {
                 let rows = start(tile)..start(tile + 1);
                 let what = Product {
                     a: self.a.wrapping_add(k / CHUNK * CHUNK * self.num_rows + rows.start * CHUNK),
@@ -291,6 +304,8 @@ impl<O: Element> Block<'_, O> {
                     c: sums.wrapping_add((rows.start - first_row) * outputs),
                     scales: layer.panel_scales(panel),
                     group_size: layer.group_size(),
+                    ahead: ahead.wrapping_add(index * ahead_step * len),
+                    ahead_step,
                 };
                 // SAFETY: a tile has at least one row and at most as many as there are forms; its activations are in `a`,
                 // its sums in `sums`, the weights of `len` inputs at `b`.

@@ -22,6 +22,8 @@ unsafe impl Plain for f32 {}
 unsafe impl Plain for u16 {}
 // SAFETY: numbers.
 unsafe impl Plain for i8 {}
+// SAFETY: numbers.
+unsafe impl Plain for u64 {}
 
 /// Zeros at first.
 #[derive(Debug)]

@@ -14,7 +14,6 @@ use crate::{
     element::Element,
     kernel::Kernel,
     linear::{OutRows, check_rows},
-    lines::Lines,
     packed::LinearError,
     simd::Simd,
     threads::Threads,
@@ -82,7 +81,8 @@ pub fn norm<E: Element>(
         return Err(LinearError::Length { name: "bias", found: bias.len(), expected: row });
     }
     check_rows("x", x.data.len(), x.stride, num_rows, row)?;
-    check_rows("out", out.data.len(), out.stride, num_rows, row)?;
+    let OutRows { data: out, stride: out_stride } = out;
+    check_rows("out", out.len(), out_stride, num_rows, row)?;
     let (residual, residual_stride, sum_out, sum_out_stride) = match sum {
         Sum::None => (std::ptr::null(), 0, std::ptr::null_mut(), 0),
         Sum::Add(rows) => {
@@ -107,28 +107,22 @@ pub fn norm<E: Element>(
         residual_stride,
         sum_out,
         sum_out_stride,
-        out: out.data.as_mut_ptr(),
-        out_stride: out.stride,
+        out: out.as_mut_ptr(),
+        out_stride,
         norm,
     };
     // Some rows at a time: handing out one costs as much as norming it.
     let together = (MIN_SHARED_ELEMENTS / 4 / row).max(1);
     let compute = E::norm_of(kernel);
     let is_shared = num_rows.saturating_mul(row) >= MIN_SHARED_ELEMENTS;
-    // The widest vector more than a row, so that each array of the scratch ends with a whole one.
-    let num_bytes = row.next_multiple_of(kernel.panel()) * 4;
-    let memory = || LinearError::Memory { num_bytes, out_features: 1, in_features: row };
-    // Every thread takes its own; that this one can shows that it is a size to be had.
-    SCRATCH.with_borrow_mut(|scratch| Lines::at_least(num_bytes, scratch).map(|_| ())).ok_or_else(memory)?;
     threads.for_each(num_rows.div_ceil(together), is_shared, |part| {
         SCRATCH.with_borrow_mut(|scratch| {
-            let Some(scratch) = Lines::at_least(num_bytes, scratch) else {
-                panic!("no memory for a row of {row} numbers");
-            };
+            // Up to a whole vector.
+            scratch.resize(row.next_multiple_of(MAX_LANES), 0.0);
             for i in part * together..num_rows.min((part + 1) * together) {
                 // SAFETY: a kernel is only reachable where it was detected; the rows lie in their arrays, as was checked,
                 // and each is one part's alone.
-                unsafe { compute(&rows, i, scratch.as_mut_slice::<f32>().as_mut_ptr()) };
+                unsafe { compute(&rows, i, scratch.as_mut_ptr()) };
             }
         });
     });
@@ -137,7 +131,7 @@ pub fn norm<E: Element>(
 
 thread_local! {
     /// A row as 32 bits.
-    static SCRATCH: RefCell<Option<Lines>> = const { RefCell::new(None) };
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// All rows of a call. Pointers, because what is read and what is written may be the same place.

@@ -317,9 +317,9 @@ impl PackedLinear {
         self.weights.as_ptr().wrapping_add(panel * self.step() * self.in_features)
     }
 
-    /// The scales of a panel; dangling where there are none.
+    /// The scales of a panel; where there are none, anything.
     pub(crate) fn panel_scales(&self, panel: usize) -> *const f32 {
-        self.scales.as_ptr().cast::<f32>().wrapping_add(panel * self.num_groups() * self.kernel.panel())
+        self.scales.as_slice::<f32>()[panel * self.num_groups() * self.kernel.panel()..].as_ptr()
     }
 
     /// Whether a product may be computed.

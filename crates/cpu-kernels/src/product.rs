@@ -16,8 +16,6 @@ use crate::simd::Simd;
 pub(crate) const CHUNK: usize = 128;
 /// Vectors of a panel: its outputs are twice the lanes.
 pub(crate) const PANEL_VECTORS: usize = 2;
-/// Bytes of weights that are asked for ahead of their use.
-const AHEAD: usize = 2048;
 
 /// What one call computes.
 pub(crate) struct Product {
@@ -36,6 +34,10 @@ pub(crate) struct Product {
     pub(crate) scales: *const f32,
     /// Inputs that share a scale.
     pub(crate) group_size: usize,
+    /// Where to begin to ask for weights that come later, and how many bytes further with each input: memory answers while
+    /// this one is multiplied. Any address will do.
+    pub(crate) ahead: *const u8,
+    pub(crate) ahead_step: usize,
 }
 
 /// A compiled form of [`product`] for a number of rows.
@@ -67,7 +69,7 @@ impl Weights for F32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> [S::V; PANEL_VECTORS] {
         // SAFETY: the caller's promise.
-        unsafe { [S::load(from.cast()), S::load(from.cast::<f32>().add(S::LANES))] }
+        unsafe { [S::load(from.cast()), S::load(from.add(4 * S::LANES).cast())] }
     }
 }
 
@@ -111,7 +113,7 @@ unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
     let outputs = PANEL_VECTORS * S::LANES;
     // SAFETY: the caller's promise: every offset stays within the arrays.
     unsafe {
-        let (mut a, mut b) = (what.a, what.b);
+        let (mut a, mut b, mut ahead) = (what.a, what.b, what.ahead);
         let (mut k, end) = (what.first_k, what.first_k + what.num_k);
         while k < end {
             // A piece: inputs of one chunk, and of one group.
@@ -125,7 +127,7 @@ unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
                 let weights = W::load::<S>(b);
                 let mut line = 0;
                 while line < outputs * W::BYTES {
-                    S::prefetch(b.wrapping_add(AHEAD + line));
+                    S::prefetch(ahead.wrapping_add(line));
                     line += 64;
                 }
                 for r in 0..R {
@@ -135,6 +137,7 @@ unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
                     }
                 }
                 b = b.add(outputs * W::BYTES);
+                ahead = ahead.wrapping_add(what.ahead_step);
             }
             for r in 0..R {
                 for n in 0..PANEL_VECTORS {

@@ -34,7 +34,7 @@ pub(crate) trait Simd {
     unsafe fn load_i8(from: *const i8) -> Self::V;
     /// Twice `LANES` numbers of 16 bits: those at even places, then those at odd ones.
     unsafe fn load_pair_bf16(from: *const u16) -> [Self::V; 2];
-    /// Ask for the line at `from`, which need not be memory of this process.
+    /// Ask for the line at `from`, which need not be memory of this process, to come as near as the second cache.
     fn prefetch(from: *const u8);
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ::cpu_kernels::{
     Activation, Element, Epilogue, Kernel, LinearError, Matrix, Norm, NormKind, OutRows, PackedLinear,
-    Residual, Sum, Threads, TokenRows, WeightElement, WeightKind, bf16, linear::work,
+    Residual, Sum, Threads, TokenRows, WeightElement, WeightKind, bf16, linear::work, read_once,
 };
 use pyo3::{
     buffer::{self, PyBuffer},
@@ -139,6 +139,10 @@ impl CpuLinear {
                 what,
             ),
         }
+    }
+
+    fn read(&self, py: Python<'_>) -> u64 {
+        py.detach(|| read_once(&self.layer, &self.threads))
     }
 
     fn unpack_row(&self, row: usize, out: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -170,8 +170,10 @@ class AsyncLLM:
             self.tokenizer = (
                 None if config.model.tokenizer_path is None else Tokenizer.from_folder(config.model.tokenizer_path)
             )
-            self.input_processor = InputProcessor(config, self.tokenizer)
             self._client.wait_until_ready()
+            if config.model.fit_max_model_len:
+                self.config = config.with_max_model_len(self._client.max_model_len)
+            self.input_processor = InputProcessor(self.config, self.tokenizer)
         except BaseException:
             self._client.shutdown()
             raise

@@ -87,6 +87,7 @@ class EngineCore:
         phase.ended("load model")
         self.num_blocks = self.executor.determine_num_blocks()
         phase.ended("measure memory")
+        config = self._settle_max_model_len(config)
         config.check_num_blocks(self.num_blocks)
         self.num_cpu_blocks = self.executor.determine_num_cpu_blocks(self.num_blocks)
         self.max_concurrent_batches = 2 if config.scheduler.async_scheduling else 1
@@ -128,6 +129,14 @@ class EngineCore:
         self.on_step_error: Callable[[str], object] = lambda _: None
         self._launched: deque[LaunchedStep] = deque()
         self._failures_in_a_row = 0
+
+    def _settle_max_model_len(self, config: EngineConfig) -> EngineConfig:
+        """The configuration whose ``max_model_len`` the KV cache can hold, if it was left to the engine."""
+        self.config = config.fitted(self.num_blocks)
+        longest, asked = self.config.model.max_model_len, config.model.max_model_len
+        if longest < asked:
+            logger.info("max_model_len is %d, what the KV cache holds; the model was made for %d", longest, asked)
+        return self.config
 
     def step(self) -> int:
         """Plan a step and launch it; take in what the oldest launched one sampled, once no further one may run.

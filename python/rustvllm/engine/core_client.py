@@ -33,6 +33,10 @@ class EngineCoreClient(Protocol):
     num_blocks: int
 
     @property
+    def max_model_len(self) -> int:
+        """What the engine settled on, which may be less than it was asked for."""
+
+    @property
     def handle(self) -> _core.EngineHandle | _core.EngineClient:
         """Takes requests and aborts, gives outputs and counters."""
 
@@ -54,6 +58,11 @@ class InprocClient:
         self._core: EngineCore | None = EngineCore(config)
         self.handle = self._core.handle
         self.num_blocks = self._core.num_blocks
+
+    @property
+    def max_model_len(self) -> int:
+        """What the engine settled on."""
+        return self.core.config.model.max_model_len
 
     @property
     def core(self) -> EngineCore:
@@ -128,6 +137,11 @@ class ThreadClient:
     def last_step_error(self) -> str | None:
         """What the last failed step raised."""
         return self._core.last_step_error
+
+    @property
+    def max_model_len(self) -> int:
+        """What the engine settled on."""
+        return self._core.config.model.max_model_len
 
     @property
     def errored(self) -> bool:

@@ -37,12 +37,12 @@ class LLMEngine:
             ModelLoadError: Weights or tokenizer cannot be read.
             ConfigError: The KV cache is too small.
         """
-        self.config = config
         self.tokenizer = (
             None if config.model.tokenizer_path is None else Tokenizer.from_folder(config.model.tokenizer_path)
         )
-        self.input_processor = InputProcessor(config, self.tokenizer)
         self.engine_core = InprocClient(config)
+        self.config = config.with_max_model_len(self.engine_core.max_model_len)
+        self.input_processor = InputProcessor(self.config, self.tokenizer)
         self._requests = RequestTable(self.engine_core, None if self.tokenizer is None else self.tokenizer.core)
         self._idle_steps = 0
 

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpu
         config = build(EngineConfig, order["config"])
         core = EngineCore(config)
-        server = _listen(core, config, order)
+        server = _listen(core, order)
         core.on_step_error = server.note_step_error
     except BaseException as error:
         link.say_error(error)
@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.enable()
     phases["wait for orders"] = ordered - phases["import"]
     phases |= core.startup_phases
-    link.say_ready(link.age, phases, num_blocks=core.num_blocks, tcp_port=server.tcp_port)
+    longest = core.config.model.max_model_len
+    link.say_ready(link.age, phases, num_blocks=core.num_blocks, max_model_len=longest, tcp_port=server.tcp_port)
     died = run_loop.run(core, lambda: stop.is_set)
     death = None if died is None else str(died)
     for complaint in server.take_complaints():
@@ -80,9 +81,9 @@ def _import_executor(name: str) -> None:
         importlib.import_module("rustvllm.executor.uniproc")
 
 
-def _listen(core: EngineCore, config: EngineConfig, order: Mapping[str, Any]) -> "_core.EngineServer":
+def _listen(core: EngineCore, order: Mapping[str, Any]) -> "_core.EngineServer":
     address, secret = EngineAddress.parse(order["address"]), order.get("secret")
-    info = dump_info(config)
+    info = dump_info(core.config)
     try:
         if address.path is not None:
             return _core.EngineServer(core.handle, address.path, info=info)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from rustvllm import _core
 from rustvllm.config import EngineConfig
 from rustvllm.engine.address import EngineAddress
+from rustvllm.engine.config_json import load_config
 from rustvllm.engine.engine_health import EngineHealth, health_of
 from rustvllm.engine.engine_process import EngineProcess
 from rustvllm.engine.run_directory import SOCKET_NAME, choose_run_directory
@@ -65,6 +66,11 @@ class ProcessClient:
             self._process.close()
             raise
         threading.Thread(target=self._watch, name="rustvllm-engine-watch", daemon=True).start()
+
+    @property
+    def max_model_len(self) -> int:
+        """What the engine settled on."""
+        return load_config(self.handle.info).model.max_model_len
 
     @property
     def pid(self) -> int:

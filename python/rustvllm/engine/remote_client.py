@@ -77,6 +77,11 @@ class RemoteClient:
         """True when no engine is alive."""
         return self.handle.death is not None and not self._stopped
 
+    @property
+    def max_model_len(self) -> int:
+        """What the first engine settled on."""
+        return self.read_config().model.max_model_len
+
     def read_config(self) -> EngineConfig:
         """What the engines were built from, as they say.
 

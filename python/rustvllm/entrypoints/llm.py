@@ -54,7 +54,7 @@ class LLM:
         """
         config = EngineArgs.from_kwargs(model=model, **engine_args).create_engine_config("llm_class")
         self.llm_engine = LLMEngine(config)
-        for line in describe_engine(config, self.llm_engine.engine_core.num_blocks):
+        for line in describe_engine(self.llm_engine.config, self.llm_engine.engine_core.num_blocks):
             logger.info("%s", line)
         self._num_requests = 0
 

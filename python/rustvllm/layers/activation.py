@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.fused import runs_fused
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -53,3 +54,23 @@ def get_activation(name: str) -> Activation:
     except (KeyError, TypeError):
         known = ", ".join(sorted(ACTIVATIONS))
         raise ModelLoadError(f"activation function {name!r} is not supported; supported: {known}") from None
+
+
+def apply_gated(activation: Activation, x: Tensor) -> Tensor:
+    """``activation(gate) · up`` of rows that hold the gate's features and then those of up.
+
+    Args:
+        activation: as ``get_activation`` gives it.
+        x: ``[num_tokens, 2 · size]``.
+
+    Returns:
+        ``[num_tokens, size]``.
+    """
+    if activation in (F.silu, F.gelu, _gelu_tanh) and runs_fused(x):
+        from rustvllm.kernels.activation import gelu_and_mul, silu_and_mul
+
+        if activation is F.silu:
+            return silu_and_mul(x)
+        return gelu_and_mul(x, approximate="none" if activation is F.gelu else "tanh")
+    gate, up = x.chunk(2, dim=-1)
+    return activation(gate) * up

@@ -22,7 +22,8 @@ CORE_DTYPES = (torch.float32, torch.bfloat16)
 WeightKind = Literal["f32", "bf16", "int8"]
 """What a number of a packed weight is; int8 has a scale per output, or per output and group of inputs."""
 _CORE_KINDS: dict[torch.dtype, WeightKind] = {torch.float32: "f32", torch.bfloat16: "bf16"}
-_CORE_ACTIVATIONS = {
+CoreActivation = Literal["gelu_tanh", "gelu_erf", "silu", "relu"]
+_CORE_ACTIVATIONS: dict[Activation, CoreActivation] = {
     ACTIVATIONS["gelu_new"]: "gelu_tanh",
     ACTIVATIONS["gelu"]: "gelu_erf",
     ACTIVATIONS["silu"]: "silu",
@@ -79,7 +80,7 @@ class OneDnnLinear:
     @staticmethod
     def is_available(dtype: torch.dtype) -> bool:
         """Whether this torch has oneDNN's products, and in this dtype."""
-        if dtype not in CORE_DTYPES or not torch.backends.mkldnn.is_available():
+        if dtype not in CORE_DTYPES or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return False
         return all(hasattr(torch.ops.mkldnn, name) for name in _ONEDNN_OPERATORS)
 
@@ -138,17 +139,28 @@ class CoreLinear:
         except ValueError as error:  # a number that is not finite has no int8
             raise ModelLoadError(f"a weight of {out_features} x {in_features} cannot be packed: {error}") from error
         if bias is not None:
-            self._packed.set_bias(host_array(bias.to(torch.float32)))
+            self._packed.set_bias(bias.to(torch.float32).numpy())
         self._out_features = out_features
         self.nbytes = self._packed.nbytes
+
+    def read(self) -> None:
+        """Read the weight once and do nothing with it, by all threads: to measure what that takes."""
+        self._packed.read()
+
+    def unpack(self, num_outputs: int) -> Tensor:
+        """The first rows of the weight, rounded as they are kept: float32 ``[num_outputs, in_features]``."""
+        rows = torch.empty((num_outputs, self._packed.in_features), dtype=torch.float32)
+        for row in range(num_outputs):
+            self._packed.unpack_row(row, rows[row].numpy())
+        return rows
 
     def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
         """See ``LinearKernel.forward``."""
         if x.dim() != 2:
             flat = None if residual is None else residual.flatten(0, -2)
             return self.forward(x.flatten(0, -2), activation, flat).view(*x.shape[:-1], self._out_features)
-        x = _with_whole_rows(x)
-        residual = None if residual is None else _with_whole_rows(residual)
+        x = with_whole_rows(x)
+        residual = None if residual is None else with_whole_rows(residual)
         out = torch.empty((x.shape[0], self._out_features), dtype=x.dtype)
         fused = None if activation is None else _CORE_ACTIVATIONS.get(activation)
         if activation is not None and fused is None:
@@ -164,7 +176,7 @@ class CoreLinear:
         return out
 
 
-def _with_whole_rows(x: Tensor) -> Tensor:
+def with_whole_rows(x: Tensor) -> Tensor:
     """The same numbers with those of a row side by side, as the core reads them; rows may lie apart."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 

@@ -1,15 +1,19 @@
 """Gives every dense layer of a model on the CPU its kernel, one layer at a time, and says what that takes.
 
-A weight is kept once: where a packed copy computes every number of rows, the weight itself is given up as soon as it is
-packed. An embedding that is the head, too, stays for its look-ups.
+While a model is loaded each layer is packed for the core as soon as its last number is there, and its weight given up:
+no weight is there twice. When all are there, the contenders are measured for each shape of layer
+(``cpu_linear_choice``), and layers of a shape that another one computes faster are packed again for that one. An
+embedding that is the head, too, stays for its look-ups; the head's copy lies beside it.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from rustvllm import _core
@@ -27,10 +31,12 @@ from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
 
-MEASURE_SECONDS = 0.25
-"""What all measurements of a model may take together; a product that has begun is ended."""
+MEASURE_SECONDS = 0.2
+"""What all products that are measured may take together; one that has begun is ended."""
 SAMPLE_BYTES = 4 << 20
-"""The piece of a weight that is measured: more than a core's own cache, with what lies beside it."""
+"""The piece of a weight that is measured."""
+MOST_READ = 1 << 30
+"""Bytes of packed weights that are read to see how fast memory is."""
 NOT_WORTH_MEASURING = 1 << 16
 """Weights of fewer numbers are torch's: what a call costs outweighs what the product costs."""
 
@@ -43,7 +49,7 @@ class LinearOptions:
 
     Attributes:
         kernel: ``torch``, ``onednn`` or ``core`` for every layer; None: what measures best.
-        kind: what a number of a packed weight is; None: as the model's.
+        kind: what a number of a packed weight is; None: as the model's. Otherwise the kernel is the core's.
         group_size: inputs that share a scale, with int8; None: all of an output's.
     """
 
@@ -73,19 +79,14 @@ class LinearPacker:
     ) -> None:
         self._threads = threads
         self._options = options
-        linears = [module for module in outline.modules() if isinstance(module, Linear)]
-        self._count = Counter(_shape(linear.weight) for linear in linears if linear.weight is not embedding)
-        self._plain_bytes = sum(linear.weight.nbytes for linear in linears if linear.weight is not embedding)
+        weights = [module.weight for module in outline.modules() if isinstance(module, Linear)]
+        self._count = Counter(_shape(weight) for weight in weights if weight is not embedding)
+        self._plain_bytes = sum(weight.nbytes for weight in weights if weight is not embedding)
         self._head_bytes = 0 if embedding is None else embedding.nbytes
-        shapes = [*self._count, *([] if embedding is None else [_shape(embedding)])]
-        self._num_measured = max(sum(map(_is_measured, shapes)), 1)
         self._room = room
-        self._choices: dict[tuple[Shape, bool], Choice] = {}
         self._missing: dict[int, tuple[Linear, list[int]]] = {}
-        self._layers: Counter[str] = Counter()
-        self._copied_bytes = 0
-        self._beside_bytes = 0
-        self._seconds = 0.0
+        self._to_measure: dict[Shape, list[Linear]] = {}
+        self._packed: list[tuple[str, int, int]] = []  # by whom, bytes of copies, bytes of these beside another copy
 
     def resident_bytes(self, plain_bytes: int) -> int:
         """What a model takes in memory at least once it is packed.
@@ -118,11 +119,13 @@ class LinearPacker:
             return
         left[0] -= target.numel()
         if left[0] == 0:
-            self._forget(linear)
-            self._pack(linear, is_tied=False)
+            for tensor in (linear.weight, linear.bias):
+                if tensor is not None:
+                    self._missing.pop(tensor.untyped_storage().data_ptr(), None)
+            self._pack(linear)
 
     def finish(self, model: nn.Module, embedding: Tensor | None) -> LinearKernel | None:
-        """Pack what is not packed yet, and say in the log what everything takes.
+        """Pack what is not packed yet, measure, and say in the log what everything takes.
 
         Args:
             model: filled.
@@ -132,52 +135,95 @@ class LinearPacker:
             The kernel of a head that is the embedding and no layer of its own.
         """
         self._missing.clear()
-        is_layer = False
+        heads: list[Linear] = []
         for linear in model.modules():
-            if isinstance(linear, Linear) and linear.kernel is None:
-                is_tied = linear.weight is embedding
-                is_layer |= is_tied
-                self._pack(linear, is_tied=is_tied)
-        head = None
-        if embedding is not None and not is_layer:
-            choice = self._choice(embedding, None, is_tied=True)
-            head = self._kernel(choice, embedding, None, has_plain=True)
-        self._log_summary()
-        return head
+            if isinstance(linear, Linear) and linear.weight is embedding:
+                heads.append(linear)
+            elif isinstance(linear, Linear) and linear.kernel is None:
+                self._pack(linear)
+        begin = time.perf_counter()
+        rate = self._reading_rate()
+        for shape, linears in self._to_measure.items():
+            self._choose(shape, linears, rate)
+        self._to_measure.clear()
+        head = None if embedding is None else self._make_head(embedding, rate)
+        for linear in heads:
+            linear.kernel = head
+        self._log_summary(time.perf_counter() - begin)
+        return None if heads else head
 
-    def _forget(self, linear: Linear) -> None:
-        for tensor in (linear.weight, linear.bias):
-            if tensor is not None:
-                self._missing.pop(tensor.untyped_storage().data_ptr(), None)
-
-    def _pack(self, linear: Linear, *, is_tied: bool) -> None:
-        choice = self._choice(linear.weight, linear.bias, is_tied=is_tied)
-        has_plain = is_tied or PLAIN in choice.layouts
-        linear.kernel = self._kernel(choice, linear.weight, linear.bias, has_plain=has_plain)
-        if not has_plain:
+    def _pack(self, linear: Linear) -> None:
+        weight, name = linear.weight, self._options.kernel
+        if name is None and weight.dtype in CORE_DTYPES and _is_measured(_shape(weight)):
+            name = "core"
+            self._to_measure.setdefault(_shape(weight), []).append(linear)
+            linear.kernel = self._contender(name, weight, linear.bias)
+        else:
+            linear.kernel = self._kernel(Choice.always(name or PLAIN), weight, linear.bias, has_plain=False)
+        if name not in (None, PLAIN):
             linear.release_weight()
 
-    @property
-    def needs_torch_threads(self) -> bool:
-        """Whether some layer is computed by torch's threads."""
-        return any(name != "core" for choice in self._choices.values() for name in choice.layouts)
+    def _choose(self, shape: Shape, linears: list[Linear], rate: float) -> None:
+        """Measure the contenders for layers of a shape, and pack these again if the core is not the best."""
+        dtype, each = linears[0].weight.dtype, linears[0].weight.nbytes * len(linears)
+        room = self._room - self._head_bytes  # a copy of a tied head comes before second copies of layers
+        piece = _core_kernel(linears[0]).unpack(min(self._sample_outputs(shape, dtype), shape[0])).to(dtype)
+        choice = self._measure(piece, shape, rate, has_plain=False, room_for=room // each)
+        self._room -= (len(choice.layouts) - 1) * each
+        for linear in linears:
+            if choice.layouts == ("core",):
+                kernel = _core_kernel(linear)
+                self._packed.append(("core", kernel.nbytes, 0))
+                continue
+            weight = _core_kernel(linear).unpack(shape[0]).to(dtype)
+            linear.kernel = None  # its memory goes before other is taken
+            linear.kernel = self._kernel(choice, weight, linear.bias, has_plain=False)
+            if PLAIN in choice.layouts:
+                linear.weight = nn.Parameter(weight, requires_grad=False)
 
-    def _log_summary(self) -> None:
-        kinds = ", ".join(f"{count} by {name}" for name, count in self._layers.most_common())
-        logger.info(
-            "dense layers: %s; packed copies %.1f MiB, %.1f MiB of them beside other copies (measured in %.2f s)",
-            kinds or "none",
-            self._copied_bytes / 2**20,
-            self._beside_bytes / 2**20,
-            self._seconds,
-        )
+    def _make_head(self, embedding: Tensor, rate: float) -> LinearKernel:
+        shape, choice = _shape(embedding), Choice.always(self._options.kernel or PLAIN)
+        if self._options.kernel is None and embedding.dtype in CORE_DTYPES and _is_measured(shape):
+            piece = embedding[: self._sample_outputs(shape, embedding.dtype)]
+            choice = self._measure(piece, shape, rate, has_plain=True, room_for=self._room // embedding.nbytes)
+        return self._kernel(choice, embedding, None, has_plain=True)
+
+    def _measure(self, piece: Tensor, shape: Shape, rate: float, *, has_plain: bool, room_for: int) -> Choice:
+        names = ["core", *(["onednn"] if OneDnnLinear.is_available(piece.dtype) else []), PLAIN]
+        contenders = {name: self._contender(name, piece, None) for name in names}
+        num_measured = sum(map(_is_measured, self._count)) + (self._head_bytes > 0)
+        times = measure(contenders, shape[1], piece.dtype, MEASURE_SECONDS / num_measured)
+        choice = choose(times, at_least=piece.nbytes / rate, has_plain=has_plain, room_for=room_for)
+        logger.debug("dense layers of %d x %d%s: %s", *shape, " (tied head)" if has_plain else "", choice)
+        for name, by_class in times.items():
+            logger.debug("  %s: %s us", name, " ".join(f"{seconds * 1e6:.0f}" for seconds in by_class))
+        return choice
+
+    def _sample_outputs(self, shape: Shape, dtype: torch.dtype) -> int:
+        """How many outputs are measured: a multiple of 64, so many that every thread has some."""
+        return max(SAMPLE_BYTES // (shape[1] * dtype.itemsize), 64 * self._threads.num_threads) // 64 * 64
+
+    def _reading_rate(self) -> float:
+        """Bytes per second that all threads together read from packed weights, one layer after the other."""
+        kernels: list[CoreLinear] = []
+        for linears in self._to_measure.values():
+            kernels += map(_core_kernel, linears)
+        sizes = [kernel.nbytes for kernel in kernels]
+        while sum(sizes) > MOST_READ and len(sizes) > 1:
+            sizes.pop()
+        fastest = math.inf
+        for _ in range(2 if sizes else 0):
+            begin = time.perf_counter()
+            for kernel in kernels[: len(sizes)]:
+                kernel.read()
+            fastest = min(fastest, time.perf_counter() - begin)
+        return sum(sizes) / fastest if sizes else math.inf
 
     def _kernel(self, choice: Choice, weight: Tensor, bias: Tensor | None, *, has_plain: bool) -> LinearKernel:
         made = {name: self._contender(name, weight, bias) for name in choice.layouts}
         copies = [kernel.nbytes for kernel in made.values() if kernel.nbytes]
-        self._layers[" and ".join(made)] += 1
-        self._copied_bytes += sum(copies)
-        self._beside_bytes += sum(copies if has_plain else copies[1:])
+        beside = copies if has_plain or PLAIN in made else copies[1:]
+        self._packed.append((" and ".join(made), sum(copies), sum(beside)))
         if len(made) == 1:
             return made[choice.names[0]]
         return LinearByRows([made[name] for name in choice.names])
@@ -189,39 +235,20 @@ class LinearPacker:
             return OneDnnLinear(weight, bias)
         return TorchLinear(weight, bias)
 
-    def _choice(self, weight: Tensor, bias: Tensor | None, *, is_tied: bool) -> Choice:
-        shape = _shape(weight)
-        if (shape, is_tied) not in self._choices:
-            choice = self._make_choice(shape, weight, bias, is_tied=is_tied)
-            self._choices[shape, is_tied] = choice
-            logger.debug("dense layers of %d x %d%s: %s", *shape, " (tied head)" if is_tied else "", choice)
-            for name, times in choice.times.items():
-                logger.debug("  %s: %s us", name, " ".join(f"{seconds * 1e6:.0f}" for seconds in times))
-        return self._choices[shape, is_tied]
+    def _log_summary(self, seconds: float) -> None:
+        by_whom = Counter(names for names, _, _ in self._packed)
+        logger.info(
+            "dense layers: %s; packed copies %.1f MiB, %.1f MiB of them beside another copy (chosen in %.2f s)",
+            ", ".join(f"{count} by {names}" for names, count in by_whom.most_common()) or "none",
+            sum(copies for _, copies, _ in self._packed) / 2**20,
+            sum(beside for _, _, beside in self._packed) / 2**20,
+            seconds,
+        )
 
-    def _make_choice(self, shape: Shape, weight: Tensor, bias: Tensor | None, *, is_tied: bool) -> Choice:
-        dtype = weight.dtype
-        if self._options.kind is not None:
-            return Choice.always("core")
-        if self._options.kernel is not None:
-            return Choice.always(self._options.kernel)
-        if dtype not in CORE_DTYPES or not _is_measured(shape):
-            return Choice.always(PLAIN)
-        begin = time.perf_counter()
-        # A multiple of 64 outputs, enough of them for every thread to have some.
-        num_outputs = max(SAMPLE_BYTES // (shape[1] * dtype.itemsize), 64 * self._threads.num_threads) // 64 * 64
-        piece = weight[:num_outputs]
-        piece_bias = None if bias is None else bias[:num_outputs]
-        names = ["core", *(["onednn"] if OneDnnLinear.is_available(dtype) else []), PLAIN]
-        contenders = {name: self._contender(name, piece, piece_bias) for name in names}
-        times = measure(contenders, shape[1], dtype, MEASURE_SECONDS / self._num_measured)
-        self._seconds += time.perf_counter() - begin
-        each = weight.nbytes * (1 if is_tied else max(self._count[shape], 1))
-        # A copy of a tied head comes before second copies of layers.
-        room = self._room if is_tied else self._room - self._head_bytes
-        choice = choose(times, has_plain=is_tied, room_for=room // each)
-        self._room -= (len(choice.layouts) - (PLAIN in choice.layouts if is_tied else 1)) * each
-        return choice
+
+def _core_kernel(linear: Linear) -> CoreLinear:
+    assert isinstance(linear.kernel, CoreLinear)
+    return linear.kernel
 
 
 def _shape(weight: Tensor) -> Shape:

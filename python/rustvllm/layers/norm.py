@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rustvllm.layers.fused import runs_fused
 from rustvllm.layers.linear import empty_parameter
+
+
+class NormKernel(Protocol):
+    """Computes a norm from a copy of its parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., features]`` → the same, in new memory."""
+        ...
 
 
 class LayerNorm(nn.Module):
@@ -18,8 +28,11 @@ class LayerNorm(nn.Module):
         self.eps = eps
         self.weight = empty_parameter(hidden_size)
         self.bias = empty_parameter(hidden_size)
+        self.kernel: NormKernel | None = None
 
     def forward(self, x: Tensor) -> Tensor:  # [..., hidden_size] -> the same
+        if self.kernel is not None:
+            return self.kernel.forward(x)
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
@@ -42,8 +55,11 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = empty_parameter(hidden_size)
+        self.kernel: NormKernel | None = None
 
     def forward(self, x: Tensor) -> Tensor:  # [..., hidden_size] -> the same
+        if self.kernel is not None:
+            return self.kernel.forward(x)
         if runs_fused(x):
             from rustvllm.kernels.norm import rms_norm
 
@@ -62,8 +78,11 @@ class GemmaRMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = empty_parameter(hidden_size)
+        self.kernel: NormKernel | None = None
 
     def forward(self, x: Tensor) -> Tensor:  # [..., hidden_size] -> the same
+        if self.kernel is not None:
+            return self.kernel.forward(x)
         if runs_fused(x):
             from rustvllm.kernels.norm import rms_norm
 

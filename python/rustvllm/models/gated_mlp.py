@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from rustvllm.layers.activation import get_activation
+from rustvllm.layers.activation import apply_gated, get_activation
 from rustvllm.layers.linear import Linear
 from rustvllm.models.interface import linear_parts
 
@@ -31,8 +31,7 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(inner_size, hidden_size, bias=bias)
 
     def forward(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(self.act(gate) * up, residual=residual)
+        out: Tensor = self.down_proj(apply_gated(self.act, self.gate_up_proj(hidden)), residual=residual)
         return out
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:

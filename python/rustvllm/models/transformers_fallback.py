@@ -177,9 +177,8 @@ class TransformersForCausalLM(CausalLM):
 
     def _unreachable(self, why: str) -> ModelLoadError:
         return ModelLoadError(
-            f"{self.architecture} is not built here, and transformers' modelling code of it cannot run over the paged "
-            f"KV cache: {why}; serve an architecture that rustvllm has, or one whose layers all attend through "
-            "transformers' attention interface"
+            f"transformers' modelling code of {self.architecture} cannot run over the paged KV cache: {why}; serve an "
+            "architecture that rustvllm has, or one whose layers all attend through transformers' attention interface"
         )
 
     def forward(

@@ -1,4 +1,5 @@
-"""Log-probabilities of sampled tokens: of the raw logits, before anything changes them, and only of the rows that ask.
+"""Log-probabilities of sampled tokens, of the rows that ask: of the raw logits, before anything changes them, or of
+what is drawn from.
 
 Cost: one log-softmax and one top-k over the asking rows; a batch in which nobody asks is not looked at.
 """
@@ -51,6 +52,34 @@ class LogprobsArrays:
         return self.places, self.token_ids, self.logprobs, self.ranks
 
 
+class ProcessedLogits:
+    """What the sampler draws from, of the rows that ask: behind rules, penalties and processors, and of those that are
+    not greedy behind temperature and truncation too.
+
+    Attributes:
+        values: float32 ``[m, vocab_size]``; there once the sampler has drawn.
+    """
+
+    def __init__(self, metadata: LogprobsMetadata) -> None:
+        self._rows = metadata.rows
+        self.values: Tensor | None = None
+
+    def keep(self, logits: Tensor) -> None:
+        """Copy the asking rows, as greedy ones are chosen from."""
+        self.values = logits.index_select(0, self._rows)
+
+    def keep_random(self, rows: Tensor, logits: Tensor) -> None:
+        """Replace those that are drawn at random: int64 ``[k]`` rows, ascending, and their logits."""
+        assert self.values is not None
+        asking = torch.isin(self._rows, rows)
+        self.values[asking] = logits[torch.searchsorted(rows, self._rows[asking])]
+
+
+def raw_logits(logits: Tensor, metadata: LogprobsMetadata) -> Tensor:
+    """The asking rows, float32 ``[m, vocab_size]``: a copy, taken before the sampler changes the logits."""
+    return logits.index_select(0, metadata.rows).to(torch.float32)
+
+
 def raw_logprobs(logits: Tensor, metadata: LogprobsMetadata) -> Tensor:
     """Log-softmax of the asking rows, float32 ``[m, vocab_size]``; taken before the sampler changes the logits."""
     return logits.index_select(0, metadata.rows).log_softmax(dim=-1, dtype=torch.float32)
@@ -60,7 +89,7 @@ def gather_logprobs(raw: Tensor, token_ids: Tensor, metadata: LogprobsMetadata) 
     """What is to be said of the tokens that were sampled.
 
     Args:
-        raw: float32 ``[m, vocab_size]``, of :func:`raw_logprobs`.
+        raw: float32 ``[m, vocab_size]``: log-probabilities, or logits where these are what is wanted.
         token_ids: int64 ``[n]``, sampled, of all rows.
         metadata: Which rows ask.
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rustvllm.sample.logprobs import LogprobsMetadata
+from rustvllm.sample.logprobs import LogprobsMetadata, ProcessedLogits
 from rustvllm.sample.processor_batch import ProcessedRows
 from rustvllm.sample.token_rules import TokenRules
 
@@ -53,6 +53,7 @@ class SamplingMetadata:
         rules: allowed ids, bad words and biases; None if no row has any.
         processors: custom logits processors; None if nobody looks at these rows.
         logprobs: None if no row asks for log-probabilities.
+        processed: Where the sampler leaves what it draws from; None: nobody wants to see it.
     """
 
     random_rows: Tensor | None = None
@@ -68,6 +69,7 @@ class SamplingMetadata:
     rules: TokenRules | None = None
     processors: ProcessedRows | None = None
     logprobs: LogprobsMetadata | None = None
+    processed: ProcessedLogits | None = None
 
     @property
     def all_greedy(self) -> bool:

@@ -58,9 +58,12 @@ class Sampler:
             add_bias(logits, metadata.rules)
         if metadata.penalties is not None:
             apply_penalties(logits, metadata.penalties)
+        if metadata.processors is not None:
+            logits = metadata.processors.apply_before(logits)
+        if metadata.processed is not None:
+            metadata.processed.keep(logits)
         if metadata.processors is None:
             return _choose(logits, metadata)
-        logits = metadata.processors.apply_before(logits)
         token_ids = _choose(logits, metadata)
         if failed := list(metadata.processors.failures):
             token_ids[failed] = PROCESSOR_FAILED
@@ -117,6 +120,8 @@ def _draw(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         apply_min_p(logits, metadata.min_p)
     if metadata.top_k is not None or metadata.top_p is not None:
         apply_top_k_top_p(logits, metadata.top_k, metadata.top_p)
+    if metadata.processed is not None and metadata.random_rows is not None:
+        metadata.processed.keep_random(metadata.random_rows, logits)
     if runs_fused(logits):
         from rustvllm.kernels.draw import draw
 

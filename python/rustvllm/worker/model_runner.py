@@ -7,7 +7,7 @@ over another (``streams``). Who reads what another stream wrote, or writes what 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,7 @@ from rustvllm.exceptions import SchedulerStateError
 from rustvllm.logger import init_logger
 from rustvllm.models.interface import CausalLM
 from rustvllm.sample.grammar import REJECTED_BY_GRAMMAR, apply_bitmask, check_bitmask, rejected_rows
-from rustvllm.sample.logprobs import LogprobsArrays, gather_logprobs, raw_logprobs
+from rustvllm.sample.logprobs import LogprobsArrays, ProcessedLogits, gather_logprobs, raw_logits, raw_logprobs
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.prompt_logprobs import PromptLogprobsArrays, prompt_logprobs
 from rustvllm.sample.sampler import Sampler
@@ -68,6 +68,7 @@ class GPUModelRunner:
         device: of all of these.
         block_size: tokens per KV block.
         async_scheduling: a step may hold −1 for tokens that the step before it samples.
+        logprobs_mode: what is given as log-probabilities, one of ``config.LOGPROBS_MODES``.
         streams: of the device; None if it does everything in order, as the CPU does.
 
     Attributes:
@@ -86,6 +87,7 @@ class GPUModelRunner:
         device: torch.device,
         block_size: int,
         async_scheduling: bool = False,
+        logprobs_mode: str = "raw_logprobs",
         streams: DeviceStreams | None = None,
     ) -> None:
         self.model = model
@@ -93,6 +95,7 @@ class GPUModelRunner:
         self.input_batch = input_batch
         self.device = device
         self.block_size = block_size
+        self._logprobs_mode = logprobs_mode
         self.streams = streams
         self.sampler = Sampler()
         self.kv_caches: list[Tensor] = []
@@ -158,16 +161,26 @@ class GPUModelRunner:
             raise SchedulerStateError(STATE_ERROR)
         if executed.logits is None:
             return self._hand_over(executed, torch.empty(0, dtype=torch.int32, device=self.device))
-        wanted = executed.metadata.logprobs
-        # The sampler may write into the logits.
-        raw = None if wanted is None else raw_logprobs(executed.logits, wanted)
+        metadata, wanted = executed.metadata, executed.metadata.logprobs
+        candidates: Tensor | None = None
+        if wanted is not None:  # the sampler may write into the logits
+            if self._logprobs_mode == "raw_logprobs":
+                candidates = raw_logprobs(executed.logits, wanted)
+            elif self._logprobs_mode == "raw_logits":
+                candidates = raw_logits(executed.logits, wanted)
+            else:
+                metadata = replace(metadata, processed=ProcessedLogits(wanted))
         rejected = None if grammar_output is None else self._apply_grammar(executed.logits, grammar_output)
-        sampled = self.sampler.sample(executed.logits, executed.metadata)
+        sampled = self.sampler.sample(executed.logits, metadata)
+        if metadata.processed is not None and metadata.processed.values is not None:
+            candidates = metadata.processed.values
+            if self._logprobs_mode == "processed_logprobs":
+                candidates = candidates.log_softmax(dim=-1)
         token_ids = sampled.clamp(min=0)  # a row without a token ends; until then any id will do
         self.input_batch.count(executed.rows, token_ids)
         logprobs = None
-        if wanted is not None and raw is not None:
-            logprobs = gather_logprobs(raw, token_ids, wanted)
+        if wanted is not None and candidates is not None:
+            logprobs = gather_logprobs(candidates, token_ids, wanted)
         if self.last_token_ids is not None:
             step = self.step_buffers[executed.buffer_index]
             self.last_token_ids[step.on_device("sampled_rows", executed.rows.size)] = token_ids.to(torch.int32)

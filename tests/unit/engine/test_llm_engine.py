@@ -283,3 +283,15 @@ def test_priority(make, toy_executors):
     while engine.has_unfinished_requests():
         order += [output.request_id for output in engine.step() if output.finished]
     assert order == ["early", "late"]
+
+
+def test_the_longest_request_may_be_what_the_kv_cache_holds(make):
+    engine = make(max_model_len="auto", num_gpu_blocks_override=4)  # 3 usable blocks of 4 tokens
+    assert engine.config.model.max_model_len == engine.input_processor.max_model_len == 12
+    with pytest.raises(InvalidRequestError, match="12 tokens"):
+        engine.add_request("r", "x" * 12, GREEDY)
+    engine.add_request("r", "abcdefghij", GREEDY)
+    assert texts(finish(engine)) == {"r": "kl"}
+    assert make(max_model_len="auto").config.model.max_model_len == 64
+    with pytest.raises(ConfigError, match="set max_model_len to 12 or less"):
+        make(num_gpu_blocks_override=4)

@@ -167,7 +167,7 @@ def test_only_what_computes_right_is_chosen(value, caplog):
         assert all(seconds == math.inf for seconds in times[name])
     assert "a is left out: for 32 rows its result is" in caplog.text
     assert "b cannot compute here and is left out: no such instruction\n" in caplog.text
-    assert choose(times, has_plain=False, room_for=5).layouts == ("torch",)
+    assert choose(times, at_least=0.0, has_plain=False, room_for=5).layouts == ("torch",)
 
 
 def test_a_measurement_without_time_measures_one_class():
@@ -182,23 +182,35 @@ def times_of(**by_name):
 
 def test_a_second_copy_must_pay_and_have_room():
     times = times_of(core=[1, 1, 1, 1, 1, 9], onednn=[3, 3, 3, 3, 3, 1], torch=[9])
-    assert choose(times, has_plain=False, room_for=0).layouts == ("onednn",)
-    two = choose(times, has_plain=False, room_for=1)
+    assert choose(times, at_least=0.0, has_plain=False, room_for=0).layouts == ("onednn",)
+    two = choose(times, at_least=0.0, has_plain=False, room_for=1)
     assert two.names == ("core",) * 5 + ("onednn",) * 4
     assert str(two) == "core from 1 row, onednn from 17 rows"
     even = times_of(core=[1, 1, 1, 1, 1, 1.05], onednn=[1.05, 1.05, 1.05, 1.05, 1.05, 1], torch=[9])
-    assert choose(even, has_plain=False, room_for=2).layouts == ("core",)
+    assert choose(even, at_least=0.0, has_plain=False, room_for=2).layouts == ("core",)
+
+
+def test_who_is_ahead_only_while_the_weight_is_near_is_not_ahead():
+    times = times_of(core=[3, 3, 3, 3, 3, 5], torch=[1, 1, 1, 1, 1, 6])
+    assert choose(times, at_least=0.0, has_plain=False, room_for=0).layouts == ("torch",)
+    assert choose(times, at_least=3.0, has_plain=False, room_for=0).layouts == ("core",)
+
+
+def test_who_is_there_already_stays_unless_another_is_clearly_better():
+    times = times_of(core=[1.04], onednn=[1], torch=[1])
+    assert choose(times, at_least=0.0, has_plain=False, room_for=0).layouts == ("core",)
+    assert choose(times_of(core=[1.1], onednn=[1]), at_least=0.0, has_plain=False, room_for=0).layouts == ("onednn",)
 
 
 def test_a_tied_head_has_its_plain_weight_for_nothing():
     times = times_of(core=[2, 1], onednn=[9], torch=[1, 2])
-    assert choose(times, has_plain=True, room_for=0).layouts == ("torch",)
-    assert choose(times, has_plain=True, room_for=1).names == ("torch",) + ("core",) * 8
+    assert choose(times, at_least=0.0, has_plain=True, room_for=0).layouts == ("torch",)
+    assert choose(times, at_least=0.0, has_plain=True, room_for=1).names == ("torch",) + ("core",) * 8
 
 
 def test_the_plain_one_stays_when_nothing_else_is_right():
     times = times_of(core=[math.inf], torch=[1])
-    assert choose(times, has_plain=False, room_for=0).names == ("torch",) * 9
+    assert choose(times, at_least=0.0, has_plain=False, room_for=0).names == ("torch",) * 9
 
 
 class Model(nn.Module):

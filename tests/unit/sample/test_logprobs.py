@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rustvllm.sample.logprobs import LogprobsMetadata, gather_logprobs, raw_logprobs
+from rustvllm.sample.logprobs import LogprobsMetadata, ProcessedLogits, gather_logprobs, raw_logits, raw_logprobs
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.sampler import Sampler
 
@@ -57,3 +57,30 @@ def test_more_than_the_vocabulary_and_what_cannot_be():
     assert got.token_ids.shape == (2, 3)
     assert got.logprobs[0].tolist() == [0.0, 0.0, -np.inf]
     assert np.isnan(got.logprobs[1]).all()
+
+
+def test_processed_ones_are_what_is_drawn_from():
+    torch.manual_seed(0)
+    logits = torch.randn(4, 12) * 3
+    wanted = metadata([0, 1, 3], [12, 12, 12])
+    processed = ProcessedLogits(wanted)
+    random = torch.tensor([1, 2, 3])
+    sampling = SamplingMetadata(
+        random_rows=random, temperature=torch.tensor([0.5, 1.0, 2.0]), seeds=random, positions=random,
+        top_k=torch.tensor([3, 0, 0]), masked_rows=torch.tensor([0]), masked_ids=torch.tensor([5]),
+        logprobs=wanted, processed=processed,
+    )  # fmt: skip
+    expected = logits.double()
+    expected[0, 5] = -torch.inf
+    expected[1] /= 0.5
+    expected[3] /= 2.0
+    expected[1][expected[1] < expected[1].topk(3).values[-1]] = -torch.inf
+    token_ids = Sampler().sample(logits.clone(), sampling)
+    torch.testing.assert_close(processed.values.double(), expected[[0, 1, 3]], atol=1e-5, rtol=0)
+    got = gather_logprobs(processed.values.log_softmax(dim=-1), token_ids, wanted)
+    assert np.isneginf(got.logprobs[1][4:]).all()
+    assert np.exp(got.logprobs[1][1:4].astype(np.float64)).sum() == pytest.approx(1)
+    greedy = ProcessedLogits(wanted)
+    Sampler().sample(logits.clone(), SamplingMetadata(logprobs=wanted, processed=greedy))
+    assert torch.equal(greedy.values, logits[[0, 1, 3]])
+    assert torch.equal(raw_logits(logits, wanted), logits[[0, 1, 3]])

@@ -1,15 +1,17 @@
 """What flags and environment ask of the dense layers, and how much may be kept twice."""
 
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import GPT2, LLAMA
 
 from rustvllm import _core
+from rustvllm.config import EngineConfig, LoadConfig, ModelConfig
 from rustvllm.exceptions import ConfigError
 from rustvllm.layers.cpu_linear import CoreLinear, OneDnnLinear
 from rustvllm.layers.cpu_linear_packer import LinearOptions
+from rustvllm.layers.linear import Linear
 from rustvllm.model_loader import load_model
 from rustvllm.worker.dense_layers import linear_options, make_linear_packer
 
@@ -48,13 +50,13 @@ def test_contradictions(monkeypatch, forced, quantization, batch_invariant, dtyp
 
 def load(base, architecture, *, dtype=torch.float32, quantization=None, available=1 << 40):
     """A model with random weights, loaded as a worker does it, and its packer."""
-    config = SimpleNamespace(
-        model=SimpleNamespace(
-            model="m", path=None, hf_config=base, architecture=architecture, seed=0, max_model_len=64
+    config = EngineConfig(
+        model=ModelConfig(
+            model="m", path=Path("/nowhere"), hf_config=base, architecture=architecture, max_model_len=64,
+            vocab_size=97, hidden_size=32, num_layers=3, num_attention_heads=4, num_kv_heads=2, head_dim=8,
         ),
-        load=SimpleNamespace(load_format="dummy", quantization=quantization),
-        device=SimpleNamespace(batch_invariant=False),
-    )
+        load=LoadConfig(load_format="dummy", quantization=quantization),
+    )  # fmt: skip
     threads = _core.CpuThreads(1)
 
     def make_packer(outline):
@@ -76,7 +78,7 @@ def test_a_model_gives_the_same_logits_with_every_kernel(monkeypatch, kernel, ba
     monkeypatch.setenv("RUSTVLLM_LINEAR_KERNEL", kernel)
     model = load(base, architecture)
     torch.testing.assert_close(model.compute_logits(hidden), plain.compute_logits(hidden), atol=1e-5, rtol=1e-5)
-    linears = [(a, b) for a, b in zip(model.modules(), plain.modules(), strict=True) if hasattr(a, "kernel")]
+    linears = [(a, b) for a, b in zip(model.modules(), plain.modules(), strict=True) if isinstance(a, Linear)]
     assert linears
     for ours, theirs in linears:
         x = torch.randn((3, ours.weight.shape[1]), generator=torch.Generator().manual_seed(1))
@@ -86,7 +88,7 @@ def test_a_model_gives_the_same_logits_with_every_kernel(monkeypatch, kernel, ba
 def test_int8_is_packed_while_loading_and_needs_less_memory(monkeypatch):
     monkeypatch.delenv("RUSTVLLM_LINEAR_KERNEL", raising=False)
     model = load(LLAMA, "LlamaForCausalLM", quantization="int8")
-    linears = [module for module in model.modules() if hasattr(module, "kernel")]
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
     assert linears
     assert all(isinstance(linear.kernel, CoreLinear) and linear.weight.is_meta for linear in linears)
     plain = sum(parameter.nbytes for parameter in load(LLAMA, "LlamaForCausalLM").parameters())

@@ -207,8 +207,9 @@ class Launcher:
             return
         self._has_been_ready = True
         if self._config is not None:
-            num_blocks = self._engines[min(self._engines)].ready["num_blocks"]
-            for line in describe_engine(self._config, num_blocks):
+            ready = self._engines[min(self._engines)].ready
+            config = self._config.with_max_model_len(ready["max_model_len"])
+            for line in describe_engine(config, ready["num_blocks"]):
                 logger.info("%s", line)
         if self._listener is not None:
             model = self._apis[min(self._apis)].ready["model"]

@@ -1,0 +1,439 @@
+//! Drawing an id from a row of logits: temperature, min-p, top-k, top-p, and one uniform number; nothing is sorted but
+//! what may be at the cut.
+//!
+//! The row is divided by the temperature once, and the largest logit of each block of 64 is kept. The `k` largest logits
+//! lie in blocks whose largest is among the `k` largest of these: so few blocks are looked into again. Where top-p stands
+//! alone, candidates found in this way are tried first; they are not enough only where a distribution is flat, and then
+//! the cut is found by halving the row as quickselect does, with masses in the place of counts.
+//!
+//! What equals the smallest logit that is kept is kept too. A row's id depends on the row and its parameters alone.
+
+use crate::{simd::Simd, threads::Threads};
+
+/// Logits whose exponentials are summed together.
+const BLOCK: usize = 64;
+
+/// Candidates that top-p tries, one number after the other.
+const CANDIDATES: [usize; 3] = [32, 128, 512];
+
+/// Rows from which on threads share them.
+const MIN_SHARED_LOGITS: usize = 1 << 16;
+
+/// How a row is sampled. Values that ask for nothing: `min_p` 0, `top_k` 0, `top_p` 1.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct RowOptions {
+    /// Divides the logits; above 0.
+    pub temperature: f32,
+    /// Smallest probability that is kept, as a share of the largest.
+    pub min_p: f32,
+    /// How many of the largest are kept; 0 or less: all.
+    pub top_k: i64,
+    /// The fewest of the largest whose probabilities reach it are kept.
+    pub top_p: f32,
+    /// In `[0, 1)`: where the running sum of probabilities, in the order of the ids, is cut.
+    pub uniform: f64,
+}
+
+/// Draw an id from each of some rows.
+///
+/// `logits` are rows of `vocab_size`, of which `rows` are overwritten; `out[i]` becomes the id drawn from `rows[i]`, or −1
+/// when its logits have no finite distribution.
+///
+/// # Panics
+/// When a row lies outside of `logits`, occurs twice, or the lengths differ.
+pub fn draw(
+    logits: &mut [f32],
+    vocab_size: usize,
+    rows: &[usize],
+    options: &[RowOptions],
+    threads: &Threads,
+    out: &mut [i64],
+) {
+    assert!(rows.len() == options.len() && rows.len() == out.len(), "as many options and places as rows");
+    assert!(vocab_size > 0 || rows.is_empty(), "rows have logits");
+    let mut all: Vec<Option<&mut [f32]>> = logits.chunks_exact_mut(vocab_size.max(1)).map(Some).collect();
+    let work: Vec<_> = rows
+        .iter()
+        .zip(options)
+        .zip(out)
+        .map(|((&row, options), out)| {
+            let row = all.get_mut(row).and_then(Option::take).expect("a row of its own");
+            std::sync::Mutex::new((row, options, out))
+        })
+        .collect();
+    let passes = Passes::best();
+    threads.for_each(work.len(), rows.len() * vocab_size >= MIN_SHARED_LOGITS, |index| {
+        // Each part is taken once: the lock is never waited for.
+        let mut part = work[index].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (row, options, out) = &mut *part;
+        **out = passes.draw(row, **options).map_or(-1, |id| id as i64);
+    });
+}
+
+/// The passes over a whole row, compiled for an instruction set.
+#[derive(Clone, Copy, Debug)]
+pub struct Passes {
+    name: &'static str,
+    is_detected: fn() -> bool,
+    /// Divides a row in place and writes the largest of each block; `false` when one of them is not a number.
+    temper: unsafe fn(&mut [f32], f32, &mut [f32]) -> bool,
+    /// Sums of `exp(x − max)` over each block, of what is not below a cut.
+    sum_blocks: unsafe fn(&[f32], f32, f32, &mut [f64]),
+}
+
+macro_rules! passes {
+    ($module:ident, $simd:ty $(, $feature:literal)?) => {
+        mod $module {
+            /// # Safety
+            /// The machine has the instruction set.
+            $(#[target_feature(enable = $feature)])?
+            pub(super) unsafe fn temper(row: &mut [f32], temperature: f32, largest: &mut [f32]) -> bool {
+                super::temper(row, temperature, largest)
+            }
+            /// # Safety
+            /// The machine has the instruction set.
+            $(#[target_feature(enable = $feature)])?
+            pub(super) unsafe fn sum_blocks(row: &[f32], max: f32, cut: f32, sums: &mut [f64]) {
+                // SAFETY: the caller promises the instruction set.
+                unsafe { super::sum_blocks::<$simd>(row, max, cut, sums) }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+passes!(avx512, crate::avx512::Avx512, "avx512f,avx2,fma");
+#[cfg(target_arch = "x86_64")]
+passes!(avx2, crate::avx2::Avx2, "avx2,fma");
+passes!(portable, crate::portable::Portable<8>);
+
+/// Best first.
+static PASSES: &[Passes] = &[
+    #[cfg(target_arch = "x86_64")]
+    Passes {
+        name: "avx512",
+        is_detected: || {
+            is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+        },
+        temper: avx512::temper,
+        sum_blocks: avx512::sum_blocks,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Passes {
+        name: "avx2",
+        is_detected: || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+        temper: avx2::temper,
+        sum_blocks: avx2::sum_blocks,
+    },
+    Passes {
+        name: "portable",
+        is_detected: || true,
+        temper: portable::temper,
+        sum_blocks: portable::sum_blocks,
+    },
+];
+
+#[expect(clippy::inline_always, reason = "it takes on the instruction set of what it is inlined into")]
+#[inline(always)]
+fn temper(row: &mut [f32], temperature: f32, largest: &mut [f32]) -> bool {
+    let mut all_numbers = true;
+    for (block, largest) in row.chunks_mut(BLOCK).zip(largest) {
+        let mut lanes = [f32::NEG_INFINITY; 16];
+        let mut is_number = [true; 16];
+        let mut chunks = block.chunks_exact_mut(16);
+        for chunk in &mut chunks {
+            for ((x, lane), is_number) in chunk.iter_mut().zip(&mut lanes).zip(&mut is_number) {
+                *x /= temperature;
+                *lane = if *x > *lane { *x } else { *lane };
+                *is_number &= !x.is_nan();
+            }
+        }
+        for x in chunks.into_remainder() {
+            *x /= temperature;
+            lanes[0] = if *x > lanes[0] { *x } else { lanes[0] };
+            is_number[0] &= !x.is_nan();
+        }
+        *largest = lanes.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        all_numbers &= is_number.iter().all(|&is_number| is_number);
+    }
+    all_numbers
+}
+
+/// # Safety
+/// The machine has the instruction set.
+#[expect(clippy::inline_always, reason = "see `simd`")]
+#[inline(always)]
+unsafe fn sum_blocks<S: Simd>(row: &[f32], max: f32, cut: f32, sums: &mut [f64]) {
+    for (block, sum) in row.chunks(BLOCK).zip(sums) {
+        let mut padded = [f32::NEG_INFINITY; BLOCK];
+        let block = if block.len() == BLOCK {
+            block
+        } else {
+            padded[..block.len()].copy_from_slice(block);
+            &padded
+        };
+        // SAFETY: the caller promises the instruction set; every load is of lanes within the block's 64 elements.
+        unsafe {
+            let (negated, cut) = (S::splat(-max), S::splat(cut));
+            let mut total = S::splat(0.0);
+            for place in (0..BLOCK).step_by(S::LANES) {
+                let x = S::load(block.as_ptr().add(place));
+                let weight = crate::simd::exp::<S>(S::add(x, negated));
+                total = S::add(total, S::zero_below(x, cut, weight));
+            }
+            *sum = f64::from(S::sum(total));
+        }
+    }
+}
+
+impl Passes {
+    /// All that this machine runs, best first.
+    pub fn available() -> impl Iterator<Item = &'static Self> {
+        PASSES.iter().filter(|passes| (passes.is_detected)())
+    }
+
+    /// The best that this machine runs.
+    #[must_use]
+    pub fn best() -> &'static Self {
+        Self::available().next().unwrap_or(&PASSES[PASSES.len() - 1])
+    }
+
+    /// `avx512`, `avx2` or `portable`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// An id of a row, which is overwritten; `None` when the row has no finite distribution.
+    #[must_use]
+    pub fn draw(&self, row: &mut [f32], options: RowOptions) -> Option<usize> {
+        let num_blocks = row.len().div_ceil(BLOCK);
+        let mut largest = vec![0.0; num_blocks];
+        // SAFETY: the machine was found to have the instruction set.
+        let all_numbers = unsafe { (self.temper)(row, options.temperature, &mut largest) };
+        let max = largest.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if !all_numbers || !max.is_finite() {
+            return None;
+        }
+        let row = Row { values: row, largest: &largest, max };
+        let floor = if options.min_p > 0.0 { max + options.min_p.ln() } else { f32::NEG_INFINITY };
+        let mut sums = vec![0.0; num_blocks];
+        // SAFETY: as above.
+        let mut sum = |cut: f32| unsafe { (self.sum_blocks)(row.values, max, cut, &mut sums) };
+        let k = usize::try_from(options.top_k).unwrap_or(0);
+        let found = if (1..row.values.len()).contains(&k) {
+            Some(row.cut_by_count(k, f64::from(options.top_p), floor))
+        } else if options.top_p < 1.0 {
+            sum(floor);
+            let total: f64 = sums.iter().sum();
+            Some(row.cut_by_mass(f64::from(options.top_p) * total, floor))
+        } else {
+            None
+        };
+        match found {
+            Some(Cut { candidates: Some(candidates), value }) => {
+                Some(row.draw_from(&candidates, value, options.uniform))
+            }
+            found => {
+                let cut = found.map_or(floor, |cut| cut.value);
+                // SAFETY: as above.
+                unsafe { (self.sum_blocks)(row.values, max, cut, &mut sums) };
+                row.draw_from_blocks(&sums, cut, options.uniform)
+            }
+        }
+    }
+}
+
+/// A logit and its id.
+type Candidate = (usize, f32);
+
+/// The smallest logit that is kept, and, when they were looked at one by one, all that are not below it, and some others.
+struct Cut {
+    value: f32,
+    /// In the order of ids.
+    candidates: Option<Vec<Candidate>>,
+}
+
+/// A row behind the temperature.
+#[derive(Clone, Copy)]
+struct Row<'a> {
+    values: &'a [f32],
+    /// Of each block.
+    largest: &'a [f32],
+    max: f32,
+}
+
+impl Row<'_> {
+    fn weight(&self, value: f32) -> f64 {
+        (f64::from(value) - f64::from(self.max)).exp()
+    }
+
+    /// A value that at least `k` logits are not below: the `k`-th of the largest of blocks.
+    fn bound(&self, k: usize) -> f32 {
+        if k > self.largest.len() {
+            return f32::NEG_INFINITY;
+        }
+        let mut largest = self.largest.to_vec();
+        *largest.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
+    }
+
+    /// What is not below `bound`.
+    fn candidates(&self, bound: f32) -> Vec<Candidate> {
+        let mut candidates = Vec::new();
+        for (index, block) in self.values.chunks(BLOCK).enumerate() {
+            if self.largest[index] >= bound {
+                let ids = index * BLOCK..;
+                candidates.extend(ids.zip(block.iter().copied()).filter(|(_, value)| *value >= bound));
+            }
+        }
+        candidates
+    }
+
+    /// Top-k, and top-p within what it keeps.
+    fn cut_by_count(&self, k: usize, top_p: f64, floor: f32) -> Cut {
+        let candidates = self.candidates(self.bound(k).max(floor));
+        let mut values: Vec<f32> = candidates.iter().map(|(_, value)| *value).collect();
+        if values.len() > k {
+            values.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+            values.truncate(k);
+        }
+        let value = if top_p < 1.0 {
+            values.sort_unstable_by(|a, b| b.total_cmp(a));
+            let total: f64 = values.iter().map(|&value| self.weight(value)).sum();
+            self.walk(&values, top_p * total).unwrap_or(self.max)
+        } else {
+            values.into_iter().fold(self.max, f32::min)
+        };
+        Cut { value, candidates: Some(candidates) }
+    }
+
+    /// Top-p over all that is not below `floor`: the fewest of the largest whose weights reach `target`.
+    fn cut_by_mass(&self, target: f64, floor: f32) -> Cut {
+        for k in CANDIDATES {
+            if k > self.largest.len() {
+                break;
+            }
+            let candidates = self.candidates(self.bound(k).max(floor));
+            let mass: f64 = candidates.iter().map(|(_, value)| self.weight(*value)).sum();
+            if mass >= target {
+                let mut values: Vec<f32> = candidates.iter().map(|(_, value)| *value).collect();
+                values.sort_unstable_by(|a, b| b.total_cmp(a));
+                if let Some(value) = self.walk(&values, target) {
+                    return Cut { value, candidates: Some(candidates) };
+                }
+            }
+        }
+        let kept = self.values.iter().copied().filter(|value| *value >= floor && *value > f32::NEG_INFINITY);
+        let mut weighted: Vec<(f32, f64)> = kept.map(|value| (value, f64::from((value - self.max).exp()))).collect();
+        Cut { value: select_by_mass(&mut weighted, target), candidates: None }
+    }
+
+    /// The last of `values`, which descend, before which the weights do not reach `target` yet; `None` when all together
+    /// do not reach it.
+    fn walk(&self, values: &[f32], target: f64) -> Option<f32> {
+        let mut mass = 0.0;
+        for &value in values {
+            mass += self.weight(value);
+            if mass >= target {
+                return Some(value);
+            }
+        }
+        // Rounding: a share of nearly 1 of what these weigh is what they weigh.
+        values.last().copied().filter(|_| mass > target * (1.0 - 1e-12))
+    }
+
+    fn draw_from(&self, candidates: &[Candidate], cut: f32, uniform: f64) -> usize {
+        let kept = || candidates.iter().filter(|(_, value)| *value >= cut);
+        let target = uniform * kept().map(|(_, value)| self.weight(*value)).sum::<f64>();
+        self.first_beyond(kept().copied(), 0.0, target).unwrap_or(0)
+    }
+
+    fn draw_from_blocks(&self, sums: &[f64], cut: f32, uniform: f64) -> Option<usize> {
+        let target = uniform * sums.iter().sum::<f64>();
+        let mut before = 0.0;
+        let mut chosen = None;
+        for (index, &sum) in sums.iter().enumerate() {
+            if sum > 0.0 {
+                chosen = Some((index, before));
+                if before + sum > target {
+                    break;
+                }
+            }
+            before += sum;
+        }
+        let (index, before) = chosen?;
+        let block = self.values.iter().copied().enumerate().skip(index * BLOCK).take(BLOCK);
+        self.first_beyond(block.filter(|(_, value)| *value >= cut), before, target)
+    }
+
+    /// The first id at which the running sum of weights exceeds `target`; the last with a weight where rounding keeps it
+    /// from that.
+    fn first_beyond(
+        &self,
+        kept: impl Iterator<Item = Candidate>,
+        mut before: f64,
+        target: f64,
+    ) -> Option<usize> {
+        let mut last = None;
+        for (id, value) in kept {
+            let weight = self.weight(value);
+            if weight > 0.0 {
+                last = Some(id);
+                before += weight;
+                if before > target {
+                    break;
+                }
+            }
+        }
+        last
+    }
+}
+
+/// The last value, from the largest on, before which the weights do not reach `target` yet.
+fn select_by_mass(weighted: &mut [(f32, f64)], target: f64) -> f32 {
+    let mut rest = weighted;
+    let mut above = 0.0;
+    let mut smallest = f32::INFINITY;
+    while !rest.is_empty() {
+        let pivot = median([rest[0].0, rest[rest.len() / 2].0, rest[rest.len() - 1].0]);
+        let (num_larger, larger, equal) = partition(rest, pivot);
+        if above + larger >= target && num_larger > 0 {
+            rest = &mut rest[..num_larger];
+            continue;
+        }
+        smallest = pivot;
+        above += larger + equal.1;
+        if above >= target {
+            break;
+        }
+        rest = &mut rest[num_larger + equal.0..];
+    }
+    smallest
+}
+
+fn median([a, b, c]: [f32; 3]) -> f32 {
+    a.min(b).max(a.max(b).min(c))
+}
+
+/// Put what is larger than the pivot first, then what equals it. Returns how many are larger and what they weigh, and how
+/// many are equal and what these weigh.
+fn partition(weighted: &mut [(f32, f64)], pivot: f32) -> (usize, f64, (usize, f64)) {
+    let (mut num_larger, mut larger) = (0, 0.0);
+    let (mut num_equal, mut equal) = (0, 0.0);
+    for index in 0..weighted.len() {
+        let (value, weight) = weighted[index];
+        if value > pivot {
+            weighted.swap(index, num_larger + num_equal);
+            weighted.swap(num_larger + num_equal, num_larger);
+            num_larger += 1;
+            larger += weight;
+        } else if value == pivot {
+            weighted.swap(index, num_larger + num_equal);
+            num_equal += 1;
+            equal += weight;
+        }
+    }
+    (num_larger, larger, (num_equal, equal))
+}

@@ -1,0 +1,47 @@
+"""Norms on the CPU by the Rust core: one pass over each row, whose bits do not depend on the other rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rustvllm import _core
+from rustvllm.layers.cpu_linear import CORE_DTYPES, with_whole_rows
+from rustvllm.layers.host_array import host_array
+from rustvllm.layers.norm import GemmaRMSNorm, LayerNorm, RMSNorm
+
+
+class CoreNorm:
+    """A LayerNorm, or with ``bias`` None an RMSNorm; see ``NormKernel``.
+
+    Args:
+        threads: which compute.
+        weight: ``[features]``, copied.
+        bias: likewise, or None.
+        eps: added to the mean of the squares.
+    """
+
+    def __init__(self, threads: _core.CpuThreads, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        self._threads = threads
+        self._weight = weight.to(torch.float32, copy=True).numpy()
+        self._bias = None if bias is None else bias.to(torch.float32, copy=True).numpy()
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See ``NormKernel.forward``."""
+        rows = with_whole_rows(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
+        out = torch.empty(rows.shape, dtype=x.dtype)
+        if self._bias is None:
+            _core.rms_norm(self._threads, host_array(rows), self._weight, self._eps, host_array(out))
+        else:
+            _core.layer_norm(self._threads, host_array(rows), self._weight, self._bias, self._eps, host_array(out))
+        return out if x.dim() == 2 else out.view(x.shape)
+
+
+def use_core_norms(model: nn.Module, threads: _core.CpuThreads) -> None:
+    """Let the core compute every norm of a filled model that it can."""
+    for norm in model.modules():
+        if isinstance(norm, LayerNorm | RMSNorm | GemmaRMSNorm) and norm.weight.dtype in CORE_DTYPES:
+            weight = norm.weight.to(torch.float32) + 1.0 if isinstance(norm, GemmaRMSNorm) else norm.weight
+            bias = norm.bias if isinstance(norm, LayerNorm) else None
+            norm.kernel = CoreNorm(threads, weight, bias, norm.eps)
