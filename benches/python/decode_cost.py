@@ -28,7 +28,7 @@ from rustvllm.layers.cpu_linear import CoreLinear, OneDnnLinear, TorchLinear
 
 GPT2_SMALL = {
     "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
-    "n_positions": 4096, "vocab_size": 50257,
+    "n_positions": 4096, "vocab_size": 50257, "torch_dtype": "float32",
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},

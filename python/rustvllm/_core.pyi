@@ -3,7 +3,7 @@
 The arrays that cross the boundary every step are described in ``docs/boundary.md``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Self, TypeAlias, final, overload
 
@@ -20,6 +20,12 @@ from rustvllm._core_linear import CpuThreads as CpuThreads
 from rustvllm._core_linear import PackedLinear as PackedLinear
 from rustvllm._core_linear import layer_norm as layer_norm
 from rustvllm._core_linear import rms_norm as rms_norm
+from rustvllm._core_sampling import SamplingExtras as SamplingExtras
+from rustvllm._core_sampling import draw_kernel as draw_kernel
+from rustvllm._core_sampling import draw_token_ids as draw_token_ids
+from rustvllm._core_tokenizer import TokenIds as TokenIds
+from rustvllm._core_tokenizer import Tokenizer as Tokenizer
+from rustvllm._core_tokenizer import TokenizerPool as TokenizerPool
 
 __all__ = [
     "SAMPLING_FLOAT_COLUMNS",
@@ -45,6 +51,8 @@ __all__ = [
     "bench_step",
     "bench_trace",
     "build_profile",
+    "draw_kernel",
+    "draw_token_ids",
     "layer_norm",
     "rms_norm",
     "served_model",
@@ -223,37 +231,6 @@ class Scheduler:
         self, prompt_token_ids: Sequence[int], cache_salt: str | None = None, lora_name: str | None = None
     ) -> int: ...
     def stats(self) -> dict[str, int | float]: ...
-
-@final
-class SamplingExtras:
-    """Parameters of a request that are lists; immutable, and shared by its samples."""
-
-    def __new__(
-        cls,
-        *,
-        logit_bias: Sequence[tuple[int, float]] = ...,
-        allowed_token_ids: Sequence[int] = ...,
-        bad_words: Sequence[Sequence[int]] = ...,
-        arguments: str | None = None,
-        attachment: Any = None,
-    ) -> Self:
-        """Lists of one request; ``attachment`` is an object that the worker of an engine in this process understands.
-
-        Raises InvalidRequestError naming the parameter, the value and the limit.
-        """
-    @property
-    def logit_bias(self) -> list[tuple[int, float]]: ...
-    @property
-    def allowed_token_ids(self) -> list[int]:
-        """Empty: all may be sampled."""
-    @property
-    def bad_words(self) -> list[list[int]]:
-        """Each 1 to 128 ids, whose last one is not sampled behind the others."""
-    @property
-    def arguments(self) -> str | None:
-        """A JSON object for logits processors."""
-    @property
-    def attachment(self) -> Any: ...
 
 class _TakesRequests:
     """What an engine in this process and a client of others have in common."""
@@ -476,69 +453,6 @@ class EngineClient(_TakesRequests):
         """What the owner of the first engine gave its ``EngineServer``."""
     def close(self) -> None:
         """Disconnect: what runs gets its last output, here and in the engine. Idempotent."""
-
-@final
-class Tokenizer:
-    """A Hugging Face fast tokenizer (``tokenizer.json``). Long calls release the interpreter."""
-
-    @staticmethod
-    def from_file(path: str) -> Tokenizer: ...
-    @staticmethod
-    def from_bytes(data: bytes) -> Tokenizer: ...
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
-    def encode_ids(self, text: str, add_special_tokens: bool = True) -> TokenIds: ...
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]: ...
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
-    def id_to_token(self, token_id: int) -> str | None: ...
-    def token_bytes(self, token_id: int) -> bytes:
-        """What an id adds to a text, which need not be whole characters."""
-
-    def token_to_id(self, token: str) -> int | None: ...
-    @property
-    def vocab_size(self) -> int:
-        """Entries with the added tokens."""
-
-@final
-class TokenIds:
-    """The ids of a prompt, kept in Rust on their way from the tokenizer to the engine; an immutable sequence."""
-
-    def __new__(cls, ids: list[int] | npt.NDArray[np.int32] | TokenIds, limit: int | None = None) -> Self:
-        """Raises ``ValueError`` unless each is an int (no bool) from 0 to ``limit`` − 1."""
-
-    def __len__(self) -> int: ...
-    @overload
-    def __getitem__(self, index: int, /) -> int: ...
-    @overload
-    def __getitem__(self, index: slice, /) -> TokenIds: ...
-    def __iter__(self) -> Iterator[int]: ...
-    def largest(self) -> int:
-        """The largest id; −1 when there is none."""
-
-    def tolist(self) -> list[int]: ...
-
-@final
-class TokenizerPool:
-    """Tokenises long texts in threads of its own, which never take the interpreter."""
-
-    def __new__(cls, tokenizer: Tokenizer) -> Self:
-        """As many threads as processors, 2 to 4; they start with the first texts."""
-
-    @property
-    def fd(self) -> int:
-        """A descriptor that is readable when there is something to take."""
-
-    def submit(self, text: str, add_special_tokens: bool = True) -> int:
-        """Hand a text in; returns the number under which it comes back."""
-
-    def cancel(self, job: int) -> None:
-        """Nobody waits for a text any more."""
-
-    def take(self) -> list[tuple[int, TokenIds | Exception]]:
-        """What is done since the last call: number and ids, or the error to raise."""
-
-    @property
-    def num_waiting_bytes(self) -> int:
-        """Bytes of the texts that wait and are worked on."""
 
 @final
 class RequestDelta:

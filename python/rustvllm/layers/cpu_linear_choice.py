@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,11 +27,13 @@ PLAIN = "torch"
 NUM_ROUNDS = 3
 HOPELESS = 1.5
 """A contender that took so many times the best one's time is not measured again for that number of rows."""
-WORTH_A_CHANGE = 0.95
+WORTH_A_CHANGE = 0.9
 """Another contender takes the first one's place for a mean time of at most this share of its own."""
-WORTH_A_COPY = 0.9
+WORTH_A_COPY = 0.85
 """More memory is taken for a mean time of at most this share of what is possible without."""
-_ORDER = (0, 5, 8, 3, 7, 1, 4, 6, 2)
+_WORKLOADS = ({0: 128, 7: 1}, {5: 128, 8: 16})
+"""What decides, as products of each class of rows: 128 tokens in and 128 out for one request, and for 32 together."""
+_ORDER = (0, 5, 8, 7, 3, 1, 4, 6, 2)
 """Classes of rows, those first that must be known when the time is up."""
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
 """How far a result may be from the plain one, as a share of the largest number in it."""
@@ -78,7 +81,7 @@ def measure(contenders: Mapping[str, LinearKernel], in_features: int, dtype: tor
         contenders: all of one weight and bias; ``PLAIN`` among them.
         in_features: of the weight.
         dtype: of what goes in and comes out.
-        seconds: when they are over, the rest takes the times of the nearest class that was measured.
+        seconds: when they are over, the times of other classes are taken to lie between those that were measured.
     """
     deadline = time.perf_counter() + seconds
     generator = torch.Generator().manual_seed(0)
@@ -104,18 +107,21 @@ def measure(contenders: Mapping[str, LinearKernel], in_features: int, dtype: tor
                 best[name] = min(best[name], time.perf_counter() - begin)
         for name in contenders:
             times[name][index] = best[name]
+    known = [index for index in range(NUM_ROW_CLASSES) if not math.isnan(times[PLAIN][index])]
     for name, by_class in times.items():
-        known = [index for index in range(NUM_ROW_CLASSES) if not math.isnan(by_class[index])]
-        for index in range(NUM_ROW_CLASSES):
-            nearest = min(known, key=lambda other: abs(other - index))
-            by_class[index] = math.inf if name in out else by_class[nearest]
+        if name in out:
+            times[name] = [math.inf] * NUM_ROW_CLASSES
+        else:
+            logs = [math.log(by_class[index]) for index in known]
+            times[name] = np.exp(np.interp(range(NUM_ROW_CLASSES), known, logs)).tolist()
     return times
 
 
 def choose(times: Times, *, at_least: float, has_plain: bool, room_for: int) -> Choice:
     """The contenders to keep, and which of them computes how many rows.
 
-    The mean over the classes of rows decides, each time taken as a multiple of the fastest contender's.
+    The mean over ``_WORKLOADS`` decides, the time of each taken as a multiple of what the fastest for each class of
+    rows would take.
 
     Args:
         times: of each contender, the one that is there already first.
@@ -128,8 +134,13 @@ def choose(times: Times, *, at_least: float, has_plain: bool, room_for: int) -> 
     fastest = [min(by_class[index] for by_class in floored.values()) for index in range(NUM_ROW_CLASSES)]
 
     def slowness(kept: tuple[str, ...]) -> float:
-        ratios = [min(floored[name][index] for name in kept) / fastest[index] for index in range(NUM_ROW_CLASSES)]
-        return sum(ratios) / NUM_ROW_CLASSES
+        best = [min(floored[name][index] for name in kept) for index in range(NUM_ROW_CLASSES)]
+        ratios = [
+            sum(count * best[index] for index, count in load.items())
+            / sum(count * fastest[index] for index, count in load.items())
+            for load in _WORKLOADS
+        ]
+        return sum(ratios) / len(ratios)
 
     names = [name for name in times if math.isfinite(sum(times[name]))]
     options: dict[int, list[tuple[str, ...]]] = {}

@@ -1,0 +1,73 @@
+"""With ``batch_invariant`` a request's logits have the same bits alone, in company, in pieces and after preemption."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import GPT2, LLAMA
+from naive_schedule import NaiveEngine, Request
+
+from rustvllm import _core
+from rustvllm.config import DeviceConfig, EngineConfig, LoadConfig, ModelConfig
+from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.model_loader import load_model
+from rustvllm.worker.dense_layers import make_linear_packer
+
+NUM_REQUESTS = 64
+# Widths that fill no whole number of vectors.
+SMALL_GPT2 = GPT2 | {"n_embd": 36, "n_head": 3, "n_inner": 101}
+SMALL_LLAMA = LLAMA | {"hidden_size": 36, "intermediate_size": 53, "head_dim": 12}
+
+
+@pytest.fixture(scope="module", params=["gpt2", "gpt2-bfloat16", "gpt2-int8", "llama", "llama-bfloat16"])
+def model(request):
+    base, architecture = (
+        (SMALL_GPT2, "GPT2LMHeadModel") if "gpt2" in request.param else (SMALL_LLAMA, "LlamaForCausalLM")
+    )
+    dtype = torch.bfloat16 if "bfloat16" in request.param else torch.float32
+    config = EngineConfig(
+        model=ModelConfig(
+            model="m", path=Path("/nowhere"), hf_config=base, architecture=architecture, max_model_len=128,
+            vocab_size=97, hidden_size=36, num_layers=3, num_attention_heads=4, num_kv_heads=2, head_dim=8,
+        ),
+        load=LoadConfig(load_format="dummy", quantization="int8" if "int8" in request.param else None),
+        device=DeviceConfig(batch_invariant=True),
+    )  # fmt: skip
+    threads = _core.CpuThreads(2)
+    model = load_model(
+        config.model, config.load, dtype, torch.device("cpu"), 1 << 40,
+        lambda outline: make_linear_packer(config, outline, dtype, threads),
+    )  # fmt: skip
+    use_core_norms(model, threads)
+    return model
+
+
+def requests(indices, **options):
+    """The same requests whoever else is there: prompts of 1 to 50 tokens."""
+    made = []
+    for index in indices:
+        rng = np.random.default_rng(index)
+        made.append(Request(rng.integers(3, 97, int(rng.integers(1, 50))).tolist(), 6, **options))
+    return made
+
+
+def logits_of(model, wanted, **options):
+    engine = NaiveEngine(model, num_blocks=1000, **options)
+    return [torch.stack(request.logits) for request in engine.run(wanted)]
+
+
+def test_company_pieces_and_preemption_change_no_bit(model):
+    together = logits_of(model, requests(range(NUM_REQUESTS)))
+    some = [0, 7, 31, 63]
+    assert all(len(together[index]) == 6 for index in some)
+    for index in some:
+        (alone,) = logits_of(model, requests([index]))
+        assert torch.equal(alone, together[index])
+    for chunk in (1, 7, 16):
+        for index, pieces in zip(some, logits_of(model, requests(some), chunk=chunk), strict=True):
+            assert torch.equal(pieces, together[index])
+    preempted = requests(some, preempt_at=(2, 4))
+    for index, resumed in zip(some, logits_of(model, preempted, chunk=9), strict=True):
+        assert torch.equal(resumed, together[index])
+    assert all(request.num_preemptions == 2 for request in preempted)
