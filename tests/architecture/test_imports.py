@@ -16,11 +16,11 @@ CORE_IMPORTERS = (
     "rustvllm.entrypoints.cli.bench",
     "rustvllm.entrypoints.cli.collect_env",
     "rustvllm.attention.cpu_backend",
-    "rustvllm.sample.cpu_draw",
     "rustvllm.attention.selector",
     "rustvllm.layers.cpu_linear",
     "rustvllm.layers.cpu_linear_packer",
     "rustvllm.layers.cpu_norm",
+    "rustvllm.sample.cpu_draw",
     "rustvllm.metrics",
     "rustvllm.exceptions",
 )

@@ -29,7 +29,8 @@ def server(request):
 
 def post(server, path, **body):
     body = {"max_tokens": 8, "temperature": 1, "seed": 3, **body}
-    body |= {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Once upon a time"}
+    default = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Once upon a time"}
+    body = default | body
     answer = httpx.post(f"{server.url}{path}", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     if not body.get("stream"):

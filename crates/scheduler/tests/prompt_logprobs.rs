@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use common::{Random, request, scheduler};
 use scheduler::{
     EngineCoreOutput, LogprobRows, PreemptionMode, PromptLogprobRows, RequestKey, Scheduler, SchedulerConfig,
-    SchedulerError, SchedulerOutput, TokenRows, egress::Consumer,
+    SchedulerError, SchedulerOutput, SchedulingPolicy, TokenRows, egress::Consumer,
 };
 
 /// Candidates per place that a request with this key wants beside the token; −1: it does not ask.
@@ -127,6 +127,9 @@ fn run(seed: u64, max_steps_in_flight: u32, preemption_mode: PreemptionMode) -> 
         preemption_mode,
         num_cpu_blocks: if preemption_mode == PreemptionMode::Swap { 6 } else { 0 },
         block_size: 4,
+        // Under this one a request may leave the step that it is already planned for.
+        scheduling_policy: if seed % 2 == 0 { SchedulingPolicy::Fcfs } else { SchedulingPolicy::Priority },
+        preemption_immunity_steps: 1,
         ..SchedulerConfig::new(16, 40)
     };
     let mut scheduler = scheduler(&config, config.num_buffer_sets());
@@ -141,6 +144,7 @@ fn run(seed: u64, max_steps_in_flight: u32, preemption_mode: PreemptionMode) -> 
             let like = if random.chance(30) { RequestKey(1) } else { new.key };
             new.prompt_token_ids = prompt_of(like, random.between(1, 24));
             new.params.num_prompt_logprobs = wanted(new.key);
+            new.priority = random.between(0, 3) as i32;
             new.fork_from = random.chance(20).then_some(RequestKey(new.key.0.saturating_sub(1)));
             reader.prompts.insert(new.key, new.prompt_token_ids.clone());
             scheduler.handle().add_request(new).expect("it fits");

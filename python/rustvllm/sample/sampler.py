@@ -70,10 +70,8 @@ class Sampler:
             logits = metadata.processors.apply_before(logits)
         if metadata.processed is not None:
             metadata.processed.keep(logits)
-        if metadata.processors is None:
-            return self._choose(logits, metadata)
         token_ids = self._choose(logits, metadata)
-        if failed := list(metadata.processors.failures):
+        if metadata.processors is not None and (failed := list(metadata.processors.failures)):
             token_ids[failed] = PROCESSOR_FAILED
         return token_ids
 
@@ -83,7 +81,9 @@ class Sampler:
         if rows is None:
             return argmax(logits)
         token_ids = None if rows.shape[0] == logits.shape[0] else argmax(logits)
-        if self._cpu_draw is not None and logits.device.type == "cpu" and logits.is_contiguous():
+        by_core = self._cpu_draw is not None and logits.device.type == "cpu" and logits.is_contiguous()
+        if by_core and metadata.processed is None:  # the core does not show what it draws from
+            assert self._cpu_draw is not None
             drawn = _draw_by_core(logits, rows, metadata, self._cpu_draw)
         else:
             drawn = _draw(_tempered(logits, logits if token_ids is None else logits[rows], metadata), metadata)

@@ -31,8 +31,11 @@ class DeviceStepOutput:
     rest: ModelRunnerOutput
 
     def is_done(self) -> bool:
-        """Whether ``get_output`` would return at once."""
-        return self.arrived.query()
+        """Whether ``get_output`` would return at once, or raise."""
+        try:
+            return self.arrived.query()
+        except RuntimeError:  # a device that has failed says so here too; who waits for the step is told
+            return True
 
     def get_output(self) -> ModelRunnerOutput:
         """Wait for the copy; what the device failed at, in this step or one before, is raised here."""

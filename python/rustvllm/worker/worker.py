@@ -79,6 +79,7 @@ class Worker:
         self.device = _device(config.device.device)
         self.dtype = resolve_dtype(config.model.dtype, self.device, config.model.hf_config)
         self.runner: GPUModelRunner | None = None
+        self._has_no_graphs = False  # because one was tried
         self._threads: _core.CpuThreads | None = None  # of the core's kernels, on the CPU
 
     @property
@@ -243,8 +244,10 @@ class Worker:
     def capture_graphs(self) -> None:
         """Capture the CUDA graphs of decode steps, where there are to be any and not only when they are needed.
 
+        A model that cannot run in one does without, unless sizes were asked for.
+
         Raises:
-            ModelLoadError: one cannot be captured.
+            ModelLoadError: there is no memory for them, or one that was asked for cannot be captured.
         """
         runner = self._loaded()
         if runner.graphs is None:
@@ -261,6 +264,8 @@ class Worker:
 
         with self._explained_capture(runner.graphs):
             runner.graphs.capture_all(show)
+        if self._has_no_graphs:
+            runner.graphs = None
 
     def out_of_memory(self, error: torch.OutOfMemoryError, what: str) -> DeviceMemoryError:
         """The error that says what to lower, instead of torch's; what torch holds back is given to the device.
@@ -300,7 +305,7 @@ class Worker:
         """The graphs over a KV cache, not captured yet; None where no step runs in one."""
         runner, sizes = self._loaded(), self.config.cuda_graphs.capture_sizes
         recorder = make_graph_recorder(self.device)
-        if recorder is None or sizes == ():
+        if recorder is None or sizes == () or self._has_no_graphs:
             return None
         if not isinstance(runner.backend, StaticAttentionBackend):
             logger.info("CUDA graphs: none, attention by %s cannot be captured", runner.backend.name)
@@ -327,7 +332,10 @@ class Worker:
                 "enforce_eager"
             ) from error
         except RuntimeError as error:
-            raise ModelLoadError(f"the model cannot run in a CUDA graph ({error}); set enforce_eager") from error
+            if self.config.cuda_graphs.capture_sizes is not None:
+                raise ModelLoadError(f"the model cannot run in a CUDA graph ({error}); set enforce_eager") from error
+            logger.warning("CUDA graphs: none, the model cannot run in one (%s)", error)
+            self._has_no_graphs = True
 
     def _set_num_threads(self, model: CausalLM) -> None:
         if self.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
@@ -400,7 +408,7 @@ class Worker:
                 graphs.capture(size)
                 torch.cuda.synchronize(self.device)
                 free.append(torch.cuda.mem_get_info(self.device)[0])
-        return graph_bytes(free, len(graphs.sizes))
+        return 0 if self._has_no_graphs else graph_bytes(free, len(graphs.sizes))
 
     def _largest_batch(self) -> list[int]:
         """Prompt lengths of a step with as many tokens and as many requests as there may be."""

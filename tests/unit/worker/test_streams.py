@@ -14,8 +14,17 @@ from rustvllm.worker import worker as worker_module
 from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.device_output import DeviceStepOutput
 from rustvllm.worker.step_buffers import StepBuffers
+from rustvllm.worker.step_output import ModelRunnerOutput
 
 SPEC = [("idx_mapping", "int32", (4,)), ("new_rows", "int32", (4,)), ("input_ids", "int32", (16,))]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def plain_products():
+    """By torch, which the detector sees; and whichever products are fastest now must not decide between equals."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RUSTVLLM_LINEAR_KERNEL", "torch")
+        yield
 
 
 @pytest.fixture
@@ -235,4 +244,39 @@ def test_swaps_beside_the_model_equal_the_naive_loop(max_bytes_at_once, staging_
         copier._settle()
     assert all(torch.equal(a, b) for a, b in zip(caches, mine, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(copier.cpu_caches, tier, strict=True))
+    assert detector.races == []
+
+
+def test_a_device_that_fails_says_so_when_its_step_is_awaited():
+    class FailedEvent:
+        def query(self):
+            raise RuntimeError("an illegal memory access was encountered")
+
+        synchronize = query
+
+    rest = ModelRunnerOutput(np.empty((0, 1), np.int32))
+    output = DeviceStepOutput(torch.zeros(1, dtype=torch.int32), torch.zeros(1), FailedEvent(), rest)
+    assert output.is_done(), "nobody waits for it"
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        output.get_output()
+
+
+def test_a_failed_device_ends_its_requests_and_the_engine_goes_on(engine, expected, monkeypatch):
+    detector = RaceDetector()
+    running = engine(detector, async_scheduling=True)
+    get_output, failures = DeviceStepOutput.get_output, [RuntimeError("an illegal memory access was encountered")]
+
+    def fail_once(self):
+        if failures:
+            raise failures.pop()
+        return get_output(self)
+
+    monkeypatch.setattr(DeviceStepOutput, "get_output", fail_once)
+    running.add_request("unlucky", [5, 6, 7], SamplingParams(max_tokens=5))
+    outputs = []
+    while running.has_unfinished_requests():
+        outputs += running.step()
+    assert "illegal memory access" in outputs[-1].error
+    with detector:
+        assert generate(running) == expected
     assert detector.races == []

@@ -298,9 +298,24 @@ def test_a_capture_that_fails_ahead_says_what_would_work(make, monkeypatch, erro
     recorder = SimpleNamespace(capture=lambda forward: (_ for _ in ()).throw(error))
     monkeypatch.setattr(worker_module, "make_graph_recorder", lambda device: recorder)
     worker.runner.backend = StaticTorchBackend(worker.runner.model.kv_cache_spec, torch.float32)
+    worker.config.cuda_graphs = CUDAGraphConfig(capture_sizes=(8,))
     worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
     with pytest.raises(ModelLoadError, match=message):
         worker.capture_graphs()
+
+
+def test_a_model_that_no_graph_takes_runs_without_unless_sizes_were_asked_for(make, monkeypatch, caplog):
+    worker = make()
+    recorder = SimpleNamespace(capture=lambda forward: (_ for _ in ()).throw(RuntimeError("not permitted")))
+    monkeypatch.setattr(worker_module, "make_graph_recorder", lambda device: recorder)
+    worker.runner.backend = StaticTorchBackend(worker.runner.model.kv_cache_spec, torch.float32)
+    worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
+    with caplog.at_level("WARNING"):
+        worker.capture_graphs()
+    assert "CUDA graphs: none, the model cannot run in one (not permitted)" in caplog.text
+    assert worker.runner.graphs is None
+    worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
+    assert worker.runner.graphs is None, "it is not tried again"
 
 
 def test_out_of_memory_says_what_to_lower(make):
