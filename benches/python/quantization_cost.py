@@ -4,9 +4,9 @@
         [--num-windows 32] [--output-json FILE]
 
 Perplexity of a text in windows of the model's length, each token but the first predicted from those before it in its
-window, by the model's own log-probabilities in the precision that it serves in. The model inside the package by default;
-``--text`` should be something it was made for. What they bring in speed is shown by ``decode_cost.py``, whose model is
-large enough for weights to count.
+window, by the model's own log-probabilities in the precision that it serves in. Without ``--model`` it is the model
+inside the package; ``--text`` should be something that the model was made for. What smaller weights bring in speed
+shows in ``decode_cost.py``, whose model is large enough for them to count.
 """
 
 import argparse

@@ -20,6 +20,9 @@ from rustvllm._core_linear import CpuThreads as CpuThreads
 from rustvllm._core_linear import PackedLinear as PackedLinear
 from rustvllm._core_linear import layer_norm as layer_norm
 from rustvllm._core_linear import rms_norm as rms_norm
+from rustvllm._core_sampling import SamplingExtras as SamplingExtras
+from rustvllm._core_sampling import draw_kernel as draw_kernel
+from rustvllm._core_sampling import draw_token_ids as draw_token_ids
 from rustvllm._core_tokenizer import TokenIds as TokenIds
 from rustvllm._core_tokenizer import Tokenizer as Tokenizer
 from rustvllm._core_tokenizer import TokenizerPool as TokenizerPool
@@ -48,6 +51,8 @@ __all__ = [
     "bench_step",
     "bench_trace",
     "build_profile",
+    "draw_kernel",
+    "draw_token_ids",
     "layer_norm",
     "rms_norm",
     "served_model",
@@ -226,37 +231,6 @@ class Scheduler:
         self, prompt_token_ids: Sequence[int], cache_salt: str | None = None, lora_name: str | None = None
     ) -> int: ...
     def stats(self) -> dict[str, int | float]: ...
-
-@final
-class SamplingExtras:
-    """Parameters of a request that are lists; immutable, and shared by its samples."""
-
-    def __new__(
-        cls,
-        *,
-        logit_bias: Sequence[tuple[int, float]] = ...,
-        allowed_token_ids: Sequence[int] = ...,
-        bad_words: Sequence[Sequence[int]] = ...,
-        arguments: str | None = None,
-        attachment: Any = None,
-    ) -> Self:
-        """Lists of one request; ``attachment`` is an object that the worker of an engine in this process understands.
-
-        Raises InvalidRequestError naming the parameter, the value and the limit.
-        """
-    @property
-    def logit_bias(self) -> list[tuple[int, float]]: ...
-    @property
-    def allowed_token_ids(self) -> list[int]:
-        """Empty: all may be sampled."""
-    @property
-    def bad_words(self) -> list[list[int]]:
-        """Each 1 to 128 ids, whose last one is not sampled behind the others."""
-    @property
-    def arguments(self) -> str | None:
-        """A JSON object for logits processors."""
-    @property
-    def attachment(self) -> Any: ...
 
 class _TakesRequests:
     """What an engine in this process and a client of others have in common."""

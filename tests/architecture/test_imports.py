@@ -20,6 +20,7 @@ CORE_IMPORTERS = (
     "rustvllm.layers.cpu_linear",
     "rustvllm.layers.cpu_linear_packer",
     "rustvllm.layers.cpu_norm",
+    "rustvllm.sample.cpu_draw",
     "rustvllm.metrics",
     "rustvllm.exceptions",
 )

@@ -206,7 +206,9 @@ def test_a_cache_of_eight_bits_is_for_triton(device, message):
     with pytest.raises(ConfigError, match=message):
         EngineConfig(model=ModelConfig(**MODEL), cache=cache, device=device)
     for device in (DeviceConfig(device="cuda"), DeviceConfig(device="cuda", attention_backend="triton")):
-        assert EngineConfig(model=ModelConfig(**MODEL), cache=cache, device=device).cache.is_fp8
+        config = EngineConfig(model=ModelConfig(**MODEL), cache=cache, device=device)
+        assert config.cache.is_fp8
+        assert any("in eight bits (e4m3)" in line for line in describe_engine(config, 11))
     with pytest.raises(ConfigError, match="kv_cache_dtype must be one of auto, fp8, fp8_e4m3, got 'int4'"):
         CacheConfig(kv_cache_dtype="int4")
 

@@ -39,6 +39,7 @@ mod portable;
 mod product;
 pub mod reading;
 pub mod reference;
+pub mod sampling;
 mod simd;
 pub mod threads;
 mod tile;

@@ -48,8 +48,10 @@ impl Lines {
         if layout.align() == LARGE_PAGE {
             use rustix::mm::{Advice, madvise};
             // Before the memory is touched. A system that has no large pages gives small ones, which are slower and no worse.
+            // Whole ones alone: a large page under the rest would take memory that nobody uses.
+            let whole = layout.size() / LARGE_PAGE * LARGE_PAGE;
             // SAFETY: the memory is this allocation's, and how it is paged changes nothing in it.
-            let _ = unsafe { madvise(start.as_ptr().cast(), layout.size(), Advice::LinuxHugepage) };
+            let _ = unsafe { madvise(start.as_ptr().cast(), whole, Advice::LinuxHugepage) };
         }
         // SAFETY: the allocation has as many bytes.
         unsafe { start.as_ptr().write_bytes(0, layout.size()) };

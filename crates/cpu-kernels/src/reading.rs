@@ -8,6 +8,10 @@ use crate::{packed::PackedLinear, threads::Threads};
 const PART: usize = 1 << 14;
 /// Words that are taken together, so that no addition waits for the one before it.
 const STRIDE: usize = 32;
+/// Words of a cache line.
+const LINE: usize = 8;
+/// How far ahead a line is asked for, in words: 8 KiB, as products do.
+const AHEAD: usize = 1 << 10;
 
 /// Read all weights of a layer once, by all threads, and give a number that depends on each.
 #[must_use]
@@ -19,6 +23,9 @@ pub fn read_once(layer: &PackedLinear, threads: &Threads) -> u64 {
         let words = &words[part * PART..words.len().min((part + 1) * PART)];
         let (strides, rest) = words.as_chunks::<STRIDE>();
         for stride in strides {
+            for line in (0..STRIDE).step_by(LINE) {
+                ask_for(stride.as_ptr().wrapping_add(AHEAD + line));
+            }
             for (lane, word) in lanes.iter_mut().zip(stride) {
                 *lane ^= word;
             }
@@ -28,6 +35,17 @@ pub fn read_once(layer: &PackedLinear, threads: &Threads) -> u64 {
         total.fetch_xor(folded, Ordering::Relaxed);
     });
     total.into_inner()
+}
+
+/// Bring a line near that is read soon, on processors that take such a hint.
+fn ask_for(word: *const u64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has it, and it never faults, wherever it points.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(word.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = word;
 }
 
 #[cfg(test)]

@@ -326,7 +326,8 @@ impl Row<'_> {
             }
         }
         let kept = self.values.iter().copied().filter(|value| *value >= floor && *value > f32::NEG_INFINITY);
-        let mut weighted: Vec<(f32, f64)> = kept.map(|value| (value, f64::from((value - self.max).exp()))).collect();
+        let mut weighted: Vec<(f32, f64)> =
+            kept.map(|value| (value, f64::from((value - self.max).exp()))).collect();
         Cut { value: select_by_mass(&mut weighted, target), candidates: None }
     }
 

@@ -73,7 +73,7 @@ fn check<E: Element>(case: &Case, kernel: &Kernel, tolerance: f64) {
         let square = added.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / row as f64;
         for j in 0..row {
             if case.sum >= 2 {
-                assert_eq!(f64::from(sums[i * stride + j].widen()), added[j]);
+                assert_eq!(f64::from(sums[i * stride + j].widen()).to_bits(), added[j].to_bits());
             }
             let mut expected = (added[j] - mean) / (square + f64::from(EPS)).sqrt() * f64::from(weight[j]);
             if case.has_bias {

@@ -16,6 +16,7 @@ mod linear;
 mod logprobs;
 mod output_processor;
 mod request_arguments;
+mod sampling;
 mod sampling_extras;
 mod scheduler;
 mod server;
@@ -31,6 +32,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("build_profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     config::register(module)?;
     handle::register(module)?;
+    sampling::register(module)?;
     sampling_extras::register(module)?;
     scheduler::register(module)?;
     token_ids::register(module)?;

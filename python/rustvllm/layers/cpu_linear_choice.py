@@ -27,9 +27,9 @@ PLAIN = "torch"
 NUM_ROUNDS = 3
 HOPELESS = 1.5
 """A contender that took so many times the best one's time is not measured again for that number of rows."""
-WORTH_A_CHANGE = 0.95
+WORTH_A_CHANGE = 0.9
 """Another contender takes the first one's place for a mean time of at most this share of its own."""
-WORTH_A_COPY = 0.9
+WORTH_A_COPY = 0.85
 """More memory is taken for a mean time of at most this share of what is possible without."""
 _WORKLOADS = ({0: 128, 7: 1}, {5: 128, 8: 16})
 """What decides, as products of each class of rows: 128 tokens in and 128 out for one request, and for 32 together."""

@@ -37,8 +37,10 @@ SAMPLE_BYTES = 4 << 20
 """The piece of a weight that is measured."""
 MOST_READ = 1 << 30
 """Bytes of packed weights that are read to see how fast memory is."""
-NOT_WORTH_MEASURING = 1 << 16
+NOT_WORTH_PACKING = 1 << 16
 """Weights of fewer numbers are torch's: what a call costs outweighs what the product costs."""
+NOT_WORTH_MEASURING = 1 << 19
+"""Other weights of fewer numbers are the core's: they stay near the processor, and little is to be won."""
 
 Shape = tuple[int, int]  # out_features, in_features
 
@@ -154,6 +156,8 @@ class LinearPacker:
 
     def _pack(self, linear: Linear) -> None:
         weight, name = linear.weight, self._options.kernel
+        if name is None and weight.dtype in CORE_DTYPES and NOT_WORTH_PACKING <= weight.numel() < NOT_WORTH_MEASURING:
+            name = "core"
         if name is None and weight.dtype in CORE_DTYPES and _is_measured(_shape(weight)):
             name = "core"
             self._to_measure.setdefault(_shape(weight), []).append(linear)
@@ -191,7 +195,7 @@ class LinearPacker:
     def _measure(self, piece: Tensor, shape: Shape, rate: float, *, has_plain: bool, room_for: int) -> Choice:
         names = ["core", *(["onednn"] if OneDnnLinear.is_available(piece.dtype) else []), PLAIN]
         contenders = {name: self._contender(name, piece, None) for name in names}
-        num_measured = sum(map(_is_measured, self._count)) + (self._head_bytes > 0)
+        num_measured = max(sum(map(_is_measured, self._count)) + (self._head_bytes > 0), 1)
         times = measure(contenders, shape[1], piece.dtype, MEASURE_SECONDS / num_measured)
         choice = choose(times, at_least=piece.nbytes / rate, has_plain=has_plain, room_for=room_for)
         logger.debug("dense layers of %d x %d%s: %s", *shape, " (tied head)" if has_plain else "", choice)

@@ -30,8 +30,8 @@ class GatedMLP(nn.Module):
         self.act = get_activation(activation)
         self.down_proj = Linear(inner_size, hidden_size, bias=bias)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(apply_gated(self.act, self.gate_up_proj(hidden)))
+    def forward(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        out: Tensor = self.down_proj(apply_gated(self.act, self.gate_up_proj(hidden)), residual=residual)
         return out
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:

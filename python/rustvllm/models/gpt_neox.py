@@ -32,13 +32,21 @@ class GPTNeoXAttention(nn.Module):
         self.query_key_value = Linear(hidden_size, 3 * hidden_size, bias=bias)
         self.dense = Linear(hidden_size, hidden_size, bias=bias)
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: Tensor,
+        attention: AttentionPlan,
+        residual: Tensor,
+    ) -> Tensor:
         qkv = self.query_key_value(hidden).view(-1, self.num_heads, 3, self.head_dim)
         qkv = qkv.transpose(1, 2).flatten(1, 2)  # [T, 3 H, D], a copy: backends want a token's heads side by side
         turned = apply_rotary(qkv[:, : 2 * self.num_heads], cos, sin)
         query, key, value = turned[:, : self.num_heads], turned[:, self.num_heads :], qkv[:, 2 * self.num_heads :]
         out = attention.forward(query, key, value, kv_cache, self.scale)
-        projected: Tensor = self.dense(out.flatten(1))
+        projected: Tensor = self.dense(out.flatten(1), residual=residual)
         return projected
 
 
@@ -50,8 +58,9 @@ class GPTNeoXMLP(nn.Module):
         self.act = get_activation(config.string("hidden_act", "gelu"))
         self.dense_4h_to_h = Linear(inner_size, hidden_size, bias=True)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.dense_4h_to_h(self.act(self.dense_h_to_4h(hidden)))
+    def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        inner = self.dense_h_to_4h(hidden, activation=self.act)
+        out: Tensor = self.dense_4h_to_h(inner, residual=residual)
         return out
 
 
@@ -68,8 +77,9 @@ class GPTNeoXLayer(nn.Module):
         self.mlp = GPTNeoXMLP(config, hidden_size)
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
-        attended = hidden + self.attention(self.input_layernorm(hidden), cos, sin, kv_cache, attention)
-        out: Tensor = attended + self.mlp(self.post_attention_layernorm(hidden if self.parallel else attended))
+        attended = self.attention(self.input_layernorm(hidden), cos, sin, kv_cache, attention, residual=hidden)
+        normed = self.post_attention_layernorm(hidden if self.parallel else attended)
+        out: Tensor = self.mlp(normed, residual=attended)
         return out
 
 

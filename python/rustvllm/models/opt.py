@@ -33,11 +33,11 @@ class OPTAttention(nn.Module):
         self.qkv_proj = Linear(hidden_size, 3 * hidden_size, bias=bias)
         self.out_proj = Linear(hidden_size, hidden_size, bias=bias)
 
-    def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+    def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan, residual: Tensor) -> Tensor:
         qkv = self.qkv_proj(hidden).view(-1, 3, self.num_heads, self.head_dim)
         query, key, value = qkv.unbind(1)  # each [T, H, D]
         out = attention.forward(query, key, value, kv_cache, self.scale)
-        projected: Tensor = self.out_proj(out.flatten(1))
+        projected: Tensor = self.out_proj(out.flatten(1), residual=residual)
         return projected
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
@@ -64,14 +64,14 @@ class OPTLayer(nn.Module):
 
     def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
         if self.norm_first:
-            hidden = hidden + self.self_attn(self.self_attn_layer_norm(hidden), kv_cache, attention)
-            return hidden + self._mlp(self.final_layer_norm(hidden))
-        hidden = self.self_attn_layer_norm(hidden + self.self_attn(hidden, kv_cache, attention))
-        out: Tensor = self.final_layer_norm(hidden + self._mlp(hidden))
+            hidden = self.self_attn(self.self_attn_layer_norm(hidden), kv_cache, attention, residual=hidden)
+            return self._mlp(self.final_layer_norm(hidden), residual=hidden)
+        hidden = self.self_attn_layer_norm(self.self_attn(hidden, kv_cache, attention, residual=hidden))
+        out: Tensor = self.final_layer_norm(self._mlp(hidden, residual=hidden))
         return out
 
-    def _mlp(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.fc2(self.act(self.fc1(hidden)))
+    def _mlp(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        out: Tensor = self.fc2(self.fc1(hidden, activation=self.act), residual=residual)
         return out
 
 

@@ -95,7 +95,15 @@ class RotaryAttention(nn.Module):
         self.q_norm = head_norm() if head_norm else None
         self.k_norm = head_norm() if head_norm else None
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: Tensor,
+        attention: AttentionPlan,
+        residual: Tensor | None = None,
+    ) -> Tensor:
         num_heads, num_kv_heads = self.sizes.num_heads, self.sizes.num_kv_heads
         qkv = self.qkv_proj(hidden).unflatten(-1, (-1, self.sizes.head_dim))  # [T, H + KVH + KVH, D]
         query_key, value = qkv[:, :-num_kv_heads], qkv[:, -num_kv_heads:]
@@ -111,7 +119,7 @@ class RotaryAttention(nn.Module):
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
         )
-        projected: Tensor = self.o_proj(out.flatten(1))
+        projected: Tensor = self.o_proj(out.flatten(1), residual=residual)
         return projected
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:

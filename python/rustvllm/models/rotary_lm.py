@@ -37,8 +37,8 @@ class PreNormLayer(nn.Module):
         self.mlp = mlp
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, kv_cache, attention)
-        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        hidden = self.self_attn(self.input_layernorm(hidden), cos, sin, kv_cache, attention, residual=hidden)
+        out: Tensor = self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
         return out
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rustvllm.layers.fused import runs_fused
+from rustvllm.sample.cpu_draw import CpuDraw
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.penalties import apply_penalties
 from rustvllm.sample.random import counter_uniform
@@ -37,7 +38,14 @@ BLOCK_SIZE = 64
 
 
 class Sampler:
-    """Stateless; see the module."""
+    """Stateless; see the module.
+
+    Args:
+        cpu_draw: draws on the CPU; None: torch does.
+    """
+
+    def __init__(self, cpu_draw: CpuDraw | None = None) -> None:
+        self._cpu_draw = cpu_draw
 
     def sample(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         """Draw one id per row.
@@ -62,11 +70,26 @@ class Sampler:
             logits = metadata.processors.apply_before(logits)
         if metadata.processed is not None:
             metadata.processed.keep(logits)
-        if metadata.processors is None:
-            return _choose(logits, metadata)
-        token_ids = _choose(logits, metadata)
-        if failed := list(metadata.processors.failures):
+        token_ids = self._choose(logits, metadata)
+        if metadata.processors is not None and (failed := list(metadata.processors.failures)):
             token_ids[failed] = PROCESSOR_FAILED
+        return token_ids
+
+    def _choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
+        """An id for each row, once everything that concerns greedy rows too is done."""
+        rows = metadata.random_rows
+        if rows is None:
+            return argmax(logits)
+        token_ids = None if rows.shape[0] == logits.shape[0] else argmax(logits)
+        by_core = self._cpu_draw is not None and logits.device.type == "cpu" and logits.is_contiguous()
+        if by_core and metadata.processed is None:  # the core does not show what it draws from
+            assert self._cpu_draw is not None
+            drawn = _draw_by_core(logits, rows, metadata, self._cpu_draw)
+        else:
+            drawn = _draw(_tempered(logits, logits if token_ids is None else logits[rows], metadata), metadata)
+        if token_ids is None:
+            return drawn
+        token_ids[rows] = drawn
         return token_ids
 
 
@@ -88,16 +111,16 @@ def argmax(logits: Tensor) -> Tensor:
     return torch.where(largest > -torch.inf, device_ids, NO_TOKEN)
 
 
-def _choose(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
-    """An id for each row, once everything that concerns greedy rows too is done."""
-    rows = metadata.random_rows
-    if rows is None:
-        return argmax(logits)
-    if rows.shape[0] == logits.shape[0]:
-        return _draw(_tempered(logits, logits, metadata), metadata)
-    token_ids = argmax(logits)
-    token_ids[rows] = _draw(_tempered(logits, logits[rows], metadata), metadata)
-    return token_ids
+def _draw_by_core(logits: Tensor, rows: Tensor, metadata: SamplingMetadata, cpu_draw: CpuDraw) -> Tensor:
+    """An id for each random row; overwrites these."""
+    assert metadata.temperature is not None
+    temperature = metadata.temperature
+    if metadata.processors is not None and metadata.processors.after:
+        logits = _tempered(logits, logits[rows], metadata).contiguous()
+        rows, temperature = torch.arange(len(rows)), torch.ones_like(temperature)
+    drawn = cpu_draw.draw(logits, rows, temperature, metadata)
+    # A row without a finite distribution (NaN, infinite logits) falls back on its argmax.
+    return drawn if bool((drawn >= 0).all()) else torch.where(drawn >= 0, drawn, argmax(logits[rows]))
 
 
 def _tempered(logits: Tensor, chosen: Tensor, metadata: SamplingMetadata) -> Tensor:

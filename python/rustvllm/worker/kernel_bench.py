@@ -21,6 +21,7 @@ from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
 from rustvllm.attention.selector import make_attention_backend
 from rustvllm.layers.cpu_linear import CORE_DTYPES, CoreLinear, OneDnnLinear, TorchLinear
 from rustvllm.layers.linear import LinearKernel
+from rustvllm.sample.cpu_draw import CpuDraw
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.host_resources import num_compute_threads
@@ -167,7 +168,7 @@ class KernelBench:
     @torch.inference_mode()
     def sampler(self) -> Iterator[dict[str, Any]]:
         """One token for each of some rows of logits."""
-        sampler = Sampler()
+        sampler = Sampler(CpuDraw(_core.CpuThreads(self._num_threads)) if self._device.type == "cpu" else None)
         for num_rows in SAMPLED_ROWS:
             logits = self._random(num_rows, self._shape.vocab_size).float() * 4
             rows = torch.arange(num_rows, device=self._device)

@@ -20,7 +20,9 @@ from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
 from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.logger import init_logger
 from rustvllm.model_loader import load_model
+from rustvllm.sample.cpu_draw import CpuDraw
 from rustvllm.sample.logits_processors import load_logits_processors
+from rustvllm.sample.sampler import Sampler
 from rustvllm.worker import host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.cuda_graphs import DecodeGraphs, default_capture_sizes, make_graph_recorder
@@ -141,6 +143,7 @@ class Worker:
             logprobs_mode=self.config.model.logprobs_mode,
             streams=make_streams(self.device),
         )
+        self.runner.sampler = Sampler(None if self._threads is None else CpuDraw(self._threads))
 
     def determine_num_blocks(self) -> int:
         """KV blocks, the null block included.

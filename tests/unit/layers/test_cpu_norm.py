@@ -11,6 +11,15 @@ from rustvllm.layers.norm import GemmaRMSNorm, LayerNorm, RMSNorm
 EPS = 1e-5
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread_of_torch():
+    """Two of them would wait for each other, and for the core's, on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def threads():
     return _core.CpuThreads(2)

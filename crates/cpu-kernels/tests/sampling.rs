@@ -1,0 +1,142 @@
+//! Drawing against a plain reference in 64 bits that sorts every row, for each compiled form.
+
+use cpu_kernels::{
+    Threads,
+    sampling::{Passes, RowOptions, draw},
+};
+use proptest::prelude::*;
+
+const PLAIN: RowOptions = RowOptions { temperature: 1.0, min_p: 0.0, top_k: 0, top_p: 1.0, uniform: 0.0 };
+
+/// Weights of what is kept, relative to the largest.
+fn kept_weights(row: &[f32], options: RowOptions) -> Vec<f64> {
+    let tempered: Vec<f32> = row.iter().map(|x| x / options.temperature).collect();
+    let max = tempered.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let floor = if options.min_p > 0.0 { max + options.min_p.ln() } else { f32::NEG_INFINITY };
+    let mut sorted: Vec<f32> = tempered.iter().copied().filter(|x| *x >= floor).collect();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    if options.top_k > 0 {
+        sorted.truncate(options.top_k as usize);
+    }
+    let weight = |x: f32| (f64::from(x) - f64::from(max)).exp();
+    let total: f64 = sorted.iter().map(|x| weight(*x)).sum();
+    let mut cut = *sorted.last().expect("the largest");
+    let mut mass = 0.0;
+    for &x in &sorted {
+        mass += weight(x);
+        if options.top_p < 1.0 && mass >= f64::from(options.top_p) * total {
+            cut = x;
+            break;
+        }
+    }
+    tempered.iter().map(|&x| if x >= cut { weight(x) } else { 0.0 }).collect()
+}
+
+fn normal(seed: u64, index: usize) -> f32 {
+    // Twelve uniforms of SplitMix64 make a number that is as good as normal here.
+    let mut sum = -6.0;
+    for part in 0..12u64 {
+        let mut z = (seed ^ (index as u64) << 8 ^ part).wrapping_add(0x9E37_79B9_7F4A_7C15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        sum += ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64;
+    }
+    sum as f32
+}
+
+/// The id drawn is one at which the running sum reaches the target, give or take what 32 bits round.
+fn check(row: &[f32], options: RowOptions) {
+    let weights = kept_weights(row, options);
+    let total: f64 = weights.iter().sum();
+    for passes in Passes::available() {
+        let id = passes.draw(&mut row.to_vec(), options).expect("a finite row");
+        assert!(weights[id] > 0.0, "{} draws {id}, which was cut off, {options:?}", passes.name());
+        let before: f64 = weights[..id].iter().sum::<f64>() / total;
+        let after = before + weights[id] / total;
+        let close = 1e-5;
+        assert!(
+            before - close <= options.uniform && options.uniform <= after + close,
+            "{}: {id} is from {before} to {after}, {options:?}",
+            passes.name()
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn any_row_equals_the_reference(
+        len in prop_oneof![1usize..200, Just(64), Just(4096), Just(5000)],
+        seed in any::<u64>(),
+        spread in prop_oneof![Just(0.01f32), Just(1.0), Just(5.0), Just(30.0)],
+        masked in prop_oneof![Just(0u64), Just(2), Just(1000)],
+        temperature in prop_oneof![Just(1.0f32), 0.01f32..2.0],
+        top_k in prop_oneof![Just(0i64), Just(-1), 1i64..50, Just(700), Just(4999), Just(1 << 40)],
+        top_p in prop_oneof![Just(1.0f32), 0.001f32..1.0, Just(0.999_999)],
+        min_p in prop_oneof![Just(0.0f32), 0.0f32..=1.0],
+        uniforms in proptest::array::uniform3(0.0f64..1.0),
+    ) {
+        let mut row: Vec<f32> = (0..len).map(|index| spread * normal(seed, index)).collect();
+        for (index, x) in row.iter_mut().enumerate().skip(1) {
+            if masked > 0 && (seed ^ index as u64) % masked == 0 {
+                *x = f32::NEG_INFINITY;
+            }
+        }
+        for uniform in uniforms.into_iter().chain([0.0, 1.0 - f64::EPSILON]) {
+            check(&row, RowOptions { temperature, min_p, top_k, top_p, uniform });
+        }
+    }
+
+    #[test]
+    fn equals_are_kept_together(len in 1usize..300, levels in 1u64..4, top_k in 1i64..300, top_p in 0.01f32..=1.0, uniform in 0.0f64..1.0) {
+        let row: Vec<f32> = (0..len as u64).map(|index| (index.wrapping_mul(0x9E37_79B9) % levels) as f32).collect();
+        check(&row, RowOptions { top_k, top_p, uniform, ..PLAIN });
+    }
+}
+
+#[test]
+fn a_row_without_a_distribution_gives_nothing() {
+    let (nan, inf) = (f32::NAN, f32::INFINITY);
+    let mut long = vec![0.0; 200];
+    long[199] = nan;
+    for row in [vec![nan], vec![0.0, nan], vec![nan, 0.0], vec![-inf; 70], vec![0.0, inf], long] {
+        for options in [PLAIN, RowOptions { top_k: 1, ..PLAIN }, RowOptions { top_p: 0.5, ..PLAIN }] {
+            for passes in Passes::available() {
+                assert_eq!(passes.draw(&mut row.clone(), options), None, "{row:?}");
+            }
+        }
+    }
+}
+
+/// Rows of any order, on any number of threads, beside rows that are not drawn from.
+#[test]
+fn a_row_is_drawn_as_if_it_were_alone() {
+    let (vocab_size, num_rows) = (3001, 40);
+    let logits: Vec<f32> = (0..num_rows * vocab_size).map(|index| 2.0 * normal(5, index)).collect();
+    let options: Vec<RowOptions> = (0..num_rows)
+        .map(|row| RowOptions {
+            top_p: if row % 3 == 0 { 0.9 } else { 1.0 },
+            top_k: if row % 4 == 0 { 50 } else { 0 },
+            uniform: row as f64 / num_rows as f64,
+            ..PLAIN
+        })
+        .collect();
+    let alone: Vec<i64> = logits
+        .chunks(vocab_size)
+        .zip(&options)
+        .map(|(row, options)| Passes::best().draw(&mut row.to_vec(), *options).expect("finite") as i64)
+        .collect();
+    let rows: Vec<usize> = (0..num_rows).rev().filter(|row| row % 5 != 1).collect();
+    let chosen: Vec<RowOptions> = rows.iter().map(|&row| options[row]).collect();
+    for num_threads in [1, 3] {
+        let threads = Threads::new(num_threads).expect("threads");
+        let (mut copy, mut out) = (logits.clone(), vec![-7; rows.len()]);
+        draw(&mut copy, vocab_size, &rows, &chosen, &threads, &mut out);
+        assert_eq!(out, rows.iter().map(|&row| alone[row]).collect::<Vec<_>>());
+        assert_eq!(
+            copy[vocab_size..2 * vocab_size],
+            logits[vocab_size..2 * vocab_size],
+            "row 1 is left alone"
+        );
+    }
+}

@@ -1,0 +1,61 @@
+"""Types of sampling in ``rustvllm._core``, where they are found; there is no module of this name."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from rustvllm._core_linear import CpuThreads
+
+@final
+class SamplingExtras:
+    """Parameters of a request that are lists; immutable, and shared by its samples."""
+
+    def __new__(
+        cls,
+        *,
+        logit_bias: Sequence[tuple[int, float]] = ...,
+        allowed_token_ids: Sequence[int] = ...,
+        bad_words: Sequence[Sequence[int]] = ...,
+        arguments: str | None = None,
+        attachment: Any = None,
+    ) -> Self:
+        """Lists of one request; ``attachment`` is an object that the worker of an engine in this process understands.
+
+        Raises InvalidRequestError naming the parameter, the value and the limit.
+        """
+    @property
+    def logit_bias(self) -> list[tuple[int, float]]: ...
+    @property
+    def allowed_token_ids(self) -> list[int]:
+        """Empty: all may be sampled."""
+    @property
+    def bad_words(self) -> list[list[int]]:
+        """Each 1 to 128 ids, whose last one is not sampled behind the others."""
+    @property
+    def arguments(self) -> str | None:
+        """A JSON object for logits processors."""
+    @property
+    def attachment(self) -> Any: ...
+
+def draw_token_ids(
+    threads: CpuThreads,
+    logits: npt.NDArray[np.float32],
+    rows: npt.NDArray[np.int64],
+    temperature: npt.NDArray[np.float32],
+    min_p: npt.NDArray[np.float32],
+    top_k: npt.NDArray[np.int64],
+    top_p: npt.NDArray[np.float32],
+    uniforms: npt.NDArray[np.float64],
+) -> list[int]:
+    """An id drawn from each of ``rows`` of ``logits``, which are overwritten; −1 without a finite distribution.
+
+    Values that ask for nothing: ``min_p`` 0, ``top_k`` 0 or less, ``top_p`` 1. What equals the smallest logit that is
+    kept is kept too.
+
+    Raises ``TypeError`` for another dtype, ``ValueError`` for another shape, or a row that is not there or given twice.
+    """
+
+def draw_kernel() -> Literal["avx512", "avx2", "portable"]:
+    """What draws on this machine."""
