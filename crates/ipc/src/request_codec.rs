@@ -35,8 +35,9 @@ pub(crate) fn encode(requests: &[NewRequest], rename: impl Fn(RequestKey) -> Req
         let is_same = previous.is_some_and(|previous| {
             previous.prompt_token_ids == request.prompt_token_ids && previous.extra_keys == request.extra_keys
         });
-        let has_same_extras =
-            previous.is_some_and(|previous| is_same_extras(&previous.params.extras, &request.params.extras));
+        let has_same_extras = previous.is_some_and(|previous| {
+            is_same_extras(previous.params.extras.as_ref(), request.params.extras.as_ref())
+        });
         encode_one(request, is_same, has_same_extras, &rename, &mut body);
         previous = Some(request);
     }
@@ -101,7 +102,7 @@ fn encode_one(
 }
 
 /// Whether both share the extras of one request: samples do.
-fn is_same_extras(one: &Option<Arc<SamplingExtras>>, other: &Option<Arc<SamplingExtras>>) -> bool {
+fn is_same_extras(one: Option<&Arc<SamplingExtras>>, other: Option<&Arc<SamplingExtras>>) -> bool {
     matches!((one, other), (Some(one), Some(other)) if Arc::ptr_eq(one, other))
 }
 
