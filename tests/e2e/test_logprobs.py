@@ -176,3 +176,28 @@ def test_streams_give_each_token_once(folder, monkeypatch, multiprocessing):
                 assert whole[2][sample] == deltas[2][sample] == pytest.approx(40 * math.log(0.5), abs=1e-4)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])
+def test_what_is_given_as_log_probabilities(folder, llm, mode):
+    """Of the whole vocabulary, so that it can be seen what of it is left."""
+    numbers = {"dtype": "float32", "device": "cpu", "max_num_seqs": 4, "max_model_len": 64}
+    params = SamplingParams(temperature=0.5, top_k=3, seed=1, max_tokens=1, logprobs=-1)
+    greedy = SamplingParams(temperature=0, max_tokens=1, logprobs=-1)
+    with LLM(str(folder), max_logprobs=-1, logprobs_mode=mode, **numbers) as engine:
+        drawn, likeliest = (output.outputs[0] for output in engine.generate([PROMPTS[0]] * 2, [params, greedy]))
+    [known] = llm.generate([PROMPTS[0]], SamplingParams(temperature=0, max_tokens=1, logprobs=20))
+    [known] = known.outputs[0].logprobs
+    [of_drawn], [of_likeliest] = drawn.logprobs, likeliest.logprobs
+    assert len(of_drawn) == len(of_likeliest) == 512
+    assert drawn.cumulative_logprob == of_drawn[drawn.token_ids[0]].logprob
+    left = [token_id for token_id, logprob in of_drawn.items() if logprob.logprob > -math.inf]
+    scale = 2 if mode.startswith("processed") else 1
+    assert len(left) == (3 if scale == 2 else 512)
+    if mode.endswith("logprobs"):
+        assert sum(math.exp(of_drawn[token_id].logprob) for token_id in left) == pytest.approx(1, abs=1e-4)
+    first, second, *_ = known.values()  # the differences are those of raw log-probabilities, divided by the temperature
+    for logprobs, factor in ((of_drawn, scale), (of_likeliest, 1)):
+        first_id, second_id, *_ = known
+        difference = logprobs[first_id].logprob - logprobs[second_id].logprob
+        assert difference == pytest.approx(factor * (first.logprob - second.logprob), abs=ATOL)

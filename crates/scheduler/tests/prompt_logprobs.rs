@@ -129,8 +129,10 @@ fn run(seed: u64, max_steps_in_flight: u32, preemption_mode: PreemptionMode) -> 
         block_size: 4,
         // Under this one a request may leave the step that it is already planned for.
         scheduling_policy: if seed % 2 == 0 { SchedulingPolicy::Fcfs } else { SchedulingPolicy::Priority },
+        // Several prompts are computed in one step, so that a later one takes blocks from an earlier one's.
+        long_prefill_token_threshold: 3,
         preemption_immunity_steps: 1,
-        ..SchedulerConfig::new(16, 40)
+        ..SchedulerConfig::new(12, 40)
     };
     let mut scheduler = scheduler(&config, config.num_buffer_sets());
     let mut consumer = scheduler.take_consumer().expect("the first to ask");
@@ -142,7 +144,7 @@ fn run(seed: u64, max_steps_in_flight: u32, preemption_mode: PreemptionMode) -> 
             new.request_id = new.key.0.to_string().into();
             // Many prompts have the same beginning, and some fork.
             let like = if random.chance(30) { RequestKey(1) } else { new.key };
-            new.prompt_token_ids = prompt_of(like, random.between(1, 24));
+            new.prompt_token_ids = prompt_of(like, random.between(1, 28));
             new.params.num_prompt_logprobs = wanted(new.key);
             new.priority = random.between(0, 3) as i32;
             new.fork_from = random.chance(20).then_some(RequestKey(new.key.0.saturating_sub(1)));
