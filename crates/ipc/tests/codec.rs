@@ -441,6 +441,27 @@ fn the_bytes_of_an_engines_frames_are_these() {
                 .to_owned(),
         ),
         (
+            EngineMessage::Stats { id: 1, entries: vec![("a".to_owned(), 2)] },
+            "19000000 85 0100000000000000 01000000 01000000 61 0200000000000000".to_owned(),
+        ),
+        (
+            EngineMessage::Pong { id: 1, step_age_ns: 2, num_steps: 3 },
+            "18000000 86 0100000000000000 0200000000000000 0300000000000000".to_owned(),
+        ),
+        (EngineMessage::Fatal("no".to_owned()), "06000000 87 02000000 6e6f".to_owned()),
+        (EngineMessage::Goodbye, "00000000 88".to_owned()),
+        (EngineMessage::StepFailed("no".to_owned()), "06000000 89 02000000 6e6f".to_owned()),
+    ];
+    for (message, expected) in &engines {
+        assert_eq!(engine_hex(message), expected.replace(' ', ""), "{message:?}");
+    }
+}
+
+/// As above.
+#[test]
+fn the_bytes_of_an_engines_log_probabilities_are_these() {
+    let frames = [
+        (
             EngineMessage::Logprobs(vec![TokenLogprobs {
                 key: key_of(CLIENT, 7),
                 rank: 2,
@@ -461,19 +482,8 @@ fn the_bytes_of_an_engines_frames_are_these() {
              01000000 2a000000 000080bf 03000000 000000bf 04000000 08000000 000000c0 ffffffff 00000000"
                 .to_owned(),
         ),
-        (
-            EngineMessage::Stats { id: 1, entries: vec![("a".to_owned(), 2)] },
-            "19000000 85 0100000000000000 01000000 01000000 61 0200000000000000".to_owned(),
-        ),
-        (
-            EngineMessage::Pong { id: 1, step_age_ns: 2, num_steps: 3 },
-            "18000000 86 0100000000000000 0200000000000000 0300000000000000".to_owned(),
-        ),
-        (EngineMessage::Fatal("no".to_owned()), "06000000 87 02000000 6e6f".to_owned()),
-        (EngineMessage::Goodbye, "00000000 88".to_owned()),
-        (EngineMessage::StepFailed("no".to_owned()), "06000000 89 02000000 6e6f".to_owned()),
     ];
-    for (message, expected) in &engines {
+    for (message, expected) in &frames {
         assert_eq!(engine_hex(message), expected.replace(' ', ""), "{message:?}");
     }
 }

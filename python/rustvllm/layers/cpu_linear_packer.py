@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 
 import torch
@@ -31,10 +31,12 @@ from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
 
-MEASURE_SECONDS = 0.2
+MEASURE_SECONDS = 0.4
 """What all products that are measured may take together; one that has begun is ended."""
 SAMPLE_BYTES = 4 << 20
 """The piece of a weight that is measured."""
+PUSHED_OUT_BYTES = 64 << 20
+"""So much is read between two measurements of a weight that is to be far from the processor."""
 MOST_READ = 1 << 30
 """Bytes of packed weights that are read to see how fast memory is."""
 NOT_WORTH_PACKING = 1 << 16
@@ -88,6 +90,7 @@ class LinearPacker:
         self._room = room
         self._missing: dict[int, tuple[Linear, list[int]]] = {}
         self._to_measure: dict[Shape, list[Linear]] = {}
+        self._others: deque[Linear] = deque()  # read by turns to push a weight out of the caches
         self._packed: list[tuple[str, int, int]] = []  # by whom, bytes of copies, bytes of these beside another copy
 
     def resident_bytes(self, plain_bytes: int) -> int:
@@ -145,6 +148,7 @@ class LinearPacker:
                 self._pack(linear)
         begin = time.perf_counter()
         rate = self._reading_rate()
+        self._others.extend(linear for linears in self._to_measure.values() for linear in linears)
         for shape, linears in self._to_measure.items():
             self._choose(shape, linears, rate)
         self._to_measure.clear()
@@ -196,7 +200,7 @@ class LinearPacker:
         names = ["core", *(["onednn"] if OneDnnLinear.is_available(piece.dtype) else []), PLAIN]
         contenders = {name: self._contender(name, piece, None) for name in names}
         num_measured = max(sum(map(_is_measured, self._count)) + (self._head_bytes > 0), 1)
-        times = measure(contenders, shape[1], piece.dtype, MEASURE_SECONDS / num_measured)
+        times = measure(contenders, shape[1], piece.dtype, MEASURE_SECONDS / num_measured, self._push_out)
         choice = choose(times, at_least=piece.nbytes / rate, has_plain=has_plain, room_for=room_for)
         logger.debug("dense layers of %d x %d%s: %s", *shape, " (tied head)" if has_plain else "", choice)
         for name, by_class in times.items():
@@ -222,6 +226,18 @@ class LinearPacker:
                 kernel.read()
             fastest = min(fastest, time.perf_counter() - begin)
         return sum(sizes) / fastest if sizes else math.inf
+
+    def _push_out(self) -> None:
+        """Read other packed layers than last time."""
+        num_read = 0
+        for _ in range(len(self._others)):
+            linear = self._others.popleft()
+            self._others.append(linear)
+            if isinstance(linear.kernel, CoreLinear):
+                linear.kernel.read()
+                num_read += linear.kernel.nbytes
+            if num_read >= PUSHED_OUT_BYTES:
+                return
 
     def _kernel(self, choice: Choice, weight: Tensor, bias: Tensor | None, *, has_plain: bool) -> LinearKernel:
         made = {name: self._contender(name, weight, bias) for name in choice.layouts}

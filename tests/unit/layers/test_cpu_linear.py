@@ -170,7 +170,7 @@ class Broken:
 @pytest.mark.parametrize("value", [0.5, math.nan])
 def test_only_what_computes_right_is_chosen(value, caplog):
     plain = TorchLinear(random(64, 32), None)
-    times = measure({"a": Wrong(plain, value), "b": Broken(), "torch": plain}, 32, torch.float32, 1.0)
+    times = measure({"a": Wrong(plain, value), "b": Broken(), "torch": plain}, 32, torch.float32, 1.0, lambda: None)
     assert all(math.isfinite(seconds) for seconds in times["torch"])
     for name in "ab":
         assert all(seconds == math.inf for seconds in times[name])
@@ -179,10 +179,18 @@ def test_only_what_computes_right_is_chosen(value, caplog):
     assert choose(times, at_least=0.0, has_plain=False, room_for=5).layouts == ("torch",)
 
 
-def test_a_measurement_without_time_measures_one_class():
-    plain = TorchLinear(random(64, 32), None)
-    times = measure({"torch": plain}, 32, torch.float32, 0.0)
-    assert len(set(times["torch"])) == 1
+def test_a_measurement_without_time_measures_what_it_must():
+    seen = []
+
+    class Watched(TorchLinear):
+        def forward(self, x, activation, residual):
+            seen.append(x.shape[0])
+            return super().forward(x, activation, residual)
+
+    pushed = []
+    measure({"torch": Watched(random(64, 32), None)}, 32, torch.float32, 0.0, lambda: pushed.append(seen[-1]))
+    assert set(seen) == {1, 32, 256}
+    assert set(pushed) == {1, 32}  # with few rows the weight is to come from memory
 
 
 def times_of(**by_name):
