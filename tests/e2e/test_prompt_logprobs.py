@@ -1,7 +1,8 @@
 """Log-probabilities of prompts of the whole engine against transformers', whatever else runs.
 
-transformers computes in float64 here. In float32 the logits of this model, up to 20, are right within some 1e-5: five times
-the smallest difference that there is at their size. So 1e-5 is more than the arithmetic allows, and 3e-5 is asked for.
+transformers computes in float64 here. In float32 the logits of this model, up to 20, are right within some 1e-5: five
+times the smallest difference that there is at their size. So 1e-5 is more than the arithmetic allows, and 3e-5 is asked
+for.
 """
 
 import asyncio
