@@ -152,7 +152,9 @@ fn multiply_adds(rounds: usize) -> usize {
     let mut sums = [1.0_f32; 64];
     for _ in 0..rounds {
         let x = black_box(0.5_f32);
-        sums.iter_mut().for_each(|sum| *sum = *sum * x + 0.25);
+        for sum in &mut sums {
+            *sum = *sum * x + 0.25;
+        }
     }
     black_box(sums);
     64
@@ -160,7 +162,10 @@ fn multiply_adds(rounds: usize) -> usize {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use std::{arch::x86_64::*, hint::black_box};
+    use std::{
+        arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps, _mm512_fmadd_ps, _mm512_set1_ps},
+        hint::black_box,
+    };
 
     #[target_feature(enable = "avx512f")]
     pub(super) fn avx512(rounds: usize) -> usize {

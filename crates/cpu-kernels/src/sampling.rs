@@ -420,6 +420,10 @@ fn median([a, b, c]: [f32; 3]) -> f32 {
 
 /// Put what is larger than the pivot first, then what equals it. Returns how many are larger and what they weigh, and how
 /// many are equal and what these weigh.
+#[expect(
+    clippy::float_cmp,
+    reason = "the pivot is one of the values: what equals it does so bit for bit, or is the other zero"
+)]
 fn partition(weighted: &mut [(f32, f64)], pivot: f32) -> (usize, f64, (usize, f64)) {
     let (mut num_larger, mut larger) = (0, 0.0);
     let (mut num_equal, mut equal) = (0, 0.0);

@@ -78,7 +78,7 @@ proptest! {
     ) {
         let mut row: Vec<f32> = (0..len).map(|index| spread * normal(seed, index)).collect();
         for (index, x) in row.iter_mut().enumerate().skip(1) {
-            if masked > 0 && (seed ^ index as u64) % masked == 0 {
+            if masked > 0 && (seed ^ index as u64).is_multiple_of(masked) {
                 *x = f32::NEG_INFINITY;
             }
         }

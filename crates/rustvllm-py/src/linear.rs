@@ -200,7 +200,7 @@ impl CpuLinear {
         U: buffer::Element + Sync,
         O: Element,
     {
-        let num_rows = x.num_rows;
+        let num_rows = x.len;
         x.expect_columns(self.layer.in_features())?;
         out.expect_shape(num_rows, self.layer.out_features())?;
         out.expect_writable()?;
@@ -298,7 +298,7 @@ fn norm_as<T: buffer::Element + Sync, E: Element>(
     sum_out: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let (x, out) = (Rows::<T>::new("x", x)?, Rows::<T>::new("out", out)?);
-    let num_rows = x.num_rows;
+    let num_rows = x.len;
     x.expect_columns(norm.weight.len())?;
     out.expect_shape(num_rows, norm.weight.len())?;
     out.expect_writable()?;
@@ -405,8 +405,8 @@ impl Vector {
 struct Rows<T: buffer::Element> {
     name: &'static str,
     view: PyBuffer<T>,
-    num_rows: usize,
-    num_columns: usize,
+    len: usize,
+    width: usize,
     /// Elements from one row to the next.
     stride: usize,
 }
@@ -437,12 +437,12 @@ impl<T: buffer::Element> Rows<T> {
             return Err(PyValueError::new_err(message));
         }
         let stride = (stride / size) as usize;
-        Ok(Self { name, view, num_rows, num_columns, stride })
+        Ok(Self { name, view, len: num_rows, width: num_columns, stride })
     }
 
     /// Elements from the first to the last.
     fn extent(&self) -> usize {
-        if self.view.item_count() == 0 { 0 } else { (self.num_rows - 1) * self.stride + self.num_columns }
+        if self.view.item_count() == 0 { 0 } else { (self.len - 1) * self.stride + self.width }
     }
 
     fn token_rows<E: Element>(&self) -> TokenRows<'_, E> {
@@ -470,16 +470,16 @@ impl<T: buffer::Element> Rows<T> {
     }
 
     fn expect_columns(&self, expected: usize) -> PyResult<()> {
-        self.expect_shape(self.num_rows, expected)
+        self.expect_shape(self.len, expected)
     }
 
     fn expect_shape(&self, num_rows: usize, num_columns: usize) -> PyResult<()> {
-        if (self.num_rows, self.num_columns) == (num_rows, num_columns) {
+        if (self.len, self.width) == (num_rows, num_columns) {
             return Ok(());
         }
         let message = format!(
             "{} has the shape ({}, {}), but ({num_rows}, {num_columns}) is needed",
-            self.name, self.num_rows, self.num_columns
+            self.name, self.len, self.width
         );
         Err(PyValueError::new_err(message))
     }
