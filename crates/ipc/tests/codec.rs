@@ -373,6 +373,37 @@ fn the_bytes_of_a_clients_frames_are_these() {
 
 /// As above.
 #[test]
+fn the_bytes_of_log_probabilities_are_these() {
+    let engine = [
+        (
+            EngineMessage::Logprobs(vec![TokenLogprobs {
+                key: key_of(CLIENT, 7),
+                rank: 2,
+                entries: [(42, -1.0), (3, -0.5)].into(),
+            }]),
+            "20000000 8a 0700000000000000 02000000 02000000 2a000000 000080bf 03000000 000000bf".to_owned(),
+        ),
+        (
+            EngineMessage::PromptLogprobs(vec![PromptLogprobs {
+                key: key_of(CLIENT, 7),
+                first_position: 1,
+                num_columns: 2,
+                ranks: [1, 4].into(),
+                token_ids: [42, 3, 8, -1].into(),
+                logprobs: [-1.0, -0.5, -2.0, 0.0].into(),
+            }]),
+            "3c000000 8b 0700000000000000 01000000 02000000 02000000 \
+             01000000 2a000000 000080bf 03000000 000000bf 04000000 08000000 000000c0 ffffffff 00000000"
+                .to_owned(),
+        ),
+    ];
+    for (message, expected) in &engine {
+        assert_eq!(engine_hex(message), expected.replace(' ', ""), "{message:?}");
+    }
+}
+
+/// As above.
+#[test]
 fn the_bytes_of_an_engines_frames_are_these() {
     let nonce = [0x11; 32];
     let eleven = "11".repeat(32);
@@ -438,27 +469,6 @@ fn the_bytes_of_an_engines_frames_are_these() {
              0700000000010000 2a000000 4400000000000000 10000000 \
              0700000000000000 2a000000 \
              0700000000020000 2a000000 01 00 03000000"
-                .to_owned(),
-        ),
-        (
-            EngineMessage::Logprobs(vec![TokenLogprobs {
-                key: key_of(CLIENT, 7),
-                rank: 2,
-                entries: [(42, -1.0), (3, -0.5)].into(),
-            }]),
-            "20000000 8a 0700000000000000 02000000 02000000 2a000000 000080bf 03000000 000000bf".to_owned(),
-        ),
-        (
-            EngineMessage::PromptLogprobs(vec![PromptLogprobs {
-                key: key_of(CLIENT, 7),
-                first_position: 1,
-                num_columns: 2,
-                ranks: [1, 4].into(),
-                token_ids: [42, 3, 8, -1].into(),
-                logprobs: [-1.0, -0.5, -2.0, 0.0].into(),
-            }]),
-            "3c000000 8b 0700000000000000 01000000 02000000 02000000 \
-             01000000 2a000000 000080bf 03000000 000000bf 04000000 08000000 000000c0 ffffffff 00000000"
                 .to_owned(),
         ),
         (

@@ -61,9 +61,9 @@ impl PyRequestDelta {
     #[getter]
     fn new_prompt_logprobs<'py>(&self, py: Python<'py>) -> Vec<PromptChunk<'py>> {
         let chunk = |of: &PromptLogprobs| {
-            let ids = bytes_of(py, &of.token_ids, |id| id.to_ne_bytes());
-            let values = bytes_of(py, &of.logprobs, |value| value.to_ne_bytes());
-            let ranks = bytes_of(py, &of.ranks, |rank| rank.to_ne_bytes());
+            let ids = bytes_of(py, &of.token_ids, i32::to_ne_bytes);
+            let values = bytes_of(py, &of.logprobs, f32::to_ne_bytes);
+            let ranks = bytes_of(py, &of.ranks, u32::to_ne_bytes);
             (of.first_position, of.num_columns, ids, values, ranks)
         };
         self.inner.new_prompt_logprobs.iter().map(chunk).collect()

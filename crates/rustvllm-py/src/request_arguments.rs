@@ -47,7 +47,7 @@ impl RequestArguments {
             ..Self::default()
         };
         let mut has_max_tokens = false;
-        for (name, value) in keywords.into_iter().flat_map(|keywords| keywords.iter()) {
+        for (name, value) in keywords.into_iter().flat_map(PyDictMethods::iter) {
             let name = name.cast::<PyString>()?.to_str()?;
             has_max_tokens |= name == "max_tokens";
             arguments.set(name, &value)?;

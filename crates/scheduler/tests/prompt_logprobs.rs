@@ -45,7 +45,7 @@ impl Reader {
                 let token_id = prompt[*seen];
                 assert_eq!(said.token_ids[row * width], token_id);
                 // The "model" makes these of the token that judges.
-                assert_eq!(said.logprobs[row * width], -(prompt[*seen - 1] as f32));
+                assert_eq!(said.logprobs[row * width].to_bits(), (-(prompt[*seen - 1] as f32)).to_bits());
                 assert_eq!(rank, 1 + token_id as u32);
             }
         });
@@ -96,7 +96,7 @@ fn said_by(scheduler: &Scheduler, output: &SchedulerOutput) -> Said {
             let (judge, target) = (indices[place as usize], targets[place as usize]);
             let judging_id = buffers.input_ids.read(judge as usize);
             said.token_ids.push(target);
-            said.token_ids.extend((1..num_columns).map(|column| column));
+            said.token_ids.extend(1..num_columns);
             said.logprobs.extend((0..num_columns).map(|column| -(judging_id + column) as f32));
             said.ranks.push(1 + target);
         }
@@ -128,7 +128,11 @@ fn run(seed: u64, max_steps_in_flight: u32, preemption_mode: PreemptionMode) -> 
         num_cpu_blocks: if preemption_mode == PreemptionMode::Swap { 6 } else { 0 },
         block_size: 4,
         // Under this one a request may leave the step that it is already planned for.
-        scheduling_policy: if seed % 2 == 0 { SchedulingPolicy::Fcfs } else { SchedulingPolicy::Priority },
+        scheduling_policy: if seed.is_multiple_of(2) {
+            SchedulingPolicy::Fcfs
+        } else {
+            SchedulingPolicy::Priority
+        },
         // Several prompts are computed in one step, so that a later one takes blocks from an earlier one's.
         long_prefill_token_threshold: 3,
         preemption_immunity_steps: 1,
