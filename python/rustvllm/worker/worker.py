@@ -23,7 +23,7 @@ from rustvllm.model_loader import load_model
 from rustvllm.sample.cpu_draw import CpuDraw
 from rustvllm.sample.logits_processors import load_logits_processors
 from rustvllm.sample.sampler import Sampler
-from rustvllm.worker import host_resources
+from rustvllm.worker import host_allocator, host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.cuda_graphs import DecodeGraphs, default_capture_sizes, make_graph_recorder
 from rustvllm.worker.dense_layers import make_batch_invariant, make_linear_packer
@@ -221,6 +221,8 @@ class Worker:
         Returns:
             The sets as numpy sees them, for ``_core.Scheduler``.
         """
+        if self.device.type == "cpu":
+            host_allocator.keep_freed_memory()
         runner = self._loaded()
         shape = runner.model.kv_cache_spec.layer_shape(num_blocks, self.config.cache.block_size)
         runner.kv_caches = [self._zeros(shape) for _ in range(runner.model.kv_cache_spec.num_layers)]
