@@ -1,5 +1,10 @@
-"""llama.cpp, by ``llama-cpp-python``; the GGUF file is ``settings["converted"]``. One prompt after the other."""
+"""llama.cpp, by ``llama-cpp-python``; the GGUF file is ``settings["converted"]``. One prompt after the other.
 
+``LLAMA_CPP_BATCH`` is how many tokens of a prompt it computes at once (512): with 1 it runs where its products of
+several rows meet an instruction that the machine refuses.
+"""
+
+import os
 from typing import Any
 
 from worker import Generate, serve
@@ -14,7 +19,7 @@ def load(settings: dict[str, Any]) -> Generate:
     llama = Llama(
         settings["converted"],
         n_ctx=settings["max_model_len"],
-        n_batch=512,
+        n_batch=int(os.environ.get("LLAMA_CPP_BATCH", "512")),
         n_threads=threads,
         n_threads_batch=threads,
         verbose=False,
