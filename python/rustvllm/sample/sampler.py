@@ -81,9 +81,8 @@ class Sampler:
         if rows is None:
             return argmax(logits)
         token_ids = None if rows.shape[0] == logits.shape[0] else argmax(logits)
-        by_core = self._cpu_draw is not None and logits.device.type == "cpu" and logits.is_contiguous()
-        if by_core and metadata.processed is None:  # the core does not show what it draws from
-            assert self._cpu_draw is not None
+        shows_draw = metadata.processed is not None  # which the core does not
+        if self._cpu_draw is not None and not shows_draw and logits.is_contiguous():
             drawn = _draw_by_core(logits, rows, metadata, self._cpu_draw)
         else:
             drawn = _draw(_tempered(logits, logits if token_ids is None else logits[rows], metadata), metadata)
