@@ -37,6 +37,7 @@ class ToyExecutor:
         self.gate = threading.Event()
         self.gate.set()
         self.step_seconds = 0.0
+        self.forward_ns = 0
         self.was_shut_down = False
         self.on_step = None
 

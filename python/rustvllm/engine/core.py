@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig
+from rustvllm.engine.step_times import StepObserver, StepTimes
 from rustvllm.engine.step_trace import StepTrace
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
@@ -30,12 +31,15 @@ MAX_CONSECUTIVE_FAILURES = 3
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step whose samples have not been taken in; times in nanoseconds of the monotonic clock."""
+    """A step whose samples have not been taken in; times as in :class:`StepTimes`."""
 
     output: _core.SchedulerOutput
     sampled: "AsyncModelRunnerOutput"
     schedule_ns: int
-    launch_ns: int
+    prepare_ns: int
+    forward_ns: int
+    sample_ns: int
+    launched_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class EngineCore:
             none did.
         startup_phases: Seconds that each part of the constructor took, by its name, in order.
         on_step_error: Called with that text, before anybody is told that a request failed.
+        step_observers: Called with the times of each step when it has ended.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -80,7 +85,10 @@ class EngineCore:
         self.config = config
         self.startup_phases: dict[str, float] = {}
         phase = _Stopwatch(self.startup_phases)
+        self.step_observers: list[StepObserver] = []
         self._trace = None if config.step_trace_file is None else StepTrace(config.step_trace_file)
+        if self._trace is not None:
+            self.step_observers.append(self._trace.record)
         self.executor = _make_executor(config)
         phase.ended("executor")
         self.executor.load_model()
@@ -154,10 +162,9 @@ class EngineCore:
             schedule_ns = monotonic_ns()
             if (output := self.scheduler.schedule()) is not None:
                 num_tokens = output.total_num_scheduled_tokens
-                launch_ns = monotonic_ns()
-                sampled = self._launch(output)
-                self._launched.append(LaunchedStep(output, sampled, schedule_ns, launch_ns))
-                if len(self._launched) < self.max_concurrent_batches and not sampled.is_done():
+                launched = self._launch(output, schedule_ns)
+                self._launched.append(launched)
+                if len(self._launched) < self.max_concurrent_batches and not launched.sampled.is_done():
                     return num_tokens  # the next one is planned while it runs
         if self._launched:
             num_tokens = num_tokens or self._launched[0].output.total_num_scheduled_tokens
@@ -166,12 +173,20 @@ class EngineCore:
                 self._take_in()  # nothing is planned behind it, only to fail with it
         return num_tokens
 
-    def _launch(self, output: _core.SchedulerOutput) -> "AsyncModelRunnerOutput":
+    def _launch(self, output: _core.SchedulerOutput, schedule_ns: int) -> LaunchedStep:
+        prepare_ns, sample_ns = monotonic_ns(), 0
+        sampled: AsyncModelRunnerOutput
         try:
             self.executor.execute_model(output)
-            return self.executor.sample_tokens(None)
+            sample_ns = monotonic_ns()
+            sampled = self.executor.sample_tokens(None)
         except BaseException as error:  # noqa: BLE001 -- steps end in order: it is raised when this one's turn has come
-            return FailedLaunch(error)
+            sampled = FailedLaunch(error)
+        launched_ns = monotonic_ns()
+        # One that failed on its way has no later beginnings of its own.
+        sample_ns = sample_ns or launched_ns
+        forward_ns = min(max(self.executor.forward_ns, prepare_ns), sample_ns)
+        return LaunchedStep(output, sampled, schedule_ns, prepare_ns, forward_ns, sample_ns, launched_ns)
 
     def _take_in(self) -> None:
         """Wait for the oldest step and give the scheduler what it sampled."""
@@ -191,9 +206,24 @@ class EngineCore:
             self.scheduler.update_from_output(
                 output, sampled.sampled_token_ids, logprobs=sampled.logprobs, prompt_logprobs=sampled.prompt_logprobs
             )
-        if self._trace is not None:
-            numbers = (output.total_num_scheduled_tokens, output.num_reqs)
-            self._trace.record(output.step, step.schedule_ns, step.launch_ns, done_ns, monotonic_ns(), *numbers)
+        if self.step_observers:
+            self._observe(step, done_ns)
+
+    def _observe(self, step: LaunchedStep, done_ns: int) -> None:
+        times = StepTimes(
+            step=step.output.step,
+            schedule_ns=step.schedule_ns,
+            prepare_ns=step.prepare_ns,
+            forward_ns=step.forward_ns,
+            sample_ns=step.sample_ns,
+            launched_ns=step.launched_ns,
+            done_ns=done_ns,
+            end_ns=monotonic_ns(),
+            num_tokens=step.output.total_num_scheduled_tokens,
+            num_reqs=step.output.num_reqs,
+        )
+        for observe in self.step_observers:
+            observe(times)
 
     def _fail_step(self, output: _core.SchedulerOutput, error: BaseException) -> None:
         """End the requests of a step, and of what was launched behind it: that reads what this one did not write."""

@@ -7,6 +7,7 @@ were there (or it had failed), and when the scheduler had taken them.
 
 from pathlib import Path
 
+from rustvllm.engine.step_times import StepTimes
 from rustvllm.exceptions import ConfigError
 from rustvllm.logger import init_logger
 
@@ -26,24 +27,15 @@ class StepTrace:
             ConfigError: It cannot be written.
         """
         self._path = path
-        self._steps: list[tuple[int, int, int, int, int, int, int]] = []
+        self._steps: list[StepTimes] = []
         try:
             self._file = path.open("w", encoding="ascii")
         except OSError as error:
             raise ConfigError(f"step_trace_file {str(path)!r} cannot be written: {error.strerror}") from error
 
-    def record(
-        self,
-        step: int,
-        schedule_ns: int,
-        launch_ns: int,
-        done_ns: int,
-        update_ns: int,
-        num_tokens: int,
-        num_reqs: int,
-    ) -> None:
+    def record(self, times: StepTimes) -> None:
         """Remember a step."""
-        self._steps.append((step, schedule_ns, launch_ns, done_ns, update_ns, num_tokens, num_reqs))
+        self._steps.append(times)
         if len(self._steps) >= MAX_BUFFERED_STEPS:
             self.flush()
 
@@ -53,9 +45,10 @@ class StepTrace:
         if not steps or self._file.closed:
             return
         lines = [
-            f'{{"step":{step},"schedule_ns":{schedule_ns},"launch_ns":{launch_ns},"done_ns":{done_ns},'
-            f'"update_ns":{update_ns},"num_tokens":{num_tokens},"num_reqs":{num_reqs}}}\n'
-            for step, schedule_ns, launch_ns, done_ns, update_ns, num_tokens, num_reqs in steps
+            f'{{"step":{step.step},"schedule_ns":{step.schedule_ns},"launch_ns":{step.prepare_ns},'
+            f'"done_ns":{step.done_ns},"update_ns":{step.end_ns},"num_tokens":{step.num_tokens},'
+            f'"num_reqs":{step.num_reqs}}}\n'
+            for step in steps
         ]
         try:
             self._file.writelines(lines)

@@ -23,6 +23,10 @@ class Executor(Protocol):
     is launched before that: its −1 in ``input_ids`` stand for tokens that the host does not know yet.
     """
 
+    @property
+    def forward_ns(self) -> int:
+        """When the model began to run the last step (ns, monotonic); 0 if there was none or nothing is prepared."""
+
     def load_model(self) -> None:
         """Get ready what does not depend on the number of blocks."""
 

@@ -71,7 +71,10 @@ class SimExecutor:
 
     Attributes:
         words: int32; the ids that are sampled.
+        forward_ns: nothing is prepared before a step that is not computed.
     """
+
+    forward_ns = 0
 
     def __init__(self, config: EngineConfig, sim: SimConfig) -> None:
         self._config = config

@@ -43,6 +43,11 @@ class UniProcExecutor:
         """What the model computes in; ``auto`` is resolved."""
         return self._worker.dtype
 
+    @property
+    def forward_ns(self) -> int:
+        """When the model began to run the last step (ns, monotonic)."""
+        return self._runner.forward_ns
+
     def load_model(self) -> None:
         """Load the weights.
 

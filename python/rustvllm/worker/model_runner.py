@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,6 +77,7 @@ class GPUModelRunner:
         block_copier: moves blocks of them.
         step_buffers: the sets that the scheduler writes.
         graphs: decode steps run in them where there is one of their size; None: no step does.
+        forward_ns: when the model began to run the last step (ns, monotonic).
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class GPUModelRunner:
         self.block_copier: BlockCopier | None = None
         self.step_buffers: list[StepBuffers] = []
         self.graphs: DecodeGraphs | None = None
+        self.forward_ns = 0
         self._executed: _ExecutedStep | None = None
         num_rows = input_batch.block_table.shape[0]
         self.last_token_ids = torch.zeros(num_rows, dtype=torch.int32, device=device) if async_scheduling else None
@@ -132,6 +135,7 @@ class GPUModelRunner:
         self.input_batch.write_block_table()
         if self.block_copier is not None:
             self.block_copier.execute(output, step)
+        self.forward_ns = monotonic_ns()
         hidden = forward()
         of_prompts = None if judges is None else self._judge_prompts(hidden, judges)
         logits = None
