@@ -149,6 +149,7 @@ class EngineArgs(EngineFlags):
             step_trace_file=None
             if self.step_trace_file is None
             else Path(self.step_trace_file).expanduser().absolute(),
+            log_stats=not self.disable_log_stats,
         )
 
     def _create_cuda_graph_config(self) -> CUDAGraphConfig:

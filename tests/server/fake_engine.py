@@ -13,6 +13,7 @@ from rustvllm import _core
 from rustvllm.config import EngineConfig, ModelConfig, SchedulerConfig
 from rustvllm.engine.engine_health import EngineHealth
 from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor
+from rustvllm.engine.metrics import EngineMetrics
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.outputs import CompletionOutput, RequestOutput
 from rustvllm.sampling_params import RequestOutputKind, SamplingParams
@@ -124,6 +125,9 @@ class FakeEngine:
 
     async def current_stats(self) -> dict[str, int | float]:
         return self.stats()
+
+    async def metrics(self) -> list[EngineMetrics]:
+        return []
 
     def shutdown(self) -> None:
         self.was_shut_down = True

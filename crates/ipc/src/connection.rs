@@ -219,6 +219,12 @@ async fn listen<R: AsyncRead + Unpin>(
                     io.handle.abort_key(key);
                 }
             }
+            ClientMessage::Stop(keys) => {
+                for key in keys {
+                    own(client, key)?;
+                    io.handle.stop_key(key);
+                }
+            }
             ClientMessage::GrammarReady(key) => {
                 own(client, key)?;
                 io.handle.grammar_ready(key);
@@ -235,6 +241,9 @@ async fn listen<R: AsyncRead + Unpin>(
                 entries.push(("num_queued_tokens".to_owned(), io.handle.num_queued_tokens()));
                 entries.push((NUM_CLIENT_REQUESTS.to_owned(), client.live.borrow().len() as u64));
                 client.send(&EngineMessage::Stats { id, entries });
+            }
+            ClientMessage::MetricsQuery(id) => {
+                client.send(&EngineMessage::Metrics { id, metrics: io.handle.metrics() });
             }
             ClientMessage::Ping(id) => {
                 let step_age_ns = io.step_age().as_nanos() as u64;

@@ -1,14 +1,15 @@
 //! The messages, and how each is written and read. Kinds below 0x80 go to the engine, the others come from it.
 
 use scheduler::{
-    AddRequestError, EngineCoreOutput, NewRequest, PromptLogprobs, RequestKey, RequestLimits, TokenLogprobs,
+    AddRequestError, EngineCoreOutput, MetricsSnapshot, NewRequest, PromptLogprobs, RequestKey, RequestLimits,
+    TokenLogprobs,
 };
 
 use crate::{
     error::{DecodeError, Refusal},
     frame::write_frame,
     handshake::{Challenge, EngineFacts, Hello, Welcome},
-    logprobs_codec, outputs_codec, prompt_logprobs_codec, request_codec,
+    logprobs_codec, metrics_codec, outputs_codec, prompt_logprobs_codec, request_codec,
     wire::{Reader, Writer},
 };
 
@@ -21,6 +22,8 @@ pub(crate) mod kind {
     pub(crate) const GRAMMAR_FAILED: u8 = 0x05;
     pub(crate) const STATS_QUERY: u8 = 0x06;
     pub(crate) const PING: u8 = 0x07;
+    pub(crate) const METRICS_QUERY: u8 = 0x08;
+    pub(crate) const STOP: u8 = 0x0A;
     pub(crate) const CHALLENGE: u8 = 0x80;
     pub(crate) const WELCOME: u8 = 0x81;
     pub(crate) const REJECTED: u8 = 0x82;
@@ -33,6 +36,7 @@ pub(crate) mod kind {
     pub(crate) const STEP_FAILED: u8 = 0x89;
     pub(crate) const LOGPROBS: u8 = 0x8A;
     pub(crate) const PROMPT_LOGPROBS: u8 = 0x8B;
+    pub(crate) const METRICS: u8 = 0x8C;
 }
 
 /// The counter of `Stats` that is the asking client's own: requests that the engine was given by it and has not finished.
@@ -50,6 +54,8 @@ pub enum ClientMessage {
     AddRequests(Vec<NewRequest>),
     /// End these; each gives a last output.
     Abort(Vec<RequestKey>),
+    /// The same for requests whose text has come to a stop string.
+    Stop(Vec<RequestKey>),
     /// The grammar of a request is compiled.
     GrammarReady(RequestKey),
     /// The grammar of a request cannot be compiled.
@@ -58,6 +64,8 @@ pub enum ClientMessage {
     StatsQuery(u64),
     /// Asks for `Pong`; the number comes back.
     Ping(u64),
+    /// Asks for `Metrics`; the number comes back.
+    MetricsQuery(u64),
 }
 
 /// From the engine.
@@ -89,6 +97,13 @@ pub enum EngineMessage {
         /// Names and values.
         entries: Vec<(String, u64)>,
     },
+    /// All that was counted.
+    Metrics {
+        /// Of the query.
+        id: u64,
+        /// Counters and histograms.
+        metrics: MetricsSnapshot,
+    },
     /// The engine process lives.
     Pong {
         /// Of the ping.
@@ -113,10 +128,12 @@ impl ClientMessage {
             Self::Hello(hello) => write_frame(buffer, kind::HELLO, |body| hello.encode(body)),
             Self::AddRequests(requests) => encode_add_requests(requests, |key| key, buffer),
             Self::Abort(keys) => write_frame(buffer, kind::ABORT, |body| write_keys(keys, body)),
+            Self::Stop(keys) => write_frame(buffer, kind::STOP, |body| write_keys(keys, body)),
             Self::GrammarReady(key) => write_number(buffer, kind::GRAMMAR_READY, key.0),
             Self::GrammarFailed(key) => write_number(buffer, kind::GRAMMAR_FAILED, key.0),
             Self::StatsQuery(id) => write_number(buffer, kind::STATS_QUERY, *id),
             Self::Ping(id) => write_number(buffer, kind::PING, *id),
+            Self::MetricsQuery(id) => write_number(buffer, kind::METRICS_QUERY, *id),
         }
     }
 
@@ -128,16 +145,13 @@ impl ClientMessage {
         Ok(match kind {
             kind::HELLO => Self::Hello(Hello::decode(body)?),
             kind::ADD_REQUESTS => Self::AddRequests(request_codec::decode(body, max_requests)?),
-            kind::ABORT => {
-                let mut body = Reader::new(body);
-                let keys = read_keys(&mut body)?;
-                body.finish()?;
-                Self::Abort(keys)
-            }
+            kind::ABORT => Self::Abort(read_only_keys(body)?),
+            kind::STOP => Self::Stop(read_only_keys(body)?),
             kind::GRAMMAR_READY => Self::GrammarReady(RequestKey(read_number(body)?)),
             kind::GRAMMAR_FAILED => Self::GrammarFailed(RequestKey(read_number(body)?)),
             kind::STATS_QUERY => Self::StatsQuery(read_number(body)?),
             kind::PING => Self::Ping(read_number(body)?),
+            kind::METRICS_QUERY => Self::MetricsQuery(read_number(body)?),
             _ => return Err(DecodeError::UnknownKind { kind }),
         })
     }
@@ -190,6 +204,9 @@ impl EngineMessage {
                     body.u64(*value);
                 }
             }),
+            Self::Metrics { id, metrics } => {
+                write_frame(buffer, kind::METRICS, |body| metrics_codec::encode(*id, metrics, body));
+            }
             Self::Pong { id, step_age_ns, num_steps } => write_frame(buffer, kind::PONG, |body| {
                 let mut body = Writer(body);
                 body.u64(*id);
@@ -235,6 +252,10 @@ impl EngineMessage {
                     .collect::<Result<_, DecodeError>>()?;
                 Self::Stats { id, entries }
             }
+            kind::METRICS => {
+                let (id, metrics) = metrics_codec::decode(&mut reader)?;
+                Self::Metrics { id, metrics }
+            }
             kind::PONG => {
                 Self::Pong { id: reader.u64()?, step_age_ns: reader.u64()?, num_steps: reader.u64()? }
             }
@@ -271,6 +292,14 @@ fn write_keys(keys: &[RequestKey], body: &mut Vec<u8>) {
     for key in keys {
         body.u64(key.0);
     }
+}
+
+/// The keys that a body consists of.
+fn read_only_keys(body: &[u8]) -> Result<Vec<RequestKey>, DecodeError> {
+    let mut body = Reader::new(body);
+    let keys = read_keys(&mut body)?;
+    body.finish()?;
+    Ok(keys)
 }
 
 fn read_keys(body: &mut Reader<'_>) -> Result<Vec<RequestKey>, DecodeError> {

@@ -2,7 +2,7 @@
 //!
 //! Their names and types are here and nowhere else in Rust; `_core.pyi` has them for Python.
 
-use ::scheduler::{ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams};
+use ::scheduler::{ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams, monotonic_ns};
 use pyo3::{
     conversion::FromPyObjectOwned,
     exceptions::PyTypeError,
@@ -26,6 +26,7 @@ pub(crate) struct RequestArguments {
     skip_reading_prefix_cache: bool,
     waits_for_grammar: bool,
     fork_from: Option<u64>,
+    arrival_ns: Option<u64>,
     samples: Vec<(u64, String, i64)>,
 }
 
@@ -93,6 +94,7 @@ impl RequestArguments {
             "skip_reading_prefix_cache" => extract(name, value, &mut self.skip_reading_prefix_cache),
             "waits_for_grammar" => extract(name, value, &mut self.waits_for_grammar),
             "fork_from" => extract(name, value, &mut self.fork_from),
+            "arrival_ns" => extract(name, value, &mut self.arrival_ns),
             "samples" => extract(name, value, &mut self.samples),
             _ => {
                 let message = format!("add_request() got an unexpected keyword argument '{name}'");
@@ -125,6 +127,7 @@ impl RequestArguments {
             skip_reading_prefix_cache: self.skip_reading_prefix_cache,
             waits_for_grammar: self.waits_for_grammar,
             fork_from: self.fork_from.map(RequestKey),
+            age_ns: self.arrival_ns.map_or(0, |arrival_ns| monotonic_ns().saturating_sub(arrival_ns)),
         };
         let mut requests = Vec::with_capacity(1 + self.samples.len());
         requests.extend(self.samples.into_iter().map(|(sample_key, sample_id, seed)| NewRequest {

@@ -20,6 +20,7 @@ class EngineProcess(ChildProcess):
 
     def __init__(self, directory: Path, executor: str, rank: int = 0) -> None:
         super().__init__("rustvllm.engine.process", f"engine process {rank}", directory, ("--executor", executor))
+        self._rank = rank
 
     def load(
         self,
@@ -35,5 +36,6 @@ class EngineProcess(ChildProcess):
                 "address": str(address),
                 "secret": None if secret is None else base64.b64encode(secret).decode(),
                 "cuda_visible_devices": cuda_visible_devices,
+                "rank": self._rank,
             }
         )

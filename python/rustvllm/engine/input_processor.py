@@ -6,7 +6,8 @@ Everything that can be wrong with a request is found here, before any of it reac
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic_ns
 from typing import Any, TypedDict
 
 from rustvllm import _core
@@ -71,6 +72,7 @@ class EngineCoreRequest:
         priority: Lower is sooner, with the priority policy.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
         sampling_extras: Parameters that are lists; None without.
+        arrival_ns: When it came to its front end (nanoseconds of CLOCK_MONOTONIC); its latencies count from then.
     """
 
     prompt: str | None
@@ -86,6 +88,7 @@ class EngineCoreRequest:
     priority: int
     cache_salt: str | None
     sampling_extras: _core.SamplingExtras | None = None
+    arrival_ns: int = field(default_factory=monotonic_ns)
 
     def seed_of(self, index: int) -> int:
         """Seed of sample ``index``, wrapped to 64 bits."""

@@ -13,6 +13,8 @@ from typing import Any, Self
 from rustvllm.engine.describe import describe_engine
 from rustvllm.engine.input_processor import EngineCoreRequest, PromptType, default_sampling_params
 from rustvllm.engine.llm_engine import LLMEngine
+from rustvllm.engine.metrics import Metric
+from rustvllm.engine.stat_logger import StatLoggerFactory
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.engine_args import EngineArgs
 from rustvllm.exceptions import InvalidRequestError, QueueFullError, RequestFailedError
@@ -40,11 +42,14 @@ class LLM:
         llm_engine: The engine underneath.
     """
 
-    def __init__(self, model: str | None = None, **engine_args: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, stat_loggers: Sequence[StatLoggerFactory] | None = None, **engine_args: Any
+    ) -> None:
         """Load a model.
 
         Args:
             model: A folder or a hub name; None: the model inside the package.
+            stat_loggers: Classes of :class:`~rustvllm.engine.stat_logger.StatLogger`, or functions that make them.
             engine_args: Any argument of :class:`~rustvllm.engine_args.EngineArgs`.
 
         Raises:
@@ -53,7 +58,7 @@ class LLM:
             ModelLoadError: The model cannot be found or read.
         """
         config = EngineArgs.from_kwargs(model=model, **engine_args).create_engine_config("llm_class")
-        self.llm_engine = LLMEngine(config)
+        self.llm_engine = LLMEngine(config, stat_loggers)
         for line in describe_engine(self.llm_engine.config, self.llm_engine.engine_core.num_blocks):
             logger.info("%s", line)
         self._num_requests = 0
@@ -149,6 +154,15 @@ class LLM:
             ValueError: There is none (``skip_tokenizer_init``).
         """
         return self.llm_engine.get_tokenizer()
+
+    def get_metrics(self) -> list[Metric]:
+        """What was counted so far, under the names and by the rules of ``docs/metrics.md``.
+
+        Raises:
+            EngineDeadError: The engine was shut down.
+        """
+        self.llm_engine.engine_core.check_alive()
+        return self.llm_engine.get_metrics()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What ``sampling_params=None`` means: the model's generation_config, else ``SamplingParams()``."""

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rustvllm import __version__
-from rustvllm.entrypoints.openai import chat, completions, errors, health, models, tokenization
+from rustvllm.entrypoints.openai import chat, completions, errors, health, metrics, models, tokenization
 from rustvllm.entrypoints.openai.direct_routes import DirectRoutes
 from rustvllm.entrypoints.openai.middleware import FrontDoor
 from rustvllm.entrypoints.openai.refusals import UNBUILT_ENDPOINTS
@@ -45,7 +45,7 @@ def build_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.server = state
-    for module in (completions, chat, models, tokenization, health):
+    for module in (completions, chat, models, tokenization, health, metrics):
         app.include_router(module.router)
     for method, path in UNBUILT_ENDPOINTS:
         app.add_api_route(path, _not_built, methods=[method], include_in_schema=False)

@@ -3,10 +3,12 @@
 import argparse
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rustvllm.config import METRICS_PREFIX
 from rustvllm.exceptions import ConfigError
 
 DEFAULT_HOST = "127.0.0.1"
@@ -171,6 +173,16 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         default="warning",
         help="what the HTTP layer logs (default: %(default)s)",
     )
+    group.add_argument(
+        "--metrics-prefix",
+        type=_metrics_prefix,
+        default=METRICS_PREFIX,
+        metavar="PREFIX",
+        help="before the names of all metrics (default: %(default)s)",
+    )
+    group.add_argument(
+        "--disable-metrics-auth", action="store_true", help="serve /metrics without an API key, to whoever can connect"
+    )
     group.add_argument("--enable-access-log", action="store_true", help="log one line per HTTP request")
     group.add_argument(
         "--shutdown-timeout",
@@ -201,6 +213,12 @@ def read_chat_template(value: str | None) -> str | None:
         return Path(value).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot read --chat-template {value}: {getattr(exc, 'strerror', None) or exc}") from exc
+
+
+def _metrics_prefix(text: str) -> str:
+    if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*|", text):
+        raise argparse.ArgumentTypeError(f"must be letters, digits, _ and :, with no digit first, got {text!r}")
+    return text
 
 
 def _port(text: str) -> int:

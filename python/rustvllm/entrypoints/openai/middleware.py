@@ -5,9 +5,11 @@ Plain ASGI: nothing here copies a body or stands between a stream and its client
 
 import hashlib
 import hmac
+from time import monotonic_ns
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rustvllm.engine.arrival import REQUEST_ARRIVAL
 from rustvllm.entrypoints.openai.errors import (
     BodyTooLargeError,
     UnavailableError,
@@ -18,6 +20,7 @@ from rustvllm.entrypoints.openai.state import ServerState
 
 _PROBES = frozenset({"/health", "/ping", "/version"})
 """Answered at any time and without a key."""
+_METRICS = "/metrics"
 
 
 class FrontDoor:
@@ -27,6 +30,7 @@ class FrontDoor:
         self._app = app
         self._state = state
         self._max_body_bytes = state.settings.max_body_bytes
+        self._open_paths = {_METRICS} if state.settings.disable_metrics_auth else set()
         # Digests have one length, so that comparing them says nothing about the keys.
         self._key_digests = [_digest(key.encode()) for key in state.settings.api_keys]
 
@@ -35,12 +39,14 @@ class FrontDoor:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        REQUEST_ARRIVAL.set(monotonic_ns())
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path in _PROBES:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        if self._key_digests and scope["method"] != "OPTIONS" and not self._is_authorized(headers):
+        needs_key = self._key_digests and scope["method"] != "OPTIONS" and path not in self._open_paths
+        if needs_key and not self._is_authorized(headers):
             await unauthorized_response()(scope, receive, send)
             return
         try:

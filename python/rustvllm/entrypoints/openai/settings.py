@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import dataclass, field
 
+from rustvllm.config import METRICS_PREFIX
 from rustvllm.entrypoints.openai.cli_args import (
     DEFAULT_MAX_BODY_BYTES,
     DEFAULT_STALL_TIMEOUT,
@@ -31,6 +32,8 @@ class ServerSettings:
     shutdown_timeout: float = 0.0
     stall_timeout: float = DEFAULT_STALL_TIMEOUT
     restart_engine: bool = False
+    metrics_prefix: str = METRICS_PREFIX
+    disable_metrics_auth: bool = False
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "ServerSettings":
@@ -53,4 +56,6 @@ class ServerSettings:
             shutdown_timeout=args.shutdown_timeout,
             stall_timeout=args.stall_timeout,
             restart_engine=args.restart_engine,
+            metrics_prefix=args.metrics_prefix,
+            disable_metrics_auth=args.disable_metrics_auth,
         )
