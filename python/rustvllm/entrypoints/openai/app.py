@@ -8,8 +8,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rustvllm import __version__
+from rustvllm.config import TracingConfig
 from rustvllm.entrypoints.openai import chat, completions, errors, health, models, tokenization
 from rustvllm.entrypoints.openai.direct_routes import DirectRoutes
+from rustvllm.entrypoints.openai.http_trace import HttpTrace
 from rustvllm.entrypoints.openai.middleware import FrontDoor
 from rustvllm.entrypoints.openai.refusals import UNBUILT_ENDPOINTS
 from rustvllm.entrypoints.openai.sse import DIRECT_SEND
@@ -59,6 +61,8 @@ def build_app(state: ServerState) -> FastAPI:
         DirectRoutes, endpoints=_DIRECT_ENDPOINTS, handlers=dict.fromkeys(_FORESEEN, errors.handle_exception)
     )
     app.add_middleware(FrontDoor, state=state)
+    if state.settings.tracing != TracingConfig():
+        app.add_middleware(HttpTrace, state=state)
     return app
 
 

@@ -37,7 +37,6 @@ _NOT_YET = (
     "--enable-log-requests",
     "--enable-log-outputs",
     "--sse-keep-alive-interval",
-    "--otlp-traces-endpoint",
     "--config",
     "--lora-modules",
     "--log-config-file",
@@ -46,7 +45,6 @@ _NOT_YET = (
     "--h11-max-header-count",
     "--return-tokens-as-token-ids",
     "--chat-template-content-format",
-    "--trace",
 )
 """Flags that users of this kind of server know and that do not work here yet: an error that says so."""
 

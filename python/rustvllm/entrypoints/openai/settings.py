@@ -3,6 +3,8 @@
 import argparse
 from dataclasses import dataclass, field
 
+from rustvllm.config import TracingConfig
+from rustvllm.engine_args import make_tracing_config
 from rustvllm.entrypoints.openai.cli_args import (
     DEFAULT_MAX_BODY_BYTES,
     DEFAULT_STALL_TIMEOUT,
@@ -31,13 +33,14 @@ class ServerSettings:
     shutdown_timeout: float = 0.0
     stall_timeout: float = DEFAULT_STALL_TIMEOUT
     restart_engine: bool = False
+    tracing: TracingConfig = field(default_factory=TracingConfig)
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "ServerSettings":
         """The settings of a command line.
 
         Raises:
-            ConfigError: The chat template cannot be read.
+            ConfigError: The chat template cannot be read, or the endpoint for spans is no URL.
         """
         return cls(
             api_keys=api_keys(args),
@@ -53,4 +56,9 @@ class ServerSettings:
             shutdown_timeout=args.shutdown_timeout,
             stall_timeout=args.stall_timeout,
             restart_engine=args.restart_engine,
+            tracing=make_tracing_config(
+                getattr(args, "trace", False),
+                getattr(args, "trace_file", None),
+                getattr(args, "otlp_traces_endpoint", None),
+            ),
         )
