@@ -220,8 +220,8 @@ class Scheduler:
     def abort_requests(self, request_ids: Sequence[str]) -> None: ...
     def take_outputs(self) -> list[dict[str, Any]]:
         """What requests have become since the last call, when no front end takes it."""
-    def set_trace(self, enabled: bool) -> None:
-        """Begin or end to record an event for each scheduled request and each change of status."""
+    def set_trace(self, enabled: bool, *, with_tokens: bool = False) -> None:
+        """Begin or end to record an event for each scheduled request, change of status and, if wanted, token."""
     def take_events(self) -> tuple[list[dict[str, Any]], int]:
         """The newest 65,536 events since the last call, oldest first, and how many were dropped."""
     def queues(self) -> dict[str, list[str]]: ...

@@ -380,9 +380,14 @@ impl PyScheduler {
         Ok(self.inner.get().reset_prefix_cache(preempt_running))
     }
 
-    fn set_trace(&mut self, enabled: bool) -> PyResult<()> {
+    #[pyo3(signature = (enabled, *, with_tokens=false))]
+    fn set_trace(&mut self, enabled: bool, with_tokens: bool) -> PyResult<()> {
         self.check_owner()?;
-        self.inner.get().set_trace(enabled);
+        if enabled && with_tokens {
+            self.inner.get().set_trace_with_tokens();
+        } else {
+            self.inner.get().set_trace(enabled);
+        }
         Ok(())
     }
 
@@ -496,6 +501,7 @@ fn output_dict<'py>(py: Python<'py>, output: &EngineCoreOutput) -> PyResult<Boun
 
 fn event_dict<'py>(py: Python<'py>, event: &RequestEvent) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
+    dict.set_item("kind", event.kind.as_str())?;
     dict.set_item("timestamp_ns", event.timestamp_ns)?;
     dict.set_item("step", event.step)?;
     dict.set_item("request_id", &event.request_id)?;
@@ -503,6 +509,10 @@ fn event_dict<'py>(py: Python<'py>, event: &RequestEvent) -> PyResult<Bound<'py,
     dict.set_item("num_scheduled_tokens", event.num_scheduled_tokens)?;
     dict.set_item("num_computed_tokens", event.num_computed_tokens)?;
     dict.set_item("num_tokens", event.num_tokens)?;
+    dict.set_item("num_cached_tokens", event.num_cached_tokens)?;
+    dict.set_item("num_blocks", event.num_blocks)?;
+    dict.set_item("new_block_ids", block_ids(&event.new_block_ids))?;
+    dict.set_item("token_id", event.token_id)?;
     Ok(dict)
 }
 

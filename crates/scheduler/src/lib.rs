@@ -63,7 +63,7 @@ pub use clock::monotonic_ns;
 pub use config::{
     ConfigError, MAX_QUEUE_TIMEOUT, MAX_SPECULATIVE_TOKENS, PreemptionMode, SchedulerConfig, SchedulingPolicy,
 };
-pub use events::{MAX_EVENTS, RequestEvent};
+pub use events::{MAX_EVENTS, RequestEvent, RequestEventKind};
 pub use extra_keys::{ExtraKeys, MultimodalSpan};
 pub use handle::{EngineHandle, NotTheWaiter};
 pub use inbox::Inbox;

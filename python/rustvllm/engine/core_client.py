@@ -18,6 +18,7 @@ from rustvllm.engine.core import EngineCore
 from rustvllm.engine.engine_health import EngineHealth, StepWatch
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
+from rustvllm.tracing import Tracer
 
 logger = init_logger(__name__)
 
@@ -54,8 +55,8 @@ class EngineCoreClient(Protocol):
 class InprocClient:
     """An engine that runs when its caller calls :meth:`step`."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._core: EngineCore | None = EngineCore(config)
+    def __init__(self, config: EngineConfig, tracer: Tracer | None = None) -> None:
+        self._core: EngineCore | None = EngineCore(config, tracer)
         self.handle = self._core.handle
         self.num_blocks = self._core.num_blocks
 
@@ -91,7 +92,10 @@ class InprocClient:
 
     def step(self) -> int:
         """Run one step; the number of tokens run, 0 when nothing can run."""
-        return self.core.step()
+        num_tokens = self.core.step()
+        if num_tokens == 0:
+            self.core.flush_trace()
+        return num_tokens
 
     def has_unfinished_requests(self) -> bool:
         """True while the scheduler holds a request, or a step runs."""
@@ -115,8 +119,8 @@ class ThreadClient:
     ``on_death``, a bound method, is called from it, once, if its object still lives: the thread keeps none alive.
     """
 
-    def __init__(self, config: EngineConfig, on_death: Callable[[], None]) -> None:
-        self._core = EngineCore(config)
+    def __init__(self, config: EngineConfig, on_death: Callable[[], None], tracer: Tracer | None = None) -> None:
+        self._core = EngineCore(config, tracer)
         self.handle = self._core.handle
         self.num_blocks = self._core.num_blocks
         self._on_death = weakref.WeakMethod(on_death)
