@@ -229,8 +229,9 @@ class Scheduler:
     def block_states(self) -> list[dict[str, Any]]: ...
     def request_summaries(self, limit: int) -> list[dict[str, Any]]:
         """A row each for the first ``limit`` requests, running ones first: ``request_state`` without its lists."""
-    def block_map(self, max_cells: int) -> tuple[bytes, int]:
-        """A byte per block, or per several when there are more than ``max_cells``; and how many blocks a cell has.
+    def block_map(self, max_cells: int) -> tuple[bytes, int, list[int]]:
+        """A byte per block, or per several when there are more than ``max_cells``; how many blocks a cell has; and how
+        many blocks of each use there are.
 
         0 free, 1 used, 2 cached (free and findable), 3 shared (held by several), 4 the null block; of several blocks,
         what most of them are.

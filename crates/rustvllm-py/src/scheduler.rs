@@ -451,10 +451,13 @@ impl PyScheduler {
         rows.iter().map(|row| request_summary(slf.py(), row)).collect()
     }
 
-    /// A byte per block, or per several; and how many those are.
-    fn block_map<'py>(slf: &Bound<'py, Self>, max_cells: u32) -> PyResult<(Bound<'py, PyBytes>, u32)> {
+    /// A byte per block, or per several; how many those are; and how many blocks of each use there are.
+    fn block_map<'py>(
+        slf: &Bound<'py, Self>,
+        max_cells: u32,
+    ) -> PyResult<(Bound<'py, PyBytes>, u32, [u32; 5])> {
         let map = slf.try_borrow_mut()?.inner.get().block_map(max_cells);
-        Ok((PyBytes::new(slf.py(), &map.cells), map.blocks_per_cell))
+        Ok((PyBytes::new(slf.py(), &map.cells), map.blocks_per_cell, map.counts))
     }
 
     #[pyo3(signature = (prompt_token_ids, cache_salt=None, lora_name=None))]

@@ -33,6 +33,8 @@ pub struct BlockMap {
     pub cells: Vec<u8>,
     /// Consecutive blocks of a cell; the last cell may have fewer.
     pub blocks_per_cell: u32,
+    /// Blocks of each [`BlockUse`].
+    pub counts: [u32; 5],
 }
 
 impl Scheduler {
@@ -66,19 +68,18 @@ impl Scheduler {
         let num_blocks = self.config.num_blocks;
         let blocks_per_cell = num_blocks.div_ceil(max_cells.max(1)).max(1);
         let use_of = |block| self.kv.pool.block_use(BlockId(block));
+        let mut totals = [0; 5];
         let cells = (0..num_blocks.div_ceil(blocks_per_cell))
             .map(|cell| {
                 let start = cell * blocks_per_cell;
-                if blocks_per_cell == 1 {
-                    return use_of(start) as u8;
-                }
                 let mut counts = [0u32; 5];
                 (start..num_blocks.min(start.saturating_add(blocks_per_cell)))
                     .for_each(|block| counts[use_of(block) as usize] += 1);
+                totals.iter_mut().zip(counts).for_each(|(total, count)| *total += count);
                 let rank = |&use_: &usize| (counts[use_], use_ != BlockUse::Null as usize, use_);
                 (0..counts.len()).max_by_key(rank).unwrap_or(0) as u8
             })
             .collect();
-        BlockMap { cells, blocks_per_cell }
+        BlockMap { cells, blocks_per_cell, counts: totals }
     }
 }

@@ -9,6 +9,7 @@ from rustvllm.entrypoints.openai.cli_args import (
     api_keys,
     read_chat_template,
 )
+from rustvllm.entrypoints.openai.dashboard.exposure import DashboardAccess, dashboard_access
 
 SIGNAL_ECHO_SECONDS = 0.3
 """A launcher may pass on a signal that the terminal has sent as well: one within this time is no second one."""
@@ -31,6 +32,7 @@ class ServerSettings:
     shutdown_timeout: float = 0.0
     stall_timeout: float = DEFAULT_STALL_TIMEOUT
     restart_engine: bool = False
+    dashboard: DashboardAccess = "local"
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "ServerSettings":
@@ -53,4 +55,5 @@ class ServerSettings:
             shutdown_timeout=args.shutdown_timeout,
             stall_timeout=args.stall_timeout,
             restart_engine=args.restart_engine,
+            dashboard=dashboard_access(args),
         )
