@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     phases |= core.startup_phases
     longest = core.config.model.max_model_len
     link.say_ready(link.age, phases, num_blocks=core.num_blocks, max_model_len=longest, tcp_port=server.tcp_port)
-    died = run_loop.run(core, lambda: stop.is_set)
+    died = run_loop.run(core, lambda: stop.is_set, server)
     death = None if died is None else str(died)
     if tracer is not None:
         tracer.close()

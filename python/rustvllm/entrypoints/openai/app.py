@@ -10,6 +10,8 @@ from starlette.types import Receive, Scope, Send
 from rustvllm import __version__
 from rustvllm.config import TracingConfig
 from rustvllm.entrypoints.openai import chat, completions, errors, health, models, tokenization
+from rustvllm.entrypoints.openai.dashboard import routes as dashboard
+from rustvllm.entrypoints.openai.dashboard.state_feed import StateFeed
 from rustvllm.entrypoints.openai.direct_routes import DirectRoutes
 from rustvllm.entrypoints.openai.http_trace import HttpTrace
 from rustvllm.entrypoints.openai.middleware import FrontDoor
@@ -47,7 +49,9 @@ def build_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.server = state
-    for module in (completions, chat, models, tokenization, health):
+    app.state.dashboard_feed = StateFeed(state)
+    app.state.num_journeys = 0
+    for module in (completions, chat, models, tokenization, health, dashboard):
         app.include_router(module.router)
     for method, path in UNBUILT_ENDPOINTS:
         app.add_api_route(path, _not_built, methods=[method], include_in_schema=False)

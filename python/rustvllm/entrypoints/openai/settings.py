@@ -11,6 +11,7 @@ from rustvllm.entrypoints.openai.cli_args import (
     api_keys,
     read_chat_template,
 )
+from rustvllm.entrypoints.openai.dashboard.exposure import DashboardAccess, dashboard_access
 
 SIGNAL_ECHO_SECONDS = 0.3
 """A launcher may pass on a signal that the terminal has sent as well: one within this time is no second one."""
@@ -34,6 +35,7 @@ class ServerSettings:
     stall_timeout: float = DEFAULT_STALL_TIMEOUT
     restart_engine: bool = False
     tracing: TracingConfig = field(default_factory=TracingConfig)
+    dashboard: DashboardAccess = "local"
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "ServerSettings":
@@ -61,4 +63,5 @@ class ServerSettings:
                 getattr(args, "trace_file", None),
                 getattr(args, "otlp_traces_endpoint", None),
             ),
+            dashboard=dashboard_access(args),
         )
