@@ -22,8 +22,8 @@ from rustvllm.engine.parent_link import ParentLink
 from rustvllm.engine.remote_client import RemoteClient
 from rustvllm.engine_args import resolve_tokenizer
 from rustvllm.entrypoints.openai.settings import ServerSettings
-from rustvllm.exceptions import ModelLoadError
-from rustvllm.logger import init_logger
+from rustvllm.exceptions import ModelLoadError, RustVLLMError
+from rustvllm.logger import init_logger, register_secrets
 
 if TYPE_CHECKING:
     from rustvllm.engine.async_llm import AsyncLLM
@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         phases = {"import": link.age}
         settings = build(ServerSettings, link.receive()["settings"], "settings")
         listener = socket.socket(fileno=int(link.args.listen_fd))
+        register_secrets(settings.api_keys)
     except BaseException as error:
         link.say_error(error)
         raise
@@ -56,13 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         phases["engine"] = link.age - phases["import"]
         link.say_ready(link.age, phases, model=state.model.names[0])
 
-    server = ApiServer(
-        settings,
-        listener,
-        lambda: connect(link.receive()),
-        on_ready=on_ready,
-        on_error=lambda message: link.say(death=message),
-    )
+    try:
+        server = ApiServer(
+            settings,
+            listener,
+            lambda: connect(link.receive()),
+            on_ready=on_ready,
+            on_error=lambda message: link.say(death=message),
+        )
+    except RustVLLMError as error:  # a flag that only this process can judge
+        link.say_error(error)
+        return 1
     exit_code, _ = server.run()
     return exit_code
 

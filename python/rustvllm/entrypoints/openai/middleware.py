@@ -26,6 +26,7 @@ class FrontDoor:
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._state = state
+        self._keyless = _PROBES.union(state.settings.http.keyless_paths)
         self._max_body_bytes = state.settings.max_body_bytes
         # Digests have one length, so that comparing them says nothing about the keys.
         self._key_digests = [_digest(key.encode()) for key in state.settings.api_keys]
@@ -40,7 +41,7 @@ class FrontDoor:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        if self._key_digests and scope["method"] != "OPTIONS" and not self._is_authorized(headers):
+        if self._key_digests and path not in self._keyless and not self._is_authorized(headers):
             await unauthorized_response()(scope, receive, send)
             return
         try:

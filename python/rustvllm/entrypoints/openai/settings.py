@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rustvllm.entrypoints.openai.cli_args import (
     DEFAULT_MAX_BODY_BYTES,
@@ -9,6 +10,12 @@ from rustvllm.entrypoints.openai.cli_args import (
     api_keys,
     read_chat_template,
 )
+from rustvllm.entrypoints.openai.http_args import http_settings
+from rustvllm.entrypoints.openai.http_settings import DEFAULT_KEEP_ALIVE_SECONDS, HttpSettings
+from rustvllm.entrypoints.openai.log_args import RequestLogSettings, request_log_settings
+
+if TYPE_CHECKING:
+    from rustvllm.entrypoints.openai.protocol import GenerationRequest
 
 SIGNAL_ECHO_SECONDS = 0.3
 """A launcher may pass on a signal that the terminal has sent as well: one within this time is no second one."""
@@ -31,13 +38,24 @@ class ServerSettings:
     shutdown_timeout: float = 0.0
     stall_timeout: float = DEFAULT_STALL_TIMEOUT
     restart_engine: bool = False
+    http: HttpSettings = field(default_factory=HttpSettings)
+    request_log: RequestLogSettings = field(default_factory=RequestLogSettings)
+    response_role: str = "assistant"
+    chat_template_content_format: str = "auto"
+    return_tokens_as_token_ids: bool = False
+    sse_keep_alive_interval: float = DEFAULT_KEEP_ALIVE_SECONDS
+
+    def complete(self, request: "GenerationRequest") -> None:
+        """Give a request what this server has as the default of its fields."""
+        if self.return_tokens_as_token_ids and request.return_tokens_as_token_ids is None:
+            request.return_tokens_as_token_ids = True
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "ServerSettings":
         """The settings of a command line.
 
         Raises:
-            ConfigError: The chat template cannot be read.
+            ConfigError: The chat template cannot be read, or flags do not go together.
         """
         return cls(
             api_keys=api_keys(args),
@@ -53,4 +71,10 @@ class ServerSettings:
             shutdown_timeout=args.shutdown_timeout,
             stall_timeout=args.stall_timeout,
             restart_engine=args.restart_engine,
+            http=http_settings(args, args.disable_access_log_for_endpoints),
+            request_log=request_log_settings(args),
+            response_role=args.response_role,
+            chat_template_content_format=args.chat_template_content_format,
+            return_tokens_as_token_ids=args.return_tokens_as_token_ids,
+            sse_keep_alive_interval=args.sse_keep_alive_interval,
         )
