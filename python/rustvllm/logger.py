@@ -36,7 +36,7 @@ class _RedactingFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object per line: ``time``, ``level``, ``logger``, ``process``, ``message``, and ``exception`` if there is one."""
+    """One object per line: ``time``, ``level``, ``logger``, ``process``, ``message``, ``exception`` if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)

@@ -38,8 +38,8 @@ def _add_cors_args(group: Any) -> None:
         check=_origin,
         default=("*",),
         metavar="ORIGIN",
-        help="origins whose pages may call this server, such as https://chat.example.com, as words or one JSON list; *: "
-        "any; '[]': none (default: *)",
+        help="origins whose pages may call this server, such as https://chat.example.com, as words or one JSON list; *"
+        ": any; '[]': none (default: *)",
     )
     group.add_argument(
         "--allowed-methods",

@@ -8,7 +8,7 @@ import asyncio
 import json
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 HEAD_SECONDS = 60.0
 """How long the head of a request may take, and a new connection to begin one."""
@@ -92,7 +92,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what was noted, else with 400, in the API's form, and close."""
         status, message = self._refusal
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
             self.transport.close()  # in the middle of an answer another cannot begin
             return
         kind = "BadRequestError" if status == 400 else "RequestHeaderFieldsTooLargeError"
