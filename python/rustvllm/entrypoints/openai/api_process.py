@@ -21,6 +21,7 @@ from rustvllm.engine.config_json import build
 from rustvllm.engine.parent_link import ParentLink
 from rustvllm.engine.remote_client import RemoteClient
 from rustvllm.engine_args import resolve_tokenizer
+from rustvllm.entrypoints.openai.server_load import ServerLoad
 from rustvllm.entrypoints.openai.settings import ServerSettings
 from rustvllm.exceptions import ModelLoadError, RustVLLMError
 from rustvllm.logger import init_logger, register_secrets
@@ -41,13 +42,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 when it was told to stop, 1 when it has no engine or could not start.
     """
-    link = ParentLink.from_command_line("python -m rustvllm.entrypoints.openai.api_process", argv, "--listen-fd")
+    link = ParentLink.from_command_line(
+        "python -m rustvllm.entrypoints.openai.api_process", argv, "--listen-fd", "--load-fd", "--index"
+    )
     try:
         from rustvllm.entrypoints.openai.api_server import ApiServer
 
         phases = {"import": link.age}
         settings = build(ServerSettings, link.receive()["settings"], "settings")
         listener = socket.socket(fileno=int(link.args.listen_fd))
+        load = ServerLoad.attach(int(link.args.load_fd), int(link.args.index))
         register_secrets(settings.api_keys)
     except BaseException as error:
         link.say_error(error)
@@ -64,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             lambda: connect(link.receive()),
             on_ready=on_ready,
             on_error=lambda message: link.say(death=message),
+            load=load,
         )
     except RustVLLMError as error:  # a flag that only this process can judge
         link.say_error(error)

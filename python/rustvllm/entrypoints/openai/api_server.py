@@ -22,6 +22,7 @@ from uvicorn.config import LOG_LEVELS as _LOG_LEVELS
 
 from rustvllm.entrypoints.openai.app import build_app
 from rustvllm.entrypoints.openai.http_protocol import limited_protocol
+from rustvllm.entrypoints.openai.server_load import ServerLoad
 from rustvllm.entrypoints.openai.settings import SIGNAL_ECHO_SECONDS, ServerSettings
 from rustvllm.entrypoints.openai.state import ServerState, ServerStatus
 from rustvllm.entrypoints.openai.tls import create_ssl_context, keep_fresh
@@ -58,6 +59,7 @@ class ApiServer:
         on_ready: Called on the event loop when requests are served.
         on_error: Called there with the message of what ends the server.
         on_signal: Called there when a signal asks it to stop.
+        load: The open requests of all API processes; None: this is the only one.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class ApiServer:
         on_ready: Callable[[ServerState], None],
         on_error: Callable[[str], None],
         on_signal: Callable[[], None] = lambda: None,
+        load: ServerLoad | None = None,
     ) -> None:
         self._settings = settings
         self._listener = listener
@@ -83,7 +86,7 @@ class ApiServer:
         self._executor = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="rustvllm-tokenize")
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconnecting: set[int] = set()
-        self.state = ServerState(settings)
+        self.state = ServerState(settings, load)
         config = _http_config(settings, build_app(self.state))
         config.load()
         if settings.http.tls is not None:

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -20,7 +20,8 @@ def add_custom_middleware(app: FastAPI, paths: tuple[str, ...]) -> None:
     for path in paths:
         found = _load(path)
         if inspect.isclass(found):
-            app.add_middleware(cast("type[Any]", found))
+            factory: Any = found
+            app.add_middleware(factory)
         elif inspect.iscoroutinefunction(found):
             app.middleware("http")(found)
         else:

@@ -18,6 +18,8 @@ from rustvllm.entrypoints.openai.state import ServerState
 
 _PROBES = frozenset({"/health", "/ping", "/version"})
 """Answered at any time and without a key."""
+_GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
+"""What ``/load`` counts."""
 
 
 class FrontDoor:
@@ -53,7 +55,7 @@ class FrontDoor:
         if length.isdigit() and int(length) > self._max_body_bytes:
             await error_response(self._too_large(f"{int(length)} bytes"))(scope, receive, send)
             return
-        with self._state.open_request():
+        with self._state.open_request(generates=path in _GENERATING and scope["method"] == "POST"):
             await self._app(scope, self._limited(receive), send)
 
     def _is_authorized(self, headers: dict[bytes, bytes]) -> bool:

@@ -3,6 +3,7 @@
 Texts of clients are theirs: a prompt is logged at level DEBUG only, an output only with ``--enable-log-outputs``.
 """
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -39,11 +40,10 @@ class RequestLog:
     def received(self, prompts: Sequence[object], num_prompt_tokens: Sequence[int]) -> None:
         """All prompts have been taken."""
         logger.info(
-            "received request %s: %d prompts of %s tokens, %s",
+            "received request %s: prompts of %s tokens, %s",
             self._request_id,
-            len(prompts),
             ", ".join(map(str, num_prompt_tokens[:16])) + (", …" if len(num_prompt_tokens) > 16 else ""),
-            repr(self._params)[:_MAX_PARAMS_CHARS],
+            _changed(self._params),
         )
         if logger.isEnabledFor(logging.DEBUG):
             for index, prompt in enumerate(prompts):
@@ -73,3 +73,14 @@ class RequestLog:
         if isinstance(value, str | list) and limit is not None and len(value) > limit:
             return f"{value[:limit]!r} and {len(value) - limit} more"
         return repr(value)
+
+
+def _changed(params: SamplingParams) -> str:
+    """The parameters that are not as :class:`SamplingParams` has them by itself."""
+    default = SamplingParams()
+    parts = (
+        f"{field.name}={getattr(params, field.name)!r}"
+        for field in dataclasses.fields(params)
+        if field.name != "output_kind" and getattr(params, field.name) != getattr(default, field.name)
+    )
+    return f"SamplingParams({', '.join(parts)})"[:_MAX_PARAMS_CHARS]
