@@ -112,7 +112,8 @@ impl Scheduler {
         }
         let now = monotonic_ns();
         for index in 0..self.steps[set].entries.len() {
-            let Entry { tenant, num_scheduled_tokens, block_table_start, .. } = self.steps[set].entries[index];
+            let Entry { tenant, num_scheduled_tokens, block_table_start, .. } =
+                self.steps[set].entries[index];
             let mut event = self.event(RequestEventKind::Scheduled, tenant.slot, now);
             let table = &self.requests[tenant.slot as usize].block_table;
             event.num_scheduled_tokens = num_scheduled_tokens;
