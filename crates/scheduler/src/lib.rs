@@ -55,6 +55,7 @@ mod scheduler;
 mod stats;
 mod step;
 pub mod step_buffers;
+mod summary;
 mod sync;
 mod update;
 
@@ -79,4 +80,5 @@ pub use sampling_extras::{
 pub use scheduler::{Scheduler, SchedulerError};
 pub use stats::SchedulerStats;
 pub use step_buffers::StepBuffers;
+pub use summary::{BlockMap, RequestSummary};
 pub use update::{REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR, TokenRows};

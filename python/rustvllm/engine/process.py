@@ -50,9 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = build(EngineConfig, order["config"])
         overlap = config.scheduler.async_scheduling
         tracer = make_tracer(config.tracing, order["name"], owns_file=False, has_overlap=overlap)
-        core = EngineCore(config, tracer)
-        if core.step_tracer is not None:
-            core.step_tracer.has_clients = True
+        core = EngineCore(config, tracer, has_clients=True)
         server = _listen(core, order)
         core.on_step_error = server.note_step_error
     except BaseException as error:
@@ -68,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     phases |= core.startup_phases
     longest = core.config.model.max_model_len
     link.say_ready(link.age, phases, num_blocks=core.num_blocks, max_model_len=longest, tcp_port=server.tcp_port)
-    died = run_loop.run(core, lambda: stop.is_set)
+    died = run_loop.run(core, lambda: stop.is_set, server)
     death = None if died is None else str(died)
     if tracer is not None:
         tracer.close()

@@ -108,6 +108,8 @@ class JourneyPage:
         stop = "" if sample.stop_reason is None else f", stop_reason {sample.stop_reason!r}"
         cached = f"{output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens were cached"
         self._line("", None, f"{len(sample.token_ids)} tokens, finish_reason {sample.finish_reason}{stop}; {cached}")
+        if metrics is None:
+            return
         times = []
         arrival, first, finished = metrics.arrival_time, metrics.first_token_time, metrics.finished_time
         if metrics.first_scheduled_time is not None:
