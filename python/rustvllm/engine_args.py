@@ -42,6 +42,7 @@ from rustvllm.engine_flags import EngineFlags
 from rustvllm.exceptions import ConfigError
 from rustvllm.logger import init_logger
 from rustvllm.model_config import read_model_config, resolve_dtype
+from rustvllm.request_spans import check_installed
 
 logger = init_logger(__name__)
 
@@ -343,10 +344,11 @@ def make_tracing_config(trace: bool, trace_file: str | None, otlp_traces_endpoin
     """Who is told what happens to requests, of an engine or of a front end alone.
 
     Raises:
-        ConfigError: The endpoint is no URL, or holds a password.
+        ConfigError: The endpoint is no URL, or holds a password; or OpenTelemetry is not installed.
     """
     if otlp_traces_endpoint is not None:
         _check_endpoint(otlp_traces_endpoint)
+        check_installed()
     return TracingConfig(
         log=trace or envs.trace(),
         file=None if trace_file is None else Path(trace_file).expanduser().absolute(),

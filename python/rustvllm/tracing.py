@@ -189,7 +189,9 @@ def format_record(record: TraceRecord) -> str:
     parts += [f"{name}={_short(value)}" for name, value in record.extras.items() if name not in CONTENT]
     if record.duration_ns is not None:
         parts.append(f"({format_duration(record.duration_ns)})")
-    return " ".join(parts)
+    line = " ".join(parts)
+    # A path or an id is its client's: no line of its own making may come of it.
+    return line if line.isprintable() else line.encode("unicode_escape").decode("ascii")
 
 
 def format_duration(nanoseconds: float) -> str:

@@ -131,10 +131,8 @@ impl Scheduler {
         let now = monotonic_ns();
         let entries = std::mem::take(&mut self.steps[set].entries);
         self.events.updated_step = output.step;
-        let one_each = sampled.num_columns == 1
-            && drafts.num_columns == 0
-            && logprobs.is_empty()
-            && !self.events.with_tokens;
+        let one_each = sampled.num_columns == 1 && drafts.num_columns == 0 && logprobs.is_empty();
+        let one_each = one_each && !self.events.with_tokens; // those are recorded one by one
         let mut num_finished = 0;
         let (mut done, mut sample) = (0, 0);
         while done < entries.len() {
