@@ -116,7 +116,7 @@ class Chromium:
     def _note(self, method: str | None, params: dict[str, Any]) -> None:
         if method == "Runtime.exceptionThrown":
             details = params["exceptionDetails"]
-            self.console.append(f"error: {details.get('exception', {}).get('description', details['text'])}")
+            self.console.append(f"uncaught: {details.get('exception', {}).get('description', details['text'])}")
         elif method == "Runtime.consoleAPICalled":
             self.console.append(f"{params['type']}: {[each.get('value') for each in params['args']]}")
         elif method == "Log.entryAdded":
