@@ -71,9 +71,7 @@ class Chromium:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         width, height = self._size
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.set_scheme(self._scheme)
         return self
 
@@ -120,7 +118,9 @@ class Chromium:
         elif method == "Runtime.consoleAPICalled":
             self.console.append(f"{params['type']}: {[each.get('value') for each in params['args']]}")
         elif method == "Log.entryAdded":
-            self.console.append(f"{params['entry']['level']}: {params['entry']['text']} {params['entry'].get('url', '')}")
+            self.console.append(
+                f"{params['entry']['level']}: {params['entry']['text']} {params['entry'].get('url', '')}"
+            )
 
     def open(self, url: str) -> None:
         """Go to a page."""

@@ -66,7 +66,9 @@ def test_a_chat_streams_with_its_journey_beside(browser: Chromium) -> None:
     assert "".join(tokens).startswith(answer) or answer.startswith("".join(tokens)), (tokens, answer)
     counters = [tuple(map(int, row[3].split(" / "))) for row in steps]
     assert all(computed == known for computed, known in counters), "each step computes all that is known"
-    assert [after[0] - before[0] for before, after in zip(counters, counters[1:], strict=False)] == [1] * (len(steps) - 1)
+    assert [after[0] - before[0] for before, after in zip(counters, counters[1:], strict=False)] == [1] * (
+        len(steps) - 1
+    )
     assert all(cell.endswith(("µs", "ms", " s")) for row in steps for cell in row[5:9]), steps
     legend = browser.text("#stage-legend")
     assert all(stage in legend for stage in ("queue", "prompt", "generation"))
@@ -114,7 +116,9 @@ def test_dark_and_light_and_by_keyboard(browser: Chromium) -> None:
 def test_an_engine_that_dies_is_told_and_its_successor_serves(browser: Chromium, server: ServerProcess) -> None:
     (engine,) = server.engines()
     engine.kill()
-    browser.wait_for("['restarting', 'dead'].some((word) => document.querySelector('#status').textContent.includes(word))")
+    browser.wait_for(
+        "['restarting', 'dead'].some((word) => document.querySelector('#status').textContent.includes(word))"
+    )
     browser.wait_for("document.querySelector('#status').textContent === 'idle'", timeout=90)
     browser.click("#clear")
     browser.type("#prompt", "Once upon")
@@ -127,4 +131,6 @@ def test_the_page_ran_without_an_error(browser: Chromium) -> None:
     """The last of the module: nothing that the page did was an error or against its policy."""
     wrong = [line for line in browser.console if line.startswith("uncaught") or "Content Security Policy" in line]
     assert wrong == []
-    assert browser.evaluate("performance.getEntriesByType('resource').every(({name}) => name.startsWith(location.origin))")
+    assert browser.evaluate(
+        "performance.getEntriesByType('resource').every(({name}) => name.startsWith(location.origin))"
+    )
