@@ -1,14 +1,21 @@
 """From a request's conversation to the text that the model is to continue."""
 
+import asyncio
+from functools import partial
+
 from rustvllm.entrypoints.chat_template import check_template_variables, render_chat
 from rustvllm.entrypoints.openai.conversation import build_conversation
 from rustvllm.entrypoints.openai.protocol import Conversation
 from rustvllm.entrypoints.openai.state import ServedModel, ServerState
+from rustvllm.entrypoints.template_process import render_apart
 from rustvllm.exceptions import InvalidRequestError
 
+_OFF_LOOP_MESSAGES = 256
+"""Longer conversations are rendered in a thread, so that other clients' streams go on meanwhile."""
 
-def render_prompt(request: Conversation, state: ServerState, model: ServedModel) -> str:
-    """The conversation as prompt text.
+
+async def render_prompt(request: Conversation, state: ServerState, model: ServedModel) -> str:
+    """The conversation as prompt text. A template of the request's own is rendered in another process.
 
     Raises:
         InvalidRequestError: No tokenizer, a template that may not be sent, messages that the template refuses.
@@ -33,17 +40,19 @@ def render_prompt(request: Conversation, state: ServerState, model: ServedModel)
     check_template_variables(variables)
     continue_final = bool(request.continue_final_message)
     opens_turn = request.add_generation_prompt
-    return render_chat(
-        model.tokenizer,
-        build_conversation(request.messages, chat_template),
+    messages = build_conversation(request.messages, chat_template)
+    options = {
         # Sent together they contradict each other; left out, the one follows the other.
-        add_generation_prompt=(not continue_final) if opens_turn is None else opens_turn,
-        continue_final_message=continue_final,
-        chat_template=chat_template,
-        tools=request.tools,
-        documents=request.documents,
+        "add_generation_prompt": (not continue_final) if opens_turn is None else opens_turn,
+        "continue_final_message": continue_final,
+        "tools": request.tools,
+        "documents": request.documents,
         **variables,
-    )
+    }
+    if request.chat_template is not None:
+        return await render_apart(model.tokenizer, messages, chat_template, **options)
+    render = partial(render_chat, model.tokenizer, messages, chat_template=chat_template, **options)
+    return await asyncio.to_thread(render) if len(messages) > _OFF_LOOP_MESSAGES else render()
 
 
 def adds_special_tokens(asked: bool | None, model: ServedModel) -> bool:
