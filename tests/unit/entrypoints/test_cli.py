@@ -28,7 +28,7 @@ def test_unknown_commands(capsys):
 
 def test_serve_help_lists_engine_and_server_flags(capsys):
     with pytest.raises(SystemExit) as caught:
-        main(["serve", "--help"])
+        main(["serve", "--help=all"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
     for flag in ("--max-model-len", "--port", "--api-key", "--no-enable-prefix-caching", "--num-gpu-blocks-override"):

@@ -39,11 +39,9 @@ async def render_prompt(request: Conversation, state: ServerState, model: Served
     variables = request.chat_template_kwargs or {}
     check_template_variables(variables)
     continue_final = bool(request.continue_final_message)
-    opens_turn = request.add_generation_prompt
-    messages = build_conversation(request.messages, chat_template)
+    messages = build_conversation(request.messages, chat_template, state.settings.chat_template_content_format)
     options = {
-        # Sent together they contradict each other; left out, the one follows the other.
-        "add_generation_prompt": (not continue_final) if opens_turn is None else opens_turn,
+        "add_generation_prompt": _opens_turn(request),
         "continue_final_message": continue_final,
         "tools": request.tools,
         "documents": request.documents,
@@ -53,6 +51,18 @@ async def render_prompt(request: Conversation, state: ServerState, model: Served
         return await render_apart(model.tokenizer, messages, chat_template, **options)
     render = partial(render_chat, model.tokenizer, messages, chat_template=chat_template, **options)
     return await asyncio.to_thread(render) if len(messages) > _OFF_LOOP_MESSAGES else render()
+
+
+def answering_role(request: Conversation, state: ServerState) -> str:
+    """The role of the answer: that of the last message where no new one is opened."""
+    return state.settings.response_role if _opens_turn(request) else request.messages[-1].role
+
+
+def _opens_turn(request: Conversation) -> bool:
+    """Whether the prompt ends with what opens a new message."""
+    if request.add_generation_prompt is None:  # sent together the two contradict each other; so one follows the other
+        return not request.continue_final_message
+    return request.add_generation_prompt
 
 
 def adds_special_tokens(asked: bool | None, model: ServedModel) -> bool:
