@@ -10,6 +10,8 @@ from rustvllm.entrypoints.openai.state import ServedModel, ServerState
 from rustvllm.entrypoints.template_process import render_apart
 from rustvllm.exceptions import InvalidRequestError
 
+MAX_TEMPLATE_CHARS = 64 << 10
+"""Of a template that comes with a request; those of models have some thousands."""
 _OFF_LOOP_MESSAGES = 256
 """Longer conversations are rendered in a thread, so that other clients' streams go on meanwhile."""
 
@@ -34,6 +36,11 @@ async def render_prompt(request: Conversation, state: ServerState, model: Served
                 "chat_template",
             )
         chat_template = request.chat_template
+        if len(chat_template) > MAX_TEMPLATE_CHARS:  # it is parsed once here, to see how it wants messages
+            raise InvalidRequestError(
+                f"chat_template has {len(chat_template)} characters; {MAX_TEMPLATE_CHARS} are taken at most.",
+                "chat_template",
+            )
     if request.tools is not None and not request.tools:
         raise InvalidRequestError("tools must not be an empty list; leave it out instead.", "tools")
     variables = request.chat_template_kwargs or {}
