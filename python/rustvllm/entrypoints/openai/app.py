@@ -1,5 +1,7 @@
 """The FastAPI application: which endpoint is where."""
 
+from typing import Any
+
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -25,7 +27,15 @@ _FORESEEN = (RustVLLMError, errors.ServerError, errors.ClientDisconnectedError)
 
 
 class _Application(FastAPI):
-    """FastAPI that lets a stream write to the server itself: see :data:`DIRECT_SEND`."""
+    """FastAPI that lets a stream write to the server itself (see :data:`DIRECT_SEND`) and knows its own document."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document, made once."""
+        if self.openapi_schema is None:
+            from rustvllm.entrypoints.openai.openapi_document import openapi_document
+
+            self.openapi_schema = openapi_document(self)
+        return self.openapi_schema
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[DIRECT_SEND] = send
