@@ -191,7 +191,7 @@ def steer(case: Case, model: str, choice: random.Random) -> None:
         body["max_tokens"] = choice.randint(1, MAX_TOKENS)
         body.pop("max_completion_tokens", None)
     if choice.random() < 0.9 and isinstance(body.get("messages"), list):
-        body["messages"] = [mended(message, choice) for message in body["messages"]]
+        body["messages"] = [mended(message, choice) for message in body["messages"] or [{}]]
     case.body = body
 
 
@@ -202,6 +202,8 @@ def mended(message: Any, choice: random.Random) -> Any:
     message = {**message, "role": choice.choice(ROLES)}
     if choice.random() < 0.5 or not message.get("content"):
         message["content"] = "Once upon a time"
+    if choice.random() < 0.8:
+        message.pop("tool_calls", None)
     return message
 
 

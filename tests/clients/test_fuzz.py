@@ -45,5 +45,5 @@ def test_nothing_made_from_a_document_breaks_the_server(run_program, repository,
     for path in ("/completions", "/chat/completions"):
         counts = re.findall(rf"(?m)^ *(\d+) × (\d+)  POST (?:/v1)?{path}$", done.stdout)
         by_status = {status: int(count) for count, status in counts}
-        assert by_status["200"] > 5
-        assert by_status["400"] > 5
+        assert by_status["200"] >= 3
+        assert by_status["400"] >= 3
