@@ -7,6 +7,8 @@ import pytest
 
 CASES = 150
 
+pytestmark = pytest.mark.timeout(300)  # a program may be slow to start where others run
+
 
 def references(value):
     if isinstance(value, dict):
