@@ -20,9 +20,9 @@ HEAD = """\
 
 Written by `scripts/flags_doc.py` from the program's own declarations; do not edit it by hand.
 
-`rustvllm serve [MODEL] [flags]`. In a flag `-` and `_` mean the same; a switch that has a `--no-` form is listed with it.
-`rustvllm serve --help` lists the groups, `--help=GROUP` explains the flags of one, `--help=WORD` those with a word in them,
-`--help=all` all.
+`rustvllm serve [MODEL] [flags]`. In a flag `-` and `_` mean the same; a switch that has a `--no-` form is listed with
+it. `rustvllm serve --help` lists the groups, `--help=GROUP` explains the flags of one, `--help=WORD` those with a word
+in them, `--help=all` all.
 
 A file given with `--config` holds the same flags as keys of a YAML mapping ([operations.md](operations.md)).
 """
@@ -30,8 +30,8 @@ A file given with `--config` holds the same flags as keys of a YAML mapping ([op
 REFUSED = """
 ## Known and refused
 
-Flags that users of this kind of server know, of features that are not built. They are refused by name; a value that asks
-for nothing (`--tensor-parallel-size 1`) is taken.
+Flags that users of this kind of server know, of features that are not built. They are refused by name; a value that
+asks for nothing (`--tensor-parallel-size 1`) is taken.
 
 """
 
