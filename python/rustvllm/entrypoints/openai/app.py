@@ -10,11 +10,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rustvllm import __version__
+from rustvllm.config import TracingConfig
 from rustvllm.entrypoints.openai import chat, completions, errors, health, models, tokenization
 from rustvllm.entrypoints.openai.access_log import AccessLog
 from rustvllm.entrypoints.openai.cross_origin import CrossOrigin
 from rustvllm.entrypoints.openai.custom_middleware import add_custom_middleware
+from rustvllm.entrypoints.openai.dashboard import routes as dashboard
+from rustvllm.entrypoints.openai.dashboard.state_feed import StateFeed
 from rustvllm.entrypoints.openai.direct_routes import DirectRoutes
+from rustvllm.entrypoints.openai.http_trace import HttpTrace
 from rustvllm.entrypoints.openai.middleware import FrontDoor
 from rustvllm.entrypoints.openai.refusals import UNBUILT_ENDPOINTS
 from rustvllm.entrypoints.openai.request_ids import RequestIds
@@ -75,7 +79,9 @@ def build_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.server = state
-    for module in (completions, chat, models, tokenization, health):
+    app.state.dashboard_feed = StateFeed(state)
+    app.state.num_journeys = 0
+    for module in (completions, chat, models, tokenization, health, dashboard):
         app.include_router(module.router)
     for method, path in UNBUILT_ENDPOINTS:
         app.add_api_route(path, _not_built, methods=[method], include_in_schema=False)
@@ -89,6 +95,8 @@ def build_app(state: ServerState) -> FastAPI:
         DirectRoutes, endpoints=_DIRECT_ENDPOINTS, handlers=dict.fromkeys(_FORESEEN, errors.handle_exception)
     )
     app.add_middleware(FrontDoor, state=state)
+    if state.settings.tracing != TracingConfig():
+        app.add_middleware(HttpTrace, state=state)
     add_custom_middleware(app, state.settings.http.middleware)
     return app
 

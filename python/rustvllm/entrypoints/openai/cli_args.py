@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rustvllm.entrypoints.openai.dashboard.exposure import add_dashboard_args
 from rustvllm.entrypoints.openai.http_args import add_http_args
 from rustvllm.entrypoints.openai.http_settings import DEFAULT_KEEP_ALIVE_SECONDS
 from rustvllm.entrypoints.openai.log_args import add_log_args
@@ -26,9 +27,7 @@ _NOT_YET = (
     "--tool-call-parser",
     "--tool-parser-plugin",
     "--reasoning-parser",
-    "--otlp-traces-endpoint",
     "--lora-modules",
-    "--trace",
 )
 """Flags that users of this kind of server know and that do not work here yet: an error that says so."""
 
@@ -148,6 +147,7 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--enable-force-include-usage", action="store_true", help="send usage at the end of every stream"
     )
+    add_dashboard_args(group)
     group.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs and no /openapi.json")
     group.add_argument(
         "--enable-server-load-tracking",
