@@ -11,6 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from server_process import REAL, ServerProcess
 
+from rustvllm.entrypoints.openai.http_settings import HttpSettings
 from rustvllm.entrypoints.openai.settings import ServerSettings
 
 NUM_ENGINES = 2
@@ -318,7 +319,8 @@ def test_an_engine_that_was_restarted_counts_from_the_start_and_the_other_goes_o
 
 @pytest.mark.parametrize("is_open", [False, True])
 async def test_a_key_is_asked_for_unless_told_otherwise(is_open):
-    settings = ServerSettings(api_keys=("secret",), disable_metrics_auth=is_open)
+    http = HttpSettings(keyless_paths=("/metrics",) if is_open else ())
+    settings = ServerSettings(api_keys=("secret",), http=http)
     async with serving(settings=settings) as (client, _):
         assert (await client.get("/metrics")).status_code == (200 if is_open else 401)
         answer = await client.get("/metrics", headers={"Authorization": "Bearer secret"})

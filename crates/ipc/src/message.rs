@@ -1,15 +1,17 @@
 //! The messages, and how each is written and read. Kinds below 0x80 go to the engine, the others come from it.
 
 use scheduler::{
-    AddRequestError, EngineCoreOutput, MetricsSnapshot, NewRequest, PromptLogprobs, RequestKey, RequestLimits,
-    TokenLogprobs,
+    AddRequestError, EngineCoreOutput, MetricsSnapshot, NewRequest, PromptLogprobs, RequestKey,
+    RequestLimits, TokenLogprobs,
 };
 
 use crate::{
     error::{DecodeError, Refusal},
     frame::write_frame,
     handshake::{Challenge, EngineFacts, Hello, Welcome},
-    logprobs_codec, metrics_codec, outputs_codec, prompt_logprobs_codec, request_codec,
+    logprobs_codec, metrics_codec, outputs_codec, prompt_logprobs_codec,
+    query::{MAX_QUERY_BYTES, MAX_QUERY_KIND_BYTES, QueryOutcome},
+    request_codec,
     wire::{Reader, Writer},
 };
 
@@ -24,6 +26,7 @@ pub(crate) mod kind {
     pub(crate) const PING: u8 = 0x07;
     pub(crate) const METRICS_QUERY: u8 = 0x08;
     pub(crate) const STOP: u8 = 0x0A;
+    pub(crate) const QUERY: u8 = 0x09;
     pub(crate) const CHALLENGE: u8 = 0x80;
     pub(crate) const WELCOME: u8 = 0x81;
     pub(crate) const REJECTED: u8 = 0x82;
@@ -37,6 +40,7 @@ pub(crate) mod kind {
     pub(crate) const LOGPROBS: u8 = 0x8A;
     pub(crate) const PROMPT_LOGPROBS: u8 = 0x8B;
     pub(crate) const METRICS: u8 = 0x8C;
+    pub(crate) const REPLY: u8 = 0x8D;
 }
 
 /// The counter of `Stats` that is the asking client's own: requests that the engine was given by it and has not finished.
@@ -66,6 +70,15 @@ pub enum ClientMessage {
     Ping(u64),
     /// Asks for `Metrics`; the number comes back.
     MetricsQuery(u64),
+    /// Asks the stepping thread for a `Reply`; the number comes back.
+    Query {
+        /// Of the client's choice.
+        id: u64,
+        /// What is asked.
+        kind: Box<str>,
+        /// What is said about it.
+        payload: Box<[u8]>,
+    },
 }
 
 /// From the engine.
@@ -119,6 +132,13 @@ pub enum EngineMessage {
     Goodbye,
     /// What a step raised: the reason of the failed outputs that follow.
     StepFailed(String),
+    /// What the stepping thread says to a query.
+    Reply {
+        /// Of the query.
+        id: u64,
+        /// The answer, or why there is none.
+        outcome: QueryOutcome,
+    },
 }
 
 impl ClientMessage {
@@ -134,6 +154,12 @@ impl ClientMessage {
             Self::StatsQuery(id) => write_number(buffer, kind::STATS_QUERY, *id),
             Self::Ping(id) => write_number(buffer, kind::PING, *id),
             Self::MetricsQuery(id) => write_number(buffer, kind::METRICS_QUERY, *id),
+            Self::Query { id, kind, payload } => write_frame(buffer, kind::QUERY, |body| {
+                let mut body = Writer(body);
+                body.u64(*id);
+                body.str(kind);
+                body.bytes(payload);
+            }),
         }
     }
 
@@ -152,6 +178,7 @@ impl ClientMessage {
             kind::STATS_QUERY => Self::StatsQuery(read_number(body)?),
             kind::PING => Self::Ping(read_number(body)?),
             kind::METRICS_QUERY => Self::MetricsQuery(read_number(body)?),
+            kind::QUERY => read_query(body)?,
             _ => return Err(DecodeError::UnknownKind { kind }),
         })
     }
@@ -220,6 +247,15 @@ impl EngineMessage {
             Self::StepFailed(message) => write_frame(buffer, kind::STEP_FAILED, |body| {
                 Writer(body).str(cut(message));
             }),
+            Self::Reply { id, outcome } => write_frame(buffer, kind::REPLY, |body| {
+                let mut body = Writer(body);
+                body.u64(*id);
+                body.bool(outcome.is_ok());
+                match outcome {
+                    Ok(answer) => body.bytes(answer),
+                    Err(message) => body.str(cut(message)),
+                }
+            }),
         }
     }
 
@@ -262,6 +298,12 @@ impl EngineMessage {
             kind::FATAL => Self::Fatal(reader.str()?.to_owned()),
             kind::GOODBYE => Self::Goodbye,
             kind::STEP_FAILED => Self::StepFailed(reader.str()?.to_owned()),
+            kind::REPLY => {
+                let (id, is_answered) = (reader.u64()?, reader.bool()?);
+                let outcome =
+                    if is_answered { Ok(reader.bytes()?.to_vec()) } else { Err(reader.str()?.to_owned()) };
+                Self::Reply { id, outcome }
+            }
             _ => return Err(DecodeError::UnknownKind { kind }),
         };
         reader.finish()?;
@@ -284,6 +326,21 @@ fn read_number(body: &[u8]) -> Result<u64, DecodeError> {
     let value = body.u64()?;
     body.finish()?;
     Ok(value)
+}
+
+fn read_query(body: &[u8]) -> Result<ClientMessage, DecodeError> {
+    let mut body = Reader::new(body);
+    let (id, kind, payload) = (body.u64()?, body.str()?, body.bytes()?);
+    body.finish()?;
+    for (what, length, limit) in [
+        ("a length of a query's kind", kind.len(), MAX_QUERY_KIND_BYTES),
+        ("a length of a query", payload.len(), MAX_QUERY_BYTES),
+    ] {
+        if length > limit {
+            return Err(DecodeError::BadValue { what, value: length as u64 });
+        }
+    }
+    Ok(ClientMessage::Query { id, kind: kind.into(), payload: payload.into() })
 }
 
 fn write_keys(keys: &[RequestKey], body: &mut Vec<u8>) {

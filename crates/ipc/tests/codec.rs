@@ -3,13 +3,14 @@
 use std::{borrow::Cow, sync::Arc};
 
 use ipc::{
-    Challenge, ClientMessage, DecodeError, EngineFacts, EngineMessage, HEADER_BYTES, Hello, PROTOCOL_VERSION,
-    Refusal, Welcome, key_of,
+    Challenge, ClientMessage, DecodeError, EngineFacts, EngineMessage, HEADER_BYTES, Hello, MAX_QUERY_BYTES,
+    MAX_QUERY_KIND_BYTES, PROTOCOL_VERSION, Refusal, Welcome, key_of,
 };
 use proptest::{collection::vec, option, prelude::*};
 use scheduler::{
-    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, HistogramSnapshot, MetricsSnapshot, MultimodalSpan,
-    NewRequest, PromptLogprobs, RequestError, RequestKey, RequestLimits, SamplingExtras, SamplingParams, TokenLogprobs,
+    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, HistogramSnapshot, MetricsSnapshot,
+    MultimodalSpan, NewRequest, PromptLogprobs, RequestError, RequestKey, RequestLimits, SamplingExtras,
+    SamplingParams, TokenLogprobs,
 };
 
 const CLIENT: u32 = 0x00ab_cdef;
@@ -105,6 +106,9 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         any::<u64>().prop_map(|key| ClientMessage::GrammarFailed(RequestKey(key))),
         any::<u64>().prop_map(ClientMessage::StatsQuery),
         any::<u64>().prop_map(ClientMessage::Ping),
+        (any::<u64>(), "[a-z]{0,16}", vec(any::<u8>(), 0..50)).prop_map(|(id, kind, payload)| {
+            ClientMessage::Query { id, kind: kind.into(), payload: payload.into() }
+        }),
         (any::<u64>(), any::<[u8; 32]>(), proof).prop_map(|(capabilities, nonce, proof)| {
             ClientMessage::Hello(Hello { version: PROTOCOL_VERSION, capabilities, nonce, proof })
         }),
@@ -237,6 +241,9 @@ fn engine_message() -> impl Strategy<Value = EngineMessage> {
         ".*".prop_map(EngineMessage::Fatal),
         Just(EngineMessage::Goodbye),
         ".*".prop_map(EngineMessage::StepFailed),
+        (any::<u64>(), vec(any::<u8>(), 0..50))
+            .prop_map(|(id, answer)| EngineMessage::Reply { id, outcome: Ok(answer) }),
+        (any::<u64>(), ".*").prop_map(|(id, why)| EngineMessage::Reply { id, outcome: Err(why) }),
         prop_oneof![
             any::<(u16, u16)>().prop_map(|(engine, client)| Refusal::Version { engine, client }),
             any::<u64>().prop_map(|missing| Refusal::Capabilities { missing }),
@@ -322,6 +329,21 @@ fn a_group_that_is_too_large_is_refused() {
 }
 
 #[test]
+fn a_query_that_is_too_long_is_refused() {
+    let decode = |kind: usize, payload: usize| {
+        let kind = "k".repeat(kind).into();
+        let query = ClientMessage::Query { id: 1, kind, payload: vec![0; payload].into() };
+        let bytes = frame(|buffer| query.encode(buffer));
+        ClientMessage::decode(bytes[4], &bytes[HEADER_BYTES..], 100)
+    };
+    decode(MAX_QUERY_KIND_BYTES, MAX_QUERY_BYTES).expect("as long as may be");
+    let error = decode(MAX_QUERY_KIND_BYTES + 1, 0).expect_err("its kind");
+    assert_eq!(error.to_string(), "65 is not a length of a query's kind");
+    let error = decode(1, MAX_QUERY_BYTES + 1).expect_err("its payload");
+    assert_eq!(error.to_string(), "65537 is not a length of a query");
+}
+
+#[test]
 fn a_group_carries_its_prompt_once() {
     let request = NewRequest::new(RequestKey(1), "a", vec![1; 10_000], SamplingParams::default());
     let bytes = frame(|buffer| ClientMessage::AddRequests(vec![request.clone(); 8]).encode(buffer));
@@ -390,6 +412,10 @@ fn the_bytes_of_a_clients_frames_are_these() {
         (ClientMessage::Ping(1), "08000000 07 0100000000000000".to_owned()),
         (ClientMessage::MetricsQuery(1), "08000000 08 0100000000000000".to_owned()),
         (ClientMessage::Stop(vec![RequestKey(1)]), "0c000000 0a 01000000 0100000000000000".to_owned()),
+        (
+            ClientMessage::Query { id: 1, kind: "ab".into(), payload: [0xee].into() },
+            "13000000 09 0100000000000000 02000000 6162 01000000 ee".to_owned(),
+        ),
     ];
     for (message, expected) in &clients {
         assert_eq!(client_hex(message), expected.replace(' ', ""), "{message:?}");
@@ -484,13 +510,21 @@ fn the_bytes_of_an_engines_frames_are_these() {
                     )],
                 },
             },
-            "42000000 8c 0100000000000000 01000000 01000000 61 0200000000000000 \
+            "46000000 8c 0100000000000000 01000000 01000000 61 0200000000000000 \
              01000000 01000000 62 01000000 000000000000f03f 0300000000000000 0400000000000000 00000000000000c0"
                 .to_owned(),
         ),
         (EngineMessage::Fatal("no".to_owned()), "06000000 87 02000000 6e6f".to_owned()),
         (EngineMessage::Goodbye, "00000000 88".to_owned()),
         (EngineMessage::StepFailed("no".to_owned()), "06000000 89 02000000 6e6f".to_owned()),
+        (
+            EngineMessage::Reply { id: 1, outcome: Ok(vec![0xee]) },
+            "0e000000 8d 0100000000000000 01 01000000 ee".to_owned(),
+        ),
+        (
+            EngineMessage::Reply { id: 1, outcome: Err("no".to_owned()) },
+            "0f000000 8d 0100000000000000 00 02000000 6e6f".to_owned(),
+        ),
     ];
     for (message, expected) in &engines {
         assert_eq!(engine_hex(message), expected.replace(' ', ""), "{message:?}");

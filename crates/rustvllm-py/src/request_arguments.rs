@@ -2,7 +2,9 @@
 //!
 //! Their names and types are here and nowhere else in Rust; `_core.pyi` has them for Python.
 
-use ::scheduler::{ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams, monotonic_ns};
+use ::scheduler::{
+    ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams, monotonic_ns,
+};
 use pyo3::{
     conversion::FromPyObjectOwned,
     exceptions::PyTypeError,

@@ -58,6 +58,7 @@ mod scheduler;
 mod stats;
 mod step;
 pub mod step_buffers;
+mod summary;
 mod sync;
 mod update;
 
@@ -65,14 +66,14 @@ pub use clock::monotonic_ns;
 pub use config::{
     ConfigError, MAX_QUEUE_TIMEOUT, MAX_SPECULATIVE_TOKENS, PreemptionMode, SchedulerConfig, SchedulingPolicy,
 };
-pub use events::{MAX_EVENTS, RequestEvent};
+pub use events::{MAX_EVENTS, RequestEvent, RequestEventKind};
 pub use extra_keys::{ExtraKeys, MultimodalSpan};
 pub use handle::{EngineHandle, NotTheWaiter};
 pub use histogram::HistogramSnapshot;
 pub use inbox::Inbox;
 pub use inspect::{RequestState, ScheduledRequest, StepView};
 pub use logprobs::{LogprobRows, TokenLogprobs};
-pub use metrics::{MetricsSnapshot, StepPhases};
+pub use metrics::{MetricsSnapshot, STEP_PHASES};
 pub use output::{EngineCoreOutput, FinishReason, RequestError, RequestKey, SchedulerOutput};
 pub use prompt_logprobs::{PromptLogprobRows, PromptLogprobs};
 pub use request::{NewRequest, RequestStatus, SamplingParams, UNKNOWN_TOKEN};
@@ -84,4 +85,5 @@ pub use sampling_extras::{
 pub use scheduler::{Scheduler, SchedulerError};
 pub use stats::SchedulerStats;
 pub use step_buffers::StepBuffers;
+pub use summary::{BlockMap, RequestSummary};
 pub use update::{REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR, TokenRows};

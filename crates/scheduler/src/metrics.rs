@@ -25,18 +25,18 @@ use crate::{
 
 /// Of whole requests and their parts: vLLM's from 0.3 on, finer ones for fast models below.
 const LATENCY: &[f64] = &[
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
-    40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0,
+    20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 ];
 /// vLLM's from 0.001 on.
 const FIRST_TOKEN: &[f64] = &[
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
-    7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
+    2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 ];
 /// vLLM's from 0.01 on.
 const BETWEEN_TOKENS: &[f64] = &[
-    0.0001, 0.00025, 0.0005, 0.001, 0.0015, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
-    0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    0.0001, 0.00025, 0.0005, 0.001, 0.0015, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,
+    0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 ];
 const STEP_TOKENS: &[f64] =
     &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
@@ -44,9 +44,15 @@ const SAMPLES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 /// With 0 for all those that were never preempted.
 const PREEMPTIONS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0];
 const STEP: &[f64] = &[
-    1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0,
-    5.0, 10.0, 30.0,
+    1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
+    1.0, 2.0, 5.0, 10.0, 30.0,
 ];
+
+/// Parts of a step, in their order: planned; its arrays brought to the device; the forward pass; sampling; waiting for
+/// the sampled ids; taking them in; handing them over.
+pub const STEP_PHASES: [&str; NUM_STEP_PHASES] =
+    ["schedule", "prepare", "forward", "sample", "wait", "update", "output"];
+const NUM_STEP_PHASES: usize = 7;
 
 /// 1, 2, 5, 10, … up to `largest`.
 fn one_two_five(largest: u32) -> Vec<f64> {
@@ -175,27 +181,6 @@ impl Metrics {
         let histograms = self.histograms.as_ref().map(Histograms::snapshot);
         MetricsSnapshot { counters, histograms: histograms.unwrap_or_default() }
     }
-}
-
-/// When each part of a step began, and when the last one ended (monotonic nanoseconds, ascending).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StepPhases {
-    /// Before it was planned.
-    pub schedule_ns: u64,
-    /// Its arrays go to the device.
-    pub prepare_ns: u64,
-    /// The model runs.
-    pub forward_ns: u64,
-    /// Sampling.
-    pub sample_ns: u64,
-    /// Sampling has returned.
-    pub wait_ns: u64,
-    /// The sampled ids are there.
-    pub update_ns: u64,
-    /// They have been taken in.
-    pub output_ns: u64,
-    /// They have been handed over.
-    pub end_ns: u64,
 }
 
 /// Samples of one request: what is counted of all of them together, when the last has ended.
@@ -357,32 +342,23 @@ impl Scheduler {
         }
     }
 
-    /// How long the parts of a step took, as whoever runs the model has seen it. By the owner's thread, like all that
-    /// changes the scheduler.
-    pub fn record_step_phases(&mut self, phases: &StepPhases) {
+    /// How long the parts of a step took, as whoever runs the model has seen it: `times_ns` says when each of
+    /// [`STEP_PHASES`] began and when the last ended (monotonic nanoseconds, ascending). By the owner's thread.
+    pub fn record_step_phases(&mut self, times_ns: &[u64; NUM_STEP_PHASES + 1]) {
         let Some(histograms) = &self.handle.shared.metrics.histograms else { return };
-        let StepPhases {
-            schedule_ns,
-            prepare_ns,
-            forward_ns,
-            sample_ns,
-            wait_ns,
-            update_ns,
-            output_ns,
-            end_ns,
-        } = *phases;
-        for (histogram, start_ns, end_ns) in [
-            (&histograms.step_time, schedule_ns, end_ns),
-            (&histograms.step_schedule_time, schedule_ns, prepare_ns),
-            (&histograms.step_prepare_time, prepare_ns, forward_ns),
-            (&histograms.step_forward_time, forward_ns, sample_ns),
-            (&histograms.step_sample_time, sample_ns, wait_ns),
-            (&histograms.step_wait_time, wait_ns, update_ns),
-            (&histograms.step_update_time, update_ns, output_ns),
-            (&histograms.step_output_time, output_ns, end_ns),
-        ] {
-            histogram.observe(end_ns.saturating_sub(start_ns));
+        let parts = [
+            &histograms.step_schedule_time,
+            &histograms.step_prepare_time,
+            &histograms.step_forward_time,
+            &histograms.step_sample_time,
+            &histograms.step_wait_time,
+            &histograms.step_update_time,
+            &histograms.step_output_time,
+        ];
+        for (histogram, times) in parts.into_iter().zip(times_ns.windows(2)) {
+            histogram.observe(times[1].saturating_sub(times[0]));
         }
+        histograms.step_time.observe(times_ns[NUM_STEP_PHASES].saturating_sub(times_ns[0]));
     }
 }
 

@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 
 use common::{request, scheduler};
 use scheduler::{
-    HistogramSnapshot, MetricsSnapshot, NewRequest, SamplingParams, Scheduler, SchedulerConfig, StepPhases, TokenRows,
+    HistogramSnapshot, MetricsSnapshot, NewRequest, STEP_PHASES, SamplingParams, Scheduler, SchedulerConfig,
+    TokenRows,
 };
 
 fn counter(metrics: &MetricsSnapshot, name: &str) -> u64 {
@@ -55,7 +56,10 @@ fn requests_of_one_size_give_the_numbers_that_everybody_expects() {
         let mut scheduler = scheduler(&config, config.num_buffer_sets());
         for index in 0..R {
             let prompt = vec![index as i32; P as usize];
-            scheduler.handle().add_request(request(&scheduler, &index.to_string(), prompt, G as u32)).expect("fits");
+            scheduler
+                .handle()
+                .add_request(request(&scheduler, &index.to_string(), prompt, G as u32))
+                .expect("fits");
         }
         assert_eq!(counter(&scheduler.handle().metrics(), "num_queued"), R);
         run(&mut scheduler);
@@ -176,7 +180,9 @@ fn refusals_are_counted_by_the_limit_that_was_met() {
     add("a", 1).expect_err("still full");
     run(&mut scheduler);
     handle.add_request(request(&scheduler, "e", vec![1; 4], 5)).expect("fits");
-    handle.add_request(request(&scheduler, "e", vec![1; 4], 5)).expect("it is the scheduler that knows the id");
+    handle
+        .add_request(request(&scheduler, "e", vec![1; 4], 5))
+        .expect("it is the scheduler that knows the id");
     run(&mut scheduler);
     let metrics = handle.metrics();
     assert_eq!(counter(&metrics, "num_rejected_max_num_queued_tokens"), 1);
@@ -200,21 +206,12 @@ fn a_step_that_fails_counts_its_requests_as_errors() {
 #[test]
 fn the_parts_of_a_step_add_up_to_it() {
     let mut scheduler = scheduler(&SchedulerConfig::new(64, 128), 2);
-    let phases = StepPhases {
-        schedule_ns: 1_000,
-        prepare_ns: 3_000,
-        forward_ns: 7_000,
-        sample_ns: 15_000,
-        wait_ns: 31_000,
-        update_ns: 63_000,
-        output_ns: 127_000,
-        end_ns: 255_000,
-    };
-    scheduler.record_step_phases(&phases);
-    scheduler.record_step_phases(&phases);
+    let times_ns = [1_000, 3_000, 7_000, 15_000, 31_000, 63_000, 127_000, 255_000];
+    scheduler.record_step_phases(&times_ns);
+    scheduler.record_step_phases(&times_ns);
     let metrics = scheduler.handle().metrics();
     let mut doubled = 2;
-    for part in ["schedule", "prepare", "forward", "sample", "wait", "update", "output"] {
+    for part in STEP_PHASES {
         let (count, sum) = totals(&metrics, &format!("step_{part}_time"));
         doubled *= 2;
         assert_eq!((count, (sum * 1e6).round() as u64), (2, doubled), "{part}");

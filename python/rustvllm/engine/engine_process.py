@@ -32,6 +32,7 @@ class EngineProcess(ChildProcess):
         """Say what to load and where to listen."""
         self.order(
             {
+                "name": f"engine {self._rank}",
                 "config": plain(config),
                 "address": str(address),
                 "secret": None if secret is None else base64.b64encode(secret).decode(),

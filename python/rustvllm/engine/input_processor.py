@@ -73,6 +73,8 @@ class EngineCoreRequest:
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
         sampling_extras: Parameters that are lists; None without.
         arrival_ns: When it came to its front end (nanoseconds of CLOCK_MONOTONIC); its latencies count from then.
+        began_ns: When the check began, in nanoseconds of ``time.monotonic_ns``.
+        processed_ns: When it was done.
     """
 
     prompt: str | None
@@ -89,6 +91,8 @@ class EngineCoreRequest:
     cache_salt: str | None
     sampling_extras: _core.SamplingExtras | None = None
     arrival_ns: int = field(default_factory=monotonic_ns)
+    began_ns: int = 0
+    processed_ns: int = 0
 
     def seed_of(self, index: int) -> int:
         """Seed of sample ``index``, wrapped to 64 bits."""
@@ -140,6 +144,7 @@ class InputProcessor:
         Raises:
             InvalidRequestError: Names the parameter, the value and the limit.
         """
+        began_ns = monotonic_ns()
         params = self._checked_params(params, priority)
         text, ids, cache_salt = self._read_prompt(prompt)
         if ids is None:
@@ -167,6 +172,8 @@ class InputProcessor:
             priority=priority,
             cache_salt=cache_salt,
             sampling_extras=make_sampling_extras(params, self._model, self._tokenizer, ending_ids),
+            began_ns=began_ns,
+            processed_ns=monotonic_ns(),
         )
 
     def long_text(

@@ -10,12 +10,15 @@ from rustvllm.engine.front_end import RequestTable
 from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor, PromptType
 from rustvllm.engine.metric_families import as_metrics
 from rustvllm.engine.metrics import Metric, read_metrics
+from rustvllm.engine.startup_records import load_tokenizer
 from rustvllm.engine.stat_logger import StatLoggerFactory
 from rustvllm.engine.stat_reporter import StatReporter
 from rustvllm.engine.tokenizer import Tokenizer
+from rustvllm.engine.trace_sinks import make_front_tracer, make_tracer
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.outputs import RequestOutput
 from rustvllm.sampling_params import SamplingParams
+from rustvllm.tracing import Tracer
 
 if TYPE_CHECKING:
     from rustvllm.engine_args import EngineArgs
@@ -35,24 +38,36 @@ class LLMEngine:
         engine_core: Drives the engine.
     """
 
-    def __init__(self, config: EngineConfig, stat_loggers: Sequence[StatLoggerFactory] | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        tracer: Tracer | None = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+    ) -> None:
         """Load the model.
 
         Args:
             config: What engine.
             stat_loggers: What makes :class:`~rustvllm.engine.stat_logger.StatLogger`.
+            tracer: Is told what happens; None: whoever ``config.tracing`` names.
 
         Raises:
             ModelLoadError: Weights or tokenizer cannot be read.
-            ConfigError: The KV cache is too small.
+            ConfigError: The KV cache is too small, the trace file cannot be written, or OpenTelemetry is not installed.
         """
-        self.tokenizer = (
-            None if config.model.tokenizer_path is None else Tokenizer.from_folder(config.model.tokenizer_path)
-        )
-        self.engine_core = InprocClient(config)
+        if tracer is None:
+            overlap = config.scheduler.async_scheduling
+            tracer = make_tracer(config.tracing, "LLM", owns_file=True, has_overlap=overlap)
+        self._tracer = make_front_tracer(tracer, config)
+        self.tokenizer = load_tokenizer(config, tracer)
+        if tracer is not None:
+            tracer.note("engine_client", "in this thread")
+        self.engine_core = InprocClient(config, tracer)
         self.config = config.with_max_model_len(self.engine_core.max_model_len)
         self.input_processor = InputProcessor(self.config, self.tokenizer)
-        self._requests = RequestTable(self.engine_core, None if self.tokenizer is None else self.tokenizer.core)
+        self._requests = RequestTable(
+            self.engine_core, None if self.tokenizer is None else self.tokenizer.core, self._tracer
+        )
         self._idle_steps = 0
         self._reporter: StatReporter | None = None
         if stat_loggers:
@@ -170,3 +185,5 @@ class LLMEngine:
         if self._reporter is not None:
             self._reporter.stop()
         self.engine_core.shutdown()
+        if self._tracer is not None:
+            self._tracer.close()

@@ -24,6 +24,7 @@ from rustvllm.engine.metrics import EngineMetrics
 from rustvllm.engine.parent_link import ParentLink
 from rustvllm.engine.stat_logger import LoggingStatLogger
 from rustvllm.engine.stat_reporter import StatReporter
+from rustvllm.engine.trace_sinks import make_tracer
 from rustvllm.exceptions import ConfigError, RustVLLMError
 from rustvllm.logger import init_logger
 
@@ -50,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (gpu := order.get("cuda_visible_devices")) is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpu
         config = build(EngineConfig, order["config"])
-        core = EngineCore(config)
+        overlap = config.scheduler.async_scheduling
+        tracer = make_tracer(config.tracing, order["name"], owns_file=False, has_overlap=overlap)
+        core = EngineCore(config, tracer, has_clients=True)
         server = _listen(core, order)
         core.on_step_error = server.note_step_error
     except BaseException as error:
@@ -67,10 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     longest = core.config.model.max_model_len
     link.say_ready(link.age, phases, num_blocks=core.num_blocks, max_model_len=longest, tcp_port=server.tcp_port)
     reporter = _report(core, order.get("rank", 0))
-    died = run_loop.run(core, lambda: stop.is_set)
+    died = run_loop.run(core, lambda: stop.is_set, server)
     if reporter is not None:
         reporter.stop()
     death = None if died is None else str(died)
+    if tracer is not None:
+        tracer.close()
     for complaint in server.take_complaints():
         logger.warning("%s", complaint)
     if death is None:

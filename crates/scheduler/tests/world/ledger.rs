@@ -109,9 +109,12 @@ impl Ledger {
         check_times("request_decode_time", histogram("request_decode_time"), spans.collect());
         check_numbers(histogram("iteration_tokens"), self.steps.values().copied().collect());
 
-        let of_complete = |number: fn(&Entry) -> u64| all().filter(complete).map(number).collect::<Vec<u64>>();
+        let of_complete =
+            |number: fn(&Entry) -> u64| all().filter(complete).map(number).collect::<Vec<u64>>();
         let num_complete = all().filter(complete).count() as u64;
-        for name in ["e2e_request_latency", "request_queue_time", "request_inference_time", "request_prefill_time"] {
+        for name in
+            ["e2e_request_latency", "request_queue_time", "request_inference_time", "request_prefill_time"]
+        {
             assert_eq!(histogram(name).count(), num_complete, "{name}");
         }
         check_numbers(histogram("request_prompt_tokens"), of_complete(|entry| entry.num_prompt));

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rustvllm.entrypoints.openai.chat_prompt import adds_special_tokens, render_prompt
+from rustvllm.entrypoints.openai.chat_prompt import adds_special_tokens, answering_role, render_prompt
 from rustvllm.entrypoints.openai.chunks import ChunkRenderer, ChunkStream
 from rustvllm.entrypoints.openai.generation import (
     Generation,
@@ -25,14 +25,12 @@ from rustvllm.entrypoints.openai.sampling import (
     check_num_choices,
     check_stream_options,
 )
-from rustvllm.entrypoints.openai.sse import EventStreamResponse
+from rustvllm.entrypoints.openai.sse import EventStreamResponse, json_string
 from rustvllm.entrypoints.openai.state import ServedModel, ServerState
 from rustvllm.entrypoints.openai.usage import UsageCounter
 from rustvllm.exceptions import InvalidRequestError
 
 router = APIRouter()
-
-_ROLE_DELTA = b',"delta":{"role":"assistant","content":""}'
 
 
 def _max_tokens(request: ChatCompletionRequest, model: ServedModel) -> tuple[int | None, str]:
@@ -47,20 +45,13 @@ def _max_tokens(request: ChatCompletionRequest, model: ServedModel) -> tuple[int
     return asked, param
 
 
-@router.post(
-    "/v1/chat/completions",
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": ChatCompletionRequest.model_json_schema()}},
-        }
-    },
-)
+@router.post("/v1/chat/completions")
 async def create_chat_completion(raw_request: Request) -> Response:
     """Answer a conversation."""
     state: ServerState = raw_request.app.state.server
     state.check_serving()
     request = await read_request(raw_request, ChatCompletionRequest)
+    state.settings.complete(request)
     model = state.model
     name = model.resolve_name(request.model)
     refuse_unbuilt(request, CHAT_REFUSALS)
@@ -78,7 +69,8 @@ async def create_chat_completion(raw_request: Request) -> Response:
     )
     check_num_choices(1, params.n)
     request_id = new_request_id("chatcmpl-", raw_request, request.request_id)
-    text = render_prompt(request, state, model)
+    text = await render_prompt(request, state, model)
+    role = answering_role(request, state)
     prompt = engine_prompt(
         model,
         text,
@@ -107,11 +99,12 @@ async def create_chat_completion(raw_request: Request) -> Response:
         )
 
         def open_turn(_prompt_index: int, _prompt_token_ids: list[int]) -> bytes:
-            return b"".join(chunks.raw(index, _ROLE_DELTA) for index in range(params.n))
+            delta = b',"delta":{"role":%b,"content":""}' % json_string(role)
+            return b"".join(chunks.raw(index, delta) for index in range(params.n))
 
         stream = ChunkStream(chunks, usage, params.n, 1, open_turn)
         generation = await Generation.start(state, model, [prompt], params, request_id, request.priority or 0, stream)
-        return EventStreamResponse(stream, generation, request_id)
+        return EventStreamResponse(stream, generation, request_id, state.settings.sse_keep_alive_interval)
     generation = await Generation.start(state, model, [prompt], params, request_id, request.priority or 0)
     async with aclosing(generation):
         last, samples = await until_disconnect(raw_request.receive, generation.collect(1, params.n))
@@ -119,7 +112,7 @@ async def create_chat_completion(raw_request: Request) -> Response:
     choices: list[dict[str, Any]] = [
         {
             "index": index,
-            "message": {"role": "assistant", "content": sample.text},
+            "message": {"role": role, "content": sample.text},
             "logprobs": None if logprobs is None else logprobs(sample),
             "finish_reason": sample.finish_reason,
             "stop_reason": sample.stop_reason,

@@ -45,20 +45,13 @@ def _max_tokens(request: CompletionRequest, model: ServedModel) -> int:
     return request.max_tokens
 
 
-@router.post(
-    "/v1/completions",
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": CompletionRequest.model_json_schema()}},
-        }
-    },
-)
+@router.post("/v1/completions")
 async def create_completion(raw_request: Request) -> Response:
     """Continue one or several prompts."""
     state: ServerState = raw_request.app.state.server
     state.check_serving()
     request = await read_request(raw_request, CompletionRequest)
+    state.settings.complete(request)
     model = state.model
     name = model.resolve_name(request.model)
     refuse_unbuilt(request, COMPLETION_REFUSALS)
@@ -114,7 +107,7 @@ async def create_completion(raw_request: Request) -> Response:
 
         stream = ChunkStream(chunks, usage, params.n, len(prompts), open_choices, echo.look_at)
         generation = await Generation.start(state, model, prompts, params, request_id, request.priority or 0, stream)
-        return EventStreamResponse(stream, generation, request_id)
+        return EventStreamResponse(stream, generation, request_id, state.settings.sse_keep_alive_interval)
     generation = await Generation.start(state, model, prompts, params, request_id, request.priority or 0)
     async with aclosing(generation):
         last, samples = await until_disconnect(raw_request.receive, generation.collect(len(prompts), params.n))
