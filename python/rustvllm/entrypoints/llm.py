@@ -193,8 +193,11 @@ class LLM:
                     # Nobody looks at what is unfinished, so nothing is made of it.
                     own = own.clone(output_kind=RequestOutputKind.FINAL_ONLY)  # noqa: PLW2901
                     limit = self.llm_engine.config.scheduler.max_num_queued_reqs
-                    if own.n > limit:
-                        raise InvalidRequestError(f"n is {own.n}, but at most {limit} requests may wait", "n")
+                    if own.num_samples > limit:
+                        name = "n" if own.best_of is None else "best_of"
+                        raise InvalidRequestError(
+                            f"{name} is {own.num_samples}, but at most {limit} requests may wait", name
+                        )
                 requests.append(
                     self.llm_engine.input_processor.process(prompt, own, 0 if priority is None else priority[index])
                 )
@@ -234,7 +237,7 @@ class LLM:
         """Queue what the waiting queue has room for, since any number of prompts may be given; True if it was any."""
         engine, fed = self.llm_engine, False
         limit = engine.config.scheduler.max_num_queued_reqs
-        while waiting and engine.num_unfinished_samples() + waiting[0][1].params.n <= limit:
+        while waiting and engine.num_unfinished_samples() + waiting[0][1].params.num_samples <= limit:
             try:
                 engine.add_request(*waiting[0])
             except QueueFullError:  # max_num_queued_tokens: it is taken when those before it have begun
