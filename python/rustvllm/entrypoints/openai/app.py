@@ -1,5 +1,7 @@
 """The FastAPI application: which endpoint is where."""
 
+from typing import Any
+
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -30,6 +32,14 @@ class _Application(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[DIRECT_SEND] = send
         await super().__call__(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document, made when it is first asked for."""
+        if self.openapi_schema is None:
+            from rustvllm.entrypoints.openai.openapi import document
+
+            self.openapi_schema = document(self, needs_key=bool(self.state.server.settings.api_keys))
+        return self.openapi_schema
 
 
 def build_app(state: ServerState) -> FastAPI:

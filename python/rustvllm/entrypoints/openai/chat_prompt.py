@@ -1,8 +1,8 @@
 """From a request's conversation to the text that the model is to continue."""
 
 from rustvllm.entrypoints.chat_template import check_template_variables, render_chat
-from rustvllm.entrypoints.openai.conversation import build_conversation
-from rustvllm.entrypoints.openai.protocol import Conversation
+from rustvllm.entrypoints.openai.conversation import build_conversation, message_text
+from rustvllm.entrypoints.openai.protocol import ChatCompletionRequest, Conversation
 from rustvllm.entrypoints.openai.state import ServedModel, ServerState
 from rustvllm.exceptions import InvalidRequestError
 
@@ -44,6 +44,13 @@ def render_prompt(request: Conversation, state: ServerState, model: ServedModel)
         documents=request.documents,
         **variables,
     )
+
+
+def echoed_message(request: ChatCompletionRequest) -> str:
+    """What ``echo`` puts before each choice: the last message, when it is the assistant's as the answer is."""
+    if not request.echo or request.messages[-1].role != "assistant":
+        return ""
+    return message_text(len(request.messages) - 1, request.messages[-1])
 
 
 def adds_special_tokens(asked: bool | None, model: ServedModel) -> bool:

@@ -50,7 +50,7 @@ def _build_message(index: int, message: ChatMessage, knows_developer: bool) -> d
         role = "system"
     built: dict[str, Any] = dict(message.model_extra or {})
     built["role"] = role
-    built["content"] = _text(index, message)
+    built["content"] = message_text(index, message)
     if message.name is not None:
         built["name"] = message.name
     if message.tool_call_id is not None:
@@ -60,7 +60,12 @@ def _build_message(index: int, message: ChatMessage, knows_developer: bool) -> d
     return built
 
 
-def _text(index: int, message: ChatMessage) -> str:
+def message_text(index: int, message: ChatMessage) -> str:
+    """The text of a message: its content, or that of its parts, one line each.
+
+    Raises:
+        InvalidRequestError: A part that is no text, or no content where there must be.
+    """
     content = message.content
     if content is None:
         if message.role != "assistant":
