@@ -60,6 +60,11 @@ def check_invariants() -> bool:
     return _flag("RUSTVLLM_CHECK_INVARIANTS")
 
 
+def trace() -> bool:
+    """``RUSTVLLM_TRACE=1``: the journey of every request is logged, layer by layer (default off)."""
+    return _flag("RUSTVLLM_TRACE")
+
+
 def enable_multiprocessing() -> bool:
     """``RUSTVLLM_ENABLE_MULTIPROCESSING=1``: the engine of an ``AsyncLLM`` runs in a process of its own (default off).
 

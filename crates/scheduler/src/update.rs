@@ -130,7 +130,9 @@ impl Scheduler {
         }
         let now = monotonic_ns();
         let entries = std::mem::take(&mut self.steps[set].entries);
+        self.events.updated_step = output.step;
         let one_each = sampled.num_columns == 1 && drafts.num_columns == 0 && logprobs.is_empty();
+        let one_each = one_each && !self.events.with_tokens; // those are recorded one by one
         let mut num_finished = 0;
         let (mut done, mut sample) = (0, 0);
         while done < entries.len() {
@@ -261,7 +263,9 @@ impl Scheduler {
             // It lost its placeholders with its blocks; the token is one more to compute again.
             request.num_expected_tokens = request.num_tokens;
         }
-        match check_stop(request, token_id) {
+        let stop = check_stop(request, token_id);
+        self.record_token(slot, token_id, now);
+        match stop {
             Stop::No => {
                 self.emit(slot, token_id, None, -1, RequestError::None, now);
                 None

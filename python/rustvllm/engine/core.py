@@ -16,8 +16,10 @@ from rustvllm import _core
 from rustvllm.config import EngineConfig
 from rustvllm.engine.step_times import StepObserver, StepTimes
 from rustvllm.engine.step_trace import StepTrace
+from rustvllm.engine.step_tracer import StepTracer, note_load
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
+from rustvllm.tracing import Tracer
 
 if TYPE_CHECKING:
     from rustvllm.executor.interface import Executor
@@ -72,10 +74,16 @@ class EngineCore:
         startup_phases: Seconds that each part of the constructor took, by its name, in order.
         on_step_error: Called with that text, before anybody is told that a request failed.
         step_observers: Called with the times of each step when it has ended.
+        tracer: Is told of every step and request; None: nobody is.
+        step_tracer: Tells it.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, tracer: Tracer | None = None) -> None:
         """Load the model and take the memory of the KV cache.
+
+        Args:
+            config: What engine.
+            tracer: Is told of every step and request; None: nobody is.
 
         Raises:
             ModelLoadError: The weights cannot be read or do not fit the configuration.
@@ -137,6 +145,24 @@ class EngineCore:
         self.on_step_error: Callable[[str], object] = lambda _: None
         self._launched: deque[LaunchedStep] = deque()
         self._failures_in_a_row = 0
+        self.tracer: Tracer | None = None
+        self.step_tracer: StepTracer | None = None
+        if tracer is not None:
+            note_load(tracer, self.startup_phases)
+            self.trace_to(tracer)
+
+    def trace_to(self, tracer: Tracer | None) -> None:
+        """Tell a tracer of every step and request from the next step on, in place of the one before; None: nobody.
+
+        Not while another thread steps.
+        """
+        if self.step_tracer is not None:
+            self.step_observers.remove(self.step_tracer.observe)
+            self.step_tracer.end()
+        self.tracer, self.step_tracer = tracer, None
+        if tracer is not None:
+            self.step_tracer = StepTracer(self.scheduler, tracer)
+            self.step_observers.append(self.step_tracer.observe)
 
     def _settle_max_model_len(self, config: EngineConfig) -> EngineConfig:
         """The configuration whose ``max_model_len`` the KV cache can hold, if it was left to the engine."""
@@ -158,6 +184,8 @@ class EngineCore:
             EngineDeadError: Several steps in a row failed.
         """
         num_tokens = 0
+        if self.step_tracer is not None:
+            self.step_tracer.begin()
         if len(self._launched) < self.max_concurrent_batches:
             schedule_ns = monotonic_ns()
             if (output := self.scheduler.schedule()) is not None:
@@ -248,7 +276,9 @@ class EngineCore:
         return bool(self._launched) or self.scheduler.has_unfinished_requests()
 
     def flush_trace(self) -> None:
-        """Write the step trace as far as it goes."""
+        """Write the step trace as far as it goes, and tell the tracer what happened outside of steps."""
+        if self.step_tracer is not None:
+            self.step_tracer.flush()
         if self._trace is not None:
             self._trace.flush()
 

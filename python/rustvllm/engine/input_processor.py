@@ -7,6 +7,7 @@ import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Any, TypedDict
 
 from rustvllm import _core
@@ -71,6 +72,8 @@ class EngineCoreRequest:
         priority: Lower is sooner, with the priority policy.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
         sampling_extras: Parameters that are lists; None without.
+        began_ns: When the check began, in nanoseconds of ``time.monotonic_ns``.
+        processed_ns: When it was done.
     """
 
     prompt: str | None
@@ -86,6 +89,8 @@ class EngineCoreRequest:
     priority: int
     cache_salt: str | None
     sampling_extras: _core.SamplingExtras | None = None
+    began_ns: int = 0
+    processed_ns: int = 0
 
     def seed_of(self, index: int) -> int:
         """Seed of sample ``index``, wrapped to 64 bits."""
@@ -137,6 +142,7 @@ class InputProcessor:
         Raises:
             InvalidRequestError: Names the parameter, the value and the limit.
         """
+        began_ns = monotonic_ns()
         params = self._checked_params(params, priority)
         text, ids, cache_salt = self._read_prompt(prompt)
         if ids is None:
@@ -165,6 +171,8 @@ class InputProcessor:
             priority=priority,
             cache_salt=cache_salt,
             sampling_extras=make_sampling_extras(params, self._model, self._tokenizer, ending_ids),
+            began_ns=began_ns,
+            processed_ns=monotonic_ns(),
         )
 
     def long_text(

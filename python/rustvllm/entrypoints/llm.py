@@ -13,12 +13,15 @@ from typing import Any, Self
 from rustvllm.engine.describe import describe_engine
 from rustvllm.engine.input_processor import EngineCoreRequest, PromptType, default_sampling_params
 from rustvllm.engine.llm_engine import LLMEngine
+from rustvllm.engine.startup_records import note_command_line, note_configuration
 from rustvllm.engine.tokenizer import Tokenizer
+from rustvllm.engine.trace_sinks import make_tracer
 from rustvllm.engine_args import EngineArgs
-from rustvllm.exceptions import InvalidRequestError, QueueFullError, RequestFailedError
+from rustvllm.exceptions import ConfigError, InvalidRequestError, QueueFullError, RequestFailedError
 from rustvllm.logger import init_logger
 from rustvllm.outputs import RequestOutput
 from rustvllm.sampling_params import RequestOutputKind, SamplingParams
+from rustvllm.tracing import TraceCallback, program_name
 
 logger = init_logger(__name__)
 
@@ -40,11 +43,15 @@ class LLM:
         llm_engine: The engine underneath.
     """
 
-    def __init__(self, model: str | None = None, **engine_args: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, trace: bool | TraceCallback | None = None, **engine_args: Any
+    ) -> None:
         """Load a model.
 
         Args:
             model: A folder or a hub name; None: the model inside the package.
+            trace: Log what happens to each request (True), or call this with a
+                :class:`~rustvllm.tracing.TraceRecord` of each such thing; one that raises is called no more.
             engine_args: Any argument of :class:`~rustvllm.engine_args.EngineArgs`.
 
         Raises:
@@ -52,8 +59,17 @@ class LLM:
             ConfigError: An argument is wrong.
             ModelLoadError: The model cannot be found or read.
         """
-        config = EngineArgs.from_kwargs(model=model, **engine_args).create_engine_config("llm_class")
-        self.llm_engine = LLMEngine(config)
+        began_ns = time.monotonic_ns()
+        callback = trace if callable(trace) else None
+        if callback is None and not isinstance(trace, bool | None):
+            raise ConfigError(f"trace must be True, False or a function that takes a TraceRecord, got {trace!r:.200}")
+        args = EngineArgs.from_kwargs(model=model, trace=bool(trace) if callback is None else False, **engine_args)
+        config = args.create_engine_config("llm_class")
+        overlap = config.scheduler.async_scheduling
+        tracer = make_tracer(config.tracing, "LLM", owns_file=True, has_overlap=overlap, callback=callback)
+        note_command_line(tracer, program_name())
+        note_configuration(tracer, args, config, began_ns)
+        self.llm_engine = LLMEngine(config, tracer)
         for line in describe_engine(self.llm_engine.config, self.llm_engine.engine_core.num_blocks):
             logger.info("%s", line)
         self._num_requests = 0

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rustvllm import envs
-from rustvllm.config import EngineConfig
+from rustvllm.config import EngineConfig, TracingConfig
 from rustvllm.engine.address import EngineAddress
 from rustvllm.engine.config_json import build
 from rustvllm.engine.parent_link import ParentLink
 from rustvllm.engine.remote_client import RemoteClient
+from rustvllm.engine.trace_sinks import make_tracer
 from rustvllm.engine_args import resolve_tokenizer
 from rustvllm.entrypoints.openai.settings import ServerSettings
 from rustvllm.exceptions import ModelLoadError
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     server = ApiServer(
         settings,
         listener,
-        lambda: connect(link.receive()),
+        lambda: connect(link.receive(), settings.tracing),
         on_ready=on_ready,
         on_error=lambda message: link.say(death=message),
     )
@@ -67,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code
 
 
-def connect(order: Mapping[str, Any]) -> "AsyncLLM":
-    """The front end of the engines that the launcher names.
+def connect(order: Mapping[str, Any], tracing: TracingConfig) -> "AsyncLLM":
+    """The front end of the engines that the launcher names, with this server's own traces.
 
     Raises:
         RustVLLMError: They cannot be reached, or their tokenizer is not on this machine.
@@ -77,14 +78,15 @@ def connect(order: Mapping[str, Any]) -> "AsyncLLM":
 
     addresses = [EngineAddress.parse(text) for text in order["addresses"]]
     secret = None if order["secret"] is None else base64.b64decode(order["secret"])
+    tracer = make_tracer(tracing, order["name"], owns_file=False)
     if order["config"] is not None:  # of engines that are still loading
-        return AsyncLLM(
-            build(EngineConfig, order["config"]), client=RemoteClient(addresses, secret, timeout=_A_LONG_TIME)
-        )
+        client = RemoteClient(addresses, secret, timeout=_A_LONG_TIME)
+        config = build(EngineConfig, order["config"])
+        return AsyncLLM(replace(config, tracing=tracing), client=client, tracer=tracer)
     client = RemoteClient(addresses, secret, timeout=envs.engine_ready_timeout())
     client.wait_until_ready()
     config = localise(client.read_config(), order["tokenizer"], order["served_model_name"])
-    return AsyncLLM(config, client=client)
+    return AsyncLLM(replace(config, tracing=tracing), client=client, tracer=tracer)
 
 
 def localise(config: EngineConfig, tokenizer: str | None, served_model_name: Sequence[str] | None) -> EngineConfig:

@@ -10,8 +10,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rustvllm import __version__
+from rustvllm.config import TracingConfig
 from rustvllm.entrypoints.openai import chat, completions, errors, health, models, tokenization
+from rustvllm.entrypoints.openai.dashboard import routes as dashboard
+from rustvllm.entrypoints.openai.dashboard.state_feed import StateFeed
 from rustvllm.entrypoints.openai.direct_routes import DirectRoutes
+from rustvllm.entrypoints.openai.http_trace import HttpTrace
 from rustvllm.entrypoints.openai.middleware import FrontDoor
 from rustvllm.entrypoints.openai.refusals import UNBUILT_ENDPOINTS
 from rustvllm.entrypoints.openai.sse import DIRECT_SEND
@@ -55,7 +59,9 @@ def build_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.server = state
-    for module in (completions, chat, models, tokenization, health):
+    app.state.dashboard_feed = StateFeed(state)
+    app.state.num_journeys = 0
+    for module in (completions, chat, models, tokenization, health, dashboard):
         app.include_router(module.router)
     for method, path in UNBUILT_ENDPOINTS:
         app.add_api_route(path, _not_built, methods=[method], include_in_schema=False)
@@ -69,6 +75,8 @@ def build_app(state: ServerState) -> FastAPI:
         DirectRoutes, endpoints=_DIRECT_ENDPOINTS, handlers=dict.fromkeys(_FORESEEN, errors.handle_exception)
     )
     app.add_middleware(FrontDoor, state=state)
+    if state.settings.tracing != TracingConfig():
+        app.add_middleware(HttpTrace, state=state)
     return app
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rustvllm.entrypoints.openai.dashboard.exposure import add_dashboard_args
 from rustvllm.exceptions import ConfigError
 
 DEFAULT_HOST = "127.0.0.1"
@@ -37,7 +38,6 @@ _NOT_YET = (
     "--enable-log-requests",
     "--enable-log-outputs",
     "--sse-keep-alive-interval",
-    "--otlp-traces-endpoint",
     "--config",
     "--lora-modules",
     "--log-config-file",
@@ -46,7 +46,6 @@ _NOT_YET = (
     "--h11-max-header-count",
     "--return-tokens-as-token-ids",
     "--chat-template-content-format",
-    "--trace",
 )
 """Flags that users of this kind of server know and that do not work here yet: an error that says so."""
 
@@ -164,6 +163,7 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--enable-force-include-usage", action="store_true", help="send usage at the end of every stream"
     )
+    add_dashboard_args(group)
     group.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs and no /openapi.json")
     group.add_argument(
         "--uvicorn-log-level",

@@ -27,6 +27,7 @@ logger = init_logger(__name__)
 _TYPES = {
     HTTPStatus.BAD_REQUEST: "BadRequestError",
     HTTPStatus.UNAUTHORIZED: "AuthenticationError",
+    HTTPStatus.FORBIDDEN: "PermissionDeniedError",
     HTTPStatus.NOT_FOUND: "NotFoundError",
     HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "BadRequestError",

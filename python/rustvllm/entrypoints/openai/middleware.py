@@ -16,8 +16,10 @@ from rustvllm.entrypoints.openai.errors import (
 )
 from rustvllm.entrypoints.openai.state import ServerState
 
-_PROBES = frozenset({"/health", "/ping", "/version"})
-"""Answered at any time and without a key."""
+_PROBES = frozenset({"/health", "/ping", "/version", "/dashboard", "/dashboard/"})
+"""Answered at any time and without a key; the page of the dashboard has no data in it."""
+_NO_WORK = frozenset({"/dashboard/events", "/dashboard/journey"})
+"""Streams that watch: a stop does not wait for them."""
 
 
 class FrontDoor:
@@ -51,6 +53,9 @@ class FrontDoor:
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._max_body_bytes:
             await error_response(self._too_large(f"{int(length)} bytes"))(scope, receive, send)
+            return
+        if path in _NO_WORK:
+            await self._app(scope, receive, send)
             return
         with self._state.open_request():
             await self._app(scope, self._limited(receive), send)

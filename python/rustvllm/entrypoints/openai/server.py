@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, NoReturn
 
 from rustvllm.entrypoints.openai import console
@@ -18,6 +19,7 @@ from rustvllm.entrypoints.openai.listen import Listener, listen_tcp, listen_unix
 from rustvllm.entrypoints.openai.process_layout import ProcessLayout
 from rustvllm.entrypoints.openai.settings import ServerSettings
 from rustvllm.exceptions import RustVLLMError
+from rustvllm.tracing import masked_command_line
 
 if TYPE_CHECKING:
     from rustvllm.engine.async_llm import AsyncLLM
@@ -101,9 +103,18 @@ def _leave_on_signals(listener: Listener) -> None:
 
 def _build_engine(args: argparse.Namespace) -> "AsyncLLM":
     from rustvllm.engine.async_llm import AsyncLLM
+    from rustvllm.engine.startup_records import note_command_line, note_configuration
+    from rustvllm.engine.trace_sinks import make_tracer
     from rustvllm.engine_args import AsyncEngineArgs
 
-    return AsyncLLM(AsyncEngineArgs.from_cli_args(args).create_engine_config(), multiprocess=False)
+    began_ns = time.monotonic_ns()
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    config = engine_args.create_engine_config()
+    overlap = config.scheduler.async_scheduling
+    tracer = make_tracer(config.tracing, "server", owns_file=True, has_overlap=overlap)
+    note_command_line(tracer, masked_command_line(sys.argv))
+    note_configuration(tracer, engine_args, config, began_ns)
+    return AsyncLLM(config, multiprocess=False, tracer=tracer)
 
 
 def _leave(exit_code: int, *, run_exit_handlers: bool) -> NoReturn:

@@ -3,12 +3,15 @@
 import argparse
 from dataclasses import dataclass, field
 
+from rustvllm.config import TracingConfig
+from rustvllm.engine_args import make_tracing_config
 from rustvllm.entrypoints.openai.cli_args import (
     DEFAULT_MAX_BODY_BYTES,
     DEFAULT_STALL_TIMEOUT,
     api_keys,
     read_chat_template,
 )
+from rustvllm.entrypoints.openai.dashboard.exposure import DashboardAccess, dashboard_access
 
 SIGNAL_ECHO_SECONDS = 0.3
 """A launcher may pass on a signal that the terminal has sent as well: one within this time is no second one."""
@@ -31,13 +34,15 @@ class ServerSettings:
     shutdown_timeout: float = 0.0
     stall_timeout: float = DEFAULT_STALL_TIMEOUT
     restart_engine: bool = False
+    tracing: TracingConfig = field(default_factory=TracingConfig)
+    dashboard: DashboardAccess = "local"
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "ServerSettings":
         """The settings of a command line.
 
         Raises:
-            ConfigError: The chat template cannot be read.
+            ConfigError: The chat template cannot be read, or the endpoint for spans is no URL.
         """
         return cls(
             api_keys=api_keys(args),
@@ -53,4 +58,10 @@ class ServerSettings:
             shutdown_timeout=args.shutdown_timeout,
             stall_timeout=args.stall_timeout,
             restart_engine=args.restart_engine,
+            tracing=make_tracing_config(
+                getattr(args, "trace", False),
+                getattr(args, "trace_file", None),
+                getattr(args, "otlp_traces_endpoint", None),
+            ),
+            dashboard=dashboard_access(args),
         )

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from rustvllm import __version__
+from rustvllm.config import TracingConfig
 from rustvllm.engine.input_processor import default_sampling_params
 from rustvllm.entrypoints.chat_template import PLAIN_CHAT_TEMPLATE, compile_chat_template
 from rustvllm.entrypoints.openai.errors import UnavailableError, UnknownModelError
@@ -19,6 +20,7 @@ from rustvllm.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from rustvllm.config import EngineConfig, ModelConfig
     from rustvllm.engine.async_llm import AsyncLLM
+    from rustvllm.engine.front_tracer import FrontTracer
 
 logger = init_logger(__name__)
 
@@ -105,6 +107,7 @@ class ServerState:
         # Ids of the engine requests in flight, so that a stop can end them with an answer.
         self.engine_request_ids: set[str] = set()
         self.num_open_requests = 0
+        self.tracer: FrontTracer | None = None
 
     @property
     def model(self) -> ServedModel:
@@ -117,6 +120,8 @@ class ServerState:
         """The engine is loaded: serve."""
         self._model = ServedModel(engine, self.settings)
         self.status = ServerStatus.READY
+        if self.settings.tracing != TracingConfig():
+            self.tracer = engine.tracer
 
     def check_serving(self) -> None:
         """Raise :class:`UnavailableError` unless requests can be served now."""
