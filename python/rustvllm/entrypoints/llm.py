@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -27,6 +27,25 @@ logger = init_logger(__name__)
 
 Prompts = PromptType | Sequence[PromptType]
 Messages = Sequence[Mapping[str, Any]]
+_NOT_BUILT = frozenset(
+    {
+        "apply_model",
+        "beam_search",
+        "classify",
+        "collective_rpc",
+        "embed",
+        "encode",
+        "is_sleeping",
+        "reset_prefix_cache",
+        "reward",
+        "score",
+        "sleep",
+        "start_profile",
+        "stop_profile",
+        "wake_up",
+    }
+)
+"""What callers of this class know from elsewhere and will not find here."""
 
 
 class LLM:
@@ -78,7 +97,7 @@ class LLM:
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
@@ -89,7 +108,7 @@ class LLM:
         Args:
             prompts: One prompt or several; each is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids``.
             sampling_params: For all prompts, or one for each; None for the model's own defaults.
-            use_tqdm: Show a progress bar with tokens per second.
+            use_tqdm: Show a progress bar with tokens per second; or what makes one, with the arguments of ``tqdm``.
             priority: One number per prompt, lower is sooner; needs ``scheduling_policy="priority"``.
 
         Returns:
@@ -107,7 +126,7 @@ class LLM:
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -121,7 +140,7 @@ class LLM:
             messages: One conversation, or several; each is a list of ``{"role": …, "content": …}``, with text or a list
                 of text parts as content.
             sampling_params: As in :meth:`generate`.
-            use_tqdm: Show a progress bar.
+            use_tqdm: As in :meth:`generate`.
             chat_template: Jinja template to use instead of the model's.
             add_generation_prompt: End the prompt where the assistant's answer begins.
             continue_final_message: Let the model go on with the last message; excludes ``add_generation_prompt``.
@@ -174,6 +193,12 @@ class LLM:
         """Free the model and its memory; idempotent. Any later use raises EngineDeadError."""
         self.llm_engine.shutdown()
 
+    def __getattr__(self, name: str) -> Any:
+        """Say of what is not built yet that it is not, in place of a bare name."""
+        if name in _NOT_BUILT:
+            raise AttributeError(f"LLM.{name} is not supported yet")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __enter__(self) -> Self:
         return self
 
@@ -223,13 +248,13 @@ class LLM:
                 raise InvalidRequestError(f"prompt {index}: {error}", error.param) from error
         return requests
 
-    def _run(self, requests: list[EngineCoreRequest], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(self, requests: list[EngineCoreRequest], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
         """Run checked requests to their end."""
         first = self._num_requests
         self._num_requests += len(requests)
         outputs: dict[str, RequestOutput] = {}
         ids = [f"llm-{first + index}" for index in range(len(requests))]
-        with _DeferredInterrupt() as interrupt, _Progress(len(requests), enabled=use_tqdm) as progress:
+        with _DeferredInterrupt() as interrupt, _Progress(len(requests), use_tqdm) as progress:
             try:
                 waiting = deque(zip(ids, requests, strict=True))
                 while self._feed(waiting) or self.llm_engine.has_unfinished_requests():
@@ -313,12 +338,13 @@ def _build_conversation(messages: Any, chat_template: str) -> list[dict[str, Any
 class _Progress:
     """A progress bar over prompts with tokens per second, read and generated; nothing when it is not wanted."""
 
-    def __init__(self, total: int, *, enabled: bool) -> None:
+    def __init__(self, total: int, wanted: bool | Callable[..., Any]) -> None:
         self._bar: Any = None
-        if enabled and total:
+        if wanted and total:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
+            make = wanted if callable(wanted) else tqdm
+            self._bar = make(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
         self._start = time.monotonic()
         self._num_input = self._num_output = 0
 

@@ -15,9 +15,10 @@ from server_process import REAL, ServerProcess
 
 @pytest.fixture(scope="session")
 def conformance_server() -> Iterator[ServerProcess]:
-    """A server of the embedded model under two names."""
+    """A server of the embedded model under two names, which computes long prompts in pieces."""
     command = [*REAL, "--served-model-name", "tiny", "alias/tiny", "--port", "0", "--max-num-seqs", "16"]
-    with ServerProcess([*command, "--trust-request-chat-template"]) as process:
+    command += ["--max-num-batched-tokens", "128", "--trust-request-chat-template"]
+    with ServerProcess(command) as process:
         process.wait_until_ready()
         yield process
 

@@ -187,6 +187,23 @@ def test_timings_come_with_each_choices_end_or_with_every_text(client, url):
     assert counts[-1] == last["usage"]["completion_tokens"]
 
 
+def test_a_prompt_in_pieces_tells_how_far_it_is(client):
+    """The server computes 128 tokens a step; pieces come together in one event only when this client is slow."""
+    for attempt in range(30):
+        body = {"prompt": [5] * 500, "cache_salt": f"progress {attempt}", "max_tokens": 1, "return_progress": True}
+        told = [event["prompt_progress"] for event in stream(client, **body) if "prompt_progress" in event]
+        processed = [progress["processed"] for progress in told]
+        times = [progress["time_ms"] for progress in told]
+        assert set(processed) <= {128, 256, 384, 500}
+        assert processed == sorted(set(processed))
+        assert processed[-1] == 500
+        assert times == sorted(times)
+        assert {(progress["total"], progress["cache"]) for progress in told} == {(500, 0)}
+        if len(processed) > 2:
+            return
+    raise AssertionError("no piece of a prompt came alone")
+
+
 @pytest.mark.parametrize("url", [COMPLETIONS, CHAT])
 def test_progress_ends_with_the_whole_prompt_and_changes_nothing_else(client, url):
     body = {"max_tokens": 5, "temperature": 0, "stream_options": {"include_usage": True}}

@@ -70,9 +70,7 @@ async def journey_events(engine: "AsyncLLM", request_id: str) -> AsyncGenerator[
 
 async def _ask(engine: "AsyncLLM", rank: int, do: str, request_id: str, **more: int) -> dict[str, Any]:
     question = json.dumps({"do": do, "request_id": request_id, **more}).encode()
-    answer: dict[str, Any] = json.loads(
-        await engine.query("journey", question, rank=rank, timeout=QUERY_SECONDS)
-    )
+    answer: dict[str, Any] = json.loads(await engine.query("journey", question, rank=rank, timeout=QUERY_SECONDS))
     return answer
 
 

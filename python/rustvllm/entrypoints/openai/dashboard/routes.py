@@ -54,7 +54,8 @@ async def journey(request: Request) -> Response:
     request_id = request.query_params.get("request_id", "")
     if not 0 < len(request_id) <= _MAX_ID_CHARS or not request_id.isprintable():
         raise BadRequestError(
-            f"request_id must have 1 to {_MAX_ID_CHARS} printable characters, got {len(request_id)}.", param="request_id"
+            f"request_id must have 1 to {_MAX_ID_CHARS} printable characters, got {len(request_id)}.",
+            param="request_id",
         )
     if request.app.state.num_journeys >= MAX_JOURNEYS:
         raise UnavailableError(f"{MAX_JOURNEYS} journeys are watched, no more may.", retry_after=5)
