@@ -10,6 +10,7 @@ from rustvllm.exceptions import ConfigError
 
 ENGINE_SECRET = "RUSTVLLM_ENGINE_SECRET"  # noqa: S105 -- a name, not the secret
 LINEAR_KERNELS = ("torch", "onednn", "core")
+LOGGING_FORMATS = ("text", "json")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -38,6 +39,25 @@ def logging_level() -> str:
             f"environment variable RUSTVLLM_LOGGING_LEVEL must be one of {', '.join(_LEVELS)}, got {level!r}"
         )
     return level
+
+
+def logging_format() -> str:
+    """``RUSTVLLM_LOGGING_FORMAT``: text (default), or json for an object per line; ``--log-format`` sets it."""
+    name = os.environ.get("RUSTVLLM_LOGGING_FORMAT", "").strip().lower() or "text"
+    if name not in LOGGING_FORMATS:
+        raise ConfigError(
+            f"environment variable RUSTVLLM_LOGGING_FORMAT must be one of {', '.join(LOGGING_FORMATS)}, got {name!r}"
+        )
+    return name
+
+
+def logging_config_path() -> Path | None:
+    """``RUSTVLLM_LOGGING_CONFIG_PATH``: JSON file for Python's ``logging.config.dictConfig`` (default: none).
+
+    ``--log-config-file`` sets it.
+    """
+    text = os.environ.get("RUSTVLLM_LOGGING_CONFIG_PATH", "").strip()
+    return Path(text).expanduser() if text else None
 
 
 def max_n() -> int:

@@ -173,7 +173,7 @@ async def test_keys_are_asked_for_everywhere_but_at_the_probes():
 
 async def test_load_counts_open_requests():
     async with serving() as (client, _):
-        assert (await client.get("/load")).json() == {"server_load": 1, "num_running": 0, "num_blocks_used": 0}
+        assert (await client.get("/load")).json() == {"server_load": 0, "num_running": 0, "num_blocks_used": 0}
 
 
 async def test_the_documentation_describes_the_requests_and_can_be_off():

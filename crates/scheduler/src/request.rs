@@ -183,6 +183,7 @@ pub(crate) struct Tenant {
 
 /// What is needed once per request or once per block, not once per step.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 pub(crate) struct Cold {
     pub(crate) request_id: Box<str>,
     pub(crate) params: SamplingParams,

@@ -22,9 +22,10 @@ from rustvllm.engine.parent_link import ParentLink
 from rustvllm.engine.remote_client import RemoteClient
 from rustvllm.engine.trace_sinks import make_tracer
 from rustvllm.engine_args import resolve_tokenizer
+from rustvllm.entrypoints.openai.server_load import ServerLoad
 from rustvllm.entrypoints.openai.settings import ServerSettings
-from rustvllm.exceptions import ModelLoadError
-from rustvllm.logger import init_logger
+from rustvllm.exceptions import ModelLoadError, RustVLLMError
+from rustvllm.logger import init_logger, register_secrets
 
 if TYPE_CHECKING:
     from rustvllm.engine.async_llm import AsyncLLM
@@ -42,13 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 when it was told to stop, 1 when it has no engine or could not start.
     """
-    link = ParentLink.from_command_line("python -m rustvllm.entrypoints.openai.api_process", argv, "--listen-fd")
+    link = ParentLink.from_command_line(
+        "python -m rustvllm.entrypoints.openai.api_process", argv, "--listen-fd", "--load-fd", "--index"
+    )
     try:
         from rustvllm.entrypoints.openai.api_server import ApiServer
 
         phases = {"import": link.age}
         settings = build(ServerSettings, link.receive()["settings"], "settings")
         listener = socket.socket(fileno=int(link.args.listen_fd))
+        load = ServerLoad.attach(int(link.args.load_fd), int(link.args.index))
+        register_secrets(settings.api_keys)
     except BaseException as error:
         link.say_error(error)
         raise
@@ -57,13 +62,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         phases["engine"] = link.age - phases["import"]
         link.say_ready(link.age, phases, model=state.model.names[0])
 
-    server = ApiServer(
-        settings,
-        listener,
-        lambda: connect(link.receive(), settings.tracing),
-        on_ready=on_ready,
-        on_error=lambda message: link.say(death=message),
-    )
+    try:
+        server = ApiServer(
+            settings,
+            listener,
+            lambda: connect(link.receive(), settings.tracing),
+            on_ready=on_ready,
+            on_error=lambda message: link.say(death=message),
+            load=load,
+        )
+    except RustVLLMError as error:  # a flag that only this process can judge
+        link.say_error(error)
+        return 1
     exit_code, _ = server.run()
     return exit_code
 

@@ -32,12 +32,10 @@ def render_prompt(request: Conversation, state: ServerState, model: ServedModel)
     variables = request.chat_template_kwargs or {}
     check_template_variables(variables)
     continue_final = bool(request.continue_final_message)
-    opens_turn = request.add_generation_prompt
     return render_chat(
         model.tokenizer,
-        build_conversation(request.messages, chat_template),
-        # Sent together they contradict each other; left out, the one follows the other.
-        add_generation_prompt=(not continue_final) if opens_turn is None else opens_turn,
+        build_conversation(request.messages, chat_template, state.settings.chat_template_content_format),
+        add_generation_prompt=_opens_turn(request),
         continue_final_message=continue_final,
         chat_template=chat_template,
         tools=request.tools,
@@ -46,11 +44,23 @@ def render_prompt(request: Conversation, state: ServerState, model: ServedModel)
     )
 
 
-def echoed_message(request: ChatCompletionRequest) -> str:
-    """What ``echo`` puts before each choice: the last message, when it is the assistant's as the answer is."""
-    if not request.echo or request.messages[-1].role != "assistant":
+def echoed_message(request: ChatCompletionRequest, role: str) -> str:
+    """What ``echo`` puts before each choice: the last message, when the answer has its role."""
+    if not request.echo or request.messages[-1].role != role:
         return ""
     return message_text(len(request.messages) - 1, request.messages[-1])
+
+
+def answering_role(request: Conversation, state: ServerState) -> str:
+    """The role of the answer: that of the last message where no new one is opened."""
+    return state.settings.response_role if _opens_turn(request) else request.messages[-1].role
+
+
+def _opens_turn(request: Conversation) -> bool:
+    """Whether the prompt ends with what opens a new message."""
+    if request.add_generation_prompt is None:  # sent together the two contradict each other; so one follows the other
+        return not request.continue_final_message
+    return request.add_generation_prompt
 
 
 def adds_special_tokens(asked: bool | None, model: ServedModel) -> bool:

@@ -52,6 +52,7 @@ async def create_completion(raw_request: Request) -> Response:
     state: ServerState = raw_request.app.state.server
     state.check_serving()
     request = await read_request(raw_request, CompletionRequest)
+    state.settings.complete(request)
     model = state.model
     name = model.resolve_name(request.model)
     refuse_unbuilt(request, COMPLETION_REFUSALS)
@@ -108,7 +109,7 @@ async def create_completion(raw_request: Request) -> Response:
 
         stream = ChunkStream(chunks, usage, params.n, len(prompts), open_choices, echo.look_at)
         generation = await Generation.start(state, model, prompts, params, request_id, request.priority or 0, stream)
-        return EventStreamResponse(stream, generation, request_id)
+        return EventStreamResponse(stream, generation, request_id, state.settings.sse_keep_alive_interval)
     generation = await Generation.start(state, model, prompts, params, request_id, request.priority or 0)
     async with aclosing(generation):
         last, samples = await until_disconnect(raw_request.receive, generation.collect(len(prompts), params.n))

@@ -36,6 +36,7 @@ from rustvllm.entrypoints.openai.api_child import ApiChild
 from rustvllm.entrypoints.openai.listen import Listener
 from rustvllm.entrypoints.openai.process_layout import ProcessLayout
 from rustvllm.entrypoints.openai.restart_budget import RestartBudget
+from rustvllm.entrypoints.openai.server_load import create_load_memory
 from rustvllm.entrypoints.openai.settings import SIGNAL_ECHO_SECONDS, ServerSettings
 from rustvllm.exceptions import ConfigError, RustVLLMError
 from rustvllm.logger import init_logger
@@ -66,6 +67,7 @@ class Launcher:
         self._layout = layout
         self._settings = settings
         self._listener = listener
+        self._load_memory = create_load_memory()
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._engines: dict[int, EngineProcess] = {}
         self._apis: dict[int, ApiChild] = {}
@@ -143,7 +145,7 @@ class Launcher:
 
     def _start_api(self, index: int) -> ApiChild:
         assert self._listener is not None
-        return ApiChild(self._directory, index, self._listener.socket.fileno(), self._settings)
+        return ApiChild(self._directory, index, self._listener.socket.fileno(), self._load_memory, self._settings)
 
     def _share_gpus(self) -> list[str | None]:
         """Which GPU each engine has; None: whatever it finds."""

@@ -20,6 +20,8 @@ _PROBES = frozenset({"/health", "/ping", "/version", "/dashboard", "/dashboard/"
 """Answered at any time and without a key; the page of the dashboard has no data in it."""
 _NO_WORK = frozenset({"/dashboard/events", "/dashboard/journey"})
 """Streams that watch: a stop does not wait for them."""
+_GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
+"""What ``/load`` counts."""
 
 
 class FrontDoor:
@@ -28,6 +30,7 @@ class FrontDoor:
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._state = state
+        self._keyless = _PROBES.union(state.settings.http.keyless_paths)
         self._max_body_bytes = state.settings.max_body_bytes
         # Digests have one length, so that comparing them says nothing about the keys.
         self._key_digests = [_digest(key.encode()) for key in state.settings.api_keys]
@@ -42,7 +45,7 @@ class FrontDoor:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        if self._key_digests and scope["method"] != "OPTIONS" and not self._is_authorized(headers):
+        if self._key_digests and path not in self._keyless and not self._is_authorized(headers):
             await unauthorized_response()(scope, receive, send)
             return
         try:
@@ -57,7 +60,7 @@ class FrontDoor:
         if path in _NO_WORK:
             await self._app(scope, receive, send)
             return
-        with self._state.open_request():
+        with self._state.open_request(generates=path in _GENERATING and scope["method"] == "POST"):
             await self._app(scope, self._limited(receive), send)
 
     def _is_authorized(self, headers: dict[bytes, bytes]) -> bool:

@@ -205,7 +205,7 @@ class ChatCompletionRequest(GenerationRequest, Conversation):
     max_completion_tokens: int | None = _described("The newer name of `max_tokens`, and wins over it.", minimum=1)
     logprobs: bool | None = _described("Show the log-probabilities of the answer's tokens.", False)
     top_logprobs: int | None = _described("Candidates to show for each token; needs `logprobs`.", minimum=-1)
-    echo: bool | None = _described("Begin each choice with the last message, if that is the assistant's.", False)
+    echo: bool | None = _described("Begin each choice with the last message, if the answer has its role.", False)
     tool_choice: str | dict[str, Any] | None = _described("`none`, or left out: tools are shown, the answer is text.")
 
 

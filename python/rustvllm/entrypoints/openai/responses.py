@@ -145,14 +145,14 @@ class ChatLogprobs(_Answer):
 class ChatAnswer(_Answer):
     """The assistant's message."""
 
-    role: Literal["assistant"]
+    role: str = Field(description="As `--response-role` says; that of the last message where that one goes on.")
     content: str
 
 
 class ChatDelta(_Answer):
     """What is new of the assistant's message: its role first, then text."""
 
-    role: Literal["assistant"] | None = None
+    role: str | None = None
     content: str | None = None
 
 

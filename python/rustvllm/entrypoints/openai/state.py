@@ -13,6 +13,7 @@ from rustvllm.config import TracingConfig
 from rustvllm.engine.input_processor import default_sampling_params
 from rustvllm.entrypoints.chat_template import PLAIN_CHAT_TEMPLATE, compile_chat_template
 from rustvllm.entrypoints.openai.errors import UnavailableError, UnknownModelError
+from rustvllm.entrypoints.openai.server_load import ServerLoad
 from rustvllm.entrypoints.openai.settings import ServerSettings
 from rustvllm.logger import init_logger
 from rustvllm.sampling_params import SamplingParams
@@ -100,7 +101,7 @@ def _max_token_chars(tokenizer: Any) -> int:
 class ServerState:
     """Shared by all endpoints; owned by the event loop's thread."""
 
-    def __init__(self, settings: ServerSettings | None = None) -> None:
+    def __init__(self, settings: ServerSettings | None = None, load: ServerLoad | None = None) -> None:
         self.settings = settings or ServerSettings()
         self.status = ServerStatus.LOADING
         self._model: ServedModel | None = None
@@ -108,6 +109,7 @@ class ServerState:
         self.engine_request_ids: set[str] = set()
         self.num_open_requests = 0
         self.tracer: FrontTracer | None = None
+        self.load = load or ServerLoad()
 
     @property
     def model(self) -> ServedModel:
@@ -162,13 +164,15 @@ class ServerState:
         return True, content
 
     @contextmanager
-    def open_request(self) -> Iterator[None]:
-        """Count a request as open."""
+    def open_request(self, *, generates: bool) -> Iterator[None]:
+        """Count a request as open, and as load if it generates."""
         self.num_open_requests += 1
+        self.load.add(generates)
         try:
             yield
         finally:
             self.num_open_requests -= 1
+            self.load.add(-generates)
 
     async def abort_all(self) -> None:
         """Abort every engine request; each open answer ends with finish reason ``abort``."""
