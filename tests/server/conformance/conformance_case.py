@@ -203,7 +203,9 @@ def text_of(choice: dict[str, Any]) -> str:
 
 def summary(choice: dict[str, Any]) -> dict[str, Any]:
     """What a stream must add up to."""
+    role = {"role": choice["message"]["role"]} if "message" in choice else {}
     return {
+        **role,
         "index": choice["index"],
         "text": text_of(choice),
         "logprobs": choice["logprobs"],
@@ -234,7 +236,9 @@ def _join(url: str, choices: dict[int, dict[str, Any]], part: dict[str, Any]) ->
     if index not in choices:
         choices[index] = {"index": index, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None}
         if url == CHAT:
-            assert part["delta"] == {"role": "assistant", "content": ""}
+            assert set(part["delta"]) == {"role", "content"}
+            assert part["delta"]["content"] == ""
+            choices[index]["role"] = part["delta"]["role"]
     choice = choices[index]
     assert choice["finish_reason"] is None, "nothing comes behind a choice's end"
     choice["text"] += part["delta"].get("content", "") if url == CHAT else part["text"]
