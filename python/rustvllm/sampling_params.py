@@ -22,6 +22,10 @@ GREEDY_BELOW: Final = 1e-5
 """Temperatures under this mean greedy sampling."""
 LOWEST_TEMPERATURE: Final = 1e-2
 """Lower temperatures that are not greedy are raised to this: logits divided by less overflow float16."""
+SMALLEST: Final = 1e-30
+LARGEST: Final = 1e30
+"""A smaller ``top_p`` counts as the smallest, a ``repetition_penalty`` beyond the two as the nearer: they have 32
+bits where they are computed."""
 MAX_TOKENS_LIMIT: Final = 2**31 - 1
 MAX_BIAS: Final = 100.0
 """Biases are clamped to it and to its negative."""
@@ -341,6 +345,10 @@ class SamplingParams:
             set_(self, "seed", None)
         if self.top_k == -1:
             set_(self, "top_k", 0)
+        if self.top_p < SMALLEST:
+            set_(self, "top_p", SMALLEST)
+        if not SMALLEST <= self.repetition_penalty <= LARGEST:
+            set_(self, "repetition_penalty", min(max(self.repetition_penalty, SMALLEST), LARGEST))
         if self.is_greedy:
             # Filters cannot change the most probable token.
             set_(self, "temperature", 0.0)

@@ -305,3 +305,9 @@ def test_lists_are_normalised():
     assert params.allowed_token_ids == (3, 1)
     assert params.bad_words == ("b", "a")
     assert params.clone(seed=1).bad_words == ("b", "a")
+
+
+def test_what_32_bits_cannot_hold_counts_as_the_nearest_that_they_can():
+    tiny, huge = SamplingParams(top_p=5e-324, repetition_penalty=5e-324), SamplingParams(repetition_penalty=1e308)
+    assert (tiny.top_p, tiny.repetition_penalty, huge.repetition_penalty) == (1e-30, 1e-30, 1e30)
+    assert SamplingParams(top_p=1e-9, repetition_penalty=1e9).repetition_penalty == 1e9

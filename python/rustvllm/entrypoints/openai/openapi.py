@@ -23,6 +23,10 @@ _ERRORS = {
     500: "The engine failed.",
     503: "The server is loading, stopping or full; `Retry-After` says when to try again.",
 }
+_STREAMED = (
+    "What was asked for. With `stream`, server-sent events: each line `data: ` has an object of the second schema and "
+    "an empty line behind it, the last is `data: [DONE]`. What fails half-way is an event with an error."
+)
 _RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
 _GUARDED = (401, 503)
 _WITH_BODY = (400, 404, 413, 500)
@@ -113,17 +117,13 @@ def _describe(described: dict[str, Any], known: _Operation, refs: dict[type[Base
         shapes = [refs[shape] for shape in known.takes]
         body = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
-    content = {"application/json": {"schema": refs[known.answer]}}
+    content: dict[str, Any] = {"application/json": {"schema": refs[known.answer]}}
     if known.chunk is not None:
-        name = known.chunk.__name__
-        content["text/event-stream"] = {
-            "schema": {
-                "type": "string",
-                "description": f"With `stream`: lines `data: ` with a {name}, or an ErrorResponse when it fails "
-                "half-way, each with an empty line behind it; `data: [DONE]` at the end.",
-            }
-        }
-    answers: dict[str, Any] = {"200": {"description": "What was asked for.", "content": content}}
+        # As OpenAI's own document has it: the schema is that of an event's data. `data: [DONE]` is the last.
+        content["text/event-stream"] = {"schema": {"anyOf": [refs[known.chunk], refs[responses.ErrorResponse]]}}
+    answers: dict[str, Any] = {
+        "200": {"description": _STREAMED if known.chunk else "What was asked for.", "content": content}
+    }
     _describe_errors(answers, known.errors, refs)
     if known.unavailable is not None:
         answers["503"] = _json_answer("Requests are not served now; `status` says why.", refs[known.unavailable])
