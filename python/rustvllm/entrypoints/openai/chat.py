@@ -75,7 +75,7 @@ async def create_chat_completion(raw_request: Request) -> Response:
     )
     check_num_choices(1, params)
     request_id = new_request_id("chatcmpl-", raw_request, request.request_id)
-    text = render_prompt(request, state, model)
+    text = await render_prompt(request, state, model)
     role = answering_role(request, state)
     prompt = engine_prompt(
         model,
