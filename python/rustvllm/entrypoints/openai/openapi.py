@@ -20,6 +20,7 @@ _ERRORS = {
     401: "The API key is missing or wrong.",
     404: "No such model.",
     413: "The body is larger than `--max-body-bytes`.",
+    415: "The body is compressed.",
     500: "The engine failed.",
     503: "The server is loading, stopping or full; `Retry-After` says when to try again.",
 }
@@ -29,7 +30,7 @@ _STREAMED = (
 )
 _RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
 _GUARDED = (401, 503)
-_WITH_BODY = (400, 404, 413, 500)
+_WITH_BODY = (400, 404, 413, 415, 500)
 
 
 @dataclass(frozen=True)

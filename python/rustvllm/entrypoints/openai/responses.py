@@ -1,12 +1,18 @@
 """The answers of the endpoints, as pydantic models: for the OpenAPI document, and for tests that hold answers to it.
 
 Nothing is built from them when a request is served. A field with a default is left out of an answer unless something
-asks for it; every other one is always there.
+asks for it; every other one is always there. ``scripts/fuzz_api.py`` holds what the server sends against them, too.
 """
 
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+
+def _absent(description: str | None = None) -> Any:
+    """A field that may be absent, which is another thing than null."""
+    return Field(default=None, description=description, json_schema_extra=lambda schema: schema.pop("default", None))
+
 
 FinishReason = Literal["stop", "length", "abort", "repetition"]
 
@@ -27,7 +33,7 @@ class Usage(_Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | None = None
+    prompt_tokens_details: PromptTokensDetails = _absent()
 
 
 class AnswerTimings(_Answer):
@@ -76,15 +82,15 @@ class _CompletionChoice(_Answer):
     text: str
     logprobs: CompletionLogprobs | None
     stop_reason: int | str | None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] = _absent()
+    prompt_token_ids: list[int] = _absent()
 
 
 class CompletionChoice(_CompletionChoice):
     """One completion of one prompt."""
 
     finish_reason: FinishReason
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] = _absent()
 
 
 class CompletionChunkChoice(_CompletionChoice):
@@ -106,13 +112,13 @@ class CompletionResponse(_Header):
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: Usage
-    timings: AnswerTimings | None = None
+    timings: AnswerTimings = _absent()
 
 
 class _Chunk(_Header):
-    usage: Usage | None = None
-    timings: AnswerTimings | None = None
-    prompt_progress: PromptProgress | None = None
+    usage: Usage | None = _absent("With `include_usage`: null but at the end.")
+    timings: AnswerTimings = _absent()
+    prompt_progress: PromptProgress = _absent()
 
 
 class CompletionChunk(_Chunk):
@@ -152,8 +158,8 @@ class ChatAnswer(_Answer):
 class ChatDelta(_Answer):
     """What is new of the assistant's message: its role first, then text."""
 
-    role: str | None = None
-    content: str | None = None
+    role: str = _absent()
+    content: str = _absent()
 
 
 class ChatChoice(_Answer):
@@ -164,7 +170,7 @@ class ChatChoice(_Answer):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     stop_reason: int | str | None
-    token_ids: list[int] | None = None
+    token_ids: list[int] = _absent()
 
 
 class ChatChunkChoice(_Answer):
@@ -175,7 +181,7 @@ class ChatChunkChoice(_Answer):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
-    token_ids: list[int] | None = None
+    token_ids: list[int] = _absent()
 
 
 class ChatCompletionResponse(_Header):
@@ -184,9 +190,9 @@ class ChatCompletionResponse(_Header):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
-    prompt_token_ids: list[int] | None = None
-    timings: AnswerTimings | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] = _absent()
+    prompt_token_ids: list[int] = _absent()
+    timings: AnswerTimings = _absent()
 
 
 class ChatCompletionChunk(_Chunk):
@@ -194,7 +200,7 @@ class ChatCompletionChunk(_Chunk):
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice] = Field(max_length=1)
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[int] = _absent()
 
 
 class ModelCard(_Answer):
@@ -236,10 +242,10 @@ class HealthResponse(_Answer):
     """Answer of ``GET /health``: 200 with ``ok``, else 503."""
 
     status: Literal["ok", "loading", "stopping", "stalled", "restarting", "dead"]
-    message: str | None = None
-    engine: int | None = Field(None, description="Rank of the engine that is stalled.")
-    seconds: float | None = Field(None, description="For how long it has shown no sign of life.")
-    dead_engines: list[int] | None = Field(None, description="Ranks of engines that are gone, while others serve.")
+    message: str = _absent()
+    engine: int = _absent("Rank of the engine that is stalled.")
+    seconds: float = _absent("For how long it has shown no sign of life.")
+    dead_engines: list[int] = _absent("Ranks of engines that are gone, while others serve.")
 
 
 class VersionResponse(_Answer):
