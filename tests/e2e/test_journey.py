@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from trace_schema import check_trace
 
 from rustvllm import LLM, SamplingParams
 from rustvllm.engine.journey import RequestJourney
@@ -11,6 +10,7 @@ from rustvllm.entrypoints.cli.journey_page import WIDTH
 from rustvllm.entrypoints.cli.trace import trace
 from rustvllm.exceptions import ConfigError, RequestFailedError
 from rustvllm.tracing import REQUEST_LAYERS, STARTUP_LAYERS
+from trace_schema import check_trace
 
 PROMPT = "Once upon a time there was a little girl who lived in a small house by the sea with her mother"
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
