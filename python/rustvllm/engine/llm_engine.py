@@ -12,6 +12,7 @@ from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.engine.trace_sinks import make_front_tracer, make_tracer
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.outputs import RequestOutput
+from rustvllm.request_spans import EXIT_SECONDS
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.tracing import Tracer
 
@@ -162,4 +163,4 @@ class LLMEngine:
         """Free the model and its memory; idempotent. Any later use raises EngineDeadError."""
         self.engine_core.shutdown()
         if self._tracer is not None:
-            self._tracer.close()
+            self._tracer.close(EXIT_SECONDS)
