@@ -1,8 +1,8 @@
-"""``Inspection``: what an engine says of itself to somebody who asks while it runs. Questions and answers are JSON.
+"""``Inspection``: what an engine says of itself to somebody who asks while it runs; questions and answers are JSON.
 
 | kind | asks for | says |
 |---|---|---|
-| ``state`` | ``since_step``, ``max_steps``, ``max_requests``, ``max_cells`` | counters, steps, requests, the KV blocks |
+| ``state`` | ``since_step``, ``max_steps``, ``max_requests``, ``max_cells`` | counters, steps, requests, KV blocks |
 | ``journey`` | ``do`` (``begin``, ``take``, ``end``), ``request_id``, ``since`` | the records of one request |
 
 ``docs/dashboard.md`` has the fields. Lives in the thread that steps, between two steps.
