@@ -15,7 +15,7 @@ from time import monotonic_ns
 from typing import Any, Final
 
 from rustvllm.engine.core import EngineCore
-from rustvllm.engine.queries import Query, QuerySource
+from rustvllm.engine.queries import Query
 from rustvllm.engine.request_watch import RequestWatch
 from rustvllm.engine.step_summary import MAX_STEPS, StepSummary
 from rustvllm.exceptions import InvalidRequestError, RustVLLMError
@@ -43,12 +43,8 @@ class Inspection:
             "journey": self._watch.answer,
         }
 
-    def serve(self, queries: QuerySource) -> None:
+    def answer(self, query: Query) -> None:
         """Answer what was asked. A question that cannot be answered says why; the engine goes on."""
-        for query in queries.take_queries():
-            self._serve(query)
-
-    def _serve(self, query: Query) -> None:
         try:
             answer = json.dumps(self._answer(query), separators=(",", ":")).encode()
         except RustVLLMError as error:

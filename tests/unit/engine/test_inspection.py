@@ -21,20 +21,13 @@ class Asker:
     def __init__(self, config):
         self.core = EngineCore(config)
         self.inspection = Inspection(self.core)
-        self.waiting = []
-        self.num_requests = 0
-
-    def take_queries(self):
-        taken, self.waiting = self.waiting, []
-        return taken
 
     def ask(self, kind, **question):
         return json.loads(self.ask_raw(kind, json.dumps(question).encode()))
 
     def ask_raw(self, kind, payload):
         query = LocalQuery(kind, payload)
-        self.waiting.append(query)
-        self.inspection.serve(self)
+        self.inspection.answer(query)
         return query.outcome.result(0)
 
     def add(self, request_id, prompt, max_tokens=3):
