@@ -130,7 +130,7 @@ class FakeEngine:
     async def current_stats(self) -> dict[str, int | float]:
         return self.stats()
 
-    async def query(self, kind: str, payload: bytes = b"", *, rank: int = 0, timeout: float = 2.0) -> bytes:
+    async def query(self, kind: str, payload: bytes = b"", *, rank: int = 0, seconds: float = 2.0) -> bytes:
         self.queries.append((kind, json.loads(payload)))
         if self.query_failure is not None:
             raise self.query_failure
