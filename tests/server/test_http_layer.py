@@ -30,7 +30,8 @@ def with_http(**options: object) -> ServerSettings:
 def logged(caplog, monkeypatch):
     """The tree's records; it does not propagate to where caplog listens."""
     root = logging.getLogger("rustvllm")
-    monkeypatch.setattr(root, "handlers", [*root.handlers, caplog.handler])
+    if caplog.handler not in root.handlers:
+        monkeypatch.setattr(root, "handlers", [*root.handlers, caplog.handler])
     caplog.handler.setLevel(logging.DEBUG)
     return caplog
 
