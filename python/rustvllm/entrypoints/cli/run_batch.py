@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rustvllm.engine_args import AsyncEngineArgs
 from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
-from rustvllm.entrypoints.openai.cli_args import DEFAULT_MAX_BODY_BYTES, add_unsupported_args, read_chat_template
+from rustvllm.entrypoints.openai.cli_args import (
+    CONTENT_FORMATS,
+    DEFAULT_MAX_BODY_BYTES,
+    add_unsupported_args,
+    read_chat_template,
+)
 from rustvllm.exceptions import ConfigError, EngineDeadError, RustVLLMError
 from rustvllm.logger import redact
 
@@ -62,6 +67,18 @@ def make_parser() -> FlexibleArgumentParser:
     )
     group.add_argument(
         "--chat-template", metavar="FILE_OR_TEXT", help="Jinja chat template to use instead of the model's"
+    )
+    group.add_argument(
+        "--chat-template-content-format",
+        choices=CONTENT_FORMATS,
+        default="auto",
+        help="how the template is given a message's content (default: %(default)s)",
+    )
+    group.add_argument(
+        "--response-role", default="assistant", metavar="ROLE", help="role of answers (default: %(default)s)"
+    )
+    group.add_argument(
+        "--return-tokens-as-token-ids", action="store_true", help="show tokens in log-probabilities as token_id:N"
     )
     group.add_argument(
         "--enable-prompt-tokens-details", action="store_true", help="report cached prompt tokens in usage"
@@ -212,6 +229,9 @@ async def _answer(
     state = ServerState(
         ServerSettings(
             chat_template=read_chat_template(args.chat_template),
+            chat_template_content_format=args.chat_template_content_format,
+            response_role=args.response_role,
+            return_tokens_as_token_ids=args.return_tokens_as_token_ids,
             enable_prompt_tokens_details=args.enable_prompt_tokens_details,
             # The line that holds it was bounded already, and JSON can be longer written in another way.
             max_body_bytes=8 * args.max_body_bytes,

@@ -45,15 +45,7 @@ def _max_tokens(request: ChatCompletionRequest, model: ServedModel) -> tuple[int
     return asked, param
 
 
-@router.post(
-    "/v1/chat/completions",
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": ChatCompletionRequest.model_json_schema()}},
-        }
-    },
-)
+@router.post("/v1/chat/completions")
 async def create_chat_completion(raw_request: Request) -> Response:
     """Answer a conversation."""
     state: ServerState = raw_request.app.state.server
@@ -77,7 +69,7 @@ async def create_chat_completion(raw_request: Request) -> Response:
     )
     check_num_choices(1, params.n)
     request_id = new_request_id("chatcmpl-", raw_request, request.request_id)
-    text = render_prompt(request, state, model)
+    text = await render_prompt(request, state, model)
     role = answering_role(request, state)
     prompt = engine_prompt(
         model,

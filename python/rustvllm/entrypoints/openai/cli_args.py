@@ -178,7 +178,7 @@ def _add_chat_args(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--trust-request-chat-template",
         action="store_true",
-        help="let requests bring a chat template of their own (a template can keep a core busy)",
+        help="let requests bring a chat template of their own, each rendered in a process with little time and memory",
     )
     group.add_argument(
         "--response-role",

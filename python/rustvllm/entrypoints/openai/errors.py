@@ -30,6 +30,7 @@ _TYPES = {
     HTTPStatus.FORBIDDEN: "PermissionDeniedError",
     HTTPStatus.NOT_FOUND: "NotFoundError",
     HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
+    HTTPStatus.REQUEST_TIMEOUT: "RequestTimeoutError",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "BadRequestError",
     HTTPStatus.UNPROCESSABLE_ENTITY: "UnprocessableEntityError",
     HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
@@ -65,6 +66,18 @@ class BodyTooLargeError(ServerError):
     """The body is over the server's limit."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+class BodyTooSlowError(ServerError):
+    """The client has stopped in the middle of its body."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+
+
+class UnsupportedEncodingError(ServerError):
+    """The body is compressed."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
 
 
 class UnknownModelError(ServerError):

@@ -3,19 +3,24 @@
 Plain ASGI: nothing here copies a body or stands between a stream and its client.
 """
 
+import asyncio
 import hashlib
 import hmac
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rustvllm.entrypoints.openai.errors import (
+    BadRequestError,
     BodyTooLargeError,
+    BodyTooSlowError,
     UnavailableError,
     error_response,
     unauthorized_response,
 )
 from rustvllm.entrypoints.openai.state import ServerState
 
+BODY_SILENCE_SECONDS = 60.0
+"""How long a client may send nothing in the middle of a body."""
 _PROBES = frozenset({"/health", "/ping", "/version", "/dashboard", "/dashboard/"})
 """Answered at any time and without a key; the page of the dashboard has no data in it."""
 _NO_WORK = frozenset({"/dashboard/events", "/dashboard/journey"})
@@ -53,6 +58,9 @@ class FrontDoor:
         except UnavailableError as exc:
             await error_response(exc)(scope, receive, send)
             return
+        if scope["http_version"] == "1.1" and [name for name, _ in scope["headers"]].count(b"host") != 1:
+            await error_response(BadRequestError("A request has one Host header."))(scope, receive, send)
+            return
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._max_body_bytes:
             await error_response(self._too_large(f"{int(length)} bytes"))(scope, receive, send)
@@ -71,12 +79,21 @@ class FrontDoor:
         return scheme.lower() == b"bearer" and any(matches)
 
     def _limited(self, receive: Receive) -> Receive:
-        """``receive`` that counts: a chunked body has no length to check beforehand."""
-        received = 0
+        """``receive`` that counts, because a chunked body has no length to check beforehand, and waits for so long."""
+        received, is_whole = 0, False
 
         async def limited() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, is_whole
+            if is_whole:
+                return await receive()  # what comes now is the client's end, whenever that is
+            try:
+                async with asyncio.timeout(BODY_SILENCE_SECONDS):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTooSlowError(
+                    f"Nothing more of the body has come for {BODY_SILENCE_SECONDS:g} seconds."
+                ) from None
+            is_whole = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > self._max_body_bytes:
                 raise self._too_large("more")

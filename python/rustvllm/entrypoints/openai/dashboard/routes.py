@@ -54,7 +54,8 @@ async def journey(request: Request) -> Response:
     request_id = request.query_params.get("request_id", "")
     if not 0 < len(request_id) <= _MAX_ID_CHARS or not request_id.isprintable():
         raise BadRequestError(
-            f"request_id must have 1 to {_MAX_ID_CHARS} printable characters, got {len(request_id)}.", param="request_id"
+            f"request_id must have 1 to {_MAX_ID_CHARS} printable characters, got {len(request_id)}.",
+            param="request_id",
         )
     if request.app.state.num_journeys >= MAX_JOURNEYS:
         raise UnavailableError(f"{MAX_JOURNEYS} journeys are watched, no more may.", retry_after=5)
@@ -62,10 +63,14 @@ async def journey(request: Request) -> Response:
 
 
 async def _counted(request: Request, request_id: str) -> AsyncGenerator[bytes, None]:
-    app_state = request.app.state
+    app_state, model = request.app.state, _state(request).model
+
+    def text_of(token_id: int) -> str:
+        return "" if model.tokenizer is None else str(model.tokenizer.decode([token_id], skip_special_tokens=False))
+
     app_state.num_journeys += 1
     try:
-        async for event in journey_events(_state(request).model.engine, request_id):
+        async for event in journey_events(model.engine, request_id, text_of):
             yield event
     finally:
         app_state.num_journeys -= 1
