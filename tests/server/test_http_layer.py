@@ -374,6 +374,26 @@ def test_the_server_may_show_tokens_as_ids_unless_a_request_says_otherwise(serve
     assert request.return_tokens_as_token_ids is expected
 
 
+@pytest.mark.parametrize("seconds", [0.01, 0])
+async def test_a_silent_stream_sends_comments_as_often_as_told(seconds):
+    engine = FakeEngine(step_seconds=0.1)
+    async with serving(engine, ServerSettings(sse_keep_alive_interval=seconds)) as (client, _):
+        answer = await client.post(COMPLETIONS, json={**BODY, "stream": True})
+    assert (": waiting\n\n" in answer.text) is (seconds > 0)
+    assert answer.text.count("data: {") == 4
+
+
+async def test_a_template_has_the_servers_variables_unless_a_request_has_its_own():
+    template = "{{ mood }} {{ pace }}{% for m in messages %}{% endfor %}"
+    settings = ServerSettings(chat_template=template, default_chat_template_kwargs={"mood": "calm", "pace": 1})
+    async with serving(settings=settings) as (client, engine):
+        body = {"messages": MESSAGES, "max_tokens": 1}
+        await client.post(CHAT, json=body)
+        await client.post(CHAT, json={**body, "chat_template_kwargs": {"mood": "wild"}})
+    prompts = [bytes(request.prompt_token_ids.tolist()).decode() for request in engine.seen]
+    assert prompts == ["calm 1", "wild 1"]
+
+
 WALKS = textwrap.dedent("""\
     {%- for m in messages -%}
     {%- if m['content'] is string -%}<{{ m['content'] }}>
