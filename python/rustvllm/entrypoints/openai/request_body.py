@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from rustvllm.entrypoints.openai.errors import BadRequestError, ClientDisconnectedError
+from rustvllm.entrypoints.openai.errors import BadRequestError, ClientDisconnectedError, UnsupportedEncodingError
 from rustvllm.exceptions import InvalidRequestError
 
 RequestModel = TypeVar("RequestModel", bound=BaseModel)
@@ -21,6 +21,7 @@ async def read_request(request: Request, model: type[RequestModel]) -> RequestMo
 
     Raises:
         BadRequestError: Not JSON by its content type or by its content, or not an object.
+        UnsupportedEncodingError: Compressed.
         InvalidRequestError: A field is missing or of the wrong type; ``param`` names it.
         ClientDisconnectedError: The client went away while sending.
     """
@@ -31,6 +32,9 @@ async def read_request(request: Request, model: type[RequestModel]) -> RequestMo
     ):
         sent = f"got {content_type[:100]!r}" if content_type else "got none"
         raise BadRequestError(f"The Content-Type must be application/json, {sent}.")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise UnsupportedEncodingError(f"The Content-Encoding is {encoding[:100]!r}; send the body as it is.")
     try:
         body = await request.body()
     except ClientDisconnect:
