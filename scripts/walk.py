@@ -253,8 +253,8 @@ class Walk:
         expected = self._plan.entry(self._plan.expect, example) or {}
         try:
             done = subprocess.run(
-                command, cwd=self._folder, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=SECONDS, check=False,
+                command, cwd=self._folder, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True,
+                text=True, timeout=SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise WalkError(f"{example}: not at its end after {SECONDS} s") from None
