@@ -16,6 +16,7 @@ from rustvllm._core_bench import bench_serve as bench_serve
 from rustvllm._core_bench import bench_step as bench_step
 from rustvllm._core_bench import bench_trace as bench_trace
 from rustvllm._core_bench import served_model as served_model
+from rustvllm._core_decoder import CpuDecoder as CpuDecoder
 from rustvllm._core_linear import CpuThreads as CpuThreads
 from rustvllm._core_linear import PackedLinear as PackedLinear
 from rustvllm._core_linear import layer_norm as layer_norm

@@ -6,6 +6,8 @@ Without that end, after a kill, both viewers still read it. ``docs/tracing.md`` 
 """
 
 import atexit
+import contextlib
+import errno
 import json
 import os
 import threading
@@ -93,7 +95,8 @@ class TraceFile:
             try:
                 written = os.write(self._descriptor, data)
                 if written < len(data):
-                    raise OSError(28, f"only {written} of {len(data)} bytes were taken")  # ENOSPC
+                    _take_back(self._descriptor, written)
+                    raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were taken")
             except OSError as error:
                 self._give_up(error)
 
@@ -216,6 +219,14 @@ def end_trace_file(path: Path) -> None:
             file.write(json.dumps(last, separators=(",", ":")) + "\n]\n")
     except OSError as error:
         logger.error("trace_file %s has no end: %s", path, error.strerror)  # noqa: TRY400 -- nothing to be traced
+
+
+def _take_back(descriptor: int, num_bytes: int) -> None:
+    """Cut off what was appended last, half of an event perhaps, unless another process has appended since."""
+    with contextlib.suppress(OSError):
+        end = os.lseek(descriptor, 0, os.SEEK_CUR)
+        if os.fstat(descriptor).st_size == end:
+            os.ftruncate(descriptor, end - num_bytes)
 
 
 def _arguments(record: TraceRecord) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from embedded_server import COMMAND, MODEL, wait_until_idle  # noqa: E402 (found
 from server_process import ServerProcess  # noqa: E402
 
 ENVIRONMENTS = Path(os.environ.get("RUSTVLLM_TEST_CLIENTS") or Path(sys.prefix) / "clients")
-PROGRAM_SECONDS = 110
+PROGRAM_SECONDS = 280
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@ ASKED = {"model": MODEL, "temperature": 0, "max_tokens": 12}
 ROUNDING = 1e-5
 """Log-probabilities travel as JSON numbers; nothing but their printing may differ."""
 
+pytestmark = pytest.mark.timeout(300)  # a program may be slow to start where others run
+
 
 def post(url, path, **asked):
     response = httpx.post(f"{url}/v1/{path}", json={**ASKED, **asked}, timeout=60)

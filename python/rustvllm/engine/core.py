@@ -76,14 +76,16 @@ class EngineCore:
         step_observers: Called with the times of each step when it has ended.
         tracer: Is told of every step and request; None: nobody is.
         step_tracer: Tells it.
+        has_clients: Requests come from other processes: the scheduler knows them as ``id@client``.
     """
 
-    def __init__(self, config: EngineConfig, tracer: Tracer | None = None) -> None:
+    def __init__(self, config: EngineConfig, tracer: Tracer | None = None, *, has_clients: bool = False) -> None:
         """Load the model and take the memory of the KV cache.
 
         Args:
             config: What engine.
             tracer: Is told of every step and request; None: nobody is.
+            has_clients: Requests come from other processes.
 
         Raises:
             ModelLoadError: The weights cannot be read or do not fit the configuration.
@@ -91,6 +93,7 @@ class EngineCore:
                 memory as ``swap_space`` says, or the step trace cannot be written.
         """
         self.config = config
+        self.has_clients = has_clients
         self.startup_phases: dict[str, float] = {}
         phase = _Stopwatch(self.startup_phases)
         self.step_observers: list[StepObserver] = []
@@ -156,13 +159,14 @@ class EngineCore:
 
         Not while another thread steps.
         """
-        if self.step_tracer is not None:
-            self.step_observers.remove(self.step_tracer.observe)
-            self.step_tracer.end()
+        if (before := self.step_tracer) is not None:
+            # A new list: the old one may be being walked through.
+            self.step_observers = [each for each in self.step_observers if each != before.observe]
+            before.end()
         self.tracer, self.step_tracer = tracer, None
         if tracer is not None:
-            self.step_tracer = StepTracer(self.scheduler, tracer)
-            self.step_observers.append(self.step_tracer.observe)
+            self.step_tracer = StepTracer(self.scheduler, tracer, has_clients=self.has_clients)
+            self.step_observers = [*self.step_observers, self.step_tracer.observe]
 
     def _settle_max_model_len(self, config: EngineConfig) -> EngineConfig:
         """The configuration whose ``max_model_len`` the KV cache can hold, if it was left to the engine."""

@@ -50,9 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = build(EngineConfig, order["config"])
         overlap = config.scheduler.async_scheduling
         tracer = make_tracer(config.tracing, order["name"], owns_file=False, has_overlap=overlap)
-        core = EngineCore(config, tracer)
-        if core.step_tracer is not None:
-            core.step_tracer.has_clients = True
+        core = EngineCore(config, tracer, has_clients=True)
         server = _listen(core, order)
         core.on_step_error = server.note_step_error
     except BaseException as error:

@@ -3,6 +3,7 @@
 Nothing is traced before the first watch begins, nor after the last has ended or its watcher has been silent for a while.
 """
 
+import threading
 from collections.abc import Mapping
 from time import monotonic_ns
 from typing import Any, Final
@@ -82,16 +83,14 @@ class RequestWatch:
         if watch is None:
             raise InvalidRequestError(f"request {request_id!r} is not watched, or no longer: begin again", "request_id")
         watch.last_asked_ns = now
-        records = [
-            {"index": index, **record.as_dict()}
-            for index, record in enumerate(watch.journey.records, watch.journey.num_dropped)
-            if index >= since
-        ][:_MAX_TAKEN]
+        with self._sink.lock:  # front ends of the same process write, too
+            kept = list(enumerate(watch.journey.records, watch.journey.num_dropped))
+        records = [{"index": index, **record.as_dict()} for index, record in kept if index >= since][:_MAX_TAKEN]
         return {
             "time_ns": now,
             "records": records,
             "num_dropped": watch.journey.num_dropped,
-            "is_finished": watch.is_finished,
+            "is_finished": watch.is_finished and (not records or records[-1]["index"] == kept[-1][0]),
         }
 
     def _look_after(self, times: StepTimes) -> None:
@@ -132,20 +131,26 @@ class _WatchSink:
     """Takes the records of what is watched."""
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self.watches: dict[str, _Watch] = {}
         self._planned: dict[int, TraceRecord] = {}
 
     def write(self, record: TraceRecord) -> None:
         """Take a record."""
+        with self.lock:
+            self._write(record)
+
+    def _write(self, record: TraceRecord) -> None:
+        watches = list(self.watches.values())
         if record.request_id is not None:
-            for watch in self.watches.values():
+            for watch in watches:
                 if watch.is_of(record.request_id):
                     self._write_own(watch, record)
         elif record.step is not None:
             if record.event == "planned":
                 self._planned = {step: kept for step, kept in self._planned.items() if step > record.step - 4}
                 self._planned[record.step] = record
-            for watch in self.watches.values():
+            for watch in watches:
                 if record.step in watch.steps:
                     watch.journey.add(record)
                     if record.event == "updated":

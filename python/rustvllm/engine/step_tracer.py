@@ -23,15 +23,13 @@ class StepTracer:
     Args:
         scheduler: Whose events; this object is called in its thread only.
         tracer: Where the records go.
-
-    Attributes:
         has_clients: Requests come from other processes: the scheduler knows them as ``id@client``.
     """
 
-    def __init__(self, scheduler: _core.Scheduler, tracer: Tracer) -> None:
+    def __init__(self, scheduler: _core.Scheduler, tracer: Tracer, *, has_clients: bool = False) -> None:
         self._scheduler = scheduler
         self._tracer = tracer
-        self.has_clients = False
+        self._has_clients = has_clients
         self._has_begun = False
 
     def begin(self) -> None:
@@ -111,7 +109,7 @@ class StepTracer:
     def _record(self, event: dict[str, Any], done_ns: int) -> TraceRecord:
         timestamp_ns, status, extras = event["timestamp_ns"], event["status"], {}
         request_id, client = event["request_id"], ""
-        if self.has_clients:
+        if self._has_clients:
             request_id, _, client = request_id.rpartition("@")
         if event["kind"] == "token":
             layer, what, timestamp_ns = "sample", "token", done_ns or timestamp_ns

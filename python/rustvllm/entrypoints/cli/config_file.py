@@ -14,7 +14,6 @@ from typing import Any
 from rustvllm.exceptions import ConfigError
 
 FLAG = "--config"
-_MODEL_KEYS = ("model", "model_tag")
 _LARGEST_FILE = 1 << 20
 _NULL, _BOOL = "tag:yaml.org,2002:null", "tag:yaml.org,2002:bool"
 
@@ -38,7 +37,12 @@ def expand_config(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[
     if any(not word.startswith("-") for word in words[:1]):
         given.add("model")
     from_file: list[str] = []
+    seen: set[str] = set()
     for key, value in _read(path):
+        name = key.replace("_", "-")
+        if name in seen:
+            raise ConfigError(f"{FLAG} {path}: {key!r} is there twice")
+        seen.add(name)
         from_file += _words(path, key, value, actions, given)
     # A positional model stays in front: a flag that takes several words would take it too.
     return words[:1] + from_file + words[1:] if words and not words[0].startswith("-") else from_file + words
@@ -79,7 +83,7 @@ def _read(path: str) -> list[tuple[str, Any]]:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{FLAG} {path} is no YAML: {error}") from error
-    if root is None:  # empty, or comments alone
+    if root is None or root.tag == _NULL:  # empty, or comments alone
         return []
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{FLAG} {path} must be a mapping of flags to values, such as 'port: 8000'")

@@ -13,6 +13,7 @@ COMMANDS = {
     "serve": "serve a model behind an OpenAI-compatible HTTP server",
     "chat": "talk with a model that a server serves",
     "complete": "have a model that a server serves continue texts",
+    "trace": "print the life of a request, step by step",
     "run-batch": "answer a file of requests, in the format of OpenAI's batches",
     "bench": "measure the scheduler, an engine or a server",
     "collect-env": "print versions, machine and settings, for a report of a problem",
@@ -65,6 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rustvllm.entrypoints.cli.bench.main import bench
 
         return bench(rest)
+    if command == "trace":
+        from rustvllm.entrypoints.cli.trace import trace
+
+        return trace(rest)
     if command == "chat":
         from rustvllm.entrypoints.cli.chat import chat
 

@@ -43,9 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 when it was told to stop, 1 when it has no engine or could not start.
     """
-    link = ParentLink.from_command_line(
-        "python -m rustvllm.entrypoints.openai.api_process", argv, "--listen-fd", "--load-fd", "--index"
-    )
+    flags = ("--listen-fd", "--load-fd", "--index")
+    link = ParentLink.from_command_line("python -m rustvllm.entrypoints.openai.api_process", argv, *flags)
     try:
         from rustvllm.entrypoints.openai.api_server import ApiServer
 

@@ -36,7 +36,7 @@ _FORESEEN = (RustVLLMError, errors.ServerError, errors.ClientDisconnectedError)
 
 
 class _Application(FastAPI):
-    """FastAPI that lets a stream write to the server itself: see :data:`DIRECT_SEND`.
+    """FastAPI that lets a stream write to the server itself (see :data:`DIRECT_SEND`) and knows its own document.
 
     What every answer needs, those to exceptions included, stands around FastAPI's own layers.
     """
@@ -44,6 +44,14 @@ class _Application(FastAPI):
     def __init__(self, settings: ServerSettings, **options: Any) -> None:
         super().__init__(**options)
         self._settings = settings
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document, made once."""
+        if self.openapi_schema is None:
+            from rustvllm.entrypoints.openai.openapi_document import openapi_document
+
+            self.openapi_schema = openapi_document(self)
+        return self.openapi_schema
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._settings.http.middleware:

@@ -45,15 +45,7 @@ def _max_tokens(request: ChatCompletionRequest, model: ServedModel) -> tuple[int
     return asked, param
 
 
-@router.post(
-    "/v1/chat/completions",
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": ChatCompletionRequest.model_json_schema()}},
-        }
-    },
-)
+@router.post("/v1/chat/completions")
 async def create_chat_completion(raw_request: Request) -> Response:
     """Answer a conversation."""
     state: ServerState = raw_request.app.state.server

@@ -45,15 +45,7 @@ def _max_tokens(request: CompletionRequest, model: ServedModel) -> int:
     return request.max_tokens
 
 
-@router.post(
-    "/v1/completions",
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": CompletionRequest.model_json_schema()}},
-        }
-    },
-)
+@router.post("/v1/completions")
 async def create_completion(raw_request: Request) -> Response:
     """Continue one or several prompts."""
     state: ServerState = raw_request.app.state.server

@@ -51,7 +51,7 @@ def run_server(args: argparse.Namespace, engine_factory: "EngineFactory | None" 
         configure_logging(args)
         layout = ProcessLayout.from_args(args)
         settings = ServerSettings.from_args(args)
-        register_secrets(settings.api_keys)
+        register_secrets([*settings.api_keys, (layout.secret or b"").decode(errors="replace")])
         if layout.num_api_processes:
             listener = _listen(args, settings)
     except RustVLLMError as exc:

@@ -1,7 +1,7 @@
 """:class:`ServerLoad`: how many generating requests are open, in all API processes of a server together.
 
-Each process has a number of its own in memory that they share, and reads all of them. Nobody else writes its number, and
-a whole aligned word is written at a time; so there is nothing to lock.
+Each process has a number of its own in memory that they share, and reads all of them. Nobody else writes its number,
+and a whole aligned word is written at a time; so there is nothing to lock.
 """
 
 import mmap

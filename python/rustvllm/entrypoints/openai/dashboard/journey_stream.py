@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from rustvllm.entrypoints.openai.sse import json_bytes
@@ -24,12 +24,15 @@ MAX_SECONDS: Final = 900.0
 """How long one is watched at most."""
 
 
-async def journey_events(engine: "AsyncLLM", request_id: str) -> AsyncGenerator[bytes, None]:
+async def journey_events(
+    engine: "AsyncLLM", request_id: str, text_of: Callable[[int], str]
+) -> AsyncGenerator[bytes, None]:
     """``begun`` when the engines watch, ``records`` as they come, and ``end`` with why.
 
     Args:
         engine: The front end of the engines.
         request_id: The request's, as its answer will have it.
+        text_of: The text of a token by itself.
     """
     ranks = [health.rank for health in engine.health() if health.death is None]
     watching: list[int] = []
@@ -56,6 +59,9 @@ async def journey_events(engine: "AsyncLLM", request_id: str) -> AsyncGenerator[
                         watching.remove(other)
                         await _end(engine, other, request_id)
                 since = news["records"][-1]["index"] + 1
+                for record in news["records"]:
+                    if record["event"] == "token":
+                        record["extras"]["text"] = text_of(record["extras"]["token_id"])
                 yield _event("records", {"rank": rank, **news})
                 if news["is_finished"]:
                     yield _event("end", {"reason": "finished"})

@@ -63,10 +63,14 @@ async def journey(request: Request) -> Response:
 
 
 async def _counted(request: Request, request_id: str) -> AsyncGenerator[bytes, None]:
-    app_state = request.app.state
+    app_state, model = request.app.state, _state(request).model
+
+    def text_of(token_id: int) -> str:
+        return "" if model.tokenizer is None else str(model.tokenizer.decode([token_id], skip_special_tokens=False))
+
     app_state.num_journeys += 1
     try:
-        async for event in journey_events(_state(request).model.engine, request_id):
+        async for event in journey_events(model.engine, request_id, text_of):
             yield event
     finally:
         app_state.num_journeys -= 1

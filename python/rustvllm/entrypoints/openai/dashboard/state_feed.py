@@ -34,7 +34,7 @@ class StateFeed:
         self._poller: asyncio.Task[None] | None = None
         self._news = asyncio.Condition()
         self._version = 0
-        self._newest = b""
+        self._newest, self._is_last = b"", False
         self._last_steps: dict[int, int] = {}
 
     @property
@@ -58,9 +58,9 @@ class StateFeed:
             while True:
                 async with self._news:
                     await self._news.wait_for(lambda: self._version > seen)
-                    seen, newest = self._version, self._newest
+                    seen, newest, is_last = self._version, self._newest, self._is_last
                 yield newest
-                if self._is_over:
+                if is_last:
                     return
         finally:
             self._num_viewers -= 1
@@ -78,11 +78,11 @@ class StateFeed:
 
     async def _poll(self) -> None:
         while True:
-            began = time.monotonic()
+            began, is_last = time.monotonic(), self._is_over
             newest = b"event: state\ndata: " + json_bytes(await self._ask()) + b"\n\n"
             async with self._news:
                 self._version += 1
-                self._newest = newest
+                self._newest, self._is_last = newest, is_last
                 self._news.notify_all()
             await asyncio.sleep(max(0.05, POLL_SECONDS - (time.monotonic() - began)))
 
