@@ -25,7 +25,8 @@ class CpuThreads:
 class PackedLinear:
     """The weight ``[out_features, in_features]`` of a linear layer, in the order in which products read it.
 
-    An output has the same bits whatever other rows are computed with it, and on any number of threads.
+    An output has the same bits whatever other rows are computed with it, and on any number of threads; see
+    ``set_matrix_rows`` for what changes that.
     """
 
     def __new__(
@@ -53,6 +54,15 @@ class PackedLinear:
     @staticmethod
     def kernel() -> Literal["avx512", "avx2", "portable", "scalar"]:
         """Which kernel computes products on this machine."""
+    @staticmethod
+    def has_matrix_unit() -> bool:
+        """Whether this machine has a matrix unit (AMX) that multiplies packed weights."""
+    def set_matrix_rows(self, num_rows: int | None) -> None:
+        """Let the matrix unit compute products of ``num_rows`` rows and more; None, and at first: of none.
+
+        Its sums are as exact, but have another order: a row's bits then depend on whether there are so many rows.
+        Raises ``ValueError`` where there is no such unit.
+        """
     def pack_rows(self, first_row: int, weight: npt.NDArray[Any]) -> None:
         """Pack rows ``first_row..`` of the weight, as many as ``weight`` has; all must be packed before ``forward``.
 

@@ -12,7 +12,7 @@ use half::bf16;
 use crate::{finish::FinishFn, kernel::Kernel, norm::NormFn, simd::Simd, tile::TileFn};
 
 mod sealed {
-    pub trait Sealed {}
+    pub trait Sealed: crate::lines::Plain {}
     impl Sealed for f32 {}
     impl Sealed for half::bf16 {}
 }

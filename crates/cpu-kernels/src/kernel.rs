@@ -110,6 +110,15 @@ impl Kernel {
         PANEL_VECTORS * self.lanes
     }
 
+    /// Whether this machine has a matrix unit that multiplies weights packed for this kernel.
+    #[must_use]
+    pub fn has_matrix_unit(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.name == "avx512" && crate::amx::is_available();
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
+
     /// `avx512`, `avx2`, `portable` or `scalar`.
     #[must_use]
     pub fn name(&self) -> &'static str {

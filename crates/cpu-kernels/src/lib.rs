@@ -16,18 +16,25 @@
 //! rows with them and finishes bias, activation and residual. Each sum has one order ([`linear`](mod@linear)), so the bits
 //! of a row do not depend on the others. [`norm()`] norms rows.
 //!
+//! # Decoders
+//!
+//! [`Decoder`] runs all blocks of a model in one call: the functions above, one after the other, and nothing between them.
+//!
 //! # Kernels
 //!
 //! Each kernel is written over a vector of lanes ([`simd`]) and compiled for AVX-512, for AVX2 with FMA and for whatever
 //! the compiler makes of arrays; [`Kernel::available`] says which of them this machine runs. [`reference`](mod@reference)
 //! is what attention is compared with; products and norms are compared with sums in 64 bits. [`Threads`] share the work.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod batch;
+pub mod decoder;
 pub mod element;
 pub mod finish;
 pub mod kernel;
@@ -43,9 +50,12 @@ pub mod sampling;
 mod simd;
 pub mod threads;
 mod tile;
+#[cfg(target_arch = "x86_64")]
+mod tiled;
 
 pub use attention::{AttentionError, AttentionOptions, CacheLayout, TokenRows, attend, write_kv};
 pub use batch::{BatchError, RaggedBatch};
+pub use decoder::{Decoder, DecoderBlock, DecoderError, DecoderNorm, Heads};
 pub use element::Element;
 pub use finish::Activation;
 pub use half::bf16;

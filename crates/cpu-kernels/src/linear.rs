@@ -1,6 +1,7 @@
 //! Products with packed weights: `out = activation(x · weightᵀ + bias) + residual`, for any number of rows.
 //!
-//! The bits of a row do not depend on the others: see [`crate::product`]. Up to [`ROW_BLOCK`] rows are computed with one
+//! The bits of a row do not depend on the others: see [`crate::product`]. Only a layer that was told to use the matrix unit from
+//! some number of rows on ([`PackedLinear::set_matrix_rows`]) sums those in another order. Up to [`ROW_BLOCK`] rows are computed with one
 //! reading of the weights, a panel at a time; a thread takes the next panel, or some rows of it where there are fewer
 //! panels than would keep all threads busy.
 
@@ -15,6 +16,8 @@ use crate::{
     product::{CHUNK, Product, ProductFn, Products},
     threads::Threads,
 };
+#[cfg(target_arch = "x86_64")]
+use crate::tiled;
 
 /// The most rows that are computed with one reading of the weights.
 const ROW_BLOCK: usize = 256;
@@ -22,6 +25,8 @@ const ROW_BLOCK: usize = 256;
 /// [`LEAST_ROWS`] are always computed together, or the reading of weights would take as long as the products.
 const NEAR_ACTIVATIONS: usize = 1 << 18;
 const LEAST_ROWS: usize = 84;
+/// The same for the matrix unit, in bytes of activations as they are given; split into terms they take one and a half times as much.
+const NEAR_TILES: usize = 1 << 20;
 /// How far ahead of their use weights are asked for where they are used but once.
 const AHEAD: usize = 8192;
 /// Multiplications below which nobody is woken.
@@ -98,16 +103,26 @@ pub fn linear<X: Element, O: Element>(
     if num_rows == 0 {
         return Ok(());
     }
-    let num_blocks = num_rows.div_ceil((NEAR_ACTIVATIONS / layer.in_features).clamp(LEAST_ROWS, ROW_BLOCK));
+    let unit = layer.uses_matrix_unit(num_rows);
+    let most_rows = if unit {
+        (NEAR_TILES / (layer.in_features * size_of::<X>())).clamp(LEAST_ROWS, ROW_BLOCK)
+    } else {
+        (NEAR_ACTIVATIONS / layer.in_features).clamp(LEAST_ROWS, ROW_BLOCK)
+    };
+    let num_blocks = num_rows.div_ceil(most_rows);
     let is_shared = work(layer, num_rows) >= MIN_SHARED_WORK;
     ARRANGED.with_borrow_mut(|arranged| {
         for block in 0..num_blocks {
             let rows = num_rows * block / num_blocks..num_rows * (block + 1) / num_blocks;
             let x = TokenRows { data: &x.data[rows.start * x.stride..], stride: x.stride };
             let a = match X::as_f32(x.data) {
+                #[cfg(target_arch = "x86_64")]
+                _ if unit => {
+                    Activations::Tiles(tiled::arrange(&x, rows.len(), layer.in_features, threads, arranged)?)
+                }
                 // One row lies as chunks do.
-                Some(data) if rows.len() == 1 => data.as_ptr(),
-                _ => arrange(&x, rows.len(), layer.in_features, threads, arranged)?,
+                Some(data) if rows.len() == 1 => Activations::Chunks(data.as_ptr()),
+                _ => Activations::Chunks(arrange(&x, rows.len(), layer.in_features, threads, arranged)?),
             };
             let whole = Block {
                 layer,
@@ -124,14 +139,17 @@ pub fn linear<X: Element, O: Element>(
                 out: target.wrapping_add(rows.start * out_stride),
                 out_stride,
             };
-            let num_tiles = rows.len().div_ceil(whole.tile_rows());
+            let tile_rows = whole.tile_rows();
+            let num_tiles = rows.len().div_ceil(tile_rows);
             let num_panels = layer.num_panels();
             // Rows are shared out only where panels are too few, for each part reads its panel anew.
             let splits = (PARTS_PER_THREAD * threads.num_threads()).div_ceil(num_panels).clamp(1, num_tiles);
             threads.for_each(num_panels * splits, is_shared, |part| {
                 let (panel, split) = (part / splits, part % splits);
                 let tiles = num_tiles * split / splits..num_tiles * (split + 1) / splits;
-                let start = |tile: usize| rows.len() * tile / num_tiles;
+                let start = |tile: usize| {
+                    if unit { rows.len().min(tile * tile_rows) } else { rows.len() * tile / num_tiles }
+                };
                 SCRATCH.with_borrow_mut(|scratch| {
                     // SAFETY: a kernel is only reachable where it was detected; `check_rows` saw that all rows lie in their
                     // arrays; parts do not overlap, so no two write the same output, and what is read is not written but
@@ -170,6 +188,8 @@ thread_local! {
     static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Box::new(Scratch {
         sums: [[0.0; MAX_PANEL]; ROW_BLOCK],
         wide: [[0.0; MAX_PANEL]; CHUNK],
+        #[cfg(target_arch = "x86_64")]
+        split: tiled::SplitWeights::ZERO,
     }));
 }
 
@@ -181,6 +201,8 @@ const MAX_PANEL: usize = 32;
 struct Scratch {
     sums: [[f32; MAX_PANEL]; ROW_BLOCK],
     wide: [[f32; MAX_PANEL]; CHUNK],
+    #[cfg(target_arch = "x86_64")]
+    split: tiled::SplitWeights,
 }
 
 /// Put rows into chunks, `[chunk][row][CHUNK]`, as 32 bits: rows of a tile then lie side by side wherever they came from,
@@ -226,12 +248,19 @@ impl Target {
     }
 }
 
+/// Rows as the one or the other kind of product reads them.
+enum Activations {
+    /// `[chunk][row][CHUNK]`
+    Chunks(*const f32),
+    #[cfg(target_arch = "x86_64")]
+    Tiles(tiled::Arranged),
+}
+
 /// Some rows of a product.
 struct Block<'a, O> {
     layer: &'a PackedLinear,
     products: &'static Products,
-    /// `[chunk][row][CHUNK]`
-    a: *const f32,
+    a: Activations,
     num_rows: usize,
     activation: Activation,
     /// First row, first output; null: none.
@@ -247,7 +276,11 @@ unsafe impl<O: Element> Sync for Block<'_, O> {}
 impl<O: Element> Block<'_, O> {
     /// The most rows that are summed in registers at once.
     fn tile_rows(&self) -> usize {
-        self.products.f32.len()
+        match self.a {
+            Activations::Chunks(_) => self.products.f32.len(),
+            #[cfg(target_arch = "x86_64")]
+            Activations::Tiles(_) => tiled::PAIR_ROWS,
+        }
     }
 
     /// One panel's outputs for some tiles of rows; tile `t` begins with row `start(t)`.
@@ -262,13 +295,41 @@ impl<O: Element> Block<'_, O> {
         start: impl Fn(usize) -> usize,
         scratch: &mut Scratch,
     ) {
+        let first_row = start(tiles.start);
+        let num_rows = start(tiles.end) - first_row;
+        debug_assert!(num_rows <= ROW_BLOCK && self.layer.kernel.panel() <= MAX_PANEL);
+        let sums = scratch.sums.as_mut_ptr().cast::<f32>();
+        match &self.a {
+            // SAFETY: the caller's promise; `sums` has room for the rows.
+            &Activations::Chunks(a) => unsafe { self.sum_chunks(a, panel, tiles, start, scratch) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above; `uses_matrix_unit` was asked.
+            Activations::Tiles(a) => unsafe {
+                tiled::sum(self.layer, panel, a, first_row, num_rows, sums, &mut scratch.split);
+            },
+        }
+        // SAFETY: the sums are there; the caller's promise.
+        unsafe { self.finish(panel, first_row, num_rows, sums) };
+    }
+
+    /// Sums of the tiles' rows, in registers.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::compute`]; `a` has the rows in chunks.
+    unsafe fn sum_chunks(
+        &self,
+        a: *const f32,
+        panel: usize,
+        tiles: std::ops::Range<usize>,
+        start: impl Fn(usize) -> usize,
+        scratch: &mut Scratch,
+    ) {
+        let first_row = start(tiles.start);
+        let sums = scratch.sums.as_mut_ptr().cast::<f32>();
         let (layer, products) = (self.layer, self.products);
         let outputs = layer.kernel.panel();
         let (num_k, step) = (layer.in_features, layer.step());
-        let first_row = start(tiles.start);
-        let num_rows = start(tiles.end) - first_row;
-        debug_assert!(num_rows <= ROW_BLOCK && outputs <= MAX_PANEL);
-        let sums = scratch.sums.as_mut_ptr().cast::<f32>();
         let weights = layer.panel_weights(panel);
         let (direct, widened, widen): (&[ProductFn], &[ProductFn], _) = match layer.kind {
             WeightKind::F32 => (products.f32, products.f32, None),
@@ -296,7 +357,7 @@ impl<O: Element> Block<'_, O> {
             for (index, tile) in tiles.clone().enumerate() {
                 let rows = start(tile)..start(tile + 1);
                 let what = Product {
-                    a: self.a.wrapping_add(k / CHUNK * CHUNK * self.num_rows + rows.start * CHUNK),
+                    a: a.wrapping_add(k / CHUNK * CHUNK * self.num_rows + rows.start * CHUNK),
                     chunk_stride: self.num_rows * CHUNK,
                     first_k: k,
                     num_k: len,
@@ -312,6 +373,16 @@ impl<O: Element> Block<'_, O> {
                 unsafe { forms[rows.len() - 1](&what) };
             }
         }
+    }
+
+    /// Bias, activation and residual of some rows' sums, and where they go.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::compute`]; `sums` are those of the rows, `[row][output]`.
+    unsafe fn finish(&self, panel: usize, first_row: usize, num_rows: usize, sums: *const f32) {
+        let layer = self.layer;
+        let outputs = layer.kernel.panel();
         let first_output = panel * outputs;
         let offset = |start: *const O, stride: usize| start.wrapping_add(first_row * stride + first_output);
         let finish = Finish {

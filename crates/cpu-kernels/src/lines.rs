@@ -21,6 +21,8 @@ unsafe impl Plain for f32 {}
 // SAFETY: numbers.
 unsafe impl Plain for u16 {}
 // SAFETY: numbers.
+unsafe impl Plain for half::bf16 {}
+// SAFETY: numbers.
 unsafe impl Plain for i8 {}
 // SAFETY: numbers.
 unsafe impl Plain for u64 {}

@@ -5,6 +5,8 @@
 //! last. What the last panel lacks is zeros. In a panel of `bf16` outputs `i` and `i + lanes` are neighbours: one vector of
 //! memory becomes two of numbers without moving any across lanes.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use half::bf16;
 use thiserror::Error;
 
@@ -87,6 +89,12 @@ pub enum LinearError {
         missing: usize,
         /// What there is.
         out_features: usize,
+    },
+    /// No matrix unit.
+    #[error("this machine has no matrix unit that the kernel {kernel} can use")]
+    NoMatrixUnit {
+        /// What the weights are packed for.
+        kernel: &'static str,
     },
     /// A weight that cannot be rounded to 8 bits.
     #[error("row {row} of the weight has an element that is not finite, which int8 cannot hold")]
@@ -197,6 +205,8 @@ pub struct PackedLinear {
     pub(crate) bias: Option<Lines>,
     is_packed: Vec<bool>,
     num_packed: usize,
+    /// From so many rows on the matrix unit computes.
+    matrix_rows: AtomicUsize,
 }
 
 impl PackedLinear {
@@ -244,7 +254,19 @@ impl PackedLinear {
         let scales = Lines::new(padded * num_groups * 4).ok_or_else(memory)?;
         let is_packed = vec![false; out_features];
         let (bias, num_packed) = (None, 0);
-        Ok(Self { kernel, out_features, in_features, kind, weights, scales, bias, is_packed, num_packed })
+        let matrix_rows = AtomicUsize::new(usize::MAX);
+        Ok(Self {
+            kernel,
+            out_features,
+            in_features,
+            kind,
+            weights,
+            scales,
+            bias,
+            is_packed,
+            num_packed,
+            matrix_rows,
+        })
     }
 
     /// Outputs.
@@ -269,6 +291,29 @@ impl PackedLinear {
     #[must_use]
     pub fn kernel(&self) -> &'static Kernel {
         self.kernel
+    }
+
+    /// Let the processor's matrix unit compute products of `num_rows` rows and more; None, and at first: of none.
+    ///
+    /// It is many times as fast where there is much to multiply. Its sums are as exact, but not the same to the last bit: a
+    /// row's result then depends on whether there are so many rows, though on nothing else about the others.
+    ///
+    /// # Errors
+    ///
+    /// There is none, or the weights are packed for a kernel that cannot use it: see [`Kernel::has_matrix_unit`].
+    pub fn set_matrix_rows(&self, num_rows: Option<usize>) -> Result<(), LinearError> {
+        if num_rows.is_some() && !self.kernel.has_matrix_unit() {
+            return Err(LinearError::NoMatrixUnit { kernel: self.kernel.name() });
+        }
+        // Relaxed: whoever computes sees the one or the other, and either gives a product.
+        self.matrix_rows.store(num_rows.unwrap_or(usize::MAX), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether the matrix unit computes so many rows.
+    pub(crate) fn uses_matrix_unit(&self, num_rows: usize) -> bool {
+        // Relaxed: see `set_matrix_rows`.
+        num_rows >= self.matrix_rows.load(Ordering::Relaxed)
     }
 
     /// Memory of weights, scales and bias.
@@ -300,7 +345,7 @@ impl PackedLinear {
         }
     }
 
-    fn num_groups(&self) -> usize {
+    pub(crate) fn num_groups(&self) -> usize {
         match self.kind {
             WeightKind::Int8 { group_size } => self.in_features.div_ceil(group_size),
             _ => 0,

@@ -69,15 +69,36 @@ struct Layer {
     bias: Vec<f32>,
 }
 
-fn layer(
+/// What computes: each kernel, and the matrix unit where there is one.
+#[derive(Clone, Copy)]
+struct Form {
     kernel: &'static Kernel,
+    has_matrix_unit: bool,
+}
+
+impl Form {
+    fn all() -> Vec<Self> {
+        let kernels = Kernel::available().iter();
+        let plain = kernels.clone().map(|kernel| Self { kernel, has_matrix_unit: false });
+        let with_unit = kernels.filter(|kernel| kernel.has_matrix_unit());
+        plain.chain(with_unit.map(|kernel| Self { kernel, has_matrix_unit: true })).collect()
+    }
+
+    fn name(self) -> String {
+        format!("{}{}", self.kernel.name(), if self.has_matrix_unit { " with the matrix unit" } else { "" })
+    }
+}
+
+fn layer(
+    form: Form,
     kind: WeightKind,
     (outputs, inputs): (usize, usize),
     has_bias: bool,
     seed: u64,
 ) -> Layer {
     let threads = Threads::new(1).unwrap();
-    let mut packed = PackedLinear::for_kernel(kernel, outputs, inputs, kind).unwrap();
+    let mut packed = PackedLinear::for_kernel(form.kernel, outputs, inputs, kind).unwrap();
+    packed.set_matrix_rows(form.has_matrix_unit.then_some(1)).unwrap();
     let given = numbers(seed, outputs * inputs);
     packed.pack_rows(0, Matrix::new(&given, outputs, inputs).unwrap(), &threads).unwrap();
     let bias = if has_bias { numbers(seed ^ 1, outputs) } else { vec![0.0; outputs] };
@@ -116,9 +137,9 @@ fn normal(x: f64) -> f64 {
     0.5 + sum
 }
 
-fn check<X: Element, O: Element>(case: &Case, kernel: &'static Kernel, kind: WeightKind, tolerance: f64) {
+fn check<X: Element, O: Element>(case: &Case, form: Form, kind: WeightKind, tolerance: f64) {
     let (m, n, k) = (case.num_rows, case.outputs, case.inputs);
-    let layer = layer(kernel, kind, (n, k), case.has_bias, case.seed);
+    let layer = layer(form, kind, (n, k), case.has_bias, case.seed);
     let (x_stride, out_stride) = (k + case.gap, n + case.gap);
     let x: Vec<X> = narrowed(&numbers(case.seed ^ 2, m * x_stride));
     let before: Vec<O> = narrowed(&numbers(case.seed ^ 3, m * out_stride));
@@ -147,7 +168,7 @@ fn check<X: Element, O: Element>(case: &Case, kernel: &'static Kernel, kind: Wei
             assert!(
                 (found - expected).abs() <= allowed,
                 "{} {kind:?}: out[{i}, {j}] is {found}, expected {expected}",
-                kernel.name()
+                form.name()
             );
         }
         for j in n..out_stride.min(out_stride * m - i * out_stride) {
@@ -163,9 +184,9 @@ proptest! {
     /// Sums of 300 products of numbers up to 1, in 32 bits.
     #[test]
     fn equals_sums_in_64_bits(case in cases()) {
-        for kernel in Kernel::available() {
+        for form in Form::all() {
             for kind in kinds(case.group_size) {
-                check::<f32, f32>(&case, kernel, kind, 2e-5);
+                check::<f32, f32>(&case, form, kind, 2e-5);
             }
         }
     }
@@ -173,11 +194,11 @@ proptest! {
     /// What `bf16` loses in the output is 2⁻⁹ of it.
     #[test]
     fn equals_sums_in_64_bits_with_bf16(case in cases()) {
-        for kernel in Kernel::available() {
+        for form in Form::all() {
             for kind in kinds(case.group_size) {
-                check::<bf16, bf16>(&case, kernel, kind, 5e-3);
-                check::<bf16, f32>(&case, kernel, kind, 2e-5);
-                check::<f32, bf16>(&case, kernel, kind, 5e-3);
+                check::<bf16, bf16>(&case, form, kind, 5e-3);
+                check::<bf16, f32>(&case, form, kind, 2e-5);
+                check::<f32, bf16>(&case, form, kind, 5e-3);
             }
         }
     }
@@ -193,7 +214,8 @@ proptest! {
         let cut = cut.index(outputs + 1);
         for kernel in Kernel::available() {
             for kind in kinds(16) {
-                let whole = layer(kernel, kind, (outputs, inputs), false, seed);
+                let form = Form { kernel, has_matrix_unit: false };
+                let whole = layer(form, kind, (outputs, inputs), false, seed);
                 let mut parts = PackedLinear::for_kernel(kernel, outputs, inputs, kind).unwrap();
                 // SAFETY: rows from `cut` on, columns `outputs` apart, all within `transposed`.
                 let rest = unsafe {
@@ -233,9 +255,9 @@ fn a_row_alone_has_the_same_bits_as_in_company() {
     let (outputs, inputs) = (70, 300);
     let all_threads: Vec<Threads> = (1..=3).map(|n| Threads::new(n).unwrap()).collect();
     let x = numbers(7, MOST * inputs);
-    for kernel in Kernel::available() {
+    for form in Form::all() {
         for kind in kinds(48) {
-            let layer = layer(kernel, kind, (outputs, inputs), true, 3);
+            let layer = layer(form, kind, (outputs, inputs), true, 3);
             let alone: Vec<u32> = x
                 .chunks(inputs)
                 .flat_map(|row| bits(&product(&layer.packed, row, &all_threads[0])))
@@ -243,7 +265,7 @@ fn a_row_alone_has_the_same_bits_as_in_company() {
             for num_rows in (1..=80).chain([255, 256, 257, MOST]) {
                 let threads = &all_threads[num_rows % 3];
                 let found = bits(&product(&layer.packed, &x[..num_rows * inputs], threads));
-                assert!(found == alone[..num_rows * outputs], "{} {kind:?}: {num_rows} rows", kernel.name());
+                assert!(found == alone[..num_rows * outputs], "{} {kind:?}: {num_rows} rows", form.name());
             }
         }
     }
@@ -253,9 +275,9 @@ fn a_row_alone_has_the_same_bits_as_in_company() {
 fn what_is_no_number_stays_in_its_row() {
     let threads = Threads::new(1).unwrap();
     let (outputs, inputs, num_rows) = (37, 150, 20);
-    for kernel in Kernel::available() {
+    for form in Form::all() {
         for kind in kinds(32) {
-            let layer = layer(kernel, kind, (outputs, inputs), false, 5);
+            let layer = layer(form, kind, (outputs, inputs), false, 5);
             let good = numbers(9, num_rows * inputs);
             let clean = product(&layer.packed, &good, &threads);
             for bad in [f32::NAN, f32::INFINITY] {
@@ -264,11 +286,11 @@ fn what_is_no_number_stays_in_its_row() {
                 let out = product(&layer.packed, &x, &threads);
                 for (i, row) in out.chunks(outputs).enumerate() {
                     if i == 11 {
-                        assert!(row.iter().any(|y| !y.is_finite()), "{} {kind:?}", kernel.name());
+                        assert!(row.iter().any(|y| !y.is_finite()), "{} {kind:?}", form.name());
                         assert!(
                             !bad.is_nan() || row.iter().all(|y| y.is_nan()),
                             "{} {kind:?}",
-                            kernel.name()
+                            form.name()
                         );
                     } else {
                         assert_eq!(bits(row), bits(&clean[i * outputs..][..outputs]));
@@ -382,4 +404,45 @@ fn bad_arrays_are_refused() {
     assert_eq!(packed.set_bias(Some(&[1.0])).unwrap_err(), length("bias", 1, 4));
     assert!(matches!(packed.unpack_row(4, &mut [0.0; 3]).unwrap_err(), LinearError::Rows { .. }));
     assert_eq!(packed.unpack_row(3, &mut [0.0; 2]).unwrap_err(), length("out", 2, 3));
+}
+
+/// From the number of rows on that was set, and as exact: sums of numbers far apart, which terms of 8 bits must all reach.
+#[test]
+fn the_matrix_unit_computes_from_some_rows_on() {
+    let threads = Threads::new(2).unwrap();
+    let kernel = Kernel::best_for_products();
+    let (outputs, inputs) = (40, 500);
+    let layer = layer(Form { kernel, has_matrix_unit: false }, WeightKind::F32, (outputs, inputs), true, 1);
+    if !kernel.has_matrix_unit() {
+        let error = layer.packed.set_matrix_rows(Some(2)).unwrap_err();
+        assert_eq!(error, LinearError::NoMatrixUnit { kernel: kernel.name() });
+        return;
+    }
+    let mut x = numbers(2, 40 * inputs);
+    for (i, x) in x.iter_mut().enumerate() {
+        *x *= 10_f32.powi(i as i32 % 7 - 3);
+    }
+    let plain = product(&layer.packed, &x, &threads);
+    let few = product(&layer.packed, &x[..7 * inputs], &threads);
+    layer.packed.set_matrix_rows(Some(8)).unwrap();
+    assert_eq!(bits(&few), bits(&product(&layer.packed, &x[..7 * inputs], &threads)), "7 rows are not its");
+    let unit = product(&layer.packed, &x, &threads);
+    assert_ne!(bits(&plain), bits(&unit), "40 rows are its, or the orders of the sums are the same");
+    let off = |out: &[f32]| {
+        let mut most = 0.0_f64;
+        for (i, row) in out.chunks(outputs).enumerate() {
+            for (j, &found) in row.iter().enumerate() {
+                let products = (0..inputs)
+                    .map(|k| f64::from(x[i * inputs + k]) * f64::from(layer.weights[j * inputs + k]));
+                let sizes: f64 = products.clone().map(f64::abs).sum();
+                let sum = products.sum::<f64>() + f64::from(layer.bias[j]);
+                most = most.max((f64::from(found) - activated(Activation::GeluErf, sum)).abs() / sizes);
+            }
+        }
+        most
+    };
+    let (plain, unit) = (off(&plain), off(&unit));
+    assert!(plain < 3e-7 && unit < 3e-7, "off by {plain} and, by the unit, {unit} of the sum of sizes");
+    layer.packed.set_matrix_rows(None).unwrap();
+    assert_eq!(bits(&few), bits(&product(&layer.packed, &x[..7 * inputs], &threads)));
 }

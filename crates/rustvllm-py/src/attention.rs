@@ -81,9 +81,9 @@ impl CpuAttention {
 
 /// One step, checked; `forward` computes a layer of it.
 #[pyclass(frozen, module = "rustvllm._core")]
-struct CpuAttentionPlan {
-    batch: RaggedBatch,
-    threads: Arc<Threads>,
+pub(crate) struct CpuAttentionPlan {
+    pub(crate) batch: RaggedBatch,
+    pub(crate) threads: Arc<Threads>,
 }
 
 #[pymethods]
@@ -179,13 +179,13 @@ impl CpuAttentionPlan {
 }
 
 /// A view of a Python array, with its name for messages.
-struct Array<T: buffer::Element> {
+pub(crate) struct Array<T: buffer::Element> {
     name: &'static str,
     view: PyBuffer<T>,
 }
 
 impl<T: buffer::Element> Array<T> {
-    fn new(name: &'static str, array: &Bound<'_, PyAny>, dimensions: usize) -> PyResult<Self> {
+    pub(crate) fn new(name: &'static str, array: &Bound<'_, PyAny>, dimensions: usize) -> PyResult<Self> {
         let view = native_buffer::<T>(array).map_err(|error| {
             PyTypeError::new_err(format!(
                 "{name} must be an array of float32, or of bfloat16 seen as uint16, as all others: {error}"
@@ -206,7 +206,7 @@ impl<T: buffer::Element> Array<T> {
         self.view.shape()
     }
 
-    fn layout(&self) -> PyResult<CacheLayout> {
+    pub(crate) fn layout(&self) -> PyResult<CacheLayout> {
         let &[2, num_blocks, block_size, num_kv_heads, head_dim] = self.shape() else {
             let message = format!(
                 "{} has the shape {:?}, but its first dimension must be 2: keys, values",
@@ -230,14 +230,14 @@ impl<T: buffer::Element> Array<T> {
         Err(PyValueError::new_err(message))
     }
 
-    fn expect_writable(&self) -> PyResult<()> {
+    pub(crate) fn expect_writable(&self) -> PyResult<()> {
         if self.view.readonly() {
             return Err(PyValueError::new_err(format!("{} must be writable", self.name)));
         }
         Ok(())
     }
 
-    fn expect_contiguous(&self) -> PyResult<()> {
+    pub(crate) fn expect_contiguous(&self) -> PyResult<()> {
         if !self.view.is_c_contiguous() {
             return Err(PyValueError::new_err(format!("{} must be C-contiguous", self.name)));
         }
@@ -300,7 +300,7 @@ impl<T: buffer::Element> Array<T> {
         clippy::mut_from_ref,
         reason = "the memory is Python's; the caller's promise stands for the borrow"
     )]
-    unsafe fn as_mut_slice<E: Element>(&self) -> &mut [E] {
+    pub(crate) unsafe fn as_mut_slice<E: Element>(&self) -> &mut [E] {
         let len = self.view.item_count();
         // SAFETY: the view keeps the memory of `len` elements; see `token_rows` for their type.
         unsafe { std::slice::from_raw_parts_mut(self.start::<E>(len), len) }
@@ -314,12 +314,14 @@ impl<T: buffer::Element> Array<T> {
         self.view.buf_ptr().cast()
     }
 
+    /// First byte, byte after the last.
+    pub(crate) fn place(&self) -> PyResult<(usize, usize)> {
+        let start = self.view.buf_ptr() as usize;
+        Ok((start, start + self.extent()? * size_of::<T>()))
+    }
+
     fn expect_apart(&self, other: &Self) -> PyResult<()> {
-        let place = |array: &Self| -> PyResult<(usize, usize)> {
-            let start = array.view.buf_ptr() as usize;
-            Ok((start, start + array.extent()? * size_of::<T>()))
-        };
-        let ((start, end), (other_start, other_end)) = (place(self)?, place(other)?);
+        let ((start, end), (other_start, other_end)) = (self.place()?, other.place()?);
         if start < other_end && other_start < end {
             let message =
                 format!("{} and {} share memory, but one of them is written", self.name, other.name);

@@ -10,6 +10,7 @@ mod buffers;
 mod client;
 mod config;
 mod cpu_threads;
+mod decoder;
 mod errors;
 mod handle;
 mod linear;
@@ -44,6 +45,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     cpu_threads::register(module)?;
     attention::register(module)?;
     linear::register(module)?;
+    decoder::register(module)?;
     bench::register(module)?;
     bench_serve::register(module)
 }

@@ -9,7 +9,7 @@ use ::cpu_kernels::{
 };
 use pyo3::{
     buffer::{self, PyBuffer},
-    exceptions::{PyMemoryError, PyTypeError, PyValueError},
+    exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError},
     prelude::*,
 };
 
@@ -26,17 +26,27 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(rms_norm, module)?)
 }
 
-fn linear_error(error: LinearError) -> PyErr {
+pub(crate) fn linear_error(error: LinearError) -> PyErr {
     match error {
         LinearError::Memory { .. } => PyMemoryError::new_err(error.to_string()),
         _ => PyValueError::new_err(error.to_string()),
     }
 }
 
+/// The activation of a name.
+pub(crate) fn activation_of(name: &str) -> PyResult<Activation> {
+    let known = Activation::NAMES.iter().find(|(known, _)| *known == name);
+    known.map(|(_, activation)| *activation).ok_or_else(|| {
+        let names = Activation::NAMES.map(|(name, _)| name).join(", ");
+        PyValueError::new_err(format!("activation is {name:?}, but it must be one of {names}"))
+    })
+}
+
 /// The weights of a linear layer, packed for this machine.
 #[pyclass(name = "PackedLinear", module = "rustvllm._core")]
-struct CpuLinear {
-    layer: PackedLinear,
+pub(crate) struct CpuLinear {
+    /// Shared with the decoders that it is a part of.
+    pub(crate) layer: Arc<PackedLinear>,
     threads: Arc<Threads>,
 }
 
@@ -64,7 +74,7 @@ impl CpuLinear {
             }
         };
         let layer = PackedLinear::new(out_features, in_features, kind).map_err(linear_error)?;
-        Ok(Self { layer, threads: Arc::clone(&threads.threads) })
+        Ok(Self { layer: Arc::new(layer), threads: Arc::clone(&threads.threads) })
     }
 
     #[getter]
@@ -97,6 +107,17 @@ impl CpuLinear {
         Kernel::best_for_products().name()
     }
 
+    /// Whether this machine's matrix unit multiplies packed weights.
+    #[staticmethod]
+    fn has_matrix_unit() -> bool {
+        Kernel::best_for_products().has_matrix_unit()
+    }
+
+    #[pyo3(signature = (num_rows))]
+    fn set_matrix_rows(&self, num_rows: Option<usize>) -> PyResult<()> {
+        self.layer.set_matrix_rows(num_rows).map_err(linear_error)
+    }
+
     fn pack_rows(&mut self, py: Python<'_>, first_row: usize, weight: &Bound<'_, PyAny>) -> PyResult<()> {
         if PyBuffer::<f32>::get(weight).is_ok() {
             self.pack_rows_as::<f32, f32>(py, first_row, weight)
@@ -108,7 +129,7 @@ impl CpuLinear {
     #[pyo3(signature = (bias))]
     fn set_bias(&mut self, bias: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let bias = bias.map(|bias| Vector::new("bias", bias)).transpose()?;
-        self.layer.set_bias(bias.as_ref().map(Vector::as_slice)).map_err(linear_error)
+        self.layer_to_fill()?.set_bias(bias.as_ref().map(Vector::as_slice)).map_err(linear_error)
     }
 
     #[pyo3(signature = (x, out, *, activation=None, residual=None))]
@@ -120,13 +141,7 @@ impl CpuLinear {
         activation: Option<&str>,
         residual: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let activation = activation.map_or(Ok(Activation::None), |name| {
-            let known = Activation::NAMES.iter().find(|(known, _)| *known == name);
-            known.map(|(_, activation)| *activation).ok_or_else(|| {
-                let names = Activation::NAMES.map(|(name, _)| name).join(", ");
-                PyValueError::new_err(format!("activation is {name:?}, but it must be one of {names}"))
-            })
-        })?;
+        let activation = activation.map_or(Ok(Activation::None), activation_of)?;
         let what = (activation, residual);
         match (Rows::<f32>::get("x", x)?, Rows::<f32>::get("out", out)?) {
             (Some(x), Some(out)) => self.forward_as::<f32, f32, f32, f32>(py, &x, &out, what),
@@ -156,6 +171,12 @@ impl CpuLinear {
 }
 
 impl CpuLinear {
+    fn layer_to_fill(&mut self) -> PyResult<&mut PackedLinear> {
+        Arc::get_mut(&mut self.layer).ok_or_else(|| {
+            PyRuntimeError::new_err("the layer is part of a decoder, so its weight and bias stay as they are")
+        })
+    }
+
     fn pack_rows_as<T: buffer::Element + Sync, E: WeightElement>(
         &mut self,
         py: Python<'_>,
@@ -182,8 +203,9 @@ impl CpuLinear {
         let rows = unsafe {
             Matrix::from_raw(view.buf_ptr().cast::<E>(), num_rows, num_columns, strides[0], strides[1])
         };
-        let (layer, threads) = (&mut self.layer, &self.threads);
-        py.detach(|| layer.pack_rows(first_row, rows, threads)).map_err(linear_error)
+        let threads = Arc::clone(&self.threads);
+        let layer = self.layer_to_fill()?;
+        py.detach(|| layer.pack_rows(first_row, rows, &threads)).map_err(linear_error)
     }
 
     /// `T` and `U` are what the buffers say they hold, `X` and `O` what that means.
@@ -363,10 +385,10 @@ fn expect_aligned<T: buffer::Element>(name: &str, view: &PyBuffer<T>) -> PyResul
 }
 
 /// A contiguous array of float32.
-struct Vector(PyBuffer<f32>);
+pub(crate) struct Vector(PyBuffer<f32>);
 
 impl Vector {
-    fn new(name: &'static str, array: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(crate) fn new(name: &'static str, array: &Bound<'_, PyAny>) -> PyResult<Self> {
         let view = native_buffer::<f32>(array)
             .map_err(|error| PyTypeError::new_err(format!("{name} must be an array of float32: {error}")))?;
         if view.dimensions() != 1 || !view.is_c_contiguous() {
@@ -377,7 +399,7 @@ impl Vector {
         Ok(Self(view))
     }
 
-    fn as_slice(&self) -> &[f32] {
+    pub(crate) fn as_slice(&self) -> &[f32] {
         if self.0.item_count() == 0 {
             return &[];
         }
@@ -402,10 +424,10 @@ impl Vector {
 }
 
 /// A two-dimensional array of contiguous rows, with its name for messages.
-struct Rows<T: buffer::Element> {
+pub(crate) struct Rows<T: buffer::Element> {
     name: &'static str,
     view: PyBuffer<T>,
-    len: usize,
+    pub(crate) len: usize,
     width: usize,
     /// Elements from one row to the next.
     stride: usize,
@@ -417,7 +439,7 @@ impl<T: buffer::Element> Rows<T> {
         native_buffer::<T>(array).ok().map(|view| Self::of(name, view)).transpose()
     }
 
-    fn new(name: &'static str, array: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(crate) fn new(name: &'static str, array: &Bound<'_, PyAny>) -> PyResult<Self> {
         Self::of(name, view::<T>(name, array)?)
     }
 
@@ -441,7 +463,7 @@ impl<T: buffer::Element> Rows<T> {
     }
 
     /// Elements from the first to the last.
-    fn extent(&self) -> usize {
+    pub(crate) fn extent(&self) -> usize {
         if self.view.item_count() == 0 { 0 } else { (self.len - 1) * self.stride + self.width }
     }
 
@@ -459,7 +481,7 @@ impl<T: buffer::Element> Rows<T> {
         clippy::mut_from_ref,
         reason = "the memory is Python's; the caller's promise stands for the borrow"
     )]
-    unsafe fn as_mut_slice<E>(&self) -> &mut [E] {
+    pub(crate) unsafe fn as_mut_slice<E>(&self) -> &mut [E] {
         // SAFETY: see `token_rows`.
         unsafe { std::slice::from_raw_parts_mut(self.start::<E>(), self.extent()) }
     }
@@ -473,7 +495,7 @@ impl<T: buffer::Element> Rows<T> {
         self.expect_shape(self.len, expected)
     }
 
-    fn expect_shape(&self, num_rows: usize, num_columns: usize) -> PyResult<()> {
+    pub(crate) fn expect_shape(&self, num_rows: usize, num_columns: usize) -> PyResult<()> {
         if (self.len, self.width) == (num_rows, num_columns) {
             return Ok(());
         }
@@ -484,14 +506,21 @@ impl<T: buffer::Element> Rows<T> {
         Err(PyValueError::new_err(message))
     }
 
-    fn expect_writable(&self) -> PyResult<()> {
+    pub(crate) fn expect_contiguous(&self) -> PyResult<()> {
+        if self.len > 1 && self.stride != self.width {
+            return Err(PyValueError::new_err(format!("the rows of {} must follow each other without a gap", self.name)));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn expect_writable(&self) -> PyResult<()> {
         if self.view.readonly() {
             return Err(PyValueError::new_err(format!("{} must be writable", self.name)));
         }
         Ok(())
     }
 
-    fn place(&self) -> (usize, usize) {
+    pub(crate) fn place(&self) -> (usize, usize) {
         let start = self.view.buf_ptr() as usize;
         (start, start + self.extent() * size_of::<T>())
     }
@@ -501,7 +530,7 @@ impl<T: buffer::Element> Rows<T> {
         size_of::<T>() == size_of::<U>() && self.place() == other.place() && self.stride == other.stride
     }
 
-    fn expect_apart<U: buffer::Element>(&self, other: &Rows<U>) -> PyResult<()> {
+    pub(crate) fn expect_apart<U: buffer::Element>(&self, other: &Rows<U>) -> PyResult<()> {
         let ((start, end), (other_start, other_end)) = (self.place(), other.place());
         if start < other_end && other_start < end {
             let message =

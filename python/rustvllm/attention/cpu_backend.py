@@ -50,10 +50,14 @@ class CPUAttentionBackend:
 
 
 class CPUAttentionPlan:
-    """One step; see ``AttentionPlan``."""
+    """One step; see ``AttentionPlan``.
+
+    Attributes:
+        core: the core's plan of it.
+    """
 
     def __init__(self, plan: _core.CpuAttentionPlan) -> None:
-        self._plan = plan
+        self.core = plan
 
     def forward(
         self,
@@ -75,7 +79,7 @@ class CPUAttentionPlan:
                 nothing.
         """
         out = torch.empty(query.shape, dtype=query.dtype)
-        self._plan.forward(
+        self.core.forward(
             _array(query),
             _array(key),
             _array(value),

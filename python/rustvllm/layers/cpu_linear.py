@@ -117,6 +117,9 @@ class CoreLinear:
         kind: of the copy; None: as the weight is, which is float32 or bfloat16.
         group_size: inputs that share a scale of an output, for int8; None: all.
 
+    Attributes:
+        packed: the copy.
+
     Raises:
         ModelLoadError: a number that cannot become int8, because it is not finite.
     """
@@ -131,27 +134,27 @@ class CoreLinear:
     ) -> None:
         out_features, in_features = weight.shape
         kind = kind or _CORE_KINDS[weight.dtype]
-        self._packed = _core.PackedLinear(threads, out_features, in_features, kind, group_size)
+        self.packed = _core.PackedLinear(threads, out_features, in_features, kind, group_size)
         if weight.dtype not in CORE_DTYPES:
             weight = weight.to(torch.float32)
         try:
-            self._packed.pack_rows(0, host_array(weight))
+            self.packed.pack_rows(0, host_array(weight))
         except ValueError as error:  # a number that is not finite has no int8
             raise ModelLoadError(f"a weight of {out_features} x {in_features} cannot be packed: {error}") from error
         if bias is not None:
-            self._packed.set_bias(bias.to(torch.float32).numpy())
+            self.packed.set_bias(bias.to(torch.float32).numpy())
         self._out_features = out_features
-        self.nbytes = self._packed.nbytes
+        self.nbytes = self.packed.nbytes
 
     def read(self) -> None:
         """Read the weight once and do nothing with it, by all threads: to measure what that takes."""
-        self._packed.read()
+        self.packed.read()
 
     def unpack(self, num_outputs: int) -> Tensor:
         """The first rows of the weight, rounded as they are kept: float32 ``[num_outputs, in_features]``."""
-        rows = torch.empty((num_outputs, self._packed.in_features), dtype=torch.float32)
+        rows = torch.empty((num_outputs, self.packed.in_features), dtype=torch.float32)
         for row in range(num_outputs):
-            self._packed.unpack_row(row, rows[row].numpy())
+            self.packed.unpack_row(row, rows[row].numpy())
         return rows
 
     def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
@@ -162,12 +165,12 @@ class CoreLinear:
         x = with_whole_rows(x)
         residual = None if residual is None else with_whole_rows(residual)
         out = torch.empty((x.shape[0], self._out_features), dtype=x.dtype)
-        fused = None if activation is None else _CORE_ACTIVATIONS.get(activation)
+        fused = None if activation is None else core_activation(activation)
         if activation is not None and fused is None:
-            self._packed.forward(host_array(x), host_array(out))
+            self.packed.forward(host_array(x), host_array(out))
             out = activation(out)
             return out if residual is None else residual + out
-        self._packed.forward(
+        self.packed.forward(
             host_array(x),
             host_array(out),
             activation=fused,
@@ -179,6 +182,11 @@ class CoreLinear:
 def with_whole_rows(x: Tensor) -> Tensor:
     """The same numbers with those of a row side by side, as the core reads them; rows may lie apart."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def core_activation(activation: Activation) -> CoreActivation | None:
+    """What the core calls an activation that it can apply to a product; None: it has none such."""
+    return _CORE_ACTIVATIONS.get(activation)
 
 
 class LinearByRows:
@@ -198,3 +206,7 @@ class LinearByRows:
         """See ``LinearKernel.forward``."""
         num_rows = x.shape[0] if x.dim() == 2 else x[..., 0].numel()
         return self._kernels[row_class(num_rows)].forward(x, activation, residual)
+
+    def kernel_of(self, index: int) -> LinearKernel:
+        """What computes the rows of a class."""
+        return self._kernels[index]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,9 @@ from rustvllm import _core
 from rustvllm.layers.cpu_linear import CORE_DTYPES, with_whole_rows
 from rustvllm.layers.host_array import host_array
 from rustvllm.layers.norm import GemmaRMSNorm, LayerNorm, RMSNorm
+
+NormParts = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, float]
+"""Weight, bias (None: an RMSNorm) and eps."""
 
 
 class CoreNorm:
@@ -26,6 +31,11 @@ class CoreNorm:
         self._weight = weight.to(torch.float32, copy=True).numpy()
         self._bias = None if bias is None else bias.to(torch.float32, copy=True).numpy()
         self._eps = eps
+
+    @property
+    def parts(self) -> NormParts:
+        """Weight, bias and eps, as the core's decoder takes them."""
+        return self._weight, self._bias, self._eps
 
     def forward(self, x: Tensor) -> Tensor:
         """See ``NormKernel.forward``."""

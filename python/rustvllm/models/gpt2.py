@@ -12,6 +12,7 @@ from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.activation import get_activation
+from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.layers.norm import LayerNorm
 from rustvllm.models.hf_config import HFConfig
@@ -69,6 +70,11 @@ class GPT2Block(nn.Module):
         out: Tensor = self.mlp(self.ln_2(hidden), residual=hidden)
         return out
 
+    def outline(self) -> PreNormBlock:
+        """What ``forward`` does, as parts."""
+        attn, mlp = self.attn, self.mlp
+        return PreNormBlock(self.ln_1, attn.c_attn, attn.scale, attn.c_proj, self.ln_2, mlp.c_fc, mlp.act, mlp.c_proj)
+
 
 class GPT2LMHeadModel(CausalLM):
     """``GPT2LMHeadModel`` of a checkpoint."""
@@ -103,10 +109,16 @@ class GPT2LMHeadModel(CausalLM):
     ) -> Tensor:
         """See ``CausalLM.forward``."""
         hidden = self.embed_tokens(input_ids) + self.wpe(positions)
+        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
+            return self.decoder_kernel.forward(hidden, kv_caches, attention)
         for block, kv_cache in zip(self.h, kv_caches, strict=True):
             hidden = block(hidden, kv_cache, attention)
         normed: Tensor = self.ln_f(hidden)
         return normed
+
+    def decoder_outline(self) -> PreNormDecoder:
+        """See ``CausalLM.decoder_outline``."""
+        return PreNormDecoder(tuple(block.outline() for block in self.h), self.ln_f)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """See ``CausalLM.checkpoint_tensors``: the block's maps are stored as ``[in, out]`` (Conv1D)."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
+from rustvllm.layers.decoder import DecoderKernel, PreNormDecoder
 from rustvllm.layers.linear import Embedding, Linear, LinearKernel, plain_linear
 
 
@@ -24,6 +25,7 @@ class CausalLM(nn.Module, ABC):
         embed_tokens: the embedding, which is also the head when they are tied.
         lm_head: the head of its own, or None when tied.
         head_kernel: what computes a head that is the embedding; None: torch.
+        decoder_kernel: what runs all blocks in one call; None: the modules do, one after the other.
         head_name: what checkpoints call the head's weight, after the prefix.
     """
 
@@ -35,6 +37,7 @@ class CausalLM(nn.Module, ABC):
     embed_tokens_name: str
     lm_head: Linear | None
     head_kernel: LinearKernel | None = None
+    decoder_kernel: DecoderKernel | None = None
     head_name: str = "lm_head.weight"
 
     @abstractmethod
@@ -91,6 +94,10 @@ class CausalLM(nn.Module, ABC):
     def checkpoint_name(self, name: str) -> str:
         """The name, as ``checkpoint_tensors`` has it but with a prefix, of what a checkpoint calls ``name``."""
         return name
+
+    def decoder_outline(self) -> PreNormDecoder | None:
+        """The blocks as parts, if ``forward`` lets ``decoder_kernel`` run them; None: they have another plan."""
+        return None
 
     def check_filled(self) -> None:
         """Look at the model once it is filled, before it serves anybody.

@@ -11,6 +11,7 @@ from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.activation import get_activation
+from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.layers.norm import LayerNorm, PlainLayerNorm
 from rustvllm.models.hf_config import HFConfig
@@ -70,6 +71,14 @@ class OPTLayer(nn.Module):
         out: Tensor = self.final_layer_norm(self._mlp(hidden, residual=hidden))
         return out
 
+    def outline(self) -> PreNormBlock:
+        """What ``forward`` does where the norms come first, as parts."""
+        attn = self.self_attn
+        return PreNormBlock(
+            self.self_attn_layer_norm, attn.qkv_proj, attn.scale, attn.out_proj,
+            self.final_layer_norm, self.fc1, self.act, self.fc2,
+        )  # fmt: skip
+
     def _mlp(self, hidden: Tensor, residual: Tensor) -> Tensor:
         out: Tensor = self.fc2(self.fc1(hidden, activation=self.act), residual=residual)
         return out
@@ -118,11 +127,20 @@ class OPTForCausalLM(CausalLM):
         if self.project_in is not None:
             hidden = self.project_in(hidden)
         hidden = hidden + self.embed_positions(positions + POSITION_OFFSET)
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            hidden = layer(hidden, kv_cache, attention)
-        if self.final_layer_norm is not None:
-            hidden = self.final_layer_norm(hidden)
+        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
+            hidden = self.decoder_kernel.forward(hidden, kv_caches, attention)
+        else:
+            for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+                hidden = layer(hidden, kv_cache, attention)
+            if self.final_layer_norm is not None:
+                hidden = self.final_layer_norm(hidden)
         return hidden if self.project_out is None else self.project_out(hidden)
+
+    def decoder_outline(self) -> PreNormDecoder | None:
+        """See ``CausalLM.decoder_outline``."""
+        if self.final_layer_norm is None or not all(layer.norm_first for layer in self.layers):
+            return None
+        return PreNormDecoder(tuple(layer.outline() for layer in self.layers), self.final_layer_norm)
 
 
 def _norm(config: HFConfig, hidden_size: int) -> nn.Module:

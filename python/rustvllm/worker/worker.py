@@ -25,6 +25,7 @@ from rustvllm.sample.logits_processors import load_logits_processors
 from rustvllm.sample.sampler import Sampler
 from rustvllm.worker import host_allocator, host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
+from rustvllm.worker.cpu_decoder import use_core_decoder
 from rustvllm.worker.cuda_graphs import DecodeGraphs, default_capture_sizes, make_graph_recorder
 from rustvllm.worker.dense_layers import make_batch_invariant, make_linear_packer
 from rustvllm.worker.input_batch import InputBatch
@@ -110,6 +111,7 @@ class Worker:
         )
         if self._threads is not None:
             use_core_norms(model, self._threads)
+            use_core_decoder(model)
         block_size = self.config.cache.block_size
         input_batch = InputBatch(
             max_num_seqs=self.config.scheduler.max_num_seqs,

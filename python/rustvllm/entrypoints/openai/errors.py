@@ -27,8 +27,10 @@ logger = init_logger(__name__)
 _TYPES = {
     HTTPStatus.BAD_REQUEST: "BadRequestError",
     HTTPStatus.UNAUTHORIZED: "AuthenticationError",
+    HTTPStatus.FORBIDDEN: "PermissionDeniedError",
     HTTPStatus.NOT_FOUND: "NotFoundError",
     HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
+    HTTPStatus.REQUEST_TIMEOUT: "RequestTimeoutError",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "BadRequestError",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "BadRequestError",
     HTTPStatus.UNPROCESSABLE_ENTITY: "UnprocessableEntityError",
@@ -70,8 +72,14 @@ class BodyTooLargeError(ServerError):
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
+class BodyTooSlowError(ServerError):
+    """The client has stopped in the middle of its body."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+
+
 class UnsupportedEncodingError(ServerError):
-    """The body is compressed, which this server does not undo."""
+    """The body is compressed."""
 
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
 

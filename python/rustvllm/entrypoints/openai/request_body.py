@@ -1,6 +1,7 @@
 """Reads the body of a request: JSON, an object, of the model's shape, or one clear 400."""
 
 import asyncio
+import json
 import reprlib
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ async def read_request(request: Request, model: type[RequestModel]) -> RequestMo
 
     Raises:
         BadRequestError: Not JSON by its content type or by its content, or not an object.
-        UnsupportedEncodingError: Compressed.
+        UnsupportedEncodingError: The body is compressed.
         InvalidRequestError: A field is missing or of the wrong type; ``param`` names it.
         ClientDisconnectedError: The client went away while sending.
     """
@@ -32,9 +33,12 @@ async def read_request(request: Request, model: type[RequestModel]) -> RequestMo
     ):
         sent = f"got {content_type[:100]!r}" if content_type else "got none"
         raise BadRequestError(f"The Content-Type must be application/json, {sent}.")
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.strip().lower() != "identity":
-        raise UnsupportedEncodingError(f"The Content-Encoding is {encoding[:100]!r}; send the body as it is.")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        # Unpacked, a small body can be of any size.
+        raise UnsupportedEncodingError(
+            f"The Content-Encoding {encoding[:100]!r} is not supported; send the body as it is."
+        )
     try:
         body = await request.body()
     except ClientDisconnect:
@@ -86,6 +90,8 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _shorten(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     shortener = reprlib.Repr()
     shortener.maxstring = shortener.maxother = 80
     shortener.maxlist = shortener.maxdict = 4

@@ -2,13 +2,23 @@
 
 import argparse
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from rustvllm.config import TracingConfig
+from rustvllm.engine_args import make_tracing_config
 from rustvllm.entrypoints.openai.cli_args import (
     DEFAULT_MAX_BODY_BYTES,
     DEFAULT_STALL_TIMEOUT,
     api_keys,
     read_chat_template,
 )
+from rustvllm.entrypoints.openai.dashboard.exposure import DashboardAccess, dashboard_access
+from rustvllm.entrypoints.openai.http_args import http_settings
+from rustvllm.entrypoints.openai.http_settings import DEFAULT_KEEP_ALIVE_SECONDS, HttpSettings
+from rustvllm.entrypoints.openai.log_args import RequestLogSettings, request_log_settings
+
+if TYPE_CHECKING:
+    from rustvllm.entrypoints.openai.protocol import GenerationRequest
 
 SIGNAL_ECHO_SECONDS = 0.3
 """A launcher may pass on a signal that the terminal has sent as well: one within this time is no second one."""
@@ -31,13 +41,27 @@ class ServerSettings:
     shutdown_timeout: float = 0.0
     stall_timeout: float = DEFAULT_STALL_TIMEOUT
     restart_engine: bool = False
+    tracing: TracingConfig = field(default_factory=TracingConfig)
+    dashboard: DashboardAccess = "local"
+    http: HttpSettings = field(default_factory=HttpSettings)
+    request_log: RequestLogSettings = field(default_factory=RequestLogSettings)
+    response_role: str = "assistant"
+    chat_template_content_format: str = "auto"
+    return_tokens_as_token_ids: bool = False
+    sse_keep_alive_interval: float = DEFAULT_KEEP_ALIVE_SECONDS
+
+    def complete(self, request: "GenerationRequest") -> None:
+        """Give a request what this server has as the default of its fields."""
+        if self.return_tokens_as_token_ids and request.return_tokens_as_token_ids is None:
+            request.return_tokens_as_token_ids = True
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "ServerSettings":
         """The settings of a command line.
 
         Raises:
-            ConfigError: The chat template cannot be read.
+            ConfigError: The chat template cannot be read, the endpoint for spans is no URL, or flags do not go
+                together.
         """
         return cls(
             api_keys=api_keys(args),
@@ -53,4 +77,16 @@ class ServerSettings:
             shutdown_timeout=args.shutdown_timeout,
             stall_timeout=args.stall_timeout,
             restart_engine=args.restart_engine,
+            tracing=make_tracing_config(
+                getattr(args, "trace", False),
+                getattr(args, "trace_file", None),
+                getattr(args, "otlp_traces_endpoint", None),
+            ),
+            dashboard=dashboard_access(args),
+            http=http_settings(args, args.disable_access_log_for_endpoints),
+            request_log=request_log_settings(args),
+            response_role=args.response_role,
+            chat_template_content_format=args.chat_template_content_format,
+            return_tokens_as_token_ids=args.return_tokens_as_token_ids,
+            sse_keep_alive_interval=args.sse_keep_alive_interval,
         )

@@ -35,7 +35,7 @@ async def tokenize(raw_request: Request) -> dict[str, Any]:
     model.resolve_name(request.model)
     tokenizer = _tokenizer(model)
     if isinstance(request, TokenizeChatRequest):
-        text = render_prompt(request, state, model)
+        text = await render_prompt(request, state, model)
         special = adds_special_tokens(request.add_special_tokens, model)
     else:
         text, special = request.prompt, request.add_special_tokens is not False

@@ -1,0 +1,166 @@
+//! All blocks of a decoder on the CPU for Python, in one call: see `cpu_kernels::decoder`.
+
+use std::sync::Arc;
+
+use ::cpu_kernels::{Decoder, DecoderBlock, DecoderError, DecoderNorm, Element, Heads, NormKind, bf16};
+use pyo3::{
+    buffer::{self, PyBuffer},
+    exceptions::{PyMemoryError, PyValueError},
+    prelude::*,
+};
+
+use crate::{
+    attention::{Array, CpuAttentionPlan},
+    linear::{CpuLinear, Rows, Vector, activation_of, linear_error},
+};
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<CpuDecoder>()
+}
+
+fn decoder_error(error: DecoderError) -> PyErr {
+    match error {
+        DecoderError::Memory { .. } => PyMemoryError::new_err(error.to_string()),
+        DecoderError::Linear(error) => linear_error(error),
+        _ => PyValueError::new_err(error.to_string()),
+    }
+}
+
+/// Weight, bias (None: an RMS norm), eps.
+type NormParts<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, f32);
+/// Norm, qkv, scale, out; norm, up, activation, down.
+type BlockParts<'py> = (
+    NormParts<'py>,
+    PyRef<'py, CpuLinear>,
+    f32,
+    PyRef<'py, CpuLinear>,
+    NormParts<'py>,
+    PyRef<'py, CpuLinear>,
+    String,
+    PyRef<'py, CpuLinear>,
+);
+
+fn norm_of((weight, bias, eps): &NormParts<'_>) -> PyResult<DecoderNorm> {
+    let weight = Vector::new("the weight of a norm", weight)?.as_slice().to_vec();
+    let Some(bias) = bias else {
+        return Ok(DecoderNorm { kind: NormKind::Rms, weight, bias: None, eps: *eps });
+    };
+    let bias = Vector::new("the bias of a norm", bias)?.as_slice().to_vec();
+    Ok(DecoderNorm { kind: NormKind::Layer, weight, bias: Some(bias), eps: *eps })
+}
+
+/// The blocks of a model and the norm at their end; `forward` runs a step's tokens through them.
+#[pyclass(frozen, module = "rustvllm._core")]
+struct CpuDecoder {
+    decoder: Decoder,
+}
+
+#[pymethods]
+impl CpuDecoder {
+    #[new]
+    #[expect(clippy::needless_pass_by_value, reason = "what Python's arguments are taken as")]
+    fn new(
+        blocks: Vec<BlockParts<'_>>,
+        last_norm: NormParts<'_>,
+        num_heads: usize,
+        num_kv_heads: usize,
+        head_dim: usize,
+    ) -> PyResult<Self> {
+        let blocks = blocks
+            .iter()
+            .map(|(attention_norm, qkv, scale, out, mlp_norm, up, activation, down)| {
+                Ok(DecoderBlock {
+                    attention_norm: norm_of(attention_norm)?,
+                    qkv: Arc::clone(&qkv.layer),
+                    scale: *scale,
+                    out: Arc::clone(&out.layer),
+                    mlp_norm: norm_of(mlp_norm)?,
+                    up: Arc::clone(&up.layer),
+                    activation: activation_of(activation)?,
+                    down: Arc::clone(&down.layer),
+                })
+            })
+            .collect::<PyResult<_>>()?;
+        let heads = Heads { num_heads, num_kv_heads, head_dim };
+        let decoder = Decoder::new(blocks, norm_of(&last_norm)?, heads).map_err(decoder_error)?;
+        Ok(Self { decoder })
+    }
+
+    fn forward(
+        &self,
+        py: Python<'_>,
+        plan: &CpuAttentionPlan,
+        hidden: &Bound<'_, PyAny>,
+        kv_caches: Vec<Bound<'_, PyAny>>,
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        if PyBuffer::<f32>::get(hidden).is_ok() {
+            self.forward_as::<f32, f32>(py, plan, hidden, &kv_caches, out)
+        } else {
+            self.forward_as::<u16, bf16>(py, plan, hidden, &kv_caches, out)
+        }
+    }
+}
+
+impl CpuDecoder {
+    /// `T` is what the buffers say they hold, `E` what that means.
+    fn forward_as<T: buffer::Element + Sync, E: Element>(
+        &self,
+        py: Python<'_>,
+        plan: &CpuAttentionPlan,
+        hidden: &Bound<'_, PyAny>,
+        kv_caches: &[Bound<'_, PyAny>],
+        out: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let hidden = Rows::<T>::new("hidden", hidden)?;
+        let out = Rows::<T>::new("out", out)?;
+        let caches =
+            kv_caches.iter().map(|cache| Array::<T>::new("a KV cache", cache, 5)).collect::<PyResult<Vec<_>>>()?;
+        let Some(first) = caches.first() else {
+            return Err(PyValueError::new_err("kv_caches is empty, but each block has a cache"));
+        };
+        let layout = first.layout()?;
+        let num_tokens = plan.batch.num_tokens();
+        for rows in [&hidden, &out] {
+            rows.expect_shape(num_tokens, self.decoder.hidden_size())?;
+            rows.expect_contiguous()?;
+            rows.expect_writable()?;
+        }
+        let mut places = vec![hidden.place(), out.place()];
+        // A trial run may have one cache for all blocks, which take turns.
+        let mut cache_of_block = Vec::with_capacity(caches.len());
+        let mut own: Vec<&Array<T>> = Vec::with_capacity(caches.len());
+        for cache in &caches {
+            if cache.layout()? != layout {
+                return Err(PyValueError::new_err("the KV caches of the blocks differ in their shapes"));
+            }
+            cache.expect_contiguous()?;
+            cache.expect_writable()?;
+            let place = cache.place()?;
+            let known = places[2..].iter().position(|known| *known == place);
+            cache_of_block.push(known.unwrap_or(own.len()));
+            if known.is_none() {
+                own.push(cache);
+                places.push(place);
+            }
+        }
+        places.retain(|(start, end)| start < end);
+        places.sort_unstable();
+        if places.windows(2).any(|pair| pair[0].1 > pair[1].0) {
+            return Err(PyValueError::new_err(
+                "hidden, out and the KV caches overlap, but all of them are written",
+            ));
+        }
+        // SAFETY: all are writable and contiguous, share no byte with each other, and stay where they are while the views live.
+        // That no other thread of Python touches them meanwhile is the caller's part, as with every call of numpy and torch.
+        let (hidden, out) = unsafe { (hidden.as_mut_slice::<E>(), out.as_mut_slice::<E>()) };
+        // SAFETY: as above.
+        let mut caches: Vec<&mut [E]> =
+            own.iter().map(|cache| unsafe { cache.as_mut_slice::<E>() }).collect();
+        let (batch, threads) = (&plan.batch, &plan.threads);
+        py.detach(|| {
+            self.decoder.run(batch, hidden, &mut caches, &cache_of_block, layout, threads, out)
+        })
+        .map_err(decoder_error)
+    }
+}

@@ -1,0 +1,105 @@
+"""All blocks of a model in one call of the Rust core, where each of their parts is the core's already.
+
+Module by module a step is some eighty calls, each of which Python prepares while the memory waits. The core's one call does
+the same work in the same order, bit for bit; the modules remain what runs where any part is computed by something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rustvllm import _core
+from rustvllm.attention.cpu_backend import CPUAttentionPlan
+from rustvllm.layers.cpu_linear import NUM_ROW_CLASSES, CoreLinear, LinearByRows, core_activation, row_class
+from rustvllm.layers.cpu_norm import CoreNorm, NormParts
+from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
+from rustvllm.layers.host_array import host_array
+from rustvllm.layers.linear import Linear
+from rustvllm.logger import init_logger
+from rustvllm.models.interface import CausalLM
+
+logger = init_logger(__name__)
+
+
+class CoreDecoder:
+    """See ``DecoderKernel``.
+
+    Args:
+        core: the blocks.
+        row_classes: of each class of rows, whether the core computes every part.
+    """
+
+    def __init__(self, core: _core.CpuDecoder, row_classes: Sequence[bool]) -> None:
+        self._core = core
+        self._row_classes = tuple(row_classes)
+
+    def takes(self, hidden: Tensor, attention: object) -> bool:
+        """See ``DecoderKernel.takes``."""
+        return isinstance(attention, CPUAttentionPlan) and self._row_classes[row_class(hidden.shape[0])]
+
+    def forward(self, hidden: Tensor, kv_caches: Sequence[Tensor], attention: object) -> Tensor:
+        """See ``DecoderKernel.forward``."""
+        assert isinstance(attention, CPUAttentionPlan)
+        hidden = hidden.contiguous()
+        out = torch.empty_like(hidden)
+        self._core.forward(attention.core, host_array(hidden), list(map(host_array, kv_caches)), host_array(out))
+        return out
+
+
+def use_core_decoder(model: CausalLM) -> None:
+    """Let the core run a model's blocks in one call, for every number of rows for which it computes all parts."""
+    outline = model.decoder_outline()
+    if outline is None:
+        return
+    row_classes = [_takes_all(outline, index) for index in range(NUM_ROW_CLASSES)]
+    if any(row_classes):
+        model.decoder_kernel = CoreDecoder(_make_core(outline, model), row_classes)
+        logger.debug("decoder blocks in one call of the core: %s", row_classes)
+
+
+def _takes_all(outline: PreNormDecoder, index: int) -> bool:
+    norms = [norm for block in outline.blocks for norm in (block.attention_norm, block.mlp_norm)]
+    if not all(isinstance(getattr(norm, "kernel", None), CoreNorm) for norm in [*norms, outline.last_norm]):
+        return False
+    if any(core_activation(block.activation) is None for block in outline.blocks):
+        return False
+    return all(_core_linear(linear, index) is not None for block in outline.blocks for linear in _linears(block))
+
+
+def _linears(block: PreNormBlock) -> tuple[Linear, ...]:
+    return block.qkv, block.out, block.up, block.down
+
+
+def _core_linear(linear: Linear, index: int) -> CoreLinear | None:
+    """The core's kernel, if that computes this class of rows."""
+    kernel = linear.kernel
+    if isinstance(kernel, LinearByRows):
+        kernel = kernel.kernel_of(index)
+    return kernel if isinstance(kernel, CoreLinear) else None
+
+
+def _make_core(outline: PreNormDecoder, model: CausalLM) -> _core.CpuDecoder:
+    blocks = []
+    for block in outline.blocks:
+        qkv, out, up, down = map(_packed, _linears(block))
+        norms = _norm(block.attention_norm), _norm(block.mlp_norm)
+        activation = core_activation(block.activation)
+        assert activation is not None
+        blocks.append((norms[0], qkv, block.scale, out, norms[1], up, activation, down))
+    spec = model.kv_cache_spec
+    num_heads = outline.blocks[0].out.weight.shape[1] // spec.head_dim
+    return _core.CpuDecoder(blocks, _norm(outline.last_norm), num_heads, spec.num_kv_heads, spec.head_dim)
+
+
+def _packed(linear: Linear) -> _core.PackedLinear:
+    kernels = (_core_linear(linear, index) for index in range(NUM_ROW_CLASSES))
+    return next(kernel.packed for kernel in kernels if kernel is not None)
+
+
+def _norm(norm: nn.Module) -> NormParts:
+    kernel = norm.kernel
+    assert isinstance(kernel, CoreNorm)
+    return kernel.parts
