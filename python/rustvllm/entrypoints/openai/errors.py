@@ -79,7 +79,7 @@ class BodyTooSlowError(ServerError):
 
 
 class UnsupportedEncodingError(ServerError):
-    """The body is compressed."""
+    """The body is compressed, which this server does not undo."""
 
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
 
