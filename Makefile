@@ -17,7 +17,7 @@ LOCKED := $(if $(CI),--locked)
 # cargo finds the interpreter it type-checks the binding crate against.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
 
-.PHONY: help setup serve test test-rust test-loom test-mutation test-python lint fmt bench wheel all clean
+.PHONY: help setup serve test test-rust test-loom test-mutation test-python clients lint fmt bench wheel all clean
 
 help: ## show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,8 +43,11 @@ test-loom: ## model-check the lock-free structures (crates that have a tests/loo
 test-mutation: setup ## put known bugs back into the control plane and prove that its tests fail
 	$(BIN)/python scripts/mutation_test.py $(MUTANTS)
 
-test-python: setup ## run the Python tests alone
+test-python: setup clients ## run the Python tests alone
 	$(BIN)/python -m pytest $(ARGS)
+
+clients: setup ## make the environments of the client programs that tests/clients runs
+	@scripts/client_environments.sh
 
 lint: setup ## check format, types, import layers, the stub of the core, clippy and dependencies
 	@scripts/lint.sh

@@ -26,7 +26,7 @@ check "stub of the core" "$bin/python" -m mypy.stubtest rustvllm._core --mypy-co
 check "import layers" "$bin/lint-imports"
 check "Rust format" cargo fmt --all --check
 check "Rust lints" cargo clippy ${CI:+--locked} --quiet --workspace --all-targets -- -D warnings
-check "shell scripts" bash -n scripts/setup.sh scripts/lint.sh scripts/test_loom.sh .ci/run
+check "shell scripts" bash -n scripts/setup.sh scripts/client_environments.sh scripts/lint.sh scripts/test_loom.sh .ci/run
 if command -v shellcheck >/dev/null; then
     check "shell lints" shellcheck scripts/*.sh .ci/run
 fi

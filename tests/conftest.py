@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +19,9 @@ hypothesis.settings.register_profile("dev", max_examples=50, deadline=None)
 # CI looks at more cases and must give the same verdict twice, so it takes the same cases each time.
 hypothesis.settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+# Test folders are no packages: what several of them share is imported by name from this one.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

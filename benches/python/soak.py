@@ -209,7 +209,6 @@ def what_is_left(server: MeasuredServer) -> dict[str, Any]:
     deadline = time.monotonic() + DRAIN_SECONDS
     while True:
         left: dict[str, Any] = server.get("/load")
-        left["server_load"] -= 1  # this question
         is_idle = left["num_running"] == left["num_waiting"] == left["kv_cache_usage"] == left["server_load"] == 0
         if is_idle or time.monotonic() > deadline:
             return {"is_clean": is_idle, **left}

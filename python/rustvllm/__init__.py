@@ -4,6 +4,7 @@ The names below are imported when they are first used, so that ``import rustvllm
 """
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -65,11 +66,22 @@ def _version() -> str:
         return __version__
 
 
+def _home(module: str) -> ModuleType:
+    """The module; what goes wrong in it is not to read as if it were the name that is missing."""
+    try:
+        return import_module(module)
+    except AttributeError as error:
+        raise ImportError(
+            f"{module} cannot be imported: {error}. If the sources are newer than the compiled core, build it again: "
+            "make setup, or pip install"
+        ) from error
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = _version()
     elif name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
+        value = getattr(_home(_HOMES[name]), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

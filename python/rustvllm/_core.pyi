@@ -221,13 +221,22 @@ class Scheduler:
     def abort_requests(self, request_ids: Sequence[str]) -> None: ...
     def take_outputs(self) -> list[dict[str, Any]]:
         """What requests have become since the last call, when no front end takes it."""
-    def set_trace(self, enabled: bool) -> None:
-        """Begin or end to record an event for each scheduled request and each change of status."""
+    def set_trace(self, enabled: bool, *, with_tokens: bool = False) -> None:
+        """Begin or end to record an event for each scheduled request, change of status and, if wanted, token."""
     def take_events(self) -> tuple[list[dict[str, Any]], int]:
         """The newest 65,536 events since the last call, oldest first, and how many were dropped."""
     def queues(self) -> dict[str, list[str]]: ...
     def request_state(self, request_id: str) -> dict[str, Any] | None: ...
     def block_states(self) -> list[dict[str, Any]]: ...
+    def request_summaries(self, limit: int) -> list[dict[str, Any]]:
+        """A row each for the first ``limit`` requests, running ones first: ``request_state`` without its lists."""
+    def block_map(self, max_cells: int) -> tuple[bytes, int, list[int]]:
+        """A byte per block, or per several when there are more than ``max_cells``; how many blocks a cell has; and how
+        many blocks of each use there are.
+
+        0 free, 1 used, 2 cached (free and findable), 3 shared (held by several), 4 the null block; of several blocks,
+        what most of them are.
+        """
     def prefix_hit_length(
         self, prompt_token_ids: Sequence[int], cache_salt: str | None = None, lora_name: str | None = None
     ) -> int: ...
@@ -262,6 +271,7 @@ class _TakesRequests:
         lora_name: str | None = None,
         multimodal: Sequence[tuple[int, int, bytes]] = ...,
         skip_reading_prefix_cache: bool = False,
+        reports_prompt_progress: bool = False,
         waits_for_grammar: bool = False,
         fork_from: int | None = None,
         samples: Sequence[tuple[int, str, int]] = ...,
@@ -342,8 +352,23 @@ class EngineServer:
         """num_clients, num_connections, num_refused, num_failed, num_requests, num_dropped_outputs, num_bytes_sent."""
     def note_step_error(self, message: str) -> None:
         """Say what a step raised, before ``Scheduler.fail_step``: clients have it before their last outputs."""
+    def take_queries(self) -> list[EngineQuery]:
+        """What clients ask of the thread that steps the engine, oldest first; the handle is woken when some come."""
     def take_complaints(self) -> list[str]:
         """Why connections were refused or cut since the last call (64 are kept), for the log."""
+
+@final
+class EngineQuery:
+    """A question of a client. Dropped without an answer, it tells its client so."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def payload(self) -> bytes: ...
+    def answer(self, answer: bytes) -> None:
+        """Give the answer, of at most 8 MiB; SchedulerStateError for a second one."""
+    def fail(self, message: str) -> None:
+        """Say why there is none."""
 
 @final
 class EngineClient(_TakesRequests):
@@ -401,6 +426,14 @@ class EngineClient(_TakesRequests):
         """
     def engine_stats(self, rank: int, timeout: float = 0.0) -> dict[str, int | float]:
         """``stats`` of one engine."""
+    def query(self, rank: int, kind: str, payload: bytes, timeout: float) -> bytes:
+        """Ask the thread that steps an engine, which answers between two steps; blocks without the interpreter.
+
+        ``kind`` has at most 64 bytes, ``payload`` at most 64 KiB, the answer at most 8 MiB; 8 may be open at a time.
+
+        Raises QueryTimeoutError when there is none within ``timeout`` seconds, QueryError when the engine refuses or
+        fails, EngineDeadError, and IndexError for a rank that does not exist.
+        """
     def new_key(self) -> int:
         """A fresh number that names one request of this client."""
     def abort_requests(self, request_ids: Sequence[str]) -> None:
@@ -476,6 +509,8 @@ class RequestDelta:
     waited too long for its first step."""
     error_param: str | None
     """The parameter to blame for an ``invalid`` error."""
+    num_computed_prompt_tokens: int
+    """Prompt tokens that are computed, where that is news and was asked for (``reports_prompt_progress``); else 0."""
     num_cached_tokens: int
     first_scheduled_ts: float
     """Monotonic seconds (``time.monotonic``); 0.0 while unknown."""

@@ -447,6 +447,21 @@ class SimConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TracingConfig:
+    """Who is told what happens to requests.
+
+    Attributes:
+        log: The logger ``rustvllm.trace``.
+        file: A file in the format of Chrome and Perfetto, which the process that begins it has made.
+        otlp_endpoint: A collector of OpenTelemetry spans, as a URL.
+    """
+
+    log: bool = False
+    file: Path | None = None
+    otlp_endpoint: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Everything an engine is built from.
 
@@ -461,6 +476,7 @@ class EngineConfig:
     cuda_graphs: CUDAGraphConfig = field(default_factory=CUDAGraphConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     sim: SimConfig | None = None
+    tracing: TracingConfig = field(default_factory=TracingConfig)
     step_trace_file: Path | None = None
 
     def __post_init__(self) -> None:

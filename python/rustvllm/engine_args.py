@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, TypeVar
+from urllib.parse import urlsplit
 
-from rustvllm import devices, flags, hub
+from rustvllm import devices, envs, flags, hub
 from rustvllm.config import (
     ATTENTION_BACKENDS,
     EXECUTORS,
@@ -32,6 +33,7 @@ from rustvllm.config import (
     ParallelConfig,
     SchedulerConfig,
     SimConfig,
+    TracingConfig,
     UsageContext,
     require_choice,
     require_int,
@@ -40,6 +42,7 @@ from rustvllm.engine_flags import EngineFlags
 from rustvllm.exceptions import ConfigError
 from rustvllm.logger import init_logger
 from rustvllm.model_config import read_model_config, resolve_dtype
+from rustvllm.request_spans import check_installed
 
 logger = init_logger(__name__)
 
@@ -146,10 +149,19 @@ class EngineArgs(EngineFlags):
             cuda_graphs=self._create_cuda_graph_config(),
             load=load,
             sim=sim,
+            tracing=self.create_tracing_config(),
             step_trace_file=None
             if self.step_trace_file is None
             else Path(self.step_trace_file).expanduser().absolute(),
         )
+
+    def create_tracing_config(self) -> TracingConfig:
+        """Who is told what happens to requests; ``RUSTVLLM_TRACE`` counts as ``trace``.
+
+        Raises:
+            ConfigError: The endpoint is no URL, or holds a password.
+        """
+        return make_tracing_config(self.trace, self.trace_file, self.otlp_traces_endpoint)
 
     def _create_cuda_graph_config(self) -> CUDAGraphConfig:
         sizes: Any = self.cudagraph_capture_sizes
@@ -187,7 +199,7 @@ class EngineArgs(EngineFlags):
             for field in dataclasses.fields(self):
                 if field.name.startswith("sim_") and getattr(self, field.name) != field.default:
                     raise ConfigError(f"{field.name} needs executor=sim")
-        for name in ("model", "tokenizer", "revision", "download_dir", "step_trace_file"):
+        for name in ("model", "tokenizer", "revision", "download_dir", "step_trace_file", "trace_file"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str | Path) or not str(value)):
                 raise ConfigError(f"{name} must be a non-empty string, got {value!r}")
@@ -215,6 +227,7 @@ class EngineArgs(EngineFlags):
         if self.quantization is not None:
             require_choice("quantization", self.quantization, QUANTIZATIONS)
         self._create_cuda_graph_config()
+        self.create_tracing_config()
         CacheConfig(swap_space=self.swap_space, prefix_caching_hash_algo=self.prefix_caching_hash_algo)
         _check_generation_config(self.generation_config)
         names: Any = self.served_model_name
@@ -325,6 +338,39 @@ class AsyncEngineArgs(EngineArgs):
     """Engine arguments of a server: the same, with a server's defaults."""
 
     default_usage: ClassVar[UsageContext] = "api_server"
+
+
+def make_tracing_config(trace: bool, trace_file: str | None, otlp_traces_endpoint: str | None) -> TracingConfig:
+    """Who is told what happens to requests, of an engine or of a front end alone.
+
+    Raises:
+        ConfigError: The endpoint is no URL, or holds a password; or OpenTelemetry is not installed.
+    """
+    if otlp_traces_endpoint is not None:
+        _check_endpoint(otlp_traces_endpoint)
+        check_installed()
+    return TracingConfig(
+        log=trace or envs.trace(),
+        file=None if trace_file is None else Path(trace_file).expanduser().absolute(),
+        otlp_endpoint=otlp_traces_endpoint,
+    )
+
+
+def _check_endpoint(endpoint: object) -> None:
+    try:
+        url = urlsplit(endpoint if isinstance(endpoint, str) else "")
+        is_url = url.scheme in ("http", "https", "grpc") and bool(url.hostname)
+        has_password = "@" in str(endpoint)
+    except ValueError:
+        is_url = has_password = False
+    if has_password:
+        raise ConfigError(
+            "otlp_traces_endpoint must not hold a user or a password: put them into OTEL_EXPORTER_OTLP_HEADERS"
+        )
+    if not is_url:
+        raise ConfigError(
+            f"otlp_traces_endpoint must be a URL such as http://localhost:4318/v1/traces, got {endpoint!r:.200}"
+        )
 
 
 def default_budget(usage: UsageContext, device: str) -> tuple[int, int]:

@@ -180,6 +180,20 @@ class EngineFlags:
         "a line of JSON for every step, with its times in nanoseconds of the monotonic clock", group="observability"
     )
 
+    trace: bool = arg(
+        "log the journey of every request, layer by layer, with times (default: $RUSTVLLM_TRACE)",
+        False,
+        group="observability",
+    )
+    trace_file: str | None = arg(
+        "write steps and requests to a file that Perfetto and Chrome's tracing page show", group="observability"
+    )
+    otlp_traces_endpoint: str | None = arg(
+        "send an OpenTelemetry span for every request to this collector, such as http://localhost:4318/v1/traces "
+        "(needs rustvllm[otel])",
+        group="observability",
+    )
+
     executor: str | None = arg(
         "auto: load the model and run it in this process; sim: simulate its steps, without weights",
         "auto",

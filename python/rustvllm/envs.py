@@ -10,6 +10,7 @@ from rustvllm.exceptions import ConfigError
 
 ENGINE_SECRET = "RUSTVLLM_ENGINE_SECRET"  # noqa: S105 -- a name, not the secret
 LINEAR_KERNELS = ("torch", "onednn", "core")
+LOGGING_FORMATS = ("text", "json")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -40,6 +41,25 @@ def logging_level() -> str:
     return level
 
 
+def logging_format() -> str:
+    """``RUSTVLLM_LOGGING_FORMAT``: text (default), or json for an object per line; ``--log-format`` sets it."""
+    name = os.environ.get("RUSTVLLM_LOGGING_FORMAT", "").strip().lower() or "text"
+    if name not in LOGGING_FORMATS:
+        raise ConfigError(
+            f"environment variable RUSTVLLM_LOGGING_FORMAT must be one of {', '.join(LOGGING_FORMATS)}, got {name!r}"
+        )
+    return name
+
+
+def logging_config_path() -> Path | None:
+    """``RUSTVLLM_LOGGING_CONFIG_PATH``: JSON file for Python's ``logging.config.dictConfig`` (default: none).
+
+    ``--log-config-file`` sets it.
+    """
+    text = os.environ.get("RUSTVLLM_LOGGING_CONFIG_PATH", "").strip()
+    return Path(text).expanduser() if text else None
+
+
 def max_n() -> int:
     """``RUSTVLLM_MAX_N``: the most samples one request may ask for (default 16384)."""
     return int(_number("RUSTVLLM_MAX_N", 16384, 1, 1 << 20))
@@ -58,6 +78,11 @@ def triton_interpret() -> bool:
 def check_invariants() -> bool:
     """``RUSTVLLM_CHECK_INVARIANTS=1``: the scheduler checks itself whenever the engine goes idle (default off)."""
     return _flag("RUSTVLLM_CHECK_INVARIANTS")
+
+
+def trace() -> bool:
+    """``RUSTVLLM_TRACE=1``: the journey of every request is logged, layer by layer (default off)."""
+    return _flag("RUSTVLLM_TRACE")
 
 
 def enable_multiprocessing() -> bool:

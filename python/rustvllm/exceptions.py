@@ -83,6 +83,14 @@ class EngineDeadError(RustVLLMError):
     """The engine has stopped, by an error or by ``shutdown``, and serves nobody any more."""
 
 
+class QueryError(RustVLLMError):
+    """An engine did not answer a question about itself; the message says why. Requests are not concerned."""
+
+
+class QueryTimeoutError(QueryError, TimeoutError):
+    """It did not answer in time: it is in a long step, or stands still."""
+
+
 class SchedulerStateError(RustVLLMError, RuntimeError):
     """The scheduler was driven out of order, for instance updated with the output of another step."""
 

@@ -97,7 +97,7 @@ def add_flags(parser: argparse.ArgumentParser, fields: Iterable[dataclasses.Fiel
         if isinstance(field.default, bool):
             options["action"] = argparse.BooleanOptionalAction
         if field.default is not None:
-            help_text += f" (default: {'yes' if field.default is True else field.default or 'no'})"
+            help_text += f" (default: {_shown(field.default)})"
         # Not given is not the same as given with the default: a positional MODEL wins over --model with a warning.
         dashed, *underscored = _flags(field.name)
         options.update(dest=field.name, default=argparse.SUPPRESS)
@@ -126,6 +126,12 @@ def check_supported(name: str, value: Any) -> None:
     neutral = NOT_SUPPORTED_YET[name]
     if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in neutral):
         raise ConfigError(f"{name}={value!r} is not supported yet; leave it out")
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _flags(name: str) -> list[str]:

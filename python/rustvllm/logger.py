@@ -1,42 +1,31 @@
 """Logging: one tree of loggers named ``rustvllm``, one handler on stderr, and no secret in any record.
 
-The handler is attached once, unless the application has already given the ``rustvllm`` logger its own.
+The handler is attached once, unless the application has already given the ``rustvllm`` logger its own. A line is text,
+or an object of JSON (``RUSTVLLM_LOGGING_FORMAT``); a file of Python's logging configuration may decide everything
+(``RUSTVLLM_LOGGING_CONFIG_PATH``).
 """
 
+import datetime
+import json
 import logging
-import os
-import re
+import logging.config
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rustvllm import envs
+from rustvllm.exceptions import ConfigError
+from rustvllm.redaction import redact, redact_mapping, register_secrets
 
+__all__ = ["ACCESS_LOGGER", "init_logger", "redact", "redact_mapping", "register_secrets", "take_over"]
+
+ACCESS_LOGGER = "rustvllm.access"
+FIELDS = "fields"
+"""The name in ``extra=`` of further fields for a line of JSON; their text is in the message already."""
 _ROOT = "rustvllm"
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
-_MASK = "***"
-# Hub tokens, and whatever follows "Bearer" in a quoted header.
-_SECRET = re.compile(r"hf_[A-Za-z0-9]{8,}|(?<=Bearer )[^\s'\",]+", re.IGNORECASE)
-_SECRET_NAMES = ("token", "api_key", "apikey", "password", "secret")
-_SECRET_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "RUSTVLLM_API_KEY", "RUSTVLLM_ENGINE_SECRET")
-
-
-def redact(text: str) -> str:
-    """``text`` with hub tokens, bearer tokens and the values of the secret environment variables masked."""
-    for variable in _SECRET_VARIABLES:
-        value = os.environ.get(variable, "")
-        if len(value) >= 4:  # masking a shorter one would mangle ordinary words
-            text = text.replace(value, _MASK)
-    return _SECRET.sub(_MASK, text)
-
-
-def redact_mapping(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``values`` fit for a log: what is named like a secret is masked when it is set."""
-
-    def is_secret(name: str) -> bool:
-        return any(part in name.lower() for part in _SECRET_NAMES) and not name.lower().endswith("tokens")
-
-    return {name: _MASK if value and is_secret(name) else value for name, value in values.items()}
+_LARGEST_CONFIG = 1 << 20
 
 
 class _RedactingFormatter(logging.Formatter):
@@ -44,6 +33,37 @@ class _RedactingFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))
+
+
+class _JsonFormatter(logging.Formatter):
+    """One object per line: ``time``, ``level``, ``logger``, ``process``, ``message``, ``exception`` if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line: dict[str, Any] = {
+            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "process": record.process,
+            "message": redact(record.getMessage()),
+        }
+        for name, value in getattr(record, FIELDS, {}).items():
+            line[name] = redact(value) if isinstance(value, str) else value
+        if record.exc_info:
+            line["exception"] = redact(self.formatException(record.exc_info))
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class _RedactingFilter(logging.Filter):
+    """Masks secrets in the records of a handler that has a formatter of its own."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = redact(record.getMessage()), None
+        if record.exc_info and not record.exc_text:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        if record.exc_text:  # what formatters print when it is there
+            record.exc_text = redact(record.exc_text)
+        return True
 
 
 class _StderrHandler(logging.StreamHandler[Any]):
@@ -65,13 +85,88 @@ def init_logger(name: str) -> logging.Logger:
     """The logger of a module (pass ``__name__``), with the tree set up on first use.
 
     Raises:
-        ConfigError: ``RUSTVLLM_LOGGING_LEVEL`` is no level.
+        ConfigError: ``RUSTVLLM_LOGGING_LEVEL`` is no level, or another of the logging variables is wrong.
     """
     root = logging.getLogger(_ROOT)
     if not root.handlers:
-        handler = _StderrHandler()
-        handler.setFormatter(_RedactingFormatter(_FORMAT, datefmt="%m-%d %H:%M:%S"))
-        root.addHandler(handler)
-        root.setLevel(envs.logging_level())
-        root.propagate = False
+        _set_up(root)
     return logging.getLogger(name)
+
+
+def set_up_again() -> None:
+    """Set the tree up from the environment as it is now: a command line may have changed it."""
+    root = logging.getLogger(_ROOT)
+    for handler in list(root.handlers):
+        if isinstance(handler, _StderrHandler):  # not one of an application's own
+            root.removeHandler(handler)
+    if not root.handlers:
+        _set_up(root)
+
+
+def take_over(name: str, level: int) -> None:
+    """Have a library's loggers write through ours, from ``level`` on, unless a configuration file names them."""
+    logger = logging.getLogger(name)
+    if not logger.handlers:
+        logger.setLevel(level)
+        logger.handlers = list(logging.getLogger(_ROOT).handlers)
+        logger.propagate = not logger.handlers
+
+
+def _set_up(root: logging.Logger) -> None:
+    handler = _StderrHandler()
+    if envs.logging_format() == "json":
+        handler.setFormatter(_JsonFormatter())
+    else:
+        handler.setFormatter(_RedactingFormatter(_FORMAT, datefmt="%m-%d %H:%M:%S"))
+    level = envs.logging_level()
+    path = envs.logging_config_path()
+    config = None if path is None else read_logging_config(path)
+    root.addHandler(handler)
+    root.setLevel(level)
+    root.propagate = False
+    if config is not None:
+        _apply(config, path)
+
+
+def read_logging_config(path: Path) -> dict[str, Any]:
+    """A file for :func:`logging.config.dictConfig`, as JSON.
+
+    Raises:
+        ConfigError: It cannot be read, or is no JSON object with ``version``.
+    """
+    try:
+        size = path.stat().st_size
+        if size > _LARGEST_CONFIG:
+            raise ConfigError(f"the logging configuration {path} has {size} bytes; at most {_LARGEST_CONFIG} are read")
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the logging configuration {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the logging configuration {path} is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(
+            f"the logging configuration {path} must be a JSON object as logging.config.dictConfig takes it"
+        )
+    return config
+
+
+def _apply(config: Mapping[str, Any], path: Path | None) -> None:
+    # By default every logger that exists and is not named would fall silent.
+    settings = {"version": 1, "disable_existing_loggers": False, **config}
+    try:
+        logging.config.dictConfig(settings)
+    except (ValueError, TypeError, AttributeError, ImportError) as error:
+        cause = error.__cause__ or error
+        raise ConfigError(f"the logging configuration {path} is wrong: {error}: {cause}") from error
+    for handler in _handlers(settings):
+        handler.addFilter(_RedactingFilter())
+
+
+def _handlers(settings: Mapping[str, Any]) -> Iterator[logging.Handler]:
+    """Those that a configuration has made, each once."""
+    seen: set[int] = set()
+    for name in (None, *settings.get("loggers", {})):
+        for handler in logging.getLogger(name).handlers:
+            if id(handler) not in seen and not isinstance(handler, _StderrHandler):
+                seen.add(id(handler))
+                yield handler

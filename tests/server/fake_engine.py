@@ -5,6 +5,7 @@ rotated by the length of the prompt plus the sample's index, one letter per step
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ class FakeEngine:
         running: Engine request ids that hold blocks now, with how many.
         aborted: Engine request ids that ended before their time.
         seen: Every request so far, in order.
+        queries: Every question about the engine so far, in order.
+        query_failure: Raised for every question.
     """
 
     def __init__(
@@ -108,6 +111,8 @@ class FakeEngine:
         self.errored = False
         self.heartbeat_age = self.step_age = 0.0
         self.was_shut_down = False
+        self.queries: list[tuple[str, dict[str, Any]]] = []
+        self.query_failure: Exception | None = None
         self.abort_asked: set[str] = set()
         self.input_processor = InputProcessor(self.config, self.tokenizer)  # type: ignore[arg-type]
 
@@ -124,6 +129,14 @@ class FakeEngine:
 
     async def current_stats(self) -> dict[str, int | float]:
         return self.stats()
+
+    async def query(self, kind: str, payload: bytes = b"", *, rank: int = 0, seconds: float = 2.0) -> bytes:
+        self.queries.append((kind, json.loads(payload)))
+        if self.query_failure is not None:
+            raise self.query_failure
+        if kind == "journey":
+            return json.dumps({"records": [], "is_finished": False}).encode()
+        return json.dumps({"stats": self.stats(), "steps": {"steps": [[len(self.queries)]]}}).encode()
 
     def shutdown(self) -> None:
         self.was_shut_down = True

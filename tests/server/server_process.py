@@ -67,7 +67,7 @@ class ServerProcess:
         for line in self.process.stdout:
             with self._news:
                 self.lines.append(line)
-                if found := re.search(r"listening on (http://\S+),", line):
+                if found := re.search(r"listening on (https?://\S+),", line):
                     self.url = found.group(1)
                 self._news.notify_all()
         with self._news:

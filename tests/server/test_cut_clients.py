@@ -76,7 +76,7 @@ def assert_idle(url: str) -> None:
     while True:
         load = httpx.get(f"{url}/load", timeout=30).json()
         idle = load["num_running"] == load["num_waiting"] == load["num_queued"] == 0 and load["kv_cache_usage"] == 0
-        if idle and load["server_load"] == 1:
+        if idle and load["server_load"] == 0:
             return
         assert time.monotonic() < deadline, load
         time.sleep(0.05)

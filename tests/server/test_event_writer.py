@@ -5,7 +5,6 @@ import random
 
 import pytest
 
-from rustvllm.entrypoints.openai import event_writer
 from rustvllm.entrypoints.openai.event_writer import KEEP_ALIVE_COMMENT, EventWriter
 
 
@@ -179,9 +178,8 @@ async def test_closed_while_it_waits(writer, client):
     assert client.body == b"a"
 
 
-async def test_silence_is_broken_by_comments(writer, client, monkeypatch):
-    monkeypatch.setattr(event_writer, "KEEP_ALIVE_SECONDS", 0.01)
-    writer.attach(client.begin, client.send)
+async def test_silence_is_broken_by_comments(writer, client):
+    writer.attach(client.begin, client.send, 0.01)
     async with asyncio.timeout(10):
         while len(client.messages) < 3:  # noqa: ASYNC110 -- nobody tells
             await asyncio.sleep(0.005)

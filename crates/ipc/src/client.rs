@@ -12,7 +12,7 @@ use std::{
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
-        mpsc as std_mpsc,
+        mpsc::{self as std_mpsc, RecvTimeoutError},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -32,6 +32,7 @@ use crate::{
     key::{client_of, counter_of, key_of},
     message::{NUM_CLIENT_REQUESTS, encode_add_requests},
     notifier::Notifier,
+    query::{MAX_QUERY_BYTES, MAX_QUERY_KIND_BYTES, QueryOutcome},
 };
 
 /// Where an engine listens.
@@ -159,6 +160,11 @@ pub(crate) enum Command {
     GrammarReady(RequestKey),
     GrammarFailed(RequestKey),
     Stats(std_mpsc::SyncSender<Counters>),
+    Query {
+        kind: Box<str>,
+        payload: Box<[u8]>,
+        answer: std_mpsc::SyncSender<QueryOutcome>,
+    },
     /// Disconnect, and say this to whoever asks why.
     Close(&'static str),
 }
@@ -431,6 +437,33 @@ impl EngineClient {
         let (sender, answer) = std_mpsc::sync_channel(1);
         let _ = self.command(Command::Stats(sender));
         answer
+    }
+
+    /// Ask the thread that steps the engine, and wait for its answer: it comes when the present step has ended.
+    ///
+    /// # Errors
+    /// The query is too long, the engine has gone, refuses or fails to answer it, or does not answer in time.
+    pub fn query(&self, kind: &str, payload: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
+        for (what, num_bytes, limit) in
+            [("kind", kind.len(), MAX_QUERY_KIND_BYTES), ("payload", payload.len(), MAX_QUERY_BYTES)]
+        {
+            if num_bytes > limit {
+                return Err(ClientError::QueryTooLarge { what, num_bytes, limit });
+            }
+        }
+        self.check_alive()?;
+        let (sender, answer) = std_mpsc::sync_channel(1);
+        self.command(Command::Query { kind: kind.into(), payload: payload.into(), answer: sender })?;
+        match answer.recv_timeout(timeout) {
+            Ok(outcome) => outcome.map_err(|message| ClientError::QueryFailed { message }),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(ClientError::QueryTimeout { seconds: timeout.as_secs_f64() })
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let reason = self.death().unwrap_or("the connection to the engine was closed").to_owned();
+                Err(ClientError::Dead { reason })
+            }
+        }
     }
 
     /// Requests of other clients that the engine had at the last heartbeat.

@@ -26,10 +26,11 @@ use crate::{
     message::{ClientMessage, EngineMessage, kind},
     outbox::Outbox,
     outputs_codec,
+    query::{MAX_OPEN_QUERIES, MAX_REPLY_BYTES, QueryOutcome},
 };
 
 /// Largest frame that an engine sends.
-const MAX_ENGINE_FRAME_BYTES: usize = 4 << 20;
+const MAX_ENGINE_FRAME_BYTES: usize = MAX_REPLY_BYTES + 64;
 
 /// Between two attempts to connect.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
@@ -63,6 +64,7 @@ pub(crate) fn run(
             engine_index: welcome.client_index,
             live: HashMap::new(),
             by_id: HashMap::new(),
+            stats_queries: HashMap::new(),
             queries: HashMap::new(),
             next_id: 0,
             awaits_pong: false,
@@ -229,7 +231,9 @@ struct Connection {
     live: HashMap<RequestKey, Box<str>>,
     /// The same by id.
     by_id: HashMap<Box<str>, RequestKey>,
-    queries: HashMap<u64, std_mpsc::SyncSender<Counters>>,
+    stats_queries: HashMap<u64, std_mpsc::SyncSender<Counters>>,
+    /// Until they are answered, also when nobody waits any more: they count as long as the engine has them.
+    queries: HashMap<u64, std_mpsc::SyncSender<QueryOutcome>>,
     next_id: u64,
     awaits_pong: bool,
 }
@@ -310,8 +314,20 @@ impl Connection {
             Command::GrammarFailed(key) => ClientMessage::GrammarFailed(self.abroad(key)).encode(buffer),
             Command::Stats(answer) => {
                 self.next_id += 1;
-                self.queries.insert(self.next_id, answer);
+                self.stats_queries.insert(self.next_id, answer);
                 ClientMessage::StatsQuery(self.next_id).encode(buffer);
+            }
+            Command::Query { kind, payload, answer } => {
+                if self.queries.len() >= MAX_OPEN_QUERIES as usize {
+                    let refusal = format!(
+                        "{MAX_OPEN_QUERIES} queries have no answer yet, no more are asked; the engine is in a long step or stands still"
+                    );
+                    let _ = answer.try_send(Err(refusal));
+                    return;
+                }
+                self.next_id += 1;
+                self.queries.insert(self.next_id, answer);
+                ClientMessage::Query { id: self.next_id, kind, payload }.encode(buffer);
             }
             Command::Close(_) => {}
         }
@@ -362,8 +378,13 @@ impl Connection {
             EngineMessage::Stats { id, entries } => {
                 let counters = Arc::new(entries);
                 self.shared.note_stats(&counters);
-                if let Some(answer) = self.queries.remove(&id) {
+                if let Some(answer) = self.stats_queries.remove(&id) {
                     let _ = answer.try_send(counters);
+                }
+            }
+            EngineMessage::Reply { id, outcome } => {
+                if let Some(answer) = self.queries.remove(&id) {
+                    let _ = answer.try_send(outcome);
                 }
             }
             EngineMessage::Pong { step_age_ns, num_steps, .. } => {
@@ -411,6 +432,7 @@ impl Connection {
     fn die(&mut self, reason: &Arc<str>) {
         // Before the outputs: whoever gets one can ask why.
         let _ = self.shared.death.set(reason.clone());
+        self.stats_queries.clear();
         self.queries.clear();
         let batch = self.live.drain().map(|(key, _)| died(key, reason)).collect();
         self.shared.delivery.deliver(batch);

@@ -36,6 +36,8 @@ pub(crate) struct Client {
     open_frame: Cell<Option<(usize, u64)>>,
     /// The failed step that it was told of last.
     last_step_error: Cell<u64>,
+    /// That the engine has not answered.
+    pub(crate) num_open_queries: Cell<u32>,
 }
 
 impl Client {
@@ -109,7 +111,7 @@ impl Client {
         self.outbox.flush();
     }
 
-    fn send(&self, message: &EngineMessage) {
+    pub(crate) fn send(&self, message: &EngineMessage) {
         self.outbox.fill(|buffer| message.encode(buffer));
     }
 }
@@ -236,6 +238,7 @@ async fn listen<R: AsyncRead + Unpin>(
                 entries.push((NUM_CLIENT_REQUESTS.to_owned(), client.live.borrow().len() as u64));
                 client.send(&EngineMessage::Stats { id, entries });
             }
+            ClientMessage::Query { id, kind, payload } => io.ask(client, id, kind, payload),
             ClientMessage::Ping(id) => {
                 let step_age_ns = io.step_age().as_nanos() as u64;
                 let num_steps = io.handle.stats().num_steps;
@@ -300,6 +303,7 @@ impl<'a> Registered<'a> {
             live: RefCell::default(),
             open_frame: Cell::new(None),
             last_step_error: Cell::new(0),
+            num_open_queries: Cell::new(0),
         });
         io.clients.borrow_mut().insert(client.index, client.clone());
         io.counters.num_clients.fetch_add(1, Ordering::Relaxed);

@@ -25,6 +25,7 @@ use crate::{
     key::{MAX_CLIENT_INDEX, client_of},
     message::EngineMessage,
     notifier::Notifier,
+    query::{MAX_OPEN_QUERIES, MAX_WAITING_QUERIES, Queries, Query, Reply},
     server::{Control, FAREWELL_TIMEOUT, ServerCounters, ServerOptions, StepError},
 };
 
@@ -40,6 +41,9 @@ pub(crate) struct Context {
     pub(crate) counters: Arc<ServerCounters>,
     pub(crate) complain: std_mpsc::SyncSender<String>,
     pub(crate) step_error: Arc<Mutex<StepError>>,
+    pub(crate) queries: Arc<Queries>,
+    /// The other end of `commands`, for queries.
+    pub(crate) answers: mpsc::UnboundedSender<Control>,
 }
 
 /// What the tasks of the thread share.
@@ -55,6 +59,8 @@ pub(crate) struct EngineIo {
     num_open: Cell<u64>,
     complain: std_mpsc::SyncSender<String>,
     step_error: Arc<Mutex<StepError>>,
+    queries: Arc<Queries>,
+    answers: mpsc::UnboundedSender<Control>,
     progress: Progress,
 }
 
@@ -66,17 +72,22 @@ pub(crate) fn run(options: ServerOptions, context: Context, started: &std_mpsc::
     };
     let local = LocalSet::new();
     local.block_on(&runtime, async {
-        let (io, mut commands, files, outputs) = match begin(options, context) {
+        let (io, mut commands, files, mut outputs) = match begin(options, context) {
             Ok(parts) => parts,
             Err(error) => return started.send(Err(error)).unwrap_or(()),
         };
         let _ = started.send(Ok(()));
-        // The owner has gone without a word: the same as a stop.
-        let control = tokio::select! {
-            control = commands.recv() => control.unwrap_or(Control::Stop),
-            _ = outputs => Control::Fail("outputs cannot be sent any more".to_owned()),
+        let last_word = loop {
+            tokio::select! {
+                control = commands.recv() => match control {
+                    Some(Control::Reply(reply)) => io.reply(reply),
+                    Some(Control::Fail(message)) => break EngineMessage::Fatal(message),
+                    Some(Control::Stop) | None => break EngineMessage::Goodbye,
+                },
+                _ = &mut outputs => break EngineMessage::Fatal("outputs cannot be sent any more".to_owned()),
+            }
         };
-        farewell(&io, control).await;
+        farewell(&io, &last_word).await;
         drop(files);
     });
 }
@@ -99,6 +110,8 @@ fn begin(options: ServerOptions, context: Context) -> io::Result<Parts> {
         num_open: Cell::new(0),
         complain: context.complain,
         step_error: context.step_error,
+        queries: context.queries,
+        answers: context.answers,
         progress: Progress::new(),
     });
     let mut files = Vec::new();
@@ -185,11 +198,7 @@ async fn accept_tcp(io: Rc<EngineIo>, listener: TcpListener, secret: Rc<Secret>)
     }
 }
 
-async fn farewell(io: &Rc<EngineIo>, control: Control) {
-    let message = match control {
-        Control::Stop => EngineMessage::Goodbye,
-        Control::Fail(message) => EngineMessage::Fatal(message),
-    };
+async fn farewell(io: &Rc<EngineIo>, message: &EngineMessage) {
     for client in io.clients.borrow().values() {
         client.outbox.fill(|buffer| message.encode(buffer));
         client.outbox.close();
@@ -253,6 +262,33 @@ impl EngineIo {
                 self.last_index.set(index);
                 return index;
             }
+        }
+    }
+
+    /// Hand a question to the stepping thread, unless too many wait.
+    pub(crate) fn ask(&self, client: &Client, id: u64, kind: Box<str>, payload: Box<[u8]>) {
+        let num_open = client.num_open_queries.get();
+        let refusal = if num_open >= MAX_OPEN_QUERIES {
+            format!("{num_open} queries of this client have no answer yet, at most {MAX_OPEN_QUERIES} may")
+        } else {
+            client.num_open_queries.set(num_open + 1);
+            let query = Query::new(client.index, id, kind, payload, self.answers.clone());
+            let Err(query) = self.queries.push(query) else {
+                self.handle.wake();
+                return;
+            };
+            return query.answer(Err(format!(
+                "{MAX_WAITING_QUERIES} queries wait for the engine, no more are taken; try again later"
+            )));
+        };
+        client.send(&EngineMessage::Reply { id, outcome: Err(refusal) });
+    }
+
+    /// Pass an answer on; its client may have gone.
+    fn reply(&self, reply: Reply) {
+        if let Some(client) = self.clients.borrow().get(&reply.client_index) {
+            client.num_open_queries.set(client.num_open_queries.get().saturating_sub(1));
+            client.send(&EngineMessage::Reply { id: reply.id, outcome: reply.outcome });
         }
     }
 

@@ -275,6 +275,28 @@ pub enum ClientError {
         /// Limit.
         limit: usize,
     },
+    /// A query longer than the engine takes.
+    #[error("the {what} of a query has {num_bytes} bytes, at most {limit} are taken")]
+    QueryTooLarge {
+        /// Its kind or its payload.
+        what: &'static str,
+        /// Its length.
+        num_bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The engine said why there is no answer.
+    #[error("{message}")]
+    QueryFailed {
+        /// Why.
+        message: String,
+    },
+    /// The engine said nothing.
+    #[error("the engine gave no answer within {seconds} s: it is in a long step or stands still")]
+    QueryTimeout {
+        /// How long it had.
+        seconds: f64,
+    },
     /// The engine does not take what was sent already.
     #[error("{unsent} bytes wait to be taken by the engine, at most {limit} may; try again later")]
     Backlogged {

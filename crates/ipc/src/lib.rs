@@ -17,6 +17,7 @@
 //! | `handshake.rs`, `endpoint.rs`, `key.rs` | who may talk; where; whose a request is |
 //! | `outbox.rs`, `notifier.rs` | bytes on their way; the eventfd that wakes a sleeper |
 //! | `server.rs`, `engine_io.rs`, `connection.rs` | the engine's side: its owner's face, its thread, one client of it |
+//! | `query.rs` | questions to the stepping thread: their limits, and those that wait |
 //! | `client.rs`, `client_io.rs` | the other side: the front end's face, its thread |
 //! | `router.rs`, `placement.rs`, `prefix_table.rs` | several engines behind one client; who gets a request; who knows its prefix |
 
@@ -39,6 +40,7 @@ mod outputs_codec;
 mod placement;
 mod prefix_table;
 mod prompt_logprobs_codec;
+mod query;
 mod request_codec;
 mod router;
 mod server;
@@ -56,6 +58,10 @@ pub use message::{ClientMessage, EngineMessage};
 pub use notifier::Notifier;
 pub use placement::{MAX_REMEMBERED, Placement, slack};
 pub use prefix_table::{PrefixHasher, PrefixTable};
+pub use query::{
+    MAX_OPEN_QUERIES, MAX_QUERY_BYTES, MAX_QUERY_KIND_BYTES, MAX_REPLY_BYTES, MAX_WAITING_QUERIES, Queries,
+    Query, QueryOutcome,
+};
 pub use router::EngineRouter;
 pub use server::{
     EngineServer, FAREWELL_TIMEOUT, MAX_INFO_BYTES, ServerOptions, ServerStats, max_frame_bytes,

@@ -8,7 +8,9 @@ use crate::{
     error::{DecodeError, Refusal},
     frame::write_frame,
     handshake::{Challenge, EngineFacts, Hello, Welcome},
-    logprobs_codec, outputs_codec, prompt_logprobs_codec, request_codec,
+    logprobs_codec, outputs_codec, prompt_logprobs_codec,
+    query::{MAX_QUERY_BYTES, MAX_QUERY_KIND_BYTES, QueryOutcome},
+    request_codec,
     wire::{Reader, Writer},
 };
 
@@ -21,6 +23,7 @@ pub(crate) mod kind {
     pub(crate) const GRAMMAR_FAILED: u8 = 0x05;
     pub(crate) const STATS_QUERY: u8 = 0x06;
     pub(crate) const PING: u8 = 0x07;
+    pub(crate) const QUERY: u8 = 0x09;
     pub(crate) const CHALLENGE: u8 = 0x80;
     pub(crate) const WELCOME: u8 = 0x81;
     pub(crate) const REJECTED: u8 = 0x82;
@@ -33,6 +36,7 @@ pub(crate) mod kind {
     pub(crate) const STEP_FAILED: u8 = 0x89;
     pub(crate) const LOGPROBS: u8 = 0x8A;
     pub(crate) const PROMPT_LOGPROBS: u8 = 0x8B;
+    pub(crate) const REPLY: u8 = 0x8D;
 }
 
 /// The counter of `Stats` that is the asking client's own: requests that the engine was given by it and has not finished.
@@ -58,6 +62,15 @@ pub enum ClientMessage {
     StatsQuery(u64),
     /// Asks for `Pong`; the number comes back.
     Ping(u64),
+    /// Asks the stepping thread for a `Reply`; the number comes back.
+    Query {
+        /// Of the client's choice.
+        id: u64,
+        /// What is asked.
+        kind: Box<str>,
+        /// What is said about it.
+        payload: Box<[u8]>,
+    },
 }
 
 /// From the engine.
@@ -104,6 +117,13 @@ pub enum EngineMessage {
     Goodbye,
     /// What a step raised: the reason of the failed outputs that follow.
     StepFailed(String),
+    /// What the stepping thread says to a query.
+    Reply {
+        /// Of the query.
+        id: u64,
+        /// The answer, or why there is none.
+        outcome: QueryOutcome,
+    },
 }
 
 impl ClientMessage {
@@ -117,6 +137,12 @@ impl ClientMessage {
             Self::GrammarFailed(key) => write_number(buffer, kind::GRAMMAR_FAILED, key.0),
             Self::StatsQuery(id) => write_number(buffer, kind::STATS_QUERY, *id),
             Self::Ping(id) => write_number(buffer, kind::PING, *id),
+            Self::Query { id, kind, payload } => write_frame(buffer, kind::QUERY, |body| {
+                let mut body = Writer(body);
+                body.u64(*id);
+                body.str(kind);
+                body.bytes(payload);
+            }),
         }
     }
 
@@ -138,6 +164,7 @@ impl ClientMessage {
             kind::GRAMMAR_FAILED => Self::GrammarFailed(RequestKey(read_number(body)?)),
             kind::STATS_QUERY => Self::StatsQuery(read_number(body)?),
             kind::PING => Self::Ping(read_number(body)?),
+            kind::QUERY => read_query(body)?,
             _ => return Err(DecodeError::UnknownKind { kind }),
         })
     }
@@ -203,6 +230,15 @@ impl EngineMessage {
             Self::StepFailed(message) => write_frame(buffer, kind::STEP_FAILED, |body| {
                 Writer(body).str(cut(message));
             }),
+            Self::Reply { id, outcome } => write_frame(buffer, kind::REPLY, |body| {
+                let mut body = Writer(body);
+                body.u64(*id);
+                body.bool(outcome.is_ok());
+                match outcome {
+                    Ok(answer) => body.bytes(answer),
+                    Err(message) => body.str(cut(message)),
+                }
+            }),
         }
     }
 
@@ -241,6 +277,12 @@ impl EngineMessage {
             kind::FATAL => Self::Fatal(reader.str()?.to_owned()),
             kind::GOODBYE => Self::Goodbye,
             kind::STEP_FAILED => Self::StepFailed(reader.str()?.to_owned()),
+            kind::REPLY => {
+                let (id, is_answered) = (reader.u64()?, reader.bool()?);
+                let outcome =
+                    if is_answered { Ok(reader.bytes()?.to_vec()) } else { Err(reader.str()?.to_owned()) };
+                Self::Reply { id, outcome }
+            }
             _ => return Err(DecodeError::UnknownKind { kind }),
         };
         reader.finish()?;
@@ -263,6 +305,21 @@ fn read_number(body: &[u8]) -> Result<u64, DecodeError> {
     let value = body.u64()?;
     body.finish()?;
     Ok(value)
+}
+
+fn read_query(body: &[u8]) -> Result<ClientMessage, DecodeError> {
+    let mut body = Reader::new(body);
+    let (id, kind, payload) = (body.u64()?, body.str()?, body.bytes()?);
+    body.finish()?;
+    for (what, length, limit) in [
+        ("a length of a query's kind", kind.len(), MAX_QUERY_KIND_BYTES),
+        ("a length of a query", payload.len(), MAX_QUERY_BYTES),
+    ] {
+        if length > limit {
+            return Err(DecodeError::BadValue { what, value: length as u64 });
+        }
+    }
+    Ok(ClientMessage::Query { id, kind: kind.into(), payload: payload.into() })
 }
 
 fn write_keys(keys: &[RequestKey], body: &mut Vec<u8>) {

@@ -26,7 +26,12 @@ use scheduler::{EngineHandle, RequestLimits, egress::Consumer};
 use tokio::sync::mpsc;
 
 use crate::{
-    endpoint::Listener, engine_io, error::EndpointError, handshake::EngineFacts, notifier::Notifier,
+    endpoint::Listener,
+    engine_io,
+    error::EndpointError,
+    handshake::EngineFacts,
+    notifier::Notifier,
+    query::{Queries, Reply},
 };
 
 /// How long a stopping server waits for its last words to be taken.
@@ -156,6 +161,8 @@ pub(crate) enum Control {
     Stop,
     /// Tell every client why the engine died, and end.
     Fail(String),
+    /// Send an answer to the client that asked.
+    Reply(Reply),
 }
 
 /// See the module docs. Dropped, it stops.
@@ -167,6 +174,7 @@ pub struct EngineServer {
     complaints: std_mpsc::Receiver<String>,
     /// Held for as long as it takes to write it down, or to copy it into a frame.
     step_error: Arc<Mutex<StepError>>,
+    queries: Arc<Queries>,
 }
 
 impl EngineServer {
@@ -180,18 +188,23 @@ impl EngineServer {
         let (complain, complaints) = std_mpsc::sync_channel(MAX_COMPLAINTS);
         let (started, outcome) = std_mpsc::sync_channel(1);
         let step_error = Arc::new(Mutex::default());
+        let queries = Arc::<Queries>::default();
         let context = engine_io::Context {
             commands,
             counters: counters.clone(),
             complain,
             step_error: step_error.clone(),
+            queries: queries.clone(),
+            answers: control.clone(),
         };
         let thread = std::thread::Builder::new()
             .name("rustvllm-ipc".to_owned())
             .spawn(move || engine_io::run(options, context, &started))
             .map_err(|source| start_error("start", source))?;
         match outcome.recv() {
-            Ok(Ok(())) => Ok(Self { control, thread: Some(thread), counters, complaints, step_error }),
+            Ok(Ok(())) => {
+                Ok(Self { control, thread: Some(thread), counters, complaints, step_error, queries })
+            }
             Ok(Err(source)) => Err(start_error("listen on", source)),
             Err(_) => Err(start_error("start", io::Error::other("it ended at once"))),
         }
@@ -203,6 +216,12 @@ impl EngineServer {
         let mut step_error = self.step_error.lock().unwrap_or_else(PoisonError::into_inner);
         step_error.number += 1;
         message.clone_into(&mut step_error.message);
+    }
+
+    /// What clients ask of the thread that steps the engine.
+    #[must_use]
+    pub fn queries(&self) -> Arc<Queries> {
+        self.queries.clone()
     }
 
     /// Tell every client that the engine died and why, and end. Returns when they have been told, or after half a second.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ipc::{
-    Challenge, ClientMessage, DecodeError, EngineFacts, EngineMessage, HEADER_BYTES, Hello, PROTOCOL_VERSION,
-    Refusal, Welcome, key_of,
+    Challenge, ClientMessage, DecodeError, EngineFacts, EngineMessage, HEADER_BYTES, Hello, MAX_QUERY_BYTES,
+    MAX_QUERY_KIND_BYTES, PROTOCOL_VERSION, Refusal, Welcome, key_of,
 };
 use proptest::{collection::vec, option, prelude::*};
 use scheduler::{
@@ -74,7 +74,7 @@ prop_compose! {
         params in sampling_params(),
         priority in any::<i32>(),
         extra_keys in prop_oneof![Just(ExtraKeys::default()), extra_keys()],
-        flags in any::<(bool, bool)>(),
+        flags in any::<(bool, bool, bool)>(),
         fork_from in option::of(any::<u64>()),
     ) -> NewRequest {
         NewRequest {
@@ -86,6 +86,7 @@ prop_compose! {
             extra_keys,
             skip_reading_prefix_cache: flags.0,
             waits_for_grammar: flags.1,
+            reports_prompt_progress: flags.2,
             fork_from: fork_from.map(RequestKey),
         }
     }
@@ -101,6 +102,9 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         any::<u64>().prop_map(|key| ClientMessage::GrammarFailed(RequestKey(key))),
         any::<u64>().prop_map(ClientMessage::StatsQuery),
         any::<u64>().prop_map(ClientMessage::Ping),
+        (any::<u64>(), "[a-z]{0,16}", vec(any::<u8>(), 0..50)).prop_map(|(id, kind, payload)| {
+            ClientMessage::Query { id, kind: kind.into(), payload: payload.into() }
+        }),
         (any::<u64>(), any::<[u8; 32]>(), proof).prop_map(|(capabilities, nonce, proof)| {
             ClientMessage::Hello(Hello { version: PROTOCOL_VERSION, capabilities, nonce, proof })
         }),
@@ -215,6 +219,9 @@ fn engine_message() -> impl Strategy<Value = EngineMessage> {
         ".*".prop_map(EngineMessage::Fatal),
         Just(EngineMessage::Goodbye),
         ".*".prop_map(EngineMessage::StepFailed),
+        (any::<u64>(), vec(any::<u8>(), 0..50))
+            .prop_map(|(id, answer)| EngineMessage::Reply { id, outcome: Ok(answer) }),
+        (any::<u64>(), ".*").prop_map(|(id, why)| EngineMessage::Reply { id, outcome: Err(why) }),
         prop_oneof![
             any::<(u16, u16)>().prop_map(|(engine, client)| Refusal::Version { engine, client }),
             any::<u64>().prop_map(|missing| Refusal::Capabilities { missing }),
@@ -300,6 +307,21 @@ fn a_group_that_is_too_large_is_refused() {
 }
 
 #[test]
+fn a_query_that_is_too_long_is_refused() {
+    let decode = |kind: usize, payload: usize| {
+        let kind = "k".repeat(kind).into();
+        let query = ClientMessage::Query { id: 1, kind, payload: vec![0; payload].into() };
+        let bytes = frame(|buffer| query.encode(buffer));
+        ClientMessage::decode(bytes[4], &bytes[HEADER_BYTES..], 100)
+    };
+    decode(MAX_QUERY_KIND_BYTES, MAX_QUERY_BYTES).expect("as long as may be");
+    let error = decode(MAX_QUERY_KIND_BYTES + 1, 0).expect_err("its kind");
+    assert_eq!(error.to_string(), "65 is not a length of a query's kind");
+    let error = decode(1, MAX_QUERY_BYTES + 1).expect_err("its payload");
+    assert_eq!(error.to_string(), "65537 is not a length of a query");
+}
+
+#[test]
 fn a_group_carries_its_prompt_once() {
     let request = NewRequest::new(RequestKey(1), "a", vec![1; 10_000], SamplingParams::default());
     let bytes = frame(|buffer| ClientMessage::AddRequests(vec![request.clone(); 8]).encode(buffer));
@@ -342,11 +364,11 @@ fn the_bytes_of_a_clients_frames_are_these() {
     let eleven = "11".repeat(32);
     let proof = Some([0x22; 32]);
     let proof_hex = format!("01{}", "22".repeat(32));
-    let hello = Hello { version: 3, capabilities: 3, nonce, proof };
+    let hello = Hello { version: 4, capabilities: 3, nonce, proof };
     let clients = [
         (
             ClientMessage::Hello(hello),
-            format!("4f000000 01 72766c6d 0300 0300000000000000 {eleven} {proof_hex}"),
+            format!("4f000000 01 72766c6d 0400 0300000000000000 {eleven} {proof_hex}"),
         ),
         (
             ClientMessage::AddRequests(vec![request]),
@@ -365,6 +387,10 @@ fn the_bytes_of_a_clients_frames_are_these() {
         (ClientMessage::GrammarFailed(RequestKey(1)), "08000000 05 0100000000000000".to_owned()),
         (ClientMessage::StatsQuery(1), "08000000 06 0100000000000000".to_owned()),
         (ClientMessage::Ping(1), "08000000 07 0100000000000000".to_owned()),
+        (
+            ClientMessage::Query { id: 1, kind: "ab".into(), payload: [0xee].into() },
+            "13000000 09 0100000000000000 02000000 6162 01000000 ee".to_owned(),
+        ),
     ];
     for (message, expected) in &clients {
         assert_eq!(client_hex(message), expected.replace(' ', ""), "{message:?}");
@@ -400,11 +426,11 @@ fn the_bytes_of_an_engines_frames_are_these() {
     let info = [0xee].as_slice().into();
     let facts =
         EngineFacts { limits, max_num_seqs: 5, max_num_queued_reqs: 6, max_frame_bytes: 7, pid: 8, info };
-    let challenge = Challenge { version: 3, capabilities: 3, needs_secret: true, nonce };
+    let challenge = Challenge { version: 4, capabilities: 3, needs_secret: true, nonce };
     let engines = [
         (
             EngineMessage::Challenge(challenge),
-            format!("2f000000 80 72766c6d 0300 0300000000000000 01 {eleven}"),
+            format!("2f000000 80 72766c6d 0400 0300000000000000 01 {eleven}"),
         ),
         (
             EngineMessage::Welcome(Welcome { client_index: 1, proof, facts }),
@@ -451,6 +477,14 @@ fn the_bytes_of_an_engines_frames_are_these() {
         (EngineMessage::Fatal("no".to_owned()), "06000000 87 02000000 6e6f".to_owned()),
         (EngineMessage::Goodbye, "00000000 88".to_owned()),
         (EngineMessage::StepFailed("no".to_owned()), "06000000 89 02000000 6e6f".to_owned()),
+        (
+            EngineMessage::Reply { id: 1, outcome: Ok(vec![0xee]) },
+            "0e000000 8d 0100000000000000 01 01000000 ee".to_owned(),
+        ),
+        (
+            EngineMessage::Reply { id: 1, outcome: Err("no".to_owned()) },
+            "0f000000 8d 0100000000000000 00 02000000 6e6f".to_owned(),
+        ),
     ];
     for (message, expected) in &engines {
         assert_eq!(engine_hex(message), expected.replace(' ', ""), "{message:?}");
@@ -521,7 +555,7 @@ fn wrong_extras_are_refused() {
     let error = ClientMessage::decode(bad[4], &bad[HEADER_BYTES..], 1).expect_err("not finite").to_string();
     assert!(error.contains("token id 7 is NaN"), "{error}");
     // "The same extras" without any before: the flags are the byte behind the count.
-    for flags in [1 << 6, (1 << 5) | (1 << 6), 1 << 7] {
+    for flags in [1 << 6, (1 << 5) | (1 << 6)] {
         let mut bad = good.clone();
         bad[HEADER_BYTES + 4] = flags;
         let error = ClientMessage::decode(bad[4], &bad[HEADER_BYTES..], 1).expect_err("wrong flags");

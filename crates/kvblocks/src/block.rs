@@ -68,3 +68,19 @@ pub struct BlockState {
     /// Whether it is the null block.
     pub is_null: bool,
 }
+
+/// What a block is to somebody who looks at all of them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub enum BlockUse {
+    /// Nobody holds it, and its content is nothing.
+    Free = 0,
+    /// One holds it.
+    Used = 1,
+    /// Nobody holds it, and its content can be found.
+    Cached = 2,
+    /// Several hold it.
+    Shared = 3,
+    /// The null block, which nobody ever holds.
+    Null = 4,
+}

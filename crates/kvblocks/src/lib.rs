@@ -95,7 +95,7 @@ mod return_stack;
 mod shared;
 mod sync;
 
-pub use block::{BlockHash, BlockId, BlockState};
+pub use block::{BlockHash, BlockId, BlockState, BlockUse};
 pub use copies::BlockCopies;
 pub use counters::PoolCounters;
 pub use cpu_tier::{CpuBlockId, CpuTier};

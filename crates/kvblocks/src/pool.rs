@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 
-use crate::block::{BlockHash, BlockId, BlockState};
+use crate::block::{BlockHash, BlockId, BlockState, BlockUse};
 use crate::counters::PoolCounters;
 use crate::error::PoolError;
 use crate::shared::SharedBlocks;
@@ -336,6 +336,23 @@ impl BlockPool {
             registered_in: self.registered_in(block),
             free_position: self.free_blocks().position(|free| free == block).map(|position| position as u32),
             is_null: block.is_null(),
+        }
+    }
+
+    /// What a block is to somebody who looks at all of them, in constant time.
+    ///
+    /// # Panics
+    /// If `block` is not of this pool.
+    #[inline]
+    #[must_use]
+    pub fn block_use(&self, block: BlockId) -> BlockUse {
+        let meta = &self.metas[block.index()];
+        match (meta.ref_count, meta.registered) {
+            _ if block.is_null() => BlockUse::Null,
+            (0, false) => BlockUse::Free,
+            (0, true) => BlockUse::Cached,
+            (1, _) => BlockUse::Used,
+            _ => BlockUse::Shared,
         }
     }
 

@@ -161,6 +161,23 @@ impl PyEngineClient {
         stats_dict(py, counters.iter().map(|(name, value)| (name.as_str(), *value)))
     }
 
+    /// Ask the thread that steps the engine of one rank.
+    #[pyo3(signature = (rank, kind, payload, timeout))]
+    fn query<'py>(
+        &self,
+        py: Python<'py>,
+        rank: usize,
+        kind: &str,
+        payload: &[u8],
+        timeout: f64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let timeout = seconds("timeout", timeout)?;
+        let engine = self.inner.engine(rank).map_err(|error| client_error(&error))?;
+        let answer =
+            py.detach(|| engine.query(kind, payload, timeout)).map_err(|error| client_error(&error))?;
+        Ok(PyBytes::new(py, &answer))
+    }
+
     fn new_key(&self) -> u64 {
         self.inner.new_key().0
     }

@@ -12,6 +12,8 @@ use pyo3::{
 
 import_exception!(rustvllm.exceptions, EngineDeadError);
 import_exception!(rustvllm.exceptions, InvalidRequestError);
+import_exception!(rustvllm.exceptions, QueryError);
+import_exception!(rustvllm.exceptions, QueryTimeoutError);
 import_exception!(rustvllm.exceptions, QueueFullError);
 import_exception!(rustvllm.exceptions, SchedulerStateError);
 import_exception!(rustvllm.exceptions, TraceError);
@@ -43,7 +45,9 @@ pub(crate) fn client_error(error: &ClientError) -> PyErr {
         ClientError::RequestTooLarge { .. } => InvalidRequestError::new_err((error.to_string(), "prompt")),
         ClientError::Backlogged { .. } => QueueFullError::new_err(error.to_string()),
         ClientError::Dead { .. } => EngineDeadError::new_err(error.to_string()),
-        ClientError::ForeignKey { .. } | ClientError::NotAlike { .. } => {
+        ClientError::QueryFailed { .. } => QueryError::new_err(error.to_string()),
+        ClientError::QueryTimeout { .. } => QueryTimeoutError::new_err(error.to_string()),
+        ClientError::ForeignKey { .. } | ClientError::NotAlike { .. } | ClientError::QueryTooLarge { .. } => {
             PyValueError::new_err(error.to_string())
         }
         ClientError::NoSuchRank { .. } => PyIndexError::new_err(error.to_string()),

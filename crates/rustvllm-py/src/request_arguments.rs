@@ -24,6 +24,7 @@ pub(crate) struct RequestArguments {
     lora_name: Option<String>,
     multimodal: Vec<(u32, u32, Vec<u8>)>,
     skip_reading_prefix_cache: bool,
+    reports_prompt_progress: bool,
     waits_for_grammar: bool,
     fork_from: Option<u64>,
     samples: Vec<(u64, String, i64)>,
@@ -91,6 +92,7 @@ impl RequestArguments {
             "lora_name" => extract(name, value, &mut self.lora_name),
             "multimodal" => extract(name, value, &mut self.multimodal),
             "skip_reading_prefix_cache" => extract(name, value, &mut self.skip_reading_prefix_cache),
+            "reports_prompt_progress" => extract(name, value, &mut self.reports_prompt_progress),
             "waits_for_grammar" => extract(name, value, &mut self.waits_for_grammar),
             "fork_from" => extract(name, value, &mut self.fork_from),
             "samples" => extract(name, value, &mut self.samples),
@@ -123,6 +125,7 @@ impl RequestArguments {
             priority: self.priority,
             extra_keys,
             skip_reading_prefix_cache: self.skip_reading_prefix_cache,
+            reports_prompt_progress: self.reports_prompt_progress,
             waits_for_grammar: self.waits_for_grammar,
             fork_from: self.fork_from.map(RequestKey),
         };
@@ -133,6 +136,7 @@ impl RequestArguments {
             // The first computes the prompt, and says what there is to be said of it.
             params: SamplingParams { seed, num_prompt_logprobs: -1, ..request.params.clone() },
             fork_from: Some(request.key),
+            reports_prompt_progress: false,
             ..request.clone()
         }));
         requests.insert(0, request);

@@ -4,12 +4,12 @@ use std::thread::{self, ThreadId};
 
 use ::scheduler::{
     EngineCoreOutput, ExtraKeys, FinishReason, LogprobRows, PromptLogprobRows, RequestError, RequestEvent,
-    RequestState, Scheduler, SchedulerConfig, SchedulerOutput, StepBuffers, TokenRows,
+    RequestState, RequestSummary, Scheduler, SchedulerConfig, SchedulerOutput, StepBuffers, TokenRows,
 };
 use pyo3::{
     exceptions::PyValueError,
     prelude::*,
-    types::{PyDict, PyList, PyTuple},
+    types::{PyBytes, PyDict, PyList, PyTuple},
 };
 
 use crate::{
@@ -380,9 +380,14 @@ impl PyScheduler {
         Ok(self.inner.get().reset_prefix_cache(preempt_running))
     }
 
-    fn set_trace(&mut self, enabled: bool) -> PyResult<()> {
+    #[pyo3(signature = (enabled, *, with_tokens=false))]
+    fn set_trace(&mut self, enabled: bool, with_tokens: bool) -> PyResult<()> {
         self.check_owner()?;
-        self.inner.get().set_trace(enabled);
+        if enabled && with_tokens {
+            self.inner.get().set_trace_with_tokens();
+        } else {
+            self.inner.get().set_trace(enabled);
+        }
         Ok(())
     }
 
@@ -440,6 +445,21 @@ impl PyScheduler {
         dicts.collect()
     }
 
+    /// Rows of requests, running ones first; see `request_summary`.
+    fn request_summaries<'py>(slf: &Bound<'py, Self>, limit: usize) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let rows = slf.try_borrow_mut()?.inner.get().request_summaries(limit);
+        rows.iter().map(|row| request_summary(slf.py(), row)).collect()
+    }
+
+    /// A byte per block, or per several; how many those are; and how many blocks of each use there are.
+    fn block_map<'py>(
+        slf: &Bound<'py, Self>,
+        max_cells: u32,
+    ) -> PyResult<(Bound<'py, PyBytes>, u32, [u32; 5])> {
+        let map = slf.try_borrow_mut()?.inner.get().block_map(max_cells);
+        Ok((PyBytes::new(slf.py(), &map.cells), map.blocks_per_cell, map.counts))
+    }
+
     #[pyo3(signature = (prompt_token_ids, cache_salt=None, lora_name=None))]
     fn prefix_hit_length(
         slf: &Bound<'_, Self>,
@@ -484,6 +504,7 @@ fn output_dict<'py>(py: Python<'py>, output: &EngineCoreOutput) -> PyResult<Boun
 
 fn event_dict<'py>(py: Python<'py>, event: &RequestEvent) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
+    dict.set_item("kind", event.kind.as_str())?;
     dict.set_item("timestamp_ns", event.timestamp_ns)?;
     dict.set_item("step", event.step)?;
     dict.set_item("request_id", &event.request_id)?;
@@ -491,6 +512,10 @@ fn event_dict<'py>(py: Python<'py>, event: &RequestEvent) -> PyResult<Bound<'py,
     dict.set_item("num_scheduled_tokens", event.num_scheduled_tokens)?;
     dict.set_item("num_computed_tokens", event.num_computed_tokens)?;
     dict.set_item("num_tokens", event.num_tokens)?;
+    dict.set_item("num_cached_tokens", event.num_cached_tokens)?;
+    dict.set_item("num_blocks", event.num_blocks)?;
+    dict.set_item("new_block_ids", block_ids(&event.new_block_ids))?;
+    dict.set_item("token_id", event.token_id)?;
     Ok(dict)
 }
 
@@ -525,6 +550,19 @@ fn request_dict<'py>(py: Python<'py>, state: &RequestState) -> PyResult<Bound<'p
     dict.set_item("block_table", block_ids(&state.block_table))?;
     dict.set_item("token_ids", &state.token_ids)?;
     dict.set_item("priority", state.priority)?;
+    Ok(dict)
+}
+
+fn request_summary<'py>(py: Python<'py>, row: &RequestSummary) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("request_id", &row.request_id)?;
+    dict.set_item("status", row.status.as_str())?;
+    dict.set_item("num_tokens", row.num_tokens)?;
+    dict.set_item("num_prompt_tokens", row.num_prompt_tokens)?;
+    dict.set_item("num_computed_tokens", row.num_computed_tokens)?;
+    dict.set_item("num_cached_tokens", row.num_cached_tokens)?;
+    dict.set_item("num_blocks", row.num_blocks)?;
+    dict.set_item("num_preemptions", row.num_preemptions)?;
     Ok(dict)
 }
 

@@ -3,19 +3,27 @@
 use std::{
     os::fd::BorrowedFd,
     path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use ipc::{EngineServer, Listener, MAX_INFO_BYTES, Secret, ServerOptions};
-use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
+use ipc::{EngineServer, Listener, MAX_INFO_BYTES, Queries, Query, Secret, ServerOptions};
+use pyo3::{
+    exceptions::PyValueError,
+    prelude::*,
+    types::{PyBytes, PyDict},
+};
 
-use crate::{errors::endpoint_error, handle::EngineHandle};
+use crate::{
+    errors::{SchedulerStateError, endpoint_error},
+    handle::EngineHandle,
+};
 
 /// Serves the clients of an engine; dropped or stopped, it says goodbye to them.
 #[pyclass(frozen, name = "EngineServer", module = "rustvllm._core")]
 pub(crate) struct PyEngineServer {
     /// Taken only while the interpreter is released.
     inner: Mutex<EngineServer>,
+    queries: Arc<Queries>,
     tcp_port: Option<u16>,
 }
 
@@ -81,7 +89,7 @@ impl PyEngineServer {
         options.info = info.into();
         options.max_clients = max_clients;
         let inner = py.detach(|| EngineServer::start(options)).map_err(|error| endpoint_error(&error))?;
-        Ok(Self { inner: Mutex::new(inner), tcp_port })
+        Ok(Self { queries: inner.queries(), inner: Mutex::new(inner), tcp_port })
     }
 
     /// Say goodbye to every client and end, within half a second. Idempotent.
@@ -97,6 +105,11 @@ impl PyEngineServer {
     /// Say why the step failed that the scheduler is about to be told of.
     fn note_step_error(&self, py: Python<'_>, message: &str) {
         py.detach(|| self.lock().note_step_error(message));
+    }
+
+    /// What clients ask of the thread that steps the engine.
+    fn take_queries(&self) -> Vec<PyEngineQuery> {
+        self.queries.take().into_iter().map(PyEngineQuery::new).collect()
     }
 
     #[getter]
@@ -132,7 +145,57 @@ impl PyEngineServer {
     }
 }
 
-/// Adds the class to the module.
+/// A question of a client. Dropped without an answer, it tells its client so.
+#[pyclass(frozen, name = "EngineQuery", module = "rustvllm._core")]
+pub(crate) struct PyEngineQuery {
+    kind: String,
+    payload: Box<[u8]>,
+    /// Held for as long as it takes to exchange a pointer.
+    inner: Mutex<Option<Query>>,
+}
+
+impl PyEngineQuery {
+    fn new(query: Query) -> Self {
+        Self {
+            kind: query.kind().to_owned(),
+            payload: query.payload().into(),
+            inner: Mutex::new(Some(query)),
+        }
+    }
+
+    fn take(&self) -> PyResult<Query> {
+        let query = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        query.ok_or_else(|| {
+            SchedulerStateError::new_err(format!("the query {:?} has been answered already", self.kind))
+        })
+    }
+}
+
+#[pymethods]
+impl PyEngineQuery {
+    #[getter]
+    fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    #[getter]
+    fn payload<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.payload)
+    }
+
+    fn answer(&self, answer: Vec<u8>) -> PyResult<()> {
+        self.take()?.answer(Ok(answer));
+        Ok(())
+    }
+
+    fn fail(&self, message: String) -> PyResult<()> {
+        self.take()?.answer(Err(message));
+        Ok(())
+    }
+}
+
+/// Adds the classes to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyEngineQuery>()?;
     module.add_class::<PyEngineServer>()
 }

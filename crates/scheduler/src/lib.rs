@@ -55,6 +55,7 @@ mod scheduler;
 mod stats;
 mod step;
 pub mod step_buffers;
+mod summary;
 mod sync;
 mod update;
 
@@ -62,7 +63,7 @@ pub use clock::monotonic_ns;
 pub use config::{
     ConfigError, MAX_QUEUE_TIMEOUT, MAX_SPECULATIVE_TOKENS, PreemptionMode, SchedulerConfig, SchedulingPolicy,
 };
-pub use events::{MAX_EVENTS, RequestEvent};
+pub use events::{MAX_EVENTS, RequestEvent, RequestEventKind};
 pub use extra_keys::{ExtraKeys, MultimodalSpan};
 pub use handle::{EngineHandle, NotTheWaiter};
 pub use inbox::Inbox;
@@ -79,4 +80,5 @@ pub use sampling_extras::{
 pub use scheduler::{Scheduler, SchedulerError};
 pub use stats::SchedulerStats;
 pub use step_buffers::StepBuffers;
+pub use summary::{BlockMap, RequestSummary};
 pub use update::{REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR, TokenRows};

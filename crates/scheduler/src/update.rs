@@ -130,7 +130,9 @@ impl Scheduler {
         }
         let now = monotonic_ns();
         let entries = std::mem::take(&mut self.steps[set].entries);
+        self.events.updated_step = output.step;
         let one_each = sampled.num_columns == 1 && drafts.num_columns == 0 && logprobs.is_empty();
+        let one_each = one_each && !self.events.with_tokens; // those are recorded one by one
         let mut num_finished = 0;
         let (mut done, mut sample) = (0, 0);
         while done < entries.len() {
@@ -198,6 +200,7 @@ impl Scheduler {
         let status = if entry.sampled {
             self.append_row(entry, sample, sampled, logprobs, now)
         } else {
+            self.report_prompt_progress(entry, now);
             self.close_prefill(slot, now)
         };
         if let Some(status) = status {
@@ -225,6 +228,20 @@ impl Scheduler {
         }
     }
 
+    /// A row that was not sampled, of a request that tells how far its prompt is.
+    fn report_prompt_progress(&mut self, entry: &Entry, now: u64) {
+        let request = &self.requests[entry.tenant.slot as usize];
+        if !request.cold.reports_prompt_progress || request.is_introduced {
+            return;
+        }
+        let num_computed_tokens = entry.num_computed_tokens + entry.num_scheduled_tokens;
+        self.offer(EngineCoreOutput {
+            num_cached_tokens: request.num_cached_tokens,
+            first_scheduled_ns: request.cold.first_scheduled_ns,
+            ..EngineCoreOutput::progress(request.key, num_computed_tokens, now)
+        });
+    }
+
     /// A row that was not sampled: the end of a request that only wants its prompt computed, or a part of a prompt.
     fn close_prefill(&mut self, slot: u32, now: u64) -> Option<RequestStatus> {
         let request = &self.requests[slot as usize];
@@ -246,7 +263,9 @@ impl Scheduler {
             // It lost its placeholders with its blocks; the token is one more to compute again.
             request.num_expected_tokens = request.num_tokens;
         }
-        match check_stop(request, token_id) {
+        let stop = check_stop(request, token_id);
+        self.record_token(slot, token_id, now);
+        match stop {
             Stop::No => {
                 self.emit(slot, token_id, None, -1, RequestError::None, now);
                 None

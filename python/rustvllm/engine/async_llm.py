@@ -6,7 +6,7 @@ is merged into one output.
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rustvllm import _core, envs
@@ -19,11 +19,14 @@ from rustvllm.engine.front_end import RequestTable
 from rustvllm.engine.input_processor import InputProcessor, PromptType
 from rustvllm.engine.remote_client import RemoteClient
 from rustvllm.engine.request_state import EventSink, RequestState
+from rustvllm.engine.startup_records import load_tokenizer
 from rustvllm.engine.tokenizer import Tokenizer
+from rustvllm.engine.trace_sinks import make_front_tracer, make_tracer
 from rustvllm.exceptions import EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError
 from rustvllm.logger import init_logger
 from rustvllm.outputs import RequestOutput
 from rustvllm.sampling_params import SamplingParams
+from rustvllm.tracing import TraceCallback, Tracer
 
 if TYPE_CHECKING:
     from rustvllm.engine_args import AsyncEngineArgs
@@ -32,6 +35,8 @@ logger = init_logger(__name__)
 
 STATS_TIMEOUT = 0.5
 """Seconds to wait for an engine's counters."""
+QUERY_SECONDS = 2.0
+"""Seconds to wait for what an engine says of itself."""
 _OFF_LOOP_CHARS = 2048
 """Longer prompts are tokenised in a thread of the core, so that they delay no one else on the event loop."""
 
@@ -49,20 +54,26 @@ class AsyncEngineClient(EngineCoreClient, Protocol):
     def health(self) -> list[EngineHealth]:
         """How it is, as far as is known without asking; one entry per engine."""
 
+    def query(self, rank: int, kind: str, payload: bytes, timeout: float) -> bytes:
+        """Ask the thread that steps one of its engines; blocks."""
+
     def stop(self) -> None:
         """Tell it to end, or leave it; waits for nothing."""
 
 
-def make_client(config: EngineConfig, on_death: Callable[[], None], *, multiprocess: bool | None) -> AsyncEngineClient:
+def make_client(
+    config: EngineConfig, on_death: Callable[[], None], tracer: Tracer | None = None, *, multiprocess: bool | None
+) -> AsyncEngineClient:
     """An engine in a process of its own, or in a thread of this one.
 
     Args:
         config: What engine.
         on_death: Called when it has ended without being told to.
+        tracer: Is told of its steps, if it is in this process; another makes its own.
         multiprocess: None leaves it to ``RUSTVLLM_ENABLE_MULTIPROCESSING``.
     """
     if not (envs.enable_multiprocessing() if multiprocess is None else multiprocess):
-        return ThreadClient(config, on_death)
+        return ThreadClient(config, on_death, tracer)
     from rustvllm.engine.process_client import ProcessClient
 
     return ProcessClient(config, on_death)
@@ -140,10 +151,17 @@ class AsyncLLM:
     Attributes:
         config: What the engine was built from.
         tokenizer: None with ``skip_tokenizer_init``.
+        tracer: Follows the requests; None when nobody asks for that.
     """
 
     def __init__(
-        self, config: EngineConfig, *, multiprocess: bool | None = None, client: AsyncEngineClient | None = None
+        self,
+        config: EngineConfig,
+        *,
+        multiprocess: bool | None = None,
+        client: AsyncEngineClient | None = None,
+        trace: TraceCallback | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """Load the model and start the engine; blocks, and may run in a worker thread.
 
@@ -152,6 +170,9 @@ class AsyncLLM:
             multiprocess: Run it in a process of its own; None: when ``RUSTVLLM_ENABLE_MULTIPROCESSING`` is set, else in
                 a thread of this process.
             client: An engine that somebody else runs, in place of one of this object's.
+            trace: Called with a :class:`~rustvllm.tracing.TraceRecord` of whatever happens to a request in this
+                process, one after the other from two threads; one that raises is called no more.
+            tracer: Is told the same; None: whoever ``config.tracing`` names.
 
         Raises:
             ModelLoadError: Weights or tokenizer cannot be read.
@@ -163,13 +184,17 @@ class AsyncLLM:
         self._streams: dict[int, RequestStream] = {}
         self._broken: EngineDeadError | None = None
         is_own = client is None
+        if tracer is None:
+            overlap = config.scheduler.async_scheduling
+            tracer = make_tracer(config.tracing, "AsyncLLM", owns_file=is_own, has_overlap=overlap, callback=trace)
+        self.tracer = make_front_tracer(tracer, config)
         # The engine comes first: in another process it loads while the tokenizer is read here.
-        self._client = client or make_client(config, self._on_engine_death, multiprocess=multiprocess)
+        self._client = client or make_client(config, self._on_engine_death, tracer, multiprocess=multiprocess)
+        if tracer is not None:
+            tracer.note("engine_client", type(self._client).__name__)
         weakref.finalize(self, self._client.stop).atexit = False  # the client sees to the exit itself
         try:
-            self.tokenizer = (
-                None if config.model.tokenizer_path is None else Tokenizer.from_folder(config.model.tokenizer_path)
-            )
+            self.tokenizer = load_tokenizer(config, tracer)
             self._client.wait_until_ready()
             if config.model.fit_max_model_len:
                 self.config = config.with_max_model_len(self._client.max_model_len)
@@ -178,7 +203,9 @@ class AsyncLLM:
             self._client.shutdown()
             raise
         self._drain_rate = DrainRate(self._client.handle.stats)
-        self._requests = RequestTable(self._client, None if self.tokenizer is None else self.tokenizer.core)
+        self._requests = RequestTable(
+            self._client, None if self.tokenizer is None else self.tokenizer.core, self.tracer
+        )
         if is_own:
             for line in self.describe():
                 logger.info("%s", line)
@@ -205,6 +232,7 @@ class AsyncLLM:
         request_id: str,
         *,
         priority: int = 0,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run a request and yield its outputs; leaving the generator early aborts it.
 
@@ -213,6 +241,7 @@ class AsyncLLM:
             sampling_params: Also says what each output holds (``output_kind``); None for the model's own defaults.
             request_id: Not in use by a running request.
             priority: Lower is sooner, with the priority policy.
+            trace_headers: W3C trace context (``traceparent``, ``tracestate``) whose part the request is.
 
         Raises:
             InvalidRequestError: The request is wrong; nobody else notices.
@@ -222,7 +251,9 @@ class AsyncLLM:
             EngineDeadError: The engine died or was shut down.
             RuntimeError: The engine belongs to another event loop.
         """
-        stream = await self.add_request(request_id, prompt, sampling_params, priority=priority)
+        stream = await self.add_request(
+            request_id, prompt, sampling_params, priority=priority, trace_headers=trace_headers
+        )
         try:
             async for output in stream:
                 yield output
@@ -237,6 +268,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         sink: EventSink | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> RequestStream:
         """Hand a request to the engine at once and return its outputs; arguments and errors as for :meth:`generate`.
 
@@ -254,7 +286,7 @@ class AsyncLLM:
         request = self.input_processor.process(prompt, params, priority, encoded=encoded)
         self._drain_rate.observe()
         try:
-            state = self._requests.add(request_id, request, sink)
+            state = self._requests.add(request_id, request, sink, trace_headers)
         except QueueFullError as error:
             raise self._with_advice(error) from None
         stream = RequestStream(self, state)
@@ -318,6 +350,23 @@ class AsyncLLM:
             return self.stats()
         return self._with_sizes(await asyncio.to_thread(handle.stats, STATS_TIMEOUT))
 
+    async def query(self, kind: str, payload: bytes = b"", *, rank: int = 0, seconds: float = QUERY_SECONDS) -> bytes:
+        """Ask the thread that steps an engine something about itself; it answers between two steps.
+
+        Args:
+            kind: What; ``engine/inspection.py`` has the kinds.
+            payload: JSON, 64 KiB at most.
+            rank: Which of several engines.
+            seconds: How long to wait: a step of a long prompt takes its time.
+
+        Raises:
+            QueryTimeoutError: There is no answer in time.
+            QueryError: The question is wrong, or too many have no answer yet.
+            EngineDeadError: That engine has died.
+            IndexError: There is no such rank.
+        """
+        return await asyncio.to_thread(self._client.query, rank, kind, payload, seconds)
+
     def _with_sizes(self, counters: dict[str, int | float]) -> dict[str, Any]:
         return {
             **counters,
@@ -332,6 +381,11 @@ class AsyncLLM:
     def shutdown(self) -> None:
         """Stop the engine thread within two seconds and fail what is under way. Idempotent, from any thread."""
         self._client.shutdown()
+        self._leave_loop()
+        if self.tracer is not None:
+            self.tracer.close()
+
+    def _leave_loop(self) -> None:
         loop = self._loop
         if loop is None or loop.is_closed():
             return

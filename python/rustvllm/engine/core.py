@@ -16,8 +16,10 @@ from rustvllm import _core
 from rustvllm.config import EngineConfig
 from rustvllm.engine.step_times import StepObserver, StepTimes
 from rustvllm.engine.step_trace import StepTrace
+from rustvllm.engine.step_tracer import StepTracer, note_load
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
+from rustvllm.tracing import Tracer
 
 if TYPE_CHECKING:
     from rustvllm.executor.interface import Executor
@@ -72,10 +74,18 @@ class EngineCore:
         startup_phases: Seconds that each part of the constructor took, by its name, in order.
         on_step_error: Called with that text, before anybody is told that a request failed.
         step_observers: Called with the times of each step when it has ended.
+        tracer: Is told of every step and request; None: nobody is.
+        step_tracer: Tells it.
+        has_clients: Requests come from other processes: the scheduler knows them as ``id@client``.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, tracer: Tracer | None = None, *, has_clients: bool = False) -> None:
         """Load the model and take the memory of the KV cache.
+
+        Args:
+            config: What engine.
+            tracer: Is told of every step and request; None: nobody is.
+            has_clients: Requests come from other processes.
 
         Raises:
             ModelLoadError: The weights cannot be read or do not fit the configuration.
@@ -83,6 +93,7 @@ class EngineCore:
                 memory as ``swap_space`` says, or the step trace cannot be written.
         """
         self.config = config
+        self.has_clients = has_clients
         self.startup_phases: dict[str, float] = {}
         phase = _Stopwatch(self.startup_phases)
         self.step_observers: list[StepObserver] = []
@@ -137,6 +148,25 @@ class EngineCore:
         self.on_step_error: Callable[[str], object] = lambda _: None
         self._launched: deque[LaunchedStep] = deque()
         self._failures_in_a_row = 0
+        self.tracer: Tracer | None = None
+        self.step_tracer: StepTracer | None = None
+        if tracer is not None:
+            note_load(tracer, self.startup_phases)
+            self.trace_to(tracer)
+
+    def trace_to(self, tracer: Tracer | None) -> None:
+        """Tell a tracer of every step and request from the next step on, in place of the one before; None: nobody.
+
+        Not while another thread steps.
+        """
+        if (before := self.step_tracer) is not None:
+            # A new list: the old one may be being walked through.
+            self.step_observers = [each for each in self.step_observers if each != before.observe]
+            before.end()
+        self.tracer, self.step_tracer = tracer, None
+        if tracer is not None:
+            self.step_tracer = StepTracer(self.scheduler, tracer, has_clients=self.has_clients)
+            self.step_observers = [*self.step_observers, self.step_tracer.observe]
 
     def _settle_max_model_len(self, config: EngineConfig) -> EngineConfig:
         """The configuration whose ``max_model_len`` the KV cache can hold, if it was left to the engine."""
@@ -158,6 +188,8 @@ class EngineCore:
             EngineDeadError: Several steps in a row failed.
         """
         num_tokens = 0
+        if self.step_tracer is not None:
+            self.step_tracer.begin()
         if len(self._launched) < self.max_concurrent_batches:
             schedule_ns = monotonic_ns()
             if (output := self.scheduler.schedule()) is not None:
@@ -248,7 +280,9 @@ class EngineCore:
         return bool(self._launched) or self.scheduler.has_unfinished_requests()
 
     def flush_trace(self) -> None:
-        """Write the step trace as far as it goes."""
+        """Write the step trace as far as it goes, and tell the tracer what happened outside of steps."""
+        if self.step_tracer is not None:
+            self.step_tracer.flush()
         if self._trace is not None:
             self._trace.flush()
 

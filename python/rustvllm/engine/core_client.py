@@ -16,8 +16,10 @@ from rustvllm.config import EngineConfig
 from rustvllm.engine import run_loop
 from rustvllm.engine.core import EngineCore
 from rustvllm.engine.engine_health import EngineHealth, StepWatch
+from rustvllm.engine.queries import QueryQueue
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
+from rustvllm.tracing import Tracer
 
 logger = init_logger(__name__)
 
@@ -54,8 +56,8 @@ class EngineCoreClient(Protocol):
 class InprocClient:
     """An engine that runs when its caller calls :meth:`step`."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._core: EngineCore | None = EngineCore(config)
+    def __init__(self, config: EngineConfig, tracer: Tracer | None = None) -> None:
+        self._core: EngineCore | None = EngineCore(config, tracer)
         self.handle = self._core.handle
         self.num_blocks = self._core.num_blocks
 
@@ -91,7 +93,10 @@ class InprocClient:
 
     def step(self) -> int:
         """Run one step; the number of tokens run, 0 when nothing can run."""
-        return self.core.step()
+        num_tokens = self.core.step()
+        if num_tokens == 0:
+            self.core.flush_trace()
+        return num_tokens
 
     def has_unfinished_requests(self) -> bool:
         """True while the scheduler holds a request, or a step runs."""
@@ -115,12 +120,13 @@ class ThreadClient:
     ``on_death``, a bound method, is called from it, once, if its object still lives: the thread keeps none alive.
     """
 
-    def __init__(self, config: EngineConfig, on_death: Callable[[], None]) -> None:
-        self._core = EngineCore(config)
+    def __init__(self, config: EngineConfig, on_death: Callable[[], None], tracer: Tracer | None = None) -> None:
+        self._core = EngineCore(config, tracer)
         self.handle = self._core.handle
         self.num_blocks = self._core.num_blocks
         self._on_death = weakref.WeakMethod(on_death)
         self._stopping = threading.Event()
+        self._queries = QueryQueue(self.handle.wake)
         self._death: EngineDeadError | None = None
         self._step_watch = StepWatch()
         # What exists now lives as long as the engine: keep the collector from walking through it again and again.
@@ -163,8 +169,16 @@ class ThreadClient:
         death = None if self._death is None else str(self._death)
         return [EngineHealth(0, death, 0.0, self._step_watch.step_age(self.handle.stats()))]
 
+    def query(self, rank: int, kind: str, payload: bytes, timeout: float) -> bytes:
+        """Ask the engine's thread; see :meth:`AsyncLLM.query`."""
+        if rank != 0:
+            raise IndexError(f"there is no engine of rank {rank}; there is one, of rank 0")
+        self.check_alive()
+        return self._queries.ask(kind, payload, timeout)
+
     def _run(self) -> None:
-        self._death = run_loop.run(self._core, self._stopping.is_set)
+        self._death = run_loop.run(self._core, self._stopping.is_set, self._queries)
+        self._queries.close("the engine was shut down" if self._death is None else str(self._death))
         if self._death is not None and (on_death := self._on_death()) is not None:
             on_death()
         if self._stopping.is_set():

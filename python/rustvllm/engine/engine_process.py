@@ -20,6 +20,7 @@ class EngineProcess(ChildProcess):
 
     def __init__(self, directory: Path, executor: str, rank: int = 0) -> None:
         super().__init__("rustvllm.engine.process", f"engine process {rank}", directory, ("--executor", executor))
+        self._rank = rank
 
     def load(
         self,
@@ -31,6 +32,7 @@ class EngineProcess(ChildProcess):
         """Say what to load and where to listen."""
         self.order(
             {
+                "name": f"engine {self._rank}",
                 "config": plain(config),
                 "address": str(address),
                 "secret": None if secret is None else base64.b64encode(secret).decode(),

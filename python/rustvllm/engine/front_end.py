@@ -3,12 +3,14 @@
 ``LLMEngine`` and ``AsyncLLM`` share it; they differ only in who waits for whom.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from time import monotonic_ns
 
 from rustvllm import _core
 from rustvllm.engine.core_client import EngineCoreClient
+from rustvllm.engine.front_tracer import FrontTracer
 from rustvllm.engine.input_processor import EngineCoreRequest
-from rustvllm.engine.request_state import EventSink, RequestState
+from rustvllm.engine.request_state import BestOf, EventSink, RequestState
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logprobs import PromptLogprobs
 from rustvllm.sampling_params import RequestOutputKind
@@ -17,8 +19,11 @@ from rustvllm.sampling_params import RequestOutputKind
 class RequestTable:
     """Requests under way, by the caller's id and by the engine's key. Not thread-safe: one thread owns it."""
 
-    def __init__(self, client: EngineCoreClient, tokenizer: _core.Tokenizer | None) -> None:
+    def __init__(
+        self, client: EngineCoreClient, tokenizer: _core.Tokenizer | None, tracer: FrontTracer | None = None
+    ) -> None:
         self._client = client
+        self._tracer = tracer
         self._output_processor = _core.OutputProcessor(tokenizer)
         self._tokenizer = tokenizer
         self._by_id: dict[str, RequestState] = {}
@@ -51,8 +56,16 @@ class RequestTable:
         if request_id in self._by_id or request_id in self._engine_ids:
             raise InvalidRequestError(f"request_id {request_id!r} belongs to a request that still runs", "request_id")
 
-    def add(self, request_id: str, request: EngineCoreRequest, sink: EventSink | None = None) -> RequestState:
+    def add(
+        self,
+        request_id: str,
+        request: EngineCoreRequest,
+        sink: EventSink | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> RequestState:
         """Hand a request to the engine, once per sample; ``sink`` takes new text as events.
+
+        ``trace_headers`` are the W3C trace context of who asks.
 
         Raises:
             InvalidRequestError: The id is taken, or the engine refuses the request.
@@ -60,7 +73,8 @@ class RequestTable:
         """
         self.check_id(request_id)
         params, handle = request.params, self._client.handle
-        ids = [request_id] if params.n == 1 else [f"{index}_{request_id}" for index in range(params.n)]
+        num_samples = params.num_samples
+        ids = [request_id] if num_samples == 1 else [f"{index}_{request_id}" for index in range(num_samples)]
         for engine_id in ids:
             if engine_id in self._engine_ids:
                 raise InvalidRequestError(
@@ -76,9 +90,13 @@ class RequestTable:
             request.hidden_stop_ids,
             sink,
             with_logprobs=request.num_logprobs >= 0,
+            choice=None if params.best_of is None else BestOf(params.n, shows_logprobs=params.logprobs is not None),
             prompt_logprobs=self._prompt_logprobs(request),
+            prompt_progress=params.prompt_progress,
         )
         self._by_id[request_id] = state
+        if self._tracer is not None:
+            self._tracer.taken(request_id, request, trace_headers)
         try:
             for index, (key, engine_id) in enumerate(samples):
                 self._by_key[key] = state
@@ -136,6 +154,7 @@ class RequestTable:
             seed=request.seed_of(0),
             num_logprobs=request.num_logprobs,
             num_prompt_logprobs=request.num_prompt_logprobs,
+            reports_prompt_progress=params.prompt_progress,
             sampling_extras=request.sampling_extras,
             priority=request.priority,
             cache_salt=request.cache_salt,
@@ -148,8 +167,11 @@ class RequestTable:
         Returns:
             The other requests that changed, each once, finished ones already taken out.
         """
+        began_ns = 0 if self._tracer is None else monotonic_ns()
         events, deltas = self._output_processor.poll(self._client.handle)
         by_key = self._by_key
+        if self._tracer is not None and (events or deltas):
+            self._tracer.polled(began_ns, by_key, events, deltas)
         for key, event in events:
             state = by_key.get(key)
             if state is not None and state.sink is not None and not state.sink.write(event):
@@ -194,6 +216,8 @@ class RequestTable:
         if self._by_id.get(state.request_id) is not state:
             return
         del self._by_id[state.request_id]
+        if self._tracer is not None:
+            self._tracer.ended(state, is_abandoned=abort and not state.finished)
         if abort:
             self._client.handle.abort_requests(state.unfinished_ids())
         for sample in state.samples:

@@ -7,6 +7,7 @@ import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Any, TypedDict
 
 from rustvllm import _core
@@ -55,7 +56,7 @@ PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
 
 @dataclass(frozen=True, slots=True)
 class EngineCoreRequest:
-    """One request, ready for ``EngineHandle.add_request``; it becomes ``params.n`` requests there.
+    """One request, ready for ``EngineHandle.add_request``; it becomes ``params.num_samples`` requests there.
 
     Attributes:
         prompt: Prompt text; None when only token ids were given.
@@ -71,6 +72,8 @@ class EngineCoreRequest:
         priority: Lower is sooner, with the priority policy.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
         sampling_extras: Parameters that are lists; None without.
+        began_ns: When the check began, in nanoseconds of ``time.monotonic_ns``.
+        processed_ns: When it was done.
     """
 
     prompt: str | None
@@ -86,6 +89,8 @@ class EngineCoreRequest:
     priority: int
     cache_salt: str | None
     sampling_extras: _core.SamplingExtras | None = None
+    began_ns: int = 0
+    processed_ns: int = 0
 
     def seed_of(self, index: int) -> int:
         """Seed of sample ``index``, wrapped to 64 bits."""
@@ -137,6 +142,7 @@ class InputProcessor:
         Raises:
             InvalidRequestError: Names the parameter, the value and the limit.
         """
+        began_ns = monotonic_ns()
         params = self._checked_params(params, priority)
         text, ids, cache_salt = self._read_prompt(prompt)
         if ids is None:
@@ -158,12 +164,15 @@ class InputProcessor:
             eos_token_id=eos_token_id,
             stop_token_ids=stop_token_ids,
             hidden_stop_ids=frozenset(extra_eos).difference(params.stop_token_ids or ()),
-            num_logprobs=self._num_logprobs(params.logprobs),
+            # What is drawn and not returned is chosen by its log-probabilities.
+            num_logprobs=max(self._num_logprobs(params.logprobs), -1 if params.best_of is None else 0),
             num_prompt_logprobs=num_prompt_logprobs,
             seed=self._next_seed() if params.seed is None else params.seed,
             priority=priority,
             cache_salt=cache_salt,
             sampling_extras=make_sampling_extras(params, self._model, self._tokenizer, ending_ids),
+            began_ns=began_ns,
+            processed_ns=monotonic_ns(),
         )
 
     def long_text(
@@ -313,6 +322,12 @@ class InputProcessor:
                 )
         self._model.check_num_logprobs("logprobs", params.logprobs)
         self._model.check_num_logprobs("prompt_logprobs", params.prompt_logprobs)
+        if params.best_of is not None and not self._model.logprobs_mode.endswith("_logprobs"):
+            raise InvalidRequestError(
+                f"best_of ({params.best_of}) chooses by log-probabilities, and this engine gives "
+                f"{self._model.logprobs_mode} in their place (logprobs_mode)",
+                "best_of",
+            )
         if params.stop_strings and self._tokenizer is None:
             raise InvalidRequestError(
                 "there is no tokenizer (skip_tokenizer_init), so stop strings cannot be found: use stop_token_ids",

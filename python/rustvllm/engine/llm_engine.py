@@ -7,10 +7,14 @@ from rustvllm.config import EngineConfig, UsageContext
 from rustvllm.engine.core_client import InprocClient
 from rustvllm.engine.front_end import RequestTable
 from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor, PromptType
+from rustvllm.engine.startup_records import load_tokenizer
 from rustvllm.engine.tokenizer import Tokenizer
+from rustvllm.engine.trace_sinks import make_front_tracer, make_tracer
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.outputs import RequestOutput
+from rustvllm.request_spans import EXIT_SECONDS
 from rustvllm.sampling_params import SamplingParams
+from rustvllm.tracing import Tracer
 
 if TYPE_CHECKING:
     from rustvllm.engine_args import EngineArgs
@@ -30,20 +34,30 @@ class LLMEngine:
         engine_core: Drives the engine.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, tracer: Tracer | None = None) -> None:
         """Load the model.
+
+        Args:
+            config: What engine.
+            tracer: Is told what happens; None: whoever ``config.tracing`` names.
 
         Raises:
             ModelLoadError: Weights or tokenizer cannot be read.
-            ConfigError: The KV cache is too small.
+            ConfigError: The KV cache is too small, the trace file cannot be written, or OpenTelemetry is not installed.
         """
-        self.tokenizer = (
-            None if config.model.tokenizer_path is None else Tokenizer.from_folder(config.model.tokenizer_path)
-        )
-        self.engine_core = InprocClient(config)
+        if tracer is None:
+            overlap = config.scheduler.async_scheduling
+            tracer = make_tracer(config.tracing, "LLM", owns_file=True, has_overlap=overlap)
+        self._tracer = make_front_tracer(tracer, config)
+        self.tokenizer = load_tokenizer(config, tracer)
+        if tracer is not None:
+            tracer.note("engine_client", "in this thread")
+        self.engine_core = InprocClient(config, tracer)
         self.config = config.with_max_model_len(self.engine_core.max_model_len)
         self.input_processor = InputProcessor(self.config, self.tokenizer)
-        self._requests = RequestTable(self.engine_core, None if self.tokenizer is None else self.tokenizer.core)
+        self._requests = RequestTable(
+            self.engine_core, None if self.tokenizer is None else self.tokenizer.core, self._tracer
+        )
         self._idle_steps = 0
 
     @classmethod
@@ -148,3 +162,5 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Free the model and its memory; idempotent. Any later use raises EngineDeadError."""
         self.engine_core.shutdown()
+        if self._tracer is not None:
+            self._tracer.close(EXIT_SECONDS)

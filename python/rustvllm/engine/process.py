@@ -21,6 +21,7 @@ from rustvllm.engine.address import EngineAddress
 from rustvllm.engine.config_json import build, dump_info
 from rustvllm.engine.core import EngineCore
 from rustvllm.engine.parent_link import ParentLink
+from rustvllm.engine.trace_sinks import make_tracer
 from rustvllm.exceptions import ConfigError, RustVLLMError
 from rustvllm.logger import init_logger
 
@@ -47,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (gpu := order.get("cuda_visible_devices")) is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpu
         config = build(EngineConfig, order["config"])
-        core = EngineCore(config)
+        overlap = config.scheduler.async_scheduling
+        tracer = make_tracer(config.tracing, order["name"], owns_file=False, has_overlap=overlap)
+        core = EngineCore(config, tracer, has_clients=True)
         server = _listen(core, order)
         core.on_step_error = server.note_step_error
     except BaseException as error:
@@ -63,8 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     phases |= core.startup_phases
     longest = core.config.model.max_model_len
     link.say_ready(link.age, phases, num_blocks=core.num_blocks, max_model_len=longest, tcp_port=server.tcp_port)
-    died = run_loop.run(core, lambda: stop.is_set)
+    died = run_loop.run(core, lambda: stop.is_set, server)
     death = None if died is None else str(died)
+    if tracer is not None:
+        tracer.close()
     for complaint in server.take_complaints():
         logger.warning("%s", complaint)
     if death is None:

@@ -99,6 +99,10 @@ class ProcessClient:
         """How the engine is."""
         return health_of(self.handle)
 
+    def query(self, rank: int, kind: str, payload: bytes, timeout: float) -> bytes:
+        """Ask the engine's thread; see :meth:`AsyncLLM.query`."""
+        return self.handle.query(rank, kind, payload, timeout)
+
     def _watch(self) -> None:
         self._process.wait_for_end()
         self._clean()

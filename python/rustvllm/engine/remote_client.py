@@ -106,6 +106,10 @@ class RemoteClient:
         """How every engine is."""
         return health_of(self.handle)
 
+    def query(self, rank: int, kind: str, payload: bytes, timeout: float) -> bytes:
+        """Ask the engine's thread; see :meth:`AsyncLLM.query`."""
+        return self.handle.query(rank, kind, payload, timeout)
+
     def stop(self) -> None:
         """Leave the engines: what still runs there ends."""
         self._stopped = True

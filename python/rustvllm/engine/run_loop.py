@@ -4,26 +4,33 @@ from collections.abc import Callable
 
 from rustvllm import envs
 from rustvllm.engine.core import EngineCore
+from rustvllm.engine.inspection import Inspection
+from rustvllm.engine.queries import QuerySource
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
 
 
-def run(core: EngineCore, is_stopping: Callable[[], bool]) -> EngineDeadError | None:
+def run(core: EngineCore, is_stopping: Callable[[], bool], queries: QuerySource) -> EngineDeadError | None:
     """Step until told to stop, parked in Rust while there is nothing to do.
 
     Args:
         core: The engine; this thread becomes its scheduler's owner.
         is_stopping: Asked after every step; whoever makes it true calls ``core.handle.wake()``.
+        queries: What others want to know of the engine; answered between steps. Who puts one there wakes it, too.
 
     Returns:
         Why the engine died: the first error that was not one request's or one step's. None if it was told to stop.
     """
     check_invariants = envs.check_invariants()
+    inspection = Inspection(core)
     try:
         while not is_stopping():
-            if core.step() == 0:
+            num_tokens = core.step()
+            for query in queries.take_queries():
+                inspection.answer(query)
+            if num_tokens == 0:
                 if check_invariants:
                     core.scheduler.check_invariants()
                 core.flush_trace()

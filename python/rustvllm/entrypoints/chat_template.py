@@ -80,6 +80,44 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    return jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def walks_through_parts(source: str) -> bool:
+    """Whether a template has a loop over a message's ``content``, so that it expects a list of parts there (cached).
+
+    Only what can be seen in its text counts: a loop over ``….content``, ``…['content']``, or a variable that was set to
+    such a thing or is called ``content``.
+    """
+    try:
+        tree = _environment().parse(source)
+    except (jinja2.TemplateError, RecursionError):
+        return False  # compile_chat_template has the message
+    names = {"content"}
+
+    def is_content(node: jinja2.nodes.Node | None) -> bool:
+        match node:
+            case jinja2.nodes.Name():
+                return node.name in names
+            case jinja2.nodes.Getattr():
+                return node.attr == "content"
+            case jinja2.nodes.Getitem():
+                return isinstance(node.arg, jinja2.nodes.Const) and node.arg.value == "content"
+            case jinja2.nodes.Filter():
+                return is_content(node.node)
+            case _:
+                return False
+
+    for assignment in tree.find_all(jinja2.nodes.Assign):
+        if isinstance(assignment.target, jinja2.nodes.Name) and is_content(assignment.node):
+            names.add(assignment.target.name)
+    return any(is_content(loop.iter) for loop in tree.find_all(jinja2.nodes.For))
+
+
 @functools.lru_cache(maxsize=64)
 def compile_chat_template(source: str) -> jinja2.Template:
     """Compile a template for the sandbox (cached).
@@ -87,9 +125,7 @@ def compile_chat_template(source: str) -> jinja2.Template:
     Raises:
         InvalidRequestError: The template is not valid Jinja.
     """
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
-    )
+    environment = _environment()
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

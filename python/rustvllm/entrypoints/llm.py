@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -13,17 +13,39 @@ from typing import Any, Self
 from rustvllm.engine.describe import describe_engine
 from rustvllm.engine.input_processor import EngineCoreRequest, PromptType, default_sampling_params
 from rustvllm.engine.llm_engine import LLMEngine
+from rustvllm.engine.startup_records import note_command_line, note_configuration
 from rustvllm.engine.tokenizer import Tokenizer
+from rustvllm.engine.trace_sinks import make_tracer
 from rustvllm.engine_args import EngineArgs
-from rustvllm.exceptions import InvalidRequestError, QueueFullError, RequestFailedError
+from rustvllm.exceptions import ConfigError, InvalidRequestError, QueueFullError, RequestFailedError
 from rustvllm.logger import init_logger
 from rustvllm.outputs import RequestOutput
 from rustvllm.sampling_params import RequestOutputKind, SamplingParams
+from rustvllm.tracing import TraceCallback, program_name
 
 logger = init_logger(__name__)
 
 Prompts = PromptType | Sequence[PromptType]
 Messages = Sequence[Mapping[str, Any]]
+_NOT_BUILT = frozenset(
+    {
+        "apply_model",
+        "beam_search",
+        "classify",
+        "collective_rpc",
+        "embed",
+        "encode",
+        "is_sleeping",
+        "reset_prefix_cache",
+        "reward",
+        "score",
+        "sleep",
+        "start_profile",
+        "stop_profile",
+        "wake_up",
+    }
+)
+"""What callers of this class know from elsewhere and will not find here."""
 
 
 class LLM:
@@ -40,11 +62,15 @@ class LLM:
         llm_engine: The engine underneath.
     """
 
-    def __init__(self, model: str | None = None, **engine_args: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, trace: bool | TraceCallback | None = None, **engine_args: Any
+    ) -> None:
         """Load a model.
 
         Args:
             model: A folder or a hub name; None: the model inside the package.
+            trace: Log what happens to each request (True), or call this with a
+                :class:`~rustvllm.tracing.TraceRecord` of each such thing; one that raises is called no more.
             engine_args: Any argument of :class:`~rustvllm.engine_args.EngineArgs`.
 
         Raises:
@@ -52,8 +78,17 @@ class LLM:
             ConfigError: An argument is wrong.
             ModelLoadError: The model cannot be found or read.
         """
-        config = EngineArgs.from_kwargs(model=model, **engine_args).create_engine_config("llm_class")
-        self.llm_engine = LLMEngine(config)
+        began_ns = time.monotonic_ns()
+        callback = trace if callable(trace) else None
+        if callback is None and not isinstance(trace, bool | None):
+            raise ConfigError(f"trace must be True, False or a function that takes a TraceRecord, got {trace!r:.200}")
+        args = EngineArgs.from_kwargs(model=model, trace=bool(trace) if callback is None else False, **engine_args)
+        config = args.create_engine_config("llm_class")
+        overlap = config.scheduler.async_scheduling
+        tracer = make_tracer(config.tracing, "LLM", owns_file=True, has_overlap=overlap, callback=callback)
+        note_command_line(tracer, program_name())
+        note_configuration(tracer, args, config, began_ns)
+        self.llm_engine = LLMEngine(config, tracer)
         for line in describe_engine(self.llm_engine.config, self.llm_engine.engine_core.num_blocks):
             logger.info("%s", line)
         self._num_requests = 0
@@ -62,7 +97,7 @@ class LLM:
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
@@ -73,7 +108,7 @@ class LLM:
         Args:
             prompts: One prompt or several; each is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids``.
             sampling_params: For all prompts, or one for each; None for the model's own defaults.
-            use_tqdm: Show a progress bar with tokens per second.
+            use_tqdm: Show a progress bar with tokens per second; or what makes one, with the arguments of ``tqdm``.
             priority: One number per prompt, lower is sooner; needs ``scheduling_policy="priority"``.
 
         Returns:
@@ -91,7 +126,7 @@ class LLM:
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -105,7 +140,7 @@ class LLM:
             messages: One conversation, or several; each is a list of ``{"role": …, "content": …}``, with text or a list
                 of text parts as content.
             sampling_params: As in :meth:`generate`.
-            use_tqdm: Show a progress bar.
+            use_tqdm: As in :meth:`generate`.
             chat_template: Jinja template to use instead of the model's.
             add_generation_prompt: End the prompt where the assistant's answer begins.
             continue_final_message: Let the model go on with the last message; excludes ``add_generation_prompt``.
@@ -158,6 +193,12 @@ class LLM:
         """Free the model and its memory; idempotent. Any later use raises EngineDeadError."""
         self.llm_engine.shutdown()
 
+    def __getattr__(self, name: str) -> Any:
+        """Say of what is not built yet that it is not, in place of a bare name."""
+        if name in _NOT_BUILT:
+            raise AttributeError(f"LLM.{name} is not supported yet")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __enter__(self) -> Self:
         return self
 
@@ -193,8 +234,11 @@ class LLM:
                     # Nobody looks at what is unfinished, so nothing is made of it.
                     own = own.clone(output_kind=RequestOutputKind.FINAL_ONLY)  # noqa: PLW2901
                     limit = self.llm_engine.config.scheduler.max_num_queued_reqs
-                    if own.n > limit:
-                        raise InvalidRequestError(f"n is {own.n}, but at most {limit} requests may wait", "n")
+                    if own.num_samples > limit:
+                        name = "n" if own.best_of is None else "best_of"
+                        raise InvalidRequestError(
+                            f"{name} is {own.num_samples}, but at most {limit} requests may wait", name
+                        )
                 requests.append(
                     self.llm_engine.input_processor.process(prompt, own, 0 if priority is None else priority[index])
                 )
@@ -204,13 +248,13 @@ class LLM:
                 raise InvalidRequestError(f"prompt {index}: {error}", error.param) from error
         return requests
 
-    def _run(self, requests: list[EngineCoreRequest], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(self, requests: list[EngineCoreRequest], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
         """Run checked requests to their end."""
         first = self._num_requests
         self._num_requests += len(requests)
         outputs: dict[str, RequestOutput] = {}
         ids = [f"llm-{first + index}" for index in range(len(requests))]
-        with _DeferredInterrupt() as interrupt, _Progress(len(requests), enabled=use_tqdm) as progress:
+        with _DeferredInterrupt() as interrupt, _Progress(len(requests), use_tqdm) as progress:
             try:
                 waiting = deque(zip(ids, requests, strict=True))
                 while self._feed(waiting) or self.llm_engine.has_unfinished_requests():
@@ -234,7 +278,7 @@ class LLM:
         """Queue what the waiting queue has room for, since any number of prompts may be given; True if it was any."""
         engine, fed = self.llm_engine, False
         limit = engine.config.scheduler.max_num_queued_reqs
-        while waiting and engine.num_unfinished_samples() + waiting[0][1].params.n <= limit:
+        while waiting and engine.num_unfinished_samples() + waiting[0][1].params.num_samples <= limit:
             try:
                 engine.add_request(*waiting[0])
             except QueueFullError:  # max_num_queued_tokens: it is taken when those before it have begun
@@ -294,12 +338,13 @@ def _build_conversation(messages: Any, chat_template: str) -> list[dict[str, Any
 class _Progress:
     """A progress bar over prompts with tokens per second, read and generated; nothing when it is not wanted."""
 
-    def __init__(self, total: int, *, enabled: bool) -> None:
+    def __init__(self, total: int, wanted: bool | Callable[..., Any]) -> None:
         self._bar: Any = None
-        if enabled and total:
+        if wanted and total:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
+            make = wanted if callable(wanted) else tqdm
+            self._bar = make(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
         self._start = time.monotonic()
         self._num_input = self._num_output = 0
 

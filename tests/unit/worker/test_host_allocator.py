@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 before = faults()
 print(keep_freed_memory())
 faults()
-print(before, faults())
+print(before, min(faults() for _ in range(3)))  # a heap that happens to move grows once more
 """
 
 

@@ -13,12 +13,11 @@ COMMANDS = {
     "serve": "serve a model behind an OpenAI-compatible HTTP server",
     "chat": "talk with a model that a server serves",
     "complete": "have a model that a server serves continue texts",
+    "trace": "print the life of a request, step by step",
+    "run-batch": "answer a file of requests, in the format of OpenAI's batches",
     "bench": "measure the scheduler, an engine or a server",
     "collect-env": "print versions, machine and settings, for a report of a problem",
 }
-LATER = ("run-batch",)
-"""Commands that users of this kind of program know and that do not exist yet."""
-
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
 
@@ -67,6 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rustvllm.entrypoints.cli.bench.main import bench
 
         return bench(rest)
+    if command == "trace":
+        from rustvllm.entrypoints.cli.trace import trace
+
+        return trace(rest)
     if command == "chat":
         from rustvllm.entrypoints.cli.chat import chat
 
@@ -75,15 +78,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rustvllm.entrypoints.cli.complete import complete
 
         return complete(rest)
+    if command == "run-batch":
+        from rustvllm.entrypoints.cli.run_batch import run_batch
+
+        return run_batch(rest)
     if command == "collect-env":
         from rustvllm.entrypoints.cli.collect_env import collect_env
 
         return collect_env(rest)
-    if command in LATER:
-        problem = f"the command {command!r} is not supported yet"
-    else:
-        problem = f"there is no command {command!r}; commands are {', '.join(COMMANDS)}"
-    print(f"rustvllm: error: {problem}", file=sys.stderr)
+    print(f"rustvllm: error: there is no command {command!r}; commands are {', '.join(COMMANDS)}", file=sys.stderr)
     return EXIT_USAGE
 
 

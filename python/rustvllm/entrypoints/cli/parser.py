@@ -24,7 +24,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         import sys
 
         given = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args([_with_dashes(arg) for arg in given], namespace)
+        return super().parse_known_args([with_dashes(arg) for arg in given], namespace)
 
     def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
         """End with an error over arguments that no flag takes."""
@@ -47,7 +47,8 @@ class _HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=34)
 
 
-def _with_dashes(arg: str) -> str:
+def with_dashes(arg: str) -> str:
+    """A word of the command line, with ``-`` for ``_`` in the name of a flag."""
     if not arg.startswith("--") or "_" not in arg:
         return arg
     flag, equals, value = arg.partition("=")

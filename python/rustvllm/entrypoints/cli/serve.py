@@ -5,9 +5,11 @@ import sys
 from collections.abc import Sequence
 
 from rustvllm.engine_args import AsyncEngineArgs
-from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser
+from rustvllm.entrypoints.cli.config_file import FLAG, expand_config
+from rustvllm.entrypoints.cli.grouped_help import GroupedHelp
+from rustvllm.entrypoints.cli.parser import FlexibleArgumentParser, with_dashes
 from rustvllm.entrypoints.openai.cli_args import add_cli_args, add_unsupported_args
-from rustvllm.exceptions import RustVLLMError
+from rustvllm.exceptions import ConfigError, RustVLLMError
 from rustvllm.logger import redact
 
 
@@ -17,6 +19,11 @@ def make_parser() -> FlexibleArgumentParser:
         prog="rustvllm serve",
         usage="rustvllm serve [MODEL] [flags]",
         description="Serve a model behind an OpenAI-compatible HTTP server.",
+        add_help=False,
+    )
+    parser.add_argument("-h", "--help", action=GroupedHelp)
+    parser.add_argument(
+        FLAG, metavar="FILE", help="YAML file with flags as keys; what the command line says itself wins"
     )
     parser.add_argument(
         "model_tag",
@@ -37,7 +44,11 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     Ends the process with exit code 2 when they are wrong.
     """
     parser = make_parser()
-    args, unknown = parser.parse_known_args(argv)
+    try:
+        words = expand_config(parser, [with_dashes(word) for word in argv])
+    except ConfigError as error:
+        parser.error(redact(str(error)))
+    args, unknown = parser.parse_known_args(words)
     if unknown:
         parser.refuse_unknown(unknown)
     if args.model_tag is not None:

@@ -10,12 +10,12 @@ from rustvllm.entrypoints.openai.settings import ServerSettings
 class ApiChild(ChildProcess):
     """An API process on a socket that listens; it says ``loading`` until it is told where its engines are."""
 
-    def __init__(self, directory: Path, index: int, listen_fd: int, settings: ServerSettings) -> None:
+    def __init__(self, directory: Path, index: int, listen_fd: int, load_fd: int, settings: ServerSettings) -> None:
         super().__init__(
             "rustvllm.entrypoints.openai.api_process",
             f"API process {index}",
             directory,
-            ("--listen-fd", str(listen_fd)),
-            (listen_fd,),
+            ("--listen-fd", str(listen_fd), "--load-fd", str(load_fd), "--index", str(index)),
+            (listen_fd, load_fd),
         )
         self.order({"settings": plain(settings)})

@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rustvllm import envs
-from rustvllm.config import EngineConfig
+from rustvllm.config import EngineConfig, TracingConfig
 from rustvllm.engine.address import EngineAddress
 from rustvllm.engine.config_json import build
 from rustvllm.engine.parent_link import ParentLink
 from rustvllm.engine.remote_client import RemoteClient
+from rustvllm.engine.trace_sinks import make_tracer
 from rustvllm.engine_args import resolve_tokenizer
+from rustvllm.entrypoints.openai.server_load import ServerLoad
 from rustvllm.entrypoints.openai.settings import ServerSettings
-from rustvllm.exceptions import ModelLoadError
-from rustvllm.logger import init_logger
+from rustvllm.exceptions import ModelLoadError, RustVLLMError
+from rustvllm.logger import init_logger, register_secrets
 
 if TYPE_CHECKING:
     from rustvllm.engine.async_llm import AsyncLLM
@@ -41,13 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 when it was told to stop, 1 when it has no engine or could not start.
     """
-    link = ParentLink.from_command_line("python -m rustvllm.entrypoints.openai.api_process", argv, "--listen-fd")
+    flags = ("--listen-fd", "--load-fd", "--index")
+    link = ParentLink.from_command_line("python -m rustvllm.entrypoints.openai.api_process", argv, *flags)
     try:
         from rustvllm.entrypoints.openai.api_server import ApiServer
 
         phases = {"import": link.age}
         settings = build(ServerSettings, link.receive()["settings"], "settings")
         listener = socket.socket(fileno=int(link.args.listen_fd))
+        load = ServerLoad.attach(int(link.args.load_fd), int(link.args.index))
+        register_secrets(settings.api_keys)
     except BaseException as error:
         link.say_error(error)
         raise
@@ -56,19 +61,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         phases["engine"] = link.age - phases["import"]
         link.say_ready(link.age, phases, model=state.model.names[0])
 
-    server = ApiServer(
-        settings,
-        listener,
-        lambda: connect(link.receive()),
-        on_ready=on_ready,
-        on_error=lambda message: link.say(death=message),
-    )
+    try:
+        server = ApiServer(
+            settings,
+            listener,
+            lambda: connect(link.receive(), settings.tracing),
+            on_ready=on_ready,
+            on_error=lambda message: link.say(death=message),
+            load=load,
+        )
+    except RustVLLMError as error:  # a flag that only this process can judge
+        link.say_error(error)
+        return 1
     exit_code, _ = server.run()
     return exit_code
 
 
-def connect(order: Mapping[str, Any]) -> "AsyncLLM":
-    """The front end of the engines that the launcher names.
+def connect(order: Mapping[str, Any], tracing: TracingConfig) -> "AsyncLLM":
+    """The front end of the engines that the launcher names, with this server's own traces.
 
     Raises:
         RustVLLMError: They cannot be reached, or their tokenizer is not on this machine.
@@ -77,14 +87,15 @@ def connect(order: Mapping[str, Any]) -> "AsyncLLM":
 
     addresses = [EngineAddress.parse(text) for text in order["addresses"]]
     secret = None if order["secret"] is None else base64.b64decode(order["secret"])
+    tracer = make_tracer(tracing, order["name"], owns_file=False)
     if order["config"] is not None:  # of engines that are still loading
-        return AsyncLLM(
-            build(EngineConfig, order["config"]), client=RemoteClient(addresses, secret, timeout=_A_LONG_TIME)
-        )
+        client = RemoteClient(addresses, secret, timeout=_A_LONG_TIME)
+        config = build(EngineConfig, order["config"])
+        return AsyncLLM(replace(config, tracing=tracing), client=client, tracer=tracer)
     client = RemoteClient(addresses, secret, timeout=envs.engine_ready_timeout())
     client.wait_until_ready()
     config = localise(client.read_config(), order["tokenizer"], order["served_model_name"])
-    return AsyncLLM(config, client=client)
+    return AsyncLLM(replace(config, tracing=tracing), client=client, tracer=tracer)
 
 
 def localise(config: EngineConfig, tokenizer: str | None, served_model_name: Sequence[str] | None) -> EngineConfig:

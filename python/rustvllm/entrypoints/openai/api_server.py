@@ -17,12 +17,17 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from fastapi import FastAPI
+from uvicorn.config import LOG_LEVELS as _LOG_LEVELS
 
 from rustvllm.entrypoints.openai.app import build_app
+from rustvllm.entrypoints.openai.http_protocol import limited_protocol
+from rustvllm.entrypoints.openai.server_load import ServerLoad
 from rustvllm.entrypoints.openai.settings import SIGNAL_ECHO_SECONDS, ServerSettings
 from rustvllm.entrypoints.openai.state import ServerState, ServerStatus
+from rustvllm.entrypoints.openai.tls import create_ssl_context, keep_fresh
 from rustvllm.exceptions import EngineDeadError, RustVLLMError
-from rustvllm.logger import init_logger
+from rustvllm.logger import init_logger, take_over
 
 if TYPE_CHECKING:
     from rustvllm.engine.async_llm import AsyncLLM
@@ -54,6 +59,7 @@ class ApiServer:
         on_ready: Called on the event loop when requests are served.
         on_error: Called there with the message of what ends the server.
         on_signal: Called there when a signal asks it to stop.
+        load: The open requests of all API processes; None: this is the only one.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ class ApiServer:
         on_ready: Callable[[ServerState], None],
         on_error: Callable[[str], None],
         on_signal: Callable[[], None] = lambda: None,
+        load: ServerLoad | None = None,
     ) -> None:
         self._settings = settings
         self._listener = listener
@@ -79,20 +86,12 @@ class ApiServer:
         self._executor = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="rustvllm-tokenize")
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconnecting: set[int] = set()
-        self.state = ServerState(settings)
-        self._http = _Uvicorn(
-            uvicorn.Config(
-                build_app(self.state),
-                http=_http_implementation(),
-                ws="none",
-                lifespan="off",
-                log_level=settings.uvicorn_log_level,
-                access_log=settings.enable_access_log,
-                server_header=False,
-                root_path=settings.root_path,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        self.state = ServerState(settings, load)
+        config = _http_config(settings, build_app(self.state))
+        config.load()
+        if settings.http.tls is not None:
+            config.ssl = create_ssl_context(settings.http.tls)
+        self._http = _Uvicorn(config)
 
     def run(self) -> tuple[int, bool]:
         """Run the event loop to the end.
@@ -110,6 +109,9 @@ class ApiServer:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._stop_by_signal)
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        tls, context = self._settings.http.tls, self._http.config.ssl
+        if tls is not None and context is not None and tls.refresh:
+            self._spawn(keep_fresh(context, tls))
         self._load_thread.start()
         stop = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -262,12 +264,21 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _http_implementation() -> str:
-    try:
-        import httptools  # noqa: F401 - whether it is there
-    except ImportError:
-        return "h11"
-    return "httptools"
+def _http_config(settings: ServerSettings, app: FastAPI) -> uvicorn.Config:
+    """uvicorn's, with our limits and our log; its own access log is off, ours stands in the application."""
+    http = settings.http
+    take_over("uvicorn", _LOG_LEVELS[settings.uvicorn_log_level])
+    return uvicorn.Config(
+        app,
+        http=limited_protocol(http.max_head_bytes, http.max_header_count),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        root_path=settings.root_path,
+        timeout_graceful_shutdown=1,
+    )
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:

@@ -8,7 +8,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rustvllm.entrypoints.openai.chat_prompt import adds_special_tokens, render_prompt
+from rustvllm.entrypoints.openai.chat_prompt import (
+    adds_special_tokens,
+    answering_role,
+    echoed_message,
+    render_prompt,
+)
 from rustvllm.entrypoints.openai.chunks import ChunkRenderer, ChunkStream
 from rustvllm.entrypoints.openai.generation import (
     Generation,
@@ -25,14 +30,13 @@ from rustvllm.entrypoints.openai.sampling import (
     check_num_choices,
     check_stream_options,
 )
-from rustvllm.entrypoints.openai.sse import EventStreamResponse
+from rustvllm.entrypoints.openai.sse import EventStreamResponse, json_string
 from rustvllm.entrypoints.openai.state import ServedModel, ServerState
+from rustvllm.entrypoints.openai.timings import Timings
 from rustvllm.entrypoints.openai.usage import UsageCounter
 from rustvllm.exceptions import InvalidRequestError
 
 router = APIRouter()
-
-_ROLE_DELTA = b',"delta":{"role":"assistant","content":""}'
 
 
 def _max_tokens(request: ChatCompletionRequest, model: ServedModel) -> tuple[int | None, str]:
@@ -47,20 +51,13 @@ def _max_tokens(request: ChatCompletionRequest, model: ServedModel) -> tuple[int
     return asked, param
 
 
-@router.post(
-    "/v1/chat/completions",
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": ChatCompletionRequest.model_json_schema()}},
-        }
-    },
-)
+@router.post("/v1/chat/completions")
 async def create_chat_completion(raw_request: Request) -> Response:
     """Answer a conversation."""
     state: ServerState = raw_request.app.state.server
     state.check_serving()
     request = await read_request(raw_request, ChatCompletionRequest)
+    state.settings.complete(request)
     model = state.model
     name = model.resolve_name(request.model)
     refuse_unbuilt(request, CHAT_REFUSALS)
@@ -76,9 +73,10 @@ async def create_chat_completion(raw_request: Request) -> Response:
         logprobs=num_logprobs,
         prompt_logprobs=num_prompt_logprobs(request),
     )
-    check_num_choices(1, params.n)
+    check_num_choices(1, params)
     request_id = new_request_id("chatcmpl-", raw_request, request.request_id)
-    text = render_prompt(request, state, model)
+    text = await render_prompt(request, state, model)
+    role = answering_role(request, state)
     prompt = engine_prompt(
         model,
         text,
@@ -94,6 +92,7 @@ async def create_chat_completion(raw_request: Request) -> Response:
         "model": name,
         "system_fingerprint": model.fingerprint,
     }
+    echoed = echoed_message(request, role)
     usage = UsageCounter(show_cached=state.settings.enable_prompt_tokens_details)
     if request.stream:
         chunks = ChunkRenderer(
@@ -106,20 +105,24 @@ async def create_chat_completion(raw_request: Request) -> Response:
             force_usage=state.settings.enable_force_include_usage,
         )
 
-        def open_turn(_prompt_index: int, _prompt_token_ids: list[int]) -> bytes:
-            return b"".join(chunks.raw(index, _ROLE_DELTA) for index in range(params.n))
+        def open_turn(_prompt_index: int, prompt_token_ids: list[int]) -> bytes:
+            ids = prompt_token_ids if request.return_token_ids else None
+            delta = b',"delta":{"role":%b,"content":""}' % json_string(role)
+            roles = b"".join(chunks.raw(index, delta, ids) for index in range(params.n))
+            return roles + b"".join(chunks.said(index, echoed) for index in range(params.n) if echoed)
 
         stream = ChunkStream(chunks, usage, params.n, 1, open_turn)
         generation = await Generation.start(state, model, [prompt], params, request_id, request.priority or 0, stream)
-        return EventStreamResponse(stream, generation, request_id)
+        return EventStreamResponse(stream, generation, request_id, state.settings.sse_keep_alive_interval)
     generation = await Generation.start(state, model, [prompt], params, request_id, request.priority or 0)
     async with aclosing(generation):
         last, samples = await until_disconnect(raw_request.receive, generation.collect(1, params.n))
     usage.add(0, last[0])
+    timings = Timings(params.num_samples) if request.timings or request.timings_per_token else None
     choices: list[dict[str, Any]] = [
         {
             "index": index,
-            "message": {"role": "assistant", "content": sample.text},
+            "message": {"role": role, "content": echoed + sample.text},
             "logprobs": None if logprobs is None else logprobs(sample),
             "finish_reason": sample.finish_reason,
             "stop_reason": sample.stop_reason,
@@ -127,6 +130,13 @@ async def create_chat_completion(raw_request: Request) -> Response:
         for index, sample in enumerate(samples)
     ]
     answer: dict[str, Any] = {**header, "choices": choices, "usage": usage.as_dict()}
+    if request.return_token_ids:
+        answer["prompt_token_ids"] = last[0].prompt_token_ids
+        for choice, sample in zip(choices, samples, strict=True):
+            choice["token_ids"] = sample.token_ids
+    if timings is not None:
+        timings.add(0, last[0])
+        answer["timings"] = timings.as_dict()
     if request.prompt_logprobs is not None:
         answer["prompt_logprobs"] = shown_prompt_logprobs(request, last[0].prompt_token_ids, last[0].prompt_logprobs)
     return JSONResponse(answer)

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rustvllm.entrypoints.openai.dashboard.exposure import add_dashboard_args
+from rustvllm.entrypoints.openai.http_args import add_http_args
+from rustvllm.entrypoints.openai.http_settings import DEFAULT_KEEP_ALIVE_SECONDS
+from rustvllm.entrypoints.openai.log_args import add_log_args
 from rustvllm.exceptions import ConfigError
+from rustvllm.flags import parse_json_object
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -16,37 +21,20 @@ DEFAULT_STALL_TIMEOUT = 60.0
 MAX_PROCESSES = 64
 """API processes, or engines, of one server at most."""
 API_KEY_VARIABLE = "RUSTVLLM_API_KEY"
+CONTENT_FORMATS = ("auto", "string", "openai")
 
 _NOT_YET = (
-    "--allowed-origins",
-    "--allowed-methods",
-    "--allowed-headers",
-    "--allow-credentials",
-    "--ssl-keyfile",
-    "--ssl-certfile",
-    "--ssl-ca-certs",
-    "--ssl-cert-reqs",
-    "--middleware",
-    "--response-role",
-    "--enable-request-id-headers",
     "--enable-auto-tool-choice",
+    "--exclude-tools-when-tool-choice-none",
+    "--tool-server",
+    "--enable-tokenizer-info-endpoint",
+    "--enable-log-deltas",
+    "--log-error-stack",
+    "--enable-offline-docs",
     "--tool-call-parser",
     "--tool-parser-plugin",
     "--reasoning-parser",
-    "--enable-server-load-tracking",
-    "--enable-log-requests",
-    "--enable-log-outputs",
-    "--sse-keep-alive-interval",
-    "--otlp-traces-endpoint",
-    "--config",
     "--lora-modules",
-    "--log-config-file",
-    "--max-log-len",
-    "--h11-max-incomplete-event-size",
-    "--h11-max-header-count",
-    "--return-tokens-as-token-ids",
-    "--chat-template-content-format",
-    "--trace",
 )
 """Flags that users of this kind of server know and that do not work here yet: an error that says so."""
 
@@ -65,6 +53,9 @@ class _NotYet(argparse.Action):
 def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the flags of the front end and of the server's processes, each as a group."""
     _add_server_args(parser)
+    _add_chat_args(parser)
+    add_http_args(parser)
+    add_log_args(parser)
     _add_process_args(parser)
     return parser
 
@@ -135,21 +126,20 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--port", type=_port, default=DEFAULT_PORT, help="port to listen on; 0 takes a free one (default: %(default)s)"
     )
-    group.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead of host and port")
-    group.add_argument("--root-path", default="", help="path under which a proxy shows this server")
+    group.add_argument(
+        "--uds",
+        metavar="PATH",
+        help="listen on a Unix socket, for this user alone (mode 600), instead of host and port",
+    )
+    group.add_argument(
+        "--root-path", type=_root_path, default="", metavar="PATH", help="path under which a proxy shows this server"
+    )
     group.add_argument(
         "--api-key",
         nargs="+",
         metavar="KEY",
-        help=f"keys that clients must send, one of them, as a bearer token (default: ${API_KEY_VARIABLE})",
-    )
-    group.add_argument(
-        "--chat-template", metavar="FILE_OR_TEXT", help="Jinja chat template to use instead of the model's"
-    )
-    group.add_argument(
-        "--trust-request-chat-template",
-        action="store_true",
-        help="let requests bring a chat template of their own (a template can keep a core busy)",
+        help=f"keys that clients must send, one of them, as a bearer token; everybody on the machine can read a "
+        f"command line (default: the words in ${API_KEY_VARIABLE})",
     )
     group.add_argument(
         "--max-body-bytes",
@@ -164,14 +154,13 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--enable-force-include-usage", action="store_true", help="send usage at the end of every stream"
     )
+    add_dashboard_args(group)
     group.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs and no /openapi.json")
     group.add_argument(
-        "--uvicorn-log-level",
-        choices=("critical", "error", "warning", "info", "debug", "trace"),
-        default="warning",
-        help="what the HTTP layer logs (default: %(default)s)",
+        "--enable-server-load-tracking",
+        action="store_true",
+        help="taken for compatibility: /load always says how many requests are open",
     )
-    group.add_argument("--enable-access-log", action="store_true", help="log one line per HTTP request")
     group.add_argument(
         "--shutdown-timeout",
         type=_seconds,
@@ -181,10 +170,69 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_chat_args(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("answers", "What requests become, and how answers look.")
+    group.add_argument(
+        "--chat-template", metavar="FILE_OR_TEXT", help="Jinja chat template to use instead of the model's"
+    )
+    group.add_argument(
+        "--chat-template-content-format",
+        choices=CONTENT_FORMATS,
+        default="auto",
+        help="what a template gets as a message's content: string, its text; openai, a list of its parts; auto, a list "
+        "if the template walks through it (default: %(default)s)",
+    )
+    group.add_argument(
+        "--default-chat-template-kwargs",
+        type=parse_json_object,
+        default={},
+        metavar="JSON",
+        help="variables for the chat template, unless a request's chat_template_kwargs say otherwise",
+    )
+    group.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="let requests bring a chat template of their own, each rendered in a process with little time and memory",
+    )
+    group.add_argument(
+        "--response-role",
+        type=_role,
+        default="assistant",
+        metavar="ROLE",
+        help="role of the messages that chat answers with; one that goes on with the last message has that one's "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--return-tokens-as-token-ids",
+        action="store_true",
+        help="show tokens beside log-probabilities as token_id:123, unless a request says otherwise",
+    )
+    group.add_argument(
+        "--sse-keep-alive-interval",
+        type=_seconds,
+        default=DEFAULT_KEEP_ALIVE_SECONDS,
+        metavar="SECONDS",
+        help="a stream that is silent for so long sends a comment; 0: never (default: %(default)g)",
+    )
+
+
 def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
-    """The keys given, else the one in the environment, else none."""
-    given = args.api_key or [os.environ.get(API_KEY_VARIABLE, "")]
-    return tuple(key for key in given if key)
+    """The keys given, else those in the environment, else none.
+
+    Raises:
+        ConfigError: A key is empty, or holds what a header cannot.
+    """
+    if args.api_key is None:
+        return tuple(os.environ.get(API_KEY_VARIABLE, "").split())
+    for number, key in enumerate(args.api_key, 1):
+        if not key:
+            raise ConfigError(
+                f"--api-key: key {number} is empty, perhaps a variable that is not set; leave the flag out to serve "
+                "without a key"
+            )
+        if any(character.isspace() or not character.isprintable() for character in key):
+            raise ConfigError(f"--api-key: key {number} holds a space or a control character, which no client can send")
+    return tuple(args.api_key)
 
 
 def read_chat_template(value: str | None) -> str | None:
@@ -201,6 +249,18 @@ def read_chat_template(value: str | None) -> str | None:
         return Path(value).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot read --chat-template {value}: {getattr(exc, 'strerror', None) or exc}") from exc
+
+
+def _root_path(text: str) -> str:
+    if text and (not text.startswith("/") or text.endswith("/") or not text.isascii() or not text.isprintable()):
+        raise argparse.ArgumentTypeError(f"must begin with / and not end with it, such as /models/a, got {text!r}")
+    return text
+
+
+def _role(text: str) -> str:
+    if not text.strip() or not text.isprintable() or len(text) > 64:
+        raise argparse.ArgumentTypeError(f"must be a word of 1 to 64 characters, got {text[:80]!r}")
+    return text
 
 
 def _port(text: str) -> int:

@@ -5,18 +5,31 @@ import shlex
 import sys
 from collections.abc import Mapping
 
+from rustvllm import envs
 from rustvllm.entrypoints.openai.listen import Listener
-from rustvllm.logger import redact
+from rustvllm.logger import init_logger, redact
+
+logger = init_logger(__name__)
 
 
 def say(message: str) -> None:
-    """One line for whoever started the server."""
-    print(f"rustvllm: {message}", flush=True)
+    """One line for whoever started the server; with ``--log-format json`` a line of the log."""
+    if _is_json():
+        logger.info("%s", message)
+    else:
+        print(f"rustvllm: {message}", flush=True)
 
 
 def complain(message: str) -> None:
     """One line for what ended it, without secrets."""
-    print(redact(f"rustvllm serve: error: {message}"), file=sys.stderr, flush=True)
+    if _is_json():
+        logger.error("%s", message)
+    else:
+        print(redact(f"rustvllm serve: error: {message}"), file=sys.stderr, flush=True)
+
+
+def _is_json() -> bool:
+    return envs.logging_format() == "json"
 
 
 def say_listening(listener: Listener) -> None:
@@ -33,6 +46,9 @@ def say_phases(name: str, seconds: float, phases: Mapping[str, float]) -> None:
 def say_ready(listener: Listener, model: str, *, needs_key: bool) -> None:
     """The server serves; how to try it."""
     key = ' -H "Authorization: Bearer YOUR_KEY"' if needs_key else ""
+    if _is_json():
+        say(f"ready, serving {model} on {where(listener)}")
+        return
     body = json.dumps({"model": model, "prompt": "Once upon a time", "max_tokens": 32})
     print(
         f"rustvllm: ready, serving {model} on {where(listener)}\n"

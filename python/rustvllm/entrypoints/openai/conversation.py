@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from rustvllm.entrypoints.chat_template import walks_through_parts
 from rustvllm.entrypoints.openai.protocol import ChatMessage
 from rustvllm.exceptions import InvalidRequestError
 
@@ -25,11 +26,15 @@ _MEDIA_PARTS = (
 )
 
 
-def build_conversation(messages: Sequence[ChatMessage], chat_template: str) -> list[dict[str, Any]]:
-    """Messages with a string as ``content``, ready for :func:`~rustvllm.entrypoints.chat_template.render_chat`.
+def build_conversation(
+    messages: Sequence[ChatMessage], chat_template: str, content_format: str = "auto"
+) -> list[dict[str, Any]]:
+    """Messages as :func:`~rustvllm.entrypoints.chat_template.render_chat` takes them.
 
-    Text parts are joined by line breaks. ``developer`` becomes ``system`` for templates that do not know it, and the
-    arguments of tool calls, which clients send as JSON text, become objects, which is what templates print.
+    ``content`` is a string, in which text parts are joined by line breaks (``string``), or a list of text parts
+    (``openai``); ``auto`` means such a list for a template that walks through it. ``developer`` becomes ``system`` for
+    templates that do not know it, and the arguments of tool calls, which clients send as JSON text, become objects,
+    which is what templates print.
 
     Raises:
         InvalidRequestError: No message, an unknown role, a part that is no text, or no content where there must be.
@@ -37,10 +42,13 @@ def build_conversation(messages: Sequence[ChatMessage], chat_template: str) -> l
     if not messages:
         raise InvalidRequestError("messages must not be empty.", "messages")
     knows_developer = "developer" in chat_template
-    return [_build_message(index, message, knows_developer) for index, message in enumerate(messages)]
+    in_parts = walks_through_parts(chat_template) if content_format == "auto" else content_format == "openai"
+    return [
+        _build_message(index, message, knows_developer, in_parts=in_parts) for index, message in enumerate(messages)
+    ]
 
 
-def _build_message(index: int, message: ChatMessage, knows_developer: bool) -> dict[str, Any]:
+def _build_message(index: int, message: ChatMessage, knows_developer: bool, *, in_parts: bool) -> dict[str, Any]:
     role = message.role
     if role not in ROLES:
         raise InvalidRequestError(
@@ -50,7 +58,8 @@ def _build_message(index: int, message: ChatMessage, knows_developer: bool) -> d
         role = "system"
     built: dict[str, Any] = dict(message.model_extra or {})
     built["role"] = role
-    built["content"] = _text(index, message)
+    texts = _texts(index, message)
+    built["content"] = [{"type": "text", "text": text} for text in texts] if in_parts else "\n".join(texts)
     if message.name is not None:
         built["name"] = message.name
     if message.tool_call_id is not None:
@@ -60,19 +69,28 @@ def _build_message(index: int, message: ChatMessage, knows_developer: bool) -> d
     return built
 
 
-def _text(index: int, message: ChatMessage) -> str:
+def message_text(index: int, message: ChatMessage) -> str:
+    """The text of a message: its content, or that of its parts, one line each.
+
+    Raises:
+        InvalidRequestError: A part that is no text, or no content where there must be.
+    """
+    return "\n".join(_texts(index, message))
+
+
+def _texts(index: int, message: ChatMessage) -> list[str]:
     content = message.content
     if content is None:
         if message.role != "assistant":
             raise InvalidRequestError(
                 f"messages[{index}].content is required for the role {message.role!r}.", "messages"
             )
-        return ""  # an assistant's turn may consist of tool calls
+        return []  # an assistant's turn may consist of tool calls
     if isinstance(content, str):
-        return content
+        return [content]
     if not content:
         raise InvalidRequestError(f"messages[{index}].content must not be an empty list.", "messages")
-    return "\n".join(_part_text(f"messages[{index}].content[{number}]", part) for number, part in enumerate(content))
+    return [_part_text(f"messages[{index}].content[{number}]", part) for number, part in enumerate(content)]
 
 
 def _part_text(where: str, part: dict[str, Any]) -> str:

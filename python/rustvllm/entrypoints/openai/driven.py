@@ -5,8 +5,23 @@ put to sleep, which a coroutine that comes through at once never pays here.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def in_a_task(function: Callable[..., Awaitable[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+    """``function`` for a :class:`Driven` to await, when it may need what only a task has."""
+
+    async def run(*arguments: Any) -> T:
+        task = asyncio.ensure_future(function(*arguments))
+        try:
+            return await task
+        finally:
+            task.cancel()
+
+    return run
 
 
 class Driven:

@@ -27,14 +27,20 @@ logger = init_logger(__name__)
 _TYPES = {
     HTTPStatus.BAD_REQUEST: "BadRequestError",
     HTTPStatus.UNAUTHORIZED: "AuthenticationError",
+    HTTPStatus.FORBIDDEN: "PermissionDeniedError",
     HTTPStatus.NOT_FOUND: "NotFoundError",
     HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
+    HTTPStatus.REQUEST_TIMEOUT: "RequestTimeoutError",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "BadRequestError",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "BadRequestError",
     HTTPStatus.UNPROCESSABLE_ENTITY: "UnprocessableEntityError",
     HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
     HTTPStatus.NOT_IMPLEMENTED: "NotImplementedError",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
 }
+
+
+_MAX_MESSAGE_CHARACTERS = 1024
 
 
 class ServerError(Exception):
@@ -64,6 +70,18 @@ class BodyTooLargeError(ServerError):
     """The body is over the server's limit."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+class BodyTooSlowError(ServerError):
+    """The client has stopped in the middle of its body."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+
+
+class UnsupportedEncodingError(ServerError):
+    """The body is compressed, which this server does not undo."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
 
 
 class UnknownModelError(ServerError):
@@ -203,5 +221,7 @@ def log_stream_error(exc: BaseException, request_id: str) -> None:
 
 
 def _body(status: HTTPStatus, message: str, param: str | None) -> dict[str, Any]:
+    if len(message) > _MAX_MESSAGE_CHARACTERS:  # it may repeat a number of thousands of digits
+        message = message[:_MAX_MESSAGE_CHARACTERS] + "…"
     kind = _TYPES.get(status, "BadRequestError" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "InternalServerError")
     return {"error": {"message": message, "type": kind, "param": param, "code": int(status)}}

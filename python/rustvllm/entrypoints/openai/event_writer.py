@@ -12,10 +12,10 @@ from typing import Any
 from starlette.types import Message, Send
 
 from rustvllm.entrypoints.openai.driven import Driven
+from rustvllm.entrypoints.openai.http_settings import DEFAULT_KEEP_ALIVE_SECONDS
 
-KEEP_ALIVE_SECONDS = 10.0
-"""A stream that is silent for so long sends a comment, so that nobody on the way takes it for dead."""
 KEEP_ALIVE_COMMENT = b": waiting\n\n"
+"""Goes out when a stream has been silent for a while, so that nobody on the way takes it for dead."""
 
 
 class EventWriter:
@@ -41,20 +41,29 @@ class EventWriter:
         self._waiting: Driven | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._num_written = 0
+        self._keep_alive_seconds = DEFAULT_KEEP_ALIVE_SECONDS
         self.is_started = False
         self.failure: Exception | None = None
 
-    def attach(self, begin: Callable[[], Coroutine[Any, Any, None]], send: Send) -> None:
+    def attach(
+        self,
+        begin: Callable[[], Coroutine[Any, Any, None]],
+        send: Send,
+        keep_alive_seconds: float = DEFAULT_KEEP_ALIVE_SECONDS,
+    ) -> None:
         """Start to write.
 
         Args:
             begin: Sends the head of the response.
             send: Sends its body; may be a shorter way to the client than that of the head.
+            keep_alive_seconds: After so long without an event a comment is sent; 0: never.
         """
+        self._keep_alive_seconds = keep_alive_seconds
         self._begin, self._send = begin, send
         self._is_busy = False
         self._flush()
-        self._watch_silence(-1)
+        if keep_alive_seconds:
+            self._watch_silence(-1)
 
     def write(self, events: bytes) -> bool:
         """Send events, or keep them until that is possible; whether more can be taken now."""
@@ -140,4 +149,5 @@ class EventWriter:
     def _watch_silence(self, num_written: int) -> None:
         if self._num_written == num_written and not self._is_busy:
             self.write(KEEP_ALIVE_COMMENT)
-        self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_SECONDS, self._watch_silence, self._num_written)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._keep_alive_seconds, self._watch_silence, self._num_written)

@@ -10,6 +10,8 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from rustvllm.entrypoints.openai.errors import ClientDisconnectedError
+from rustvllm.entrypoints.openai.request_ids import MAX_REQUEST_ID_CHARS, REQUEST_ID, RequestId, is_valid_request_id
+from rustvllm.entrypoints.openai.request_log import RequestLog
 from rustvllm.entrypoints.openai.state import ServedModel, ServerState
 from rustvllm.exceptions import InvalidRequestError, RequestFailedError
 from rustvllm.outputs import CompletionOutput, RequestOutput
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from rustvllm.engine.input_processor import PromptType
     from rustvllm.engine.request_state import EventSink
 
-MAX_REQUEST_ID_CHARS = 256
 _PROMPTS_AT_A_TIME = 16
 """After so many prompts of one request others get their turn on the event loop."""
 
@@ -35,13 +36,16 @@ def new_request_id(prefix: str, request: Request, requested: str | None) -> str:
     Raises:
         InvalidRequestError: The client's id is too long or not printable.
     """
+    noted: RequestId | None = request.scope.get(REQUEST_ID)
     own = request.headers.get("x-request-id") or requested
     if not own:
-        return prefix + secrets.token_hex(16)
-    if len(own) > MAX_REQUEST_ID_CHARS or not own.isprintable():
+        return prefix + (secrets.token_hex(16) if noted is None else noted.text)
+    if not is_valid_request_id(own):
         raise InvalidRequestError(
             f"request_id must be at most {MAX_REQUEST_ID_CHARS} printable characters, got {len(own)}.", "request_id"
         )
+    if noted is not None:
+        noted.text = own
     return prefix + own
 
 
@@ -66,6 +70,7 @@ class Generation:
         self._streams: list[RequestStream] = []
         self._engine_ids: list[str] = []
         self._merged: AsyncGenerator[PromptOutput, None] | None = None
+        self._log: RequestLog | None = None
 
     @classmethod
     async def start(
@@ -90,16 +95,23 @@ class Generation:
         generation = cls(state)
         # Clients may send the same id twice at a time; the engine's ids must differ all the same.
         stem = f"{request_id}-{secrets.token_hex(4)}"
+        wanted = state.settings.request_log
+        log = RequestLog(wanted, request_id, params) if wanted.requests else None
+        if log is not None and log.wants_outputs:
+            generation._log = log
         try:
             for index, prompt in enumerate(prompts):
                 if index % _PROMPTS_AT_A_TIME == _PROMPTS_AT_A_TIME - 1:
                     await asyncio.sleep(0)
                 engine_id = f"{stem}-{index}"
-                sink = None if sinks is None else sinks.sink(index)
+                # Text that is to be logged comes in the outputs.
+                sink = None if sinks is None or generation._log is not None else sinks.sink(index)
                 stream = await model.engine.add_request(engine_id, prompt, params, priority=priority, sink=sink)
                 generation._add(engine_id, stream)
                 if sinks is not None:
                     sinks.begin(index, stream.prompt_token_ids)
+            if log is not None:
+                log.received(prompts, [len(stream.prompt_token_ids) for stream in generation._streams])
         except BaseException:
             await generation.aclose()
             raise
@@ -116,10 +128,14 @@ class Generation:
     async def __anext__(self) -> PromptOutput:
         """The next output of any prompt; raises what the engine raised."""
         if len(self._streams) == 1:
-            return 0, await anext(self._streams[0])
-        if self._merged is None:
-            self._merged = _merge(self._streams)
-        return await anext(self._merged)
+            index, output = 0, await anext(self._streams[0])
+        else:
+            if self._merged is None:
+                self._merged = _merge(self._streams)
+            index, output = await anext(self._merged)
+        if self._log is not None:
+            self._log.add(index, output)
+        return index, output
 
     def resume(self) -> None:
         """The sinks, one of which had refused an event, take them again."""

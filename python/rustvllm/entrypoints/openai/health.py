@@ -35,7 +35,7 @@ async def version() -> dict[str, str]:
 
 @router.get("/load")
 async def load(request: Request) -> dict[str, Any]:
-    """Open requests of this API process (``server_load``) and the engines' counters."""
+    """Open generating requests of all API processes (``server_load``), and the engines' counters."""
     state: ServerState = request.app.state.server
     state.check_serving()
-    return {"server_load": state.num_open_requests, **await state.model.engine.current_stats()}
+    return {"server_load": state.load.total, **await state.model.engine.current_stats()}

@@ -13,6 +13,7 @@ import os
 import queue
 import shutil
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -27,15 +28,19 @@ from rustvllm.engine.config_json import dump_info, plain
 from rustvllm.engine.describe import describe_engine
 from rustvllm.engine.engine_process import EngineProcess
 from rustvllm.engine.run_directory import SOCKET_NAME, choose_run_directory
+from rustvllm.engine.startup_records import note_command_line, note_configuration
+from rustvllm.engine.trace_sinks import make_tracer
 from rustvllm.engine_args import AsyncEngineArgs
 from rustvllm.entrypoints.openai import console
 from rustvllm.entrypoints.openai.api_child import ApiChild
 from rustvllm.entrypoints.openai.listen import Listener
 from rustvllm.entrypoints.openai.process_layout import ProcessLayout
 from rustvllm.entrypoints.openai.restart_budget import RestartBudget
+from rustvllm.entrypoints.openai.server_load import clear_load, create_load_memory
 from rustvllm.entrypoints.openai.settings import SIGNAL_ECHO_SECONDS, ServerSettings
 from rustvllm.exceptions import ConfigError, RustVLLMError
 from rustvllm.logger import init_logger
+from rustvllm.tracing import masked_command_line
 
 logger = init_logger(__name__)
 
@@ -62,6 +67,7 @@ class Launcher:
         self._layout = layout
         self._settings = settings
         self._listener = listener
+        self._load_memory = create_load_memory()
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._engines: dict[int, EngineProcess] = {}
         self._apis: dict[int, ApiChild] = {}
@@ -83,9 +89,11 @@ class Launcher:
         """
         try:
             self._directory = choose_run_directory()
+            self._tracer = make_tracer(self._settings.tracing, "launcher", owns_file=True)
         except ConfigError as error:
             console.complain(str(error))
             return 1
+        note_command_line(self._tracer, masked_command_line(sys.argv))
         try:
             self._leave_on_signals()
             if self._listener is not None:
@@ -105,6 +113,7 @@ class Launcher:
         finally:
             self._kill_all()
             shutil.rmtree(self._directory, ignore_errors=True)
+            self._close_trace()
         return self._exit_code or 0
 
     # -- starting -------------------------------------------------------------------------------------------------
@@ -118,7 +127,10 @@ class Launcher:
         for index in range(layout.num_api_processes):
             self._apis[index] = self._start_api(index)
         if layout.starts_engines:
-            config = AsyncEngineArgs.from_cli_args(self._args).create_engine_config()
+            began_ns = time.monotonic_ns()
+            engine_args = AsyncEngineArgs.from_cli_args(self._args)
+            config = engine_args.create_engine_config()
+            note_configuration(self._tracer, engine_args, config, began_ns)
             parallel = ParallelConfig(data_parallel_size=layout.num_engines)
             self._config = dataclasses.replace(config, parallel=parallel)
             dump_info(self._config)  # too long is known now, and not after the load
@@ -133,7 +145,7 @@ class Launcher:
 
     def _start_api(self, index: int) -> ApiChild:
         assert self._listener is not None
-        return ApiChild(self._directory, index, self._listener.socket.fileno(), self._settings)
+        return ApiChild(self._directory, index, self._listener.socket.fileno(), self._load_memory, self._settings)
 
     def _share_gpus(self) -> list[str | None]:
         """Which GPU each engine has; None: whatever it finds."""
@@ -159,6 +171,7 @@ class Launcher:
         secret = self._layout.secret
         api.order(
             {
+                "name": f"API process {index}",
                 "addresses": [str(address) for address in self._addresses],
                 "secret": None if secret is None else base64.b64encode(secret).decode(),
                 "config": None if self._config is None else plain(self._config),
@@ -240,6 +253,7 @@ class Launcher:
     def _on_api_end(self, index: int, api: ApiChild, failure: RustVLLMError | None) -> None:
         api.close()
         del self._apis[index]
+        clear_load(self._load_memory, index)
         if self._exit_code is not None:
             self._go_on_stopping()
         elif api.death is not None or (failure is not None and not self._has_been_ready):
@@ -261,6 +275,7 @@ class Launcher:
             shutil.rmtree(self._directory, ignore_errors=True)
             if self._listener is not None:
                 self._listener.close()
+            self._close_trace()
             os._exit(0)
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -311,6 +326,11 @@ class Launcher:
             logger.warning("the %s did not end in time and is killed", child.name)
             child.signal(signal.SIGKILL)
         self._deadline = time.monotonic() + ENGINE_STOP_SECONDS
+
+    def _close_trace(self) -> None:
+        """End the trace file: nobody else writes any more."""
+        if self._tracer is not None:
+            self._tracer.close()
 
     def _kill_all(self) -> None:
         children: list[ChildProcess] = [*self._apis.values(), *self._engines.values()]

@@ -3,7 +3,9 @@
 Light on purpose: it is imported and used before FastAPI, the engine and torch.
 """
 
+import dataclasses
 import errno
+import ipaddress
 import socket
 import stat
 from dataclasses import dataclass
@@ -28,9 +30,20 @@ class Listener:
     url: str
     uds: Path | None = None
 
+    def with_tls(self) -> "Listener":
+        """The same, reached by HTTPS."""
+        return dataclasses.replace(self, url=self.url.replace("http://", "https://", 1))
+
     def curl_target(self) -> str:
         """What goes behind ``curl`` in front of the path."""
         return self.url if self.uds is None else f"--unix-socket {self.uds} {self.url}"
+
+    @property
+    def is_open_to_others(self) -> bool:
+        """Whether other machines can reach it."""
+        if self.uds is not None:
+            return False
+        return not ipaddress.ip_address(self.socket.getsockname()[0].partition("%")[0]).is_loopback
 
     def close(self) -> None:
         """Stop listening and remove the Unix socket's file."""

@@ -9,8 +9,9 @@ from rustvllm.engine.remote_client import check_addresses
 from rustvllm.engine_args import AsyncEngineArgs
 from rustvllm.exceptions import ConfigError
 
-_OF_FRONT_ENDS = frozenset({"served_model_name", "tokenizer"})
-"""Engine arguments that a front end of running engines may have: it may call the model what it likes."""
+_OF_FRONT_ENDS = frozenset({"served_model_name", "tokenizer", "trace", "trace_file", "otlp_traces_endpoint"})
+"""Engine arguments that a front end of running engines may have: it may call the model what it likes, and has traces of
+its own."""
 
 
 @dataclass(frozen=True)

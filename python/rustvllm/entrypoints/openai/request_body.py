@@ -1,13 +1,14 @@
 """Reads the body of a request: JSON, an object, of the model's shape, or one clear 400."""
 
 import asyncio
+import json
 import reprlib
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from rustvllm.entrypoints.openai.errors import BadRequestError, ClientDisconnectedError
+from rustvllm.entrypoints.openai.errors import BadRequestError, ClientDisconnectedError, UnsupportedEncodingError
 from rustvllm.exceptions import InvalidRequestError
 
 RequestModel = TypeVar("RequestModel", bound=BaseModel)
@@ -21,6 +22,7 @@ async def read_request(request: Request, model: type[RequestModel]) -> RequestMo
 
     Raises:
         BadRequestError: Not JSON by its content type or by its content, or not an object.
+        UnsupportedEncodingError: The body is compressed.
         InvalidRequestError: A field is missing or of the wrong type; ``param`` names it.
         ClientDisconnectedError: The client went away while sending.
     """
@@ -31,6 +33,12 @@ async def read_request(request: Request, model: type[RequestModel]) -> RequestMo
     ):
         sent = f"got {content_type[:100]!r}" if content_type else "got none"
         raise BadRequestError(f"The Content-Type must be application/json, {sent}.")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        # Unpacked, a small body can be of any size.
+        raise UnsupportedEncodingError(
+            f"The Content-Encoding {encoding[:100]!r} is not supported; send the body as it is."
+        )
     try:
         body = await request.body()
     except ClientDisconnect:
@@ -82,6 +90,8 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _shorten(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     shortener = reprlib.Repr()
     shortener.maxstring = shortener.maxother = 80
     shortener.maxlist = shortener.maxdict = 4

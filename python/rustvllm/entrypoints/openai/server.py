@@ -9,20 +9,26 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, NoReturn
 
 from rustvllm.entrypoints.openai import console
-from rustvllm.entrypoints.openai.cli_args import add_cli_args, add_unsupported_args
+from rustvllm.entrypoints.openai.cli_args import API_KEY_VARIABLE, add_cli_args, add_unsupported_args
 from rustvllm.entrypoints.openai.launcher import Launcher
 from rustvllm.entrypoints.openai.listen import Listener, listen_tcp, listen_unix
+from rustvllm.entrypoints.openai.log_args import configure_logging
 from rustvllm.entrypoints.openai.process_layout import ProcessLayout
 from rustvllm.entrypoints.openai.settings import ServerSettings
 from rustvllm.exceptions import RustVLLMError
+from rustvllm.logger import init_logger, register_secrets
+from rustvllm.tracing import masked_command_line
 
 if TYPE_CHECKING:
     from rustvllm.engine.async_llm import AsyncLLM
     from rustvllm.entrypoints.openai.api_server import EngineFactory
     from rustvllm.entrypoints.openai.state import ServerState
+
+logger = init_logger(__name__)
 
 __all__ = ["add_cli_args", "add_unsupported_args", "run_server"]
 
@@ -42,10 +48,12 @@ def run_server(args: argparse.Namespace, engine_factory: "EngineFactory | None" 
     """
     listener = None
     try:
+        configure_logging(args)
         layout = ProcessLayout.from_args(args)
         settings = ServerSettings.from_args(args)
+        register_secrets([*settings.api_keys, (layout.secret or b"").decode(errors="replace")])
         if layout.num_api_processes:
-            listener = listen_unix(args.uds) if args.uds else listen_tcp(args.host, args.port)
+            listener = _listen(args, settings)
     except RustVLLMError as exc:
         console.complain(str(exc))
         return 1
@@ -55,12 +63,30 @@ def run_server(args: argparse.Namespace, engine_factory: "EngineFactory | None" 
             exit_code, engine_stopped = _serve_in_this_process(settings, listener, factory)
         else:
             exit_code, engine_stopped = Launcher(args, layout, settings, listener).run(), False
+    except RustVLLMError as exc:
+        console.complain(str(exc))
+        return 1
     except KeyboardInterrupt:  # before the signals were taken over
         return 0
     finally:
         if listener is not None:
             listener.close()
     _leave(exit_code, run_exit_handlers=engine_stopped)
+
+
+def _listen(args: argparse.Namespace, settings: ServerSettings) -> Listener:
+    if settings.http.tls is not None:
+        from rustvllm.entrypoints.openai.tls import create_ssl_context
+
+        create_ssl_context(settings.http.tls)  # what is wrong with it is to be known now
+    listener = listen_unix(args.uds) if args.uds else listen_tcp(args.host, args.port)
+    if listener.is_open_to_others and not settings.api_keys:
+        logger.warning(
+            "listening on %s without a key: whoever reaches this machine can use the model; set %s or --host 127.0.0.1",
+            args.host or "every address",
+            API_KEY_VARIABLE,
+        )
+    return listener if settings.http.tls is None else listener.with_tls()
 
 
 def _serve_in_this_process(
@@ -101,9 +127,18 @@ def _leave_on_signals(listener: Listener) -> None:
 
 def _build_engine(args: argparse.Namespace) -> "AsyncLLM":
     from rustvllm.engine.async_llm import AsyncLLM
+    from rustvllm.engine.startup_records import note_command_line, note_configuration
+    from rustvllm.engine.trace_sinks import make_tracer
     from rustvllm.engine_args import AsyncEngineArgs
 
-    return AsyncLLM(AsyncEngineArgs.from_cli_args(args).create_engine_config(), multiprocess=False)
+    began_ns = time.monotonic_ns()
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    config = engine_args.create_engine_config()
+    overlap = config.scheduler.async_scheduling
+    tracer = make_tracer(config.tracing, "server", owns_file=True, has_overlap=overlap)
+    note_command_line(tracer, masked_command_line(sys.argv))
+    note_configuration(tracer, engine_args, config, began_ns)
+    return AsyncLLM(config, multiprocess=False, tracer=tracer)
 
 
 def _leave(exit_code: int, *, run_exit_handlers: bool) -> NoReturn:

@@ -1,14 +1,25 @@
 """The front end's own settings: what the command line says and every API process needs to know."""
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from rustvllm.config import TracingConfig
+from rustvllm.engine_args import make_tracing_config
 from rustvllm.entrypoints.openai.cli_args import (
     DEFAULT_MAX_BODY_BYTES,
     DEFAULT_STALL_TIMEOUT,
     api_keys,
     read_chat_template,
 )
+from rustvllm.entrypoints.openai.dashboard.exposure import DashboardAccess, dashboard_access
+from rustvllm.entrypoints.openai.http_args import http_settings
+from rustvllm.entrypoints.openai.http_settings import DEFAULT_KEEP_ALIVE_SECONDS, HttpSettings
+from rustvllm.entrypoints.openai.log_args import RequestLogSettings, request_log_settings
+
+if TYPE_CHECKING:
+    from rustvllm.entrypoints.openai.protocol import GenerationRequest
 
 SIGNAL_ECHO_SECONDS = 0.3
 """A launcher may pass on a signal that the terminal has sent as well: one within this time is no second one."""
@@ -31,13 +42,28 @@ class ServerSettings:
     shutdown_timeout: float = 0.0
     stall_timeout: float = DEFAULT_STALL_TIMEOUT
     restart_engine: bool = False
+    tracing: TracingConfig = field(default_factory=TracingConfig)
+    dashboard: DashboardAccess = "local"
+    http: HttpSettings = field(default_factory=HttpSettings)
+    request_log: RequestLogSettings = field(default_factory=RequestLogSettings)
+    response_role: str = "assistant"
+    chat_template_content_format: str = "auto"
+    default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    return_tokens_as_token_ids: bool = False
+    sse_keep_alive_interval: float = DEFAULT_KEEP_ALIVE_SECONDS
+
+    def complete(self, request: "GenerationRequest") -> None:
+        """Give a request what this server has as the default of its fields."""
+        if self.return_tokens_as_token_ids and request.return_tokens_as_token_ids is None:
+            request.return_tokens_as_token_ids = True
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "ServerSettings":
         """The settings of a command line.
 
         Raises:
-            ConfigError: The chat template cannot be read.
+            ConfigError: The chat template cannot be read, the endpoint for spans is no URL, or flags do not go
+                together.
         """
         return cls(
             api_keys=api_keys(args),
@@ -53,4 +79,17 @@ class ServerSettings:
             shutdown_timeout=args.shutdown_timeout,
             stall_timeout=args.stall_timeout,
             restart_engine=args.restart_engine,
+            tracing=make_tracing_config(
+                getattr(args, "trace", False),
+                getattr(args, "trace_file", None),
+                getattr(args, "otlp_traces_endpoint", None),
+            ),
+            dashboard=dashboard_access(args),
+            http=http_settings(args, args.disable_access_log_for_endpoints),
+            request_log=request_log_settings(args),
+            response_role=args.response_role,
+            default_chat_template_kwargs=args.default_chat_template_kwargs,
+            chat_template_content_format=args.chat_template_content_format,
+            return_tokens_as_token_ids=args.return_tokens_as_token_ids,
+            sse_keep_alive_interval=args.sse_keep_alive_interval,
         )

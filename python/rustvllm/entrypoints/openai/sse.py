@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rustvllm.entrypoints.openai.driven import Driven
+from rustvllm.entrypoints.openai.driven import Driven, in_a_task
 from rustvllm.entrypoints.openai.errors import error_event, log_stream_error
 from rustvllm.entrypoints.openai.generation import Generation, wait_for_disconnect
+from rustvllm.entrypoints.openai.http_settings import DEFAULT_KEEP_ALIVE_SECONDS
 
 if TYPE_CHECKING:
     from rustvllm.entrypoints.openai.chunks import ChunkStream
@@ -53,6 +54,7 @@ class EventStreamResponse(Response):
         stream: Renders the events that the core does not, and writes all.
         generation: What the events are made of.
         request_id: For the log.
+        keep_alive_seconds: After so long without an event a comment is sent; 0: never.
     """
 
     media_type = "text/event-stream"
@@ -60,13 +62,20 @@ class EventStreamResponse(Response):
     background = None
     status_code = 200
 
-    def __init__(self, stream: "ChunkStream", generation: Generation, request_id: str) -> None:
+    def __init__(
+        self,
+        stream: "ChunkStream",
+        generation: Generation,
+        request_id: str,
+        keep_alive_seconds: float = DEFAULT_KEEP_ALIVE_SECONDS,
+    ) -> None:
         # Response.__init__ would make the same headers anew each time, and a body's length among them.
         self.raw_headers = list(_HEADERS)
         self._stream = stream
         self._writer = stream.writer
         self._generation = generation
         self._request_id = request_id
+        self._keep_alive_seconds = keep_alive_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the stream (the ASGI entry point)."""
@@ -74,8 +83,14 @@ class EventStreamResponse(Response):
         async def begin() -> None:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
-        # Middleware has to see that the response begins, not each of its thousands of events.
-        self._writer.attach(begin, scope.get(DIRECT_SEND, send))
+        if DIRECT_SEND in scope:
+            # Middleware has to see that the response begins, not each of its thousands of events.
+            body: Send = scope[DIRECT_SEND]
+        else:
+            # Unless it is the user's own: that sees everything, and may wait in ways that need a task.
+            send = body = in_a_task(send)
+            receive = in_a_task(receive)
+        self._writer.attach(begin, body, self._keep_alive_seconds)
         gone = Driven(wait_for_disconnect(receive), lambda _: self._on_disconnect())
         events = self._stream.events(self._generation)
         try:

@@ -9,9 +9,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from rustvllm import __version__
+from rustvllm.config import TracingConfig
 from rustvllm.engine.input_processor import default_sampling_params
 from rustvllm.entrypoints.chat_template import PLAIN_CHAT_TEMPLATE, compile_chat_template
 from rustvllm.entrypoints.openai.errors import UnavailableError, UnknownModelError
+from rustvllm.entrypoints.openai.server_load import ServerLoad
 from rustvllm.entrypoints.openai.settings import ServerSettings
 from rustvllm.logger import init_logger
 from rustvllm.sampling_params import SamplingParams
@@ -19,6 +21,7 @@ from rustvllm.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from rustvllm.config import EngineConfig, ModelConfig
     from rustvllm.engine.async_llm import AsyncLLM
+    from rustvllm.engine.front_tracer import FrontTracer
 
 logger = init_logger(__name__)
 
@@ -98,13 +101,15 @@ def _max_token_chars(tokenizer: Any) -> int:
 class ServerState:
     """Shared by all endpoints; owned by the event loop's thread."""
 
-    def __init__(self, settings: ServerSettings | None = None) -> None:
+    def __init__(self, settings: ServerSettings | None = None, load: ServerLoad | None = None) -> None:
         self.settings = settings or ServerSettings()
         self.status = ServerStatus.LOADING
         self._model: ServedModel | None = None
         # Ids of the engine requests in flight, so that a stop can end them with an answer.
         self.engine_request_ids: set[str] = set()
         self.num_open_requests = 0
+        self.tracer: FrontTracer | None = None
+        self.load = load or ServerLoad()
 
     @property
     def model(self) -> ServedModel:
@@ -117,6 +122,8 @@ class ServerState:
         """The engine is loaded: serve."""
         self._model = ServedModel(engine, self.settings)
         self.status = ServerStatus.READY
+        if self.settings.tracing != TracingConfig():
+            self.tracer = engine.tracer
 
     def check_serving(self) -> None:
         """Raise :class:`UnavailableError` unless requests can be served now."""
@@ -157,13 +164,15 @@ class ServerState:
         return True, content
 
     @contextmanager
-    def open_request(self) -> Iterator[None]:
-        """Count a request as open."""
+    def open_request(self, *, generates: bool) -> Iterator[None]:
+        """Count a request as open, and as load if it generates."""
         self.num_open_requests += 1
+        self.load.add(generates)
         try:
             yield
         finally:
             self.num_open_requests -= 1
+            self.load.add(-generates)
 
     async def abort_all(self) -> None:
         """Abort every engine request; each open answer ends with finish reason ``abort``."""

@@ -24,13 +24,7 @@ class _Sources(BaseModel):
     messages: Any = None
 
 
-def _schema(*models: type[TokenizeRequest | TokenizeChatRequest | DetokenizeRequest]) -> dict[str, Any]:
-    schemas = [model.model_json_schema() for model in models]
-    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-@router.post("/tokenize", openapi_extra=_schema(TokenizeRequest, TokenizeChatRequest))
+@router.post("/tokenize")
 async def tokenize(raw_request: Request) -> dict[str, Any]:
     """Token ids of a text, or of a conversation as the chat endpoint would put it to the model."""
     state: ServerState = raw_request.app.state.server
@@ -41,7 +35,7 @@ async def tokenize(raw_request: Request) -> dict[str, Any]:
     model.resolve_name(request.model)
     tokenizer = _tokenizer(model)
     if isinstance(request, TokenizeChatRequest):
-        text = render_prompt(request, state, model)
+        text = await render_prompt(request, state, model)
         special = adds_special_tokens(request.add_special_tokens, model)
     else:
         text, special = request.prompt, request.add_special_tokens is not False
@@ -50,7 +44,7 @@ async def tokenize(raw_request: Request) -> dict[str, Any]:
     return {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": strings}
 
 
-@router.post("/detokenize", openapi_extra=_schema(DetokenizeRequest))
+@router.post("/detokenize")
 async def detokenize(raw_request: Request) -> dict[str, str]:
     """The text of token ids, special tokens included."""
     state: ServerState = raw_request.app.state.server

@@ -1,0 +1,1 @@
+"""Files of requests, answered without a server: ``rustvllm run-batch``."""

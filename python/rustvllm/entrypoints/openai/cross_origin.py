@@ -1,0 +1,40 @@
+""":class:`CrossOrigin`: what pages of other origins may do, decided before a key is asked for.
+
+A preflight has no key to show, and an error that a page may not read is no use to it; so this stands around all others.
+"""
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rustvllm.entrypoints.openai.http_settings import CorsSettings
+
+_EXPOSED = ("X-Request-Id", "Retry-After")
+OWN_PAGES = "/dashboard"
+"""Shows everybody's requests: for its own page alone, whatever other origins may do elsewhere."""
+
+
+class CrossOrigin:
+    """Starlette's CORS middleware for the API; nothing for the server's own pages."""
+
+    def __init__(self, app: ASGIApp, settings: CorsSettings) -> None:
+        self._app = app
+        self._with_cors = CORSMiddleware(
+            app,
+            allow_origins=settings.origins,
+            allow_methods=settings.methods,
+            allow_headers=settings.headers,
+            allow_credentials=settings.credentials,
+            expose_headers=_EXPOSED,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request (the ASGI entry point)."""
+        if scope["type"] == "http" and not _is_own_page(scope):
+            await self._with_cors(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _is_own_page(scope: Scope) -> bool:
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    return bool(path == OWN_PAGES or path.startswith(OWN_PAGES + "/"))

@@ -1,0 +1,85 @@
+"""The endpoints of the live page: the page, the state of the engines, the journey of a request."""
+
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+
+from rustvllm.entrypoints.openai.dashboard.access import check_access
+from rustvllm.entrypoints.openai.dashboard.journey_stream import journey_events
+from rustvllm.entrypoints.openai.dashboard.page import DATA_HEADERS, page
+from rustvllm.entrypoints.openai.dashboard.state_feed import StateFeed
+from rustvllm.entrypoints.openai.errors import BadRequestError, UnavailableError
+from rustvllm.entrypoints.openai.state import ServerState
+
+MAX_JOURNEYS: Final = 8
+"""Journeys that are watched at the same time, of one API process: an engine has room for those of two."""
+_MAX_ID_CHARS: Final = 256
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/dashboard")
+async def dashboard(request: Request) -> Response:
+    """The page; it has no data, so it needs no key and is there before the model is."""
+    check_access(request, _state(request).settings.dashboard)
+    html, headers = page()
+    return HTMLResponse(html, headers=headers)
+
+
+@router.get("/dashboard/")
+async def dashboard_with_a_slash(request: Request) -> Response:
+    """The page's address relative to this one, so that a proxy's path in front of it stays."""
+    check_access(request, _state(request).settings.dashboard)
+    return RedirectResponse("../dashboard")
+
+
+@router.get("/dashboard/events")
+async def events(request: Request) -> Response:
+    """The state of all engines, again and again."""
+    state = _state(request)
+    check_access(request, state.settings.dashboard)
+    feed: StateFeed = request.app.state.dashboard_feed
+    feed.check_room()
+    return _stream(feed.watch())
+
+
+@router.get("/dashboard/journey")
+async def journey(request: Request) -> Response:
+    """What happens to the request whose id begins so, from now on."""
+    state = _state(request)
+    check_access(request, state.settings.dashboard)
+    request_id = request.query_params.get("request_id", "")
+    if not 0 < len(request_id) <= _MAX_ID_CHARS or not request_id.isprintable():
+        raise BadRequestError(
+            f"request_id must have 1 to {_MAX_ID_CHARS} printable characters, got {len(request_id)}.",
+            param="request_id",
+        )
+    if request.app.state.num_journeys >= MAX_JOURNEYS:
+        raise UnavailableError(f"{MAX_JOURNEYS} journeys are watched, no more may.", retry_after=5)
+    return _stream(_counted(request, request_id))
+
+
+async def _counted(request: Request, request_id: str) -> AsyncGenerator[bytes, None]:
+    app_state, model = request.app.state, _state(request).model
+
+    def text_of(token_id: int) -> str:
+        return "" if model.tokenizer is None else str(model.tokenizer.decode([token_id], skip_special_tokens=False))
+
+    app_state.num_journeys += 1
+    try:
+        async for event in journey_events(model.engine, request_id, text_of):
+            yield event
+    finally:
+        app_state.num_journeys -= 1
+
+
+def _state(request: Request) -> ServerState:
+    state: ServerState = request.app.state.server
+    return state
+
+
+def _stream(events: AsyncGenerator[bytes, None]) -> Response:
+    return StreamingResponse(events, media_type="text/event-stream", headers=DATA_HEADERS)

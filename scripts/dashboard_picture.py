@@ -1,0 +1,89 @@
+"""Makes ``docs/images/dashboard.png``: the live page over the embedded model, with traffic, in headless Chromium.
+
+    python scripts/dashboard_picture.py [OUTPUT]
+
+Needs a Chromium (``apt-get install chromium``).
+"""
+
+import concurrent.futures
+import json
+import random
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY / "tests" / "server"))
+
+from chromium import Chromium, find_chromium  # noqa: E402 -- the tests' browser
+from server_process import REAL, ServerProcess  # noqa: E402
+
+WIDTH, HEIGHT, SCALE = 1440, 1120, 1.0
+FLAGS = ["--port=0", "--num-gpu-blocks-override=1600", "--max-num-seqs=12", "--max-num-batched-tokens=256"]
+OPENINGS = [
+    "You are a helpful assistant who tells short stories to children. Each has a beginning, a middle and an end. ",
+    "Answer in plain words, as one would to a curious friend who has never heard of the matter before. ",
+]
+QUESTIONS = ["Tell me about a fox.", "Why is the sea salt?", "Who lives in the forest?", "What does the wind say?"]
+
+
+def ask(url: str, number: int) -> None:
+    """One request of the traffic."""
+    chosen = random.Random(number)
+    body = {
+        "messages": [
+            {"role": "system", "content": chosen.choice(OPENINGS) * chosen.randint(1, 4)},
+            {"role": "user", "content": chosen.choice(QUESTIONS)},
+        ],
+        "max_tokens": chosen.randint(40, 260),
+        "ignore_eos": True,
+        "n": chosen.choice([1, 1, 1, 2]),
+        "temperature": 0.8,
+        "seed": number,
+    }
+    request = urllib.request.Request(
+        url + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    urllib.request.urlopen(request, timeout=120).read()
+
+
+def main() -> None:
+    """Make the picture."""
+    output = Path(sys.argv[1]) if len(sys.argv) > 1 else REPOSITORY / "docs" / "images" / "dashboard.png"
+    program = find_chromium()
+    if program is None:
+        sys.exit("there is no Chromium here; install one, or name it in CHROMIUM")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    stop = threading.Event()
+    with (
+        ServerProcess([*REAL, *FLAGS]) as server,
+        Chromium(program, width=WIDTH, height=HEIGHT) as browser,
+        concurrent.futures.ThreadPoolExecutor(20) as pool,
+    ):
+        url = server.wait_until_ready()
+        browser.open(url + "/dashboard")
+
+        def keep_busy(worker: int) -> None:
+            number = worker
+            while not stop.is_set():
+                ask(url, number)
+                number += 100
+
+        for worker in range(16):
+            pool.submit(keep_busy, worker)
+        try:
+            stop.wait(25)
+            browser.type("#prompt", "Tell me a story about a fox.")
+            browser.press("Enter")
+            browser.wait_for("document.querySelectorAll('#journey-rows tr').length > 24")
+            stop.wait(1)
+            browser.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
+            browser.screenshot(output, SCALE)
+        finally:
+            stop.set()
+    print(f"{output}: {output.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
