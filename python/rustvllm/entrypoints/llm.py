@@ -13,7 +13,9 @@ from typing import Any, Self
 from rustvllm.engine.describe import describe_engine
 from rustvllm.engine.input_processor import EngineCoreRequest, PromptType, default_sampling_params
 from rustvllm.engine.llm_engine import LLMEngine
+from rustvllm.engine.metrics import Metric
 from rustvllm.engine.startup_records import note_command_line, note_configuration
+from rustvllm.engine.stat_logger import StatLoggerFactory
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.engine.trace_sinks import make_tracer
 from rustvllm.engine_args import EngineArgs
@@ -63,12 +65,18 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, trace: bool | TraceCallback | None = None, **engine_args: Any
+        self,
+        model: str | None = None,
+        *,
+        trace: bool | TraceCallback | None = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        **engine_args: Any,
     ) -> None:
         """Load a model.
 
         Args:
             model: A folder or a hub name; None: the model inside the package.
+            stat_loggers: Classes of :class:`~rustvllm.engine.stat_logger.StatLogger`, or functions that make them.
             trace: Log what happens to each request (True), or call this with a
                 :class:`~rustvllm.tracing.TraceRecord` of each such thing; one that raises is called no more.
             engine_args: Any argument of :class:`~rustvllm.engine_args.EngineArgs`.
@@ -88,7 +96,7 @@ class LLM:
         tracer = make_tracer(config.tracing, "LLM", owns_file=True, has_overlap=overlap, callback=callback)
         note_command_line(tracer, program_name())
         note_configuration(tracer, args, config, began_ns)
-        self.llm_engine = LLMEngine(config, tracer)
+        self.llm_engine = LLMEngine(config, tracer, stat_loggers)
         for line in describe_engine(self.llm_engine.config, self.llm_engine.engine_core.num_blocks):
             logger.info("%s", line)
         self._num_requests = 0
@@ -202,6 +210,15 @@ class LLM:
             ValueError: There is none (``skip_tokenizer_init``).
         """
         return self.llm_engine.get_tokenizer()
+
+    def get_metrics(self) -> list[Metric]:
+        """What was counted so far, under the names and by the rules of ``docs/metrics.md``.
+
+        Raises:
+            EngineDeadError: The engine was shut down.
+        """
+        self.llm_engine.engine_core.check_alive()
+        return self.llm_engine.get_metrics()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What ``sampling_params=None`` means: the model's generation_config, else ``SamplingParams()``."""

@@ -43,8 +43,8 @@ async def render_prompt(request: Conversation, state: ServerState, model: Served
             )
     if request.tools is not None and not request.tools:
         raise InvalidRequestError("tools must not be an empty list; leave it out instead.", "tools")
-    variables = request.chat_template_kwargs or {}
-    check_template_variables(variables)
+    check_template_variables(request.chat_template_kwargs or {})
+    variables = {**state.settings.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
     continue_final = bool(request.continue_final_message)
     messages = build_conversation(request.messages, chat_template, state.settings.chat_template_content_format)
     options = {
