@@ -278,6 +278,7 @@ class _TakesRequests:
         lora_name: str | None = None,
         multimodal: Sequence[tuple[int, int, bytes]] = ...,
         skip_reading_prefix_cache: bool = False,
+        reports_prompt_progress: bool = False,
         waits_for_grammar: bool = False,
         fork_from: int | None = None,
         arrival_ns: int | None = None,
@@ -527,6 +528,8 @@ class RequestDelta:
     waited too long for its first step."""
     error_param: str | None
     """The parameter to blame for an ``invalid`` error."""
+    num_computed_prompt_tokens: int
+    """Prompt tokens that are computed, where that is news and was asked for (``reports_prompt_progress``); else 0."""
     num_cached_tokens: int
     first_scheduled_ts: float
     """Monotonic seconds (``time.monotonic``); 0.0 while unknown."""

@@ -40,7 +40,8 @@ class CompletionOutput:
         index: Number of the sample, from 0 to n − 1.
         text: Generated text; empty with ``detokenize=False``.
         token_ids: Generated token ids, with the one that ended the sample.
-        cumulative_logprob: Sum of the log-probabilities of all tokens so far; None unless logprobs were asked for.
+        cumulative_logprob: Sum of the log-probabilities of all tokens so far; None unless logprobs were asked for, or
+            the sample was chosen by it (``best_of``).
         logprobs: For each of ``token_ids``, log-probabilities by token id: the sampled token's, then those of as many
             of the likeliest as were asked for. None unless asked for.
         finish_reason: ``stop``, ``length``, ``abort``, ``repetition`` or ``error``; None while running.
@@ -79,6 +80,10 @@ class RequestOutput:
         finished: True when every sample has ended.
         metrics: Times of the request.
         num_cached_tokens: Prompt tokens found in the prefix cache.
+        num_unreturned_tokens: Tokens of samples that ``best_of`` had drawn and that are not among ``outputs``.
+        num_computed_prompt_tokens: Prompt tokens that are computed, those found in the cache included; set where it has
+            news, and only with ``SamplingParams.prompt_progress``.
+        prompt_progress_time: When that was so, in seconds of ``time.monotonic``.
         error: Why the request failed, when a sample ended with ``error``.
     """
 
@@ -90,4 +95,7 @@ class RequestOutput:
     prompt_logprobs: PromptLogprobs | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
+    num_unreturned_tokens: int = 0
+    num_computed_prompt_tokens: int | None = None
+    prompt_progress_time: float | None = None
     error: str | None = field(default=None)

@@ -134,7 +134,7 @@ class FakeEngine:
     async def metrics(self) -> list[EngineMetrics]:
         return []
 
-    async def query(self, kind: str, payload: bytes = b"", *, rank: int = 0, timeout: float = 2.0) -> bytes:
+    async def query(self, kind: str, payload: bytes = b"", *, rank: int = 0, seconds: float = 2.0) -> bytes:
         self.queries.append((kind, json.loads(payload)))
         if self.query_failure is not None:
             raise self.query_failure

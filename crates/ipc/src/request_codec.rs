@@ -21,7 +21,7 @@ const HAS_EOS: u8 = 1 << 4;
 const HAS_EXTRAS: u8 = 1 << 5;
 /// Its extras are those of the request before it.
 const SAME_EXTRAS: u8 = 1 << 6;
-const ALL_FLAGS: u8 = (1 << 7) - 1;
+const REPORTS_PROMPT_PROGRESS: u8 = 1 << 7;
 
 /// Fewest bytes of a request.
 const LEAST_BYTES: usize = 93;
@@ -59,6 +59,7 @@ fn encode_one(
         (HAS_EOS, params.eos_token_id.is_some()),
         (HAS_EXTRAS, params.extras.is_some() && !has_same_extras),
         (SAME_EXTRAS, has_same_extras),
+        (REPORTS_PROMPT_PROGRESS, request.reports_prompt_progress),
     ];
     body.u8(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
     body.u64(rename(request.key).0);
@@ -165,8 +166,7 @@ pub(crate) fn decode(body: &[u8], max_requests: usize) -> Result<Vec<NewRequest>
 fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<NewRequest, DecodeError> {
     let flags = body.u8()?;
     let has = |flag: u8| flags & flag != 0;
-    if flags > ALL_FLAGS || (has(SAME_PROMPT) && previous.is_none()) || (has(SAME_EXTRAS) && has(HAS_EXTRAS))
-    {
+    if (has(SAME_PROMPT) && previous.is_none()) || (has(SAME_EXTRAS) && has(HAS_EXTRAS)) {
         return Err(DecodeError::BadValue { what: "a set of request flags", value: flags.into() });
     }
     let key = RequestKey(body.u64()?);
@@ -215,6 +215,7 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
         priority,
         extra_keys,
         skip_reading_prefix_cache: has(SKIPS_PREFIX_CACHE),
+        reports_prompt_progress: has(REPORTS_PROMPT_PROGRESS),
         waits_for_grammar: has(WAITS_FOR_GRAMMAR),
         fork_from,
         age_ns,

@@ -75,7 +75,7 @@ prop_compose! {
         params in sampling_params(),
         priority in any::<i32>(),
         extra_keys in prop_oneof![Just(ExtraKeys::default()), extra_keys()],
-        flags in any::<(bool, bool)>(),
+        flags in any::<(bool, bool, bool)>(),
         fork_from in option::of(any::<u64>()),
         age_ns in any::<u64>(),
     ) -> NewRequest {
@@ -88,6 +88,7 @@ prop_compose! {
             extra_keys,
             skip_reading_prefix_cache: flags.0,
             waits_for_grammar: flags.1,
+            reports_prompt_progress: flags.2,
             fork_from: fork_from.map(RequestKey),
             age_ns,
         }
@@ -595,7 +596,7 @@ fn wrong_extras_are_refused() {
     let error = ClientMessage::decode(bad[4], &bad[HEADER_BYTES..], 1).expect_err("not finite").to_string();
     assert!(error.contains("token id 7 is NaN"), "{error}");
     // "The same extras" without any before: the flags are the byte behind the count.
-    for flags in [1 << 6, (1 << 5) | (1 << 6), 1 << 7] {
+    for flags in [1 << 6, (1 << 5) | (1 << 6)] {
         let mut bad = good.clone();
         bad[HEADER_BYTES + 4] = flags;
         let error = ClientMessage::decode(bad[4], &bad[HEADER_BYTES..], 1).expect_err("wrong flags");

@@ -118,6 +118,12 @@ impl PyRequestDelta {
         }
     }
 
+    /// Prompt tokens that are computed, where that is news and was asked for; else 0.
+    #[getter]
+    fn num_computed_prompt_tokens(&self) -> u32 {
+        self.inner.num_computed_prompt_tokens
+    }
+
     /// Prompt tokens found in the prefix cache.
     #[getter]
     fn num_cached_tokens(&self) -> u32 {

@@ -26,6 +26,7 @@ pub(crate) struct RequestArguments {
     lora_name: Option<String>,
     multimodal: Vec<(u32, u32, Vec<u8>)>,
     skip_reading_prefix_cache: bool,
+    reports_prompt_progress: bool,
     waits_for_grammar: bool,
     fork_from: Option<u64>,
     arrival_ns: Option<u64>,
@@ -94,6 +95,7 @@ impl RequestArguments {
             "lora_name" => extract(name, value, &mut self.lora_name),
             "multimodal" => extract(name, value, &mut self.multimodal),
             "skip_reading_prefix_cache" => extract(name, value, &mut self.skip_reading_prefix_cache),
+            "reports_prompt_progress" => extract(name, value, &mut self.reports_prompt_progress),
             "waits_for_grammar" => extract(name, value, &mut self.waits_for_grammar),
             "fork_from" => extract(name, value, &mut self.fork_from),
             "arrival_ns" => extract(name, value, &mut self.arrival_ns),
@@ -127,6 +129,7 @@ impl RequestArguments {
             priority: self.priority,
             extra_keys,
             skip_reading_prefix_cache: self.skip_reading_prefix_cache,
+            reports_prompt_progress: self.reports_prompt_progress,
             waits_for_grammar: self.waits_for_grammar,
             fork_from: self.fork_from.map(RequestKey),
             age_ns: self.arrival_ns.map_or(0, |arrival_ns| monotonic_ns().saturating_sub(arrival_ns)),
@@ -138,6 +141,7 @@ impl RequestArguments {
             // The first computes the prompt, and says what there is to be said of it.
             params: SamplingParams { seed, num_prompt_logprobs: -1, ..request.params.clone() },
             fork_from: Some(request.key),
+            reports_prompt_progress: false,
             ..request.clone()
         }));
         requests.insert(0, request);

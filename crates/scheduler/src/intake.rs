@@ -117,6 +117,7 @@ impl Scheduler {
             extra_keys: new.extra_keys,
             // What is found there is not computed, so it would judge nothing.
             skip_reading_prefix_cache: new.skip_reading_prefix_cache || asks_of_prompt,
+            reports_prompt_progress: new.reports_prompt_progress,
             num_judges_asked: 0,
             uses_grammar: new.waits_for_grammar,
             block_hashes,

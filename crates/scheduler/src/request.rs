@@ -139,6 +139,8 @@ pub struct NewRequest {
     pub extra_keys: ExtraKeys,
     /// Compute the whole prompt (it still fills the cache).
     pub skip_reading_prefix_cache: bool,
+    /// Tell how far its prompt is, after each step that computed a piece of it.
+    pub reports_prompt_progress: bool,
     /// Its output obeys a grammar; it waits until `EngineHandle::grammar_ready`.
     pub waits_for_grammar: bool,
     /// A live request whose tokens begin with this prompt: share its KV instead of computing the prompt again.
@@ -164,6 +166,7 @@ impl NewRequest {
             priority: 0,
             extra_keys: ExtraKeys::default(),
             skip_reading_prefix_cache: false,
+            reports_prompt_progress: false,
             waits_for_grammar: false,
             fork_from: None,
             age_ns: 0,
@@ -185,6 +188,7 @@ pub(crate) struct Tenant {
 
 /// What is needed once per request or once per block, not once per step.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 pub(crate) struct Cold {
     pub(crate) request_id: Box<str>,
     pub(crate) params: SamplingParams,
@@ -196,6 +200,7 @@ pub(crate) struct Cold {
     pub(crate) num_queued_tokens: u32,
     pub(crate) extra_keys: ExtraKeys,
     pub(crate) skip_reading_prefix_cache: bool,
+    pub(crate) reports_prompt_progress: bool,
     /// Leading tokens of the prompt whose logits a step was asked to judge the next token by.
     pub(crate) num_judges_asked: u32,
     pub(crate) uses_grammar: bool,

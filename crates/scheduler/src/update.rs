@@ -205,6 +205,7 @@ impl Scheduler {
         let status = if entry.sampled {
             self.append_row(entry, sample, sampled, logprobs, now)
         } else {
+            self.report_prompt_progress(entry, now);
             self.close_prefill(slot, now)
         };
         if let Some(status) = status {
@@ -230,6 +231,20 @@ impl Scheduler {
                 oldest_step: oldest.map(|set| self.steps[set].output.step),
             }),
         }
+    }
+
+    /// A row that was not sampled, of a request that tells how far its prompt is.
+    fn report_prompt_progress(&mut self, entry: &Entry, now: u64) {
+        let request = &self.requests[entry.tenant.slot as usize];
+        if !request.cold.reports_prompt_progress || request.is_introduced {
+            return;
+        }
+        let num_computed_tokens = entry.num_computed_tokens + entry.num_scheduled_tokens;
+        self.offer(EngineCoreOutput {
+            num_cached_tokens: request.num_cached_tokens,
+            first_scheduled_ns: request.cold.first_scheduled_ns,
+            ..EngineCoreOutput::progress(request.key, num_computed_tokens, now)
+        });
     }
 
     /// A row that was not sampled: the end of a request that only wants its prompt computed, or a part of a prompt.

@@ -41,7 +41,7 @@ logger = init_logger(__name__)
 
 STATS_TIMEOUT = 0.5
 """Seconds to wait for an engine's counters."""
-QUERY_TIMEOUT = 2.0
+QUERY_SECONDS = 2.0
 """Seconds to wait for what an engine says of itself."""
 _OFF_LOOP_CHARS = 2048
 """Longer prompts are tokenised in a thread of the core, so that they delay no one else on the event loop."""
@@ -387,14 +387,14 @@ class AsyncLLM:
         weakref.finalize(self, reporter.stop).atexit = False
         return reporter
 
-    async def query(self, kind: str, payload: bytes = b"", *, rank: int = 0, timeout: float = QUERY_TIMEOUT) -> bytes:
+    async def query(self, kind: str, payload: bytes = b"", *, rank: int = 0, seconds: float = QUERY_SECONDS) -> bytes:
         """Ask the thread that steps an engine something about itself; it answers between two steps.
 
         Args:
             kind: What; ``engine/inspection.py`` has the kinds.
             payload: JSON, 64 KiB at most.
             rank: Which of several engines.
-            timeout: Seconds to wait: a step of a long prompt takes its time.
+            seconds: How long to wait: a step of a long prompt takes its time.
 
         Raises:
             QueryTimeoutError: There is no answer in time.
@@ -402,7 +402,7 @@ class AsyncLLM:
             EngineDeadError: That engine has died.
             IndexError: There is no such rank.
         """
-        return await asyncio.to_thread(self._client.query, rank, kind, payload, timeout)
+        return await asyncio.to_thread(self._client.query, rank, kind, payload, seconds)
 
     def _with_sizes(self, counters: dict[str, int | float]) -> dict[str, Any]:
         return {

@@ -56,7 +56,7 @@ PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
 
 @dataclass(frozen=True, slots=True)
 class EngineCoreRequest:
-    """One request, ready for ``EngineHandle.add_request``; it becomes ``params.n`` requests there.
+    """One request, ready for ``EngineHandle.add_request``; it becomes ``params.num_samples`` requests there.
 
     Attributes:
         prompt: Prompt text; None when only token ids were given.
@@ -166,7 +166,8 @@ class InputProcessor:
             eos_token_id=eos_token_id,
             stop_token_ids=stop_token_ids,
             hidden_stop_ids=frozenset(extra_eos).difference(params.stop_token_ids or ()),
-            num_logprobs=self._num_logprobs(params.logprobs),
+            # What is drawn and not returned is chosen by its log-probabilities.
+            num_logprobs=max(self._num_logprobs(params.logprobs), -1 if params.best_of is None else 0),
             num_prompt_logprobs=num_prompt_logprobs,
             seed=self._next_seed() if params.seed is None else params.seed,
             priority=priority,
@@ -323,6 +324,12 @@ class InputProcessor:
                 )
         self._model.check_num_logprobs("logprobs", params.logprobs)
         self._model.check_num_logprobs("prompt_logprobs", params.prompt_logprobs)
+        if params.best_of is not None and not self._model.logprobs_mode.endswith("_logprobs"):
+            raise InvalidRequestError(
+                f"best_of ({params.best_of}) chooses by log-probabilities, and this engine gives "
+                f"{self._model.logprobs_mode} in their place (logprobs_mode)",
+                "best_of",
+            )
         if params.stop_strings and self._tokenizer is None:
             raise InvalidRequestError(
                 "there is no tokenizer (skip_tokenizer_init), so stop strings cannot be found: use stop_token_ids",

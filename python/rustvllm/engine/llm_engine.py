@@ -17,6 +17,7 @@ from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.engine.trace_sinks import make_front_tracer, make_tracer
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.outputs import RequestOutput
+from rustvllm.request_spans import EXIT_SECONDS
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.tracing import Tracer
 
@@ -186,4 +187,4 @@ class LLMEngine:
             self._reporter.stop()
         self.engine_core.shutdown()
         if self._tracer is not None:
-            self._tracer.close()
+            self._tracer.close(EXIT_SECONDS)

@@ -45,18 +45,18 @@ class _Application(FastAPI):
         super().__init__(**options)
         self._settings = settings
 
-    def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document, made once."""
-        if self.openapi_schema is None:
-            from rustvllm.entrypoints.openai.openapi_document import openapi_document
-
-            self.openapi_schema = openapi_document(self)
-        return self.openapi_schema
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._settings.http.middleware:
             scope[DIRECT_SEND] = send
         await super().__call__(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document, made when it is first asked for."""
+        if self.openapi_schema is None:
+            from rustvllm.entrypoints.openai.openapi import document
+
+            self.openapi_schema = document(self, needs_key=bool(self._settings.api_keys))
+        return self.openapi_schema
 
     def build_middleware_stack(self) -> ASGIApp:
         http, stack = self._settings.http, super().build_middleware_stack()

@@ -14,6 +14,7 @@ from rustvllm.entrypoints.openai.http_args import add_http_args
 from rustvllm.entrypoints.openai.http_settings import DEFAULT_KEEP_ALIVE_SECONDS
 from rustvllm.entrypoints.openai.log_args import add_log_args
 from rustvllm.exceptions import ConfigError
+from rustvllm.flags import parse_json_object
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -26,6 +27,12 @@ CONTENT_FORMATS = ("auto", "string", "openai")
 
 _NOT_YET = (
     "--enable-auto-tool-choice",
+    "--exclude-tools-when-tool-choice-none",
+    "--tool-server",
+    "--enable-tokenizer-info-endpoint",
+    "--enable-log-deltas",
+    "--log-error-stack",
+    "--enable-offline-docs",
     "--tool-call-parser",
     "--tool-parser-plugin",
     "--reasoning-parser",
@@ -183,6 +190,13 @@ def _add_chat_args(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="what a template gets as a message's content: string, its text; openai, a list of its parts; auto, a list "
         "if the template walks through it (default: %(default)s)",
+    )
+    group.add_argument(
+        "--default-chat-template-kwargs",
+        type=parse_json_object,
+        default={},
+        metavar="JSON",
+        help="variables for the chat template, unless a request's chat_template_kwargs say otherwise",
     )
     group.add_argument(
         "--trust-request-chat-template",
