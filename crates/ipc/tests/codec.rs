@@ -500,21 +500,6 @@ fn the_bytes_of_an_engines_frames_are_these() {
             EngineMessage::Pong { id: 1, step_age_ns: 2, num_steps: 3 },
             "18000000 86 0100000000000000 0200000000000000 0300000000000000".to_owned(),
         ),
-        (
-            EngineMessage::Metrics {
-                id: 1,
-                metrics: MetricsSnapshot {
-                    counters: vec![("a".into(), 2)],
-                    histograms: vec![(
-                        "b".into(),
-                        HistogramSnapshot { bounds: vec![1.0], counts: vec![3, 4], sum: -2.0 },
-                    )],
-                },
-            },
-            "46000000 8c 0100000000000000 01000000 01000000 61 0200000000000000 \
-             01000000 01000000 62 01000000 000000000000f03f 0300000000000000 0400000000000000 00000000000000c0"
-                .to_owned(),
-        ),
         (EngineMessage::Fatal("no".to_owned()), "06000000 87 02000000 6e6f".to_owned()),
         (EngineMessage::Goodbye, "00000000 88".to_owned()),
         (EngineMessage::StepFailed("no".to_owned()), "06000000 89 02000000 6e6f".to_owned()),
