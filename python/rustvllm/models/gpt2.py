@@ -73,9 +73,7 @@ class GPT2Block(nn.Module):
     def outline(self) -> PreNormBlock:
         """What ``forward`` does, as parts."""
         attn, mlp = self.attn, self.mlp
-        return PreNormBlock(
-            self.ln_1, attn.c_attn, attn.scale, attn.c_proj, self.ln_2, mlp.c_fc, mlp.act, mlp.c_proj
-        )
+        return PreNormBlock(self.ln_1, attn.c_attn, attn.scale, attn.c_proj, self.ln_2, mlp.c_fc, mlp.act, mlp.c_proj)
 
 
 class GPT2LMHeadModel(CausalLM):
@@ -120,7 +118,7 @@ class GPT2LMHeadModel(CausalLM):
 
     def decoder_outline(self) -> PreNormDecoder:
         """See ``CausalLM.decoder_outline``."""
-        return PreNormDecoder(tuple(block.outline() for block in self.h), self.ln_f)
+        return PreNormDecoder(tuple(block.outline() for block in self.h if isinstance(block, GPT2Block)), self.ln_f)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """See ``CausalLM.checkpoint_tensors``: the block's maps are stored as ``[in, out]`` (Conv1D)."""

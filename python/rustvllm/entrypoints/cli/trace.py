@@ -88,7 +88,7 @@ def trace(argv: Sequence[str]) -> int:
         args.max_num_batched_tokens = args.chunk
     if len(args.positional) == 2:
         args.model = args.positional[0]
-    if not os.environ.get("RUSTVLLM_LOGGING_LEVEL"):
+    if not os.environ.get("RUSTVLLM_LOGGING_LEVEL") and not getattr(args, "trace", False):
         logging.getLogger("rustvllm").setLevel(logging.WARNING)  # the page says what the loaders would
     try:
         return _Scene(args, argv, began_ns).play()
@@ -143,7 +143,8 @@ class _Scene:
         finally:
             self._engine.shutdown()
         if self._page is None:
-            print(json.dumps({"startup": [record.as_dict() for record in startup], "requests": journeys}))
+            page = {"startup": [record.as_dict() for record in startup], "requests": journeys}
+            print(json.dumps(page, default=str))
         return EXIT_FAILURE if any(journey["error"] for journey in journeys) else EXIT_OK
 
     def _ask(self, index: int) -> dict[str, Any]:

@@ -4,8 +4,8 @@ import asyncio
 from functools import partial
 
 from rustvllm.entrypoints.chat_template import check_template_variables, render_chat
-from rustvllm.entrypoints.openai.conversation import build_conversation
-from rustvllm.entrypoints.openai.protocol import Conversation
+from rustvllm.entrypoints.openai.conversation import build_conversation, message_text
+from rustvllm.entrypoints.openai.protocol import ChatCompletionRequest, Conversation
 from rustvllm.entrypoints.openai.state import ServedModel, ServerState
 from rustvllm.entrypoints.template_process import render_apart
 from rustvllm.exceptions import InvalidRequestError
@@ -58,6 +58,13 @@ async def render_prompt(request: Conversation, state: ServerState, model: Served
         return await render_apart(model.tokenizer, messages, chat_template, **options)
     render = partial(render_chat, model.tokenizer, messages, chat_template=chat_template, **options)
     return await asyncio.to_thread(render) if len(messages) > _OFF_LOOP_MESSAGES else render()
+
+
+def echoed_message(request: ChatCompletionRequest, role: str) -> str:
+    """What ``echo`` puts before each choice: the last message, when the answer has its role."""
+    if not request.echo or request.messages[-1].role != role:
+        return ""
+    return message_text(len(request.messages) - 1, request.messages[-1])
 
 
 def answering_role(request: Conversation, state: ServerState) -> str:
