@@ -153,6 +153,7 @@ class EngineArgs(EngineFlags):
             step_trace_file=None
             if self.step_trace_file is None
             else Path(self.step_trace_file).expanduser().absolute(),
+            log_stats=not self.disable_log_stats,
         )
 
     def create_tracing_config(self) -> TracingConfig:

@@ -11,10 +11,10 @@ class RequestMetrics:
     """Times of one request, in seconds of ``time.monotonic``; None while unknown.
 
     Attributes:
-        arrival_time: When the front end accepted the request.
+        arrival_time: When the front end got the request, before its prompt was tokenised.
         first_scheduled_time: When a step first ran some of it.
-        first_token_time: When its first token was sampled.
-        last_token_time: When its latest token was sampled.
+        first_token_time: When its first token was sampled, of any of its samples.
+        last_token_time: When its last token so far was sampled.
         finished_time: When it ended.
     """
 
@@ -23,6 +23,11 @@ class RequestMetrics:
     first_token_time: float | None = None
     last_token_time: float | None = None
     finished_time: float | None = None
+
+    @property
+    def time_in_queue(self) -> float | None:
+        """Seconds from its arrival to its first step."""
+        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
 
 
 @dataclass(slots=True)

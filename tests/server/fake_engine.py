@@ -14,6 +14,7 @@ from rustvllm import _core
 from rustvllm.config import EngineConfig, ModelConfig, SchedulerConfig
 from rustvllm.engine.engine_health import EngineHealth
 from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor
+from rustvllm.engine.metrics import EngineMetrics
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.outputs import CompletionOutput, RequestOutput
 from rustvllm.sampling_params import RequestOutputKind, SamplingParams
@@ -129,6 +130,9 @@ class FakeEngine:
 
     async def current_stats(self) -> dict[str, int | float]:
         return self.stats()
+
+    async def metrics(self) -> list[EngineMetrics]:
+        return []
 
     async def query(self, kind: str, payload: bytes = b"", *, rank: int = 0, seconds: float = 2.0) -> bytes:
         self.queries.append((kind, json.loads(payload)))

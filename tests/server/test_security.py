@@ -448,6 +448,28 @@ def test_what_is_no_http_is_refused(server, garbage):
     assert b"200 OK" not in said
 
 
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        b"X: " + b"y" * 1_000_000,
+        b"y" * 1_000_000 + b": x",
+        b"".join(b"x%d: y\r\n" % i for i in range(5000)),
+        b"X: " + b"y: z\r\nX: " * 100_000,
+        b"Cookie: " + b"a=b; " * 200_000,
+    ],
+)
+@pytest.mark.usefixtures("unharmed")
+def test_heads_that_are_bombs_are_refused_before_they_end(server, bomb):
+    """Whether it ends or goes on for ever: what is too much is refused when it is too much."""
+    for start in (b"GET /health HTTP/1.1\r\nHost: x\r\n", head("Content-Length: 0")[:-2]):
+        said = raw(server, start + bomb + b"\r\n" * 2)
+        assert said == b"" or said.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 ")), said[:200]
+        said = raw(server, start + bomb)  # no end at all
+        assert said == b"" or said.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 ")), said[:200]
+    said = raw(server, b"GET /" + b"a" * 1_000_000)
+    assert said == b"" or said.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 414 ", b"HTTP/1.1 400 ")), said[:200]
+
+
 @pytest.mark.parametrize("tail", [b"5\r\nabc", b"FFFFFFFFFFFFFFFFFFFF\r\n{", b"zz\r\n", b"-5\r\n{\r\n", b"\r\n"])
 @pytest.mark.usefixtures("unharmed")
 def test_broken_chunks_end_their_connection_alone(server, tail):

@@ -24,7 +24,7 @@ const SAME_EXTRAS: u8 = 1 << 6;
 const REPORTS_PROMPT_PROGRESS: u8 = 1 << 7;
 
 /// Fewest bytes of a request.
-const LEAST_BYTES: usize = 85;
+const LEAST_BYTES: usize = 93;
 
 /// Append the body, with other keys than those that the requests have.
 pub(crate) fn encode(requests: &[NewRequest], rename: impl Fn(RequestKey) -> RequestKey, body: &mut Vec<u8>) {
@@ -65,6 +65,7 @@ fn encode_one(
     body.u64(rename(request.key).0);
     body.str(&request.request_id);
     body.i32(request.priority);
+    body.u64(request.age_ns);
     body.u32(params.max_tokens);
     body.u32(params.min_tokens);
     body.i32s(&params.stop_token_ids);
@@ -171,6 +172,7 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
     let key = RequestKey(body.u64()?);
     let request_id = body.str()?.into();
     let priority = body.i32()?;
+    let age_ns = body.u64()?;
     let mut params = SamplingParams {
         max_tokens: body.u32()?,
         min_tokens: body.u32()?,
@@ -216,6 +218,7 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
         reports_prompt_progress: has(REPORTS_PROMPT_PROGRESS),
         waits_for_grammar: has(WAITS_FOR_GRAMMAR),
         fork_from,
+        age_ns,
     })
 }
 

@@ -280,7 +280,7 @@ impl PyOutputProcessor {
     }
 
     /// Drain what the engine emitted: rendered events as pairs of key and bytes, and one delta per other request that
-    /// changed. A stop string found sends the abort itself.
+    /// changed. A stop string found ends its request in the engine.
     fn poll<'py>(
         &self,
         py: Python<'py>,
@@ -298,7 +298,7 @@ impl PyOutputProcessor {
                         Emitted::PromptLogprobs(beside) => processor.add_prompt_logprobs(beside),
                     });
                     for key in stopped {
-                        handle.abort_key(key);
+                        handle.stop_key(key);
                     }
                     processor.take()
                 })
@@ -309,7 +309,7 @@ impl PyOutputProcessor {
                     let mut processor = self.lock();
                     let stopped = client.process_outputs(&mut processor);
                     if !stopped.is_empty() {
-                        client.abort_keys(stopped);
+                        client.stop_keys(stopped);
                     }
                     processor.take()
                 })

@@ -2,7 +2,9 @@
 //!
 //! Their names and types are here and nowhere else in Rust; `_core.pyi` has them for Python.
 
-use ::scheduler::{ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams};
+use ::scheduler::{
+    ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams, monotonic_ns,
+};
 use pyo3::{
     conversion::FromPyObjectOwned,
     exceptions::PyTypeError,
@@ -27,6 +29,7 @@ pub(crate) struct RequestArguments {
     reports_prompt_progress: bool,
     waits_for_grammar: bool,
     fork_from: Option<u64>,
+    arrival_ns: Option<u64>,
     samples: Vec<(u64, String, i64)>,
 }
 
@@ -95,6 +98,7 @@ impl RequestArguments {
             "reports_prompt_progress" => extract(name, value, &mut self.reports_prompt_progress),
             "waits_for_grammar" => extract(name, value, &mut self.waits_for_grammar),
             "fork_from" => extract(name, value, &mut self.fork_from),
+            "arrival_ns" => extract(name, value, &mut self.arrival_ns),
             "samples" => extract(name, value, &mut self.samples),
             _ => {
                 let message = format!("add_request() got an unexpected keyword argument '{name}'");
@@ -128,6 +132,7 @@ impl RequestArguments {
             reports_prompt_progress: self.reports_prompt_progress,
             waits_for_grammar: self.waits_for_grammar,
             fork_from: self.fork_from.map(RequestKey),
+            age_ns: self.arrival_ns.map_or(0, |arrival_ns| monotonic_ns().saturating_sub(arrival_ns)),
         };
         let mut requests = Vec::with_capacity(1 + self.samples.len());
         requests.extend(self.samples.into_iter().map(|(sample_key, sample_id, seed)| NewRequest {

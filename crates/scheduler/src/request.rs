@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use kvblocks::{BlockHash, BlockId, CpuBlockId};
 
-use crate::{extra_keys::ExtraKeys, output::RequestKey, sampling_extras::SamplingExtras};
+use crate::{
+    extra_keys::ExtraKeys, metrics::SampleGroup, output::RequestKey, sampling_extras::SamplingExtras,
+};
 
 /// No persistent row.
 pub(crate) const NO_ROW: u32 = u32::MAX;
@@ -143,6 +145,8 @@ pub struct NewRequest {
     pub waits_for_grammar: bool,
     /// A live request whose tokens begin with this prompt: share its KV instead of computing the prompt again.
     pub fork_from: Option<RequestKey>,
+    /// For how long it has been under way when it is handed in (nanoseconds): its prompt was read, tokenised and sent.
+    pub age_ns: u64,
 }
 
 impl NewRequest {
@@ -165,6 +169,7 @@ impl NewRequest {
             reports_prompt_progress: false,
             waits_for_grammar: false,
             fork_from: None,
+            age_ns: 0,
         }
     }
 
@@ -202,8 +207,18 @@ pub(crate) struct Cold {
     /// One per full block of tokens known so far (empty without prefix caching).
     pub(crate) block_hashes: Vec<BlockHash>,
     pub(crate) num_preemptions: u32,
-    /// When it was first admitted (monotonic nanoseconds); 0 before.
+    /// When it came to its front end (monotonic nanoseconds of this process).
+    pub(crate) arrival_ns: u64,
+    /// When it was handed in.
+    pub(crate) queued_ns: u64,
+    /// When it was first admitted; 0 before.
     pub(crate) first_scheduled_ns: u64,
+    /// When its first token was sampled; 0 before.
+    pub(crate) first_token_ns: u64,
+    /// Tokens of the prompt that were not computed at the first admission: cached, or shared with what it forks.
+    pub(crate) num_prompt_tokens_skipped: u32,
+    /// The samples of its request; `None`: it is alone.
+    pub(crate) group: Option<Arc<SampleGroup>>,
     /// Prefix statistics and `num_cached_tokens` belong to the first admission.
     pub(crate) admitted_before: bool,
     /// Drafts for the next step; `UNKNOWN_TOKEN`s when the worker alone knows them.

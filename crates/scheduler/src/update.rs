@@ -147,6 +147,7 @@ impl Scheduler {
             sample += usize::from(entry.sampled);
         }
         self.steps[set].entries = entries;
+        self.meter_step(now);
         self.close_step(set, num_finished);
         Ok(num_finished)
     }
@@ -158,6 +159,7 @@ impl Scheduler {
             return 0;
         }
         let mut egress = self.egress.decodes(now);
+        let mut meter = self.meter.decodes(&self.handle.shared.metrics, now);
         let mut done = 0;
         for (entry, &token_id) in entries.iter().zip(token_ids).take(egress.room) {
             let request = &mut self.requests[entry.tenant.slot as usize];
@@ -176,8 +178,11 @@ impl Scheduler {
             request.num_steps_in_flight -= 1;
             request.push_token(token_id);
             egress.push(request.key, token_id);
+            meter.count(entry.tenant.slot);
             done += 1;
         }
+        meter.finish(done);
+        self.stats.num_generation_tokens += done as u64;
         done
     }
 
@@ -370,6 +375,7 @@ impl Scheduler {
             timestamp_ns,
             error,
         };
+        self.meter_record(slot, is_first, new_token_id >= 0, finish_reason, timestamp_ns);
         self.offer(record);
     }
 

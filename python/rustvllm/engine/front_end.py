@@ -89,6 +89,7 @@ class RequestTable:
             samples,
             request.hidden_stop_ids,
             sink,
+            arrival_time=request.arrival_ns * 1e-9,
             with_logprobs=request.num_logprobs >= 0,
             choice=None if params.best_of is None else BestOf(params.n, shows_logprobs=params.logprobs is not None),
             prompt_logprobs=self._prompt_logprobs(request),
@@ -158,6 +159,7 @@ class RequestTable:
             sampling_extras=request.sampling_extras,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            arrival_ns=request.arrival_ns,
             samples=[(other, other_id, request.seed_of(index)) for index, (other, other_id) in enumerate(others, 1)],
         )
 

@@ -6,7 +6,7 @@ Everything that can be wrong with a request is found here, before any of it reac
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any, TypedDict
 
@@ -72,6 +72,7 @@ class EngineCoreRequest:
         priority: Lower is sooner, with the priority policy.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
         sampling_extras: Parameters that are lists; None without.
+        arrival_ns: When it came to its front end (nanoseconds of CLOCK_MONOTONIC); its latencies count from then.
         began_ns: When the check began, in nanoseconds of ``time.monotonic_ns``.
         processed_ns: When it was done.
     """
@@ -89,6 +90,7 @@ class EngineCoreRequest:
     priority: int
     cache_salt: str | None
     sampling_extras: _core.SamplingExtras | None = None
+    arrival_ns: int = field(default_factory=monotonic_ns)
     began_ns: int = 0
     processed_ns: int = 0
 

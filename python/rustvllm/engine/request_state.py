@@ -102,6 +102,7 @@ class RequestState:
         hidden_stop_ids: frozenset[int],
         sink: EventSink | None = None,
         *,
+        arrival_time: float | None = None,
         with_logprobs: bool = False,
         choice: BestOf | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
@@ -117,6 +118,7 @@ class RequestState:
             samples: Key and engine-side request id of each sample.
             hidden_stop_ids: Stop ids that stand for EOS, so that ``stop_reason`` stays None for them.
             sink: Takes new text as events, None: it comes in the outputs.
+            arrival_time: When it came in, in seconds of ``time.monotonic``; None: now.
             with_logprobs: Tokens have log-probabilities beside them.
             choice: Which samples are returned; None: all.
             prompt_logprobs: Takes those of the prompt; None: nobody asks for them.
@@ -129,7 +131,7 @@ class RequestState:
         self.samples = [
             SampleState(key, sample_id, logprobs=[] if with_logprobs else None) for key, sample_id in samples
         ]
-        self.metrics = RequestMetrics(arrival_time=time.monotonic())
+        self.metrics = RequestMetrics(arrival_time=time.monotonic() if arrival_time is None else arrival_time)
         self.num_cached_tokens = 0
         self.error: str | None = None
         self.sink = sink
@@ -185,6 +187,7 @@ class RequestState:
             metrics.last_token_time = max(metrics.last_token_time or 0.0, delta.last_token_ts)
             if metrics.first_token_time is None:
                 metrics.first_token_time = delta.first_token_ts or time.monotonic()
+            metrics.last_token_time = delta.last_token_ts or time.monotonic()
             sample.token_ids.extend(delta.new_token_ids)
             if sample.logprobs is not None:
                 sample.add_logprobs(delta)

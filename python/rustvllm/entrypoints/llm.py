@@ -13,7 +13,9 @@ from typing import Any, Self
 from rustvllm.engine.describe import describe_engine
 from rustvllm.engine.input_processor import EngineCoreRequest, PromptType, default_sampling_params
 from rustvllm.engine.llm_engine import LLMEngine
+from rustvllm.engine.metrics import Metric
 from rustvllm.engine.startup_records import note_command_line, note_configuration
+from rustvllm.engine.stat_logger import StatLoggerFactory
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.engine.trace_sinks import make_tracer
 from rustvllm.engine_args import EngineArgs
@@ -63,12 +65,18 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, trace: bool | TraceCallback | None = None, **engine_args: Any
+        self,
+        model: str | None = None,
+        *,
+        trace: bool | TraceCallback | None = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        **engine_args: Any,
     ) -> None:
         """Load a model.
 
         Args:
             model: A folder or a hub name; None: the model inside the package.
+            stat_loggers: Classes of :class:`~rustvllm.engine.stat_logger.StatLogger`, or functions that make them.
             trace: Log what happens to each request (True), or call this with a
                 :class:`~rustvllm.tracing.TraceRecord` of each such thing; one that raises is called no more.
             engine_args: Any argument of :class:`~rustvllm.engine_args.EngineArgs`.
@@ -88,7 +96,7 @@ class LLM:
         tracer = make_tracer(config.tracing, "LLM", owns_file=True, has_overlap=overlap, callback=callback)
         note_command_line(tracer, program_name())
         note_configuration(tracer, args, config, began_ns)
-        self.llm_engine = LLMEngine(config, tracer)
+        self.llm_engine = LLMEngine(config, tracer, stat_loggers)
         for line in describe_engine(self.llm_engine.config, self.llm_engine.engine_core.num_blocks):
             logger.info("%s", line)
         self._num_requests = 0
@@ -99,6 +107,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
+        lora_request: None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -110,6 +119,7 @@ class LLM:
             sampling_params: For all prompts, or one for each; None for the model's own defaults.
             use_tqdm: Show a progress bar with tokens per second; or what makes one, with the arguments of ``tqdm``.
             priority: One number per prompt, lower is sooner; needs ``scheduling_policy="priority"``.
+            lora_request: Must be None: adapters are not supported yet.
 
         Returns:
             One output per prompt, in their order.
@@ -120,6 +130,8 @@ class LLM:
             EngineDeadError: The engine was shut down or is broken.
         """
         self.llm_engine.engine_core.check_alive()
+        if lora_request is not None:
+            raise InvalidRequestError("lora_request is not supported yet", "lora_request")
         return self._run(self._check(_as_prompts(prompts), sampling_params, priority), use_tqdm)
 
     def chat(
@@ -129,10 +141,12 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         *,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: None = None,
     ) -> list[RequestOutput]:
         """Answer conversations.
 
@@ -142,10 +156,13 @@ class LLM:
             sampling_params: As in :meth:`generate`.
             use_tqdm: As in :meth:`generate`.
             chat_template: Jinja template to use instead of the model's.
+            chat_template_content_format: ``string``: the template gets text; ``openai``: a list of parts; ``auto``:
+                such a list if it walks through one.
             add_generation_prompt: End the prompt where the assistant's answer begins.
             continue_final_message: Let the model go on with the last message; excludes ``add_generation_prompt``.
             tools: Tools for the template to describe.
             chat_template_kwargs: Further variables for the template.
+            lora_request: As in :meth:`generate`.
 
         Returns:
             One output per conversation, in their order.
@@ -159,12 +176,21 @@ class LLM:
         tokenizer = self.get_tokenizer()
         variables = chat_template_kwargs or {}
         check_template_variables(variables)
+        if chat_template_content_format not in ("auto", "string", "openai"):
+            raise InvalidRequestError(
+                f"chat_template_content_format must be auto, string or openai, "
+                f"got {chat_template_content_format!r:.80}",
+                "chat_template_content_format",
+            )
+        if tools is not None and not tools:
+            raise InvalidRequestError("tools must not be an empty list; leave it out instead", "tools")
         own_template = chat_template or tokenizer.chat_template
         prompts: list[PromptType] = []
         for conversation in _as_conversations(messages):
+            template = own_template or PLAIN_CHAT_TEMPLATE
             text = render_chat(
                 tokenizer,
-                _build_conversation(conversation, own_template or PLAIN_CHAT_TEMPLATE),
+                _build_conversation(conversation, template, chat_template_content_format),
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template=chat_template,
@@ -175,7 +201,7 @@ class LLM:
                 raise InvalidRequestError("the chat template makes an empty prompt of the messages", "messages")
             # A model's own template writes its special tokens itself; the plain one leaves them to the tokenizer.
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, not own_template)})
-        return self.generate(prompts, sampling_params, use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
@@ -184,6 +210,15 @@ class LLM:
             ValueError: There is none (``skip_tokenizer_init``).
         """
         return self.llm_engine.get_tokenizer()
+
+    def get_metrics(self) -> list[Metric]:
+        """What was counted so far, under the names and by the rules of ``docs/metrics.md``.
+
+        Raises:
+            EngineDeadError: The engine was shut down.
+        """
+        self.llm_engine.engine_core.check_alive()
+        return self.llm_engine.get_metrics()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What ``sampling_params=None`` means: the model's generation_config, else ``SamplingParams()``."""
@@ -309,7 +344,7 @@ def _as_conversations(messages: Any) -> list[Messages]:
     return [messages] if isinstance(messages[0], Mapping) else list(messages)
 
 
-def _build_conversation(messages: Any, chat_template: str) -> list[dict[str, Any]]:
+def _build_conversation(messages: Any, chat_template: str, content_format: str) -> list[dict[str, Any]]:
     """One conversation with the checks of the server, so that both take and refuse the same."""
     from pydantic import ValidationError
 
@@ -332,7 +367,7 @@ def _build_conversation(messages: Any, chat_template: str) -> list[dict[str, Any
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             raise InvalidRequestError(f"messages[{index}].{where}: {first['msg']}", "messages") from error
-    return build_conversation(checked, chat_template)
+    return build_conversation(checked, chat_template, content_format)
 
 
 class _Progress:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rustvllm import __version__
 from rustvllm.config import TracingConfig
-from rustvllm.entrypoints.openai import chat, completions, errors, health, models, tokenization
+from rustvllm.entrypoints.openai import chat, completions, errors, health, metrics, models, tokenization
 from rustvllm.entrypoints.openai.access_log import AccessLog
 from rustvllm.entrypoints.openai.cross_origin import CrossOrigin
 from rustvllm.entrypoints.openai.custom_middleware import add_custom_middleware
@@ -89,7 +89,7 @@ def build_app(state: ServerState) -> FastAPI:
     app.state.server = state
     app.state.dashboard_feed = StateFeed(state)
     app.state.num_journeys = 0
-    for module in (completions, chat, models, tokenization, health, dashboard):
+    for module in (completions, chat, models, tokenization, health, metrics, dashboard):
         app.include_router(module.router)
     for method, path in UNBUILT_ENDPOINTS:
         app.add_api_route(path, _not_built, methods=[method], include_in_schema=False)

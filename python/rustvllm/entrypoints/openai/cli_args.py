@@ -3,10 +3,12 @@
 import argparse
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rustvllm.config import METRICS_PREFIX
 from rustvllm.entrypoints.openai.dashboard.exposure import add_dashboard_args
 from rustvllm.entrypoints.openai.http_args import add_http_args
 from rustvllm.entrypoints.openai.http_settings import DEFAULT_KEEP_ALIVE_SECONDS
@@ -162,6 +164,13 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         help="taken for compatibility: /load always says how many requests are open",
     )
     group.add_argument(
+        "--metrics-prefix",
+        type=_metrics_prefix,
+        default=METRICS_PREFIX,
+        metavar="PREFIX",
+        help="before the names of all metrics (default: %(default)s)",
+    )
+    group.add_argument(
         "--shutdown-timeout",
         type=_seconds,
         default=0.0,
@@ -249,6 +258,12 @@ def read_chat_template(value: str | None) -> str | None:
         return Path(value).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot read --chat-template {value}: {getattr(exc, 'strerror', None) or exc}") from exc
+
+
+def _metrics_prefix(text: str) -> str:
+    if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*|", text):
+        raise argparse.ArgumentTypeError(f"must be letters, digits, _ and :, with no digit first, got {text!r}")
+    return text
 
 
 def _root_path(text: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rustvllm.config import TracingConfig
+from rustvllm.config import METRICS_PREFIX, TracingConfig
 from rustvllm.engine_args import make_tracing_config
 from rustvllm.entrypoints.openai.cli_args import (
     DEFAULT_MAX_BODY_BYTES,
@@ -42,6 +42,7 @@ class ServerSettings:
     shutdown_timeout: float = 0.0
     stall_timeout: float = DEFAULT_STALL_TIMEOUT
     restart_engine: bool = False
+    metrics_prefix: str = METRICS_PREFIX
     tracing: TracingConfig = field(default_factory=TracingConfig)
     dashboard: DashboardAccess = "local"
     http: HttpSettings = field(default_factory=HttpSettings)
@@ -79,6 +80,7 @@ class ServerSettings:
             shutdown_timeout=args.shutdown_timeout,
             stall_timeout=args.stall_timeout,
             restart_engine=args.restart_engine,
+            metrics_prefix=args.metrics_prefix,
             tracing=make_tracing_config(
                 getattr(args, "trace", False),
                 getattr(args, "trace_file", None),
