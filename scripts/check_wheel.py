@@ -119,6 +119,9 @@ def check_serving(command: Path, folder: Path) -> None:
         wait_until_healthy(url, server)
         with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
             model = json.load(response)["data"][0]["id"]
+        with urllib.request.urlopen(f"{url}/dashboard", timeout=10) as response:
+            if b"<canvas" not in response.read():
+                fail("/dashboard is not the live page")
         answer = post(f"{url}/v1/completions", {"model": model, "prompt": "Once upon a time", "max_tokens": 16})
         text = answer["choices"][0]["text"]
         if not text.strip():

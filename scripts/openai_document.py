@@ -18,6 +18,8 @@ PATHS = (
     "/models",
     "/models/{model}",
 )
+ERROR = "#/components/schemas/ErrorResponse"
+"""What an error's body is; no path refers to it."""
 Json = Any
 
 
@@ -33,13 +35,30 @@ def _references(value: Json) -> Iterator[str]:
             yield from _references(inner)
 
 
+def _with_null(value: Json) -> Json:
+    """``value`` with the ``nullable`` of OpenAPI 3.0, of which some is left, as the null of 3.1."""
+    if isinstance(value, list):
+        return [_with_null(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    value = {key: _with_null(inner) for key, inner in value.items()}
+    if value.get("nullable") is not True:
+        return value
+    del value["nullable"]
+    if not isinstance(value.get("type"), str):
+        return {"anyOf": [value, {"type": "null"}]}
+    if "enum" in value:
+        value["enum"].append(None)
+    return {**value, "type": [value["type"], "null"]}
+
+
 def load_openai_document(path: Path) -> dict[str, Json]:
     """The document at ``path`` with :data:`PATHS` and the components they need."""
     with path.open("rb") as file:
         whole = yaml.load(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe)
     paths = {name: whole["paths"][name] for name in PATHS}
     components: dict[str, dict[str, Json]] = {"securitySchemes": whole["components"]["securitySchemes"]}
-    ahead = list(_references(paths))
+    ahead = [*_references(paths), ERROR]
     while ahead:
         _, _, kind, name = ahead.pop().split("/")
         kept = components.setdefault(kind, {})
@@ -47,4 +66,4 @@ def load_openai_document(path: Path) -> dict[str, Json]:
             kept[name] = whole["components"][kind][name]
             ahead += _references(kept[name])
     document = {key: whole[key] for key in ("openapi", "info", "servers", "security")}
-    return {**document, "paths": paths, "components": components}
+    return {**document, "paths": _with_null(paths), "components": _with_null(components)}

@@ -10,6 +10,7 @@ from referencing.jsonschema import DRAFT202012
 
 Json = Any
 _DOCUMENT = "urn:document"
+_TYPES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "a list", dict: "an object"}
 
 
 class ResponseSchemas:
@@ -50,11 +51,17 @@ class ResponseSchemas:
             yield "", f"status {status} as {media_type!r}"
             return
         steps = ["paths", path, method.lower(), "responses", listed, "content", media_type, "schema"]
+        yield from self._violations(steps, value)
+
+    def component_violations(self, name: str, value: Json) -> Iterator[tuple[str, str]]:
+        """The same for a schema among the document's components."""
+        yield from self._violations(["components", "schemas", name], value)
+
+    def _violations(self, steps: list[str], value: Json) -> Iterator[tuple[str, str]]:
         pointer = "/".join(step.replace("~", "~0").replace("/", "~1") for step in steps)
-        # What a schema says beside a union would only repeat it: the deepest errors name the field.
         for error in self._validator(pointer).iter_errors(value):
             for leaf in _leaves(error):
-                yield _place(leaf.absolute_path), leaf.message
+                yield _described(leaf)
 
     def _validator(self, pointer: str) -> Validator:
         if pointer not in self._validators:
@@ -64,12 +71,36 @@ class ResponseSchemas:
 
 
 def _leaves(error: jsonschema.ValidationError) -> Iterator[jsonschema.ValidationError]:
-    """The errors inside the alternative that comes closest, or the error itself."""
-    if not error.context:
+    """The errors inside the alternative of a union that a value comes closest to, or the error itself."""
+    branches: dict[Any, list[jsonschema.ValidationError]] = {}
+    for inner in error.context or ():
+        branches.setdefault(inner.relative_schema_path[0], []).append(inner)
+    # An alternative of which the value has not even the type, such as null, says nothing of its fields.
+    near = [errors for errors in branches.values() if not any(_is_of_another_type(inner) for inner in errors)]
+    if not near:
         yield error
         return
-    closest = jsonschema.exceptions.best_match([error])
-    yield closest if isinstance(closest, jsonschema.ValidationError) else error
+    for inner in min(near, key=len):
+        yield from _leaves(inner)
+
+
+def _is_of_another_type(error: jsonschema.ValidationError) -> bool:
+    return error.validator == "type" and not error.relative_path
+
+
+def _described(error: jsonschema.ValidationError) -> tuple[str, str]:
+    """Place and fault of an error, without what differs from answer to answer."""
+    place = _place(error.absolute_path)
+    if error.validator == "required":
+        missing = next(name for name in error.validator_value if name not in error.instance)
+        return f"{place}.{missing}".removeprefix("."), "missing"
+    if error.instance is None:
+        return place, "null"
+    if error.validator == "enum":
+        return place, f"{error.instance!r} is not listed"
+    if error.validator in ("type", "anyOf", "oneOf"):
+        return place, f"{_TYPES[type(error.instance)]}, which it must not be"
+    return place, error.message
 
 
 def _place(path: Any) -> str:

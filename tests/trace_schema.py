@@ -1,4 +1,4 @@
-"""What a trace file must be for Perfetto and Chrome: the keys of each kind of event, order and nesting on each track."""
+"""What a trace file must be for Perfetto and Chrome: keys of each kind of event, order and nesting on each track."""
 
 import json
 

@@ -25,6 +25,7 @@ from rustvllm.attention.cpu_backend import CPUAttentionPlan
 from rustvllm.engine.core import EngineCore
 from rustvllm.engine_args import EngineArgs
 from rustvllm.layers.cpu_linear import CoreLinear, OneDnnLinear, TorchLinear
+from rustvllm.worker.cpu_decoder import CoreDecoder
 
 GPT2_SMALL = {
     "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
@@ -48,6 +49,7 @@ class Clock:
         for kind in (CoreLinear, OneDnnLinear, TorchLinear):
             self._watch(kind, "products")
         self._watch(CPUAttentionPlan, "attention")
+        self._watch_decoder()
 
     def _watch(self, kind: type, name: str) -> None:
         forward: Callable[..., Any] = kind.forward  # type: ignore[attr-defined]
@@ -59,6 +61,18 @@ class Clock:
             return out
 
         kind.forward = timed  # type: ignore[attr-defined]
+
+    def _watch_decoder(self) -> None:
+        forward = CoreDecoder.forward
+
+        def timed(decoder: CoreDecoder, *args: Any) -> Any:
+            out = forward(decoder, *args)
+            _, products, attention = decoder.times
+            self.products += products / 1e9
+            self.attention += attention / 1e9
+            return out
+
+        CoreDecoder.forward = timed  # type: ignore[method-assign]
 
     def take(self) -> tuple[float, float]:
         """Both, which begin at zero again."""

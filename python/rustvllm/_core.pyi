@@ -5,7 +5,7 @@ The arrays that cross the boundary every step are described in ``docs/boundary.m
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, Self, TypeAlias, final, overload
+from typing import Any, Literal, Self, TypeAlias, TypedDict, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +104,7 @@ class SchedulerConfig:
         max_look_past: int = 0,
         max_times_passed: int = 8,
         hash_algorithm: Literal["siphash13", "sha256"] = "siphash13",
+        collect_metrics: bool = True,
     ) -> Self:
         """Numbers that fix a scheduler. Raises ``ValueError`` naming the value and the limit."""
     num_blocks: int
@@ -129,6 +130,8 @@ class SchedulerConfig:
     max_look_past: int
     max_times_passed: int
     hash_algorithm: Literal["siphash13", "sha256"]
+    collect_metrics: bool
+    """Whether times and sizes of requests and steps are counted."""
     num_buffer_sets: int
     """Sets of step buffers that a scheduler of these numbers needs: ``max_steps_in_flight + 1``."""
 
@@ -197,6 +200,10 @@ class Scheduler:
 
         Returns the number of requests that finished.
         """
+    def record_step_times(
+        self, schedule_ns: int, prepare_ns: int, forward_ns: int, sample_ns: int, wait_ns: int, update_ns: int, /
+    ) -> None:
+        """When each part of the step began that was updated last (CLOCK_MONOTONIC, ascending); it ends now. Owner."""
     def truncate_drafts(self, scheduler_output: SchedulerOutput, num_kept: Sequence[int]) -> SchedulerOutput:
         """Drop drafts of the newest step that were not made: ``num_kept[i]`` stay for batch position i.
 
@@ -271,8 +278,10 @@ class _TakesRequests:
         lora_name: str | None = None,
         multimodal: Sequence[tuple[int, int, bytes]] = ...,
         skip_reading_prefix_cache: bool = False,
+        reports_prompt_progress: bool = False,
         waits_for_grammar: bool = False,
         fork_from: int | None = None,
+        arrival_ns: int | None = None,
         samples: Sequence[tuple[int, str, int]] = ...,
     ) -> None:
         """Hand a request and its samples to an engine; the key comes from ``new_key``.
@@ -280,7 +289,8 @@ class _TakesRequests:
         ``eos_token_id=None`` means ignore EOS; ``max_tokens=0`` ends with the prefill. ``multimodal`` is (offset,
         length, digest) of each span of placeholder tokens. ``fork_from`` is the key of a live request whose tokens
         begin with this prompt and whose KV is shared. ``samples`` are (key, id, seed) of further requests that fork
-        this one: all are taken in together, or none.
+        this one: all are taken in together, or none. ``arrival_ns`` is when the request came in (CLOCK_MONOTONIC; None:
+        now): latencies count from then.
 
         Raises InvalidRequestError (with the numbers), QueueFullError (a client, when its engine does not take what was
         sent before; a full queue is the request's last delta there) or EngineDeadError.
@@ -314,6 +324,14 @@ class EngineHandle(_TakesRequests):
         """An eventfd, readable when outputs wait to be polled; for ``loop.add_reader``."""
     def stats(self) -> dict[str, int | float]:
         """Counters readable from any thread: num_running, num_waiting, kv_cache_usage, prefix_cache_hits and others."""
+    def metrics(self) -> CountedMetrics:
+        """Counters and histograms, readable from any thread."""
+
+class CountedMetrics(TypedDict):
+    """What an engine has counted. A histogram is its bounds, the counts of its buckets (one more) and its sum."""
+
+    counters: dict[str, int]
+    histograms: dict[str, tuple[list[float], list[int], float]]
 
 @final
 class EngineServer:
@@ -446,6 +464,8 @@ class EngineClient(_TakesRequests):
         Of several engines, the sums over those that live (over all when none does): also of ``num_steps`` and
         ``last_updated_step``; ``kv_cache_usage`` is that of all their blocks together.
         """
+    def metrics(self, timeout: float = 0.5) -> list[CountedMetrics | None]:
+        """What each engine has counted, by rank; None for one that has gone or does not answer in time (seconds)."""
     @property
     def is_alive(self) -> bool:
         """Whether an engine is left."""
@@ -508,6 +528,8 @@ class RequestDelta:
     waited too long for its first step."""
     error_param: str | None
     """The parameter to blame for an ``invalid`` error."""
+    num_computed_prompt_tokens: int
+    """Prompt tokens that are computed, where that is news and was asked for (``reports_prompt_progress``); else 0."""
     num_cached_tokens: int
     first_scheduled_ts: float
     """Monotonic seconds (``time.monotonic``); 0.0 while unknown."""

@@ -36,8 +36,8 @@ class CpuDecoder:
         hidden: npt.NDArray[Any],
         kv_caches: Sequence[npt.NDArray[Any]],
         out: npt.NDArray[Any],
-    ) -> None:
-        """Run a step's tokens through all blocks, by the threads of the plan.
+    ) -> tuple[int, int, int]:
+        """Run a step's tokens through all blocks, by the threads of the plan; the ns in norms, products and attention.
 
         ``hidden``, which is overwritten, and ``out`` are ``[num_tokens, hidden_size]``; a cache for each block is as in
         ``CpuAttentionPlan.forward``; blocks may have the same one, in turns. All are float32, or all bfloat16 seen as uint16, contiguous, and share memory with

@@ -466,6 +466,7 @@ class EngineConfig:
     """Everything an engine is built from.
 
     With ``sim`` no model is loaded: its steps are simulated. When and what each step ran goes to ``step_trace_file``.
+    With ``log_stats`` times and sizes of requests and steps are counted.
     """
 
     model: ModelConfig
@@ -478,6 +479,7 @@ class EngineConfig:
     sim: SimConfig | None = None
     tracing: TracingConfig = field(default_factory=TracingConfig)
     step_trace_file: Path | None = None
+    log_stats: bool = True
 
     def __post_init__(self) -> None:
         budget, longest = self.scheduler.max_num_batched_tokens, self.model.max_model_len
@@ -573,6 +575,9 @@ class EngineConfig:
                 f"kv_cache_memory_bytes or {share}"
             )
 
+
+METRICS_PREFIX = "vllm:"
+"""Before the names of metrics, unless told otherwise: dashboards for vLLM work."""
 
 UsageContext = Literal["llm_class", "api_server"]
 """Who builds the engine: it decides between defaults for throughput (``LLM``) and for latency (the server)."""

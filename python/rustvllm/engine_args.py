@@ -153,6 +153,7 @@ class EngineArgs(EngineFlags):
             step_trace_file=None
             if self.step_trace_file is None
             else Path(self.step_trace_file).expanduser().absolute(),
+            log_stats=not self.disable_log_stats,
         )
 
     def create_tracing_config(self) -> TracingConfig:
@@ -360,7 +361,7 @@ def _check_endpoint(endpoint: object) -> None:
     try:
         url = urlsplit(endpoint if isinstance(endpoint, str) else "")
         is_url = url.scheme in ("http", "https", "grpc") and bool(url.hostname)
-        has_password = url.username is not None or url.password is not None
+        has_password = "@" in str(endpoint)
     except ValueError:
         is_url = has_password = False
     if has_password:

@@ -179,6 +179,11 @@ class EngineFlags:
     step_trace_file: str | None = arg(
         "a line of JSON for every step, with its times in nanoseconds of the monotonic clock", group="observability"
     )
+    disable_log_stats: bool = arg(
+        "no histograms of requests and steps in /metrics, and no line with statistics in the log",
+        False,
+        group="observability",
+    )
 
     trace: bool = arg(
         "log the journey of every request, layer by layer, with times (default: $RUSTVLLM_TRACE)",

@@ -98,6 +98,11 @@ def engine_ready_timeout() -> float:
     return _number("RUSTVLLM_ENGINE_READY_TIMEOUT", 600.0, 0.1, 86400.0)
 
 
+def log_stats_interval() -> float:
+    """``RUSTVLLM_LOG_STATS_INTERVAL``: seconds between two lines of statistics, and records of loggers (default 10)."""
+    return _number("RUSTVLLM_LOG_STATS_INTERVAL", 10.0, 0.1, 86400.0)
+
+
 def engine_secret() -> str | None:
     """``RUSTVLLM_ENGINE_SECRET``: what an engine on TCP and its front ends must both know (default: none)."""
     return os.environ.get(ENGINE_SECRET) or None

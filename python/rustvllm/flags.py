@@ -35,7 +35,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[Any, ...]]] = {
     "task": ("auto", "generate"),
     "limit_mm_per_prompt": (None,),
     "compilation_config": (None,),
-    "disable_log_stats": (True, False),
     "disable_log_requests": (True,),
     "enable_log_requests": (False,),
     "disable_sliding_window": (False,),

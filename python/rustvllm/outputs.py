@@ -11,16 +11,23 @@ class RequestMetrics:
     """Times of one request, in seconds of ``time.monotonic``; None while unknown.
 
     Attributes:
-        arrival_time: When the front end accepted the request.
+        arrival_time: When the front end got the request, before its prompt was tokenised.
         first_scheduled_time: When a step first ran some of it.
-        first_token_time: When its first token was sampled.
+        first_token_time: When its first token was sampled, of any of its samples.
+        last_token_time: When its last token so far was sampled.
         finished_time: When it ended.
     """
 
     arrival_time: float
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
+    last_token_time: float | None = None
     finished_time: float | None = None
+
+    @property
+    def time_in_queue(self) -> float | None:
+        """Seconds from its arrival to its first step."""
+        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
 
 
 @dataclass(slots=True)
@@ -33,7 +40,8 @@ class CompletionOutput:
         index: Number of the sample, from 0 to n − 1.
         text: Generated text; empty with ``detokenize=False``.
         token_ids: Generated token ids, with the one that ended the sample.
-        cumulative_logprob: Sum of the log-probabilities of all tokens so far; None unless logprobs were asked for.
+        cumulative_logprob: Sum of the log-probabilities of all tokens so far; None unless logprobs were asked for, or
+            the sample was chosen by it (``best_of``).
         logprobs: For each of ``token_ids``, log-probabilities by token id: the sampled token's, then those of as many
             of the likeliest as were asked for. None unless asked for.
         finish_reason: ``stop``, ``length``, ``abort``, ``repetition`` or ``error``; None while running.
@@ -72,6 +80,10 @@ class RequestOutput:
         finished: True when every sample has ended.
         metrics: Times of the request.
         num_cached_tokens: Prompt tokens found in the prefix cache.
+        num_unreturned_tokens: Tokens of samples that ``best_of`` had drawn and that are not among ``outputs``.
+        num_computed_prompt_tokens: Prompt tokens that are computed, those found in the cache included; set where it has
+            news, and only with ``SamplingParams.prompt_progress``.
+        prompt_progress_time: When that was so, in seconds of ``time.monotonic``.
         error: Why the request failed, when a sample ended with ``error``.
     """
 
@@ -83,4 +95,7 @@ class RequestOutput:
     prompt_logprobs: PromptLogprobs | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
+    num_unreturned_tokens: int = 0
+    num_computed_prompt_tokens: int | None = None
+    prompt_progress_time: float | None = None
     error: str | None = field(default=None)

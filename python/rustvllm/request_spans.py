@@ -5,7 +5,9 @@ what a collector does not take in time, so that no request waits. ``OTEL_SERVICE
 and the SDK's other variables are its own affair.
 """
 
+import atexit
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -20,6 +22,8 @@ GRPC_PORT: Final = 4317
 """Where collectors take gRPC; elsewhere it is HTTP, unless ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` says otherwise."""
 CLOSE_SECONDS: Final = 0.3
 """How long the end of a server waits for the last spans to be sent."""
+EXIT_SECONDS: Final = 5.0
+"""The same of a program with an ``LLM``."""
 
 
 class RequestSpans:
@@ -50,6 +54,8 @@ class RequestSpans:
         self._propagator = TraceContextTextMapPropagator()
         self._server = trace.SpanKind.SERVER
         self._error = trace.StatusCode.ERROR
+        self._is_closed = False
+        atexit.register(self.close, EXIT_SECONDS)
 
     def write(
         self,
@@ -81,13 +87,16 @@ class RequestSpans:
             span.set_status(self._error, error)
         span.end(int((finished + offset) * 1e9))
 
-    def flush(self, timeout: float) -> bool:
-        """Wait up to so many seconds until everything was sent; whether it was."""
-        return bool(self._processor.force_flush(int(timeout * 1e3)))
-
-    def close(self) -> None:
-        """Send the rest, for a moment; idempotent."""
-        self.flush(CLOSE_SECONDS)
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Send what waits, for so many seconds at most; idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self.close)
+        # In a thread that may be left behind: the SDK's own limits end no request that is under way.
+        sender = threading.Thread(target=self._processor.force_flush, name="rustvllm-spans", daemon=True)
+        sender.start()
+        sender.join(timeout)
 
 
 def trace_context(headers: Mapping[str, str]) -> dict[str, str]:

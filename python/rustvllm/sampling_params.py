@@ -22,6 +22,10 @@ GREEDY_BELOW: Final = 1e-5
 """Temperatures under this mean greedy sampling."""
 LOWEST_TEMPERATURE: Final = 1e-2
 """Lower temperatures that are not greedy are raised to this: logits divided by less overflow float16."""
+SMALLEST: Final = 1e-30
+LARGEST: Final = 1e30
+"""A smaller ``top_p`` counts as the smallest, a ``repetition_penalty`` beyond the two as the nearer: they have 32
+bits where they are computed."""
 MAX_TOKENS_LIMIT: Final = 2**31 - 1
 MAX_BIAS: Final = 100.0
 """Biases are clamped to it and to its negative."""
@@ -44,7 +48,6 @@ class RequestOutputKind(Enum):
 NOT_SUPPORTED_YET: Final[Mapping[str, Callable[[Any], bool]]] = {
     # parameter -> is this value the neutral one, which changes nothing and is let through
     "logprob_token_ids": lambda v: v is None,
-    "best_of": lambda v: v is None,
     "use_beam_search": lambda v: not v,
     "length_penalty": lambda v: v == 1,
     "guided_decoding": lambda v: v is None,
@@ -87,6 +90,8 @@ class SamplingParams:
             as the engine's ``max_logprobs``; -1: of the whole vocabulary, which must not be larger.
         prompt_logprobs: The same for each token of the prompt but the first. The prompt is computed whole, whatever of
             it is cached.
+        prompt_progress: Give outputs while the prompt is computed, one for each piece of it; nobody sees them with an
+            ``output_kind`` of final outputs only.
         logprob_token_ids: Log-probabilities of these tokens, at most 128.
         logit_bias: Added to the logits of these token ids, clamped to [-100, 100].
         allowed_token_ids: Only these tokens may be sampled.
@@ -95,7 +100,9 @@ class SamplingParams:
         logits_processors: Callables that change the logits before the temperature, each given the ids generated so far
             and the row of logits (or, with three parameters, the ids of the prompt first); returns the row. Only for an
             engine in this process.
-        best_of: Samples to draw, of which the n best are returned; n counts as None.
+        best_of: Samples to draw, at least n, of which the n with the highest cumulative log-probability are returned,
+            best first; n counts as None. They are known at the end only: cumulative outputs become final ones, and
+            deltas are refused.
         use_beam_search: Search with n beams instead of sampling.
         length_penalty: Exponent of the length in a beam's score.
         guided_decoding: Grammar to follow.
@@ -130,6 +137,7 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_progress: bool = False
     logprob_token_ids: Sequence[int] | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
@@ -161,6 +169,11 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def num_samples(self) -> int:
+        """Samples that are drawn: ``best_of``, else ``n``."""
+        return self.best_of or self.n
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """``stop`` as a tuple."""
         return self.stop if isinstance(self.stop, tuple) else _as_strings(self.stop)
@@ -181,12 +194,27 @@ class SamplingParams:
         _number("length_penalty", self.length_penalty, -math.inf, math.inf)
         if self.seed is not None:
             _int("seed", self.seed, _INT64_MIN, _INT64_MAX)
-        if self.best_of is not None:
-            _int("best_of", self.best_of, self.n, envs.max_n())
-            if self.best_of == self.n:  # all of them are returned: there is nothing to choose
-                object.__setattr__(self, "best_of", None)
         if self.is_greedy and self.n > 1 and not self.use_beam_search:
             raise InvalidRequestError(f"n must be 1 when using greedy sampling, got {self.n}.", "n")
+        if self.best_of is not None:
+            self._check_best_of(self.best_of)
+
+    def _check_best_of(self, best_of: int) -> None:
+        _int("best_of", best_of, 1, envs.max_n())
+        if best_of < self.n:
+            raise InvalidRequestError(f"best_of must be at least n ({self.n}), got {best_of}", "best_of")
+        if best_of == self.n:  # all of them are returned: there is nothing to choose
+            object.__setattr__(self, "best_of", None)
+        elif self.is_greedy:
+            raise InvalidRequestError(f"best_of must be 1 when using greedy sampling, got {best_of}", "best_of")
+        elif self.output_kind is RequestOutputKind.DELTA:
+            raise InvalidRequestError(
+                f"best_of must be n ({self.n}) when the answer is streamed, got {best_of}: "
+                "the best are known at the end",
+                "best_of",
+            )
+        elif self.output_kind is RequestOutputKind.CUMULATIVE:
+            object.__setattr__(self, "output_kind", RequestOutputKind.FINAL_ONLY)
 
     def _check_length(self) -> None:
         if self.max_tokens is not None:
@@ -215,6 +243,7 @@ class SamplingParams:
             "skip_special_tokens",
             "spaces_between_special_tokens",
             "detokenize",
+            "prompt_progress",
             "use_beam_search",
         ):
             if not isinstance(getattr(self, name), bool):
@@ -316,6 +345,10 @@ class SamplingParams:
             set_(self, "seed", None)
         if self.top_k == -1:
             set_(self, "top_k", 0)
+        if self.top_p < SMALLEST:
+            set_(self, "top_p", SMALLEST)
+        if not SMALLEST <= self.repetition_penalty <= LARGEST:
+            set_(self, "repetition_penalty", min(max(self.repetition_penalty, SMALLEST), LARGEST))
         if self.is_greedy:
             # Filters cannot change the most probable token.
             set_(self, "temperature", 0.0)

@@ -121,3 +121,55 @@ def test_the_newest_events_are_kept_and_the_others_counted():
     assert len(events) == 65_536
     assert num_dropped == 1024 + 70 * 1024 - 65_536
     assert events[-1]["step"] == 70
+
+
+def test_events_know_the_blocks_and_on_demand_the_tokens():
+    scheduler = make_scheduler(num_blocks=16, block_size=4, max_model_len=32, max_num_batched_tokens=6)
+    scheduler.set_trace(True, with_tokens=True)
+    scheduler.add_request("a", [1, 2, 3, 4, 5, 6, 7], max_tokens=3)
+    tables, given = [], []
+    while (output := scheduler.schedule()) is not None:
+        tables.append(scheduler.request_state("a")["block_table"])
+        sampled = tokens(output)
+        given += sampled.ravel().tolist()
+        scheduler.update_from_output(output, sampled)
+    events, _ = scheduler.take_events()
+    kinds = ["status", "scheduled", "scheduled", "token", "scheduled", "token", "scheduled", "token", "status"]
+    assert [event["kind"] for event in events] == kinds
+    assert [event["token_id"] for event in events if event["kind"] == "token"] == given
+    assert [event["step"] for event in events if event["kind"] == "token"] == [2, 3, 4]
+    table = []
+    for event, expected in zip((each for each in events if each["kind"] == "scheduled"), tables, strict=True):
+        table += event["new_block_ids"]
+        assert table == expected
+        assert event["num_blocks"] == len(expected)
+    scheduler.add_request("b", [1, 2, 3, 4, 5, 6, 7], max_tokens=1)
+    output = scheduler.schedule()
+    [_, event] = scheduler.take_events()[0]
+    assert event["num_cached_tokens"] == 4
+    assert event["new_block_ids"] == scheduler.request_state("b")["block_table"], (
+        "a new request's table is new as a whole"
+    )
+    scheduler.update_from_output(output, tokens(output))
+
+
+def test_a_token_belongs_to_the_step_that_gave_it_though_another_is_planned():
+    engine = HandEngine(max_steps_in_flight=2)
+    engine.scheduler.set_trace(True, with_tokens=True)
+    engine.add("a", [1, 2, 3], max_tokens=4)
+    engine.finish()
+    events, _ = engine.scheduler.take_events()
+    assert [event["step"] for event in events if event["kind"] == "token"] == [1, 2, 3, 4]
+
+
+def test_what_is_traced_is_what_runs_untraced():
+    def run(**trace):
+        engine = HandEngine(num_blocks=7, block_size=4, max_model_len=24, max_num_batched_tokens=6, max_num_seqs=4)
+        if trace:
+            engine.scheduler.set_trace(True, **trace)
+        engine.add("a", range(1, 9), max_tokens=14)
+        engine.add("b", range(2, 10), max_tokens=6)
+        engine.finish()
+        return engine.scheduler.stats()
+
+    assert run() == run(with_tokens=False) == run(with_tokens=True)

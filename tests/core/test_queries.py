@@ -4,7 +4,6 @@ import contextlib
 import random
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,7 +59,7 @@ def test_an_answer_comes_back(server: tuple[_core.EngineServer, _core.EngineClie
 
 def test_what_is_not_answered_says_why(server: tuple[_core.EngineServer, _core.EngineClient]) -> None:
     engine, client = server
-    with answering(engine, lambda query: query.fail("not today")), pytest.raises(QueryError, match="^not today$"):
+    with answering(engine, lambda query: query.fail("not today")), pytest.raises(QueryError, match=r"^not today$"):
         client.query(0, "state", b"", PATIENCE)
     with answering(engine, lambda query: None), pytest.raises(QueryError, match="gave no answer"):
         client.query(0, "state", b"", PATIENCE)
@@ -71,7 +70,7 @@ def test_what_is_not_answered_says_why(server: tuple[_core.EngineServer, _core.E
     late.answer(b"")
     with pytest.raises(SchedulerStateError, match="answered already"):
         late.fail("again")
-    with pytest.raises(ValueError, match="payload of a query has 65537 bytes, at most 65536"):
+    with pytest.raises(ValueError, match="payload of a query has 65537 bytes"):
         client.query(0, "state", b"x" * 65537, 1)
     with pytest.raises(IndexError, match="no engine of rank 1"):
         client.query(1, "state", b"", 1)

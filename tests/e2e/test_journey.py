@@ -1,16 +1,17 @@
 """The journey of a request: its layers in their order, and its numbers against what the request became."""
 
 import json
+from operator import attrgetter
 
 import pytest
-from trace_schema import check_trace
 
-from rustvllm import LLM, SamplingParams
+from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
 from rustvllm.engine.journey import RequestJourney
 from rustvllm.entrypoints.cli.journey_page import WIDTH
 from rustvllm.entrypoints.cli.trace import trace
 from rustvllm.exceptions import ConfigError, RequestFailedError
-from rustvllm.tracing import REQUEST_LAYERS, STARTUP_LAYERS
+from rustvllm.tracing import REQUEST_LAYERS, STARTUP_LAYERS, TraceRecord
+from trace_schema import check_trace
 
 PROMPT = "Once upon a time there was a little girl who lived in a small house by the sea with her mother"
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -261,3 +262,64 @@ def test_what_cannot_be_asked_is_an_error(capsys):
     assert "maximum context length is 512" in capsys.readouterr().err
     assert trace(["x", "--otlp-traces-endpoint", "http://user:word@host/"]) == 1
     assert "OTEL_EXPORTER_OTLP_HEADERS" in capsys.readouterr().err
+
+
+SIM = {"executor": "sim", "max_model_len": 64, "num_gpu_blocks_override": 16, "max_num_seqs": 4}
+
+
+async def test_an_engine_in_a_thread_calls_the_function_for_both_halves():
+    told = []
+    engine = AsyncLLM(AsyncEngineArgs(**SIM).create_engine_config(), trace=told.append)
+    try:
+        async for output in engine.generate([1, 2, 3], GREEDY, "mine"):
+            last = output
+        left = engine.generate([1, 2, 3], GREEDY.clone(max_tokens=60), "left")
+        await anext(left)
+        await left.aclose()
+    finally:
+        engine.shutdown()
+    journey = RequestJourney.of("mine", sorted(told, key=attrgetter("timestamp_ns"))).records
+    assert_in_order([layer for layer in REQUEST_LAYERS if layer != "response"], [record.layer for record in journey])
+    assert [record.extras["token_id"] for record in told_of(journey, "token")] == last.outputs[0].token_ids
+    assert "abandoned" in [record.event for record in told if record.request_id == "left"]
+
+
+async def test_an_engine_in_a_process_writes_into_the_file_of_its_front_end(tmp_path):
+    path = tmp_path / "trace.json"
+    told = []
+    config = AsyncEngineArgs(**SIM, trace_file=str(path)).create_engine_config()
+    engine = AsyncLLM(config, multiprocess=True, trace=told.append)
+    try:
+        async for _ in engine.generate([1, 2, 3], GREEDY, "mine"):
+            pass
+    finally:
+        engine.shutdown()
+    events = check_trace(path.read_text())
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {"AsyncLLM", "engine 0"}
+    assert sum(event.get("cat") == "step" for event in events) == GREEDY.max_tokens
+    assert {record.layer for record in told} == {
+        "engine_client", "tokenizer", "entry", "input_processing", "detokenise", "response",
+    }  # fmt: skip
+
+
+def test_several_samples_are_one_journey():
+    told = []
+    with LLM(trace=told.append, **SIM) as llm:
+        [output] = llm.generate([[1, 2, 3]], SamplingParams(n=2, max_tokens=3, seed=1), use_tqdm=False)
+    journey = RequestJourney.of(output.request_id, told)
+    ids = {record.request_id for record in journey.records} - {None}
+    assert ids == {output.request_id, f"0_{output.request_id}", f"1_{output.request_id}"}
+    told_json = journey.as_json()
+    assert [each["index"] for each in told_json] == sorted(each["index"] for each in told_json)
+    assert told_json[0]["at_ms"] == 0
+    assert journey.as_json(since=len(journey) - 1)[0]["index"] == len(journey) - 1
+    json.dumps(told_json)
+
+
+def test_a_full_journey_drops_its_oldest_records():
+    journey = RequestJourney("a", max_records=3)
+    for at in range(5):
+        journey.add(TraceRecord(at, "sample", "token", "a"))
+    assert journey.num_dropped == 2
+    assert [each["index"] for each in journey.as_json()] == [2, 3, 4]

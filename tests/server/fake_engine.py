@@ -14,6 +14,7 @@ from rustvllm import _core
 from rustvllm.config import EngineConfig, ModelConfig, SchedulerConfig
 from rustvllm.engine.engine_health import EngineHealth
 from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor
+from rustvllm.engine.metrics import EngineMetrics
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.outputs import CompletionOutput, RequestOutput
 from rustvllm.sampling_params import RequestOutputKind, SamplingParams
@@ -130,7 +131,10 @@ class FakeEngine:
     async def current_stats(self) -> dict[str, int | float]:
         return self.stats()
 
-    async def query(self, kind: str, payload: bytes = b"", *, rank: int = 0, timeout: float = 2.0) -> bytes:
+    async def metrics(self) -> list[EngineMetrics]:
+        return []
+
+    async def query(self, kind: str, payload: bytes = b"", *, rank: int = 0, seconds: float = 2.0) -> bytes:
         self.queries.append((kind, json.loads(payload)))
         if self.query_failure is not None:
             raise self.query_failure

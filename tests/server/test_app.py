@@ -178,8 +178,11 @@ async def test_load_counts_open_requests():
 
 async def test_the_documentation_describes_the_requests_and_can_be_off():
     async with serving() as (client, _):
-        paths = (await client.get("/openapi.json")).json()["paths"]
-        schema = paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        document = (await client.get("/openapi.json")).json()
+        paths, schemas = document["paths"], document["components"]["schemas"]
+        body = paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert body == {"$ref": "#/components/schemas/CompletionRequest"}
+        schema = schemas["CompletionRequest"]
         assert {"prompt", "max_tokens", "stream"} <= schema["properties"].keys()
         assert len(schema["properties"]["prompt"]["anyOf"]) == 4
         assert "/v1/embeddings" not in paths

@@ -1,5 +1,6 @@
 """The live page in a real browser: a key, an idle engine, a chat with its journey, a stop, an engine that dies."""
 
+import itertools
 import json
 from collections.abc import Iterator
 
@@ -66,9 +67,7 @@ def test_a_chat_streams_with_its_journey_beside(browser: Chromium) -> None:
     assert "".join(tokens).startswith(answer) or answer.startswith("".join(tokens)), (tokens, answer)
     counters = [tuple(map(int, row[3].split(" / "))) for row in steps]
     assert all(computed == known for computed, known in counters), "each step computes all that is known"
-    assert [after[0] - before[0] for before, after in zip(counters, counters[1:], strict=False)] == [1] * (
-        len(steps) - 1
-    )
+    assert all(after[0] == before[0] + 1 for before, after in itertools.pairwise(counters))
     assert all(cell.endswith(("µs", "ms", " s")) for row in steps for cell in row[5:9]), steps
     legend = browser.text("#stage-legend")
     assert all(stage in legend for stage in ("queue", "prompt", "generation"))

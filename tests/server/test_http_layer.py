@@ -30,7 +30,8 @@ def with_http(**options: object) -> ServerSettings:
 def logged(caplog, monkeypatch):
     """The tree's records; it does not propagate to where caplog listens."""
     root = logging.getLogger("rustvllm")
-    monkeypatch.setattr(root, "handlers", [*root.handlers, caplog.handler])
+    if caplog.handler not in root.handlers:
+        monkeypatch.setattr(root, "handlers", [*root.handlers, caplog.handler])
     caplog.handler.setLevel(logging.DEBUG)
     return caplog
 
@@ -371,6 +372,26 @@ def test_the_server_may_show_tokens_as_ids_unless_a_request_says_otherwise(serve
     request = CompletionRequest(prompt="a", return_tokens_as_token_ids=request_says)
     ServerSettings(return_tokens_as_token_ids=server).complete(request)
     assert request.return_tokens_as_token_ids is expected
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0])
+async def test_a_silent_stream_sends_comments_as_often_as_told(seconds):
+    engine = FakeEngine(step_seconds=0.1)
+    async with serving(engine, ServerSettings(sse_keep_alive_interval=seconds)) as (client, _):
+        answer = await client.post(COMPLETIONS, json={**BODY, "stream": True})
+    assert (": waiting\n\n" in answer.text) is (seconds > 0)
+    assert answer.text.count("data: {") == 4
+
+
+async def test_a_template_has_the_servers_variables_unless_a_request_has_its_own():
+    template = "{{ mood }} {{ pace }}{% for m in messages %}{% endfor %}"
+    settings = ServerSettings(chat_template=template, default_chat_template_kwargs={"mood": "calm", "pace": 1})
+    async with serving(settings=settings) as (client, engine):
+        body = {"messages": MESSAGES, "max_tokens": 1}
+        await client.post(CHAT, json=body)
+        await client.post(CHAT, json={**body, "chat_template_kwargs": {"mood": "wild"}})
+    prompts = [bytes(request.prompt_token_ids.tolist()).decode() for request in engine.seen]
+    assert prompts == ["calm 1", "wild 1"]
 
 
 WALKS = textwrap.dedent("""\

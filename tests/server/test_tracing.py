@@ -10,9 +10,9 @@ import threading
 import httpx
 import pytest
 from server_process import ServerProcess
-from trace_schema import check_trace
 
 from rustvllm.tracing import REQUEST_LAYERS, STARTUP_LAYERS
+from trace_schema import check_trace
 
 SECRET_PROMPT = "the treasure is under the old oak"
 KEY = "sk-very-secret-key"

@@ -157,7 +157,6 @@ INVALID = [
 
 UNSUPPORTED = {
     "logprob_token_ids": [1],
-    "best_of": 2,
     "use_beam_search": True,
     "length_penalty": 0.5,
     "guided_decoding": {"json": {}},
@@ -193,8 +192,20 @@ def test_what_is_not_supported_yet_is_refused_by_name(name):
 def test_best_of_n_of_n_is_n_samples(n):
     assert SamplingParams(n=n, best_of=n) == SamplingParams(n=n)
     assert SamplingParams(n=n, best_of=n).clone(n=n + 1).n == n + 1
-    with pytest.raises(InvalidRequestError, match="best_of must be at least 3, got 2"):
+    with pytest.raises(InvalidRequestError, match=r"best_of must be at least n \(3\), got 2"):
         SamplingParams(n=3, best_of=2)
+
+
+def test_best_of_is_known_at_the_end():
+    params = SamplingParams(n=2, best_of=5)
+    assert (params.num_samples, params.output_kind) == (5, RequestOutputKind.FINAL_ONLY)
+    assert SamplingParams(n=2).num_samples == 2
+    with pytest.raises(InvalidRequestError, match=r"must be n \(1\) when the answer is streamed, got 2"):
+        SamplingParams(best_of=2, output_kind=RequestOutputKind.DELTA)
+    with pytest.raises(InvalidRequestError, match="best_of must be 1 when using greedy sampling, got 2"):
+        SamplingParams(best_of=2, temperature=0)
+    with pytest.raises(InvalidRequestError, match="best_of must be at most 16384, got 16385"):
+        SamplingParams(best_of=16385)
 
 
 def test_every_unsupported_parameter_exists_and_is_tested():
@@ -294,3 +305,9 @@ def test_lists_are_normalised():
     assert params.allowed_token_ids == (3, 1)
     assert params.bad_words == ("b", "a")
     assert params.clone(seed=1).bad_words == ("b", "a")
+
+
+def test_what_32_bits_cannot_hold_counts_as_the_nearest_that_they_can():
+    tiny, huge = SamplingParams(top_p=5e-324, repetition_penalty=5e-324), SamplingParams(repetition_penalty=1e308)
+    assert (tiny.top_p, tiny.repetition_penalty, huge.repetition_penalty) == (1e-30, 1e-30, 1e30)
+    assert SamplingParams(top_p=1e-9, repetition_penalty=1e9).repetition_penalty == 1e9

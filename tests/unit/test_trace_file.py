@@ -1,15 +1,15 @@
-"""The trace file: strict JSON after its end, readable without, whole whoever writes it, and harmless when it cannot be."""
+"""The trace file: strict JSON after its end, readable without, whole whoever writes, and harmless when it cannot be."""
 
 import resource
 
 import pytest
-from trace_schema import check_trace
 
 from rustvllm.engine.core import EngineCore
 from rustvllm.engine_args import EngineArgs
 from rustvllm.exceptions import ConfigError
 from rustvllm.trace_file import MAX_BUFFERED_BYTES, TraceFile, begin_trace_file, end_trace_file
 from rustvllm.tracing import Tracer, TraceRecord
+from trace_schema import check_trace
 
 
 def waiting(request_id, at):

@@ -4,7 +4,10 @@
 //! a step of one row is some eighty calls of a few microseconds of work each around the reading of weights, in which memory
 //! waits.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use thiserror::Error;
 
@@ -143,6 +146,17 @@ impl Heads {
     }
 }
 
+/// Where the time of a run went.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DecoderTimes {
+    /// In norms.
+    pub norms: Duration,
+    /// In products.
+    pub products: Duration,
+    /// In attention, and in writing keys and values.
+    pub attention: Duration,
+}
+
 /// The blocks of a model and the norm at their end, whose weights are packed.
 #[derive(Debug)]
 pub struct Decoder {
@@ -216,6 +230,10 @@ impl Decoder {
     /// # Errors
     ///
     /// Arrays that do not fit, in which case some of them may have been written to.
+    ///
+    /// # Returns
+    ///
+    /// Where the time went.
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
     pub fn run<E: Element>(
         &self,
@@ -226,7 +244,7 @@ impl Decoder {
         layout: CacheLayout,
         threads: &Threads,
         out: &mut [E],
-    ) -> Result<(), DecoderError> {
+    ) -> Result<DecoderTimes, DecoderError> {
         let (found, expected) = (cache_of_block.len(), self.blocks.len());
         if found != expected {
             return Err(DecoderError::Caches { found, expected });
@@ -247,7 +265,9 @@ impl Decoder {
         let width = self.hidden_size;
         let (from, to) = (TokenRows { data: &*hidden, stride: width }, OutRows { data: out, stride: width });
         let kernel = Kernel::best_for_products();
-        Ok(norm(&self.last_norm.of(), from, num_tokens, Sum::None, kernel, threads, to)?)
+        norm(&self.last_norm.of(), from, num_tokens, Sum::None, kernel, threads, to)?;
+        step.times.norms += lap(&mut step.began);
+        Ok(step.times)
     }
 }
 
@@ -263,6 +283,9 @@ struct Step<'a, E> {
     attended: &'a mut [E],
     /// `[num_tokens, inner_size]`
     inner: &'a mut [E],
+    times: DecoderTimes,
+    /// When the part began that runs now.
+    began: Instant,
 }
 
 impl<'a, E: Element> Step<'a, E> {
@@ -282,7 +305,8 @@ impl<'a, E: Element> Step<'a, E> {
         let (qkv, rest) = rest.split_at_mut(num_tokens * widths[1]);
         let (attended, rest) = rest.split_at_mut(num_tokens * widths[2]);
         let inner = &mut rest[..num_tokens * widths[3]];
-        Ok(Self { num_tokens, hidden_size: decoder.hidden_size, normed, qkv, attended, inner })
+        let (hidden_size, times, began) = (decoder.hidden_size, DecoderTimes::default(), Instant::now());
+        Ok(Self { num_tokens, hidden_size, normed, qkv, attended, inner, times, began })
     }
 
     /// One block: `hidden` is the stream before and after it.
@@ -305,12 +329,14 @@ impl<'a, E: Element> Step<'a, E> {
         let stream = TokenRows { data: &*hidden, stride: width };
         let normed = OutRows { data: &mut *self.normed, stride: width };
         norm(&block.attention_norm.of(), stream, num_tokens, Sum::None, products, threads, normed)?;
+        self.times.norms += lap(&mut self.began);
 
         let (query_row, key_row) = (heads.query_row(), heads.key_row());
         let qkv_row = query_row + 2 * key_row;
         let normed = TokenRows { data: &*self.normed, stride: width };
         let qkv = OutRows { data: &mut *self.qkv, stride: qkv_row };
         linear(&block.qkv, normed, num_tokens, &plain, threads, qkv)?;
+        self.times.products += lap(&mut self.began);
 
         let part = |first: usize| TokenRows { data: self.qkv.get(first..).unwrap_or(&[]), stride: qkv_row };
         let (query, key, value) = (part(0), part(query_row), part(query_row + key_row));
@@ -319,14 +345,17 @@ impl<'a, E: Element> Step<'a, E> {
         let kernel = Kernel::best(layout.head_dim);
         let attended = &mut *self.attended;
         attend(batch, query, heads.num_heads, cache, layout, &options, kernel, threads, attended)?;
+        self.times.attention += lap(&mut self.began);
 
         let attended = TokenRows { data: &*self.attended, stride: query_row };
         let stream = OutRows { data: &mut *hidden, stride: width };
         linear(&block.out, attended, num_tokens, &onto_stream, threads, stream)?;
+        self.times.products += lap(&mut self.began);
 
         let stream = TokenRows { data: &*hidden, stride: width };
         let normed = OutRows { data: &mut *self.normed, stride: width };
         norm(&block.mlp_norm.of(), stream, num_tokens, Sum::None, products, threads, normed)?;
+        self.times.norms += lap(&mut self.began);
 
         let inner_row = block.up.out_features();
         let normed = TokenRows { data: &*self.normed, stride: width };
@@ -336,6 +365,14 @@ impl<'a, E: Element> Step<'a, E> {
 
         let inner = TokenRows { data: &*self.inner, stride: inner_row };
         let stream = OutRows { data: hidden, stride: width };
-        Ok(linear(&block.down, inner, num_tokens, &onto_stream, threads, stream)?)
+        linear(&block.down, inner, num_tokens, &onto_stream, threads, stream)?;
+        self.times.products += lap(&mut self.began);
+        Ok(())
     }
+}
+
+/// What the part took that is over now; the next one begins.
+fn lap(began: &mut Instant) -> Duration {
+    let now = Instant::now();
+    now - std::mem::replace(began, now)
 }

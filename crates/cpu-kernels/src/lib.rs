@@ -55,7 +55,7 @@ mod tiled;
 
 pub use attention::{AttentionError, AttentionOptions, CacheLayout, TokenRows, attend, write_kv};
 pub use batch::{BatchError, RaggedBatch};
-pub use decoder::{Decoder, DecoderBlock, DecoderError, DecoderNorm, Heads};
+pub use decoder::{Decoder, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes, Heads};
 pub use element::Element;
 pub use finish::Activation;
 pub use half::bf16;

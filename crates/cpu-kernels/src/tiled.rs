@@ -33,8 +33,9 @@ const MIN_SHARED_ROWS: usize = 1 << 16;
 
 /// Outputs of a panel.
 const OUTPUTS: usize = PANEL_VECTORS * 16;
-/// Steps of [`TILE_INPUTS`] inputs whose weights are split at once: they stay in the nearest cache while all rows meet them.
-const STEPS: usize = 4;
+/// Steps of [`TILE_INPUTS`] inputs whose weights are split at once: they stay in the nearest cache while all rows meet them. With
+/// four, what rows bring along pushes them out before they are written anew.
+const STEPS: usize = 2;
 /// Numbers of 16 bits that a step's split weights take at most.
 const STEP: usize = TERMS * PANEL_VECTORS * TILE;
 /// Numbers of 16 bits that are the sum of one of 32.

@@ -19,7 +19,8 @@ use std::{
 };
 
 use scheduler::{
-    AddRequestError, EngineCoreOutput, Inbox, NewRequest, PromptLogprobs, RequestKey, TokenLogprobs,
+    AddRequestError, EngineCoreOutput, Inbox, MetricsSnapshot, NewRequest, PromptLogprobs, RequestKey,
+    TokenLogprobs,
 };
 use tokio::sync::mpsc;
 
@@ -157,9 +158,12 @@ pub(crate) enum Command {
     },
     AbortKeys(Vec<RequestKey>),
     AbortIds(Vec<Box<str>>),
+    /// They are complete.
+    StopKeys(Vec<RequestKey>),
     GrammarReady(RequestKey),
     GrammarFailed(RequestKey),
     Stats(std_mpsc::SyncSender<Counters>),
+    Metrics(std_mpsc::SyncSender<MetricsSnapshot>),
     Query {
         kind: Box<str>,
         payload: Box<[u8]>,
@@ -399,6 +403,11 @@ impl EngineClient {
         let _ = self.command(Command::AbortIds(request_ids.into_iter().map(Into::into).collect()));
     }
 
+    /// End requests whose texts have come to a stop string: they are complete, for whoever counts.
+    pub fn stop_keys(&self, keys: Vec<RequestKey>) {
+        let _ = self.command(Command::StopKeys(keys));
+    }
+
     /// The grammar of a request is compiled: it may run.
     pub fn grammar_ready(&self, key: RequestKey) {
         let _ = self.command(Command::GrammarReady(key));
@@ -436,6 +445,14 @@ impl EngineClient {
     pub(crate) fn query_stats(&self) -> std_mpsc::Receiver<Counters> {
         let (sender, answer) = std_mpsc::sync_channel(1);
         let _ = self.command(Command::Stats(sender));
+        answer
+    }
+
+    /// Ask for all that the engine has counted. An engine that has gone ends the channel at once.
+    #[must_use]
+    pub fn query_metrics(&self) -> std_mpsc::Receiver<MetricsSnapshot> {
+        let (sender, answer) = std_mpsc::sync_channel(1);
+        let _ = self.command(Command::Metrics(sender));
         answer
     }
 

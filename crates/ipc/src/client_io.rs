@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use scheduler::RequestKey;
+use scheduler::{MetricsSnapshot, RequestKey};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     net::{TcpStream, UnixStream},
@@ -31,6 +31,9 @@ use crate::{
 
 /// Largest frame that an engine sends.
 const MAX_ENGINE_FRAME_BYTES: usize = MAX_REPLY_BYTES + 64;
+
+/// Questions for metrics that may be without an answer.
+const MAX_METRICS_QUERIES: usize = 64;
 
 /// Between two attempts to connect.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
@@ -66,6 +69,7 @@ pub(crate) fn run(
             by_id: HashMap::new(),
             stats_queries: HashMap::new(),
             queries: HashMap::new(),
+            metrics_queries: HashMap::new(),
             next_id: 0,
             awaits_pong: false,
         };
@@ -231,6 +235,7 @@ struct Connection {
     live: HashMap<RequestKey, Box<str>>,
     /// The same by id.
     by_id: HashMap<Box<str>, RequestKey>,
+    metrics_queries: HashMap<u64, std_mpsc::SyncSender<MetricsSnapshot>>,
     stats_queries: HashMap<u64, std_mpsc::SyncSender<Counters>>,
     /// Until they are answered, also when nobody waits any more: they count as long as the engine has them.
     queries: HashMap<u64, std_mpsc::SyncSender<QueryOutcome>>,
@@ -305,10 +310,11 @@ impl Connection {
                 }
                 buffer.extend_from_slice(&frame);
             }
-            Command::AbortKeys(keys) => self.abort(keys, buffer),
+            Command::AbortKeys(keys) => self.end(keys, ClientMessage::Abort, buffer),
+            Command::StopKeys(keys) => self.end(keys, ClientMessage::Stop, buffer),
             Command::AbortIds(request_ids) => {
                 let keys = request_ids.iter().filter_map(|id| self.by_id.get(id).copied()).collect();
-                self.abort(keys, buffer);
+                self.end(keys, ClientMessage::Abort, buffer);
             }
             Command::GrammarReady(key) => ClientMessage::GrammarReady(self.abroad(key)).encode(buffer),
             Command::GrammarFailed(key) => ClientMessage::GrammarFailed(self.abroad(key)).encode(buffer),
@@ -316,6 +322,14 @@ impl Connection {
                 self.next_id += 1;
                 self.stats_queries.insert(self.next_id, answer);
                 ClientMessage::StatsQuery(self.next_id).encode(buffer);
+            }
+            Command::Metrics(answer) => {
+                self.next_id += 1;
+                // An engine that is stopped is not asked without end: the answer is dropped, which says so.
+                if self.metrics_queries.len() < MAX_METRICS_QUERIES {
+                    self.metrics_queries.insert(self.next_id, answer);
+                    ClientMessage::MetricsQuery(self.next_id).encode(buffer);
+                }
             }
             Command::Query { kind, payload, answer } => {
                 if self.queries.len() >= MAX_OPEN_QUERIES as usize {
@@ -338,12 +352,17 @@ impl Connection {
         key_of(self.engine_index, counter_of(key))
     }
 
-    fn abort(&self, mut keys: Vec<RequestKey>, buffer: &mut Vec<u8>) {
+    fn end(
+        &self,
+        mut keys: Vec<RequestKey>,
+        message: fn(Vec<RequestKey>) -> ClientMessage,
+        buffer: &mut Vec<u8>,
+    ) {
         keys.retain(|key| self.live.contains_key(key));
         // Far fewer than the engine's frames hold, but nothing else bounds what a caller gives.
         for keys in keys.chunks(1 << 16) {
             let keys = keys.iter().map(|key| self.abroad(*key)).collect();
-            ClientMessage::Abort(keys).encode(buffer);
+            message(keys).encode(buffer);
         }
     }
 
@@ -380,6 +399,11 @@ impl Connection {
                 self.shared.note_stats(&counters);
                 if let Some(answer) = self.stats_queries.remove(&id) {
                     let _ = answer.try_send(counters);
+                }
+            }
+            EngineMessage::Metrics { id, metrics } => {
+                if let Some(answer) = self.metrics_queries.remove(&id) {
+                    let _ = answer.try_send(metrics);
                 }
             }
             EngineMessage::Reply { id, outcome } => {
@@ -434,6 +458,7 @@ impl Connection {
         let _ = self.shared.death.set(reason.clone());
         self.stats_queries.clear();
         self.queries.clear();
+        self.metrics_queries.clear();
         let batch = self.live.drain().map(|(key, _)| died(key, reason)).collect();
         self.shared.delivery.deliver(batch);
         // Also when nothing ran: whoever sleeps is to see that the engine has gone.

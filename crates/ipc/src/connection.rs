@@ -221,6 +221,12 @@ async fn listen<R: AsyncRead + Unpin>(
                     io.handle.abort_key(key);
                 }
             }
+            ClientMessage::Stop(keys) => {
+                for key in keys {
+                    own(client, key)?;
+                    io.handle.stop_key(key);
+                }
+            }
             ClientMessage::GrammarReady(key) => {
                 own(client, key)?;
                 io.handle.grammar_ready(key);
@@ -237,6 +243,9 @@ async fn listen<R: AsyncRead + Unpin>(
                 entries.push(("num_queued_tokens".to_owned(), io.handle.num_queued_tokens()));
                 entries.push((NUM_CLIENT_REQUESTS.to_owned(), client.live.borrow().len() as u64));
                 client.send(&EngineMessage::Stats { id, entries });
+            }
+            ClientMessage::MetricsQuery(id) => {
+                client.send(&EngineMessage::Metrics { id, metrics: io.handle.metrics() });
             }
             ClientMessage::Query { id, kind, payload } => io.ask(client, id, kind, payload),
             ClientMessage::Ping(id) => {

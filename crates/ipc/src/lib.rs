@@ -34,6 +34,7 @@ mod handshake;
 mod key;
 mod logprobs_codec;
 mod message;
+mod metrics_codec;
 mod notifier;
 mod outbox;
 mod outputs_codec;

@@ -1,14 +1,15 @@
 //! The messages, and how each is written and read. Kinds below 0x80 go to the engine, the others come from it.
 
 use scheduler::{
-    AddRequestError, EngineCoreOutput, NewRequest, PromptLogprobs, RequestKey, RequestLimits, TokenLogprobs,
+    AddRequestError, EngineCoreOutput, MetricsSnapshot, NewRequest, PromptLogprobs, RequestKey,
+    RequestLimits, TokenLogprobs,
 };
 
 use crate::{
     error::{DecodeError, Refusal},
     frame::write_frame,
     handshake::{Challenge, EngineFacts, Hello, Welcome},
-    logprobs_codec, outputs_codec, prompt_logprobs_codec,
+    logprobs_codec, metrics_codec, outputs_codec, prompt_logprobs_codec,
     query::{MAX_QUERY_BYTES, MAX_QUERY_KIND_BYTES, QueryOutcome},
     request_codec,
     wire::{Reader, Writer},
@@ -23,6 +24,8 @@ pub(crate) mod kind {
     pub(crate) const GRAMMAR_FAILED: u8 = 0x05;
     pub(crate) const STATS_QUERY: u8 = 0x06;
     pub(crate) const PING: u8 = 0x07;
+    pub(crate) const METRICS_QUERY: u8 = 0x08;
+    pub(crate) const STOP: u8 = 0x0A;
     pub(crate) const QUERY: u8 = 0x09;
     pub(crate) const CHALLENGE: u8 = 0x80;
     pub(crate) const WELCOME: u8 = 0x81;
@@ -36,6 +39,7 @@ pub(crate) mod kind {
     pub(crate) const STEP_FAILED: u8 = 0x89;
     pub(crate) const LOGPROBS: u8 = 0x8A;
     pub(crate) const PROMPT_LOGPROBS: u8 = 0x8B;
+    pub(crate) const METRICS: u8 = 0x8C;
     pub(crate) const REPLY: u8 = 0x8D;
 }
 
@@ -54,6 +58,8 @@ pub enum ClientMessage {
     AddRequests(Vec<NewRequest>),
     /// End these; each gives a last output.
     Abort(Vec<RequestKey>),
+    /// The same for requests whose text has come to a stop string.
+    Stop(Vec<RequestKey>),
     /// The grammar of a request is compiled.
     GrammarReady(RequestKey),
     /// The grammar of a request cannot be compiled.
@@ -62,6 +68,8 @@ pub enum ClientMessage {
     StatsQuery(u64),
     /// Asks for `Pong`; the number comes back.
     Ping(u64),
+    /// Asks for `Metrics`; the number comes back.
+    MetricsQuery(u64),
     /// Asks the stepping thread for a `Reply`; the number comes back.
     Query {
         /// Of the client's choice.
@@ -102,6 +110,13 @@ pub enum EngineMessage {
         /// Names and values.
         entries: Vec<(String, u64)>,
     },
+    /// All that was counted.
+    Metrics {
+        /// Of the query.
+        id: u64,
+        /// Counters and histograms.
+        metrics: MetricsSnapshot,
+    },
     /// The engine process lives.
     Pong {
         /// Of the ping.
@@ -133,10 +148,12 @@ impl ClientMessage {
             Self::Hello(hello) => write_frame(buffer, kind::HELLO, |body| hello.encode(body)),
             Self::AddRequests(requests) => encode_add_requests(requests, |key| key, buffer),
             Self::Abort(keys) => write_frame(buffer, kind::ABORT, |body| write_keys(keys, body)),
+            Self::Stop(keys) => write_frame(buffer, kind::STOP, |body| write_keys(keys, body)),
             Self::GrammarReady(key) => write_number(buffer, kind::GRAMMAR_READY, key.0),
             Self::GrammarFailed(key) => write_number(buffer, kind::GRAMMAR_FAILED, key.0),
             Self::StatsQuery(id) => write_number(buffer, kind::STATS_QUERY, *id),
             Self::Ping(id) => write_number(buffer, kind::PING, *id),
+            Self::MetricsQuery(id) => write_number(buffer, kind::METRICS_QUERY, *id),
             Self::Query { id, kind, payload } => write_frame(buffer, kind::QUERY, |body| {
                 let mut body = Writer(body);
                 body.u64(*id);
@@ -154,16 +171,13 @@ impl ClientMessage {
         Ok(match kind {
             kind::HELLO => Self::Hello(Hello::decode(body)?),
             kind::ADD_REQUESTS => Self::AddRequests(request_codec::decode(body, max_requests)?),
-            kind::ABORT => {
-                let mut body = Reader::new(body);
-                let keys = read_keys(&mut body)?;
-                body.finish()?;
-                Self::Abort(keys)
-            }
+            kind::ABORT => Self::Abort(read_only_keys(body)?),
+            kind::STOP => Self::Stop(read_only_keys(body)?),
             kind::GRAMMAR_READY => Self::GrammarReady(RequestKey(read_number(body)?)),
             kind::GRAMMAR_FAILED => Self::GrammarFailed(RequestKey(read_number(body)?)),
             kind::STATS_QUERY => Self::StatsQuery(read_number(body)?),
             kind::PING => Self::Ping(read_number(body)?),
+            kind::METRICS_QUERY => Self::MetricsQuery(read_number(body)?),
             kind::QUERY => read_query(body)?,
             _ => return Err(DecodeError::UnknownKind { kind }),
         })
@@ -217,6 +231,9 @@ impl EngineMessage {
                     body.u64(*value);
                 }
             }),
+            Self::Metrics { id, metrics } => {
+                write_frame(buffer, kind::METRICS, |body| metrics_codec::encode(*id, metrics, body));
+            }
             Self::Pong { id, step_age_ns, num_steps } => write_frame(buffer, kind::PONG, |body| {
                 let mut body = Writer(body);
                 body.u64(*id);
@@ -270,6 +287,10 @@ impl EngineMessage {
                     .map(|_| Ok((reader.str()?.to_owned(), reader.u64()?)))
                     .collect::<Result<_, DecodeError>>()?;
                 Self::Stats { id, entries }
+            }
+            kind::METRICS => {
+                let (id, metrics) = metrics_codec::decode(&mut reader)?;
+                Self::Metrics { id, metrics }
             }
             kind::PONG => {
                 Self::Pong { id: reader.u64()?, step_age_ns: reader.u64()?, num_steps: reader.u64()? }
@@ -328,6 +349,14 @@ fn write_keys(keys: &[RequestKey], body: &mut Vec<u8>) {
     for key in keys {
         body.u64(key.0);
     }
+}
+
+/// The keys that a body consists of.
+fn read_only_keys(body: &[u8]) -> Result<Vec<RequestKey>, DecodeError> {
+    let mut body = Reader::new(body);
+    let keys = read_keys(&mut body)?;
+    body.finish()?;
+    Ok(keys)
 }
 
 fn read_keys(body: &mut Reader<'_>) -> Result<Vec<RequestKey>, DecodeError> {

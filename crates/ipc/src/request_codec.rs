@@ -21,10 +21,10 @@ const HAS_EOS: u8 = 1 << 4;
 const HAS_EXTRAS: u8 = 1 << 5;
 /// Its extras are those of the request before it.
 const SAME_EXTRAS: u8 = 1 << 6;
-const ALL_FLAGS: u8 = (1 << 7) - 1;
+const REPORTS_PROMPT_PROGRESS: u8 = 1 << 7;
 
 /// Fewest bytes of a request.
-const LEAST_BYTES: usize = 85;
+const LEAST_BYTES: usize = 93;
 
 /// Append the body, with other keys than those that the requests have.
 pub(crate) fn encode(requests: &[NewRequest], rename: impl Fn(RequestKey) -> RequestKey, body: &mut Vec<u8>) {
@@ -59,11 +59,13 @@ fn encode_one(
         (HAS_EOS, params.eos_token_id.is_some()),
         (HAS_EXTRAS, params.extras.is_some() && !has_same_extras),
         (SAME_EXTRAS, has_same_extras),
+        (REPORTS_PROMPT_PROGRESS, request.reports_prompt_progress),
     ];
     body.u8(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
     body.u64(rename(request.key).0);
     body.str(&request.request_id);
     body.i32(request.priority);
+    body.u64(request.age_ns);
     body.u32(params.max_tokens);
     body.u32(params.min_tokens);
     body.i32s(&params.stop_token_ids);
@@ -164,13 +166,13 @@ pub(crate) fn decode(body: &[u8], max_requests: usize) -> Result<Vec<NewRequest>
 fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<NewRequest, DecodeError> {
     let flags = body.u8()?;
     let has = |flag: u8| flags & flag != 0;
-    if flags > ALL_FLAGS || (has(SAME_PROMPT) && previous.is_none()) || (has(SAME_EXTRAS) && has(HAS_EXTRAS))
-    {
+    if (has(SAME_PROMPT) && previous.is_none()) || (has(SAME_EXTRAS) && has(HAS_EXTRAS)) {
         return Err(DecodeError::BadValue { what: "a set of request flags", value: flags.into() });
     }
     let key = RequestKey(body.u64()?);
     let request_id = body.str()?.into();
     let priority = body.i32()?;
+    let age_ns = body.u64()?;
     let mut params = SamplingParams {
         max_tokens: body.u32()?,
         min_tokens: body.u32()?,
@@ -213,8 +215,10 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
         priority,
         extra_keys,
         skip_reading_prefix_cache: has(SKIPS_PREFIX_CACHE),
+        reports_prompt_progress: has(REPORTS_PROMPT_PROGRESS),
         waits_for_grammar: has(WAITS_FOR_GRAMMAR),
         fork_from,
+        age_ns,
     })
 }
 

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use scheduler::{NewRequest, RequestKey};
+use scheduler::{MetricsSnapshot, NewRequest, RequestKey};
 
 use crate::{
     client::{ClientOptions, ClientOutput, Counters, Delivery, Endpoint, EngineClient, Health},
@@ -190,8 +190,13 @@ impl EngineRouter {
 
     /// End requests; each gives a last output. Keys of finished and of other clients' requests are ignored.
     pub fn abort_keys(&self, keys: Vec<RequestKey>) {
+        self.by_engine(keys, EngineClient::abort_keys);
+    }
+
+    /// Give each engine its own of some keys.
+    fn by_engine(&self, keys: Vec<RequestKey>, give: fn(&EngineClient, Vec<RequestKey>)) {
         let Some(placement) = self.placement() else {
-            return self.engines().for_each(|engine| engine.abort_keys(keys.clone()));
+            return self.engines().for_each(|engine| give(&engine, keys.clone()));
         };
         let mut by_rank = vec![Vec::new(); self.num_engines()];
         for key in keys {
@@ -202,7 +207,7 @@ impl EngineRouter {
         drop(placement);
         for (engine, keys) in self.engines().zip(by_rank) {
             if !keys.is_empty() {
-                engine.abort_keys(keys);
+                give(&engine, keys);
             }
         }
     }
@@ -218,6 +223,11 @@ impl EngineRouter {
         let keys = request_ids.into_iter().filter_map(|request_id| placement.key_of_id(request_id)).collect();
         drop(placement);
         self.abort_keys(keys);
+    }
+
+    /// End requests whose texts have come to a stop string: they are complete, for whoever counts.
+    pub fn stop_keys(&self, keys: Vec<RequestKey>) {
+        self.by_engine(keys, EngineClient::stop_keys);
     }
 
     /// The grammar of a request is compiled: it may run.
@@ -284,6 +294,15 @@ impl EngineRouter {
             let left = deadline.saturating_duration_since(Instant::now());
             answer.recv_timeout(left).unwrap_or_else(|_| engine.stats())
         }))
+    }
+
+    /// All that each engine has counted, by rank; `None` for one that has gone or does not answer within `timeout`.
+    #[must_use]
+    pub fn metrics(&self, timeout: Duration) -> Vec<Option<MetricsSnapshot>> {
+        let deadline = Instant::now() + timeout;
+        let asked: Vec<_> = self.engines().map(|engine| engine.query_metrics()).collect();
+        let left = || deadline.saturating_duration_since(Instant::now());
+        asked.into_iter().map(|answer| answer.recv_timeout(left()).ok()).collect()
     }
 
     /// The oldest heartbeat and the longest pause of the living engines, and the sum of their steps.

@@ -39,6 +39,10 @@ impl Writer<'_> {
         self.u32(value.to_bits());
     }
 
+    pub(crate) fn f64(&mut self, value: f64) {
+        self.u64(value.to_bits());
+    }
+
     pub(crate) fn raw(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
@@ -134,6 +138,10 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn f32(&mut self) -> Result<f32, DecodeError> {
         self.u32().map(f32::from_bits)
+    }
+
+    pub(crate) fn f64(&mut self) -> Result<f64, DecodeError> {
+        self.u64().map(f64::from_bits)
     }
 
     pub(crate) fn bytes(&mut self) -> Result<&'a [u8], DecodeError> {

@@ -1,6 +1,6 @@
 //! Frames: what goes in comes out, the bytes of each kind are fixed, and no bytes at all make the decoder panic.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use ipc::{
     Challenge, ClientMessage, DecodeError, EngineFacts, EngineMessage, HEADER_BYTES, Hello, MAX_QUERY_BYTES,
@@ -8,8 +8,9 @@ use ipc::{
 };
 use proptest::{collection::vec, option, prelude::*};
 use scheduler::{
-    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, MultimodalSpan, NewRequest, PromptLogprobs,
-    RequestError, RequestKey, RequestLimits, SamplingExtras, SamplingParams, TokenLogprobs,
+    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, HistogramSnapshot, MetricsSnapshot,
+    MultimodalSpan, NewRequest, PromptLogprobs, RequestError, RequestKey, RequestLimits, SamplingExtras,
+    SamplingParams, TokenLogprobs,
 };
 
 const CLIENT: u32 = 0x00ab_cdef;
@@ -74,8 +75,9 @@ prop_compose! {
         params in sampling_params(),
         priority in any::<i32>(),
         extra_keys in prop_oneof![Just(ExtraKeys::default()), extra_keys()],
-        flags in any::<(bool, bool)>(),
+        flags in any::<(bool, bool, bool)>(),
         fork_from in option::of(any::<u64>()),
+        age_ns in any::<u64>(),
     ) -> NewRequest {
         NewRequest {
             key: RequestKey(key),
@@ -86,17 +88,21 @@ prop_compose! {
             extra_keys,
             skip_reading_prefix_cache: flags.0,
             waits_for_grammar: flags.1,
+            reports_prompt_progress: flags.2,
             fork_from: fork_from.map(RequestKey),
+            age_ns,
         }
     }
 }
 
 fn client_message() -> impl Strategy<Value = ClientMessage> {
-    let keys = vec(any::<u64>().prop_map(RequestKey), 0..20);
+    let keys = vec(any::<u64>().prop_map(RequestKey), 0..20).boxed();
     let proof = option::of(any::<[u8; 32]>());
     prop_oneof![
         vec(new_request(), 1..5).prop_map(ClientMessage::AddRequests),
-        keys.prop_map(ClientMessage::Abort),
+        keys.clone().prop_map(ClientMessage::Abort),
+        keys.prop_map(ClientMessage::Stop),
+        any::<u64>().prop_map(ClientMessage::MetricsQuery),
         any::<u64>().prop_map(|key| ClientMessage::GrammarReady(RequestKey(key))),
         any::<u64>().prop_map(|key| ClientMessage::GrammarFailed(RequestKey(key))),
         any::<u64>().prop_map(ClientMessage::StatsQuery),
@@ -200,6 +206,23 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn histogram()(
+        bounds in vec(any::<f64>(), 0..6),
+        last in any::<u64>(),
+        sum in any::<f64>(),
+    ) -> HistogramSnapshot {
+        let counts = (0..bounds.len() as u64).chain([last]).collect();
+        HistogramSnapshot { bounds, counts, sum }
+    }
+}
+
+fn metrics() -> impl Strategy<Value = MetricsSnapshot> {
+    let name = || ".{0,9}".prop_map(Cow::Owned);
+    let parts = (vec((name(), any::<u64>()), 0..5), vec((name(), histogram()), 0..5));
+    parts.prop_map(|(counters, histograms)| MetricsSnapshot { counters, histograms })
+}
+
 fn engine_message() -> impl Strategy<Value = EngineMessage> {
     let keys = vec(any::<u64>().prop_map(RequestKey), 0..5);
     let proof = option::of(any::<[u8; 32]>());
@@ -210,6 +233,7 @@ fn engine_message() -> impl Strategy<Value = EngineMessage> {
         (keys, add_request_error()).prop_map(|(keys, error)| EngineMessage::Refused { keys, error }),
         (any::<u64>(), vec((".{0,9}", any::<u64>()), 0..5))
             .prop_map(|(id, entries)| EngineMessage::Stats { id, entries }),
+        (any::<u64>(), metrics()).prop_map(|(id, metrics)| EngineMessage::Metrics { id, metrics }),
         any::<(u64, u64, u64)>().prop_map(|(id, step_age_ns, num_steps)| EngineMessage::Pong {
             id,
             step_age_ns,
@@ -351,6 +375,7 @@ fn the_bytes_of_a_clients_frames_are_these() {
     let request = NewRequest {
         priority: -2,
         fork_from: Some(RequestKey(9)),
+        age_ns: 0x0304,
         params: SamplingParams {
             eos_token_id: Some(2),
             stop_token_ids: [5].into(),
@@ -371,7 +396,7 @@ fn the_bytes_of_a_clients_frames_are_these() {
         ),
         (
             ClientMessage::AddRequests(vec![request]),
-            "aa000000 02 01000000 38 0201000000000000 02000000 6162 feffffff 10000000 00000000 01000000 05000000 \
+            "b2000000 02 01000000 38 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
              0000803f 0000803f 00000000 00000000 00000000 0000803f 0000000000000000 0000000000000000 ffffffffffffffff ffffffffffffffff \
              02000000 0900000000000000 \
              01000000 07000000 0000003f 01000000 09000000 01000000 02000000 03000000 04000000 01 02000000 7b7d \
@@ -386,6 +411,8 @@ fn the_bytes_of_a_clients_frames_are_these() {
         (ClientMessage::GrammarFailed(RequestKey(1)), "08000000 05 0100000000000000".to_owned()),
         (ClientMessage::StatsQuery(1), "08000000 06 0100000000000000".to_owned()),
         (ClientMessage::Ping(1), "08000000 07 0100000000000000".to_owned()),
+        (ClientMessage::MetricsQuery(1), "08000000 08 0100000000000000".to_owned()),
+        (ClientMessage::Stop(vec![RequestKey(1)]), "0c000000 0a 01000000 0100000000000000".to_owned()),
         (
             ClientMessage::Query { id: 1, kind: "ab".into(), payload: [0xee].into() },
             "13000000 09 0100000000000000 02000000 6162 01000000 ee".to_owned(),
@@ -473,6 +500,21 @@ fn the_bytes_of_an_engines_frames_are_these() {
             EngineMessage::Pong { id: 1, step_age_ns: 2, num_steps: 3 },
             "18000000 86 0100000000000000 0200000000000000 0300000000000000".to_owned(),
         ),
+        (
+            EngineMessage::Metrics {
+                id: 1,
+                metrics: MetricsSnapshot {
+                    counters: vec![("a".into(), 2)],
+                    histograms: vec![(
+                        "b".into(),
+                        HistogramSnapshot { bounds: vec![1.0], counts: vec![3, 4], sum: -2.0 },
+                    )],
+                },
+            },
+            "46000000 8c 0100000000000000 01000000 01000000 61 0200000000000000 \
+             01000000 01000000 62 01000000 000000000000f03f 0300000000000000 0400000000000000 00000000000000c0"
+                .to_owned(),
+        ),
         (EngineMessage::Fatal("no".to_owned()), "06000000 87 02000000 6e6f".to_owned()),
         (EngineMessage::Goodbye, "00000000 88".to_owned()),
         (EngineMessage::StepFailed("no".to_owned()), "06000000 89 02000000 6e6f".to_owned()),
@@ -554,7 +596,7 @@ fn wrong_extras_are_refused() {
     let error = ClientMessage::decode(bad[4], &bad[HEADER_BYTES..], 1).expect_err("not finite").to_string();
     assert!(error.contains("token id 7 is NaN"), "{error}");
     // "The same extras" without any before: the flags are the byte behind the count.
-    for flags in [1 << 6, (1 << 5) | (1 << 6), 1 << 7] {
+    for flags in [1 << 6, (1 << 5) | (1 << 6)] {
         let mut bad = good.clone();
         bad[HEADER_BYTES + 4] = flags;
         let error = ClientMessage::decode(bad[4], &bad[HEADER_BYTES..], 1).expect_err("wrong flags");

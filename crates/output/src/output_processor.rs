@@ -102,6 +102,8 @@ pub struct RequestDelta {
     pub error: RequestError,
     /// Why it failed when that was not the scheduler's doing; the finish reason is `Error` then.
     pub failure: Option<RequestFailure>,
+    /// Prompt tokens that are computed, where that is news and was asked for; else 0.
+    pub num_computed_prompt_tokens: u32,
     /// Prompt tokens found in the prefix cache.
     pub num_cached_tokens: u32,
     /// When it was first scheduled (monotonic nanoseconds, 0 while unknown).
@@ -133,6 +135,7 @@ impl RequestDelta {
             stop_reason: None,
             error: RequestError::None,
             failure: None,
+            num_computed_prompt_tokens: 0,
             num_cached_tokens: 0,
             first_scheduled_ns: 0,
             first_token_ns: 0,
@@ -398,6 +401,10 @@ impl TrackedRequest {
         delta.num_cached_tokens = delta.num_cached_tokens.max(record.num_cached_tokens);
         delta.first_scheduled_ns = delta.first_scheduled_ns.max(record.first_scheduled_ns);
         delta.last_token_ns = record.timestamp_ns;
+        if let Some(num_computed) = record.prompt_progress() {
+            delta.num_computed_prompt_tokens = num_computed;
+            return None;
+        }
 
         scratch.clear();
         // EOS and stop tokens belong to the tokens, not to the text.

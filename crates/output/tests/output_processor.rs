@@ -53,6 +53,25 @@ fn only(mut deltas: Vec<RequestDelta>) -> RequestDelta {
     deltas.remove(0)
 }
 
+/// So much of the prompt is computed.
+fn progress(key: u64, num_computed: i32) -> EngineCoreOutput {
+    EngineCoreOutput { new_token_id: -1, stop_reason: num_computed, ..token(key, 0) }
+}
+
+#[test]
+fn progress_of_the_prompt_is_news_of_its_own() {
+    let (tokenizer, mut processor) = one_request(OutputOptions::default());
+    let a = id(&tokenizer, "a");
+    assert_eq!(processor.process(&progress(1, 8)), None);
+    assert_eq!(processor.process(&progress(1, 16)), None);
+    let delta = only(processor.take().deltas);
+    assert_eq!((delta.num_computed_prompt_tokens, delta.last_token_ns), (16, 7));
+    assert!(delta.new_token_ids.is_empty() && delta.first_token_ns == 0 && delta.stop_reason.is_none());
+    processor.process(&last(1, a, FinishReason::Length));
+    let delta = only(processor.take().deltas);
+    assert_eq!((delta.num_computed_prompt_tokens, delta.new_text.as_str()), (0, "a"));
+}
+
 #[test]
 fn tokens_become_one_delta_until_it_is_taken() {
     let (tokenizer, mut processor) = one_request(OutputOptions::default());

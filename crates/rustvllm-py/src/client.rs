@@ -14,6 +14,7 @@ use pyo3::{
 use crate::{
     errors::{EngineDeadError, client_error, endpoint_error},
     handle::stats_dict,
+    metrics::metrics_dict,
     request_arguments::RequestArguments,
     sampling_extras::check_sendable,
 };
@@ -61,8 +62,8 @@ impl PyEngineClient {
         stopped
     }
 
-    pub(crate) fn abort_keys(&self, keys: Vec<RequestKey>) {
-        self.inner.abort_keys(keys);
+    pub(crate) fn stop_keys(&self, keys: Vec<RequestKey>) {
+        self.inner.stop_keys(keys);
     }
 }
 
@@ -224,6 +225,14 @@ impl PyEngineClient {
             py.detach(|| self.inner.fresh_stats(timeout))
         };
         stats_dict(py, counters.iter().map(|(name, value)| (name.as_str(), *value)))
+    }
+
+    /// All that each engine has counted, by rank; `None` for one that has gone or does not answer in time.
+    #[pyo3(signature = (timeout=0.5))]
+    fn metrics<'py>(&self, py: Python<'py>, timeout: f64) -> PyResult<Vec<Option<Bound<'py, PyDict>>>> {
+        let timeout = seconds("timeout", timeout)?;
+        let all = py.detach(|| self.inner.metrics(timeout));
+        all.iter().map(|one| one.as_ref().map(|one| metrics_dict(py, one)).transpose()).collect()
     }
 
     #[getter]

@@ -23,7 +23,7 @@ impl PySchedulerConfig {
         scheduling_policy="fcfs", watermark=0.0, max_num_queued_reqs=65536,
         max_num_queued_tokens=0, queue_timeout=0.0, max_steps_in_flight=1,
         num_speculative_tokens=0, preemption_mode="recompute", num_cpu_blocks=0, preemption_immunity_steps=8,
-        max_look_past=0, max_times_passed=8, hash_algorithm="siphash13"))]
+        max_look_past=0, max_times_passed=8, hash_algorithm="siphash13", collect_metrics=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only in Python")]
     fn new(
         num_blocks: u32,
@@ -47,6 +47,7 @@ impl PySchedulerConfig {
         max_look_past: u32,
         max_times_passed: u32,
         hash_algorithm: &str,
+        collect_metrics: bool,
     ) -> PyResult<Self> {
         let scheduling_policy = match scheduling_policy {
             "fcfs" => SchedulingPolicy::Fcfs,
@@ -99,6 +100,7 @@ impl PySchedulerConfig {
             max_look_past,
             max_times_passed,
             hash_algorithm,
+            collect_metrics,
         };
         inner.check().map_err(|error| PyValueError::new_err(error.to_string()))?;
         Ok(Self { inner })
@@ -205,6 +207,11 @@ impl PySchedulerConfig {
     #[getter]
     fn hash_algorithm(&self) -> &'static str {
         self.inner.hash_algorithm.as_str()
+    }
+
+    #[getter]
+    fn collect_metrics(&self) -> bool {
+        self.inner.collect_metrics
     }
 
     #[getter]

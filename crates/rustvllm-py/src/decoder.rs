@@ -1,6 +1,6 @@
 //! All blocks of a decoder on the CPU for Python, in one call: see `cpu_kernels::decoder`.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use ::cpu_kernels::{Decoder, DecoderBlock, DecoderError, DecoderNorm, Element, Heads, NormKind, bf16};
 use pyo3::{
@@ -93,7 +93,7 @@ impl CpuDecoder {
         hidden: &Bound<'_, PyAny>,
         kv_caches: Vec<Bound<'_, PyAny>>,
         out: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
+    ) -> PyResult<(u64, u64, u64)> {
         if PyBuffer::<f32>::get(hidden).is_ok() {
             self.forward_as::<f32, f32>(py, plan, hidden, &kv_caches, out)
         } else {
@@ -111,7 +111,7 @@ impl CpuDecoder {
         hidden: &Bound<'_, PyAny>,
         kv_caches: &[Bound<'_, PyAny>],
         out: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
+    ) -> PyResult<(u64, u64, u64)> {
         let hidden = Rows::<T>::new("hidden", hidden)?;
         let out = Rows::<T>::new("out", out)?;
         let caches =
@@ -158,9 +158,10 @@ impl CpuDecoder {
         let mut caches: Vec<&mut [E]> =
             own.iter().map(|cache| unsafe { cache.as_mut_slice::<E>() }).collect();
         let (batch, threads) = (&plan.batch, &plan.threads);
-        py.detach(|| {
-            self.decoder.run(batch, hidden, &mut caches, &cache_of_block, layout, threads, out)
-        })
-        .map_err(decoder_error)
+        let times = py
+            .detach(|| self.decoder.run(batch, hidden, &mut caches, &cache_of_block, layout, threads, out))
+            .map_err(decoder_error)?;
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Ok((ns(times.norms), ns(times.products), ns(times.attention)))
     }
 }

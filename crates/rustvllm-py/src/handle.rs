@@ -22,6 +22,7 @@ use pyo3::{
 
 use crate::buffers::native_buffer;
 use crate::errors::{SchedulerStateError, WrongThreadError, add_request_error};
+use crate::metrics::metrics_dict;
 use crate::request_arguments::RequestArguments;
 use crate::token_ids::PyTokenIds;
 
@@ -78,9 +79,9 @@ impl EngineHandle {
         }
     }
 
-    /// Abort from inside the core: a stop string was found.
-    pub(crate) fn abort_key(&self, key: RequestKey) {
-        self.inner.abort_key(key);
+    /// A stop string was found.
+    pub(crate) fn stop_key(&self, key: RequestKey) {
+        self.inner.stop_key(key);
     }
 
     /// Make the eventfd readable, once per drain. Called by the scheduler's thread after it published.
@@ -207,6 +208,11 @@ impl EngineHandle {
         entries.push(("num_queued", self.inner.num_queued().into()));
         entries.push(("num_queued_tokens", self.inner.num_queued_tokens()));
         stats_dict(py, entries.into_iter())
+    }
+
+    /// All that was counted.
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        metrics_dict(py, &self.inner.metrics())
     }
 }
 

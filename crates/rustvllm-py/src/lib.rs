@@ -15,6 +15,7 @@ mod errors;
 mod handle;
 mod linear;
 mod logprobs;
+mod metrics;
 mod output_processor;
 mod request_arguments;
 mod sampling;

@@ -118,6 +118,12 @@ impl PyRequestDelta {
         }
     }
 
+    /// Prompt tokens that are computed, where that is news and was asked for; else 0.
+    #[getter]
+    fn num_computed_prompt_tokens(&self) -> u32 {
+        self.inner.num_computed_prompt_tokens
+    }
+
     /// Prompt tokens found in the prefix cache.
     #[getter]
     fn num_cached_tokens(&self) -> u32 {
@@ -274,7 +280,7 @@ impl PyOutputProcessor {
     }
 
     /// Drain what the engine emitted: rendered events as pairs of key and bytes, and one delta per other request that
-    /// changed. A stop string found sends the abort itself.
+    /// changed. A stop string found ends its request in the engine.
     fn poll<'py>(
         &self,
         py: Python<'py>,
@@ -292,7 +298,7 @@ impl PyOutputProcessor {
                         Emitted::PromptLogprobs(beside) => processor.add_prompt_logprobs(beside),
                     });
                     for key in stopped {
-                        handle.abort_key(key);
+                        handle.stop_key(key);
                     }
                     processor.take()
                 })
@@ -303,7 +309,7 @@ impl PyOutputProcessor {
                     let mut processor = self.lock();
                     let stopped = client.process_outputs(&mut processor);
                     if !stopped.is_empty() {
-                        client.abort_keys(stopped);
+                        client.stop_keys(stopped);
                     }
                     processor.take()
                 })

@@ -2,7 +2,9 @@
 //!
 //! Their names and types are here and nowhere else in Rust; `_core.pyi` has them for Python.
 
-use ::scheduler::{ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams};
+use ::scheduler::{
+    ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams, monotonic_ns,
+};
 use pyo3::{
     conversion::FromPyObjectOwned,
     exceptions::PyTypeError,
@@ -24,8 +26,10 @@ pub(crate) struct RequestArguments {
     lora_name: Option<String>,
     multimodal: Vec<(u32, u32, Vec<u8>)>,
     skip_reading_prefix_cache: bool,
+    reports_prompt_progress: bool,
     waits_for_grammar: bool,
     fork_from: Option<u64>,
+    arrival_ns: Option<u64>,
     samples: Vec<(u64, String, i64)>,
 }
 
@@ -91,8 +95,10 @@ impl RequestArguments {
             "lora_name" => extract(name, value, &mut self.lora_name),
             "multimodal" => extract(name, value, &mut self.multimodal),
             "skip_reading_prefix_cache" => extract(name, value, &mut self.skip_reading_prefix_cache),
+            "reports_prompt_progress" => extract(name, value, &mut self.reports_prompt_progress),
             "waits_for_grammar" => extract(name, value, &mut self.waits_for_grammar),
             "fork_from" => extract(name, value, &mut self.fork_from),
+            "arrival_ns" => extract(name, value, &mut self.arrival_ns),
             "samples" => extract(name, value, &mut self.samples),
             _ => {
                 let message = format!("add_request() got an unexpected keyword argument '{name}'");
@@ -123,8 +129,10 @@ impl RequestArguments {
             priority: self.priority,
             extra_keys,
             skip_reading_prefix_cache: self.skip_reading_prefix_cache,
+            reports_prompt_progress: self.reports_prompt_progress,
             waits_for_grammar: self.waits_for_grammar,
             fork_from: self.fork_from.map(RequestKey),
+            age_ns: self.arrival_ns.map_or(0, |arrival_ns| monotonic_ns().saturating_sub(arrival_ns)),
         };
         let mut requests = Vec::with_capacity(1 + self.samples.len());
         requests.extend(self.samples.into_iter().map(|(sample_key, sample_id, seed)| NewRequest {
@@ -133,6 +141,7 @@ impl RequestArguments {
             // The first computes the prompt, and says what there is to be said of it.
             params: SamplingParams { seed, num_prompt_logprobs: -1, ..request.params.clone() },
             fork_from: Some(request.key),
+            reports_prompt_progress: false,
             ..request.clone()
         }));
         requests.insert(0, request);

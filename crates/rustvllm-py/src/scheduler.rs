@@ -5,6 +5,7 @@ use std::thread::{self, ThreadId};
 use ::scheduler::{
     EngineCoreOutput, ExtraKeys, FinishReason, LogprobRows, PromptLogprobRows, RequestError, RequestEvent,
     RequestState, RequestSummary, Scheduler, SchedulerConfig, SchedulerOutput, StepBuffers, TokenRows,
+    monotonic_ns,
 };
 use pyo3::{
     exceptions::PyValueError,
@@ -194,6 +195,8 @@ pub(crate) struct PyScheduler {
     /// The ids of one update, copied out of Python's arrays.
     sampled: Vec<i32>,
     drafts: Vec<i32>,
+    /// When the last update had been done and not announced yet (monotonic nanoseconds).
+    updated_ns: u64,
     /// The arrays that the sets were registered from.
     step_buffers: Py<PyList>,
     /// Views that keep the step arrays alive and in place; dropped after `inner` (declaration order).
@@ -250,6 +253,7 @@ impl PyScheduler {
             owner: None,
             sampled: Vec::new(),
             drafts: Vec::new(),
+            updated_ns: 0,
             step_buffers: PyList::new(py, step_buffers)?.unbind(),
             _views: views,
         })
@@ -339,8 +343,28 @@ impl PyScheduler {
                 prompt_logprobs.as_ref().map_or(PromptLogprobRows::NONE, CopiedPromptLogprobs::rows),
             )
             .map_err(|error| scheduler_error(&error))?;
+        this.updated_ns = monotonic_ns();
         this.announce();
         Ok(finished)
+    }
+
+    /// When each part of the step that was updated last began (monotonic nanoseconds); it ends now.
+    fn record_step_times(
+        slf: &Bound<'_, Self>,
+        schedule_ns: u64,
+        prepare_ns: u64,
+        forward_ns: u64,
+        sample_ns: u64,
+        wait_ns: u64,
+        update_ns: u64,
+    ) -> PyResult<()> {
+        let this = &mut *slf.try_borrow_mut()?;
+        this.check_owner()?;
+        let (output_ns, end_ns) = (this.updated_ns, monotonic_ns());
+        let times_ns =
+            [schedule_ns, prepare_ns, forward_ns, sample_ns, wait_ns, update_ns, output_ns, end_ns];
+        this.inner.get().record_step_phases(&times_ns);
+        Ok(())
     }
 
     fn truncate_drafts(

@@ -226,6 +226,7 @@ impl Scheduler {
         }
         request.cold.admitted_before = true;
         request.num_cached_tokens = candidate.num_hit_tokens;
+        request.cold.num_prompt_tokens_skipped = candidate.num_computed_tokens;
         request.cold.first_scheduled_ns = monotonic_ns();
         self.stats.prefix_cache_queries += u64::from(request.num_tokens);
         self.stats.prefix_cache_hits += u64::from(candidate.num_hit_tokens);

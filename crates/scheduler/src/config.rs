@@ -71,6 +71,8 @@ pub struct SchedulerConfig {
     pub max_times_passed: u32,
     /// The function under the hashes that name cached blocks.
     pub hash_algorithm: HashAlgorithm,
+    /// Whether times and sizes of requests and steps are counted, in histograms.
+    pub collect_metrics: bool,
 }
 
 /// Draft tokens per request and step at most.
@@ -117,6 +119,7 @@ impl SchedulerConfig {
             max_look_past: 0,
             max_times_passed: 8,
             hash_algorithm: HashAlgorithm::default(),
+            collect_metrics: true,
         }
     }
 

@@ -58,6 +58,11 @@ impl Scheduler {
         self.leave(slot, FinishReason::Abort, RequestError::None, RequestStatus::FinishedAborted, aborted);
     }
 
+    /// The same for one that is complete: its front end has found a stop string.
+    pub(crate) fn stop(&mut self, slot: u32, left: &mut Vec<u32>) {
+        self.leave(slot, FinishReason::Stop, RequestError::None, RequestStatus::FinishedStopped, left);
+    }
+
     /// End a live request between steps.
     pub(crate) fn leave(
         &mut self,
@@ -85,6 +90,8 @@ impl Scheduler {
         if request.row == crate::request::NO_ROW {
             self.waiting.remove(slot, request);
         }
+        let waited_for_grammar = request.status == RequestStatus::WaitingForGrammar;
+        self.stats.num_waiting_for_grammar -= u64::from(waited_for_grammar);
         self.kv.free(request);
         self.kv.discard_swapped(request);
         request.status = status;

@@ -15,6 +15,7 @@ use crate::{
     extra_keys::ExtraKeys,
     inbox::Inbox,
     kv_cache_manager::hash_blocks,
+    metrics::{Metrics, MetricsSnapshot},
     output::RequestKey,
     request::NewRequest,
     request_limits::{AddRequestError, RequestLimits},
@@ -31,11 +32,12 @@ pub(crate) enum Message {
     /// Requests that are taken in together, in this order, with the hashes of their prompts.
     Add {
         requests: Vec<(NewRequest, Vec<BlockHash>)>,
-        /// When they were handed in (monotonic nanoseconds); 0 when nobody will ask.
+        /// When they were handed in (monotonic nanoseconds).
         since_ns: u64,
     },
     AbortId(Box<str>),
     AbortKey(RequestKey),
+    StopKey(RequestKey),
     GrammarReady(RequestKey),
     GrammarFailed(RequestKey),
 }
@@ -54,6 +56,7 @@ pub(crate) struct Shared {
     /// When the first of them will have waited too long (monotonic nanoseconds); 0 = never. Written by the owner.
     pub(crate) next_deadline_ns: AtomicU64,
     pub(crate) counters: Counters,
+    pub(crate) metrics: Metrics,
     next_key: AtomicU64,
     /// `wake` calls seen by the waiting thread.
     wakes: AtomicU32,
@@ -81,6 +84,7 @@ impl EngineHandle {
     pub(crate) fn new(config: SchedulerConfig, hasher: ChainHasher, blocks: Arc<SharedBlocks>) -> Self {
         Self {
             shared: Arc::new(Shared {
+                metrics: Metrics::new(&config),
                 config,
                 hasher,
                 blocks,
@@ -121,8 +125,8 @@ impl EngineHandle {
         for request in &requests {
             limits.check(&request.prompt_token_ids, &request.params)?;
         }
-        self.reserve(&requests)?;
-        let since_ns = if self.shared.config.queue_timeout.is_zero() { 0 } else { monotonic_ns() };
+        self.reserve(&requests).inspect_err(|error| self.shared.metrics.count_rejection(error))?;
+        let since_ns = monotonic_ns();
         let mut message: Vec<(NewRequest, Vec<BlockHash>)> = Vec::with_capacity(requests.len());
         for mut request in requests.drain(..) {
             let room = self.reserve_output(&mut request);
@@ -208,6 +212,13 @@ impl EngineHandle {
         self.wake();
     }
 
+    /// End a request whose text has come to a stop string: a request that is complete, for those who count. Its last
+    /// output says `stop`.
+    pub fn stop_key(&self, key: RequestKey) {
+        self.shared.inbox.push(Message::StopKey(key));
+        self.wake();
+    }
+
     /// Wake the thread in `wait_for_work`, now or at its next call.
     pub fn wake(&self) {
         // Release: what happened before is seen by the Acquire in `wait_for_work`.
@@ -273,6 +284,15 @@ impl EngineHandle {
     #[must_use]
     pub fn stats(&self) -> SchedulerStats {
         self.shared.counters.read()
+    }
+
+    /// All that was counted.
+    #[must_use]
+    pub fn metrics(&self) -> MetricsSnapshot {
+        let mut metrics = self.shared.metrics.snapshot(&self.stats());
+        metrics.counters.push(("num_queued".into(), self.num_queued().into()));
+        metrics.counters.push(("num_queued_tokens".into(), self.num_queued_tokens()));
+        metrics
     }
 
     /// Outputs that wait for room in the egress. Whoever makes room wakes the scheduler.

@@ -1,8 +1,11 @@
 //! What comes in from other threads: requests and aborts, taken from the inbox once per step.
 
+use std::sync::Arc;
+
 use crate::{
     clock::monotonic_ns,
     handle::{Message, RESERVED_OUTPUT_TOKENS},
+    metrics::SampleGroup,
     output::{EngineCoreOutput, FinishReason, RequestError, RequestKey},
     request::{Cold, NewRequest, Request, RequestStatus},
     scheduler::Scheduler,
@@ -19,8 +22,9 @@ impl Scheduler {
         let mut aborted = Vec::new();
         shared.inbox.take(|message| match message {
             Message::Add { requests, since_ns } => {
+                let group = group_of(&requests);
                 for (request, block_hashes) in requests {
-                    self.take_in(request, block_hashes, since_ns);
+                    self.take_in(request, block_hashes, since_ns, group.clone());
                 }
             }
             Message::GrammarReady(key) => self.grammar_ready(key),
@@ -40,6 +44,11 @@ impl Scheduler {
                     self.abort(slot, &mut aborted);
                 }
             }
+            Message::StopKey(key) => {
+                if let Some(&slot) = self.by_key.get(&key) {
+                    self.stop(slot, &mut aborted);
+                }
+            }
         });
         if !aborted.is_empty() {
             self.drop_finished();
@@ -47,18 +56,31 @@ impl Scheduler {
         }
     }
 
-    fn take_in(&mut self, new: NewRequest, block_hashes: Vec<kvblocks::BlockHash>, since_ns: u64) {
+    fn take_in(
+        &mut self,
+        new: NewRequest,
+        block_hashes: Vec<kvblocks::BlockHash>,
+        since_ns: u64,
+        group: Option<Arc<SampleGroup>>,
+    ) {
         self.stats.num_requests += 1;
         let num_queued_tokens = new.num_queued_tokens();
         if self.by_key.contains_key(&new.key) {
             // A key used twice is a front end's mistake; an answer to it would end the request that has the key.
             self.leave_queue_for_good(num_queued_tokens);
             self.stats.num_finished += 1;
+            if let Some(group) = group {
+                group.end_sample(None);
+            }
             return;
         }
         if self.by_id.contains_key(&new.request_id) {
             self.leave_queue_for_good(num_queued_tokens);
             self.stats.num_finished += 1;
+            if let Some(group) = group {
+                group.end_sample(None);
+            }
+            self.stats.count_end(FinishReason::Error);
             self.offer(EngineCoreOutput {
                 key: new.key,
                 new_token_id: -1,
@@ -78,6 +100,7 @@ impl Scheduler {
         self.by_id.insert(new.request_id.clone(), slot);
         self.by_key.insert(new.key, slot);
         self.num_grammar_requests += u32::from(new.waits_for_grammar);
+        self.stats.num_waiting_for_grammar += u64::from(new.waits_for_grammar);
         let num_prompt_tokens = new.prompt_token_ids.len() as u32;
         let asks_of_prompt = new.params.num_prompt_logprobs >= 0;
         let max_total_tokens =
@@ -94,11 +117,17 @@ impl Scheduler {
             extra_keys: new.extra_keys,
             // What is found there is not computed, so it would judge nothing.
             skip_reading_prefix_cache: new.skip_reading_prefix_cache || asks_of_prompt,
+            reports_prompt_progress: new.reports_prompt_progress,
             num_judges_asked: 0,
             uses_grammar: new.waits_for_grammar,
             block_hashes,
             num_preemptions: 0,
+            arrival_ns: since_ns.saturating_sub(new.age_ns),
+            queued_ns: since_ns,
             first_scheduled_ns: 0,
+            first_token_ns: 0,
+            num_prompt_tokens_skipped: 0,
+            group,
             admitted_before: false,
             draft_token_ids: Vec::with_capacity(self.config.num_speculative_tokens as usize),
             cpu_blocks: Vec::new(),
@@ -114,6 +143,7 @@ impl Scheduler {
             Some(place) => *place = request,
             None => self.requests.push(request),
         }
+        self.meter_arrival(slot);
         self.waiting.push(slot, &self.requests[slot as usize]);
         self.limit_wait(slot, since_ns);
         let parent = new.fork_from.filter(|_| !asks_of_prompt);
@@ -130,7 +160,15 @@ impl Scheduler {
         if request.status == RequestStatus::WaitingForGrammar {
             // Its place in the queue does not depend on which of the two it is.
             request.status = RequestStatus::Waiting;
+            self.stats.num_waiting_for_grammar -= 1;
             self.note(slot);
         }
     }
+}
+
+/// What is counted of all of a message's requests together, if they are the samples of one.
+fn group_of(requests: &[(NewRequest, Vec<kvblocks::BlockHash>)]) -> Option<Arc<SampleGroup>> {
+    let ((first, _), others) = requests.split_first()?;
+    let is_sample = |(other, _): &(NewRequest, _)| other.fork_from == Some(first.key);
+    (!others.is_empty() && others.iter().all(is_sample)).then(|| SampleGroup::new(requests.len() as u32))
 }

@@ -25,6 +25,7 @@
 //! | `request.rs`, `request_limits.rs`, `request_queue.rs` | a request; what it must keep to; who waits |
 //! | `config.rs`, `output.rs` | the numbers that fix a scheduler; what leaves it |
 //! | `handle.rs`, `inbox.rs`, `egress.rs`, `stats.rs` | what other threads touch |
+//! | `metrics.rs`, `histogram.rs` | what is counted of requests and steps |
 //! | `inspect.rs`, `invariants.rs`, `events.rs` | what people and tests look at |
 //! | `clock.rs`, `sync.rs` | the time; the door to atomics, for loom |
 
@@ -37,12 +38,14 @@ pub mod egress;
 mod events;
 mod extra_keys;
 mod handle;
+mod histogram;
 mod inbox;
 mod inspect;
 mod intake;
 mod invariants;
 mod kv_cache_manager;
 mod logprobs;
+mod metrics;
 mod output;
 mod preemption;
 mod prompt_logprobs;
@@ -66,9 +69,11 @@ pub use config::{
 pub use events::{MAX_EVENTS, RequestEvent, RequestEventKind};
 pub use extra_keys::{ExtraKeys, MultimodalSpan};
 pub use handle::{EngineHandle, NotTheWaiter};
+pub use histogram::HistogramSnapshot;
 pub use inbox::Inbox;
 pub use inspect::{RequestState, ScheduledRequest, StepView};
 pub use logprobs::{LogprobRows, TokenLogprobs};
+pub use metrics::{MetricsSnapshot, STEP_PHASES};
 pub use output::{EngineCoreOutput, FinishReason, RequestError, RequestKey, SchedulerOutput};
 pub use prompt_logprobs::{PromptLogprobRows, PromptLogprobs};
 pub use request::{NewRequest, RequestStatus, SamplingParams, UNKNOWN_TOKEN};

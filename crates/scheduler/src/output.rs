@@ -90,7 +90,7 @@ pub struct EngineCoreOutput {
     pub new_token_id: i32,
     /// Set on the last record of a request.
     pub finish_reason: Option<FinishReason>,
-    /// The stop token that ended the request, or −1.
+    /// The stop token that ended the request, or −1. See also [`Self::prompt_progress`].
     pub stop_reason: i32,
     /// Prompt tokens that came from the prefix cache at first admission; on the first record of a request, else 0.
     pub num_cached_tokens: u32,
@@ -100,6 +100,29 @@ pub struct EngineCoreOutput {
     pub timestamp_ns: u64,
     /// Why it failed.
     pub error: RequestError,
+}
+
+impl EngineCoreOutput {
+    /// Neither token nor end: the news that so many tokens of the prompt are computed, which has `stop_reason`'s place.
+    pub(crate) fn progress(key: RequestKey, num_computed_tokens: u32, timestamp_ns: u64) -> Self {
+        Self {
+            key,
+            new_token_id: -1,
+            finish_reason: None,
+            stop_reason: i32::try_from(num_computed_tokens).unwrap_or(i32::MAX),
+            num_cached_tokens: 0,
+            first_scheduled_ns: 0,
+            timestamp_ns,
+            error: RequestError::None,
+        }
+    }
+
+    /// How many tokens of the prompt are computed, in a record that says nothing else.
+    #[must_use]
+    pub fn prompt_progress(&self) -> Option<u32> {
+        let says_nothing_else = self.new_token_id < 0 && self.finish_reason.is_none();
+        if says_nothing_else { u32::try_from(self.stop_reason).ok() } else { None }
+    }
 }
 
 /// What one step runs: the scalars; everything else is in buffer set `buffer_index`.

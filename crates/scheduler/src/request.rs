@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use kvblocks::{BlockHash, BlockId, CpuBlockId};
 
-use crate::{extra_keys::ExtraKeys, output::RequestKey, sampling_extras::SamplingExtras};
+use crate::{
+    extra_keys::ExtraKeys, metrics::SampleGroup, output::RequestKey, sampling_extras::SamplingExtras,
+};
 
 /// No persistent row.
 pub(crate) const NO_ROW: u32 = u32::MAX;
@@ -137,10 +139,14 @@ pub struct NewRequest {
     pub extra_keys: ExtraKeys,
     /// Compute the whole prompt (it still fills the cache).
     pub skip_reading_prefix_cache: bool,
+    /// Tell how far its prompt is, after each step that computed a piece of it.
+    pub reports_prompt_progress: bool,
     /// Its output obeys a grammar; it waits until `EngineHandle::grammar_ready`.
     pub waits_for_grammar: bool,
     /// A live request whose tokens begin with this prompt: share its KV instead of computing the prompt again.
     pub fork_from: Option<RequestKey>,
+    /// For how long it has been under way when it is handed in (nanoseconds): its prompt was read, tokenised and sent.
+    pub age_ns: u64,
 }
 
 impl NewRequest {
@@ -160,8 +166,10 @@ impl NewRequest {
             priority: 0,
             extra_keys: ExtraKeys::default(),
             skip_reading_prefix_cache: false,
+            reports_prompt_progress: false,
             waits_for_grammar: false,
             fork_from: None,
+            age_ns: 0,
         }
     }
 
@@ -180,6 +188,7 @@ pub(crate) struct Tenant {
 
 /// What is needed once per request or once per block, not once per step.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 pub(crate) struct Cold {
     pub(crate) request_id: Box<str>,
     pub(crate) params: SamplingParams,
@@ -191,14 +200,25 @@ pub(crate) struct Cold {
     pub(crate) num_queued_tokens: u32,
     pub(crate) extra_keys: ExtraKeys,
     pub(crate) skip_reading_prefix_cache: bool,
+    pub(crate) reports_prompt_progress: bool,
     /// Leading tokens of the prompt whose logits a step was asked to judge the next token by.
     pub(crate) num_judges_asked: u32,
     pub(crate) uses_grammar: bool,
     /// One per full block of tokens known so far (empty without prefix caching).
     pub(crate) block_hashes: Vec<BlockHash>,
     pub(crate) num_preemptions: u32,
-    /// When it was first admitted (monotonic nanoseconds); 0 before.
+    /// When it came to its front end (monotonic nanoseconds of this process).
+    pub(crate) arrival_ns: u64,
+    /// When it was handed in.
+    pub(crate) queued_ns: u64,
+    /// When it was first admitted; 0 before.
     pub(crate) first_scheduled_ns: u64,
+    /// When its first token was sampled; 0 before.
+    pub(crate) first_token_ns: u64,
+    /// Tokens of the prompt that were not computed at the first admission: cached, or shared with what it forks.
+    pub(crate) num_prompt_tokens_skipped: u32,
+    /// The samples of its request; `None`: it is alone.
+    pub(crate) group: Option<Arc<SampleGroup>>,
     /// Prefix statistics and `num_cached_tokens` belong to the first admission.
     pub(crate) admitted_before: bool,
     /// Drafts for the next step; `UNKNOWN_TOKEN`s when the worker alone knows them.

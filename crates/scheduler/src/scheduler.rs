@@ -18,6 +18,7 @@ use crate::{
     events::EventLog,
     handle::EngineHandle,
     kv_cache_manager::KVCacheManager,
+    metrics::Meter,
     output::{EngineCoreOutput, RequestKey, SchedulerOutput},
     request::{Request, Tenant},
     request_queue::RequestQueue,
@@ -148,6 +149,7 @@ pub struct Scheduler {
     consumer: Option<Consumer>,
     pub(crate) handle: EngineHandle,
     pub(crate) stats: SchedulerStats,
+    pub(crate) meter: Meter,
     pub(crate) next_arrival: u64,
     /// Live requests whose output obeys a grammar.
     pub(crate) num_grammar_requests: u32,
@@ -202,6 +204,7 @@ impl Scheduler {
                 num_usable_blocks: u64::from(config.num_blocks - 1),
                 ..SchedulerStats::default()
             },
+            meter: Meter::default(),
             next_arrival: 0,
             num_grammar_requests: 0,
             events: EventLog::default(),

@@ -1,6 +1,9 @@
 //! Counters that any thread may read: written by the scheduler's thread, a few plain stores per step.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::{
+    output::FinishReason,
+    sync::{AtomicU64, Ordering},
+};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -47,6 +50,24 @@ counters! {
     num_admitted_requests,
     /// The tokens that these counted for in the queue: their prompts', but for those that fork another.
     num_admitted_tokens,
+    /// Tokens of prompts, of requests that got their first token.
+    num_prompt_tokens,
+    /// Of these, not computed: cached, or shared with the request that was forked.
+    num_prompt_tokens_cached,
+    /// Tokens sampled.
+    num_generation_tokens,
+    /// Requests that ended with EOS, a stop token or a stop string.
+    num_finished_stop,
+    /// Requests that ended because they may have no more tokens.
+    num_finished_length,
+    /// Requests that were aborted.
+    num_finished_abort,
+    /// Requests that failed.
+    num_finished_error,
+    /// Requests that repetition detection ended.
+    num_finished_repetition,
+    /// Waiting requests whose grammar is not compiled yet.
+    num_waiting_for_grammar,
     /// Requests that waited longer than `queue_timeout`.
     num_queue_timeouts,
     /// Preemptions since the start.
@@ -83,4 +104,18 @@ counters! {
     num_held_back,
     /// Step that was updated last.
     last_updated_step,
+}
+
+impl SchedulerStats {
+    /// A request has left, for this reason.
+    pub(crate) fn count_end(&mut self, reason: FinishReason) {
+        let number = match reason {
+            FinishReason::Stop => &mut self.num_finished_stop,
+            FinishReason::Length => &mut self.num_finished_length,
+            FinishReason::Abort => &mut self.num_finished_abort,
+            FinishReason::Error => &mut self.num_finished_error,
+            FinishReason::Repetition => &mut self.num_finished_repetition,
+        };
+        *number += 1;
+    }
 }

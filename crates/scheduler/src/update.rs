@@ -147,6 +147,7 @@ impl Scheduler {
             sample += usize::from(entry.sampled);
         }
         self.steps[set].entries = entries;
+        self.meter_step(now);
         self.close_step(set, num_finished);
         Ok(num_finished)
     }
@@ -158,6 +159,7 @@ impl Scheduler {
             return 0;
         }
         let mut egress = self.egress.decodes(now);
+        let mut meter = self.meter.decodes(&self.handle.shared.metrics, now);
         let mut done = 0;
         for (entry, &token_id) in entries.iter().zip(token_ids).take(egress.room) {
             let request = &mut self.requests[entry.tenant.slot as usize];
@@ -176,8 +178,11 @@ impl Scheduler {
             request.num_steps_in_flight -= 1;
             request.push_token(token_id);
             egress.push(request.key, token_id);
+            meter.count(entry.tenant.slot);
             done += 1;
         }
+        meter.finish(done);
+        self.stats.num_generation_tokens += done as u64;
         done
     }
 
@@ -200,6 +205,7 @@ impl Scheduler {
         let status = if entry.sampled {
             self.append_row(entry, sample, sampled, logprobs, now)
         } else {
+            self.report_prompt_progress(entry, now);
             self.close_prefill(slot, now)
         };
         if let Some(status) = status {
@@ -225,6 +231,20 @@ impl Scheduler {
                 oldest_step: oldest.map(|set| self.steps[set].output.step),
             }),
         }
+    }
+
+    /// A row that was not sampled, of a request that tells how far its prompt is.
+    fn report_prompt_progress(&mut self, entry: &Entry, now: u64) {
+        let request = &self.requests[entry.tenant.slot as usize];
+        if !request.cold.reports_prompt_progress || request.is_introduced {
+            return;
+        }
+        let num_computed_tokens = entry.num_computed_tokens + entry.num_scheduled_tokens;
+        self.offer(EngineCoreOutput {
+            num_cached_tokens: request.num_cached_tokens,
+            first_scheduled_ns: request.cold.first_scheduled_ns,
+            ..EngineCoreOutput::progress(request.key, num_computed_tokens, now)
+        });
     }
 
     /// A row that was not sampled: the end of a request that only wants its prompt computed, or a part of a prompt.
@@ -355,6 +375,7 @@ impl Scheduler {
             timestamp_ns,
             error,
         };
+        self.meter_record(slot, is_first, new_token_id >= 0, finish_reason, timestamp_ns);
         self.offer(record);
     }
 

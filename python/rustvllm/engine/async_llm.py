@@ -6,20 +6,26 @@ is merged into one output.
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rustvllm import _core, envs
 from rustvllm.config import EngineConfig, UsageContext
+from rustvllm.engine.arrival import REQUEST_ARRIVAL
 from rustvllm.engine.core_client import EngineCoreClient, ThreadClient
 from rustvllm.engine.describe import describe_engine
 from rustvllm.engine.drain_rate import DrainRate
 from rustvllm.engine.engine_health import EngineHealth
 from rustvllm.engine.front_end import RequestTable
 from rustvllm.engine.input_processor import InputProcessor, PromptType
+from rustvllm.engine.metrics import EngineMetrics, read_metrics
 from rustvllm.engine.remote_client import RemoteClient
 from rustvllm.engine.request_state import EventSink, RequestState
 from rustvllm.engine.startup_records import load_tokenizer
+from rustvllm.engine.stat_logger import LoggingStatLogger, StatLoggerFactory
+from rustvllm.engine.stat_reporter import StatReporter
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.engine.trace_sinks import make_front_tracer, make_tracer
 from rustvllm.exceptions import EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError
@@ -35,7 +41,7 @@ logger = init_logger(__name__)
 
 STATS_TIMEOUT = 0.5
 """Seconds to wait for an engine's counters."""
-QUERY_TIMEOUT = 2.0
+QUERY_SECONDS = 2.0
 """Seconds to wait for what an engine says of itself."""
 _OFF_LOOP_CHARS = 2048
 """Longer prompts are tokenised in a thread of the core, so that they delay no one else on the event loop."""
@@ -160,6 +166,7 @@ class AsyncLLM:
         *,
         multiprocess: bool | None = None,
         client: AsyncEngineClient | None = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
         trace: TraceCallback | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -170,6 +177,7 @@ class AsyncLLM:
             multiprocess: Run it in a process of its own; None: when ``RUSTVLLM_ENABLE_MULTIPROCESSING`` is set, else in
                 a thread of this process.
             client: An engine that somebody else runs, in place of one of this object's.
+            stat_loggers: What makes further :class:`~rustvllm.engine.stat_logger.StatLogger` for each engine.
             trace: Called with a :class:`~rustvllm.tracing.TraceRecord` of whatever happens to a request in this
                 process, one after the other from two threads; one that raises is called no more.
             tracer: Is told the same; None: whoever ``config.tracing`` names.
@@ -209,21 +217,29 @@ class AsyncLLM:
         if is_own:
             for line in self.describe():
                 logger.info("%s", line)
+        self._reporter = self._start_reporter(stat_loggers or ())
 
     @classmethod
-    def from_engine_config(cls, config: EngineConfig) -> "AsyncLLM":
+    def from_engine_config(
+        cls, config: EngineConfig, stat_loggers: Sequence[StatLoggerFactory] | None = None
+    ) -> "AsyncLLM":
         """Build an engine from a finished configuration; see ``__init__``."""
-        return cls(config)
+        return cls(config, stat_loggers=stat_loggers)
 
     @classmethod
-    def from_engine_args(cls, engine_args: "AsyncEngineArgs", usage_context: UsageContext = "api_server") -> "AsyncLLM":
+    def from_engine_args(
+        cls,
+        engine_args: "AsyncEngineArgs",
+        usage_context: UsageContext = "api_server",
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+    ) -> "AsyncLLM":
         """Build an engine from engine arguments.
 
         Raises:
             ConfigError: An argument is wrong.
             ModelLoadError: The model cannot be found or read.
         """
-        return cls(engine_args.create_engine_config(usage_context))
+        return cls(engine_args.create_engine_config(usage_context), stat_loggers=stat_loggers)
 
     async def generate(
         self,
@@ -275,6 +291,7 @@ class AsyncLLM:
         Whatever is wrong with the request is raised here, before anything was yielded. With ``sink`` new text goes
         there as rendered events, straight from the event loop's callback, and the outputs hold each sample's end.
         """
+        arrival_ns = REQUEST_ARRIVAL.get(0) or monotonic_ns()
         self.check_health()
         self._attach()
         self._requests.check_id(request_id)
@@ -284,6 +301,7 @@ class AsyncLLM:
             encoded = await self.tokenizer.encode_off_loop(*long_text)
             self.check_health()
         request = self.input_processor.process(prompt, params, priority, encoded=encoded)
+        request = replace(request, arrival_ns=arrival_ns)
         self._drain_rate.observe()
         try:
             state = self._requests.add(request_id, request, sink, trace_headers)
@@ -350,14 +368,33 @@ class AsyncLLM:
             return self.stats()
         return self._with_sizes(await asyncio.to_thread(handle.stats, STATS_TIMEOUT))
 
-    async def query(self, kind: str, payload: bytes = b"", *, rank: int = 0, timeout: float = QUERY_TIMEOUT) -> bytes:
+    async def metrics(self) -> list[EngineMetrics]:
+        """What every engine has counted by now; one that is dead, or silent for half a second, is left out."""
+        handle = self._client.handle
+        if isinstance(handle, _core.EngineHandle):
+            return read_metrics(handle, 0.0)
+        return await asyncio.to_thread(read_metrics, handle, STATS_TIMEOUT)
+
+    def _start_reporter(self, stat_loggers: Sequence[StatLoggerFactory]) -> StatReporter | None:
+        """Somebody who tells the loggers. An engine in a process of its own writes its line itself."""
+        is_here = isinstance(self._client, ThreadClient) and self.config.log_stats
+        factories = [*([LoggingStatLogger] if is_here else []), *stat_loggers]
+        if not factories:
+            return None
+        handle = self._client.handle  # and not this object, which the thread would keep alive
+        reporter = StatReporter(lambda: read_metrics(handle, STATS_TIMEOUT), factories, self.config)
+        reporter.start()
+        weakref.finalize(self, reporter.stop).atexit = False
+        return reporter
+
+    async def query(self, kind: str, payload: bytes = b"", *, rank: int = 0, seconds: float = QUERY_SECONDS) -> bytes:
         """Ask the thread that steps an engine something about itself; it answers between two steps.
 
         Args:
             kind: What; ``engine/inspection.py`` has the kinds.
             payload: JSON, 64 KiB at most.
             rank: Which of several engines.
-            timeout: Seconds to wait: a step of a long prompt takes its time.
+            seconds: How long to wait: a step of a long prompt takes its time.
 
         Raises:
             QueryTimeoutError: There is no answer in time.
@@ -365,7 +402,7 @@ class AsyncLLM:
             EngineDeadError: That engine has died.
             IndexError: There is no such rank.
         """
-        return await asyncio.to_thread(self._client.query, rank, kind, payload, timeout)
+        return await asyncio.to_thread(self._client.query, rank, kind, payload, seconds)
 
     def _with_sizes(self, counters: dict[str, int | float]) -> dict[str, Any]:
         return {
@@ -380,6 +417,8 @@ class AsyncLLM:
 
     def shutdown(self) -> None:
         """Stop the engine thread within two seconds and fail what is under way. Idempotent, from any thread."""
+        if self._reporter is not None:
+            self._reporter.stop()
         self._client.shutdown()
         self._leave_loop()
         if self.tracer is not None:

@@ -130,6 +130,7 @@ class EngineCore:
             max_look_past=config.scheduler.max_look_past,
             max_times_passed=config.scheduler.max_times_passed,
             hash_algorithm=config.cache.hash_algorithm,
+            collect_metrics=config.log_stats,
             max_steps_in_flight=self.max_concurrent_batches,
         )
         step_buffers = self.executor.initialize_kv_cache(
@@ -238,6 +239,10 @@ class EngineCore:
             self.scheduler.update_from_output(
                 output, sampled.sampled_token_ids, logprobs=sampled.logprobs, prompt_logprobs=sampled.prompt_logprobs
             )
+            if self.config.log_stats:
+                self.scheduler.record_step_times(
+                    step.schedule_ns, step.prepare_ns, step.forward_ns, step.sample_ns, step.launched_ns, done_ns
+                )
         if self.step_observers:
             self._observe(step, done_ns)
 

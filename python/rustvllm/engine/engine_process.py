@@ -37,5 +37,6 @@ class EngineProcess(ChildProcess):
                 "address": str(address),
                 "secret": None if secret is None else base64.b64encode(secret).decode(),
                 "cuda_visible_devices": cuda_visible_devices,
+                "rank": self._rank,
             }
         )

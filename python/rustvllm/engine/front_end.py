@@ -10,7 +10,7 @@ from rustvllm import _core
 from rustvllm.engine.core_client import EngineCoreClient
 from rustvllm.engine.front_tracer import FrontTracer
 from rustvllm.engine.input_processor import EngineCoreRequest
-from rustvllm.engine.request_state import EventSink, RequestState
+from rustvllm.engine.request_state import BestOf, EventSink, RequestState
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logprobs import PromptLogprobs
 from rustvllm.sampling_params import RequestOutputKind
@@ -73,7 +73,8 @@ class RequestTable:
         """
         self.check_id(request_id)
         params, handle = request.params, self._client.handle
-        ids = [request_id] if params.n == 1 else [f"{index}_{request_id}" for index in range(params.n)]
+        num_samples = params.num_samples
+        ids = [request_id] if num_samples == 1 else [f"{index}_{request_id}" for index in range(num_samples)]
         for engine_id in ids:
             if engine_id in self._engine_ids:
                 raise InvalidRequestError(
@@ -88,8 +89,11 @@ class RequestTable:
             samples,
             request.hidden_stop_ids,
             sink,
+            arrival_time=request.arrival_ns * 1e-9,
             with_logprobs=request.num_logprobs >= 0,
+            choice=None if params.best_of is None else BestOf(params.n, shows_logprobs=params.logprobs is not None),
             prompt_logprobs=self._prompt_logprobs(request),
+            prompt_progress=params.prompt_progress,
         )
         self._by_id[request_id] = state
         if self._tracer is not None:
@@ -151,9 +155,11 @@ class RequestTable:
             seed=request.seed_of(0),
             num_logprobs=request.num_logprobs,
             num_prompt_logprobs=request.num_prompt_logprobs,
+            reports_prompt_progress=params.prompt_progress,
             sampling_extras=request.sampling_extras,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            arrival_ns=request.arrival_ns,
             samples=[(other, other_id, request.seed_of(index)) for index, (other, other_id) in enumerate(others, 1)],
         )
 

@@ -8,7 +8,7 @@ from time import monotonic_ns
 from rustvllm import _core
 from rustvllm.engine.input_processor import EngineCoreRequest
 from rustvllm.engine.request_state import RequestState
-from rustvllm.request_spans import RequestSpans
+from rustvllm.request_spans import CLOSE_SECONDS, RequestSpans
 from rustvllm.tracing import Tracer, TraceRecord
 
 
@@ -125,11 +125,11 @@ class FrontTracer:
             attributes = _span_attributes(state, asked[0], finished, self._model_name)
             self._spans.write(attributes, metrics.arrival_time, finished, asked[1], state.error)
 
-    def close(self) -> None:
-        """Nothing more comes: write what waits."""
+    def close(self, span_seconds: float = CLOSE_SECONDS) -> None:
+        """Nothing more comes: write what waits, and send spans for so many seconds at most."""
         self.tracer.close()
         if self._spans is not None:
-            self._spans.close()
+            self._spans.close(span_seconds)
 
 
 def _span_attributes(

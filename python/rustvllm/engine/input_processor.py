@@ -6,7 +6,7 @@ Everything that can be wrong with a request is found here, before any of it reac
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any, TypedDict
 
@@ -56,7 +56,7 @@ PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
 
 @dataclass(frozen=True, slots=True)
 class EngineCoreRequest:
-    """One request, ready for ``EngineHandle.add_request``; it becomes ``params.n`` requests there.
+    """One request, ready for ``EngineHandle.add_request``; it becomes ``params.num_samples`` requests there.
 
     Attributes:
         prompt: Prompt text; None when only token ids were given.
@@ -72,6 +72,7 @@ class EngineCoreRequest:
         priority: Lower is sooner, with the priority policy.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
         sampling_extras: Parameters that are lists; None without.
+        arrival_ns: When it came to its front end (nanoseconds of CLOCK_MONOTONIC); its latencies count from then.
         began_ns: When the check began, in nanoseconds of ``time.monotonic_ns``.
         processed_ns: When it was done.
     """
@@ -89,6 +90,7 @@ class EngineCoreRequest:
     priority: int
     cache_salt: str | None
     sampling_extras: _core.SamplingExtras | None = None
+    arrival_ns: int = field(default_factory=monotonic_ns)
     began_ns: int = 0
     processed_ns: int = 0
 
@@ -164,7 +166,8 @@ class InputProcessor:
             eos_token_id=eos_token_id,
             stop_token_ids=stop_token_ids,
             hidden_stop_ids=frozenset(extra_eos).difference(params.stop_token_ids or ()),
-            num_logprobs=self._num_logprobs(params.logprobs),
+            # What is drawn and not returned is chosen by its log-probabilities.
+            num_logprobs=max(self._num_logprobs(params.logprobs), -1 if params.best_of is None else 0),
             num_prompt_logprobs=num_prompt_logprobs,
             seed=self._next_seed() if params.seed is None else params.seed,
             priority=priority,
@@ -321,6 +324,12 @@ class InputProcessor:
                 )
         self._model.check_num_logprobs("logprobs", params.logprobs)
         self._model.check_num_logprobs("prompt_logprobs", params.prompt_logprobs)
+        if params.best_of is not None and not self._model.logprobs_mode.endswith("_logprobs"):
+            raise InvalidRequestError(
+                f"best_of ({params.best_of}) chooses by log-probabilities, and this engine gives "
+                f"{self._model.logprobs_mode} in their place (logprobs_mode)",
+                "best_of",
+            )
         if params.stop_strings and self._tokenizer is None:
             raise InvalidRequestError(
                 "there is no tokenizer (skip_tokenizer_init), so stop strings cannot be found: use stop_token_ids",

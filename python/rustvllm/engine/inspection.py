@@ -1,8 +1,8 @@
-"""``Inspection``: what an engine says of itself to somebody who asks while it runs. Questions and answers are JSON.
+"""``Inspection``: what an engine says of itself to somebody who asks while it runs; questions and answers are JSON.
 
 | kind | asks for | says |
 |---|---|---|
-| ``state`` | ``since_step``, ``max_steps``, ``max_requests``, ``max_cells`` | counters, steps, requests, the KV blocks |
+| ``state`` | ``since_step``, ``max_steps``, ``max_requests``, ``max_cells`` | counters, steps, requests, KV blocks |
 | ``journey`` | ``do`` (``begin``, ``take``, ``end``), ``request_id``, ``since`` | the records of one request |
 
 ``docs/dashboard.md`` has the fields. Lives in the thread that steps, between two steps.
@@ -15,7 +15,7 @@ from time import monotonic_ns
 from typing import Any, Final
 
 from rustvllm.engine.core import EngineCore
-from rustvllm.engine.queries import Query, QuerySource
+from rustvllm.engine.queries import Query
 from rustvllm.engine.request_watch import RequestWatch
 from rustvllm.engine.step_summary import MAX_STEPS, StepSummary
 from rustvllm.exceptions import InvalidRequestError, RustVLLMError
@@ -43,12 +43,8 @@ class Inspection:
             "journey": self._watch.answer,
         }
 
-    def serve(self, queries: QuerySource) -> None:
+    def answer(self, query: Query) -> None:
         """Answer what was asked. A question that cannot be answered says why; the engine goes on."""
-        for query in queries.take_queries():
-            self._serve(query)
-
-    def _serve(self, query: Query) -> None:
         try:
             answer = json.dumps(self._answer(query), separators=(",", ":")).encode()
         except RustVLLMError as error:

@@ -1,5 +1,6 @@
 """``LLMEngine``: an engine in the caller's own process and thread, one ``step`` at a time."""
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -7,11 +8,16 @@ from rustvllm.config import EngineConfig, UsageContext
 from rustvllm.engine.core_client import InprocClient
 from rustvllm.engine.front_end import RequestTable
 from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor, PromptType
+from rustvllm.engine.metric_families import as_metrics
+from rustvllm.engine.metrics import Metric, read_metrics
 from rustvllm.engine.startup_records import load_tokenizer
+from rustvllm.engine.stat_logger import StatLoggerFactory
+from rustvllm.engine.stat_reporter import StatReporter
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.engine.trace_sinks import make_front_tracer, make_tracer
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.outputs import RequestOutput
+from rustvllm.request_spans import EXIT_SECONDS
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.tracing import Tracer
 
@@ -33,11 +39,17 @@ class LLMEngine:
         engine_core: Drives the engine.
     """
 
-    def __init__(self, config: EngineConfig, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        tracer: Tracer | None = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+    ) -> None:
         """Load the model.
 
         Args:
             config: What engine.
+            stat_loggers: What makes :class:`~rustvllm.engine.stat_logger.StatLogger`.
             tracer: Is told what happens; None: whoever ``config.tracing`` names.
 
         Raises:
@@ -58,6 +70,12 @@ class LLMEngine:
             self.engine_core, None if self.tokenizer is None else self.tokenizer.core, self._tracer
         )
         self._idle_steps = 0
+        self._reporter: StatReporter | None = None
+        if stat_loggers:
+            handle = self.engine_core.handle
+            self._reporter = StatReporter(lambda: read_metrics(handle, 0.0), stat_loggers, self.config)
+            self._reporter.start()
+            weakref.finalize(self, self._reporter.stop)
 
     @classmethod
     def from_engine_config(cls, config: EngineConfig) -> "LLMEngine":
@@ -158,8 +176,15 @@ class LLMEngine:
         # The scheduler may hold an aborted request a moment longer than this front end does.
         return bool(self._requests) or self.engine_core.has_unfinished_requests()
 
+    def get_metrics(self) -> list[Metric]:
+        """All that was counted, as ``/metrics`` of a server has it (``docs/metrics.md``)."""
+        names = self.config.model.served_model_name or (self.config.model.model,)
+        return as_metrics(read_metrics(self.engine_core.handle, 0.0), self.config, names[0])
+
     def shutdown(self) -> None:
         """Free the model and its memory; idempotent. Any later use raises EngineDeadError."""
+        if self._reporter is not None:
+            self._reporter.stop()
         self.engine_core.shutdown()
         if self._tracer is not None:
-            self._tracer.close()
+            self._tracer.close(EXIT_SECONDS)

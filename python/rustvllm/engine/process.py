@@ -20,7 +20,10 @@ from rustvllm.engine import run_loop
 from rustvllm.engine.address import EngineAddress
 from rustvllm.engine.config_json import build, dump_info
 from rustvllm.engine.core import EngineCore
+from rustvllm.engine.metrics import EngineMetrics
 from rustvllm.engine.parent_link import ParentLink
+from rustvllm.engine.stat_logger import LoggingStatLogger
+from rustvllm.engine.stat_reporter import StatReporter
 from rustvllm.engine.trace_sinks import make_tracer
 from rustvllm.exceptions import ConfigError, RustVLLMError
 from rustvllm.logger import init_logger
@@ -66,7 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     phases |= core.startup_phases
     longest = core.config.model.max_model_len
     link.say_ready(link.age, phases, num_blocks=core.num_blocks, max_model_len=longest, tcp_port=server.tcp_port)
+    reporter = _report(core, order.get("rank", 0))
     died = run_loop.run(core, lambda: stop.is_set, server)
+    if reporter is not None:
+        reporter.stop()
     death = None if died is None else str(died)
     if tracer is not None:
         tracer.close()
@@ -84,6 +90,16 @@ def _import_executor(name: str) -> None:
     """Torch takes seconds; a simulation needs none."""
     if name != "sim":
         importlib.import_module("rustvllm.executor.uniproc")
+
+
+def _report(core: EngineCore, rank: int) -> StatReporter | None:
+    """The line with statistics: here, so that there is one per engine, however many front ends it has."""
+    if not core.config.log_stats:
+        return None
+    handle = core.handle
+    reporter = StatReporter(lambda: [EngineMetrics.from_core(rank, handle.metrics())], [LoggingStatLogger], core.config)
+    reporter.start()
+    return reporter
 
 
 def _listen(core: EngineCore, order: Mapping[str, Any]) -> "_core.EngineServer":

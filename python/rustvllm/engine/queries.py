@@ -85,8 +85,8 @@ class QueryQueue:
                 raise EngineDeadError(self._death)
             if self._num_open >= MAX_OPEN_QUERIES:
                 raise QueryError(
-                    f"{MAX_OPEN_QUERIES} queries have no answer yet, no more are asked; the engine is in a long step or "
-                    "stands still"
+                    f"{MAX_OPEN_QUERIES} queries have no answer yet, no more are asked; the engine is in a long step "
+                    "or stands still"
                 )
             self._num_open += 1
             self._waiting.append(query)

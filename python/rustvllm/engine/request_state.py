@@ -61,6 +61,28 @@ class SampleState:
             self.text_offsets.append(text_offset)
 
 
+@dataclass(frozen=True, slots=True)
+class BestOf:
+    """``best_of``: of the samples that were drawn, those with the highest cumulative log-probability are returned.
+
+    Attributes:
+        n: How many are returned.
+        shows_logprobs: Whether the caller asked for log-probabilities; else they are known for the choice alone.
+    """
+
+    n: int
+    shows_logprobs: bool
+
+    def choose(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
+        """The best, numbered in their order; equal ones in the order in which they were drawn."""
+        best = sorted(outputs, key=lambda output: -(output.cumulative_logprob or 0.0))[: self.n]
+        for index, output in enumerate(best):
+            output.index = index
+            if not self.shows_logprobs:
+                output.logprobs = output.text_offsets = None
+        return best
+
+
 class RequestState:
     """Gathers what the engine says of one request until somebody takes it.
 
@@ -80,8 +102,11 @@ class RequestState:
         hidden_stop_ids: frozenset[int],
         sink: EventSink | None = None,
         *,
+        arrival_time: float | None = None,
         with_logprobs: bool = False,
+        choice: BestOf | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
+        prompt_progress: bool = False,
     ) -> None:
         """Start with nothing generated.
 
@@ -93,8 +118,11 @@ class RequestState:
             samples: Key and engine-side request id of each sample.
             hidden_stop_ids: Stop ids that stand for EOS, so that ``stop_reason`` stays None for them.
             sink: Takes new text as events, None: it comes in the outputs.
+            arrival_time: When it came in, in seconds of ``time.monotonic``; None: now.
             with_logprobs: Tokens have log-probabilities beside them.
+            choice: Which samples are returned; None: all.
             prompt_logprobs: Takes those of the prompt; None: nobody asks for them.
+            prompt_progress: How far the prompt is, is news.
         """
         self.request_id = request_id
         self.prompt = prompt
@@ -103,11 +131,14 @@ class RequestState:
         self.samples = [
             SampleState(key, sample_id, logprobs=[] if with_logprobs else None) for key, sample_id in samples
         ]
-        self.metrics = RequestMetrics(arrival_time=time.monotonic())
+        self.metrics = RequestMetrics(arrival_time=time.monotonic() if arrival_time is None else arrival_time)
         self.num_cached_tokens = 0
         self.error: str | None = None
         self.sink = sink
+        self._choice = choice
         self._prompt_logprobs = prompt_logprobs
+        self._tells_progress = prompt_progress
+        self._progress: tuple[int, float] | None = None  # news of the prompt: tokens computed, and when
         self._hidden_stop_ids = hidden_stop_ids
         self._index_of_key = {sample.key: index for index, sample in enumerate(self.samples)}
         self._num_running = len(self.samples)
@@ -123,7 +154,7 @@ class RequestState:
         """True when :meth:`take` has something to give."""
         if self.output_kind is RequestOutputKind.FINAL_ONLY and not self.finished:
             return False
-        return any(sample.changed for sample in self.samples)
+        return self._progress is not None or any(sample.changed for sample in self.samples)
 
     def failure(self) -> RustVLLMError:
         """Why it failed, to be raised."""
@@ -150,9 +181,13 @@ class RequestState:
         metrics = self.metrics
         if delta.first_scheduled_ts and metrics.first_scheduled_time is None:
             metrics.first_scheduled_time = delta.first_scheduled_ts
+        if self._tells_progress:
+            self._note_progress(delta)
         if delta.new_token_ids:
+            metrics.last_token_time = max(metrics.last_token_time or 0.0, delta.last_token_ts)
             if metrics.first_token_time is None:
                 metrics.first_token_time = delta.first_token_ts or time.monotonic()
+            metrics.last_token_time = delta.last_token_ts or time.monotonic()
             sample.token_ids.extend(delta.new_token_ids)
             if sample.logprobs is not None:
                 sample.add_logprobs(delta)
@@ -162,7 +197,8 @@ class RequestState:
             for places in delta.new_prompt_logprobs:
                 self._prompt_logprobs.extend(*places)
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
-        sample.changed = True
+        is_progress_alone = delta.num_computed_prompt_tokens and not delta.new_token_ids and not delta.finish_reason
+        sample.changed = sample.changed or not is_progress_alone
         if delta.finish_reason is not None:
             sample.finish_reason = delta.finish_reason
             self._num_running -= 1
@@ -174,6 +210,13 @@ class RequestState:
                 self._failure = _failure(delta, self.error)
             if self.finished:
                 metrics.finished_time = time.monotonic()
+
+    def _note_progress(self, delta: _core.RequestDelta) -> None:
+        if delta.new_token_ids:  # the prompt is done, and this is the last news of it
+            self._tells_progress = False
+            self._progress = len(self.prompt_token_ids), delta.first_token_ts
+        elif delta.num_computed_prompt_tokens:
+            self._progress = delta.num_computed_prompt_tokens, delta.last_token_ts
 
     def abort(self) -> None:
         """End every sample that still runs with ``abort``; the engine is not told here."""
@@ -213,8 +256,16 @@ class RequestState:
             sample.changed = False
             sample.parts_taken = len(sample.text_parts)
             sample.tokens_taken = len(sample.token_ids)
+        num_unreturned = 0
+        if self._choice is not None:
+            num_all = sum(len(output.token_ids) for output in outputs)
+            outputs = self._choice.choose(outputs)
+            num_unreturned = num_all - sum(len(output.token_ids) for output in outputs)
+        progress, self._progress = self._progress, None
         prompt_logprobs = self._prompt_logprobs
-        if delta:
+        if delta and not outputs:
+            prompt_logprobs = None  # they may not be whole before the first token
+        elif delta:
             self._prompt_logprobs = None  # given out once
         return RequestOutput(
             request_id=self.request_id,
@@ -225,6 +276,9 @@ class RequestState:
             finished=self.finished,
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
+            num_unreturned_tokens=num_unreturned,
+            num_computed_prompt_tokens=None if progress is None else progress[0],
+            prompt_progress_time=None if progress is None else progress[1],
             error=self.error,
         )
 

@@ -1,6 +1,6 @@
 """``RequestWatch``: the journeys of a few requests, recorded while somebody watches them.
 
-Nothing is traced before the first watch begins, nor after the last has ended or its watcher has been silent for a while.
+Nothing is traced before the first watch begins, nor after the last has ended or its watcher has been silent for long.
 """
 
 import threading

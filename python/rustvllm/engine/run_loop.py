@@ -28,7 +28,8 @@ def run(core: EngineCore, is_stopping: Callable[[], bool], queries: QuerySource)
     try:
         while not is_stopping():
             num_tokens = core.step()
-            inspection.serve(queries)
+            for query in queries.take_queries():
+                inspection.answer(query)
             if num_tokens == 0:
                 if check_invariants:
                     core.scheduler.check_invariants()

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -13,7 +13,9 @@ from typing import Any, Self
 from rustvllm.engine.describe import describe_engine
 from rustvllm.engine.input_processor import EngineCoreRequest, PromptType, default_sampling_params
 from rustvllm.engine.llm_engine import LLMEngine
+from rustvllm.engine.metrics import Metric
 from rustvllm.engine.startup_records import note_command_line, note_configuration
+from rustvllm.engine.stat_logger import StatLoggerFactory
 from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.engine.trace_sinks import make_tracer
 from rustvllm.engine_args import EngineArgs
@@ -27,6 +29,25 @@ logger = init_logger(__name__)
 
 Prompts = PromptType | Sequence[PromptType]
 Messages = Sequence[Mapping[str, Any]]
+_NOT_BUILT = frozenset(
+    {
+        "apply_model",
+        "beam_search",
+        "classify",
+        "collective_rpc",
+        "embed",
+        "encode",
+        "is_sleeping",
+        "reset_prefix_cache",
+        "reward",
+        "score",
+        "sleep",
+        "start_profile",
+        "stop_profile",
+        "wake_up",
+    }
+)
+"""What callers of this class know from elsewhere and will not find here."""
 
 
 class LLM:
@@ -44,12 +65,18 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, trace: bool | TraceCallback | None = None, **engine_args: Any
+        self,
+        model: str | None = None,
+        *,
+        trace: bool | TraceCallback | None = None,
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        **engine_args: Any,
     ) -> None:
         """Load a model.
 
         Args:
             model: A folder or a hub name; None: the model inside the package.
+            stat_loggers: Classes of :class:`~rustvllm.engine.stat_logger.StatLogger`, or functions that make them.
             trace: Log what happens to each request (True), or call this with a
                 :class:`~rustvllm.tracing.TraceRecord` of each such thing; one that raises is called no more.
             engine_args: Any argument of :class:`~rustvllm.engine_args.EngineArgs`.
@@ -69,7 +96,7 @@ class LLM:
         tracer = make_tracer(config.tracing, "LLM", owns_file=True, has_overlap=overlap, callback=callback)
         note_command_line(tracer, program_name())
         note_configuration(tracer, args, config, began_ns)
-        self.llm_engine = LLMEngine(config, tracer)
+        self.llm_engine = LLMEngine(config, tracer, stat_loggers)
         for line in describe_engine(self.llm_engine.config, self.llm_engine.engine_core.num_blocks):
             logger.info("%s", line)
         self._num_requests = 0
@@ -78,7 +105,7 @@ class LLM:
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
@@ -89,7 +116,7 @@ class LLM:
         Args:
             prompts: One prompt or several; each is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids``.
             sampling_params: For all prompts, or one for each; None for the model's own defaults.
-            use_tqdm: Show a progress bar with tokens per second.
+            use_tqdm: Show a progress bar with tokens per second; or what makes one, with the arguments of ``tqdm``.
             priority: One number per prompt, lower is sooner; needs ``scheduling_policy="priority"``.
 
         Returns:
@@ -107,7 +134,7 @@ class LLM:
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -121,7 +148,7 @@ class LLM:
             messages: One conversation, or several; each is a list of ``{"role": …, "content": …}``, with text or a list
                 of text parts as content.
             sampling_params: As in :meth:`generate`.
-            use_tqdm: Show a progress bar.
+            use_tqdm: As in :meth:`generate`.
             chat_template: Jinja template to use instead of the model's.
             add_generation_prompt: End the prompt where the assistant's answer begins.
             continue_final_message: Let the model go on with the last message; excludes ``add_generation_prompt``.
@@ -166,6 +193,15 @@ class LLM:
         """
         return self.llm_engine.get_tokenizer()
 
+    def get_metrics(self) -> list[Metric]:
+        """What was counted so far, under the names and by the rules of ``docs/metrics.md``.
+
+        Raises:
+            EngineDeadError: The engine was shut down.
+        """
+        self.llm_engine.engine_core.check_alive()
+        return self.llm_engine.get_metrics()
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What ``sampling_params=None`` means: the model's generation_config, else ``SamplingParams()``."""
         return default_sampling_params(self.llm_engine.config.model)
@@ -173,6 +209,12 @@ class LLM:
     def shutdown(self) -> None:
         """Free the model and its memory; idempotent. Any later use raises EngineDeadError."""
         self.llm_engine.shutdown()
+
+    def __getattr__(self, name: str) -> Any:
+        """Say of what is not built yet that it is not, in place of a bare name."""
+        if name in _NOT_BUILT:
+            raise AttributeError(f"LLM.{name} is not supported yet")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __enter__(self) -> Self:
         return self
@@ -209,8 +251,11 @@ class LLM:
                     # Nobody looks at what is unfinished, so nothing is made of it.
                     own = own.clone(output_kind=RequestOutputKind.FINAL_ONLY)  # noqa: PLW2901
                     limit = self.llm_engine.config.scheduler.max_num_queued_reqs
-                    if own.n > limit:
-                        raise InvalidRequestError(f"n is {own.n}, but at most {limit} requests may wait", "n")
+                    if own.num_samples > limit:
+                        name = "n" if own.best_of is None else "best_of"
+                        raise InvalidRequestError(
+                            f"{name} is {own.num_samples}, but at most {limit} requests may wait", name
+                        )
                 requests.append(
                     self.llm_engine.input_processor.process(prompt, own, 0 if priority is None else priority[index])
                 )
@@ -220,13 +265,13 @@ class LLM:
                 raise InvalidRequestError(f"prompt {index}: {error}", error.param) from error
         return requests
 
-    def _run(self, requests: list[EngineCoreRequest], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(self, requests: list[EngineCoreRequest], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
         """Run checked requests to their end."""
         first = self._num_requests
         self._num_requests += len(requests)
         outputs: dict[str, RequestOutput] = {}
         ids = [f"llm-{first + index}" for index in range(len(requests))]
-        with _DeferredInterrupt() as interrupt, _Progress(len(requests), enabled=use_tqdm) as progress:
+        with _DeferredInterrupt() as interrupt, _Progress(len(requests), use_tqdm) as progress:
             try:
                 waiting = deque(zip(ids, requests, strict=True))
                 while self._feed(waiting) or self.llm_engine.has_unfinished_requests():
@@ -250,7 +295,7 @@ class LLM:
         """Queue what the waiting queue has room for, since any number of prompts may be given; True if it was any."""
         engine, fed = self.llm_engine, False
         limit = engine.config.scheduler.max_num_queued_reqs
-        while waiting and engine.num_unfinished_samples() + waiting[0][1].params.n <= limit:
+        while waiting and engine.num_unfinished_samples() + waiting[0][1].params.num_samples <= limit:
             try:
                 engine.add_request(*waiting[0])
             except QueueFullError:  # max_num_queued_tokens: it is taken when those before it have begun
@@ -310,12 +355,13 @@ def _build_conversation(messages: Any, chat_template: str) -> list[dict[str, Any
 class _Progress:
     """A progress bar over prompts with tokens per second, read and generated; nothing when it is not wanted."""
 
-    def __init__(self, total: int, *, enabled: bool) -> None:
+    def __init__(self, total: int, wanted: bool | Callable[..., Any]) -> None:
         self._bar: Any = None
-        if enabled and total:
+        if wanted and total:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
+            make = wanted if callable(wanted) else tqdm
+            self._bar = make(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
         self._start = time.monotonic()
         self._num_input = self._num_output = 0
 

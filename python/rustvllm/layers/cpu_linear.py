@@ -108,7 +108,8 @@ _ONEDNN_ROWS = 32
 class CoreLinear:
     """The Rust core's product, from a packed copy of the weight; see ``LinearKernel``.
 
-    A row's result is the same, bit for bit, whatever other rows there are.
+    A row's result is the same, bit for bit, whatever other rows there are; ``packed.set_matrix_rows`` makes it depend on
+    whether these are many or few.
 
     Args:
         threads: which compute.
@@ -145,6 +146,15 @@ class CoreLinear:
             self.packed.set_bias(bias.to(torch.float32).numpy())
         self._out_features = out_features
         self.nbytes = self.packed.nbytes
+
+    @staticmethod
+    def has_matrix_unit() -> bool:
+        """Whether the processor has a matrix unit that the core's products can use."""
+        return _core.PackedLinear.has_matrix_unit()
+
+    def use_matrix_unit(self, num_rows: int | None) -> None:
+        """Have it compute so many rows and more; None: none."""
+        self.packed.set_matrix_rows(num_rows)
 
     def read(self) -> None:
         """Read the weight once and do nothing with it, by all threads: to measure what that takes."""

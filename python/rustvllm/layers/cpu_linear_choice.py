@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rustvllm.layers.cpu_linear import NUM_ROW_CLASSES, ROW_CLASSES
+from rustvllm.layers.cpu_linear import NUM_ROW_CLASSES, ROW_CLASSES, CoreLinear, row_class
 from rustvllm.layers.linear import LinearKernel
 from rustvllm.logger import init_logger
 
@@ -24,13 +24,17 @@ logger = init_logger(__name__)
 
 PLAIN = "torch"
 """The contender that needs no copy; the others are compared with it."""
-NUM_ROUNDS = 3
+NUM_ROUNDS = 2
 HOPELESS = 1.5
 """A contender that took so many times the best one's time is not measured again for that number of rows."""
 WORTH_A_CHANGE = 0.9
 """Another contender takes the first one's place for a mean time of at most this share of its own."""
 WORTH_A_COPY = 0.85
 """More memory is taken for a mean time of at most this share of what is possible without."""
+WORTH_ITS_ROUNDING = 0.95
+"""The matrix unit computes where it takes at most this share of the time."""
+MATRIX_ROWS = (2, 16, 128)
+"""Numbers of rows that the matrix unit is tried with."""
 _WORKLOADS = ({0: 128, 7: 1}, {5: 128, 8: 16})
 """What decides, as products of each class of rows: 128 tokens in and 128 out for one request, and for 32 together."""
 FAR_CLASSES = frozenset({0, 5})
@@ -53,10 +57,12 @@ class Choice:
     Attributes:
         names: a contender for each of ``ROW_CLASSES``.
         times: what was measured.
+        matrix_rows: from how many rows on the core uses the matrix unit; None: never.
     """
 
     names: tuple[str, ...]
     times: Times
+    matrix_rows: int | None = None
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -75,6 +81,8 @@ class Choice:
             first = next(group)
             low = 1 if first == 0 else ROW_CLASSES[first - 1] + 1
             parts.append(f"{name} from {low} row{'' if low == 1 else 's'}")
+        if self.matrix_rows is not None and "core" in self.names:
+            parts.append(f"the core by the matrix unit from {self.matrix_rows}")
         return ", ".join(parts)
 
 
@@ -128,6 +136,35 @@ def measure(
             logs = [math.log(by_class[index]) for index in known]
             times[name] = np.exp(np.interp(range(NUM_ROW_CLASSES), known, logs)).tolist()
     return times
+
+
+def best_matrix_rows(kernel: CoreLinear, dtype: torch.dtype, push_out: Callable[[], None]) -> int | None:
+    """From how many rows on the matrix unit is faster at every number that is measured.
+
+    Args:
+        kernel: with a piece of a weight; it has a matrix unit, and is left not using it.
+        dtype: of what goes in and comes out.
+        push_out: as for ``measure``.
+    """
+    found: int | None = None
+    rows = torch.randn((MATRIX_ROWS[-1], kernel.packed.in_features), generator=torch.Generator().manual_seed(0))
+    rows = rows.to(dtype)
+    for num_rows in reversed(MATRIX_ROWS):
+        x, index = rows[:num_rows], row_class(num_rows)
+        best = [math.inf, math.inf]
+        for turn in range(2 * NUM_ROUNDS + 2):
+            kernel.use_matrix_unit(turn % 2 or None)
+            if num_rows <= ROW_CLASSES[max(FAR_CLASSES)]:
+                push_out()
+            begin = time.perf_counter()
+            kernel.forward(x, None, None)
+            if turn >= 2:  # the first call of each touches memory for the first time
+                best[turn % 2] = min(best[turn % 2], time.perf_counter() - begin)
+        if best[1] >= WORTH_ITS_ROUNDING * best[0]:
+            break
+        found = ROW_CLASSES[index - 1] + 1
+    kernel.use_matrix_unit(None)
+    return found
 
 
 def choose(times: Times, *, at_least: float, has_plain: bool, room_for: int) -> Choice:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from rustvllm.layers.cpu_linear import (
     TorchLinear,
     WeightKind,
 )
-from rustvllm.layers.cpu_linear_choice import PLAIN, Choice, choose, measure
+from rustvllm.layers.cpu_linear_choice import PLAIN, Choice, best_matrix_rows, choose, measure
 from rustvllm.layers.linear import Linear, LinearKernel
 from rustvllm.logger import init_logger
 
@@ -55,11 +55,13 @@ class LinearOptions:
         kernel: ``torch``, ``onednn`` or ``core`` for every layer; None: what measures best.
         kind: what a number of a packed weight is; None: as the model's. Otherwise the kernel is the core's.
         group_size: inputs that share a scale, with int8; None: all of an output's.
+        matrix_unit: whether the processor's may compute where it is faster; a row's bits then depend on how many there are.
     """
 
     kernel: str | None = None
     kind: WeightKind | None = None
     group_size: int | None = None
+    matrix_unit: bool = True
 
 
 class LinearPacker:
@@ -90,6 +92,7 @@ class LinearPacker:
         self._room = room
         self._missing: dict[int, tuple[Linear, list[int]]] = {}
         self._to_measure: dict[Shape, list[Linear]] = {}
+        self._to_tune: dict[Shape, list[Linear]] = {}
         self._others: deque[Linear] = deque()  # read by turns to push a weight out of the caches
         self._packed: list[tuple[str, int, int]] = []  # by whom, bytes of copies, bytes of these beside another copy
 
@@ -147,11 +150,15 @@ class LinearPacker:
             elif isinstance(linear, Linear) and linear.kernel is None:
                 self._pack(linear)
         begin = time.perf_counter()
+        measured = (*self._to_measure.values(), *self._to_tune.values())
+        self._others.extend(linear for linears in measured for linear in linears)
+        for linears in self._to_tune.values():
+            self._tune(linears)
         rate = self._reading_rate()
-        self._others.extend(linear for linears in self._to_measure.values() for linear in linears)
         for shape, linears in self._to_measure.items():
             self._choose(shape, linears, rate)
         self._to_measure.clear()
+        self._to_tune.clear()
         head = None if embedding is None else self._make_head(embedding, rate)
         for linear in heads:
             linear.kernel = head
@@ -168,6 +175,8 @@ class LinearPacker:
             linear.kernel = self._contender(name, weight, linear.bias)
         else:
             linear.kernel = self._kernel(Choice.always(name or PLAIN), weight, linear.bias, has_plain=False)
+            if name == "core" and _is_measured(_shape(weight)):
+                self._to_tune.setdefault(_shape(weight), []).append(linear)
         if name not in (None, PLAIN):
             linear.release_weight()
 
@@ -181,6 +190,7 @@ class LinearPacker:
         for linear in linears:
             if choice.layouts == ("core",):
                 kernel = _core_kernel(linear)
+                kernel.use_matrix_unit(choice.matrix_rows)
                 self._packed.append(("core", kernel.nbytes, 0))
                 continue
             weight = _core_kernel(linear).unpack(shape[0]).to(dtype)
@@ -194,18 +204,41 @@ class LinearPacker:
         if self._options.kernel is None and embedding.dtype in CORE_DTYPES and _is_measured(shape):
             piece = embedding[: self._sample_outputs(shape, embedding.dtype)]
             choice = self._measure(piece, shape, rate, has_plain=True, room_for=self._room // embedding.nbytes)
-        return self._kernel(choice, embedding, None, has_plain=True)
+        kernel = self._kernel(choice, embedding, None, has_plain=True)
+        if self._options.kernel == "core" and isinstance(kernel, CoreLinear) and _is_measured(shape):
+            piece = kernel.unpack(min(self._sample_outputs(shape, embedding.dtype), shape[0]))
+            kernel.use_matrix_unit(self._best_matrix_rows(self._contender("core", piece, None), embedding.dtype))
+        return kernel
 
     def _measure(self, piece: Tensor, shape: Shape, rate: float, *, has_plain: bool, room_for: int) -> Choice:
         names = ["core", *(["onednn"] if OneDnnLinear.is_available(piece.dtype) else []), PLAIN]
         contenders = {name: self._contender(name, piece, None) for name in names}
+        matrix_rows = self._best_matrix_rows(contenders["core"], piece.dtype)
         num_measured = max(sum(map(_is_measured, self._count)) + (self._head_bytes > 0), 1)
         times = measure(contenders, shape[1], piece.dtype, MEASURE_SECONDS / num_measured, self._push_out)
         choice = choose(times, at_least=piece.nbytes / rate, has_plain=has_plain, room_for=room_for)
+        choice = replace(choice, matrix_rows=matrix_rows)
         logger.debug("dense layers of %d x %d%s: %s", *shape, " (tied head)" if has_plain else "", choice)
         for name, by_class in times.items():
             logger.debug("  %s: %s us", name, " ".join(f"{seconds * 1e6:.0f}" for seconds in by_class))
         return choice
+
+    def _tune(self, linears: list[Linear]) -> None:
+        """Let layers of a shape, which the core computes in any case, use the matrix unit where that is faster."""
+        kernel, dtype = _core_kernel(linears[0]), linears[0].weight.dtype
+        shape = _shape(linears[0].weight)
+        piece = kernel.unpack(min(self._sample_outputs(shape, dtype), shape[0]))
+        matrix_rows = self._best_matrix_rows(self._contender("core", piece, None), dtype)
+        for linear in linears:
+            _core_kernel(linear).use_matrix_unit(matrix_rows)
+
+    def _best_matrix_rows(self, kernel: LinearKernel, dtype: torch.dtype) -> int | None:
+        """From how many rows on the matrix unit computes faster, which the kernel then does; None: never."""
+        if not (self._options.matrix_unit and isinstance(kernel, CoreLinear) and kernel.has_matrix_unit()):
+            return None
+        found = best_matrix_rows(kernel, dtype, self._push_out)
+        kernel.use_matrix_unit(found)
+        return found
 
     def _sample_outputs(self, shape: Shape, dtype: torch.dtype) -> int:
         """How many outputs are measured: a multiple of 64, so many that every thread has some."""
@@ -241,6 +274,8 @@ class LinearPacker:
 
     def _kernel(self, choice: Choice, weight: Tensor, bias: Tensor | None, *, has_plain: bool) -> LinearKernel:
         made = {name: self._contender(name, weight, bias) for name in choice.layouts}
+        if isinstance(core := made.get("core"), CoreLinear):
+            core.use_matrix_unit(choice.matrix_rows)
         copies = [kernel.nbytes for kernel in made.values() if kernel.nbytes]
         beside = copies if has_plain or PLAIN in made else copies[1:]
         self._packed.append((" and ".join(made), sum(copies), sum(beside)))

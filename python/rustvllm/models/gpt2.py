@@ -73,9 +73,7 @@ class GPT2Block(nn.Module):
     def outline(self) -> PreNormBlock:
         """What ``forward`` does, as parts."""
         attn, mlp = self.attn, self.mlp
-        return PreNormBlock(
-            self.ln_1, attn.c_attn, attn.scale, attn.c_proj, self.ln_2, mlp.c_fc, mlp.act, mlp.c_proj
-        )
+        return PreNormBlock(self.ln_1, attn.c_attn, attn.scale, attn.c_proj, self.ln_2, mlp.c_fc, mlp.act, mlp.c_proj)
 
 
 class GPT2LMHeadModel(CausalLM):

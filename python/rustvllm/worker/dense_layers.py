@@ -91,8 +91,9 @@ def linear_options(quantization: str | None, dtype: torch.dtype, *, batch_invari
         )
     if quantization is not None:
         _, _, group_size = quantization.partition("-g")
-        return LinearOptions("core", "int8", int(group_size) if group_size else None)
-    return LinearOptions("core" if batch_invariant else forced)
+        groups = int(group_size) if group_size else None
+        return LinearOptions("core", "int8", groups, matrix_unit=not batch_invariant)
+    return LinearOptions("core" if batch_invariant else forced, matrix_unit=not batch_invariant)
 
 
 def _stored_itemsize(hf_config: Mapping[str, Any], dtype: torch.dtype) -> int:

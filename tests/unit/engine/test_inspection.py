@@ -1,5 +1,6 @@
 """What an engine says of itself: the state of a toy engine, journeys, wrong questions, and rest when nobody asks."""
 
+import asyncio
 import base64
 import json
 
@@ -20,20 +21,13 @@ class Asker:
     def __init__(self, config):
         self.core = EngineCore(config)
         self.inspection = Inspection(self.core)
-        self.waiting = []
-        self.num_requests = 0
-
-    def take_queries(self):
-        taken, self.waiting = self.waiting, []
-        return taken
 
     def ask(self, kind, **question):
         return json.loads(self.ask_raw(kind, json.dumps(question).encode()))
 
     def ask_raw(self, kind, payload):
         query = LocalQuery(kind, payload)
-        self.waiting.append(query)
-        self.inspection.serve(self)
+        self.inspection.answer(query)
         return query.outcome.result(0)
 
     def add(self, request_id, prompt, max_tokens=3):
@@ -209,16 +203,18 @@ async def test_an_engine_in_a_thread_answers_idle_busy_and_late(toy_config, toy_
         (executor,) = toy_executors
         stream = await engine.add_request("one", "ab", SamplingParams(max_tokens=40, ignore_eos=True))
         await anext(stream)
-        assert json.loads(await engine.query("state", timeout=20))["stats"]["num_requests"] == 1
+        assert json.loads(await engine.query("state", seconds=20))["stats"]["num_requests"] == 1
         executor.gate.clear()
         second = await engine.add_request("two", "cd", SamplingParams(max_tokens=40, ignore_eos=True))
+        num_steps = len(executor.steps)
+        while len(executor.steps) == num_steps:  # noqa: ASYNC110 -- another thread's step, which then stands
+            await asyncio.sleep(0.005)
         with pytest.raises(QueryTimeoutError, match="it is in a long step or stands still"):
-            while True:  # until the engine stands in a step
-                await engine.query("state", timeout=0.2)
+            await engine.query("state", seconds=0.1)
         executor.gate.set()
         assert [output async for output in second][-1].finished
         with pytest.raises(QueryError, match="there is no query"):
-            await engine.query("nothing", timeout=20)
+            await engine.query("nothing", seconds=20)
         with pytest.raises(IndexError, match="no engine of rank 1"):
             await engine.query("state", rank=1)
     finally:

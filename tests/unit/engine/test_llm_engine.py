@@ -46,6 +46,32 @@ def test_a_request_is_a_prompt_and_then_one_token_a_step(make, toy_executors):
     assert lengths == [6, 7, 8, 9]
 
 
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_prompt_in_pieces_tells_how_far_it_is(make, async_scheduling):
+    engine = make(max_num_batched_tokens=8, async_scheduling=async_scheduling)
+    params = GREEDY.clone(output_kind=RequestOutputKind.DELTA, prompt_progress=True)
+    engine.add_request("r", "a" * 21, params)
+    outputs = finish(engine)["r"]
+    told = [output.num_computed_prompt_tokens for output in outputs]
+    assert [number for number in told if number is not None] == [8, 16, 21]
+    assert [bool(output.outputs) for output in outputs[:3]] == [False, False, True]
+    assert all(output.prompt_progress_time >= output.metrics.first_scheduled_time for output in outputs[:3])
+    engine.add_request("r", "a" * 21, params)
+    again = [output for output in finish(engine)["r"] if output.num_computed_prompt_tokens is not None]
+    assert [(output.num_computed_prompt_tokens, output.num_cached_tokens) for output in again] == [(21, 20)]
+    engine.add_request("r", "b" * 21, params.clone(prompt_progress=False))
+    assert all(output.num_computed_prompt_tokens is None for output in finish(engine)["r"])
+
+
+def test_a_prompt_that_only_is_computed_tells_it_too(make):
+    engine = make(max_num_batched_tokens=8)
+    params = GREEDY.clone(output_kind=RequestOutputKind.DELTA, prompt_progress=True, max_tokens=0)
+    engine.add_request("r", "a" * 21, params)
+    outputs = finish(engine)["r"]
+    assert [output.num_computed_prompt_tokens for output in outputs] == [8, 16, 21]
+    assert outputs[-1].outputs[0].finish_reason == "length"
+
+
 def test_output(make):
     engine = make()
     engine.add_request("r", "ab", GREEDY)

@@ -12,7 +12,9 @@ def asking(queue, outcomes):
     def ask():
         try:
             outcomes.append(queue.ask("state", b"?", 20))
-        except Exception as error:
+        except QueryError as error:
+            outcomes.append(error)
+        except EngineDeadError as error:
             outcomes.append(error)
 
     thread = threading.Thread(target=ask)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rustvllm.engine.request_state import RequestState
+from rustvllm.engine.request_state import BestOf, RequestState
 from rustvllm.exceptions import (
     EngineDeadError,
     InvalidRequestError,
@@ -21,7 +21,20 @@ def make(kind, n=1, hidden=()):
     return RequestState("r", "p", [1], kind, [(10 + i, f"r{i}") for i in range(n)], frozenset(hidden))
 
 
-def delta(key=10, text="", ids=(), finish=None, stop=None, error=None, kind=None, cached=0, scheduled=0.0, last=0.0):
+def delta(
+    key=10,
+    text="",
+    ids=(),
+    finish=None,
+    stop=None,
+    error=None,
+    kind=None,
+    cached=0,
+    scheduled=0.0,
+    last=0.0,
+    computed=0,
+    logprobs=(),
+):
     return SimpleNamespace(
         key=key,
         new_text=text,
@@ -34,6 +47,10 @@ def delta(key=10, text="", ids=(), finish=None, stop=None, error=None, kind=None
         num_cached_tokens=cached,
         first_scheduled_ts=scheduled,
         first_token_ts=last,
+        last_token_ts=last,
+        num_computed_prompt_tokens=computed,
+        new_logprobs=list(logprobs),
+        new_prompt_logprobs=[],
     )
 
 
@@ -136,3 +153,43 @@ def test_a_failure_is_raised_as_what_it_is(kind, error):
     with pytest.raises(error, match="no room") as caught:
         raise state.failure()
     assert getattr(caught.value, "param", None) == ("prompt" if kind == "invalid" else None)
+
+
+def test_progress_of_the_prompt_is_news_until_the_first_token():
+    state = RequestState("r", "p", [1] * 9, RequestOutputKind.DELTA, [(10, "r")], frozenset(), prompt_progress=True)
+    state.apply(delta(computed=4, scheduled=1.0, last=2.0))
+    assert state.ready
+    output = state.take()
+    assert (output.outputs, output.num_computed_prompt_tokens, output.prompt_progress_time) == ([], 4, 2.0)
+    assert not state.ready
+    state.apply(delta(computed=8, last=3.0))
+    state.apply(delta(text="a", ids=[1], last=4.0))
+    output = state.take()
+    assert (output.outputs[0].text, output.num_computed_prompt_tokens, output.prompt_progress_time) == ("a", 9, 4.0)
+    state.apply(delta(text="b", ids=[2], finish="length"))
+    assert state.take().num_computed_prompt_tokens is None
+
+
+def test_progress_is_no_news_for_who_does_not_ask():
+    state = make(RequestOutputKind.DELTA)
+    state.apply(delta(computed=4))
+    assert not state.ready
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_best_of_returns_the_likeliest_first_and_counts_the_others(shows):
+    samples = [(10 + i, f"r{i}") for i in range(4)]
+    choice = BestOf(2, shows_logprobs=shows)
+    state = RequestState(
+        "r", "p", [1], RequestOutputKind.FINAL_ONLY, samples, frozenset(), with_logprobs=True, choice=choice
+    )
+    for index, value in enumerate((-3.0, -1.0, -4.0, -1.0)):
+        beside = [(0, [(index, value, 1, b"x")])]
+        state.apply(delta(10 + index, ids=[index], logprobs=beside, finish="length", text="abcd"[index]))
+    output = state.take()
+    assert [(sample.index, sample.text, sample.cumulative_logprob) for sample in output.outputs] == [
+        (0, "b", -1.0),
+        (1, "d", -1.0),
+    ]
+    assert output.num_unreturned_tokens == 2
+    assert [sample.logprobs is not None for sample in output.outputs] == [shows] * 2

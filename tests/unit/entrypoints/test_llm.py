@@ -224,3 +224,53 @@ def test_wrong_arguments(toy_model):
 def test_samples(make):
     [output] = make().generate("a", SamplingParams(n=3, max_tokens=2), use_tqdm=False)
     assert [(sample.index, sample.text) for sample in output.outputs] == [(0, "bc"), (1, "bc"), (2, "bc")]
+
+
+def test_best_of_returns_the_likeliest_first_and_draws_alike_in_any_company(make):
+    llm = make(max_num_seqs=3)
+    drawn = llm.generate("a", SamplingParams(n=5, seed=3, max_tokens=4, logprobs=0), use_tqdm=False)[0].outputs
+    assert len({sample.cumulative_logprob for sample in drawn}) == 1, "the toy model is sure of what it says"
+    [output] = llm.generate("a", SamplingParams(n=2, best_of=5, seed=3, max_tokens=4), use_tqdm=False)
+    assert [sample.index for sample in output.outputs] == [0, 1]
+    assert [sample.text for sample in output.outputs] == [sample.text for sample in drawn[:2]]
+    assert all(sample.logprobs is None for sample in output.outputs)
+    assert output.num_unreturned_tokens == 3 * 4
+
+
+def test_more_samples_than_may_wait_are_refused_before_anything_runs(make):
+    llm = make(max_num_queued_reqs=4)
+    with pytest.raises(InvalidRequestError, match="best_of is 5, but at most 4 requests may wait") as caught:
+        llm.generate("a", SamplingParams(best_of=5), use_tqdm=False)
+    assert caught.value.param == "best_of"
+
+
+def test_a_progress_bar_of_ones_own(make):
+    made = []
+
+    class Bar:
+        def __init__(self, **arguments):
+            made.append((arguments, []))
+
+        def set_postfix_str(self, text, refresh):
+            made[-1][1].append(text)
+
+        def update(self):
+            made[-1][1].append("update")
+
+        def close(self):
+            made[-1][1].append("close")
+
+    make().generate(["a", "b"], GREEDY, use_tqdm=Bar)
+    [(arguments, calls)] = made
+    assert arguments["total"] == 2
+    assert calls[-1] == "close"
+    assert calls.count("update") == 2
+
+
+@pytest.mark.parametrize("name", ["encode", "score", "beam_search", "sleep"])
+def test_what_is_not_built_says_so(make, name):
+    llm = make()
+    with pytest.raises(AttributeError, match=f"LLM.{name} is not supported yet"):
+        getattr(llm, name)
+    with pytest.raises(AttributeError, match="'LLM' object has no attribute 'nothing'"):
+        llm.nothing  # noqa: B018 -- the access is the test

@@ -100,6 +100,7 @@ def test_answers():
         *("--response-role", "model", "--chat-template-content-format", "openai"),
         *("--return_tokens_as_token_ids", "--sse-keep-alive-interval", "0"),
     )
+    assert settings("--default-chat-template-kwargs", '{"a": 1}').default_chat_template_kwargs == {"a": 1}
     assert (found.response_role, found.chat_template_content_format) == ("model", "openai")
     assert (found.return_tokens_as_token_ids, found.sse_keep_alive_interval) == (True, 0)
 
@@ -166,6 +167,8 @@ def test_root_path(path):
         (["--h11-max-header-count", "9" * 50], "from 1 to 10000"),
         (["--api-key-exempt", "metrics"], "must be a path such as /metrics, got 'metrics'"),
         (["--api-key-exempt", "/v1/*"], "must be a path"),
+        (["--default-chat-template-kwargs", "[1]"], "must be a JSON object"),
+        (["--enable-log-deltas"], "--enable-log-deltas is not supported yet"),
         (["--response-role", " "], "a word of 1 to 64 characters"),
         (["--chat-template-content-format", "xml"], "invalid choice: 'xml'"),
         (["--sse-keep-alive-interval", "-1"], "seconds from 0"),

@@ -1,6 +1,7 @@
 //! `World`: one scheduler, one model, the requests that are on their way, and what each of them must become.
 
 mod coverage;
+mod ledger;
 mod queue;
 
 use std::{
@@ -20,6 +21,7 @@ use crate::common::{
     reference_tokens, scheduler,
 };
 pub(crate) use coverage::Coverage;
+use ledger::Ledger;
 use queue::Queue;
 
 const VOCABULARY: u64 = 2;
@@ -58,6 +60,7 @@ pub(crate) struct World {
     first_scheduled: Vec<u32>,
     seen: HashSet<String>,
     queue: Queue,
+    ledger: Ledger,
     coverage: Coverage,
     seed: u64,
     num_operations: u64,
@@ -104,6 +107,7 @@ fn config_of(seed: u64, random: &mut Random) -> SchedulerConfig {
         hash_algorithm: kvblocks::HashAlgorithm::SipHash13,
         max_num_queued_tokens: 0,
         queue_timeout: Duration::ZERO,
+        collect_metrics: true,
     }
 }
 
@@ -128,6 +132,7 @@ impl World {
             first_scheduled: Vec::new(),
             seen: HashSet::new(),
             queue,
+            ledger: Ledger::default(),
             coverage: Coverage::default(),
             seed,
             num_operations: 0,
@@ -522,6 +527,7 @@ impl World {
         let mut records = Vec::new();
         self.consumer.drain(|record| records.push(record));
         for record in records {
+            self.ledger.note(&record);
             self.receive(&record);
         }
     }
@@ -570,6 +576,7 @@ impl World {
         assert_eq!(self.scheduler.handle().num_queued(), 0);
         assert_eq!(self.scheduler.handle().num_queued_tokens(), 0);
         assert_eq!(stats.num_queue_timeouts, self.coverage.overdue);
+        self.ledger.check(&self.scheduler.handle().metrics());
         assert!(self.scheduler.reset_prefix_cache(false));
         self.scheduler.check_invariants();
         if self.config.scheduling_policy == SchedulingPolicy::Fcfs && self.config.max_look_past == 0 {

@@ -48,18 +48,22 @@ impl World {
         let keys: Vec<_> = requests.iter().map(|request| request.key).collect();
         let limit = self.config.max_num_queued_tokens;
         let fits = limit == 0 || before.1 == 0 || before.1 + tokens <= limit;
-        let result = handle.add_requests(requests);
+        let result = handle.add_requests(requests.clone());
         let after = (handle.num_queued(), handle.num_queued_tokens());
         match &result {
             Ok(()) => {
                 assert!(fits, "more tokens wait than may");
                 assert_eq!(after, (before.0 + count, before.1 + tokens), "what was taken in is counted");
+                self.ledger.add(&requests);
                 let now = monotonic_ns();
                 while monotonic_ns() <= now {}
                 self.queue.handed_in.extend(keys.into_iter().map(|key| (key, now)));
             }
             Err(error) => {
                 assert_eq!(after, before, "what was refused is not counted");
+                if let AddRequestError::QueueFull { .. } | AddRequestError::QueueTokensFull { .. } = error {
+                    self.ledger.refuse(matches!(error, AddRequestError::QueueTokensFull { .. }));
+                }
                 if let AddRequestError::QueueTokensFull { queued, wanted, limit } = *error {
                     assert_eq!(
                         (queued, wanted, limit),

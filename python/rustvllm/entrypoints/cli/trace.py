@@ -88,7 +88,7 @@ def trace(argv: Sequence[str]) -> int:
         args.max_num_batched_tokens = args.chunk
     if len(args.positional) == 2:
         args.model = args.positional[0]
-    if not os.environ.get("RUSTVLLM_LOGGING_LEVEL"):
+    if not os.environ.get("RUSTVLLM_LOGGING_LEVEL") and not getattr(args, "trace", False):
         logging.getLogger("rustvllm").setLevel(logging.WARNING)  # the page says what the loaders would
     try:
         return _Scene(args, argv, began_ns).play()

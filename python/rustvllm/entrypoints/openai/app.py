@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rustvllm import __version__
 from rustvllm.config import TracingConfig
-from rustvllm.entrypoints.openai import chat, completions, errors, health, models, tokenization
+from rustvllm.entrypoints.openai import chat, completions, errors, health, metrics, models, tokenization
 from rustvllm.entrypoints.openai.access_log import AccessLog
 from rustvllm.entrypoints.openai.cross_origin import CrossOrigin
 from rustvllm.entrypoints.openai.custom_middleware import add_custom_middleware
@@ -45,18 +45,18 @@ class _Application(FastAPI):
         super().__init__(**options)
         self._settings = settings
 
-    def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document, made once."""
-        if self.openapi_schema is None:
-            from rustvllm.entrypoints.openai.openapi_document import openapi_document
-
-            self.openapi_schema = openapi_document(self)
-        return self.openapi_schema
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._settings.http.middleware:
             scope[DIRECT_SEND] = send
         await super().__call__(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document, made when it is first asked for."""
+        if self.openapi_schema is None:
+            from rustvllm.entrypoints.openai.openapi import document
+
+            self.openapi_schema = document(self, needs_key=bool(self._settings.api_keys))
+        return self.openapi_schema
 
     def build_middleware_stack(self) -> ASGIApp:
         http, stack = self._settings.http, super().build_middleware_stack()
@@ -89,7 +89,7 @@ def build_app(state: ServerState) -> FastAPI:
     app.state.server = state
     app.state.dashboard_feed = StateFeed(state)
     app.state.num_journeys = 0
-    for module in (completions, chat, models, tokenization, health, dashboard):
+    for module in (completions, chat, models, tokenization, health, metrics, dashboard):
         app.include_router(module.router)
     for method, path in UNBUILT_ENDPOINTS:
         app.add_api_route(path, _not_built, methods=[method], include_in_schema=False)

@@ -8,7 +8,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rustvllm.entrypoints.openai.chat_prompt import adds_special_tokens, answering_role, render_prompt
+from rustvllm.entrypoints.openai.chat_prompt import (
+    adds_special_tokens,
+    answering_role,
+    echoed_message,
+    render_prompt,
+)
 from rustvllm.entrypoints.openai.chunks import ChunkRenderer, ChunkStream
 from rustvllm.entrypoints.openai.generation import (
     Generation,
@@ -27,6 +32,7 @@ from rustvllm.entrypoints.openai.sampling import (
 )
 from rustvllm.entrypoints.openai.sse import EventStreamResponse, json_string
 from rustvllm.entrypoints.openai.state import ServedModel, ServerState
+from rustvllm.entrypoints.openai.timings import Timings
 from rustvllm.entrypoints.openai.usage import UsageCounter
 from rustvllm.exceptions import InvalidRequestError
 
@@ -67,7 +73,7 @@ async def create_chat_completion(raw_request: Request) -> Response:
         logprobs=num_logprobs,
         prompt_logprobs=num_prompt_logprobs(request),
     )
-    check_num_choices(1, params.n)
+    check_num_choices(1, params)
     request_id = new_request_id("chatcmpl-", raw_request, request.request_id)
     text = await render_prompt(request, state, model)
     role = answering_role(request, state)
@@ -86,6 +92,7 @@ async def create_chat_completion(raw_request: Request) -> Response:
         "model": name,
         "system_fingerprint": model.fingerprint,
     }
+    echoed = echoed_message(request, role)
     usage = UsageCounter(show_cached=state.settings.enable_prompt_tokens_details)
     if request.stream:
         chunks = ChunkRenderer(
@@ -98,9 +105,11 @@ async def create_chat_completion(raw_request: Request) -> Response:
             force_usage=state.settings.enable_force_include_usage,
         )
 
-        def open_turn(_prompt_index: int, _prompt_token_ids: list[int]) -> bytes:
+        def open_turn(_prompt_index: int, prompt_token_ids: list[int]) -> bytes:
+            ids = prompt_token_ids if request.return_token_ids else None
             delta = b',"delta":{"role":%b,"content":""}' % json_string(role)
-            return b"".join(chunks.raw(index, delta) for index in range(params.n))
+            roles = b"".join(chunks.raw(index, delta, ids) for index in range(params.n))
+            return roles + b"".join(chunks.said(index, echoed) for index in range(params.n) if echoed)
 
         stream = ChunkStream(chunks, usage, params.n, 1, open_turn)
         generation = await Generation.start(state, model, [prompt], params, request_id, request.priority or 0, stream)
@@ -109,10 +118,11 @@ async def create_chat_completion(raw_request: Request) -> Response:
     async with aclosing(generation):
         last, samples = await until_disconnect(raw_request.receive, generation.collect(1, params.n))
     usage.add(0, last[0])
+    timings = Timings(params.num_samples) if request.timings or request.timings_per_token else None
     choices: list[dict[str, Any]] = [
         {
             "index": index,
-            "message": {"role": role, "content": sample.text},
+            "message": {"role": role, "content": echoed + sample.text},
             "logprobs": None if logprobs is None else logprobs(sample),
             "finish_reason": sample.finish_reason,
             "stop_reason": sample.stop_reason,
@@ -120,6 +130,13 @@ async def create_chat_completion(raw_request: Request) -> Response:
         for index, sample in enumerate(samples)
     ]
     answer: dict[str, Any] = {**header, "choices": choices, "usage": usage.as_dict()}
+    if request.return_token_ids:
+        answer["prompt_token_ids"] = last[0].prompt_token_ids
+        for choice, sample in zip(choices, samples, strict=True):
+            choice["token_ids"] = sample.token_ids
+    if timings is not None:
+        timings.add(0, last[0])
+        answer["timings"] = timings.as_dict()
     if request.prompt_logprobs is not None:
         answer["prompt_logprobs"] = shown_prompt_logprobs(request, last[0].prompt_token_ids, last[0].prompt_logprobs)
     return JSONResponse(answer)

@@ -4,8 +4,8 @@ import asyncio
 from functools import partial
 
 from rustvllm.entrypoints.chat_template import check_template_variables, render_chat
-from rustvllm.entrypoints.openai.conversation import build_conversation
-from rustvllm.entrypoints.openai.protocol import Conversation
+from rustvllm.entrypoints.openai.conversation import build_conversation, message_text
+from rustvllm.entrypoints.openai.protocol import ChatCompletionRequest, Conversation
 from rustvllm.entrypoints.openai.state import ServedModel, ServerState
 from rustvllm.entrypoints.template_process import render_apart
 from rustvllm.exceptions import InvalidRequestError
@@ -43,8 +43,8 @@ async def render_prompt(request: Conversation, state: ServerState, model: Served
             )
     if request.tools is not None and not request.tools:
         raise InvalidRequestError("tools must not be an empty list; leave it out instead.", "tools")
-    variables = request.chat_template_kwargs or {}
-    check_template_variables(variables)
+    check_template_variables(request.chat_template_kwargs or {})
+    variables = {**state.settings.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
     continue_final = bool(request.continue_final_message)
     messages = build_conversation(request.messages, chat_template, state.settings.chat_template_content_format)
     options = {
@@ -58,6 +58,13 @@ async def render_prompt(request: Conversation, state: ServerState, model: Served
         return await render_apart(model.tokenizer, messages, chat_template, **options)
     render = partial(render_chat, model.tokenizer, messages, chat_template=chat_template, **options)
     return await asyncio.to_thread(render) if len(messages) > _OFF_LOOP_MESSAGES else render()
+
+
+def echoed_message(request: ChatCompletionRequest, role: str) -> str:
+    """What ``echo`` puts before each choice: the last message, when the answer has its role."""
+    if not request.echo or request.messages[-1].role != role:
+        return ""
+    return message_text(len(request.messages) - 1, request.messages[-1])
 
 
 def answering_role(request: Conversation, state: ServerState) -> str:

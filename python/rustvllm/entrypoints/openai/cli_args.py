@@ -3,15 +3,18 @@
 import argparse
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rustvllm.config import METRICS_PREFIX
 from rustvllm.entrypoints.openai.dashboard.exposure import add_dashboard_args
 from rustvllm.entrypoints.openai.http_args import add_http_args
 from rustvllm.entrypoints.openai.http_settings import DEFAULT_KEEP_ALIVE_SECONDS
 from rustvllm.entrypoints.openai.log_args import add_log_args
 from rustvllm.exceptions import ConfigError
+from rustvllm.flags import parse_json_object
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -24,6 +27,12 @@ CONTENT_FORMATS = ("auto", "string", "openai")
 
 _NOT_YET = (
     "--enable-auto-tool-choice",
+    "--exclude-tools-when-tool-choice-none",
+    "--tool-server",
+    "--enable-tokenizer-info-endpoint",
+    "--enable-log-deltas",
+    "--log-error-stack",
+    "--enable-offline-docs",
     "--tool-call-parser",
     "--tool-parser-plugin",
     "--reasoning-parser",
@@ -155,6 +164,13 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         help="taken for compatibility: /load always says how many requests are open",
     )
     group.add_argument(
+        "--metrics-prefix",
+        type=_metrics_prefix,
+        default=METRICS_PREFIX,
+        metavar="PREFIX",
+        help="before the names of all metrics (default: %(default)s)",
+    )
+    group.add_argument(
         "--shutdown-timeout",
         type=_seconds,
         default=0.0,
@@ -174,6 +190,13 @@ def _add_chat_args(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="what a template gets as a message's content: string, its text; openai, a list of its parts; auto, a list "
         "if the template walks through it (default: %(default)s)",
+    )
+    group.add_argument(
+        "--default-chat-template-kwargs",
+        type=parse_json_object,
+        default={},
+        metavar="JSON",
+        help="variables for the chat template, unless a request's chat_template_kwargs say otherwise",
     )
     group.add_argument(
         "--trust-request-chat-template",
@@ -235,6 +258,12 @@ def read_chat_template(value: str | None) -> str | None:
         return Path(value).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot read --chat-template {value}: {getattr(exc, 'strerror', None) or exc}") from exc
+
+
+def _metrics_prefix(text: str) -> str:
+    if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*|", text):
+        raise argparse.ArgumentTypeError(f"must be letters, digits, _ and :, with no digit first, got {text!r}")
+    return text
 
 
 def _root_path(text: str) -> str:

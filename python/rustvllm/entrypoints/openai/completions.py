@@ -28,6 +28,7 @@ from rustvllm.entrypoints.openai.sampling import (
 )
 from rustvllm.entrypoints.openai.sse import EventStreamResponse
 from rustvllm.entrypoints.openai.state import ServedModel, ServerState
+from rustvllm.entrypoints.openai.timings import Timings
 from rustvllm.entrypoints.openai.usage import UsageCounter
 from rustvllm.exceptions import InvalidRequestError
 
@@ -64,7 +65,7 @@ async def create_completion(raw_request: Request) -> Response:
         logprobs=request.logprobs,
         prompt_logprobs=num_prompt_logprobs(request, request.logprobs if request.echo else None),
     )
-    check_num_choices(len(request.prompt), params.n)
+    check_num_choices(len(request.prompt), params)
     request_id = new_request_id("cmpl-", raw_request, request.request_id)
     prompts = [
         engine_prompt(
@@ -100,10 +101,11 @@ async def create_completion(raw_request: Request) -> Response:
         def open_choices(prompt_index: int, prompt_token_ids: list[int]) -> bytes:
             text = echo.text(prompt_index, prompt_token_ids)
             first = prompt_index * params.n
-            if not text:
+            ids = prompt_token_ids if request.return_token_ids else None
+            if not text and ids is None:
                 return b""
             beside = echo.logprobs(prompt_index)
-            return b"".join(chunks.echo(first + sample, text, beside) for sample in range(params.n))
+            return b"".join(chunks.echo(first + sample, text, beside, ids) for sample in range(params.n))
 
         stream = ChunkStream(chunks, usage, params.n, len(prompts), open_choices, echo.look_at)
         generation = await Generation.start(state, model, prompts, params, request_id, request.priority or 0, stream)
@@ -111,10 +113,13 @@ async def create_completion(raw_request: Request) -> Response:
     generation = await Generation.start(state, model, prompts, params, request_id, request.priority or 0)
     async with aclosing(generation):
         last, samples = await until_disconnect(raw_request.receive, generation.collect(len(prompts), params.n))
+    timings = Timings(params.num_samples) if request.timings or request.timings_per_token else None
     echoed = [echo.text(index, output.prompt_token_ids) for index, output in enumerate(last)]
     for index, output in enumerate(last):
         usage.add(index, output)
         echo.look_at(index, output)
+        if timings is not None:
+            timings.add(index, output)
     choices: list[dict[str, Any]] = [
         {
             "index": index,
@@ -125,9 +130,16 @@ async def create_completion(raw_request: Request) -> Response:
         }
         for index, sample in enumerate(samples)
     ]
+    if request.return_token_ids:
+        for index, (choice, sample) in enumerate(zip(choices, samples, strict=True)):
+            choice["token_ids"] = sample.token_ids
+            choice["prompt_token_ids"] = last[index // params.n].prompt_token_ids
     if request.prompt_logprobs is not None:
         for index, output in enumerate(last):
             shown = shown_prompt_logprobs(request, output.prompt_token_ids, output.prompt_logprobs)
             for choice in choices[index * params.n : (index + 1) * params.n]:
                 choice["prompt_logprobs"] = shown
-    return JSONResponse({**header, "choices": choices, "usage": usage.as_dict()})
+    answer = {**header, "choices": choices, "usage": usage.as_dict()}
+    if timings is not None:
+        answer["timings"] = timings.as_dict()
+    return JSONResponse(answer)

@@ -69,6 +69,15 @@ def _build_message(index: int, message: ChatMessage, knows_developer: bool, *, i
     return built
 
 
+def message_text(index: int, message: ChatMessage) -> str:
+    """The text of a message: its content, or that of its parts, one line each.
+
+    Raises:
+        InvalidRequestError: A part that is no text, or no content where there must be.
+    """
+    return "\n".join(_texts(index, message))
+
+
 def _texts(index: int, message: ChatMessage) -> list[str]:
     content = message.content
     if content is None:

@@ -32,11 +32,15 @@ _TYPES = {
     HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
     HTTPStatus.REQUEST_TIMEOUT: "RequestTimeoutError",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "BadRequestError",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "BadRequestError",
     HTTPStatus.UNPROCESSABLE_ENTITY: "UnprocessableEntityError",
     HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
     HTTPStatus.NOT_IMPLEMENTED: "NotImplementedError",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
 }
+
+
+_MAX_MESSAGE_CHARACTERS = 1024
 
 
 class ServerError(Exception):
@@ -75,7 +79,7 @@ class BodyTooSlowError(ServerError):
 
 
 class UnsupportedEncodingError(ServerError):
-    """The body is compressed."""
+    """The body is compressed, which this server does not undo."""
 
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
 
@@ -217,5 +221,7 @@ def log_stream_error(exc: BaseException, request_id: str) -> None:
 
 
 def _body(status: HTTPStatus, message: str, param: str | None) -> dict[str, Any]:
+    if len(message) > _MAX_MESSAGE_CHARACTERS:  # it may repeat a number of thousands of digits
+        message = message[:_MAX_MESSAGE_CHARACTERS] + "…"
     kind = _TYPES.get(status, "BadRequestError" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "InternalServerError")
     return {"error": {"message": message, "type": kind, "param": param, "code": int(status)}}

@@ -36,7 +36,7 @@ from rustvllm.entrypoints.openai.api_child import ApiChild
 from rustvllm.entrypoints.openai.listen import Listener
 from rustvllm.entrypoints.openai.process_layout import ProcessLayout
 from rustvllm.entrypoints.openai.restart_budget import RestartBudget
-from rustvllm.entrypoints.openai.server_load import create_load_memory
+from rustvllm.entrypoints.openai.server_load import clear_load, create_load_memory
 from rustvllm.entrypoints.openai.settings import SIGNAL_ECHO_SECONDS, ServerSettings
 from rustvllm.exceptions import ConfigError, RustVLLMError
 from rustvllm.logger import init_logger
@@ -253,6 +253,7 @@ class Launcher:
     def _on_api_end(self, index: int, api: ApiChild, failure: RustVLLMError | None) -> None:
         api.close()
         del self._apis[index]
+        clear_load(self._load_memory, index)
         if self._exit_code is not None:
             self._go_on_stopping()
         elif api.death is not None or (failure is not None and not self._has_been_ready):

@@ -6,9 +6,11 @@ Plain ASGI: nothing here copies a body or stands between a stream and its client
 import asyncio
 import hashlib
 import hmac
+from time import monotonic_ns
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rustvllm.engine.arrival import REQUEST_ARRIVAL
 from rustvllm.entrypoints.openai.errors import (
     BadRequestError,
     BodyTooLargeError,
@@ -45,6 +47,7 @@ class FrontDoor:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        REQUEST_ARRIVAL.set(monotonic_ns())
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path in _PROBES:
             await self._app(scope, receive, send)

@@ -6,7 +6,7 @@ A field the models do not know is kept in ``model_extra``: refused if it asks fo
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
 
 MAX_CHOICES = 16384
 """Most choices (prompts × n) of one request."""
@@ -90,13 +90,18 @@ def _none_if_false(value: Any) -> Any:
     return None if value is False else value
 
 
+def _described(description: str, default: Any = None, **schema: Any) -> Any:
+    """A field with what the OpenAPI document says of it; ``schema`` is said there and checked elsewhere."""
+    return Field(default=default, description=description, json_schema_extra=schema or None)
+
+
 class StreamOptions(BaseModel):
     """Options of a streamed answer."""
 
     model_config = ConfigDict(extra="allow")
 
-    include_usage: bool | None = False
-    continuous_usage_stats: bool | None = False
+    include_usage: bool | None = _described("End with an event that has `usage` and no choices.", False)
+    continuous_usage_stats: bool | None = _described("With `include_usage`: put `usage` into every event.", False)
 
 
 class GenerationRequest(BaseModel):
@@ -104,48 +109,68 @@ class GenerationRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    model: str | None = None
-    n: int | None = None
-    best_of: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: str | Strings | None = None
-    stop_token_ids: Ids | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    logit_bias: dict[str, Any] | None = None
-    allowed_token_ids: Ids | None = None
-    bad_words: Strings | None = None
-    vllm_xargs: dict[str, Any] | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    add_special_tokens: bool | None = None
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    prompt_logprobs: int | None = None
-    return_tokens_as_token_ids: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
+    model: str | None = _described("A name by which this server serves its model; left out: the first of them.")
+    n: int | None = _described("Choices per prompt; greedy sampling allows 1.", minimum=1, maximum=MAX_CHOICES)
+    best_of: int | None = _described(
+        "Draw so many samples and return the `n` with the highest cumulative log-probability, best first. "
+        "`usage` counts all of them. Not with greedy sampling, and in a stream `n` at most.",
+        minimum=1,
+        maximum=MAX_CHOICES,
+    )
+    temperature: float | None = _described("Below 1e-5: greedy; lower than 0.01 counts as 0.01.", minimum=0, maximum=2)
+    top_p: float | None = _described("Nucleus sampling.", exclusiveMinimum=0, maximum=1)
+    top_k: int | None = _described("Keep so many tokens; 0 and -1: all.", minimum=-1)
+    min_p: float | None = _described("Least share of the likeliest token's probability.", minimum=0, maximum=1)
+    presence_penalty: float | None = _described("For tokens that are in the output.", minimum=-2, maximum=2)
+    frequency_penalty: float | None = _described("For each time a token is in the output.", minimum=-2, maximum=2)
+    repetition_penalty: float | None = _described("Over 1: fewer tokens of prompt and output.", exclusiveMinimum=0)
+    seed: int | None = _described("64 bits; choice i uses seed + i. -1: none.", minimum=-(2**63), maximum=2**63 - 1)
+    max_tokens: int | None = _described("Most tokens to generate; clamped to the room behind the prompt.", minimum=0)
+    min_tokens: int | None = _described("No end before so many tokens, by EOS or by a stop.", minimum=0)
+    stop: str | Strings | None = _described("Strings that end the text, which is cut before them.")
+    stop_token_ids: Ids | None = _described("Token ids that end the text.")
+    ignore_eos: bool | None = _described("Go on past the end-of-sequence token.")
+    include_stop_str_in_output: bool | None = _described("Cut behind the stop string.")
+    skip_special_tokens: bool | None = _described("Leave special tokens out of the text; the default.")
+    spaces_between_special_tokens: bool | None = _described("Put spaces between special tokens that are shown.")
+    logit_bias: dict[str, Any] | None = _described(
+        "Token id (as a string) to a number that is added to its logit, clamped to [-100, 100].",
+        additionalProperties={"type": "number"},
+    )
+    allowed_token_ids: Ids | None = _described("Sample nothing else.")
+    bad_words: Strings | None = _described("Words that are not generated.")
+    vllm_xargs: dict[str, Any] | None = _described("Arguments for the server's own logits processors.")
+    truncate_prompt_tokens: int | None = _described("Keep so many tokens of the prompt; -1: as fit.", minimum=-1)
+    truncation_side: Literal["left", "right"] | None = _described("Which end is cut off; `left` by default.")
+    add_special_tokens: bool | None = _described("Let the tokenizer add its beginning-of-sequence token and the like.")
+    stream: bool | None = _described("Answer with server-sent events.", False)
+    stream_options: StreamOptions | None = _described("Only with `stream`.")
+    prompt_logprobs: int | None = _described(
+        "Candidates to show for each place of the prompt; not with `stream`.", minimum=-1
+    )
+    return_tokens_as_token_ids: bool | None = _described("Show tokens as `token_id:123` in log-probabilities.")
+    return_token_ids: bool | None = _described("Add `token_ids` to each choice, and `prompt_token_ids`.")
+    timings: bool | None = _described("Add `timings` to the answer, in a stream to each choice's last event.")
+    timings_per_token: bool | None = _described("The same, in a stream with every event that has text.")
+    return_progress: bool | None = _described(
+        "In a stream, events with `prompt_progress` while the prompt is computed."
+    )
+    priority: int | None = _described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
+    cache_salt: str | None = _described(
+        "Share cached blocks only with requests of the same salt.", minLength=1, maxLength=128
+    )
+    request_id: str | None = _described("Part of the answer's id; the header `X-Request-Id` wins.", maxLength=256)
 
 
 class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
     prompt: Annotated[Any, AfterValidator(parse_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
-    logprobs: Annotated[int | None, BeforeValidator(_none_if_false)] = None
-    echo: bool | None = False
-    suffix: str | None = None
+    logprobs: Annotated[int | None, BeforeValidator(_none_if_false)] = _described(
+        "Candidates to show for each token beside its own; 0: its own alone.", minimum=-1
+    )
+    echo: bool | None = _described("Begin each choice with the prompt; `max_tokens` may be 0 then.", False)
+    suffix: str | None = _described("Not supported: a 400 unless empty.", maxLength=0)
 
 
 class ChatMessage(BaseModel):
@@ -165,22 +190,23 @@ class Conversation(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    messages: Annotated[list[ChatMessage], _FIRST_ERROR]
-    tools: Objects | None = None
-    documents: Objects | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    messages: Annotated[list[ChatMessage], _FIRST_ERROR] = Field(json_schema_extra={"minItems": 1})
+    tools: Objects | None = _described("Functions for the chat template to describe.", minItems=1)
+    documents: Objects | None = _described("Texts for templates of retrieval models.")
+    add_generation_prompt: bool | None = _described("End where the assistant's answer begins; the default.")
+    continue_final_message: bool | None = _described("Leave the last message open and go on with it.")
+    chat_template: str | None = _described("Jinja template; needs `--trust-request-chat-template`.")
+    chat_template_kwargs: dict[str, Any] | None = _described("Further variables for the template.")
 
 
 class ChatCompletionRequest(GenerationRequest, Conversation):
     """Body of ``POST /v1/chat/completions``."""
 
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = False
-    top_logprobs: int | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    max_completion_tokens: int | None = _described("The newer name of `max_tokens`, and wins over it.", minimum=1)
+    logprobs: bool | None = _described("Show the log-probabilities of the answer's tokens.", False)
+    top_logprobs: int | None = _described("Candidates to show for each token; needs `logprobs`.", minimum=-1)
+    echo: bool | None = _described("Begin each choice with the last message, if the answer has its role.", False)
+    tool_choice: str | dict[str, Any] | None = _described("`none`, or left out: tools are shown, the answer is text.")
 
 
 class TokenizeRequest(BaseModel):

@@ -23,6 +23,10 @@ def _nothing(value: Any) -> bool:
     return value is None or value is False or value == "" or value == [] or value == {}
 
 
+def _one(value: Any) -> bool:
+    return value is None or (value == 1 and value is not True)
+
+
 def _text_format(value: Any) -> bool:
     return value is None or (isinstance(value, Mapping) and value.get("type") == "text")
 
@@ -40,6 +44,8 @@ Refusals = Mapping[str, tuple[Callable[[Any], bool], str]]
 
 _SHARED: Refusals = {
     "use_beam_search": (_nothing, ""),
+    "length_penalty": (_one, "it is for beam search"),
+    "early_stopping": (_nothing, "it is for beam search"),
     "response_format": (_text_format, "only the type 'text' is"),
     "structured_outputs": (_nothing, ""),
     "guided_json": (_nothing, ""),
@@ -50,8 +56,11 @@ _SHARED: Refusals = {
     "guided_whitespace_pattern": (_nothing, ""),
     "prompt_embeds": (_nothing, "send text or token ids"),
     "logprob_token_ids": (_nothing, ""),
+    "logits_processors": (_nothing, "use those that the server was started with, by vllm_xargs"),
     "kv_transfer_params": (_nothing, ""),
-    "return_token_ids": (_nothing, ""),
+    "ec_transfer_params": (_nothing, ""),
+    "repetition_detection": (_nothing, ""),
+    "lora_request": (_nothing, ""),
 }
 COMPLETION_REFUSALS: Refusals = {
     **_SHARED,
@@ -66,6 +75,7 @@ CHAT_REFUSALS: Refusals = {
     "modalities": (_text_modality, "answers are text"),
     "prediction": (_nothing, ""),
     "web_search_options": (_nothing, ""),
+    "thinking_token_budget": (_nothing, ""),
     "mm_processor_kwargs": (_nothing, ""),
     "media_io_kwargs": (_nothing, ""),
 }

@@ -1,6 +1,7 @@
 """Reads the body of a request: JSON, an object, of the model's shape, or one clear 400."""
 
 import asyncio
+import json
 import reprlib
 from typing import Any, TypeVar
 
@@ -89,6 +90,8 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _shorten(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     shortener = reprlib.Repr()
     shortener.maxstring = shortener.maxother = 80
     shortener.maxlist = shortener.maxdict = 4

@@ -70,24 +70,33 @@ def build_sampling_params(
         values["logit_bias"] = _logit_bias(request.logit_bias, model.vocab_size)
     if request.vllm_xargs:
         values["extra_args"] = _extra_args(request.vllm_xargs)
-    kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(
-        **values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, output_kind=kind
+        **values,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        prompt_progress=bool(request.stream and request.return_progress),
+        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
     )
 
 
 def check_stream_options(request: GenerationRequest) -> None:
-    """Refuse ``stream_options`` where nothing is streamed, even if it asks for nothing."""
+    """Refuse what only a stream can show where nothing is streamed; ``stream_options`` even if it asks for nothing."""
+    if request.return_progress and not request.stream:
+        raise InvalidRequestError("return_progress can only be used with stream=true.", "return_progress")
     if "stream_options" in request.model_fields_set and request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options can only be used with stream=true.", "stream_options")
 
 
-def check_num_choices(num_prompts: int, n: int) -> None:
-    """Refuse a request for more answers than one request may have."""
-    if num_prompts * n > MAX_CHOICES:
+def check_num_choices(num_prompts: int, params: SamplingParams) -> None:
+    """Refuse a request for more answers than one request may have, those of ``best_of`` included."""
+    num_samples = params.num_samples
+    if num_prompts * num_samples > MAX_CHOICES:
+        name = "n" if params.best_of is None else "best_of"
         raise InvalidRequestError(
-            f"{num_prompts} prompts with n={n} are {num_prompts * n} choices; one request may have {MAX_CHOICES}.",
-            "prompt" if n == 1 else "n",
+            f"{num_prompts} prompts with {name}={num_samples} are {num_prompts * num_samples} choices; "
+            f"one request may have {MAX_CHOICES}.",
+            "prompt" if num_samples == 1 else name,
         )
 
 

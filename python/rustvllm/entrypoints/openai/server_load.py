@@ -1,7 +1,7 @@
 """:class:`ServerLoad`: how many generating requests are open, in all API processes of a server together.
 
-Each process has a number of its own in memory that they share, and reads all of them. Nobody else writes its number,
-and a whole aligned word is written at a time; so there is nothing to lock.
+Each process has a number of its own in memory that they share, and reads all of them. Nobody else writes its number
+while it lives, and a whole aligned word is written at a time; so there is nothing to lock.
 """
 
 import mmap
@@ -42,6 +42,11 @@ class ServerLoad:
     def add(self, number: int) -> None:
         """So many more of this process's requests are open, or fewer."""
         self._numbers[self._index] += number
+
+
+def clear_load(descriptor: int, index: int) -> None:
+    """Forget what a process had open that has ended."""
+    os.pwrite(descriptor, bytes(_BYTES), index * _BYTES)
 
 
 def create_load_memory() -> int:

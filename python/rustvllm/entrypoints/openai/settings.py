@@ -1,10 +1,11 @@
 """The front end's own settings: what the command line says and every API process needs to know."""
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rustvllm.config import TracingConfig
+from rustvllm.config import METRICS_PREFIX, TracingConfig
 from rustvllm.engine_args import make_tracing_config
 from rustvllm.entrypoints.openai.cli_args import (
     DEFAULT_MAX_BODY_BYTES,
@@ -41,12 +42,14 @@ class ServerSettings:
     shutdown_timeout: float = 0.0
     stall_timeout: float = DEFAULT_STALL_TIMEOUT
     restart_engine: bool = False
+    metrics_prefix: str = METRICS_PREFIX
     tracing: TracingConfig = field(default_factory=TracingConfig)
     dashboard: DashboardAccess = "local"
     http: HttpSettings = field(default_factory=HttpSettings)
     request_log: RequestLogSettings = field(default_factory=RequestLogSettings)
     response_role: str = "assistant"
     chat_template_content_format: str = "auto"
+    default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     return_tokens_as_token_ids: bool = False
     sse_keep_alive_interval: float = DEFAULT_KEEP_ALIVE_SECONDS
 
@@ -77,6 +80,7 @@ class ServerSettings:
             shutdown_timeout=args.shutdown_timeout,
             stall_timeout=args.stall_timeout,
             restart_engine=args.restart_engine,
+            metrics_prefix=args.metrics_prefix,
             tracing=make_tracing_config(
                 getattr(args, "trace", False),
                 getattr(args, "trace_file", None),
@@ -86,6 +90,7 @@ class ServerSettings:
             http=http_settings(args, args.disable_access_log_for_endpoints),
             request_log=request_log_settings(args),
             response_role=args.response_role,
+            default_chat_template_kwargs=args.default_chat_template_kwargs,
             chat_template_content_format=args.chat_template_content_format,
             return_tokens_as_token_ids=args.return_tokens_as_token_ids,
             sse_keep_alive_interval=args.sse_keep_alive_interval,

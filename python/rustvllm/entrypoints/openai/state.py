@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rustvllm import __version__
 from rustvllm.config import TracingConfig
 from rustvllm.engine.input_processor import default_sampling_params
+from rustvllm.engine.prometheus_text import PrometheusText
 from rustvllm.entrypoints.chat_template import PLAIN_CHAT_TEMPLATE, compile_chat_template
 from rustvllm.entrypoints.openai.errors import UnavailableError, UnknownModelError
 from rustvllm.entrypoints.openai.server_load import ServerLoad
@@ -68,6 +69,7 @@ class ServedModel:
                 self.names[0],
             )
         compile_chat_template(self.chat_template)
+        self.prometheus_text = PrometheusText(config, self.names[0], settings.metrics_prefix)
         build = f"{__version__} {config.model.model} {config.model.revision} {config.model.dtype}"
         self.fingerprint = f"rustvllm-{__version__}-{hashlib.sha256(build.encode()).hexdigest()[:8]}"
 

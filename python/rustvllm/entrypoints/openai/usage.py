@@ -10,6 +10,8 @@ from rustvllm.outputs import RequestOutput
 class UsageCounter:
     """Counts tokens of one HTTP request: each prompt once whatever ``n`` is, completion tokens summed.
 
+    What ``best_of`` drew and did not return was generated all the same, and counts.
+
     Attributes:
         show_cached: Add ``prompt_tokens_details`` with the prompt tokens found in the prefix cache.
     """
@@ -23,6 +25,7 @@ class UsageCounter:
         """Count an output (a delta, or the only one)."""
         self._prompt_tokens[prompt_index] = len(output.prompt_token_ids)
         self._cached_tokens[prompt_index] = output.num_cached_tokens
+        self.completion_tokens += output.num_unreturned_tokens
         for completion in output.outputs:
             self.completion_tokens += len(completion.token_ids)
 

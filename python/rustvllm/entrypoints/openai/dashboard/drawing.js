@@ -64,7 +64,7 @@ function scale(area, top, label, left = 0) {
   context.strokeStyle = colours.line;
   context.fillStyle = colours.dim;
   context.lineWidth = 1;
-  for (const share of [0, 0.5, 1]) {
+  for (const share of height < 80 ? [0, 1] : [0, 0.5, 1]) {
     const y = Math.round(floor - share * (floor - roof)) + 0.5;
     context.beginPath();
     context.moveTo(left, y);

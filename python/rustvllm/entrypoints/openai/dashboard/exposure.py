@@ -5,8 +5,10 @@ import ipaddress
 from typing import Final, Literal, TypeAlias
 
 DashboardAccess: TypeAlias = Literal["local", "any", "remote", "off"]
-"""``local``: to this machine, under its own names. ``any``: to whoever reaches the server, because it was asked for.
-``remote``: to nobody, because others reach the server. ``off``: to nobody, because that was asked for."""
+"""``local``: to this machine, under its own names. ``any``: to whoever reaches the server, as was asked for.
+
+``remote``: to nobody, because others reach the server. ``off``: to nobody, as was asked for.
+"""
 
 _LOCAL_NAMES: Final = frozenset({"localhost", "ip6-localhost"})
 
@@ -17,8 +19,8 @@ def add_dashboard_args(group: "argparse._ArgumentGroup") -> None:
     flags.add_argument(
         "--enable-dashboard",
         action="store_true",
-        help="serve the live page /dashboard to whoever reaches the server (default: only where the server listens on a "
-        "loopback address or a Unix socket, and under this machine's own names)",
+        help="serve the live page /dashboard to whoever reaches the server (default: only where the server listens on "
+        "a loopback address or a Unix socket, and under this machine's own names)",
     )
     flags.add_argument("--disable-dashboard", action="store_true", help="no live page at /dashboard")
 

@@ -76,7 +76,7 @@ async def journey_events(
 
 async def _ask(engine: "AsyncLLM", rank: int, do: str, request_id: str, **more: int) -> dict[str, Any]:
     question = json.dumps({"do": do, "request_id": request_id, **more}).encode()
-    answer: dict[str, Any] = json.loads(await engine.query("journey", question, rank=rank, timeout=QUERY_SECONDS))
+    answer: dict[str, Any] = json.loads(await engine.query("journey", question, rank=rank, seconds=QUERY_SECONDS))
     return answer
 
 

@@ -1,6 +1,6 @@
 // What the engines do: reads the server's events and draws them. Asks for a key when the server wants one.
 
-const SECONDS = 120;
+const SECONDS = 60;
 const MAX_BARS = 128;
 const USES = ['free', 'used', 'cached', 'shared', 'null'];
 

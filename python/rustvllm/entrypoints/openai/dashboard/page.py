@@ -1,6 +1,6 @@
 """The page itself: one HTML file with its style and scripts inside, and the headers that it is sent with.
 
-Nothing is fetched from elsewhere, so it works without a network; the policy allows exactly these scripts and this style.
+Nothing is fetched from elsewhere, so it works without a network; the policy allows just these scripts and this style.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""``StateFeed``: what all engines say of themselves, asked once for everybody who looks, and of nobody when nobody does."""
+"""``StateFeed``: what all engines say of themselves, asked once for all who look, and not at all when nobody does."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,8 @@ class StateFeed:
                 self._poller = asyncio.create_task(self._poll())
             while True:
                 async with self._news:
-                    await self._news.wait_for(lambda: self._version > seen)
+                    while self._version <= seen:
+                        await self._news.wait()
                     seen, newest, is_last = self._version, self._newest, self._is_last
                 yield newest
                 if is_last:
@@ -112,7 +113,7 @@ class StateFeed:
             return about
         question = {"since_step": self._last_steps.get(rank, 0), "max_steps": MAX_STEPS}
         try:
-            answer = await model.engine.query("state", json.dumps(question).encode(), rank=rank, timeout=QUERY_SECONDS)
+            answer = await model.engine.query("state", json.dumps(question).encode(), rank=rank, seconds=QUERY_SECONDS)
         except RustVLLMError as error:
             return {**about, "error": str(error)}
         state = json.loads(answer)

@@ -1,0 +1,401 @@
+//! `Metrics`: what the scheduler's thread counts of requests and steps, and any thread reads (`docs/metrics.md`).
+//!
+//! Whoever schedules sees a request come, start, get each token and go, so it is counted here, once, however many front
+//! ends there are. No lock, no allocation, and for the token of a decode one comparison: the tokens of those that were
+//! in the step before as well are one observation.
+
+use std::{
+    borrow::Cow,
+    // std's atomics also under loom: the numbers order nothing.
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use crate::{
+    config::SchedulerConfig,
+    histogram::{Histogram, HistogramSnapshot, Unit},
+    output::FinishReason,
+    request::Request,
+    request_limits::AddRequestError,
+    scheduler::Scheduler,
+    stats::SchedulerStats,
+};
+
+/// Of whole requests and their parts: vLLM's from 0.3 on, finer ones for fast models below.
+const LATENCY: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0,
+    20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+];
+/// vLLM's from 0.001 on.
+const FIRST_TOKEN: &[f64] = &[
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
+    2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+];
+/// vLLM's from 0.01 on.
+const BETWEEN_TOKENS: &[f64] = &[
+    0.0001, 0.00025, 0.0005, 0.001, 0.0015, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,
+    0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+];
+const STEP_TOKENS: &[f64] =
+    &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
+const SAMPLES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
+/// With 0 for all those that were never preempted.
+const PREEMPTIONS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0];
+const STEP: &[f64] = &[
+    1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
+    1.0, 2.0, 5.0, 10.0, 30.0,
+];
+
+/// Parts of a step, in their order: planned; its arrays brought to the device; the forward pass; sampling; waiting for
+/// the sampled ids; taking them in; handing them over.
+pub const STEP_PHASES: [&str; NUM_STEP_PHASES] =
+    ["schedule", "prepare", "forward", "sample", "wait", "update", "output"];
+const NUM_STEP_PHASES: usize = 7;
+
+/// 1, 2, 5, 10, … up to `largest`.
+fn one_two_five(largest: u32) -> Vec<f64> {
+    let series = (0..10).flat_map(|power| [1, 2, 5].map(|digit| digit * 10u64.pow(power)));
+    series.take_while(|&bound| bound <= u64::from(largest)).map(|bound| bound as f64).collect()
+}
+
+macro_rules! histograms {
+    ($($(#[$doc:meta])* $name:ident: $unit:ident, $bounds:expr;)*) => {
+        /// Written by the scheduler's thread alone.
+        #[derive(Debug)]
+        pub(crate) struct Histograms { $($(#[$doc])* pub(crate) $name: Histogram,)* }
+
+        impl Histograms {
+            fn new(config: &SchedulerConfig) -> Self {
+                let tokens = &*one_two_five(config.max_model_len);
+                Self { $($name: Histogram::new(Unit::$unit, ($bounds)(tokens)),)* }
+            }
+
+            fn snapshot(&self) -> Vec<(Cow<'static, str>, HistogramSnapshot)> {
+                vec![$((Cow::Borrowed(stringify!($name)), self.$name.snapshot()),)*]
+            }
+        }
+    };
+}
+
+histograms! {
+    /// From arrival to the first token.
+    time_to_first_token: Time, |_| FIRST_TOKEN;
+    /// From a token to the next one's.
+    inter_token_latency: Time, |_| BETWEEN_TOKENS;
+    /// The mean of that over a request with two tokens or more.
+    request_time_per_output_token: Time, |_| BETWEEN_TOKENS;
+    /// From arrival to the end.
+    e2e_request_latency: Time, |_| LATENCY;
+    /// From the moment at which it was handed in to its first step.
+    request_queue_time: Time, |_| LATENCY;
+    /// From its first step to its last token.
+    request_inference_time: Time, |_| LATENCY;
+    /// From its first step to its first token.
+    request_prefill_time: Time, |_| LATENCY;
+    /// From its first token to its last.
+    request_decode_time: Time, |_| LATENCY;
+    /// Tokens of its prompt.
+    request_prompt_tokens: Count, |tokens| tokens;
+    /// Tokens that were sampled for it.
+    request_generation_tokens: Count, |tokens| tokens;
+    /// The most that were sampled for one of its samples.
+    request_max_num_generation_tokens: Count, |tokens| tokens;
+    /// Tokens of its prompt that were in no cache and shared with no other.
+    request_prefill_kv_computed_tokens: Count, |tokens| tokens;
+    /// Samples.
+    request_params_n: Count, |_| SAMPLES;
+    /// The most tokens that it may have.
+    request_params_max_tokens: Count, |tokens| tokens;
+    /// How often it was preempted.
+    request_num_preemptions: Count, |_| PREEMPTIONS;
+    /// Tokens that one step has given: prompts that it completed, and what it sampled.
+    iteration_tokens: Count, |_| STEP_TOKENS;
+    /// A step, from before it was planned until its tokens were handed over.
+    step_time: Time, |_| STEP;
+    /// Planning it.
+    step_schedule_time: Time, |_| STEP;
+    /// Bringing its arrays to the device.
+    step_prepare_time: Time, |_| STEP;
+    /// The forward pass.
+    step_forward_time: Time, |_| STEP;
+    /// Sampling.
+    step_sample_time: Time, |_| STEP;
+    /// Waiting for the sampled ids.
+    step_wait_time: Time, |_| STEP;
+    /// Appending them, the stop rules, freeing.
+    step_update_time: Time, |_| STEP;
+    /// Handing them over to the output side.
+    step_output_time: Time, |_| STEP;
+}
+
+/// What owner and handles share.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    /// `None`: nothing is measured, only counted.
+    histograms: Option<Histograms>,
+    // Requests that were refused, written by whoever hands them in.
+    rejected_for_requests: AtomicU64,
+    rejected_for_tokens: AtomicU64,
+}
+
+/// All that was counted, at about one moment.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct MetricsSnapshot {
+    /// Names and values: the scheduler's counters, and those that only metrics need.
+    pub counters: Vec<(Cow<'static, str>, u64)>,
+    /// Names and histograms; none when nothing is measured.
+    pub histograms: Vec<(Cow<'static, str>, HistogramSnapshot)>,
+}
+
+impl Metrics {
+    pub(crate) fn new(config: &SchedulerConfig) -> Self {
+        Self {
+            histograms: config.collect_metrics.then(|| Histograms::new(config)),
+            rejected_for_requests: AtomicU64::new(0),
+            rejected_for_tokens: AtomicU64::new(0),
+        }
+    }
+
+    /// A request, with its samples, was not taken.
+    pub(crate) fn count_rejection(&self, error: &AddRequestError) {
+        let number = match error {
+            AddRequestError::QueueFull { .. } => &self.rejected_for_requests,
+            AddRequestError::QueueTokensFull { .. } => &self.rejected_for_tokens,
+            _ => return,
+        };
+        // Relaxed: nothing is ordered by it.
+        number.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn snapshot(&self, stats: &SchedulerStats) -> MetricsSnapshot {
+        let mut counters: Vec<_> =
+            stats.entries().into_iter().map(|(name, value)| (Cow::Borrowed(name), value)).collect();
+        for (name, number) in [
+            ("num_rejected_max_num_queued_reqs", &self.rejected_for_requests),
+            ("num_rejected_max_num_queued_tokens", &self.rejected_for_tokens),
+        ] {
+            counters.push((Cow::Borrowed(name), number.load(Ordering::Relaxed)));
+        }
+        let histograms = self.histograms.as_ref().map(Histograms::snapshot);
+        MetricsSnapshot { counters, histograms: histograms.unwrap_or_default() }
+    }
+}
+
+/// Samples of one request: what is counted of all of them together, when the last has ended.
+#[derive(Debug)]
+pub(crate) struct SampleGroup {
+    num_samples: u32,
+    // Touched by the scheduler's thread alone; atomics, because a scheduler may move to another thread.
+    num_left: AtomicU32,
+    longest: AtomicU32,
+    num_completed: AtomicU32,
+}
+
+impl SampleGroup {
+    pub(crate) fn new(num_samples: u32) -> Arc<Self> {
+        Arc::new(Self {
+            num_samples,
+            num_left: AtomicU32::new(num_samples),
+            longest: AtomicU32::new(0),
+            num_completed: AtomicU32::new(0),
+        })
+    }
+
+    /// A sample has ended, completed with so many tokens or not. The longest, when it was the last and any was completed.
+    pub(crate) fn end_sample(&self, completed: Option<u32>) -> Option<u32> {
+        // Relaxed everywhere: one thread.
+        if let Some(num_tokens) = completed {
+            self.longest.fetch_max(num_tokens, Ordering::Relaxed);
+            self.num_completed.fetch_add(1, Ordering::Relaxed);
+        }
+        let is_last = self.num_left.fetch_sub(1, Ordering::Relaxed) == 1;
+        let any = self.num_completed.load(Ordering::Relaxed) > 0;
+        (is_last && any).then(|| self.longest.load(Ordering::Relaxed))
+    }
+}
+
+/// What the owner remembers between steps.
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    /// By slot: when the request got its last token; 0: it has none. Empty when nothing is measured.
+    last_token_ns: Vec<u64>,
+    /// When tokens were taken in last.
+    previous_ns: u64,
+    /// Of the step that is being taken in: prompts that it completed, and tokens.
+    num_step_tokens: u64,
+}
+
+impl Meter {
+    /// Count the tokens of a step's decodes, all made now.
+    pub(crate) fn decodes<'a>(&'a mut self, metrics: &'a Metrics, now: u64) -> DecodeMeter<'a> {
+        DecodeMeter {
+            last_token_ns: &mut self.last_token_ns,
+            previous_ns: self.previous_ns,
+            now,
+            num_steady: 0,
+            num_step_tokens: &mut self.num_step_tokens,
+            inter_token_latency: metrics.histograms.as_ref().map(|all| &all.inter_token_latency),
+        }
+    }
+}
+
+/// See [`Meter::decodes`].
+pub(crate) struct DecodeMeter<'a> {
+    last_token_ns: &'a mut [u64],
+    previous_ns: u64,
+    now: u64,
+    /// Tokens whose requests also had one in the step before.
+    num_steady: u64,
+    num_step_tokens: &'a mut u64,
+    inter_token_latency: Option<&'a Histogram>,
+}
+
+impl DecodeMeter<'_> {
+    /// One more token of a request that has had one.
+    #[inline]
+    pub(crate) fn count(&mut self, slot: u32) {
+        let Some(last_ns) = self.last_token_ns.get_mut(slot as usize) else { return };
+        let last_ns = std::mem::replace(last_ns, self.now);
+        if last_ns == self.previous_ns {
+            self.num_steady += 1;
+        } else if let Some(histogram) = self.inter_token_latency {
+            histogram.observe(self.now.saturating_sub(last_ns));
+        }
+    }
+
+    /// That was all, `num_tokens` in number.
+    pub(crate) fn finish(self, num_tokens: usize) {
+        *self.num_step_tokens += num_tokens as u64;
+        if self.num_steady > 0
+            && let Some(histogram) = self.inter_token_latency
+        {
+            histogram.observe_times(self.now.saturating_sub(self.previous_ns), self.num_steady);
+        }
+    }
+}
+
+impl Scheduler {
+    /// A request is about to take a slot.
+    pub(crate) fn meter_arrival(&mut self, slot: u32) {
+        if !self.config.collect_metrics {
+            return;
+        }
+        let last_token_ns = &mut self.meter.last_token_ns;
+        if last_token_ns.len() <= slot as usize {
+            last_token_ns.resize(slot as usize + 1, 0);
+        }
+        last_token_ns[slot as usize] = 0;
+    }
+
+    /// Count a record of a request. `is_first`: it had none before.
+    pub(crate) fn meter_record(
+        &mut self,
+        slot: u32,
+        is_first: bool,
+        has_token: bool,
+        finish_reason: Option<FinishReason>,
+        now: u64,
+    ) {
+        let request = &mut self.requests[slot as usize];
+        let num_prompt_tokens = u64::from(request.cold.num_prompt_tokens);
+        // A request without room for a token ends when its prompt is computed.
+        if is_first && (has_token || finish_reason == Some(FinishReason::Length)) {
+            request.cold.first_token_ns = now;
+            self.stats.num_prompt_tokens += num_prompt_tokens;
+            self.stats.num_prompt_tokens_cached += u64::from(request.cold.num_prompt_tokens_skipped);
+            self.meter.num_step_tokens += num_prompt_tokens;
+        }
+        if has_token {
+            self.stats.num_generation_tokens += 1;
+            self.meter.num_step_tokens += 1;
+        }
+        if let Some(histograms) = &self.handle.shared.metrics.histograms {
+            if has_token && let Some(place) = self.meter.last_token_ns.get_mut(slot as usize) {
+                let last_ns = std::mem::replace(place, now);
+                if last_ns == 0 {
+                    histograms.time_to_first_token.observe(now.saturating_sub(request.cold.arrival_ns));
+                } else if last_ns != now {
+                    // Several tokens of one step count once, as in vLLM.
+                    histograms.inter_token_latency.observe(now - last_ns);
+                }
+            }
+            if let Some(reason) = finish_reason {
+                let last_ns = self.meter.last_token_ns.get(slot as usize).copied().unwrap_or(0);
+                histograms.observe_end(request, reason, last_ns, now);
+            }
+        }
+        if let Some(reason) = finish_reason {
+            self.stats.count_end(reason);
+        }
+    }
+
+    /// All tokens of a step have been taken in.
+    pub(crate) fn meter_step(&mut self, now: u64) {
+        let num_tokens = std::mem::take(&mut self.meter.num_step_tokens);
+        if num_tokens > 0 {
+            self.meter.previous_ns = now;
+            if let Some(histograms) = &self.handle.shared.metrics.histograms {
+                histograms.iteration_tokens.observe(num_tokens);
+            }
+        }
+    }
+
+    /// How long the parts of a step took, as whoever runs the model has seen it: `times_ns` says when each of
+    /// [`STEP_PHASES`] began and when the last ended (monotonic nanoseconds, ascending). By the owner's thread.
+    pub fn record_step_phases(&mut self, times_ns: &[u64; NUM_STEP_PHASES + 1]) {
+        let Some(histograms) = &self.handle.shared.metrics.histograms else { return };
+        let parts = [
+            &histograms.step_schedule_time,
+            &histograms.step_prepare_time,
+            &histograms.step_forward_time,
+            &histograms.step_sample_time,
+            &histograms.step_wait_time,
+            &histograms.step_update_time,
+            &histograms.step_output_time,
+        ];
+        for (histogram, times) in parts.into_iter().zip(times_ns.windows(2)) {
+            histogram.observe(times[1].saturating_sub(times[0]));
+        }
+        histograms.step_time.observe(times_ns[NUM_STEP_PHASES].saturating_sub(times_ns[0]));
+    }
+}
+
+impl Histograms {
+    /// A request has ended: what is counted once per request, of those that came to their end.
+    fn observe_end(&self, request: &Request, reason: FinishReason, last_token_ns: u64, now: u64) {
+        let cold = &request.cold;
+        let num_tokens = request.num_tokens - cold.num_prompt_tokens;
+        let is_complete =
+            matches!(reason, FinishReason::Stop | FinishReason::Length | FinishReason::Repetition);
+        let longest = match &cold.group {
+            None => is_complete.then_some(num_tokens),
+            Some(group) => group.end_sample(is_complete.then_some(num_tokens)),
+        };
+        if let Some(longest) = longest {
+            self.request_params_n.observe(cold.group.as_ref().map_or(1, |group| group.num_samples.into()));
+            self.request_max_num_generation_tokens.observe(longest.into());
+        }
+        if !is_complete {
+            return;
+        }
+        let last_ns = if last_token_ns == 0 { now } else { last_token_ns };
+        let first_ns = if cold.first_token_ns == 0 { now } else { cold.first_token_ns };
+        let decode_ns = last_ns.saturating_sub(first_ns);
+        self.e2e_request_latency.observe(now.saturating_sub(cold.arrival_ns));
+        self.request_queue_time.observe(cold.first_scheduled_ns.saturating_sub(cold.queued_ns));
+        self.request_inference_time.observe(last_ns.saturating_sub(cold.first_scheduled_ns));
+        self.request_prefill_time.observe(first_ns.saturating_sub(cold.first_scheduled_ns));
+        self.request_decode_time.observe(decode_ns);
+        if num_tokens > 1 {
+            self.request_time_per_output_token.observe(decode_ns / u64::from(num_tokens - 1));
+        }
+        self.request_prompt_tokens.observe(cold.num_prompt_tokens.into());
+        self.request_generation_tokens.observe(num_tokens.into());
+        let num_computed = cold.num_prompt_tokens - cold.num_prompt_tokens_skipped;
+        self.request_prefill_kv_computed_tokens.observe(num_computed.into());
+        self.request_params_max_tokens.observe(cold.params.max_tokens.into());
+        self.request_num_preemptions.observe(cold.num_preemptions.into());
+    }
+}

@@ -1,0 +1,80 @@
+"""What `openai_differences.py` asks: requests whose answers show every field, and a value for every field of a request."""
+
+from typing import Any
+
+BASES: dict[str, dict[str, Any]] = {
+    "/completions": {"prompt": "Once upon a time"},
+    "/chat/completions": {"messages": [{"role": "user", "content": "Once upon a time"}]},
+}
+"""The least that each endpoint needs beside a model."""
+
+OPENAI_SCHEMAS = {"/completions": "CreateCompletionRequest", "/chat/completions": "CreateChatCompletionRequest"}
+OUR_SCHEMAS = {"/completions": "CompletionRequest", "/chat/completions": "ChatCompletionRequest"}
+"""What a request's schema is called in each document."""
+
+_STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+ANSWERS: list[tuple[str, str, dict[str, Any]]] = [
+    ("/completions", "completions", {}),
+    ("/completions", "completions", {"n": 2, "max_tokens": 8, "stop": ["e"]}),
+    ("/completions", "completions", {"logprobs": 2}),
+    ("/completions", "completions", {"echo": True, "logprobs": 2}),
+    ("/completions", "completions", {"prompt_logprobs": 1}),
+    ("/completions", "streamed completions", {"stream": True, "logprobs": 1}),
+    ("/completions", "streamed completions", {"echo": True, "logprobs": 1, **_STREAM}),
+    ("/chat/completions", "chat", {}),
+    ("/chat/completions", "chat", {"n": 2, "max_tokens": 8, "stop": ["e"]}),
+    ("/chat/completions", "chat", {"logprobs": True, "top_logprobs": 2}),
+    ("/chat/completions", "chat", {"prompt_logprobs": 1}),
+    ("/chat/completions", "streamed chat", {"stream": True}),
+    ("/chat/completions", "streamed chat", {"logprobs": True, "top_logprobs": 2, **_STREAM}),
+    ("/models", "models", {}),
+    ("/models/{model}", "models", {}),
+]
+"""Path, name in the list of differences, and fields beside the base."""
+
+_FUNCTION = {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]
+FIELDS: dict[str, dict[str, Any]] = {
+    name: fields if isinstance(fields, dict) else {name: fields}
+    for name, fields in {
+        "audio": {"audio": {"voice": "alloy", "format": "wav"}, "modalities": ["text", "audio"]},
+        "best_of": 2,
+        "echo": True,
+        "frequency_penalty": 0.5,
+        "function_call": {"function_call": "auto", "functions": [_FUNCTION]},
+        "functions": [_FUNCTION],
+        "logit_bias": {"logit_bias": {"5": 1}},
+        "logprobs": 1,
+        "max_completion_tokens": 2,
+        "max_tokens": 2,
+        "metadata": {"metadata": {"a": "b"}},
+        "modalities": ["text", "audio"],
+        "moderation": {"moderation": {"model": "omni-moderation-latest"}},
+        "n": 2,
+        "parallel_tool_calls": {"parallel_tool_calls": False, "tools": _TOOLS},
+        "prediction": {"prediction": {"type": "content", "content": "Once"}},
+        "presence_penalty": 0.5,
+        "prompt_cache_key": "a",
+        "prompt_cache_options": {"prompt_cache_options": {"mode": "implicit"}},
+        "prompt_cache_retention": "24h",
+        "reasoning_effort": "low",
+        "response_format": {"response_format": {"type": "json_object"}},
+        "safety_identifier": "a",
+        "seed": 1,
+        "service_tier": "auto",
+        "stop": ["a"],
+        "store": True,
+        "stream": True,
+        "stream_options": _STREAM,
+        "suffix": " the end",
+        "temperature": 0.5,
+        "tool_choice": {"tool_choice": "auto", "tools": _TOOLS},
+        "tools": _TOOLS,
+        "top_logprobs": {"top_logprobs": 2, "logprobs": True},
+        "top_p": 0.5,
+        "user": "a",
+        "verbosity": "low",
+        "web_search_options": {"web_search_options": {"search_context_size": "low"}},
+    }.items()
+}
+"""For each field of OpenAI's requests a value that asks for something, with what it needs beside it."""
