@@ -206,9 +206,10 @@ class Walk:
 
     def __exit__(self, *exc_info: object) -> None:
         self.enter("")
-        if self._server is not None:
-            self._server.stop()
+        code = 0 if self._server is None else self._server.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
+        if code:
+            raise WalkError(f"the server for all ended with exit code {code}")
 
     def enter(self, document: str) -> None:
         """Go on with a document; what another one had running ends."""
@@ -243,7 +244,9 @@ class Walk:
         before = self._plan.entry(self._plan.before, example)
         if before is not None and example.language == "bash":
             self._run(["bash", "-euo", "pipefail", "-c", before["code"]], example)
-        if example.language == "bash" and SERVER.match(text) and "--help" not in text:
+        if text == "rustvllm serve":
+            _ = self.server  # the one for all
+        elif example.language == "bash" and SERVER.match(text) and "--help" not in text:
             self._serve(text, example)
         elif example.language == "bash":
             self._run(["bash", "-euo", "pipefail", "-c", text], example)
