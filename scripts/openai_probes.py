@@ -1,4 +1,4 @@
-"""What `openai_differences.py` asks: requests whose answers show every field, and a value for every field of a request."""
+"""What `openai_differences.py` asks: requests whose answers show all fields, and a value for each field of requests."""
 
 from typing import Any
 
