@@ -110,6 +110,8 @@ def in_answers(
     """What answers have that OpenAI's schema forbids, lack, or have beyond it."""
     for path, name, fields in ANSWERS:
         response = api.ask(path, **fields) if path in BASES else api.get("/v1" + path.format(model=api.model))
+        if response.status_code != 200:
+            sys.exit(f"{path} with {fields} was answered {response.status_code}: {response.text}")
         method = "post" if path in BASES else "get"
         content = document["paths"][path][method]["responses"]["200"]["content"]
         streamed = response.headers["content-type"].startswith("text/event-stream")

@@ -1,7 +1,7 @@
 """Types of the decoder in ``rustvllm._core``, where it is found; there is no module of this name."""
 
 from collections.abc import Sequence
-from typing import Any, Self, final
+from typing import Any, Self, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -9,8 +9,8 @@ import numpy.typing as npt
 from rustvllm._core_attention import CpuAttentionPlan
 from rustvllm._core_linear import PackedLinear
 
-_Norm = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, float]
-_Block = tuple[_Norm, PackedLinear, float, PackedLinear, _Norm, PackedLinear, str, PackedLinear]
+_Norm: TypeAlias = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, float]
+_Block: TypeAlias = tuple[_Norm, PackedLinear, float, PackedLinear, _Norm, PackedLinear, str, PackedLinear]
 
 @final
 class CpuDecoder:
@@ -40,9 +40,9 @@ class CpuDecoder:
         """Run a step's tokens through all blocks, by the threads of the plan; the ns in norms, products and attention.
 
         ``hidden``, which is overwritten, and ``out`` are ``[num_tokens, hidden_size]``; a cache for each block is as in
-        ``CpuAttentionPlan.forward``; blocks may have the same one, in turns. All are float32, or all bfloat16 seen as uint16, contiguous, and share memory with
-        nothing else. Releases the interpreter.
+        ``CpuAttentionPlan.forward``; blocks may have the same one, in turns. All are float32, or all bfloat16 seen as
+        uint16, contiguous, and share memory with nothing else. Releases the interpreter.
 
-        Raises ``TypeError`` for another dtype, ``ValueError`` naming the value and the limit, ``MemoryError`` saying how
-        much is needed.
+        Raises ``TypeError`` for another dtype, ``ValueError`` naming the value and the limit, ``MemoryError`` saying
+        how much is needed.
         """

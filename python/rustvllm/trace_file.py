@@ -188,7 +188,7 @@ class TraceFile:
         self._append(event | fields)
 
     def _append(self, event: Mapping[str, Any]) -> None:
-        line = json.dumps(event, separators=(",", ":")) + ",\n"
+        line = json.dumps(event, separators=(",", ":"), default=str) + ",\n"
         self._lines.append(line)
         self._num_bytes += len(line)
 

@@ -4,6 +4,7 @@ A request passes through layers, in the order of :data:`LAYERS`; each notes what
 has a table of every record. No record holds a prompt's text, an output's text or a key.
 """
 
+import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from time import monotonic_ns
 from typing import Any, Final, Protocol, TypeAlias
 
-from rustvllm.logger import init_logger, redact, redact_mapping
+from rustvllm import envs
+from rustvllm.logger import FIELDS, init_logger, redact, redact_mapping
 
 logger = init_logger("rustvllm.trace")
 
@@ -138,11 +140,17 @@ class Tracer:
 
 
 class LogSink:
-    """One line per record, under the logger ``rustvllm.trace``: its second, layer, request, event and numbers."""
+    """One line per record, under the logger ``rustvllm.trace``: its second, layer, request, event and numbers.
+
+    Where the log's lines are JSON the record is also in the field ``trace``.
+    """
+
+    def __init__(self) -> None:
+        self._has_fields = envs.logging_format() == "json"
 
     def write(self, record: TraceRecord) -> None:
         """Log a record."""
-        logger.info("%s", format_record(record))
+        logger.info("%s", format_record(record), extra={FIELDS: _fields(record)} if self._has_fields else None)
 
     def flush(self) -> None:
         """Lines are written at once."""
@@ -174,6 +182,14 @@ class CallbackSink:
     def close(self) -> None:
         """Call it no more."""
         self._callback = None
+
+
+def _fields(record: TraceRecord) -> dict[str, Any]:
+    """The record for a line of JSON, without content and secrets."""
+    shown = record.as_dict()
+    if extras := shown.get("extras"):
+        shown["extras"] = {name: value for name, value in extras.items() if name not in CONTENT}
+    return {"trace": json.loads(redact(json.dumps(shown, default=str)))}
 
 
 def format_record(record: TraceRecord) -> str:

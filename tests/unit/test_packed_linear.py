@@ -229,3 +229,16 @@ def test_bad_shapes_are_refused():
         _core.rms_norm(THREADS, x, x[0], 1e-5, np.empty_like(x), sum_out=np.empty_like(x))
     with pytest.raises(ValueError, match="x and out share memory"):
         _core.rms_norm(THREADS, x, x[0], 1e-5, x)
+
+
+def test_the_matrix_unit_is_there_or_refused():
+    layer = packed(torch.ones(3, 4), "f32")
+    layer.set_matrix_rows(None)
+    if _core.PackedLinear.has_matrix_unit():
+        layer.set_matrix_rows(1)
+        out = np.empty((2, 3), np.float32)
+        layer.forward(np.ones((2, 4), np.float32), out)
+        assert (out == 4).all()
+    else:
+        with pytest.raises(ValueError, match="this machine has no matrix unit that the kernel"):
+            layer.set_matrix_rows(1)

@@ -49,6 +49,27 @@ def test_a_line_of_the_log_has_layer_request_event_and_numbers(lines):
     ]  # fmt: skip
 
 
+def test_a_log_of_json_has_the_record(monkeypatch):
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.fields)
+    monkeypatch.setenv("RUSTVLLM_LOGGING_FORMAT", "json")
+    logger = logging.getLogger("rustvllm.trace")
+    logger.addHandler(handler)
+    try:
+        extras = {"token_id": 31337, "new_block_ids": [1], "model": "hf_abcdefghijk"}
+        LogSink().write(TraceRecord(5, "sample", "token", "a", step=2, extras=extras))
+    finally:
+        logger.removeHandler(handler)
+    [fields] = told
+    assert fields == {
+        "trace": {
+            "timestamp_ns": 5, "layer": "sample", "event": "token", "request_id": "a", "step": 2,
+            "extras": {"new_block_ids": [1], "model": "***"},
+        }
+    }  # fmt: skip
+
+
 def test_the_log_has_no_token_and_nobody_writes_a_line_of_his_own_into_it():
     token = TraceRecord(0, "sample", "token", "a", extras={"token_id": 31337})
     assert "31337" not in format_record(token)

@@ -88,7 +88,9 @@ impl Tiles {
         shapes.rows[..6].fill(rows as u8);
         shapes.rows[6..8].fill(TILE_ROWS as u8);
         // SAFETY: 64 bytes are read; the shapes fit palette 1; the caller's promise.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly, preserves_flags)) };
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly, preserves_flags));
+        }
         Self(())
     }
 }

@@ -70,7 +70,9 @@ pub enum DecoderError {
         head_dim: usize,
     },
     /// No memory for what lies between the parts.
-    #[error("{num_bytes} bytes for the activations of {num_tokens} tokens cannot be had; fewer tokens in a step take fewer")]
+    #[error(
+        "{num_bytes} bytes for the activations of {num_tokens} tokens cannot be had; fewer tokens in a step take fewer"
+    )]
     Memory {
         /// What they need.
         num_bytes: usize,
@@ -175,7 +177,11 @@ impl Decoder {
     /// # Errors
     ///
     /// Those that do not.
-    pub fn new(blocks: Vec<DecoderBlock>, last_norm: DecoderNorm, heads: Heads) -> Result<Self, DecoderError> {
+    pub fn new(
+        blocks: Vec<DecoderBlock>,
+        last_norm: DecoderNorm,
+        heads: Heads,
+    ) -> Result<Self, DecoderError> {
         let hidden_size = last_norm.weight.len();
         let (query_row, key_row) = (heads.query_row(), heads.key_row());
         let mut inner_size = 0;

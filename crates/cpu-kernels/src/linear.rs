@@ -7,6 +7,8 @@
 
 use std::cell::RefCell;
 
+#[cfg(target_arch = "x86_64")]
+use crate::tiled;
 use crate::{
     attention::TokenRows,
     element::Element,
@@ -16,8 +18,6 @@ use crate::{
     product::{CHUNK, Product, ProductFn, Products},
     threads::Threads,
 };
-#[cfg(target_arch = "x86_64")]
-use crate::tiled;
 
 /// The most rows that are computed with one reading of the weights.
 const ROW_BLOCK: usize = 256;

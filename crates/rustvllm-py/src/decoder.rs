@@ -114,8 +114,10 @@ impl CpuDecoder {
     ) -> PyResult<(u64, u64, u64)> {
         let hidden = Rows::<T>::new("hidden", hidden)?;
         let out = Rows::<T>::new("out", out)?;
-        let caches =
-            kv_caches.iter().map(|cache| Array::<T>::new("a KV cache", cache, 5)).collect::<PyResult<Vec<_>>>()?;
+        let caches = kv_caches
+            .iter()
+            .map(|cache| Array::<T>::new("a KV cache", cache, 5))
+            .collect::<PyResult<Vec<_>>>()?;
         let Some(first) = caches.first() else {
             return Err(PyValueError::new_err("kv_caches is empty, but each block has a cache"));
         };

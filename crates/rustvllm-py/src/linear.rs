@@ -508,7 +508,10 @@ impl<T: buffer::Element> Rows<T> {
 
     pub(crate) fn expect_contiguous(&self) -> PyResult<()> {
         if self.len > 1 && self.stride != self.width {
-            return Err(PyValueError::new_err(format!("the rows of {} must follow each other without a gap", self.name)));
+            return Err(PyValueError::new_err(format!(
+                "the rows of {} must follow each other without a gap",
+                self.name
+            )));
         }
         Ok(())
     }

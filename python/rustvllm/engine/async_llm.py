@@ -207,6 +207,7 @@ class AsyncLLM:
             if config.model.fit_max_model_len:
                 self.config = config.with_max_model_len(self._client.max_model_len)
             self.input_processor = InputProcessor(self.config, self.tokenizer)
+            self._reporter = self._start_reporter(stat_loggers or ())
         except BaseException:
             self._client.shutdown()
             raise
@@ -217,7 +218,6 @@ class AsyncLLM:
         if is_own:
             for line in self.describe():
                 logger.info("%s", line)
-        self._reporter = self._start_reporter(stat_loggers or ())
 
     @classmethod
     def from_engine_config(

@@ -75,7 +75,7 @@ class LLMEngine:
             handle = self.engine_core.handle
             self._reporter = StatReporter(lambda: read_metrics(handle, 0.0), stat_loggers, self.config)
             self._reporter.start()
-            weakref.finalize(self, self._reporter.stop)
+            weakref.finalize(self, self._reporter.stop).atexit = False
 
     @classmethod
     def from_engine_config(cls, config: EngineConfig) -> "LLMEngine":

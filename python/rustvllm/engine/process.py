@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         core = EngineCore(config, tracer, has_clients=True)
         server = _listen(core, order)
         core.on_step_error = server.note_step_error
+        reporter = _make_reporter(core, order.get("rank", 0))
     except BaseException as error:
         link.say_error(error)
         if not isinstance(error, RustVLLMError):
@@ -69,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     phases |= core.startup_phases
     longest = core.config.model.max_model_len
     link.say_ready(link.age, phases, num_blocks=core.num_blocks, max_model_len=longest, tcp_port=server.tcp_port)
-    reporter = _report(core, order.get("rank", 0))
+    if reporter is not None:
+        reporter.start()
     died = run_loop.run(core, lambda: stop.is_set, server)
     if reporter is not None:
         reporter.stop()
@@ -92,14 +94,12 @@ def _import_executor(name: str) -> None:
         importlib.import_module("rustvllm.executor.uniproc")
 
 
-def _report(core: EngineCore, rank: int) -> StatReporter | None:
+def _make_reporter(core: EngineCore, rank: int) -> StatReporter | None:
     """The line with statistics: here, so that there is one per engine, however many front ends it has."""
     if not core.config.log_stats:
         return None
     handle = core.handle
-    reporter = StatReporter(lambda: [EngineMetrics.from_core(rank, handle.metrics())], [LoggingStatLogger], core.config)
-    reporter.start()
-    return reporter
+    return StatReporter(lambda: [EngineMetrics.from_core(rank, handle.metrics())], [LoggingStatLogger], core.config)
 
 
 def _listen(core: EngineCore, order: Mapping[str, Any]) -> "_core.EngineServer":

@@ -1,8 +1,10 @@
 """:class:`StatReporter`: reads what engines have counted every few seconds and tells their :class:`StatLogger`."""
 
+import atexit
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from rustvllm import envs
 from rustvllm.config import EngineConfig
@@ -23,6 +25,9 @@ class StatReporter:
         source: What each engine has counted; it must keep nothing alive that ends the reporter when it is dropped.
         loggers: What makes the loggers, once for each engine that is seen.
         config: Of the engines.
+
+    Raises:
+        ConfigError: ``RUSTVLLM_LOG_STATS_INTERVAL`` is no number of seconds.
     """
 
     def __init__(
@@ -44,10 +49,13 @@ class StatReporter:
         """Read for the first time, and begin."""
         self._look(tell=False)
         self._thread.start()
+        # A thread that comes back from native code into an interpreter that is ending takes the process down.
+        atexit.register(self.stop)
 
     def stop(self) -> None:
         """Tell the rest, as far as engines still answer, and end. Idempotent."""
         self._stopping.set()
+        atexit.unregister(self.stop)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_END_TIMEOUT)
 
@@ -63,17 +71,17 @@ class StatReporter:
             logger.debug("no statistics: %s", error)
             return
         for metrics in engines:
-            try:
-                self._note(metrics.engine, metrics, tell=tell)
-            except Exception as error:
-                logger.warning("a stat logger of engine %d failed", metrics.engine, exc_info=error)
+            self._note(metrics, tell=tell)
 
-    def _note(self, rank: int, metrics: EngineMetrics, *, tell: bool) -> None:
-        now, counters = time.monotonic(), metrics.counters
+    def _note(self, metrics: EngineMetrics, *, tell: bool) -> None:
+        rank, now, counters = metrics.engine, time.monotonic(), metrics.counters
         if rank not in self._loggers:
-            self._loggers[rank] = [make(self._config, rank) for make in self._factories]
-            for each in self._loggers[rank]:
-                each.log_engine_initialized()
+            self._loggers[rank] = []
+            for make in self._factories:
+                with _logged(rank):
+                    made = make(self._config, rank)
+                    made.log_engine_initialized()
+                    self._loggers[rank].append(made)
         then, before = self._last.get(rank, (now, counters))
         self._last[rank] = (now, counters)
         if not tell:
@@ -82,8 +90,18 @@ class StatReporter:
             before = dict.fromkeys(counters, 0)  # an engine was started in this one's place
         scheduler_stats, iteration_stats = _interval_stats(metrics, before, now - then)
         for each in self._loggers[rank]:
-            each.record(scheduler_stats, iteration_stats, rank)
-            each.log()
+            with _logged(rank):
+                each.record(scheduler_stats, iteration_stats, rank)
+                each.log()
+
+
+@contextmanager
+def _logged(rank: int) -> Iterator[None]:
+    """What a logger raises is logged: the others, and the engine, have nothing to do with it."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("a stat logger of engine %d failed", rank, exc_info=error)
 
 
 def _interval_stats(

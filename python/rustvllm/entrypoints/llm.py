@@ -107,6 +107,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
+        lora_request: None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -118,6 +119,7 @@ class LLM:
             sampling_params: For all prompts, or one for each; None for the model's own defaults.
             use_tqdm: Show a progress bar with tokens per second; or what makes one, with the arguments of ``tqdm``.
             priority: One number per prompt, lower is sooner; needs ``scheduling_policy="priority"``.
+            lora_request: Must be None: adapters are not supported yet.
 
         Returns:
             One output per prompt, in their order.
@@ -128,6 +130,8 @@ class LLM:
             EngineDeadError: The engine was shut down or is broken.
         """
         self.llm_engine.engine_core.check_alive()
+        if lora_request is not None:
+            raise InvalidRequestError("lora_request is not supported yet", "lora_request")
         return self._run(self._check(_as_prompts(prompts), sampling_params, priority), use_tqdm)
 
     def chat(
@@ -137,10 +141,12 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         *,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: None = None,
     ) -> list[RequestOutput]:
         """Answer conversations.
 
@@ -150,10 +156,13 @@ class LLM:
             sampling_params: As in :meth:`generate`.
             use_tqdm: As in :meth:`generate`.
             chat_template: Jinja template to use instead of the model's.
+            chat_template_content_format: ``string``: the template gets text; ``openai``: a list of parts; ``auto``:
+                such a list if it walks through one.
             add_generation_prompt: End the prompt where the assistant's answer begins.
             continue_final_message: Let the model go on with the last message; excludes ``add_generation_prompt``.
             tools: Tools for the template to describe.
             chat_template_kwargs: Further variables for the template.
+            lora_request: As in :meth:`generate`.
 
         Returns:
             One output per conversation, in their order.
@@ -167,12 +176,21 @@ class LLM:
         tokenizer = self.get_tokenizer()
         variables = chat_template_kwargs or {}
         check_template_variables(variables)
+        if chat_template_content_format not in ("auto", "string", "openai"):
+            raise InvalidRequestError(
+                f"chat_template_content_format must be auto, string or openai, "
+                f"got {chat_template_content_format!r:.80}",
+                "chat_template_content_format",
+            )
+        if tools is not None and not tools:
+            raise InvalidRequestError("tools must not be an empty list; leave it out instead", "tools")
         own_template = chat_template or tokenizer.chat_template
         prompts: list[PromptType] = []
         for conversation in _as_conversations(messages):
+            template = own_template or PLAIN_CHAT_TEMPLATE
             text = render_chat(
                 tokenizer,
-                _build_conversation(conversation, own_template or PLAIN_CHAT_TEMPLATE),
+                _build_conversation(conversation, template, chat_template_content_format),
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template=chat_template,
@@ -183,7 +201,7 @@ class LLM:
                 raise InvalidRequestError("the chat template makes an empty prompt of the messages", "messages")
             # A model's own template writes its special tokens itself; the plain one leaves them to the tokenizer.
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, not own_template)})
-        return self.generate(prompts, sampling_params, use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
@@ -326,7 +344,7 @@ def _as_conversations(messages: Any) -> list[Messages]:
     return [messages] if isinstance(messages[0], Mapping) else list(messages)
 
 
-def _build_conversation(messages: Any, chat_template: str) -> list[dict[str, Any]]:
+def _build_conversation(messages: Any, chat_template: str, content_format: str) -> list[dict[str, Any]]:
     """One conversation with the checks of the server, so that both take and refuse the same."""
     from pydantic import ValidationError
 
@@ -349,7 +367,7 @@ def _build_conversation(messages: Any, chat_template: str) -> list[dict[str, Any
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             raise InvalidRequestError(f"messages[{index}].{where}: {first['msg']}", "messages") from error
-    return build_conversation(checked, chat_template)
+    return build_conversation(checked, chat_template, content_format)
 
 
 class _Progress:

@@ -108,7 +108,7 @@ _ONEDNN_ROWS = 32
 class CoreLinear:
     """The Rust core's product, from a packed copy of the weight; see ``LinearKernel``.
 
-    A row's result is the same, bit for bit, whatever other rows there are; ``packed.set_matrix_rows`` makes it depend on
+    A row's result is the same, bit for bit, whatever other rows there are; ``use_matrix_unit`` makes it depend on
     whether these are many or few.
 
     Args:

@@ -55,7 +55,8 @@ class LinearOptions:
         kernel: ``torch``, ``onednn`` or ``core`` for every layer; None: what measures best.
         kind: what a number of a packed weight is; None: as the model's. Otherwise the kernel is the core's.
         group_size: inputs that share a scale, with int8; None: all of an output's.
-        matrix_unit: whether the processor's may compute where it is faster; a row's bits then depend on how many there are.
+        matrix_unit: whether the processor's may compute where it is faster; a row's bits then depend on how many there
+            are.
     """
 
     kernel: str | None = None

@@ -118,7 +118,7 @@ class GPT2LMHeadModel(CausalLM):
 
     def decoder_outline(self) -> PreNormDecoder:
         """See ``CausalLM.decoder_outline``."""
-        return PreNormDecoder(tuple(block.outline() for block in self.h), self.ln_f)
+        return PreNormDecoder(tuple(block.outline() for block in self.h if isinstance(block, GPT2Block)), self.ln_f)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """See ``CausalLM.checkpoint_tensors``: the block's maps are stored as ``[in, out]`` (Conv1D)."""

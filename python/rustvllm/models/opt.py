@@ -140,7 +140,9 @@ class OPTForCausalLM(CausalLM):
         """See ``CausalLM.decoder_outline``."""
         if self.final_layer_norm is None or not all(layer.norm_first for layer in self.layers):
             return None
-        return PreNormDecoder(tuple(layer.outline() for layer in self.layers), self.final_layer_norm)
+        return PreNormDecoder(
+            tuple(layer.outline() for layer in self.layers if isinstance(layer, OPTLayer)), self.final_layer_norm
+        )
 
 
 def _norm(config: HFConfig, hidden_size: int) -> nn.Module:

@@ -1,7 +1,8 @@
 """All blocks of a model in one call of the Rust core, where each of their parts is the core's already.
 
-Module by module a step is some eighty calls, each of which Python prepares while the memory waits. The core's one call does
-the same work in the same order, bit for bit; the modules remain what runs where any part is computed by something else.
+Module by module a step is some eighty calls, each of which Python prepares while the memory waits. The core's one call
+does the same work in the same order, bit for bit; the modules remain what runs where any part is computed by something
+else.
 """
 
 from __future__ import annotations

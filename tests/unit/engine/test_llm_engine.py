@@ -46,6 +46,17 @@ def test_a_request_is_a_prompt_and_then_one_token_a_step(make, toy_executors):
     assert lengths == [6, 7, 8, 9]
 
 
+def test_the_samples_of_best_of_share_the_prompt_as_those_of_n_do(make, toy_executors):
+    steps = []
+    for changes in ({"n": 3}, {"best_of": 3}):
+        engine = make()
+        engine.add_request("r", "abcdefgh", SamplingParams(max_tokens=3, seed=1, **changes))
+        finish(engine)
+        steps.append(toy_executors[-1].steps)
+    assert steps[0] == steps[1]
+    assert sum(steps[0]) < 3 * 8, "the prompt was computed once"
+
+
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_prompt_in_pieces_tells_how_far_it_is(make, async_scheduling):
     engine = make(max_num_batched_tokens=8, async_scheduling=async_scheduling)

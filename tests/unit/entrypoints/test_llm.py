@@ -274,3 +274,73 @@ def test_what_is_not_built_says_so(make, name):
         getattr(llm, name)
     with pytest.raises(AttributeError, match="'LLM' object has no attribute 'nothing'"):
         llm.nothing  # noqa: B018 -- the access is the test
+
+
+def test_chat_renders_parts_tools_and_open_messages(make):
+    llm = make()
+    show = (
+        "{% for m in messages %}{{ m.role }}:"
+        "{% if m.content is string %}{{ m.content }}{% else %}{{ m.content | length }} parts{% endif %};{% endfor %}"
+        "{{ (tools or [{'function': {'name': ''}}])[0].function.name }}"
+    )
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    tool = {"type": "function", "function": {"name": "look"}}
+
+    def prompt(messages, **options):
+        return llm.chat(messages, GREEDY, use_tqdm=False, chat_template=show, **options)[0].prompt
+
+    assert prompt(parts, chat_template_content_format="string") == "user:a\nb;"
+    assert prompt(parts, chat_template_content_format="openai") == "user:2 parts;"
+    assert prompt([{"role": "user", "content": "x"}], tools=[tool]) == "user:x;look"
+    opened = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    assert prompt(opened, add_generation_prompt=False, continue_final_message=True) == "user:x;assistant:y"
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "says"),
+    [
+        ({"tools": []}, "tools", "empty list"),
+        (
+            {"chat_template_content_format": "html"},
+            "chat_template_content_format",
+            "auto, string or openai, got 'html'",
+        ),
+        ({"continue_final_message": True}, "continue_final_message", "cannot both be true"),
+        ({"chat_template": "{% for %}"}, "chat_template", "not valid"),
+        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "messages"),
+        ({"lora_request": "adapter"}, "lora_request", "not supported yet"),
+    ],
+)
+def test_chat_names_what_is_wrong(make, options, param, says):
+    llm = make()
+    with pytest.raises(InvalidRequestError, match=says) as caught:
+        llm.chat([{"role": "user", "content": "a"}], GREEDY, use_tqdm=False, **options)
+    assert caught.value.param == param
+    assert texts(llm.generate("a", GREEDY, use_tqdm=False)) == ["bcde"]
+
+
+def test_adapters_are_refused_by_name(make):
+    llm = make()
+    with pytest.raises(InvalidRequestError, match="lora_request is not supported yet"):
+        llm.generate("a", GREEDY, use_tqdm=False, lora_request="adapter")
+    assert texts(llm.generate("a", GREEDY, use_tqdm=False, lora_request=None)) == ["bcde"]
+
+
+def test_an_output_has_every_field(make):
+    llm = make()
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=1, prompt_logprobs=1)
+    with pytest.raises(InvalidRequestError, match="priority"):
+        llm.generate(["a"], params, use_tqdm=False, priority=[1, 2])
+    [output] = llm.generate(["ab"], GREEDY, use_tqdm=False)
+    assert (output.prompt, output.prompt_token_ids, output.finished, output.num_cached_tokens) == (
+        "ab",
+        [97, 98],
+        True,
+        0,
+    )
+    times = output.metrics
+    assert times.arrival_time <= times.first_scheduled_time <= times.first_token_time <= times.last_token_time
+    assert times.last_token_time <= times.finished_time
+    [sample] = output.outputs
+    assert (sample.index, sample.text, sample.token_ids) == (0, "cdef", [99, 100, 101, 102])
+    assert (sample.finish_reason, sample.stop_reason, sample.logprobs) == ("length", None, None)

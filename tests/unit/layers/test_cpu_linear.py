@@ -11,7 +11,7 @@ from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.activation import ACTIVATIONS
 from rustvllm.layers.cpu_linear import ROW_CLASSES, CoreLinear, LinearByRows, OneDnnLinear, TorchLinear, row_class
-from rustvllm.layers.cpu_linear_choice import choose, measure
+from rustvllm.layers.cpu_linear_choice import best_matrix_rows, choose, measure
 from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
 from rustvllm.layers.linear import Embedding, Linear
 
@@ -228,6 +228,67 @@ def test_a_tied_head_has_its_plain_weight_for_nothing():
 def test_the_plain_one_stays_when_nothing_else_is_right():
     times = times_of(core=[math.inf], torch=[1])
     assert choose(times, at_least=0.0, has_plain=False, room_for=0).names == ("torch",) * 9
+
+
+class Unit:
+    """A kernel whose time per row is known, with and without the matrix unit."""
+
+    def __init__(self, clock, unit_overhead):
+        self.packed, self.clock, self.unit_overhead = self, clock, unit_overhead
+        self.in_features, self.matrix_rows = 4, None
+
+    def use_matrix_unit(self, num_rows):
+        self.matrix_rows = num_rows
+
+    def forward(self, x, activation, residual):
+        rows = x.shape[0]
+        self.clock[0] += rows if self.matrix_rows is None else self.unit_overhead + rows / 2
+
+
+@pytest.mark.parametrize(("overhead", "expected"), [(0.5, 2), (5, 9), (50, 65), (500, None)])
+def test_the_matrix_unit_computes_from_where_it_is_faster(monkeypatch, overhead, expected):
+    clock = [0.0]
+    monkeypatch.setattr("rustvllm.layers.cpu_linear_choice.time.perf_counter", lambda: clock[0])
+    kernel = Unit(clock, overhead)
+    assert best_matrix_rows(kernel, torch.float32, lambda: None) == expected
+    assert kernel.matrix_rows is None
+
+
+needs_matrix_unit = pytest.mark.skipif(not CoreLinear.has_matrix_unit(), reason="the machine has no matrix unit")
+
+
+@needs_matrix_unit
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [None, "int8"])
+def test_the_matrix_unit_is_as_exact(threads, dtype, kind):
+    weight, bias = random(200, 300, dtype=dtype), random(200)
+    kernel = CoreLinear(threads, weight, bias, kind)
+    kept = kernel.unpack(200)
+    x, residual = random(70, 300, seed=4, dtype=dtype), random(70, 200, seed=5, dtype=dtype)
+    few = kernel.forward(x[:4], None, None)
+    kernel.use_matrix_unit(5)
+    assert torch.equal(kernel.forward(x[:4], None, None), few)
+    for rows in (5, 16, 33, 70):
+        expected = exact(x[:rows], kept, bias, F.silu, residual[:rows])
+        assert_near(kernel.forward(x[:rows], F.silu, residual[:rows]), expected, dtype)
+
+
+@needs_matrix_unit
+@pytest.mark.parametrize("matrix_unit", [True, False])
+@pytest.mark.parametrize("kernel", [None, "core"])
+def test_layers_use_the_matrix_unit_if_they_may(threads, monkeypatch, kernel, matrix_unit):
+    asked = []
+
+    def best(kernel, dtype, push_out):
+        asked.append(kernel.packed.in_features)
+        return 17
+
+    monkeypatch.setattr("rustvllm.layers.cpu_linear_packer.best_matrix_rows", best)
+    used = []
+    monkeypatch.setattr(CoreLinear, "use_matrix_unit", lambda self, num_rows: used.append(num_rows))
+    pack(threads, Model(), options=LinearOptions(kernel, matrix_unit=matrix_unit))
+    assert bool(asked) == matrix_unit
+    assert (17 in used) == matrix_unit
 
 
 class Model(nn.Module):

@@ -12,6 +12,7 @@ from rustvllm import _core
 from rustvllm.config import DeviceConfig, EngineConfig, LoadConfig, ModelConfig
 from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.model_loader import load_model
+from rustvllm.worker.cpu_decoder import use_core_decoder
 from rustvllm.worker.dense_layers import make_linear_packer
 
 NUM_REQUESTS = 64
@@ -40,6 +41,8 @@ def model(request):
         lambda outline: make_linear_packer(config, outline, dtype, threads),
     )  # fmt: skip
     use_core_norms(model, threads)
+    use_core_decoder(model)
+    assert (model.decoder_kernel is not None) == ("gpt2" in request.param)
     return model
 
 

@@ -20,11 +20,11 @@ from rustvllm.worker.dense_layers import linear_options, make_linear_packer
     ("quantization", "batch_invariant", "forced", "expected"),
     [
         (None, False, "", LinearOptions()),
-        (None, True, "", LinearOptions("core")),
-        (None, True, "core", LinearOptions("core")),
+        (None, True, "", LinearOptions("core", matrix_unit=False)),
+        (None, True, "core", LinearOptions("core", matrix_unit=False)),
         (None, False, "Torch", LinearOptions("torch")),
         ("int8", False, "", LinearOptions("core", "int8")),
-        ("int8-g64", True, "core", LinearOptions("core", "int8", 64)),
+        ("int8-g64", True, "core", LinearOptions("core", "int8", 64, matrix_unit=False)),
     ],
 )
 def test_options(monkeypatch, quantization, batch_invariant, forced, expected):

@@ -143,7 +143,8 @@ class _Scene:
         finally:
             self._engine.shutdown()
         if self._page is None:
-            print(json.dumps({"startup": [record.as_dict() for record in startup], "requests": journeys}))
+            page = {"startup": [record.as_dict() for record in startup], "requests": journeys}
+            print(json.dumps(page, default=str))
         return EXIT_FAILURE if any(journey["error"] for journey in journeys) else EXIT_OK
 
     def _ask(self, index: int) -> dict[str, Any]:

@@ -1,0 +1,154 @@
+"""A model's blocks in one call of the core: the same bits as module by module, and where the modules stay."""
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import GPT2, LLAMA
+from naive_schedule import NaiveEngine, Request
+
+from rustvllm import _core
+from rustvllm.attention.cpu_backend import CPUAttentionPlan
+from rustvllm.layers.cpu_linear import CoreLinear, LinearByRows, TorchLinear
+from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.models.gpt2 import GPT2LMHeadModel
+from rustvllm.models.llama import LlamaForCausalLM
+from rustvllm.models.opt import OPTForCausalLM
+from rustvllm.worker.cpu_decoder import use_core_decoder
+
+OPT = {
+    "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 32, "ffn_dim": 70, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 128, "vocab_size": 97, "word_embed_proj_dim": 32,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def threads():
+    return _core.CpuThreads(2)
+
+
+def make(threads, architecture, config, dtype=torch.float32, kind=None, kernel=CoreLinear):
+    """A model with random weights whose layers are all the core's, or another's."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    model = architecture(config, 128)
+    torch.set_default_dtype(before)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    for module in model.modules():
+        if hasattr(module, "release_weight"):
+            made = (threads, module.weight, module.bias, kind) if kernel is CoreLinear else (module.weight, module.bias)
+            module.kernel = kernel(*made)
+    use_core_norms(model, threads)
+    return model
+
+
+def logits(model, **options):
+    rng = np.random.default_rng(3)
+    wanted = [Request(rng.integers(3, 97, length).tolist(), 5) for length in (1, 6, 17, 40)]
+    engine = NaiveEngine(model, **options)
+    with torch.inference_mode():
+        return [torch.stack(request.logits) for request in engine.run(wanted)]
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, None), (torch.bfloat16, None), (torch.float32, "int8")])
+@pytest.mark.parametrize("architecture", [GPT2LMHeadModel, OPTForCausalLM])
+def test_one_call_has_the_bits_of_the_modules(threads, architecture, dtype, kind):
+    model = make(threads, architecture, GPT2 if architecture is GPT2LMHeadModel else OPT, dtype, kind)
+    expected = logits(model, chunk=16)
+    use_core_decoder(model)
+    assert model.decoder_kernel is not None
+    for found, one_by_one in zip(logits(model, chunk=16), expected, strict=True):
+        assert torch.equal(found, one_by_one)
+    assert len(model.decoder_kernel.times) == 3
+    assert all(ns > 0 for ns in model.decoder_kernel.times)
+
+
+def test_other_attention_is_for_the_modules(threads):
+    model = make(threads, GPT2LMHeadModel, GPT2)
+    expected = logits(model, attention_backend="torch")
+    use_core_decoder(model)
+    model.decoder_kernel.times = None  # no step writes it
+    for found, one_by_one in zip(logits(model, attention_backend="torch"), expected, strict=True):
+        assert torch.equal(found, one_by_one)
+    assert model.decoder_kernel.times is None
+
+
+def test_rows_that_another_kernel_computes_are_for_the_modules(threads):
+    model = make(threads, GPT2LMHeadModel, GPT2)
+    linear = model.h[1].mlp.c_fc
+    linear.kernel = LinearByRows([linear.kernel] * 3 + [TorchLinear(linear.weight, linear.bias)] * 6)
+    use_core_decoder(model)
+    kernel, plan = model.decoder_kernel, plan_of_one_token()
+    assert [kernel.takes(torch.empty(rows, 32), plan) for rows in (1, 4, 5, 300)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("change", ["torch", "no kernel", "norm", "activation", "llama", "post-norm"])
+def test_models_that_stay_with_their_modules(threads, change):
+    if change == "llama":
+        model = make(threads, LlamaForCausalLM, LLAMA)
+    elif change == "post-norm":
+        model = make(threads, OPTForCausalLM, OPT | {"do_layer_norm_before": False})
+    else:
+        config = GPT2 | ({"activation_function": "quick_gelu"} if change == "activation" else {})
+        model = make(threads, GPT2LMHeadModel, config, kernel=TorchLinear if change == "torch" else CoreLinear)
+    if change == "no kernel":
+        model.h[0].attn.c_attn.kernel = None
+    if change == "norm":
+        model.ln_f.kernel = None
+    use_core_decoder(model)
+    assert model.decoder_kernel is None
+
+
+def plan_of_one_token():
+    ids = [np.array(values, np.int32) for values in ([0, 1], [1], [[1]], [16])]
+    return CPUAttentionPlan(_core.CpuAttention(1).plan(16, *ids))
+
+
+def core_decoder(threads, **changes):
+    """One block 8 wide with one head, and its layers."""
+    layers = {}
+    for name, shape in {"qkv": (24, 8), "out": (8, 8), "up": (10, 8), "down": (8, 10)}.items():
+        layers[name] = _core.PackedLinear(threads, *changes.get(name, shape), "f32")
+        layers[name].pack_rows(0, np.ones(changes.get(name, shape), np.float32))
+    norm = (np.ones(8, np.float32), None, 1e-5)
+    block = (norm, layers["qkv"], 1.0, layers["out"], norm, layers["up"], changes.get("act", "relu"), layers["down"])
+    return _core.CpuDecoder([block], changes.get("norm", norm), 1, 1, 8), layers
+
+
+def test_what_the_core_refuses(threads):
+    with pytest.raises(ValueError, match=r"block 0: qkv has 23 features, but 24 are needed"):
+        core_decoder(threads, qkv=(23, 8))
+    with pytest.raises(ValueError, match='activation is "tanh", but it must be one of none, relu'):
+        core_decoder(threads, act="tanh")
+    with pytest.raises(TypeError, match="the weight of a norm must be an array of float32"):
+        core_decoder(threads, norm=(np.ones(8), None, 1e-5))
+    decoder, layers = core_decoder(threads)
+    with pytest.raises(RuntimeError, match="part of a decoder"):
+        layers["up"].pack_rows(0, np.zeros((10, 8), np.float32))
+    with pytest.raises(RuntimeError, match="part of a decoder"):
+        layers["up"].set_bias(None)
+    plan = plan_of_one_token().core
+    hidden, out = np.ones((2, 1, 8), np.float32)
+    cache = np.zeros((2, 4, 16, 1, 8), np.float32)
+    decoder.forward(plan, hidden, [cache], out)
+    assert np.isfinite(out).all()
+    assert cache[0, 1, 0].any()
+    read_only = cache.copy()
+    read_only.flags.writeable = False
+    for bad, message in [
+        ((np.ones((2, 8), np.float32), [cache], out), r"hidden has the shape \(2, 8\), but \(1, 8\) is needed"),
+        ((hidden, [], out), "kv_caches is empty"),
+        ((hidden, [cache, cache], out), "caches of 2 blocks are given, but there are 1 blocks"),
+        ((hidden, [cache, cache[:, :2]], out), "differ in their shapes"),
+        ((hidden, [read_only], out), "must be writable"),
+        ((hidden, [cache[:, ::2]], out), "must be C-contiguous"),
+        ((hidden, [np.zeros((2, 4, 16, 2, 4), np.float32)], out), "the caches have 2 heads of 4 features"),
+        ((hidden, [np.zeros((2, 1, 16, 1, 8), np.float32)], out), "the batch names block 1"),
+        ((hidden, [cache], hidden), "overlap, but all of them are written"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            decoder.forward(plan, *bad)
+    with pytest.raises(TypeError, match="a KV cache must be an array of float32"):
+        decoder.forward(plan, hidden, [cache.astype(np.float64)], out)
