@@ -13,20 +13,29 @@ OUR_SCHEMAS = {"/completions": "CompletionRequest", "/chat/completions": "ChatCo
 """What a request's schema is called in each document."""
 
 _STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+_OURS: dict[str, Any] = {"timings": True, "return_token_ids": True, "prompt_logprobs": 1}
+_OURS_STREAMED: dict[str, Any] = {
+    "timings_per_token": True,
+    "return_progress": True,
+    "return_token_ids": True,
+    **_STREAM,
+}
 ANSWERS: list[tuple[str, str, dict[str, Any]]] = [
     ("/completions", "completions", {}),
     ("/completions", "completions", {"n": 2, "max_tokens": 8, "stop": ["e"]}),
     ("/completions", "completions", {"logprobs": 2}),
     ("/completions", "completions", {"echo": True, "logprobs": 2}),
-    ("/completions", "completions", {"prompt_logprobs": 1}),
+    ("/completions", "completions", _OURS),
     ("/completions", "streamed completions", {"stream": True, "logprobs": 1}),
     ("/completions", "streamed completions", {"echo": True, "logprobs": 1, **_STREAM}),
+    ("/completions", "streamed completions", _OURS_STREAMED),
     ("/chat/completions", "chat", {}),
     ("/chat/completions", "chat", {"n": 2, "max_tokens": 8, "stop": ["e"]}),
     ("/chat/completions", "chat", {"logprobs": True, "top_logprobs": 2}),
-    ("/chat/completions", "chat", {"prompt_logprobs": 1}),
+    ("/chat/completions", "chat", _OURS),
     ("/chat/completions", "streamed chat", {"stream": True}),
     ("/chat/completions", "streamed chat", {"logprobs": True, "top_logprobs": 2, **_STREAM}),
+    ("/chat/completions", "streamed chat", _OURS_STREAMED),
     ("/models", "models", {}),
     ("/models/{model}", "models", {}),
 ]

@@ -33,7 +33,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PLAN = Path(__file__).with_suffix(".toml")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FATES, ADVICE = ("elsewhere", "cannot", "slow"), ("expect", "before", "keep")
-SHELL, PYTHON = ("bash", "sh", "console"), ("python",)
+SHELL, PROMPTED, PYTHON = ("bash", "sh"), ("console", "text"), ("python",)
 SERVER = re.compile(r"(?:\w+=\S+ )*rustvllm serve\b")
 READY_SECONDS = 120
 SECONDS = 300
@@ -63,7 +63,8 @@ class Plan:
         cannot: Beginnings of examples that are not run, and why.
         slow: Beginnings of examples that are left out of the quick walk.
         expect: Beginnings of examples whose exit code is not 0, or that print something worth checking.
-        before: Beginnings of Python examples that are parts, and what comes before them.
+        before: Beginnings of examples that need something, and the code that comes before them.
+        files: Fenced blocks of documents that an example reads as a file of that name.
         keep: Beginnings of servers that the rest of the document needs.
     """
 
@@ -74,6 +75,7 @@ class Plan:
     expect: list[dict[str, Any]] = field(default_factory=list)
     before: list[dict[str, str]] = field(default_factory=list)
     keep: list[dict[str, str]] = field(default_factory=list)
+    files: list[dict[str, str]] = field(default_factory=list)
 
     @classmethod
     def read(cls) -> Self:
@@ -107,8 +109,14 @@ class Plan:
             place = REPOSITORY / entry["by"]
             if not place.exists() or entry["word"] not in place.read_text(encoding="utf-8"):
                 wrong.append(f"elsewhere: {entry['word']!r} is not in {entry['by']}")
+        bodies = [fence[2] for path in documents() for fence in FENCE.finditer(path.read_text(encoding="utf-8"))]
+        wrong += [
+            f"files: no block starts with {entry['starts']!r}"
+            for entry in self.files
+            if not any(body.startswith(entry["starts"]) for body in bodies)
+        ]
         for entry in self.names:
-            if not any(entry["written"] in example.text for example in examples):
+            if not any(entry["written"] in text for text in [*(example.text for example in examples), *bodies]):
                 wrong.append(f"names: nobody writes {entry['written']!r}")
         return wrong
 
@@ -124,8 +132,8 @@ def examples_of(path: Path) -> list[Example]:
     for fence in FENCE.finditer(text):
         language, body = fence[1], fence[2]
         line = text.count("\n", 0, fence.start()) + 2
-        if language in SHELL:
-            for offset, command in commands_of(body, prompted=language == "console"):
+        if language in SHELL + PROMPTED:
+            for offset, command in commands_of(body, prompted=language in PROMPTED):
                 found.append(Example(str(path.relative_to(REPOSITORY)), line + offset, "bash", command))
         elif language in PYTHON:
             found.append(Example(str(path.relative_to(REPOSITORY)), line, "python", body.rstrip()))
@@ -198,9 +206,10 @@ class Walk:
 
     def __exit__(self, *exc_info: object) -> None:
         self.enter("")
-        if self._server is not None:
-            self._server.stop()
+        code = 0 if self._server is None else self._server.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
+        if code:
+            raise WalkError(f"the server for all ended with exit code {code}")
 
     def enter(self, document: str) -> None:
         """Go on with a document; what another one had running ends."""
@@ -208,6 +217,14 @@ class Walk:
             for server in self._kept:
                 server.stop()
             self._document, self._kept = document, []
+            if document:
+                self._write_files(REPOSITORY / document)
+
+    def _write_files(self, document: Path) -> None:
+        for fence in FENCE.finditer(document.read_text(encoding="utf-8")):
+            for entry in self._plan.files:
+                if fence[2].startswith(entry["starts"]):
+                    (self._folder / entry["name"]).write_text(self._rewritten(fence[2]))
 
     @property
     def server(self) -> "_Server":
@@ -223,17 +240,20 @@ class Walk:
         Raises:
             WalkError: It did not do what a reader expects.
         """
-        text = self._rewritten(example)
-        if example.language == "bash" and SERVER.match(text) and "--help" not in text:
+        text = self._rewritten(example.text)
+        before = self._plan.entry(self._plan.before, example)
+        if before is not None and example.language == "bash":
+            self._run(["bash", "-euo", "pipefail", "-c", before["code"]], example)
+        if text == "rustvllm serve":
+            _ = self.server  # the one for all
+        elif example.language == "bash" and SERVER.match(text) and "--help" not in text:
             self._serve(text, example)
         elif example.language == "bash":
             self._run(["bash", "-euo", "pipefail", "-c", text], example)
         else:
-            before = self._plan.entry(self._plan.before, example)
             self._run([sys.executable, "-c", f"{before['code']}\n{text}" if before else text], example)
 
-    def _rewritten(self, example: Example) -> str:
-        text = example.text
+    def _rewritten(self, text: str) -> str:
         for entry in self._plan.names:
             if entry["written"] in text:
                 value = entry["here"].replace("{folder}", str(self._folder))

@@ -186,7 +186,7 @@ class EngineFlags:
     )
 
     trace: bool = arg(
-        "log the journey of every request, layer by layer, with times (default: $RUSTVLLM_TRACE)",
+        "log the journey of every request, layer by layer, with times; RUSTVLLM_TRACE=1 does the same",
         False,
         group="observability",
     )

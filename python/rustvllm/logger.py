@@ -8,7 +8,6 @@ or an object of JSON (``RUSTVLLM_LOGGING_FORMAT``); a file of Python's logging c
 import datetime
 import json
 import logging
-import logging.config
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -151,6 +150,8 @@ def read_logging_config(path: Path) -> dict[str, Any]:
 
 
 def _apply(config: Mapping[str, Any], path: Path | None) -> None:
+    import logging.config  # takes as long as all the rest of this module
+
     # By default every logger that exists and is not named would fall silent.
     settings = {"version": 1, "disable_existing_loggers": False, **config}
     try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,13 @@ from rustvllm import SamplingParams
 from rustvllm.engine.async_llm import AsyncLLM
 from rustvllm.engine.process_client import ProcessClient
 from rustvllm.engine_args import AsyncEngineArgs
-from rustvllm.exceptions import EngineDeadError, InvalidRequestError, ModelLoadError, RequestFailedError
+from rustvllm.exceptions import (
+    EngineDeadError,
+    InvalidRequestError,
+    ModelLoadError,
+    QueryTimeoutError,
+    RequestFailedError,
+)
 
 PROMPTS = ["Once upon a time", "The little dog", "What is two plus two?", "A"]
 
@@ -66,6 +73,29 @@ def wait_until_gone(pid: int, seconds: float) -> None:
     while not is_gone(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there after {seconds} s"
         time.sleep(0.02)
+
+
+async def test_it_answers_questions_while_it_lives_and_not_when_it_stands(engine: AsyncLLM) -> None:
+    async def state(seconds: float = 20) -> dict[str, object]:
+        answer: dict[str, object] = json.loads(await engine.query("state", seconds=seconds))
+        return answer
+
+    assert (await state())["requests"] == []
+    stream = await engine.add_request("asked", "Once", SamplingParams(max_tokens=200, ignore_eos=True))
+    while not (rows := (await state())["requests"]):
+        pass
+    assert "asked" in str(rows)
+    stream.close()
+    os.kill(client_of(engine).pid, signal.SIGSTOP)
+    with pytest.raises(QueryTimeoutError, match="it is in a long step or stands still"):
+        await state(seconds=0.1)
+    os.kill(client_of(engine).pid, signal.SIGCONT)
+    await state()
+    os.kill(client_of(engine).pid, signal.SIGKILL)
+    with pytest.raises(EngineDeadError):
+        await state()
+    with pytest.raises(EngineDeadError):
+        await state()
 
 
 @pytest.mark.parametrize("executor", ["sim", "auto"])

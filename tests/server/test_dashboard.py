@@ -200,6 +200,18 @@ async def test_an_engine_that_is_late_or_dead_is_told_and_comes_back(quick):
         assert state["server"]["serves"]
 
 
+async def test_a_state_that_cannot_be_told_ends_the_stream_and_is_logged(quick, caplog):
+    engine = FakeEngine()
+    engine.query_failure = KeyError("nobody foresaw this")
+    feed, _ = feed_of(engine)
+    async with asyncio.timeout(20), aclosing(feed.watch()) as events:
+        assert [event async for event in events] == [b"event: failed\ndata: {}\n\n"]
+    assert "nobody foresaw this" in caplog.text
+    engine.query_failure = None
+    async with asyncio.timeout(20), aclosing(feed.watch()) as events:
+        assert data_of(await anext(events))["server"]["serves"]
+
+
 async def test_the_feed_ends_when_the_server_stops_and_has_room_for_so_many(quick, monkeypatch):
     feed, state = feed_of(FakeEngine())
     async with asyncio.timeout(20), aclosing(feed.watch()) as events:
@@ -221,7 +233,8 @@ async def test_a_journey_that_cannot_be_had_says_why(quick, monkeypatch):
     async with asyncio.timeout(20):
         monkeypatch.setattr(journey_stream, "UNSEEN_SECONDS", 0.05)
         assert await told() == ['event: begun\ndata: {"ranks":[0]}\n\n', 'event: end\ndata: {"reason":"unseen"}\n\n']
-        assert engine.queries[-1] == ("journey", {"do": "end", "request_id": "r"})
+        while engine.queries[-1] != ("journey", {"do": "end", "request_id": "r"}):  # noqa: ASYNC110 -- on its own
+            await asyncio.sleep(0.001)
         engine.query_failure = EngineDeadError("it is gone")
         assert await told() == ['event: end\ndata: {"reason":"it is gone"}\n\n']
 
@@ -272,6 +285,9 @@ def test_the_state_of_two_engines_under_load(server):
                 if not any(engine["state"]["requests"] for engine in state["engines"]):
                     break
         assert state["server"]["serves"]
+        # The viewers before this one have gone, and the server knows.
+        with client.stream("GET", "/dashboard/events") as response:
+            assert any(state["server"]["num_viewers"] == 1 for _, state in named_events(response))
 
 
 def test_a_journey_is_streamed_whichever_engine_has_the_request(server):

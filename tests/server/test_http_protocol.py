@@ -16,7 +16,9 @@ MAX_HEAD, MAX_HEADERS = 1000, 8
 
 
 async def application(scope, receive, send) -> None:
-    """Answers with the length of the body; /slow begins an answer and waits for the body before it goes on."""
+    """Answers with the length of the body; /slow begins an answer before the body is there, /later after a while."""
+    if scope["path"] == "/later":
+        await asyncio.sleep(0.2)
     if scope["path"] == "/slow":
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
         await send({"type": "http.response.body", "body": b"ab", "more_body": True})
@@ -167,6 +169,25 @@ async def test_a_head_that_does_not_come_to_its_end_is_given_up(port, begin, mon
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.05)
     status, message = status_and_message(await talk(port, begin))
     assert (status, message) == (408, "The head of the request did not arrive within 0.05 seconds.")
+
+
+async def test_a_head_that_drips_is_given_up_too(port, monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
+    status, _ = status_and_message(await talk(port, b"GET / HTTP/1.1\r\nx: ", *[b"a"] * 400))
+    assert status == 408
+
+
+async def test_half_a_head_behind_a_request_does_not_harm_its_answer(port, monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.02)
+    answer = await talk(port, b"GET /later HTTP/1.1\r\n\r\n", b"GET / HT")
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.count(b"HTTP/1.1 ") == 2
+    assert b"HTTP/1.1 408" in answer
+
+
+async def test_nonsense_behind_a_request_is_no_answer_to_it(port):
+    answer = await talk(port, b"GET /later HTTP/1.1\r\n\r\n\x00\x01\r\n\r\n")
+    assert b"HTTP/1.1 400" not in answer
 
 
 async def test_a_slow_body_is_not_given_up(port, monkeypatch):

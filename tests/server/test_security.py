@@ -170,6 +170,7 @@ async def test_a_key_is_needed_for_what_only_looks_like_a_probe():
     for path in (
         "/health/", "//health", "/health%2f..%2fv1/models", "/v1/models?/health", "/HEALTH", "/openapi.json", "/docs",
         "/load", "/metrics", "/v1/models", "/nothing", "/tokenize", "/health/../v1/models",
+        "/dashboard/events", "/dashboard/journey", "/dashboard/../v1/models", "/dashboard/x",
     ):  # fmt: skip
         assert await get(app, path) == (401, b'{"error":"Unauthorized"}'), path
     for header in (
@@ -501,6 +502,27 @@ def test_text_of_users_is_never_a_pattern(server):
             assert_error(ask(server, {"prompt": "a", field: text}), 400, "BadRequestError", param=field)
     for stop in (["x"] * 200_000, "x" * 900_000):
         assert_error(ask(server, {"prompt": "a", "stop": stop}), 400, "BadRequestError", param="stop", says=("65536",))
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_nobody_writes_lines_into_the_log_or_into_an_answers_head(server):
+    forged = "\nERROR 01-01 00:00:00 [rustvllm] forged\x1b[31m"
+    raw(server, head(path="/v1/%0aERROR%20forged%1b[31m", method="GET"), until=b"}}")
+    raw(server, head("X-Request-Id: a\tb\x0bERROR forged", "Content-Length: 0"), until=b"}}")
+    for extra in (
+        {forged: 1},
+        {"model": forged},
+        {"user": forged},
+        {"cache_salt": forged},
+        {"truncation_side": forged},
+    ):
+        assert ask(server, {"prompt": "Once", "max_tokens": 1, **extra}).status_code in (200, 400, 404)
+    for request_id in ("a\r\nSet-Cookie: x=1", "a\x00b", "a\x1b[31m", "\u2028"):
+        response = ask(server, {"prompt": "Once", "max_tokens": 1, "request_id": request_id})
+        assert_error(response, 400, "BadRequestError", param="request_id")
+        assert "set-cookie" not in response.headers
+    assert not [line for line in server.output.splitlines() if line.startswith("ERROR")]
+    assert "\x1b" not in server.output
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

@@ -14,8 +14,9 @@ use crate::{
 
 /// Largest head that is taken: it bounds the memory of a thread.
 pub const MAX_HEAD_DIM: usize = 1024;
-/// Multiplications below which nobody is woken: the helpers would come too late.
-const MIN_SHARED_WORK: usize = 1 << 20;
+/// Multiplications below which nobody is asked to help. So many read a quarter of a mebibyte of the cache, some 20 µs; within a
+/// step the helpers look out for work between two products.
+const MIN_SHARED_WORK: usize = 1 << 16;
 
 /// What is wrong with the arrays of a layer.
 #[derive(Debug, Error, PartialEq, Eq)]

@@ -33,7 +33,7 @@ fn layer(seed: u64, outputs: usize, inputs: usize, kind: WeightKind) -> Arc<Pack
     let mut packed = PackedLinear::new(outputs, inputs, kind).unwrap();
     let weight = numbers(seed, outputs * inputs);
     packed.pack_rows(0, Matrix::new(&weight, outputs, inputs).unwrap(), &threads).unwrap();
-    packed.set_bias(Some(&numbers(seed ^ 77, outputs))).unwrap();
+    packed.set_bias(Some(&numbers(seed + 77, outputs))).unwrap();
     Arc::new(packed)
 }
 

@@ -82,3 +82,12 @@ def test_wrong_usage(capsys, argv, message):
         parse_args(argv)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["--api-kye", "hush"], ["--api_kyes=hush"], ["--my-token", "hush", "m"]])
+def test_no_key_is_in_the_error_over_a_misspelt_flag(capsys, argv):
+    with pytest.raises(SystemExit):
+        parse_args(argv)
+    text = capsys.readouterr().err
+    assert "unknown argument --" in text
+    assert "hush" not in text

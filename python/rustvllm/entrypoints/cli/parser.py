@@ -8,6 +8,8 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from rustvllm.redaction import MASK, redact, redact_mapping
+
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
     """``--max_model_len`` is ``--max-model-len``; abbreviations are not guessed."""
@@ -39,7 +41,10 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
             ]
             near = difflib.get_close_matches(first, visible, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-        self.error(f"unknown argument {' '.join(unknown)}{hint}")
+        # A misspelt flag for a key has the key behind it.
+        is_secret = any(MASK in redact_mapping({name: "x"}).values() for name in (first, hint))
+        shown = f"{first} {MASK}" if is_secret else redact(" ".join(unknown))
+        self.error(f"unknown argument {shown}{hint}")
 
 
 class _HelpFormatter(argparse.HelpFormatter):

@@ -18,6 +18,8 @@ class CrossOrigin:
 
     def __init__(self, app: ASGIApp, settings: CorsSettings) -> None:
         self._app = app
+        # What depends on the origin has to say so to caches even where there is none.
+        self._always = settings.credentials or "*" not in settings.origins
         self._with_cors = CORSMiddleware(
             app,
             allow_origins=settings.origins,
@@ -29,10 +31,14 @@ class CrossOrigin:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (the ASGI entry point)."""
-        if scope["type"] == "http" and not _is_own_page(scope):
+        if scope["type"] == "http" and (self._always or _has_origin(scope)) and not _is_own_page(scope):
             await self._with_cors(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+
+def _has_origin(scope: Scope) -> bool:
+    return any(name == b"origin" for name, _ in scope["headers"])
 
 
 def _is_own_page(scope: Scope) -> bool:

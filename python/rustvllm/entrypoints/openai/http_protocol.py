@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol with limits: how large the head of a request may be, and how long it may take to arrive.
 
-The parser has none of its own. What it keeps of a header that has not ended is not seen here, only that it goes on
-taking bytes without having anything to say; so those are counted.
+The parser has none of its own, and says nothing of a header that has not ended. So what is counted are the bytes that
+it has been given since it last had something whole, which bounds trailers and the extensions of chunks as well.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ HEAD_SECONDS = 60.0
 
 
 class _HeadTooLargeError(Exception):
-    """Raised in the parser's callbacks to stop it."""
+    """Raised in the parser's callback to stop it."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -29,63 +29,63 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._num_head_bytes = 0
-        self._num_headers = 0
-        self._num_silent_bytes = 0
-        self._has_said_something = False
+        # Since a head, a piece of a body or a message was complete: what the parser keeps, or goes on reading over.
+        self._num_pending_bytes = 0
         self._refusal = (400, "")
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     # -- asyncio's callbacks --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._watch_head()
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._on_slow_head)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unwatch_head()
+        self._settle()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._has_said_something = False
+        self._num_pending_bytes += len(data)
         super().data_received(data)
-        self._num_silent_bytes = 0 if self._has_said_something else self._num_silent_bytes + len(data)
-        if self._num_silent_bytes > self.max_head_bytes and not self.transport.is_closing():
+        if not self._num_pending_bytes or self.transport.is_closing():
+            return
+        if self._num_pending_bytes > self.max_head_bytes:
             self._refuse_size()
             self.send_400_response("")
+        elif self._timer is None:
+            self._timer = self.loop.call_later(HEAD_SECONDS, self._on_slow_head)
 
     # -- the parser's callbacks -----------------------------------------------------------------------------------
 
-    def on_message_begin(self) -> None:
-        self._num_head_bytes = self._num_headers = 0
-        self._has_said_something = True
-        if self._head_timer is None:  # behind another request on the same connection
-            self._watch_head()
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._count(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._num_headers += 1
-        if self._num_headers > self.max_header_count:
+    def on_headers_complete(self) -> None:
+        self._settle()
+        if len(self.headers) > self.max_header_count:
             self._refusal = (
                 431,
                 f"The request has more than {self.max_header_count} headers (--h11-max-header-count).",
             )
             raise _HeadTooLargeError
-        self._count(len(name) + len(value) + 4)  # ": " and the end of the line
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._has_said_something = True
-        self._unwatch_head()
+        size = len(self.url)
+        for name, value in self.headers:
+            size += len(name) + len(value) + 4  # ": " and the end of the line
+        if size > self.max_head_bytes:
+            self._refuse_size()
+            raise _HeadTooLargeError
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._has_said_something = True
+        self._settle()
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._settle()
+        super().on_message_complete()
+
+    def _settle(self) -> None:
+        self._num_pending_bytes = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     # -- refusals -------------------------------------------------------------------------------------------------
 
@@ -93,8 +93,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """Refuse what was noted, else with 400, in the API's form, and close."""
         status, message = self._refusal
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is not None and cycle.response_started and not cycle.response_complete:
-            self.transport.close()  # in the middle of an answer another cannot begin
+        if cycle is not None and not cycle.response_complete and (cycle.response_started or not cycle.more_body):
+            self.transport.close()  # before or in the middle of the answer to another request this one cannot stand
             return
         kind = "BadRequestError" if status == 400 else "RequestHeaderFieldsTooLargeError"
         if status == 408:
@@ -107,29 +107,18 @@ class LimitedProtocol(HttpToolsProtocol):
         )
         self.transport.close()
 
-    def _count(self, num_bytes: int) -> None:
-        self._has_said_something = True
-        self._num_head_bytes += num_bytes
-        if self._num_head_bytes > self.max_head_bytes:
-            self._refuse_size()
-            raise _HeadTooLargeError
-
     def _refuse_size(self) -> None:
         self._refusal = (
             431,
             f"The head of the request has more than {self.max_head_bytes} bytes (--h11-max-incomplete-event-size).",
         )
 
-    def _watch_head(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._on_slow_head)
-
-    def _unwatch_head(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
     def _on_slow_head(self) -> None:
-        if not self.transport.is_closing():
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+            # Behind a request that is being answered, which must not suffer for it.
+            self._timer = self.loop.call_later(HEAD_SECONDS, self._on_slow_head)
+        elif not self.transport.is_closing():
             self._refusal = (408, f"The head of the request did not arrive within {HEAD_SECONDS:g} seconds.")
             self.send_400_response("")
 

@@ -22,6 +22,7 @@ UNSEEN_SECONDS: Final = 60.0
 """How long a request may take to come."""
 MAX_SECONDS: Final = 900.0
 """How long one is watched at most."""
+_ending: set[asyncio.Task[None]] = set()
 
 
 async def journey_events(
@@ -71,7 +72,10 @@ async def journey_events(
         yield _event("end", {"reason": str(error)})
     finally:
         for rank in watching:
-            await _end(engine, rank, request_id)
+            # Not awaited: whoever reads this may be gone, and what it awaits is cancelled then.
+            task = asyncio.create_task(_end(engine, rank, request_id))
+            _ending.add(task)
+            task.add_done_callback(_ending.discard)
 
 
 async def _ask(engine: "AsyncLLM", rank: int, do: str, request_id: str, **more: int) -> dict[str, Any]:

@@ -109,7 +109,7 @@ function remember({ rank, state }) {
   if (!last) return;
   const seconds = (state.time_ns - last.time_ns) / 1e9;
   if (!(seconds > 0)) return;
-  const since = (name) => (stats[name] ?? 0) - (last.stats[name] ?? 0);
+  const since = (name) => stats[name] - last.stats[name];
   const numSteps = totals.num_steps - last.steps.totals.num_steps;
   history.samples.push({
     time: now,

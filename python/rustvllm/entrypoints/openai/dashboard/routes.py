@@ -1,11 +1,13 @@
 """The endpoints of the live page: the page, the state of the engines, the journey of a request."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from rustvllm.entrypoints.openai.dashboard.access import check_access
 from rustvllm.entrypoints.openai.dashboard.journey_stream import journey_events
@@ -43,7 +45,7 @@ async def events(request: Request) -> Response:
     check_access(request, state.settings.dashboard)
     feed: StateFeed = request.app.state.dashboard_feed
     feed.check_room()
-    return _stream(feed.watch())
+    return _EventStream(feed.watch())
 
 
 @router.get("/dashboard/journey")
@@ -59,7 +61,7 @@ async def journey(request: Request) -> Response:
         )
     if request.app.state.num_journeys >= MAX_JOURNEYS:
         raise UnavailableError(f"{MAX_JOURNEYS} journeys are watched, no more may.", retry_after=5)
-    return _stream(_counted(request, request_id))
+    return _EventStream(_counted(request, request_id))
 
 
 async def _counted(request: Request, request_id: str) -> AsyncGenerator[bytes, None]:
@@ -70,8 +72,9 @@ async def _counted(request: Request, request_id: str) -> AsyncGenerator[bytes, N
 
     app_state.num_journeys += 1
     try:
-        async for event in journey_events(model.engine, request_id, text_of):
-            yield event
+        async with aclosing(journey_events(model.engine, request_id, text_of)) as events_of_it:
+            async for event in events_of_it:
+                yield event
     finally:
         app_state.num_journeys -= 1
 
@@ -81,5 +84,16 @@ def _state(request: Request) -> ServerState:
     return state
 
 
-def _stream(events: AsyncGenerator[bytes, None]) -> Response:
-    return StreamingResponse(events, media_type="text/event-stream", headers=DATA_HEADERS)
+class _EventStream(StreamingResponse):
+    """Events until they end or the reader goes, which ends them at once."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=DATA_HEADERS)
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the stream (the ASGI entry point)."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()

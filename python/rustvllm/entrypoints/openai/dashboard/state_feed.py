@@ -13,6 +13,9 @@ from rustvllm.entrypoints.openai.errors import UnavailableError
 from rustvllm.entrypoints.openai.sse import json_bytes
 from rustvllm.entrypoints.openai.state import ServedModel, ServerState, ServerStatus
 from rustvllm.exceptions import RustVLLMError
+from rustvllm.logger import init_logger
+
+logger = init_logger(__name__)
 
 POLL_SECONDS: Final = 0.4
 QUERY_SECONDS: Final = 2.0
@@ -80,7 +83,11 @@ class StateFeed:
     async def _poll(self) -> None:
         while True:
             began, is_last = time.monotonic(), self._is_over
-            newest = b"event: state\ndata: " + json_bytes(await self._ask()) + b"\n\n"
+            try:
+                newest = b"event: state\ndata: " + json_bytes(await self._ask()) + b"\n\n"
+            except Exception:
+                logger.exception("the state of the engines cannot be told")
+                newest, is_last = b"event: failed\ndata: {}\n\n", True  # viewers ask again
             async with self._news:
                 self._version += 1
                 self._newest, self._is_last = newest, is_last
