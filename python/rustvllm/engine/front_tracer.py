@@ -59,8 +59,8 @@ class FrontTracer:
         if self._spans is not None:
             self._asked[request_id] = request, trace_headers or {}
         params = request.params
-        began_ns, name = (request.began_ns, "generate") if entry is None else (entry.began_ns, entry.name)
-        self.tracer.write(TraceRecord(began_ns, "entry", name, request_id))
+        arrival_ns = min(request.arrival_ns, request.began_ns) if entry is None else entry.began_ns
+        self.tracer.write(TraceRecord(arrival_ns, "entry", "generate" if entry is None else entry.name, request_id))
         self.tracer.write(
             TraceRecord(
                 request.began_ns,
