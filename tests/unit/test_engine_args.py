@@ -296,7 +296,7 @@ def test_wrong_flags_end_with_usage(capsys, argv, message):
 
 def test_neutral_flags_of_later_features_are_let_through():
     assert parse("--tensor-parallel-size", "1", "--no-enable-lora", "--kv-cache-dtype", "auto") == AsyncEngineArgs()
-    assert parse("--disable-log-requests", "--disable-log-stats", "--no-enable-log-requests") == AsyncEngineArgs()
+    assert parse("--disable-log-requests", "--no-enable-log-requests") == AsyncEngineArgs()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+//! The lists of a request (`SamplingExtras`) in frames: sent once for all samples, and held to their rules on arrival.
+
+use std::sync::Arc;
+
+use ipc::{ClientMessage, DecodeError, HEADER_BYTES};
+use scheduler::{NewRequest, RequestKey, SamplingExtras, SamplingParams};
+
+fn frame(message: &ClientMessage) -> Vec<u8> {
+    let mut frame = Vec::new();
+    message.encode(&mut frame);
+    frame
+}
+
+/// The samples of a request share its extras, on both sides; another request with equal ones has its own.
+#[test]
+fn extras_are_sent_once_for_all_samples() {
+    let extras = SamplingExtras::new(Vec::new(), (0..1000).collect(), Vec::new(), None).expect("ids");
+    let params = SamplingParams { extras: Some(Arc::new(extras)), ..SamplingParams::default() };
+    let request = |key| NewRequest::new(RequestKey(key), "a", vec![1], params.clone());
+    let bytes = frame(&ClientMessage::AddRequests(vec![request(1)]));
+    let message = ClientMessage::AddRequests((1..=100).map(request).collect());
+    let all_bytes = frame(&message);
+    assert!(all_bytes.len() < bytes.len() + 99 * 100, "{} bytes", all_bytes.len());
+    let decoded =
+        ClientMessage::decode(all_bytes[4], &all_bytes[HEADER_BYTES..], 100).expect("it was encoded");
+    let ClientMessage::AddRequests(decoded) = decoded else { panic!("{decoded:?}") };
+    let first = decoded[0].params.extras.as_ref().expect("extras");
+    assert!(
+        decoded.iter().all(|request| Arc::ptr_eq(first, request.params.extras.as_ref().expect("extras")))
+    );
+}
+
+/// What a front end cannot make, a frame can hold.
+#[test]
+fn wrong_extras_are_refused() {
+    let extras =
+        SamplingExtras::new(vec![(7, 0.5)], Vec::new(), vec![vec![3]], None).expect("lists that may be");
+    let params = SamplingParams { extras: Some(Arc::new(extras)), ..SamplingParams::default() };
+    let request = NewRequest::new(RequestKey(1), "a", vec![1], params);
+    let good = frame(&ClientMessage::AddRequests(vec![request.clone()]));
+    let bias = good.windows(4).position(|window| window == 0.5f32.to_le_bytes()).expect("the bias");
+    let mut bad = good.clone();
+    bad[bias..bias + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let error = ClientMessage::decode(bad[4], &bad[HEADER_BYTES..], 1).expect_err("not finite").to_string();
+    assert!(error.contains("token id 7 is NaN"), "{error}");
+    // "The same extras" without any before: the flags are the byte behind the count.
+    for flags in [1 << 6, (1 << 5) | (1 << 6)] {
+        let mut bad = good.clone();
+        bad[HEADER_BYTES + 4] = flags;
+        let error = ClientMessage::decode(bad[4], &bad[HEADER_BYTES..], 1).expect_err("wrong flags");
+        assert!(matches!(error, DecodeError::BadValue { what: "a set of request flags", .. }), "{error}");
+    }
+}
