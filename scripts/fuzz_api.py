@@ -112,8 +112,10 @@ class Findings:
         kind = media_type(response)
         if kind == "text/event-stream":
             bodies = [json.loads(frame[6:]) for frame in response.content.split(b"\n\n")[:-2] if frame[:1] != b":"]
-        else:
+        elif kind == "application/json":
             bodies = [json.loads(response.content)] if response.content else []
+        else:
+            bodies = [response.text]
         for body in bodies:
             for place, message in self._schemas.violations(
                 operation.path, operation.method, response.status_code, kind, body
