@@ -171,11 +171,15 @@ def commands_of(body: str, *, prompted: bool = False) -> Iterator[tuple[int, str
 
 
 class Walk:
-    """Runs examples in one folder, with one server that starts when one is needed."""
+    """Runs examples in one folder, with one server that starts when one is needed.
+
+    Attributes:
+        folder: Where they run; what documents show as files is written into it when a document is entered.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._folder = Path(tempfile.mkdtemp(prefix="walk"))
+        self.folder = Path(tempfile.mkdtemp(prefix="walk"))
         self._server: _Server | None = None
         self._document, self._kept = "", list[_Server]()
         scripts = Path(sys.executable).parent
@@ -183,13 +187,13 @@ class Walk:
             **os.environ,
             "PATH": f"{scripts}:{os.environ['PATH']}",
             "HF_HUB_OFFLINE": "1",
-            "TMPDIR": str(self._folder),
+            "TMPDIR": str(self.folder),
         }
         for name in ("benches", "docs"):
-            (self._folder / name).symlink_to(REPOSITORY / name)
+            (self.folder / name).symlink_to(REPOSITORY / name)
         model = REPOSITORY / "python" / "rustvllm" / "assets" / "tiny"
-        (self._folder / "model-folder").symlink_to(model)
-        (self._folder / "trace.jsonl").write_text(
+        (self.folder / "model-folder").symlink_to(model)
+        (self.folder / "trace.jsonl").write_text(
             "".join(
                 json.dumps({"timestamp": 50 * i, "input_length": 100, "output_length": 10, "hash_ids": [i % 4]}) + "\n"
                 for i in range(20)
@@ -199,7 +203,7 @@ class Walk:
             {"from": "human", "value": "Tell me a story."},
             {"from": "gpt", "value": "Once upon a time there was."},
         ]
-        (self._folder / "sharegpt.json").write_text(json.dumps([{"conversations": turns}] * 20))
+        (self.folder / "sharegpt.json").write_text(json.dumps([{"conversations": turns}] * 20))
 
     def __enter__(self) -> Self:
         return self
@@ -207,7 +211,7 @@ class Walk:
     def __exit__(self, *exc_info: object) -> None:
         self.enter("")
         code = 0 if self._server is None else self._server.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         if code:
             raise WalkError(f"the server for all ended with exit code {code}")
 
@@ -224,13 +228,13 @@ class Walk:
         for fence in FENCE.finditer(document.read_text(encoding="utf-8")):
             for entry in self._plan.files:
                 if fence[2].startswith(entry["starts"]):
-                    (self._folder / entry["name"]).write_text(self._rewritten(fence[2]))
+                    (self.folder / entry["name"]).write_text(self._rewritten(fence[2]))
 
     @property
     def server(self) -> "_Server":
         """The server for all examples that need one."""
         if self._server is None:
-            self._server = _Server(["rustvllm", "serve"], self._folder, self._environment)
+            self._server = _Server(["rustvllm", "serve"], self.folder, self._environment)
             self._server.wait_until_ready()
         return self._server
 
@@ -256,7 +260,7 @@ class Walk:
     def _rewritten(self, text: str) -> str:
         for entry in self._plan.names:
             if entry["written"] in text:
-                value = entry["here"].replace("{folder}", str(self._folder))
+                value = entry["here"].replace("{folder}", str(self.folder))
                 if "{port}" in value or "{url}" in value:
                     value = value.replace("{port}", str(self.server.port)).replace("{url}", self.server.url)
                 text = text.replace(entry["written"], value)
@@ -273,7 +277,7 @@ class Walk:
         expected = self._plan.entry(self._plan.expect, example) or {}
         try:
             done = subprocess.run(
-                command, cwd=self._folder, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True,
+                command, cwd=self.folder, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True,
                 text=True, timeout=SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -289,7 +293,7 @@ class Walk:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
         words = [word for word in words if word != "&"]
         headless = "--headless" in words
-        server = _Server(words, self._folder, self._environment)
+        server = _Server(words, self.folder, self._environment)
         try:
             server.wait_until_ready("engine 0 ready" if headless else "ready, serving")
         except WalkError as error:

@@ -1,7 +1,6 @@
 """Bytes that no well-behaved client sends: each gets one well-formed answer of 4xx, and the server is well afterwards.
 
-What only looks odd and means something is served. Errors of the protocol itself are answered by the HTTP server, in
-plain text; everything behind it answers as the API does.
+What only looks odd and means something is served. After an error of the protocol itself the connection is closed.
 """
 
 import gzip
@@ -77,7 +76,7 @@ def assert_form(answer):
 
 
 REQUESTS = {
-    # name: (bytes, status or None where the protocol itself is broken)
+    # name: (bytes, status; None: 400, and the connection is closed because the protocol itself is broken)
     "gzip": (post(COMPLETIONS, GZIPPED, "Content-Encoding: gzip"), 415),
     "a gzip bomb": (post(COMPLETIONS, gzip.compress(b" " * 20_000_000), "Content-Encoding: gzip"), 415),
     "two codings": (post(COMPLETIONS, GZIPPED, "Content-Encoding: identity, br"), 415),
@@ -117,14 +116,14 @@ REQUESTS = {
     "a header's name beyond ASCII": (head(b"GET /v1/models HTTP/1.1", b"X\xc3\xa9: b"), None),
     "headers beyond ASCII": (head(b"GET /v1/models HTTP/1.1", b"X-Request-Id: \xff\xfe", b"Authorization: \xff"), 200),
     "a request id of 5000 characters": (post(COMPLETIONS, GOOD, "X-Request-Id: " + "a" * 5000), 400),
-    "no host": (b"GET /v1/models HTTP/1.1\r\n\r\n", 200),
+    "no host": (b"GET /v1/models HTTP/1.1\r\n\r\n", 400),
     "a host that is none": (b"GET /v1/models HTTP/1.1\r\nHost: \xff[::\r\n\r\n", 200),
     "another host's address": (get(b"http://other/v1/models"), 200),
     "a doubled slash": (get(b"//v1//models"), 404),
     "dots": (get(b"/v1/models/../../etc/passwd"), 404),
     "a broken escape": (get(b"/v1/models/%zz%00%ff"), 404),
     "a path beyond ASCII": (get(b"/v1/models/\xc3\xa9"), None),
-    "a path of 70,000 bytes": (get(b"/" + b"a" * 70_000), None),
+    "a path of 70,000 bytes": (get(b"/" + b"a" * 70_000), 431),
     "a path without a slash": (get(b"v1/models"), None),
     "an odd query": (get(b"/v1/models?%ff=%00&a[]=&&=;"), 200),
     "the whole server": (head(b"OPTIONS * HTTP/1.1"), 404),
@@ -154,12 +153,10 @@ REQUESTS = {
 def test_requests(url, name):
     sent, status = REQUESTS[name]
     [answer] = ask(url, sent)
-    if status is None:
-        assert (answer.status, answer.headers["connection"]) == (400, "close")
-        assert answer.body == b"Invalid HTTP request received."
-    else:
-        assert answer.status == status, answer.body
-        assert_form(answer)
+    assert answer.status == (status or 400), answer.body
+    if status in (None, 431):
+        assert answer.headers["connection"] == "close"
+    assert_form(answer)
 
 
 def test_a_head_request_has_no_body(url):
@@ -180,9 +177,9 @@ def test_a_bad_body_does_not_spoil_the_next_request_of_its_connection(url):
 
 
 def test_noise_behind_a_request_closes_the_connection(url):
+    """Whether its answer still comes is a matter of time; half an answer, or one inside another, never does."""
     answers = ask(url, post(COMPLETIONS, GOOD) + b"noise\r\n\r\n", most=3)
-    assert answers
-    assert answers[-1].status == 400
+    assert [answer.status for answer in answers] in ([], [200], [400], [200, 400])
 
 
 def test_a_body_byte_by_byte_is_served(url):

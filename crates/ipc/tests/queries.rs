@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use common::{Engine, PATIENCE, RawClient, collect, request, tokens_of, wait_until};
 use ipc::{
-    ClientError, ClientMessage, EngineMessage, MAX_OPEN_QUERIES, MAX_QUERY_BYTES, MAX_REPLY_BYTES,
-    MAX_WAITING_QUERIES, Query,
+    ClientError, ClientMessage, EngineMessage, HEADER_BYTES, MAX_OPEN_QUERIES, MAX_QUERY_BYTES,
+    MAX_QUERY_KIND_BYTES, MAX_REPLY_BYTES, MAX_WAITING_QUERIES, Query,
 };
 
 /// Answer with `answer` whatever is asked, until `count` were answered.
@@ -190,4 +190,33 @@ fn a_dead_engine_answers_at_once() {
     let error = client.query("state", b"", PATIENCE).expect_err("dead");
     assert!(matches!(&error, ClientError::Dead { reason } if reason.contains("on purpose")), "{error}");
     assert!(began.elapsed() < PATIENCE / 2);
+}
+
+/// The bytes of the other kinds are in `codec.rs`.
+#[test]
+fn the_bytes_of_a_reply_are_these() {
+    let answer = EngineMessage::Reply { id: 1, outcome: Ok(vec![0xee]) };
+    let refusal = EngineMessage::Reply { id: 2, outcome: Err("no".to_owned()) };
+    let mut frames = Vec::new();
+    answer.encode(&mut frames);
+    assert_eq!(frames, b"\x0e\0\0\0\x8d\x01\0\0\0\0\0\0\0\x01\x01\0\0\0\xee");
+    frames.clear();
+    refusal.encode(&mut frames);
+    assert_eq!(frames, b"\x0f\0\0\0\x8d\x02\0\0\0\0\0\0\0\0\x02\0\0\0no");
+}
+
+#[test]
+fn a_query_that_is_too_long_is_refused() {
+    let decode = |kind: usize, payload: usize| {
+        let kind = "k".repeat(kind).into();
+        let query = ClientMessage::Query { id: 1, kind, payload: vec![0; payload].into() };
+        let mut bytes = Vec::new();
+        query.encode(&mut bytes);
+        ClientMessage::decode(bytes[4], &bytes[HEADER_BYTES..], 100)
+    };
+    decode(MAX_QUERY_KIND_BYTES, MAX_QUERY_BYTES).expect("as long as may be");
+    let error = decode(MAX_QUERY_KIND_BYTES + 1, 0).expect_err("its kind");
+    assert_eq!(error.to_string(), "65 is not a length of a query's kind");
+    let error = decode(1, MAX_QUERY_BYTES + 1).expect_err("its payload");
+    assert_eq!(error.to_string(), "65537 is not a length of a query");
 }

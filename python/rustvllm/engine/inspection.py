@@ -10,7 +10,7 @@
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import monotonic_ns
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
 
+KINDS: Final = ("state", "journey")
 MAX_REQUESTS: Final = 256
 """Rows of requests at most."""
 MAX_CELLS: Final = 65_536
@@ -38,10 +39,6 @@ class Inspection:
         self._core = core
         self._steps = StepSummary(core)
         self._watch = RequestWatch(core)
-        self._answers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            "state": self._state,
-            "journey": self._watch.answer,
-        }
 
     def answer(self, query: Query) -> None:
         """Answer what was asked. A question that cannot be answered says why; the engine goes on."""
@@ -56,16 +53,15 @@ class Inspection:
             query.answer(answer)
 
     def _answer(self, query: Query) -> dict[str, Any]:
-        answer = self._answers.get(query.kind)
-        if answer is None:
-            raise InvalidRequestError(f"there is no query {query.kind!r}; there are {', '.join(self._answers)}")
+        if query.kind not in KINDS:
+            raise InvalidRequestError(f"there is no query {query.kind!r}; there are {', '.join(KINDS)}")
         try:
             wanted = json.loads(query.payload or b"{}")
         except ValueError as error:
             raise InvalidRequestError(f"the payload of the query {query.kind!r} is no JSON: {error}") from error
         if not isinstance(wanted, dict):
             raise InvalidRequestError(f"the payload of the query {query.kind!r} must be an object, got {wanted!r:.80}")
-        return answer(wanted)
+        return self._state(wanted) if query.kind == "state" else self._watch.answer(wanted)
 
     def _state(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         scheduler, config = self._core.scheduler, self._core.config

@@ -103,7 +103,7 @@ def step():
     """A plan and the arrays of its layer, all good."""
     metadata, query, key, value, cache = make_step([(5, 2), (0, 1)], 4, 2, 8, 4, torch.float32, 0)
     arrays = {"query": query, "key": key, "value": value, "kv_cache": cache, "out": torch.full((3, 4, 8), 7.0)}
-    return CPUAttentionBackend(1).plan(metadata)._plan, {name: array.numpy() for name, array in arrays.items()}
+    return CPUAttentionBackend(1).plan(metadata).core, {name: array.numpy() for name, array in arrays.items()}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 from rustvllm import AsyncLLM, SamplingParams
 from rustvllm.engine.request_state import RequestState
 from rustvllm.entrypoints.openai.generation import Generation
+from rustvllm.entrypoints.openai.settings import ServerSettings
 from rustvllm.exceptions import (
     EngineDeadError,
     InvalidRequestError,
@@ -409,7 +410,7 @@ async def test_closing_ends_a_reader_that_waits(make, toy_executors):
 async def test_closing_a_generation_ends_its_merge(make):
     """Several prompts of one HTTP request are read by tasks of their own, which must not outlive it."""
     engine = make()
-    state = SimpleNamespace(engine_request_ids=set())
+    state = SimpleNamespace(engine_request_ids=set(), settings=ServerSettings())
     before = asyncio.all_tasks()
     generation = await Generation.start(state, SimpleNamespace(engine=engine), ["a", "b"], LONG, "r", 0)
     await anext(generation)
@@ -424,7 +425,7 @@ async def test_closing_a_generation_ends_its_merge(make):
 async def test_closing_a_generation_ends_a_merge_that_is_read(make, toy_executors):
     engine = make()
     toy_executors[0].gate.clear()
-    state = SimpleNamespace(engine_request_ids=set())
+    state = SimpleNamespace(engine_request_ids=set(), settings=ServerSettings())
     generation = await Generation.start(state, SimpleNamespace(engine=engine), ["a", "b"], LONG, "r", 0)
     reader = asyncio.create_task(anext(generation))
     await until(lambda: toy_executors[0].steps)
