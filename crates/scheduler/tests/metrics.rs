@@ -70,7 +70,7 @@ fn requests_of_one_size_give_the_numbers_that_everybody_expects() {
         assert_eq!(counter(&metrics, "num_finished_length"), R);
         assert_eq!(histogram(&metrics, "time_to_first_token").count(), R);
         assert_eq!(histogram(&metrics, "inter_token_latency").count(), R * (G - 1));
-        assert_eq!(histogram(&metrics, "iteration_tokens").sum, (R * (P + G)) as f64);
+        assert_eq!(histogram(&metrics, "iteration_tokens").sum as u64, R * (P + G));
         assert_eq!(totals(&metrics, "request_prompt_tokens"), (R, (R * P) as f64));
         assert_eq!(totals(&metrics, "request_generation_tokens"), (R, (R * G) as f64));
         assert_eq!(totals(&metrics, "request_params_max_tokens"), (R, (R * G) as f64));

@@ -100,14 +100,14 @@ impl Ledger {
 
         assert_eq!(histogram("time_to_first_token").count(), started().count() as u64);
         let gaps = started().flat_map(|entry| entry.token_times.windows(2).map(|pair| pair[1] - pair[0]));
-        check_times("inter_token_latency", histogram("inter_token_latency"), gaps.collect());
+        check_times("inter_token_latency", histogram("inter_token_latency"), &gaps.collect::<Vec<_>>());
         let decodes = all().filter(complete);
         let spans = decodes.map(|entry| match &entry.token_times[..] {
             [first, .., last] => last - first,
             _ => 0,
         });
-        check_times("request_decode_time", histogram("request_decode_time"), spans.collect());
-        check_numbers(histogram("iteration_tokens"), self.steps.values().copied().collect());
+        check_times("request_decode_time", histogram("request_decode_time"), &spans.collect::<Vec<_>>());
+        check_numbers(histogram("iteration_tokens"), &self.steps.values().copied().collect::<Vec<_>>());
 
         let of_complete =
             |number: fn(&Entry) -> u64| all().filter(complete).map(number).collect::<Vec<u64>>();
@@ -117,9 +117,9 @@ impl Ledger {
         {
             assert_eq!(histogram(name).count(), num_complete, "{name}");
         }
-        check_numbers(histogram("request_prompt_tokens"), of_complete(|entry| entry.num_prompt));
-        check_numbers(histogram("request_generation_tokens"), of_complete(|entry| entry.num_tokens));
-        check_numbers(histogram("request_params_max_tokens"), of_complete(|entry| entry.max_tokens));
+        check_numbers(histogram("request_prompt_tokens"), &of_complete(|entry| entry.num_prompt));
+        check_numbers(histogram("request_generation_tokens"), &of_complete(|entry| entry.num_tokens));
+        check_numbers(histogram("request_params_max_tokens"), &of_complete(|entry| entry.max_tokens));
         let several = all().filter(complete).filter(|entry| entry.num_tokens > 1).count() as u64;
         assert_eq!(histogram("request_time_per_output_token").count(), several);
         assert_eq!(histogram("request_num_preemptions").count(), num_complete);
@@ -135,26 +135,27 @@ impl Ledger {
         }
         groups.retain(|_, (_, longest)| longest.is_some());
         let sizes = groups.values().map(|(num_samples, _)| *num_samples);
-        check_numbers(histogram("request_params_n"), sizes.collect());
+        check_numbers(histogram("request_params_n"), &sizes.collect::<Vec<_>>());
         let longest = groups.values().filter_map(|(_, longest)| *longest);
-        check_numbers(histogram("request_max_num_generation_tokens"), longest.collect());
+        check_numbers(histogram("request_max_num_generation_tokens"), &longest.collect::<Vec<_>>());
     }
 }
 
 /// Every value in its bucket, found by walking through the bounds.
-fn check_numbers(histogram: &HistogramSnapshot, values: Vec<u64>) {
+fn check_numbers(histogram: &HistogramSnapshot, values: &[u64]) {
     let mut counts = vec![0; histogram.bounds.len() + 1];
-    for value in &values {
+    for value in values {
         let bucket = histogram.bounds.iter().position(|bound| *value as f64 <= *bound);
         counts[bucket.unwrap_or(histogram.bounds.len())] += 1;
     }
     assert_eq!(histogram.counts, counts);
-    assert_eq!(histogram.sum, values.into_iter().sum::<u64>() as f64);
+    // Whole numbers, and small ones: their sum is exact.
+    assert_eq!(histogram.sum as u64, values.iter().sum::<u64>());
 }
 
-fn check_times(name: &str, histogram: &HistogramSnapshot, values: Vec<u64>) {
+fn check_times(name: &str, histogram: &HistogramSnapshot, values: &[u64]) {
     let mut counts = vec![0; histogram.bounds.len() + 1];
-    for nanoseconds in &values {
+    for nanoseconds in values {
         let seconds = *nanoseconds as f64 / 1e9;
         let bucket = histogram.bounds.iter().position(|bound| seconds <= *bound);
         counts[bucket.unwrap_or(histogram.bounds.len())] += 1;

@@ -221,7 +221,7 @@ impl World {
                 requests.push(child);
             }
         }
-        self.hand_in(requests);
+        self.hand_in(&requests);
     }
 
     /// A request that continues another one from where it is now.
@@ -242,7 +242,7 @@ impl World {
         if self.random.chance(70) {
             request.extra_keys = ExtraKeys::default();
         }
-        self.hand_in(vec![request]);
+        self.hand_in(&[request]);
     }
 
     /// Who forks may want less than all that there is.
@@ -259,9 +259,9 @@ impl World {
             && longest.div_ceil(self.config.block_size) < self.config.num_blocks
     }
 
-    fn hand_in(&mut self, requests: Vec<NewRequest>) {
+    fn hand_in(&mut self, requests: &[NewRequest]) {
         let fits = requests.iter().all(|request| self.fits(request));
-        if let [request] = &requests[..]
+        if let [request] = requests
             && request.fork_from.is_none()
             && !request.waits_for_grammar
         {

@@ -41,20 +41,20 @@ fn num_tokens(requests: &[NewRequest]) -> u64 {
 
 impl World {
     /// Hand requests in and hold the answer against what waits already.
-    pub(super) fn add_to_queue(&mut self, requests: Vec<NewRequest>) -> Result<(), AddRequestError> {
+    pub(super) fn add_to_queue(&mut self, requests: &[NewRequest]) -> Result<(), AddRequestError> {
         let handle = self.scheduler.handle();
         let before = (handle.num_queued(), handle.num_queued_tokens());
-        let (count, tokens) = (requests.len() as u32, num_tokens(&requests));
+        let (count, tokens) = (requests.len() as u32, num_tokens(requests));
         let keys: Vec<_> = requests.iter().map(|request| request.key).collect();
         let limit = self.config.max_num_queued_tokens;
         let fits = limit == 0 || before.1 == 0 || before.1 + tokens <= limit;
-        let result = handle.add_requests(requests.clone());
+        let result = handle.add_requests(requests.to_vec());
         let after = (handle.num_queued(), handle.num_queued_tokens());
         match &result {
             Ok(()) => {
                 assert!(fits, "more tokens wait than may");
                 assert_eq!(after, (before.0 + count, before.1 + tokens), "what was taken in is counted");
-                self.ledger.add(&requests);
+                self.ledger.add(requests);
                 let now = monotonic_ns();
                 while monotonic_ns() <= now {}
                 self.queue.handed_in.extend(keys.into_iter().map(|key| (key, now)));
