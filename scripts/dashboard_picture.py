@@ -19,8 +19,8 @@ sys.path.insert(0, str(REPOSITORY / "tests" / "server"))
 from chromium import Chromium, find_chromium  # noqa: E402 -- the tests' browser
 from server_process import REAL, ServerProcess  # noqa: E402
 
-WIDTH, HEIGHT, SCALE = 1440, 1120, 1.0
-FLAGS = ["--port=0", "--num-gpu-blocks-override=1600", "--max-num-seqs=12", "--max-num-batched-tokens=256"]
+WIDTH, HEIGHT, SCALE = 1440, 1170, 1.0
+FLAGS = ["--port=0", "--num-gpu-blocks-override=2000", "--max-num-seqs=12", "--max-num-batched-tokens=256"]
 OPENINGS = [
     "You are a helpful assistant who tells short stories to children. Each has a beginning, a middle and an end. ",
     "Answer in plain words, as one would to a curious friend who has never heard of the matter before. ",

@@ -11,7 +11,7 @@ def wait_until_idle(url: str) -> None:
     """Every request has ended and every block is free again."""
     for _ in range(2000):
         load = httpx.get(f"{url}/load", timeout=60).json()
-        if (load["server_load"], load["num_running"], load["num_waiting"]) == (1, 0, 0):
+        if (load["server_load"], load["num_running"], load["num_waiting"]) == (0, 0, 0):
             assert load["num_free_blocks"] == load["num_usable_blocks"]
             return
     raise AssertionError(f"requests were left: {load}")

@@ -170,6 +170,7 @@ async def test_a_key_is_needed_for_what_only_looks_like_a_probe():
     for path in (
         "/health/", "//health", "/health%2f..%2fv1/models", "/v1/models?/health", "/HEALTH", "/openapi.json", "/docs",
         "/load", "/metrics", "/v1/models", "/nothing", "/tokenize", "/health/../v1/models",
+        "/dashboard/events", "/dashboard/journey", "/dashboard/../v1/models", "/dashboard/x",
     ):  # fmt: skip
         assert await get(app, path) == (401, b'{"error":"Unauthorized"}'), path
     for header in (

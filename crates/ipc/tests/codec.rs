@@ -518,6 +518,16 @@ fn the_bytes_of_an_engines_frames_are_these() {
         (EngineMessage::Fatal("no".to_owned()), "06000000 87 02000000 6e6f".to_owned()),
         (EngineMessage::Goodbye, "00000000 88".to_owned()),
         (EngineMessage::StepFailed("no".to_owned()), "06000000 89 02000000 6e6f".to_owned()),
+    ];
+    for (message, expected) in &engines {
+        assert_eq!(engine_hex(message), expected.replace(' ', ""), "{message:?}");
+    }
+}
+
+/// As above.
+#[test]
+fn the_bytes_of_a_reply_are_these() {
+    let replies = [
         (
             EngineMessage::Reply { id: 1, outcome: Ok(vec![0xee]) },
             "0e000000 8d 0100000000000000 01 01000000 ee".to_owned(),
@@ -527,7 +537,7 @@ fn the_bytes_of_an_engines_frames_are_these() {
             "0f000000 8d 0100000000000000 00 02000000 6e6f".to_owned(),
         ),
     ];
-    for (message, expected) in &engines {
+    for (message, expected) in &replies {
         assert_eq!(engine_hex(message), expected.replace(' ', ""), "{message:?}");
     }
 }

@@ -48,7 +48,9 @@ fn an_answer_is_that_of_its_question() {
             })
             .collect();
         answer(&engine, 3 * 4 * 20, echo);
-        askers.into_iter().for_each(|asker| asker.join().expect("right answers"));
+        for asker in askers {
+            asker.join().expect("right answers");
+        }
     });
 }
 
