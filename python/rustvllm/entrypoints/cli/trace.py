@@ -88,8 +88,10 @@ def trace(argv: Sequence[str]) -> int:
         args.max_num_batched_tokens = args.chunk
     if len(args.positional) == 2:
         args.model = args.positional[0]
+    logger = logging.getLogger("rustvllm")
+    level = logger.level
     if not os.environ.get("RUSTVLLM_LOGGING_LEVEL") and not getattr(args, "trace", False):
-        logging.getLogger("rustvllm").setLevel(logging.WARNING)  # the page says what the loaders would
+        logger.setLevel(logging.WARNING)  # the page says what the loaders would
     try:
         return _Scene(args, argv, began_ns).play()
     except RustVLLMError as error:
@@ -100,6 +102,8 @@ def trace(argv: Sequence[str]) -> int:
         return EXIT_FAILURE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    finally:
+        logger.setLevel(level)
 
 
 class _Scene:
