@@ -5,7 +5,7 @@ The arrays that cross the boundary every step are described in ``docs/boundary.m
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, Self, TypeAlias, TypedDict, final, overload
+from typing import Any, Literal, Self, TypeAlias, TypedDict, final, overload, type_check_only
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +33,11 @@ __all__ = [
     "SAMPLING_INT_COLUMNS",
     "CpuAttention",
     "CpuAttentionPlan",
+    "CpuDecoder",
     "CpuThreads",
     "EngineClient",
     "EngineHandle",
+    "EngineQuery",
     "EngineServer",
     "OutputProcessor",
     "PackedLinear",
@@ -201,7 +203,7 @@ class Scheduler:
         Returns the number of requests that finished.
         """
     def record_step_times(
-        self, schedule_ns: int, prepare_ns: int, forward_ns: int, sample_ns: int, wait_ns: int, update_ns: int, /
+        self, schedule_ns: int, prepare_ns: int, forward_ns: int, sample_ns: int, wait_ns: int, update_ns: int
     ) -> None:
         """When each part of the step began that was updated last (CLOCK_MONOTONIC, ascending); it ends now. Owner."""
     def truncate_drafts(self, scheduler_output: SchedulerOutput, num_kept: Sequence[int]) -> SchedulerOutput:
@@ -327,6 +329,7 @@ class EngineHandle(_TakesRequests):
     def metrics(self) -> CountedMetrics:
         """Counters and histograms, readable from any thread."""
 
+@type_check_only
 class CountedMetrics(TypedDict):
     """What an engine has counted. A histogram is its bounds, the counts of its buckets (one more) and its sum."""
 
