@@ -112,7 +112,6 @@ UNBUILT_ENDPOINTS: tuple[tuple[str, str], ...] = tuple(
     POST /rerank
     POST /invocations
     POST /inference/v1/generate
-    GET /metrics
     GET /server_info
     GET /tokenizer_info
     POST /reset_prefix_cache
