@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pickle  # noqa: TID251 -- to make what must not be opened
+import shutil
 import socket
 import time
 from types import SimpleNamespace
@@ -320,6 +321,7 @@ def test_a_key_is_not_in_help_or_in_a_report(monkeypatch, capsys):
         assert secret not in captured.out + captured.err
 
 
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="there is no prlimit to bound the open files with")
 def test_a_server_without_descriptors_comes_back():
     """Connections are bounded by the limit of open files; one too many is turned away and breaks nothing."""
     with ServerProcess(["prlimit", "--nofile=64:64", *FAKE, "--port", "0"]) as server:
