@@ -86,7 +86,7 @@ def post(url: str, body: dict[str, object]) -> dict[str, object]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """A port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -9,6 +9,8 @@ import argparse
 import ast
 import re
 import sys
+import textwrap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -30,9 +32,18 @@ A file given with `--config` holds the same flags as keys of a YAML mapping ([op
 REFUSED = """
 ## Known and refused
 
-Flags that users of this kind of server know, of features that are not built. They are refused by name; a value that
-asks for nothing (`--tensor-parallel-size 1`) is taken.
+Flags that users of vLLM know, of features that are not built. Each is refused with its reason; a value that asks for
+nothing (`--tensor-parallel-size 1`) is taken.
 
+"""
+
+WITHOUT_EFFECT = """
+## Known and without effect
+
+Flags of vLLM that could change nothing here. They are taken with any value.
+
+| flags | why |
+|---|---|
 """
 
 ENVIRONMENT = """
@@ -47,15 +58,23 @@ A flag that says the same thing wins.
 
 def render() -> str:
     """The whole page."""
-    from rustvllm.entrypoints.cli.grouped_help import groups
-    from rustvllm.entrypoints.cli.serve import make_parser
+    from rustvllm.cli.grouped_help import groups
+    from rustvllm.cli.serve import make_parser
+    from rustvllm.server.flags import vllm_flags
 
     parser = make_parser()
     page = [HEAD]
     for title, actions in groups(parser):
         page.append(f"\n## {title}\n\n| flag | meaning |\n|---|---|\n")
         page += [f"| {_flag(action)} | {_cell(_help(parser, action))} |\n" for action in actions]
-    page += [REFUSED, ", ".join(f"`{flag}`" for flag in _refused(parser)), "\n"]
+    page += [
+        REFUSED,
+        textwrap.fill(", ".join(f"`{flag}`" for flag in _refused(parser)), 140, break_on_hyphens=False),
+        "\n\n| flags | why, and what works |\n|---|---|\n",
+        *_rows(vllm_flags.REFUSED),
+        WITHOUT_EFFECT,
+        *_rows(vllm_flags.WITHOUT_EFFECT),
+    ]
     page += [ENVIRONMENT, *(f"| `{name}` | {_cell(text)} |\n" for name, text in _variables())]
     return "".join(page)
 
@@ -73,7 +92,18 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     return parser._get_formatter()._expand_help(action)  # noqa: SLF001 -- argparse fills in defaults here alone
 
 
+def _rows(table: Mapping[str, str]) -> Iterator[str]:
+    """A row for each reason, with its flags."""
+    for reason, flags in table.items():
+        names = ", ".join(f"`{word.partition('=')[0].partition(',')[0]}`" for word in flags.split())
+        yield f"| {names} | {_cell(reason)} |\n"
+
+
 def _refused(parser: argparse.ArgumentParser) -> list[str]:
+    """Those that are refused, or are other spellings, in no table."""
+    from rustvllm.server.flags.vllm_flags import REFUSED, WITHOUT_EFFECT, rows
+
+    listed = {name for table in (REFUSED, WITHOUT_EFFECT) for names, _, _ in rows(table) for name in names}
     return sorted(
         {
             action.option_strings[0]
@@ -82,6 +112,7 @@ def _refused(parser: argparse.ArgumentParser) -> list[str]:
             and action.option_strings
             and "_" not in action.option_strings[0]
             and not action.option_strings[0].startswith("--no-")
+            and action.option_strings[0] not in listed
         }
     )
 

@@ -47,6 +47,7 @@ SENSIBLE: dict[str, Callable[[random.Random], Any]] = {
     "top_p": lambda choice: choice.uniform(0.01, 1),
     "top_k": lambda choice: choice.randint(-1, 50),
     "min_p": lambda choice: choice.random(),
+    "top_n_sigma": lambda choice: choice.uniform(-1, 4),
     "presence_penalty": lambda choice: choice.uniform(-2, 2),
     "frequency_penalty": lambda choice: choice.uniform(-2, 2),
     "repetition_penalty": lambda choice: choice.uniform(0.1, 2),
@@ -81,7 +82,7 @@ class Findings:
     """What was answered, and what should not have been.
 
     Args:
-        schemas: What answers must look like; None: nobody has said so.
+        schemas: What answers must look like; None checks no shape.
 
     Attributes:
         statuses: How often each operation answered with each status.
@@ -161,7 +162,7 @@ def what_is_wrong_with_events(content: bytes) -> str | None:
         if frame.startswith(b":"):
             continue  # a comment
         if not frame.startswith(b"data: ") or b"\n" in frame:
-            return "a frame that is no event"
+            return "a frame that is not an event"
         try:
             event = json.loads(frame[6:], parse_constant=refuse_constant)
         except ValueError as exc:
@@ -173,7 +174,7 @@ def what_is_wrong_with_events(content: bytes) -> str | None:
 
 def refuse_constant(name: str) -> None:
     """JSON has no NaN and no Infinity."""
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def steer(case: Case, model: str, choice: random.Random) -> None:

@@ -11,6 +11,19 @@ for component in fmt clippy; do
     }
 done
 
+# Clippy takes as long as all others together and leaves a processor idle for much of it: it runs together with them.
+clippy=(cargo clippy ${CI:+--locked} --quiet --workspace --all-targets -- -D warnings)
+clippy_log=$(mktemp)
+trap 'kill "$clippy_process" 2>/dev/null; rm -f "$clippy_log"' EXIT
+"${clippy[@]}" >"$clippy_log" 2>&1 &
+clippy_process=$!
+end_of_clippy() {
+    local status=0
+    wait "$clippy_process" || status=$?
+    cat "$clippy_log"
+    return "$status"
+}
+
 failed=()
 check() {
     local name=$1
@@ -23,16 +36,21 @@ check "Python lints" "$bin/ruff" check .
 check "Python format" "$bin/ruff" format --check --quiet .
 check "Python types" "$bin/mypy"
 check "stub of the core" "$bin/python" -m mypy.stubtest rustvllm._core --mypy-config-file pyproject.toml
+check "docstrings" "$bin/python" scripts/docstrings.py
 check "import layers" "$bin/lint-imports"
 check "Rust format" cargo fmt --all --check
-check "Rust lints" cargo clippy ${CI:+--locked} --quiet --workspace --all-targets -- -D warnings
-check "shell scripts" bash -n scripts/setup.sh scripts/client_environments.sh scripts/lint.sh scripts/test_loom.sh .ci/run
+for script in scripts/*.sh .ci/run; do # bash reads only the first of several
+    check "shell script $script" bash -n "$script"
+done
 if command -v shellcheck >/dev/null; then
     check "shell lints" shellcheck scripts/*.sh .ci/run
 fi
 if command -v cargo-deny >/dev/null; then
     check "Rust dependencies" cargo deny ${CI:+--locked} check
 fi # otherwise tests/architecture/test_dependencies.py holds the same deny.toml
+
+echo "--- Rust lints"
+end_of_clippy || failed+=("Rust lints: ${clippy[*]}")
 
 if [ ${#failed[@]} -gt 0 ]; then
     echo

@@ -156,14 +156,14 @@ def in_fields(api: Api, schemas: Schemas, served: dict[str, Json]) -> Iterator[D
 
 def at_limits(api: Api, schemas: Schemas, path: str, name: str, schema: Json) -> Iterator[Difference]:
     """Values at OpenAI's bounds that are refused here, and values beyond them that are served."""
-    beside = {other: value for other, value in FIELDS[name].items() if other != name}
+    others = {other: value for other, value in FIELDS[name].items() if other != name}
     for bound, step in (("minimum", -1), ("maximum", 1)):
         limit = schemas.limit(schema, bound)
         if limit is _NO_LIMIT or abs(limit) > 2**53:
             continue
-        if api.ask(path, **{**beside, name: limit}).status_code != 200:
+        if api.ask(path, **{**others, name: limit}).status_code != 200:
             yield f"request: {path}", name, f"{limit} is refused"
-        if api.ask(path, **{**beside, name: limit + step}).status_code == 200:
+        if api.ask(path, **{**others, name: limit + step}).status_code == 200:
             yield f"request: {path}", name, "more is served" if step > 0 else "less is served"
     most = schemas.limit(schema, "maxItems")
     if name == "stop" and most is not _NO_LIMIT and api.ask(path, stop=["a"] * (most + 1)).status_code == 200:
@@ -171,7 +171,7 @@ def at_limits(api: Api, schemas: Schemas, path: str, name: str, schema: Json) ->
 
 
 def in_endpoints(api: Api, document: dict[str, Json]) -> Iterator[Difference]:
-    """Methods of the paths that OpenAI has and this server has not."""
+    """Methods of the paths that OpenAI has and this server lacks."""
     for path, methods in document["paths"].items():
         for method in methods.keys() & {"get", "post", "delete"}:
             status = api.any(method.upper(), re.sub(r"\{\w+\}", "x", path)).status_code

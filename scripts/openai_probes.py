@@ -6,7 +6,7 @@ BASES: dict[str, dict[str, Any]] = {
     "/completions": {"prompt": "Once upon a time"},
     "/chat/completions": {"messages": [{"role": "user", "content": "Once upon a time"}]},
 }
-"""The least that each endpoint needs beside a model."""
+"""The least that each endpoint needs in addition to a model."""
 
 OPENAI_SCHEMAS = {"/completions": "CreateCompletionRequest", "/chat/completions": "CreateChatCompletionRequest"}
 OUR_SCHEMAS = {"/completions": "CompletionRequest", "/chat/completions": "ChatCompletionRequest"}
@@ -39,7 +39,7 @@ ANSWERS: list[tuple[str, str, dict[str, Any]]] = [
     ("/models", "models", {}),
     ("/models/{model}", "models", {}),
 ]
-"""Path, name in the list of differences, and fields beside the base."""
+"""Path, name in the list of differences, and fields in addition to the base."""
 
 _FUNCTION = {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}
 _TOOLS = [{"type": "function", "function": _FUNCTION}]
@@ -86,4 +86,4 @@ FIELDS: dict[str, dict[str, Any]] = {
         "web_search_options": {"web_search_options": {"search_context_size": "low"}},
     }.items()
 }
-"""For each field of OpenAI's requests a value that asks for something, with what it needs beside it."""
+"""For each field of OpenAI's requests a value that asks for something, with the other fields that it needs."""

@@ -75,7 +75,7 @@ def _leaves(error: jsonschema.ValidationError) -> Iterator[jsonschema.Validation
     branches: dict[Any, list[jsonschema.ValidationError]] = {}
     for inner in error.context or ():
         branches.setdefault(inner.relative_schema_path[0], []).append(inner)
-    # An alternative of which the value has not even the type, such as null, says nothing of its fields.
+    # An alternative of another type, such as null, says nothing of the value's fields.
     near = [errors for errors in branches.values() if not any(_is_of_another_type(inner) for inner in errors)]
     if not near:
         yield error

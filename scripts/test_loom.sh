@@ -8,6 +8,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Bounded pre-emptions keep each model to seconds; LOOM_MAX_PREEMPTIONS=4 looks deeper.
 export LOOM_MAX_PREEMPTIONS=${LOOM_MAX_PREEMPTIONS:-2} RUSTFLAGS="--cfg loom"
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/loom
+# A wheel's optimisation across crates takes the linker longer than it saves models of seconds.
+export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
 
 run() { cargo test ${CI:+--locked} --quiet --release "$@" 2>&1; }
 

@@ -117,7 +117,7 @@ class Plan:
         ]
         for entry in self.names:
             if not any(entry["written"] in text for text in [*(example.text for example in examples), *bodies]):
-                wrong.append(f"names: nobody writes {entry['written']!r}")
+                wrong.append(f"names: no example contains {entry['written']!r}")
         return wrong
 
 

@@ -20,7 +20,7 @@ hypothesis.settings.register_profile("dev", max_examples=50, deadline=None)
 hypothesis.settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
-# Test folders are no packages: what several of them share is imported by name from this one.
+# Test folders are not packages: what several of them share is imported by name from this one.
 sys.path.insert(0, str(Path(__file__).parent))
 
 
@@ -32,10 +32,10 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
-    """The folder `shared` beside the clone, with reference checkpoints, tokenizers and golden outputs."""
+    """The folder `shared` next to the clone, with reference checkpoints, tokenizers and golden outputs."""
     folder = REPOSITORY.parent / "shared"
     if not (folder / "data").is_dir():
-        pytest.skip("no reference data: the folder ../shared/data is not beside this clone")
+        pytest.skip("no reference data: the folder ../shared/data is not next to this clone")
     return folder
 
 
@@ -55,3 +55,10 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
     if reason:
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Leaves each of several workers one thread of torch: together they have hardly more than there are processors."""
+    torch = sys.modules.get("torch")  # imported by test modules by now, or by none
+    if torch is not None and "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)

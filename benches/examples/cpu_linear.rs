@@ -37,6 +37,8 @@ fn main() {
             "f32" => (WeightKind::F32, 4),
             "bf16" => (WeightKind::Bf16, 2),
             "int8" => (WeightKind::Int8 { group_size: 1 << 24 }, 1),
+            "w8a8" => (WeightKind::W8A8 { group_size: 1 << 24 }, 1),
+            "w8a8-32" => (WeightKind::W8A8 { group_size: 32 }, 1),
             "int8-128" => (WeightKind::Int8 { group_size: 128 }, 1),
             _ => panic!("{kind} is no kind of weights"),
         };

@@ -1,7 +1,7 @@
 """The least that a streaming server in Python costs: FastAPI on uvicorn, events that are ready bytes, no engine.
 
 Events follow each other at once, or with ``--step-time`` those of all streams come together, as an engine's do.
-``serving_cost.py`` measures it beside rustvllm. Prints what ``rustvllm serve`` prints when it is ready.
+``serving_cost.py`` compares rustvllm with it. Prints what ``rustvllm serve`` prints when it is ready.
 """
 
 import argparse
@@ -38,7 +38,7 @@ class Steps:
         self._clock: asyncio.Task[None] | None = None
 
     async def next(self) -> None:
-        """Wait for the next step; without a step time, give everybody else a turn."""
+        """Wait for the next step; without a step time, give the other streams a turn."""
         if not self.seconds:
             await asyncio.sleep(0)
             return

@@ -3,12 +3,13 @@
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from rustvllm.entrypoints.cli.bench.machine import machine, require_release_build, versions
+from rustvllm.cli.bench.machine import machine, require_release_build, versions
 
 
 def new_report() -> dict[str, Any]:
@@ -35,6 +36,16 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that every script has."""
     parser.add_argument("--mode", choices=["process", "thread"], default="process", help="of rustvllm's engine")
     parser.add_argument("--output-json", type=Path, help="write the report there as well")
+
+
+def add_server_flag(parser: argparse.ArgumentParser) -> None:
+    """``--server``, of scripts that measure another server as well: an older commit's, for instance."""
+    parser.add_argument(
+        "--server",
+        type=shlex.split,
+        metavar="COMMAND",
+        help="what starts the server, as a shell would take it; takes the flags of rustvllm serve (default: this one)",
+    )
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:

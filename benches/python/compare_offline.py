@@ -38,7 +38,7 @@ class Engine:
     Args:
         name: Of the file in ``engines/``; what follows a ``-`` tells two settings of one engine apart.
         python: Interpreter that has it.
-        settings: What the process is told first.
+        settings: The first line that the process reads.
         environment: Added to this process's own.
         log: File for what it prints.
     """

@@ -73,7 +73,7 @@ def our_server(model: Path, args: argparse.Namespace) -> MeasuredServer:
 
 
 def common_flags(args: argparse.Namespace) -> list[str]:
-    """What both are told in the same words."""
+    """Flags that both servers get."""
     caching = "--enable-prefix-caching" if args.prefix_caching else "--no-enable-prefix-caching"
     flags = ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "256", caching]
     return [*flags, "--max-num-batched-tokens", "2048"]
@@ -157,7 +157,7 @@ def awake(servers: Mapping[str, MeasuredServer], name: str) -> ExitStack:
 
 
 def idle_cores(servers: Mapping[str, MeasuredServer], seconds: float = 5) -> dict[str, float]:
-    """What each takes while nobody asks it anything."""
+    """What each takes without requests."""
     before = {name: server.processor_seconds().total() for name, server in servers.items()}
     time.sleep(seconds)
     return {name: (server.processor_seconds().total() - before[name]) / seconds for name, server in servers.items()}

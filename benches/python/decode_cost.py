@@ -1,15 +1,19 @@
-"""Where a step of GPT-2 small's shape goes on the CPU: products, attention, the rest; beside reading the weights once.
+"""Where a step goes on the CPU: products, attention, the rest, and reading the weights once.
 
-    python benches/python/decode_cost.py [--variants float32 bfloat16 int8] [--rows 1 8 32] [--prefill 128 2048]
-        [--num-steps 40] [--output-json FILE]
+    python benches/python/decode_cost.py [--shape gpt2-small|llama-160m] [--variants float32 bfloat16 int8 int8-float]
+        [--rows 1 8 32] [--prefill 128 2048] [--num-steps 40] [--output-json FILE]
 
-Random weights. All variants live in this process and take turns, a step each; between their steps the packed weights
-are read from first to last by the same threads, which is the least that a step of one row can take. Medians, in
-milliseconds; "rest" is all that is neither product nor attention, the scheduler included.
+Random weights. Of the variants with 8-bit weights those that end with -float leave activations as they are, the others
+round them; what ends with -modules runs module by module. All variants live in this process and take turns, a step
+each; between their steps the packed weights are read from first to last by the same threads, which is the least that a
+step of one row can take. Medians, in milliseconds; "rest" is all that is neither product nor attention, the scheduler
+included; "quick" is the lower quartile of the steps, which other work on the machine disturbs less, and the tokens per
+second are of these.
 """
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -22,8 +26,8 @@ from bench_report import new_report, publish
 
 import rustvllm.executor  # noqa: F401 -- before anything loads torch: it says how torch's threads wait
 from rustvllm.attention.cpu_backend import CPUAttentionPlan
+from rustvllm.config.engine_args import EngineArgs
 from rustvllm.engine.core import EngineCore
-from rustvllm.engine_args import EngineArgs
 from rustvllm.layers.cpu_linear import CoreLinear, OneDnnLinear, TorchLinear
 from rustvllm.worker.cpu_decoder import CoreDecoder
 
@@ -31,6 +35,13 @@ GPT2_SMALL = {
     "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
     "n_positions": 4096, "vocab_size": 50257, "torch_dtype": "float32",
 }  # fmt: skip
+LLAMA_160M = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 768, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "num_key_value_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 4096,
+    "vocab_size": 32000, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "torch_dtype": "float32",
+}  # fmt: skip
+SHAPES = {"gpt2-small": GPT2_SMALL, "llama-160m": LLAMA_160M}
+FLOAT_ACTIVATIONS = "-float"
 VARIANTS: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
@@ -38,7 +49,11 @@ VARIANTS: dict[str, dict[str, str]] = {
     "int8-g64": {"dtype": "float32", "quantization": "int8-g64"},
     "int8-bfloat16": {"dtype": "bfloat16", "quantization": "int8"},
 }
+BY_MODULES = "-modules"
+VARIANTS |= {f"{name}{FLOAT_ACTIVATIONS}": args for name, args in VARIANTS.items() if "quantization" in args}
+VARIANTS |= {f"{name}{BY_MODULES}": args for name, args in VARIANTS.items()}
 NUM_WARMUPS = 4
+NUM_PROMPTS = 5
 
 
 class Clock:
@@ -83,6 +98,7 @@ class Clock:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=list(SHAPES), default="gpt2-small")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=["float32", "bfloat16", "int8"])
     parser.add_argument("--rows", nargs="*", type=int, default=[1, 8, 32])
     parser.add_argument("--prefill", nargs="*", type=int, default=[128])
@@ -91,7 +107,7 @@ def main() -> None:
     args = parser.parse_args()
     report = new_report()
     clock = Clock()
-    cores = {name: make_core(VARIANTS[name], args) for name in args.variants}
+    cores = {name: make_core(name, args) for name in args.variants}
     report["decode"] = {rows: decode(cores, clock, rows, args.num_steps) for rows in args.rows}
     report["prefill"] = {tokens: prefill(cores, clock, tokens) for tokens in args.prefill}
     for core in cores.values():
@@ -99,16 +115,20 @@ def main() -> None:
     publish(report, args.output_json)
 
 
-def make_core(variant: dict[str, str], args: argparse.Namespace) -> EngineCore:
+def make_core(variant: str, args: argparse.Namespace) -> EngineCore:
     """An engine of that model with random weights."""
+    os.environ["RUSTVLLM_DECODER"] = "modules" if variant.endswith(BY_MODULES) else "core"
+    rounds = not variant.removesuffix(BY_MODULES).endswith(FLOAT_ACTIVATIONS)
+    os.environ["RUSTVLLM_ACTIVATIONS"] = "int8" if rounds else "float"
     longest = max([args.num_steps + NUM_WARMUPS + 64, *(tokens + 1 for tokens in args.prefill)])
     most_rows = max([1, *args.rows])
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(GPT2_SMALL), encoding="utf-8")
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]), encoding="utf-8")
         engine_args = EngineArgs(
             model=folder, load_format="dummy", device="cpu", skip_tokenizer_init=True, max_num_seqs=most_rows,
             max_num_batched_tokens=max([32 * most_rows, *args.prefill]), max_model_len=longest,
-            num_gpu_blocks_override=1 + most_rows * -(-longest // 16), enable_prefix_caching=False, **variant,
+            num_gpu_blocks_override=1 + most_rows * -(-longest // 16), enable_prefix_caching=False,
+            **VARIANTS[variant],
         )  # fmt: skip
         return EngineCore(engine_args.create_engine_config("llm_class"))
 
@@ -145,19 +165,19 @@ def decode(
         while core.has_unfinished_requests():
             core.step()
             core.scheduler.take_outputs()
-    return {name: summary(times) for name, times in found.items()}
+    return {name: summary(times, rows) for name, times in found.items()}
 
 
 def prefill(cores: dict[str, EngineCore], clock: Clock, num_tokens: int) -> dict[str, dict[str, float]]:
     """Steps that compute one prompt and its first token, by turns."""
     found = {name: new_times() for name in cores}
-    for index in range(4):
+    for index in range(1 + NUM_PROMPTS):
         for name, core in cores.items():
             add_requests(core, 1, num_tokens, 1)
             with recorded(clock, found[name] if index else new_times()):
                 core.step()
             core.scheduler.take_outputs()
-    return {name: summary(times) for name, times in found.items()}
+    return {name: summary(times, num_tokens) for name, times in found.items()}
 
 
 def add_requests(core: EngineCore, rows: int, prompt_len: int, max_tokens: int) -> None:
@@ -186,10 +206,12 @@ def recorded(clock: Clock, times: dict[str, list[float]]) -> Iterator[None]:
     times["attention"].append(attention)
 
 
-def summary(times: dict[str, list[float]]) -> dict[str, float]:
-    """Medians in milliseconds."""
+def summary(times: dict[str, list[float]], num_tokens: int) -> dict[str, float]:
+    """Medians in milliseconds; tokens per second of the quick steps, which have so many tokens."""
     found = {name: statistics.median(seconds) * 1e3 for name, seconds in times.items() if seconds}
     found["rest"] = found["step"] - found["products"] - found["attention"]
+    quick = statistics.quantiles(times["step"], n=4, method="inclusive")[0]
+    found |= {"quick": quick * 1e3, "tokens_per_second": num_tokens / quick}
     if "reading" in found:
         found["step_per_reading"] = found["step"] / found["reading"]
     return {name: round(value, 3) for name, value in found.items()}

@@ -7,7 +7,7 @@ Each shape is a model with random weights. N requests of the same length decode;
 them do, from CUDA events on the compute stream: ``step_ms`` from the end of one step to the end of the next, ``gap_ms``
 from the end of one to the moment when the next one's inputs are there and its first kernel may run, ``device_ms`` from
 there to its end (what rests between the kernels of a step is in it). ``read_ms`` is a sum over as many bytes as the
-weights and the cache of the step have (an embedding that is not the head as well is not counted), measured behind each
+weights and the cache of the step have (an embedding that is not the head as well is not counted), measured after each
 batch; ``times_reading`` is the step over that. ``eager`` launches every kernel, ``graphs`` replays decode graphs,
 ``async`` also plans and launches the next step meanwhile. Prefix caching is off, sampling is greedy.
 """
@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 from rustvllm import __version__
+from rustvllm.config.engine_args import EngineArgs
 from rustvllm.engine.core import EngineCore
-from rustvllm.engine_args import EngineArgs
 
 GPT2_SMALL = {
     "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,

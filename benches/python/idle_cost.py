@@ -1,4 +1,4 @@
-"""What a server costs that nobody asks anything: processor time of all its processes, and how soon it ends.
+"""What an idle server costs: processor time of all its processes, and how soon it ends.
 
 One request first, so that whatever is made late is there; then nothing for a while; then SIGTERM.
 

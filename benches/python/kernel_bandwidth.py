@@ -1,4 +1,4 @@
-"""How much of a GPU's memory bandwidth attention reaches in a decode, beside a copy on the same device: JSON.
+"""How much of a GPU's memory bandwidth attention reaches in a decode, compared with a copy on the same device: JSON.
 
     python benches/python/kernel_bandwidth.py [--batch-sizes 1 32 256] [--contexts 512 2048 8192] [--kv-cache-dtype fp8]
 

@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-RUSTVLLM = [sys.executable, "-m", "rustvllm.entrypoints.cli.main"]
+RUSTVLLM = [sys.executable, "-m", "rustvllm.cli.main"]
+SERVE = [*RUSTVLLM, "serve"]
 TICKS = os.sysconf("SC_CLK_TCK")
 STOP_SECONDS = 30
 LAST_LINES = 40
@@ -31,7 +32,7 @@ class MeasuredServer:
     Args:
         command: Its command line.
         url: Where it will listen; None: it prints ``listening on URL,`` and ``ready, serving``, as rustvllm does.
-        environment: Variables beside those of this process.
+        environment: Variables in addition to those of this process.
         ready_seconds: A start may take so long.
         log: A file for what it prints; None: the last lines are kept for the message when it does not start.
     """
@@ -85,7 +86,7 @@ class MeasuredServer:
             self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_SECONDS)
-        # Its children are in its session: what it left behind would spoil the next measurement.
+        # Its children are in its session: any that remain would spoil the next measurement.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -190,15 +191,18 @@ def mode_flags(mode: str) -> list[str]:
     return ["--disable-frontend-multiprocessing"] if mode == "thread" else []
 
 
-def rustvllm_server(arguments: Sequence[str], mode: str = "process", log: Path | None = None) -> MeasuredServer:
+def rustvllm_server(
+    arguments: Sequence[str], mode: str = "process", log: Path | None = None, command: Sequence[str] | None = None
+) -> MeasuredServer:
     """``rustvllm serve`` on a free port.
 
     Args:
         arguments: Its flags.
         mode: See :func:`mode_flags`.
         log: See :class:`MeasuredServer`.
+        command: Another server's, which takes the same flags.
     """
-    return MeasuredServer([*RUSTVLLM, "serve", *arguments, *mode_flags(mode), "--port", "0"], log=log)
+    return MeasuredServer([*(command or SERVE), *arguments, *mode_flags(mode), "--port", "0"], log=log)
 
 
 def bench_serve(url: str, concurrency: int, num_prompts: int, *more: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What smaller weights cost on the CPU: perplexity in float32, bfloat16 and int8.
+"""What smaller weights and rounded activations cost on the CPU: perplexity, and how often the likeliest token changes.
 
     python benches/python/quantization_cost.py --text FILE [--model FOLDER] [--variants float32 bfloat16 int8 int8-g64]
         [--num-windows 32] [--output-json FILE]
@@ -11,6 +11,7 @@ shows in ``decode_cost.py``, whose model is large enough for them to count.
 
 import argparse
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from bench_report import new_report, publish
 
 import rustvllm.executor  # noqa: F401 -- before anything loads torch: it says how torch's threads wait
 from rustvllm import _core
-from rustvllm.engine_args import EngineArgs
+from rustvllm.config.engine_args import EngineArgs
 
 VARIANTS: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
@@ -27,6 +28,9 @@ VARIANTS: dict[str, dict[str, str]] = {
     "int8-g32": {"dtype": "float32", "quantization": "int8-g32"},
     "int8-g64": {"dtype": "float32", "quantization": "int8-g64"},
 }
+FLOAT_ACTIVATIONS = "-float"
+"""Ends the name of a variant whose activations are not rounded."""
+VARIANTS |= {f"{name}{FLOAT_ACTIVATIONS}": args for name, args in VARIANTS.items() if "quantization" in args}
 
 
 def main() -> None:
@@ -41,16 +45,23 @@ def main() -> None:
     text = args.text.read_text(encoding="utf-8")
     report["text"] = str(args.text)
     report["variants"] = {}
+    first_ids: dict[str, Any] = {}
     for name in args.variants:
-        report["variants"][name] = measure(args.model, VARIANTS[name], text, args.num_windows)
+        os.environ["RUSTVLLM_ACTIVATIONS"] = "float" if name.endswith(FLOAT_ACTIVATIONS) else "int8"
+        report["variants"][name], first_ids[name] = measure(args.model, VARIANTS[name], text, args.num_windows)
+    for name, ids in first_ids.items():
+        other = first_ids.get(name + FLOAT_ACTIVATIONS)
+        if other is not None:
+            share = 100 * float((ids == other).double().mean())
+            report["variants"][name]["same_first_token_as_float_activations_percent"] = round(share, 3)
     plain = report["variants"].get("float32")
     for found in report["variants"].values() if plain else ():
         found["perplexity_change_percent"] = round(100 * (found["perplexity"] / plain["perplexity"] - 1), 4)
     publish(report, args.output_json)
 
 
-def measure(model: str | None, variant: dict[str, str], text: str, num_windows: int) -> dict[str, Any]:
-    """Perplexity, how many tokens it is of, and what the dense layers take."""
+def measure(model: str | None, variant: dict[str, str], text: str, num_windows: int) -> tuple[dict[str, Any], Any]:
+    """Perplexity and how many tokens it is of; the likeliest token of each position."""
     import torch
 
     from rustvllm.attention.metadata import AttentionMetadata
@@ -66,6 +77,7 @@ def measure(model: str | None, variant: dict[str, str], text: str, num_windows: 
     spec = runner.model.kv_cache_spec
     num_blocks = -(-length // block_size)
     total, count = 0.0, 0
+    first_ids = []
     with torch.inference_mode():
         for begin in range(0, min(len(ids), num_windows * length), length):
             window = torch.tensor(ids[begin : begin + length], dtype=torch.int32)
@@ -81,8 +93,9 @@ def measure(model: str | None, variant: dict[str, str], text: str, num_windows: 
             logprobs = runner.model.compute_logits(hidden).double().log_softmax(-1)
             total -= float(logprobs[:-1].gather(1, window[1:, None].long()).sum())
             count += len(window) - 1
+            first_ids.append(logprobs.argmax(-1))
     worker.shutdown()
-    return {"perplexity": round(math.exp(total / count), 6), "num_tokens": count}
+    return {"perplexity": round(math.exp(total / count), 6), "num_tokens": count}, torch.cat(first_ids)
 
 
 def token_ids(folder: Path, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""What serving costs beside the same work offline: GPT-2 small's shape, by turns, on the CPU.
+"""What serving costs compared with the same work offline: GPT-2 small's shape, by turns, on the CPU.
 
 Offline is ``LLM.generate`` in a process of its own; served is ``rustvllm serve`` with a client that streams every
 answer, as many at once as the engine may run. Prompts of 128 tokens, 128 greedy tokens each; while one is measured

@@ -73,7 +73,7 @@ def tokens_of(concurrency: int, step_time: float, most: int) -> int:
 def against_bare(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Bare and ours by turns, with the ratios turn by turn: one row per concurrency.
 
-    A pause between steps costs a bare stream as well (everybody sleeps, and is woken event by event), so ours is also
+    A pause between steps costs a bare stream as well (each task sleeps, and is woken event by event), so ours is also
     compared with one of the same steps.
     """
     rows = []

@@ -57,7 +57,7 @@ class Gaps:
 
 
 class Load:
-    """Workers that send one random request after the other until they are told to stop.
+    """Workers that send one random request after the other until they are stopped.
 
     Attributes:
         counts: Requests by what they were and how they ended.

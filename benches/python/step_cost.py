@@ -19,8 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from rustvllm.config.engine_args import EngineArgs
 from rustvllm.engine.core import EngineCore
-from rustvllm.engine_args import EngineArgs
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,

@@ -8,11 +8,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rustvllm.config.engine_args import AsyncEngineArgs as AsyncEngineArgs
+    from rustvllm.config.engine_args import EngineArgs as EngineArgs
     from rustvllm.engine.async_llm import AsyncLLM as AsyncLLM
+    from rustvllm.engine.async_llm import AsyncLLMEngine as AsyncLLMEngine
+    from rustvllm.engine.input_processor import PromptType as PromptType
+    from rustvllm.engine.input_processor import TextPrompt as TextPrompt
+    from rustvllm.engine.input_processor import TokensPrompt as TokensPrompt
     from rustvllm.engine.llm_engine import LLMEngine as LLMEngine
-    from rustvllm.engine_args import AsyncEngineArgs as AsyncEngineArgs
-    from rustvllm.engine_args import EngineArgs as EngineArgs
-    from rustvllm.entrypoints.llm import LLM as LLM
+    from rustvllm.llm import LLM as LLM
     from rustvllm.logprobs import Logprob as Logprob
     from rustvllm.outputs import CompletionOutput as CompletionOutput
     from rustvllm.outputs import RequestOutput as RequestOutput
@@ -20,19 +24,25 @@ if TYPE_CHECKING:
     from rustvllm.sample.logits_processors import LogitsProcessor as LogitsProcessor
     from rustvllm.sample.logits_processors import MoveDirectionality as MoveDirectionality
     from rustvllm.sampling_params import SamplingParams as SamplingParams
+    from rustvllm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
     __version__: str
 
 _HOMES = {
-    "LLM": "rustvllm.entrypoints.llm",
+    "LLM": "rustvllm.llm",
     "AsyncLLM": "rustvllm.engine.async_llm",
+    "AsyncLLMEngine": "rustvllm.engine.async_llm",
     "LLMEngine": "rustvllm.engine.llm_engine",
+    "PromptType": "rustvllm.engine.input_processor",
+    "TextPrompt": "rustvllm.engine.input_processor",
+    "TokensPrompt": "rustvllm.engine.input_processor",
     "SamplingParams": "rustvllm.sampling_params",
+    "StructuredOutputsParams": "rustvllm.structured_outputs",
     "RequestOutput": "rustvllm.outputs",
     "CompletionOutput": "rustvllm.outputs",
     "Logprob": "rustvllm.logprobs",
-    "EngineArgs": "rustvllm.engine_args",
-    "AsyncEngineArgs": "rustvllm.engine_args",
+    "EngineArgs": "rustvllm.config.engine_args",
+    "AsyncEngineArgs": "rustvllm.config.engine_args",
     "LogitsProcessor": "rustvllm.sample.logits_processors",
     "BatchUpdate": "rustvllm.sample.logits_processors",
     "MoveDirectionality": "rustvllm.sample.logits_processors",
@@ -42,6 +52,7 @@ __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "BatchUpdate",
     "CompletionOutput",
     "EngineArgs",
@@ -49,8 +60,12 @@ __all__ = [
     "LogitsProcessor",
     "Logprob",
     "MoveDirectionality",
+    "PromptType",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 

@@ -17,28 +17,54 @@ from rustvllm._core_bench import bench_step as bench_step
 from rustvllm._core_bench import bench_trace as bench_trace
 from rustvllm._core_bench import served_model as served_model
 from rustvllm._core_decoder import CpuDecoder as CpuDecoder
+from rustvllm._core_gguf import GgufFile, gguf_type_sizes, unpack_blocks
+from rustvllm._core_grammar import Grammars as Grammars
+from rustvllm._core_grammar import GrammarSpec as GrammarSpec
 from rustvllm._core_linear import CpuThreads as CpuThreads
 from rustvllm._core_linear import PackedLinear as PackedLinear
 from rustvllm._core_linear import layer_norm as layer_norm
 from rustvllm._core_linear import rms_norm as rms_norm
+from rustvllm._core_output import OutputProcessor as OutputProcessor
+from rustvllm._core_output import RequestDelta as RequestDelta
+from rustvllm._core_output import StopStrings as StopStrings
+from rustvllm._core_query import EngineQuery as EngineQuery
+from rustvllm._core_sampling import SAMPLING_FLOAT_COLUMNS as SAMPLING_FLOAT_COLUMNS
+from rustvllm._core_sampling import SAMPLING_INT_COLUMNS as SAMPLING_INT_COLUMNS
+from rustvllm._core_sampling import SAMPLING_NUMBERS as SAMPLING_NUMBERS
 from rustvllm._core_sampling import SamplingExtras as SamplingExtras
 from rustvllm._core_sampling import draw_kernel as draw_kernel
 from rustvllm._core_sampling import draw_token_ids as draw_token_ids
 from rustvllm._core_tokenizer import TokenIds as TokenIds
 from rustvllm._core_tokenizer import Tokenizer as Tokenizer
 from rustvllm._core_tokenizer import TokenizerPool as TokenizerPool
+from rustvllm._core_turn import (
+    Tools,
+    TurnParser,
+    begins_within_reasoning,
+    find_reasoning_format,
+    find_tool_call_format,
+    reasoning_formats,
+    reasoning_markers,
+    tool_call_format_facts,
+    tool_call_formats,
+)
 
 __all__ = [
     "SAMPLING_FLOAT_COLUMNS",
     "SAMPLING_INT_COLUMNS",
+    "SAMPLING_NUMBERS",
     "CpuAttention",
     "CpuAttentionPlan",
     "CpuDecoder",
     "CpuThreads",
+    "DrafterConfig",
     "EngineClient",
     "EngineHandle",
     "EngineQuery",
     "EngineServer",
+    "GgufFile",
+    "GrammarSpec",
+    "Grammars",
     "OutputProcessor",
     "PackedLinear",
     "RequestDelta",
@@ -46,20 +72,32 @@ __all__ = [
     "Scheduler",
     "SchedulerConfig",
     "SchedulerOutput",
+    "StopStrings",
     "TokenIds",
     "Tokenizer",
     "TokenizerPool",
+    "Tools",
+    "TurnParser",
     "__version__",
+    "begins_within_reasoning",
     "bench_serve",
     "bench_step",
     "bench_trace",
     "build_profile",
     "draw_kernel",
     "draw_token_ids",
+    "find_reasoning_format",
+    "find_tool_call_format",
+    "gguf_type_sizes",
     "layer_norm",
+    "reasoning_formats",
+    "reasoning_markers",
     "rms_norm",
     "served_model",
     "step_buffer_spec",
+    "tool_call_format_facts",
+    "tool_call_formats",
+    "unpack_blocks",
 ]
 
 _Ids: TypeAlias = npt.NDArray[np.int32]
@@ -68,17 +106,27 @@ _LogprobArrays: TypeAlias = tuple[_Ids, _Ids, npt.NDArray[np.float32], _Ids]
 __version__: str
 build_profile: Literal["release", "debug"]
 
-SAMPLING_FLOAT_COLUMNS: tuple[str, ...]
-"""Names of the columns of ``sampling_float``: temperature, top_p, min_p, presence_penalty, frequency_penalty,
-repetition_penalty."""
-SAMPLING_INT_COLUMNS: tuple[str, ...]
-"""Names of the columns of ``sampling_int``: top_k, seed, min_tokens, num_prompt_tokens, num_logprobs and
-num_prompt_logprobs (-1: none), has_extras (0 or 1)."""
-
 def step_buffer_spec(
     config: SchedulerConfig,
 ) -> list[tuple[str, Literal["int32", "int64", "float32"], tuple[int, ...]]]:
     """Name, dtype and shape of every array of one step-buffer set (C-contiguous, host memory, pinned for a GPU)."""
+
+@final
+class DrafterConfig:
+    """Drafts that the scheduler makes; the names are those of ``speculative_config``."""
+
+    def __new__(
+        cls,
+        *,
+        method: Literal["ngram", "suffix"],
+        prompt_lookup_min: int = 5,
+        prompt_lookup_max: int = 5,
+        suffix_decoding_max_tree_depth: int = 24,
+        suffix_decoding_max_spec_factor: float = 1.0,
+        suffix_decoding_min_token_prob: float = 0.1,
+        caps: Sequence[tuple[int, int, int]] = ...,
+        adaptive: bool = True,
+    ) -> DrafterConfig: ...
 
 @final
 class SchedulerConfig:
@@ -100,6 +148,7 @@ class SchedulerConfig:
         queue_timeout: float = 0.0,
         max_steps_in_flight: int = 1,
         num_speculative_tokens: int = 0,
+        drafter: DrafterConfig | None = None,
         preemption_mode: Literal["recompute", "swap"] = "recompute",
         num_cpu_blocks: int = 0,
         preemption_immunity_steps: int = 8,
@@ -121,7 +170,7 @@ class SchedulerConfig:
     watermark: float
     max_num_queued_reqs: int
     max_num_queued_tokens: int
-    """Prompt tokens that may wait; 0: no limit. A longer prompt alone is taken while nobody waits."""
+    """Prompt tokens that may wait; 0: no limit. A longer prompt is accepted when the queue is empty."""
     queue_timeout: float
     """Seconds that a request may wait for its first step; 0.0: no limit."""
     max_steps_in_flight: int
@@ -229,12 +278,16 @@ class Scheduler:
         """``handle.add_request`` under a new key, which is returned."""
     def abort_requests(self, request_ids: Sequence[str]) -> None: ...
     def take_outputs(self) -> list[dict[str, Any]]:
-        """What requests have become since the last call, when no front end takes it."""
+        """All that requests have become since the last call, when no front end takes it.
+
+        ``request_id`` is None for a request that was handed in through ``handle`` and has left since.
+        """
     def set_trace(self, enabled: bool, *, with_tokens: bool = False) -> None:
         """Begin or end to record an event for each scheduled request, change of status and, if wanted, token."""
     def take_events(self) -> tuple[list[dict[str, Any]], int]:
         """The newest 65,536 events since the last call, oldest first, and how many were dropped."""
-    def queues(self) -> dict[str, list[str]]: ...
+    def queues(self) -> dict[str, list[str]]:
+        """Ids ``running``, ``waiting`` and ``leaving``; what has just been handed in is taken in first."""
     def request_state(self, request_id: str) -> dict[str, Any] | None: ...
     def block_states(self) -> list[dict[str, Any]]: ...
     def request_summaries(self, limit: int) -> list[dict[str, Any]]:
@@ -248,7 +301,12 @@ class Scheduler:
         """
     def prefix_hit_length(
         self, prompt_token_ids: Sequence[int], cache_salt: str | None = None, lora_name: str | None = None
-    ) -> int: ...
+    ) -> int:
+        """Tokens of a prompt that the cache would save a request now.
+
+        The last token of a prompt is always computed, so a prompt of whole blocks that are all cached saves one block
+        less than it has.
+        """
     def stats(self) -> dict[str, int | float]: ...
 
 class _TakesRequests:
@@ -264,16 +322,6 @@ class _TakesRequests:
         min_tokens: int = 0,
         eos_token_id: int | None = None,
         stop_token_ids: Sequence[int] = ...,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repetition_penalty: float = 1.0,
-        seed: int = 0,
-        num_logprobs: int = ...,
-        num_prompt_logprobs: int = ...,
         sampling_extras: SamplingExtras | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
@@ -281,10 +329,13 @@ class _TakesRequests:
         multimodal: Sequence[tuple[int, int, bytes]] = ...,
         skip_reading_prefix_cache: bool = False,
         reports_prompt_progress: bool = False,
+        has_stop_strings: bool = False,
         waits_for_grammar: bool = False,
+        grammar: GrammarSpec | None = None,
         fork_from: int | None = None,
         arrival_ns: int | None = None,
         samples: Sequence[tuple[int, str, int]] = ...,
+        **sampling_numbers: float,
     ) -> None:
         """Hand a request and its samples to an engine; the key comes from ``new_key``.
 
@@ -292,7 +343,8 @@ class _TakesRequests:
         length, digest) of each span of placeholder tokens. ``fork_from`` is the key of a live request whose tokens
         begin with this prompt and whose KV is shared. ``samples`` are (key, id, seed) of further requests that fork
         this one: all are taken in together, or none. ``arrival_ns`` is when the request came in (CLOCK_MONOTONIC; None:
-        now): latencies count from then.
+        now): latencies count from then, and under priority scheduling it orders those of one priority.
+        ``sampling_numbers`` are those of ``SAMPLING_NUMBERS`` by name; one that is left out has its default.
 
         Raises InvalidRequestError (with the numbers), QueueFullError (a client, when its engine does not take what was
         sent before; a full queue is the request's last delta there) or EngineDeadError.
@@ -375,20 +427,9 @@ class EngineServer:
     def take_queries(self) -> list[EngineQuery]:
         """What clients ask of the thread that steps the engine, oldest first; the handle is woken when some come."""
     def take_complaints(self) -> list[str]:
-        """Why connections were refused or cut since the last call (64 are kept), for the log."""
-
-@final
-class EngineQuery:
-    """A question of a client. Dropped without an answer, it tells its client so."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def payload(self) -> bytes: ...
-    def answer(self, answer: bytes) -> None:
-        """Give the answer, of at most 8 MiB; SchedulerStateError for a second one."""
-    def fail(self, message: str) -> None:
-        """Say why there is none."""
+        """What the log should have since the last call (64 are kept): connections that were refused or cut, and a
+        socket whose name was removed. The engine listens under that again within a second or so.
+        """
 
 @final
 class EngineClient(_TakesRequests):
@@ -408,7 +449,7 @@ class EngineClient(_TakesRequests):
     ) -> EngineClient:
         """Connect to a Unix socket, waiting up to ``timeout`` seconds for an engine that does not listen yet.
 
-        Several sockets, in the order of their ranks, are several engines behind one client; the time is for all.
+        Several sockets, in the order of their ranks, are several engines of one client; the timeout is for all.
 
         Raises ConnectionError when there is none or it refuses, ValueError for an impossible path or an engine whose
         ``max_model_len`` or ``block_size`` is not the first one's.
@@ -436,6 +477,11 @@ class EngineClient(_TakesRequests):
         Blocks up to ``timeout`` seconds, without the interpreter. What the one before it had ends with
         ``engine_dead``, if it has not yet. Raises as ``connect``, and IndexError for a rank that does not exist;
         nothing has changed then.
+        """
+    def abandon(self, rank: int, reason: str) -> None:
+        """Leave the engine of ``rank``, which may hang: what it has ends with ``engine_dead`` and ``reason``.
+
+        The others go on. Another, or the same, takes its place with ``reconnect``.
         """
     @property
     def num_engines(self) -> int:
@@ -474,7 +520,7 @@ class EngineClient(_TakesRequests):
         """Whether an engine is left."""
     @property
     def death(self) -> str | None:
-        """Why there is no engine any more; None while one lives."""
+        """Why the engine ended; None while it runs."""
     @property
     def last_step_error(self) -> str | None:
         """What the last step raised that failed for a request of this client's; at most 16 KiB."""
@@ -509,73 +555,3 @@ class EngineClient(_TakesRequests):
         """What the owner of the first engine gave its ``EngineServer``."""
     def close(self) -> None:
         """Disconnect: what runs gets its last output, here and in the engine. Idempotent."""
-
-@final
-class RequestDelta:
-    """What is new for one request since the last poll."""
-
-    key: int
-    new_text: str
-    new_token_ids: list[int]
-    new_logprobs: list[tuple[int, list[tuple[int, float, int, bytes | None]]]]
-    """For each token the characters before it and its candidates, the sampled one first: id, log-probability, rank and
-    bytes (None without text). Empty unless asked for."""
-    new_prompt_logprobs: list[tuple[int, int, bytes, bytes, bytes]]
-    """Consecutive places of the prompt: the first, candidates per place, token ids (int32), log-probabilities
-    (float32), ranks (uint32). Empty unless asked for."""
-    finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None
-    stop_reason: int | str | None
-    error: str | None
-    error_kind: Literal["invalid", "queue_full", "queue_timeout", "engine_dead", "failed"] | None
-    """``invalid`` and ``queue_full``: an engine in another process did not take the request; ``queue_timeout``: it
-    waited too long for its first step."""
-    error_param: str | None
-    """The parameter to blame for an ``invalid`` error."""
-    num_computed_prompt_tokens: int
-    """Prompt tokens that are computed, where that is news and was asked for (``reports_prompt_progress``); else 0."""
-    num_cached_tokens: int
-    first_scheduled_ts: float
-    """Monotonic seconds (``time.monotonic``); 0.0 while unknown."""
-    first_token_ts: float
-    last_token_ts: float
-
-@final
-class OutputProcessor:
-    """Tokens to text: detokenises incrementally and finds stop strings; one per engine front end."""
-
-    def __new__(cls, tokenizer: Tokenizer | None = None) -> Self: ...
-    def add_request(
-        self,
-        key: int,
-        prompt_token_ids: Sequence[int] | TokenIds,
-        *,
-        detokenize: bool = True,
-        skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
-        stop: Sequence[str] = ...,
-        include_stop_str_in_output: bool = False,
-        min_tokens: int = 0,
-        at_the_end: bool = False,
-        event_template: tuple[bytes, bytes] | None = None,
-        logprobs: bool = False,
-        prompt_logprobs: bool = False,
-    ) -> None:
-        """Expect outputs for ``key``; call it before ``EngineHandle.add_request``.
-
-        Its news are deltas. With ``at_the_end`` there is one, when it has ended; with ``event_template`` new text comes
-        as events, the template's bytes around the text as a JSON string, and everything else with the end. ``logprobs``
-        says that its tokens have log-probabilities beside them, ``prompt_logprobs`` that its prompt has (not with a
-        template).
-        """
-    def discard(self, key: int) -> None:
-        """Forget a request whose reader has gone; its later outputs are dropped."""
-    def hold(self, keys: Sequence[int]) -> None:
-        """Keep the news of requests, merged, until :meth:`release`: their reader is busy."""
-    def release(self, keys: Sequence[int]) -> bool:
-        """End :meth:`hold`; whether there is news, which the next :meth:`poll` gives."""
-    def poll(self, engine: EngineHandle | EngineClient) -> tuple[list[tuple[int, bytes]], list[RequestDelta]]:
-        """Drain what the engine emitted: rendered events with their keys, and one delta per other request that changed.
-
-        A stop string that is found sends its abort from here.
-        """
-    def __len__(self) -> int: ...

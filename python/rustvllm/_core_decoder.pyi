@@ -1,7 +1,7 @@
 """Types of the decoder in ``rustvllm._core``, where it is found; there is no module of this name."""
 
 from collections.abc import Sequence
-from typing import Any, Self, TypeAlias, final
+from typing import Any, Self, TypeAlias, TypedDict, final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,23 @@ from rustvllm._core_attention import CpuAttentionPlan
 from rustvllm._core_linear import PackedLinear
 
 _Norm: TypeAlias = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, float]
-_Block: TypeAlias = tuple[_Norm, PackedLinear, float, PackedLinear, _Norm, PackedLinear, str, PackedLinear]
+
+class CoreBlock(TypedDict):
+    """A block's parts, by the names of ``PreNormBlock``; a norm is its weight, bias (None: an RMS norm) and eps."""
+
+    attention_norm: _Norm
+    qkv: PackedLinear
+    head_norms: tuple[_Norm, _Norm] | None
+    is_rotary: bool
+    scale: float
+    sliding_window: int | None
+    soft_cap: float | None
+    out: PackedLinear
+    mlp_norm: _Norm
+    up: PackedLinear
+    is_gated: bool
+    activation: str
+    down: PackedLinear
 
 @final
 class CpuDecoder:
@@ -21,14 +37,14 @@ class CpuDecoder:
     """
 
     def __new__(
-        cls, blocks: Sequence[_Block], last_norm: _Norm, num_heads: int, num_kv_heads: int, head_dim: int
+        cls, blocks: Sequence[CoreBlock], last_norm: _Norm, num_heads: int, num_kv_heads: int, head_dim: int
     ) -> Self:
         """Parts that stay as they are from now on: their layers can no more be packed anew (``RuntimeError``).
 
-        A norm is its weight, its bias (None: an RMS norm) and eps. A block is the norm before attention, the layer for
-        query, key and value, the factor on products of queries and keys, the layer behind attention; then the norm
-        before the MLP, its first layer, the activation by name, and its second layer. Raises ``ValueError`` for sizes
-        that do not fit, ``TypeError`` for norms that are not float32.
+        A norm is its weight, its bias (None: an RMS norm) and eps. A block is a dictionary; its keys are those of
+        ``PreNormBlock``, with the activation by name.
+
+        Raises ``ValueError`` for sizes that do not fit, ``TypeError`` for norms that are not float32.
         """
     def forward(
         self,
@@ -36,12 +52,16 @@ class CpuDecoder:
         hidden: npt.NDArray[Any],
         kv_caches: Sequence[npt.NDArray[Any]],
         out: npt.NDArray[Any],
+        rotary: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None,
     ) -> tuple[int, int, int]:
-        """Run a step's tokens through all blocks, by the threads of the plan; the ns in norms, products and attention.
+        """Run a step's tokens through all blocks, by the threads of the plan.
+
+        Returns the ns in norms, rotary positions and gates; in products; and in attention.
 
         ``hidden``, which is overwritten, and ``out`` are ``[num_tokens, hidden_size]``; a cache for each block is as in
         ``CpuAttentionPlan.forward``; blocks may have the same one, in turns. All are float32, or all bfloat16 seen as
-        uint16, contiguous, and share memory with nothing else. Releases the interpreter.
+        uint16, contiguous, and share memory with nothing else. ``rotary`` is cosines and sines of the tokens,
+        ``[num_tokens, turned features of a head]``, for blocks that turn their heads. Releases the interpreter.
 
         Raises ``TypeError`` for another dtype, ``ValueError`` naming the value and the limit, ``MemoryError`` saying
         how much is needed.

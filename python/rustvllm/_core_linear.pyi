@@ -34,20 +34,23 @@ class PackedLinear:
         threads: CpuThreads,
         out_features: int,
         in_features: int,
-        kind: Literal["f32", "bf16", "int8"],
+        kind: Literal["f32", "bf16", "int8", "w8a8"],
         group_size: int | None = None,
     ) -> Self:
         """Room for the weight, which ``pack_rows`` fills.
 
         ``int8`` keeps whole numbers of 8 bits and a float32 scale per output and ``group_size`` inputs (None: all
-        inputs). Raises ``ValueError`` naming the value and the limit, ``MemoryError`` saying how much is needed.
+        inputs). ``w8a8`` does, too, and rounds what it is multiplied with to 8 bits, per row and block of 32 inputs (16
+        where ``group_size`` is 16; otherwise it must be a multiple of 32 or all inputs).
+
+        Raises ``ValueError`` naming the value and the limit, ``MemoryError`` saying how much is needed.
         """
     @property
     def out_features(self) -> int: ...
     @property
     def in_features(self) -> int: ...
     @property
-    def kind(self) -> Literal["f32", "bf16", "int8"]: ...
+    def kind(self) -> Literal["f32", "bf16", "int8", "w8a8"]: ...
     @property
     def nbytes(self) -> int:
         """Memory of weights, scales and bias."""
@@ -55,22 +58,37 @@ class PackedLinear:
     def kernel() -> Literal["avx512", "avx2", "portable", "scalar"]:
         """Which kernel computes products on this machine."""
     @staticmethod
+    def w8a8_kernel() -> tuple[Literal["avx512-vnni", "avx2", "portable", "scalar"], list[str]]:
+        """Which kernel computes ``w8a8`` products on this machine, and which it should have but fail here.
+
+        Each is compared with plain code before its first use, and not used unless the results have the same bits.
+        """
+    @staticmethod
     def has_matrix_unit() -> bool:
         """Whether this machine has a matrix unit (AMX) that multiplies packed weights."""
     def set_matrix_rows(self, num_rows: int | None) -> None:
         """Let the matrix unit compute products of ``num_rows`` rows and more; None, and at first: of none.
 
         Its sums are as exact, but have another order: a row's bits then depend on whether there are so many rows.
-        Raises ``ValueError`` where there is no such unit.
+        Raises ``ValueError`` where there is no such unit, and for ``w8a8``.
         """
     def pack_rows(self, first_row: int, weight: npt.NDArray[Any]) -> None:
         """Pack rows ``first_row..`` of the weight, as many as ``weight`` has; all must be packed before ``forward``.
 
         ``weight`` is ``[rows, in_features]`` of float32, or of bfloat16 seen as uint16, with any strides (a transposed
-        view will do). Takes no memory beside the layer's own; releases the interpreter.
+        view will do). Takes no memory besides the layer's own; releases the interpreter.
 
         Raises ``TypeError`` for another dtype; ``ValueError`` naming the value and the limit, and for numbers that are
-        not finite where they become ``int8``. Not while another thread uses the layer: ``RuntimeError``.
+        not finite where they become whole ones. Not while another thread uses the layer: ``RuntimeError``.
+        """
+    def pack_blocks(self, first_row: int, type_name: str, blocks: npt.NDArray[np.uint8]) -> None:
+        """Pack rows from blocks of a GGUF file whose numbers are whole ones with scales; nothing is rounded.
+
+        ``blocks`` is ``[rows, bytes of a row]``; the layer is ``int8`` or ``w8a8`` with groups that those of the blocks
+        consist of.
+        Otherwise as ``pack_rows``.
+
+        Raises ``ValueError`` for another kind or type, lengths that do not fit, and scales that are not finite.
         """
     def set_bias(self, bias: npt.NDArray[np.float32] | None) -> None:
         """The bias, float32 ``[out_features]``, copied; None takes it away."""
@@ -111,7 +129,7 @@ def layer_norm(
 
     ``x``, ``out``, ``residual`` and ``sum_out`` are ``[rows, features]``, all float32 or all bfloat16 seen as uint16;
     elements of a row are contiguous, rows may lie apart. ``out`` shares memory with no other array; ``sum_out`` may be
-    ``residual`` itself. The sum is rounded to its dtype before it is normed. A row has the same bits in any company.
+    ``residual`` itself. The sum is rounded to its dtype before it is normed. A row has the same bits in any batch.
 
     Raises ``TypeError`` for another dtype, ``ValueError`` naming the value and the limit.
     """

@@ -8,6 +8,14 @@ import numpy.typing as npt
 
 from rustvllm._core_linear import CpuThreads
 
+SAMPLING_NUMBERS: tuple[dict[str, Any], ...]
+"""The table of sampling parameters; ``rustvllm.sampling_table`` says what a row has."""
+SAMPLING_FLOAT_COLUMNS: tuple[str, ...]
+"""Names of the columns of ``sampling_float``: the floats of the table."""
+SAMPLING_INT_COLUMNS: tuple[str, ...]
+"""Names of the columns of ``sampling_int``: the integers of the table (``num_logprobs`` and ``num_prompt_logprobs`` -1:
+none), then min_tokens, num_prompt_tokens and has_extras (0 or 1)."""
+
 @final
 class SamplingExtras:
     """Parameters of a request that are lists; immutable, and shared by its samples."""
@@ -32,7 +40,7 @@ class SamplingExtras:
         """Empty: all may be sampled."""
     @property
     def bad_words(self) -> list[list[int]]:
-        """Each 1 to 128 ids, whose last one is not sampled behind the others."""
+        """Each 1 to 128 ids, whose last one is not sampled after the others."""
     @property
     def arguments(self) -> str | None:
         """A JSON object for logits processors."""
@@ -43,16 +51,13 @@ def draw_token_ids(
     threads: CpuThreads,
     logits: npt.NDArray[np.float32],
     rows: npt.NDArray[np.int64],
-    temperature: npt.NDArray[np.float32],
-    min_p: npt.NDArray[np.float32],
-    top_k: npt.NDArray[np.int64],
-    top_p: npt.NDArray[np.float32],
     uniforms: npt.NDArray[np.float64],
+    numbers: dict[str, npt.NDArray[Any]],
 ) -> list[int]:
     """An id drawn from each of ``rows`` of ``logits``, which are overwritten; −1 without a finite distribution.
 
-    Values that ask for nothing: ``min_p`` 0, ``top_k`` 0 or less, ``top_p`` 1. What equals the smallest logit that is
-    kept is kept too.
+    ``numbers``: temperature and filters by their names in ``SAMPLING_NUMBERS``, float32 or int64 as the columns are;
+    one left out has its default. What equals the smallest logit that is kept is kept too.
 
     Raises ``TypeError`` for another dtype, ``ValueError`` for another shape, or a row that is not there or given twice.
     """

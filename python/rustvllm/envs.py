@@ -10,6 +10,8 @@ from rustvllm.exceptions import ConfigError
 
 ENGINE_SECRET = "RUSTVLLM_ENGINE_SECRET"  # noqa: S105 -- a name, not the secret
 LINEAR_KERNELS = ("torch", "onednn", "core")
+ACTIVATIONS = ("float", "int8")
+DECODERS = ("core", "modules")
 LOGGING_FORMATS = ("text", "json")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -118,6 +120,30 @@ def linear_kernel() -> str | None:
         raise ConfigError(
             f"environment variable RUSTVLLM_LINEAR_KERNEL must be one of {', '.join(LINEAR_KERNELS)}, got {name!r}"
         )
+    return name
+
+
+def activations() -> str | None:
+    """``RUSTVLLM_ACTIVATIONS``: what 8-bit weights on the CPU meet: int8, activations rounded to 8 bits, or float.
+
+    By default int8, but float where the processor's matrix unit (AMX) computes.
+    """
+    name = os.environ.get("RUSTVLLM_ACTIVATIONS", "").strip().lower() or None
+    if name is not None and name not in ACTIVATIONS:
+        raise ConfigError(
+            f"environment variable RUSTVLLM_ACTIVATIONS must be one of {', '.join(ACTIVATIONS)}, got {name!r}"
+        )
+    return name
+
+
+def decoder() -> str:
+    """``RUSTVLLM_DECODER``: what runs a model's blocks on the CPU: core (default), or modules.
+
+    The core runs all blocks in one call where it computes every part of them; modules are for comparisons.
+    """
+    name = os.environ.get("RUSTVLLM_DECODER", "").strip().lower() or "core"
+    if name not in DECODERS:
+        raise ConfigError(f"environment variable RUSTVLLM_DECODER must be one of {', '.join(DECODERS)}, got {name!r}")
     return name
 
 

@@ -2,8 +2,8 @@
 
 A request-level error (:class:`InvalidRequestError`, :class:`QueueFullError`, :class:`QueueTimeoutError`,
 :class:`RequestFailedError`) concerns one request and leaves the engine as it was. An engine-level error
-(:class:`EngineDeadError`) concerns everybody. The Rust core raises these same classes by importing this module, so it
-must stay free of imports.
+(:class:`EngineDeadError`) concerns every request. The Rust core raises these same classes by importing this module, so
+it must stay free of imports.
 """
 
 
@@ -47,7 +47,7 @@ class QueueFullError(RustVLLMError):
     """The waiting queue is at its limit; the request may be sent again later.
 
     Attributes:
-        retry_after: Seconds after which there should be room, None while nobody has an idea.
+        retry_after: Seconds after which there should be room; None if unknown.
     """
 
     retry_after: int | None = None
@@ -57,7 +57,7 @@ class QueueTimeoutError(RustVLLMError):
     """The request waited longer than ``queue_timeout`` for its first step; it may be sent again later.
 
     Attributes:
-        retry_after: Seconds after which what waits now should have been begun, None while nobody has an idea.
+        retry_after: Seconds after which the requests that wait now should have started; None if unknown.
     """
 
     retry_after: int | None = None
@@ -80,7 +80,7 @@ class DeviceMemoryError(RustVLLMError):
 
 
 class EngineDeadError(RustVLLMError):
-    """The engine has stopped, by an error or by ``shutdown``, and serves nobody any more."""
+    """The engine has stopped, by an error or by ``shutdown``, and serves no more requests."""
 
 
 class QueryError(RustVLLMError):

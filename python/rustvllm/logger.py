@@ -84,7 +84,7 @@ def init_logger(name: str) -> logging.Logger:
     """The logger of a module (pass ``__name__``), with the tree set up on first use.
 
     Raises:
-        ConfigError: ``RUSTVLLM_LOGGING_LEVEL`` is no level, or another of the logging variables is wrong.
+        ConfigError: ``RUSTVLLM_LOGGING_LEVEL`` is not a level, or another of the logging variables is wrong.
     """
     root = logging.getLogger(_ROOT)
     if not root.handlers:
@@ -111,12 +111,20 @@ def take_over(name: str, level: int) -> None:
         logger.propagate = not logger.handlers
 
 
+def format_line(name: str, level: int, message: str) -> str:
+    """The line, without its end, that a logger of that name would write to stderr now."""
+    return _make_formatter().format(logging.LogRecord(name, level, __file__, 0, message, None, None))
+
+
+def _make_formatter() -> logging.Formatter:
+    if envs.logging_format() == "json":
+        return _JsonFormatter()
+    return _RedactingFormatter(_FORMAT, datefmt="%m-%d %H:%M:%S")
+
+
 def _set_up(root: logging.Logger) -> None:
     handler = _StderrHandler()
-    if envs.logging_format() == "json":
-        handler.setFormatter(_JsonFormatter())
-    else:
-        handler.setFormatter(_RedactingFormatter(_FORMAT, datefmt="%m-%d %H:%M:%S"))
+    handler.setFormatter(_make_formatter())
     level = envs.logging_level()
     path = envs.logging_config_path()
     config = None if path is None else read_logging_config(path)
@@ -131,7 +139,7 @@ def read_logging_config(path: Path) -> dict[str, Any]:
     """A file for :func:`logging.config.dictConfig`, as JSON.
 
     Raises:
-        ConfigError: It cannot be read, or is no JSON object with ``version``.
+        ConfigError: It cannot be read, or is not a JSON object with ``version``.
     """
     try:
         size = path.stat().st_size
@@ -141,7 +149,7 @@ def read_logging_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the logging configuration {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the logging configuration {path} is no JSON: {error}") from error
+        raise ConfigError(f"the logging configuration {path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(
             f"the logging configuration {path} must be a JSON object as logging.config.dictConfig takes it"

@@ -1,7 +1,7 @@
 """Log-probabilities as callers see them: :class:`Logprob`, and :class:`PromptLogprobs`, those of a whole prompt.
 
 A prompt is long, and an object for each candidate of each place would take some twenty times the room of its numbers.
-So the numbers stay as they came, and a place becomes objects when somebody looks at it.
+So the numbers stay as they came, and a place becomes objects when a caller reads it.
 """
 
 from bisect import bisect_right
@@ -17,7 +17,7 @@ class Logprob:
     Attributes:
         logprob: Natural logarithm of its probability; minus infinity is possible.
         rank: 1 for the likeliest token of the vocabulary; for equals the best place among them.
-        decoded_token: Its text, with U+FFFD for what is no whole character; None without text.
+        decoded_token: Its text, with U+FFFD for bytes that do not form a whole character; None without text.
         decoded_bytes: The bytes that it adds to the text, which need not be whole characters; None without text.
     """
 

@@ -1,9 +1,18 @@
 """What a request gives back: :class:`RequestOutput` with one :class:`CompletionOutput` per sample."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rustvllm.logprobs import Logprob, PromptLogprobs
+
+
+class PromptIds(Protocol):
+    """Token ids of a prompt: a list, or the core's own array, which is not copied on its way through the front end."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
 
 
 @dataclass(slots=True)
@@ -71,7 +80,8 @@ class RequestOutput:
     Attributes:
         request_id: Name of the request.
         prompt: Prompt text; None when the prompt was given as token ids.
-        prompt_token_ids: Token ids of the prompt, with the special tokens that were added.
+        prompt_ids: Token ids of the prompt, with the special tokens that were added, as the engine keeps them;
+            :attr:`prompt_token_ids` is the list of them.
         prompt_logprobs: For each place of the prompt, log-probabilities by token id: its own token's, then
             those of as many of the likeliest as were asked for; the first is None. None unless asked for; shorter than
             the prompt when the request ended before it was computed. With ``RequestOutputKind.DELTA`` in the first
@@ -89,7 +99,7 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: list[int]
+    prompt_ids: PromptIds
     outputs: list[CompletionOutput]
     finished: bool
     prompt_logprobs: PromptLogprobs | None = None
@@ -99,3 +109,10 @@ class RequestOutput:
     num_computed_prompt_tokens: int | None = None
     prompt_progress_time: float | None = None
     error: str | None = field(default=None)
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Token ids of the prompt as a list, which is made when it is first asked for."""
+        if not isinstance(self.prompt_ids, list):
+            self.prompt_ids = list(self.prompt_ids)
+        return self.prompt_ids

@@ -60,7 +60,7 @@ def redact(text: str) -> str:
 
 
 def _known() -> set[str]:
-    """The secrets themselves, as far as this process has been told."""
+    """The secrets that this process has registered or has in its environment."""
     values = set(_registered)
     for variable in _SECRET_VARIABLES:
         value = os.environ.get(variable, "")

@@ -1,36 +1,34 @@
-"""How one request is sampled and when it stops: :class:`SamplingParams`, checked when it is made.
+"""How one request is sampled and when it stops: :class:`SamplingParams`, checked when it is made and when a request is.
 
 What the engine cannot do yet is refused by name in :data:`NOT_SUPPORTED_YET` and nowhere else: supporting a parameter
 means taking its line out.
 """
 
-import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Sized
+from copy import copy, deepcopy
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Self
 
 from rustvllm import envs
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.logger import init_logger
-
-logger = init_logger(__name__)
+from rustvllm.sampling_table import SAMPLING_NUMBERS, SamplingNumber
+from rustvllm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams  # noqa: PLC0414 -- its home in vLLM
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures under this mean greedy sampling."""
-LOWEST_TEMPERATURE: Final = 1e-2
-"""Lower temperatures that are not greedy are raised to this: logits divided by less overflow float16."""
-SMALLEST: Final = 1e-30
-LARGEST: Final = 1e30
-"""A smaller ``top_p`` counts as the smallest, a ``repetition_penalty`` beyond the two as the nearer: they have 32
-bits where they are computed."""
 MAX_TOKENS_LIMIT: Final = 2**31 - 1
-MAX_BIAS: Final = 100.0
-"""Biases are clamped to it and to its negative."""
 MAX_BAD_WORD_CHARS: Final = 1024
 MAX_EXTRA_ARGS_CHARS: Final = 1 << 20
+MAX_STOP_STRINGS: Final = 1024
+MAX_STOP_TOKEN_IDS: Final = 1024
+"""As many as a step of the scheduler carries for one request."""
+MAX_BAD_WORDS: Final = 4096
+"""The core takes as many sequences of tokens, and a word is one or two of them."""
+MAX_LISTED_TOKENS: Final = 1 << 19
+"""Of ``logit_bias`` and ``allowed_token_ids``: more than any vocabulary has."""
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -45,36 +43,63 @@ class RequestOutputKind(Enum):
     """Nothing until the end, then everything."""
 
 
+MAX_ENTRIES: Final[Mapping[str, int]] = {
+    "stop": MAX_STOP_STRINGS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "bad_words": MAX_BAD_WORDS,
+    "logit_bias": MAX_LISTED_TOKENS,
+    "allowed_token_ids": MAX_LISTED_TOKENS,
+}
+"""Most entries of the parameters that are lists; counted before anything looks at an entry."""
+
+_LISTS: Final = (
+    "stop",
+    "stop_token_ids",
+    "bad_words",
+    "logit_bias",
+    "allowed_token_ids",
+    "logprob_token_ids",
+    "logits_processors",
+)
+
 NOT_SUPPORTED_YET: Final[Mapping[str, Callable[[Any], bool]]] = {
     # parameter -> is this value the neutral one, which changes nothing and is let through
     "logprob_token_ids": lambda v: v is None,
     "use_beam_search": lambda v: not v,
     "length_penalty": lambda v: v == 1,
-    "guided_decoding": lambda v: v is None,
-    "structured_outputs": lambda v: v is None,
     "repetition_detection": lambda v: v is None,
 }
 """Parameters whose rules are checked below but which the engine cannot honour yet."""
 
 
-@dataclass(frozen=True, kw_only=True)
+def _default(name: str) -> Any:
+    return SAMPLING_NUMBERS[name].default
+
+
+@dataclass(kw_only=True)
 class SamplingParams:
     """Sampling parameters of one request, with the names and defaults of the OpenAI API and its extensions.
 
-    Every parameter is checked here and then normalised (``stop`` to a tuple, a greedy request to neutral filters), so
-    that the engine reads plain numbers. Instances never change; use :meth:`clone` for a variant.
+    Every parameter is checked here, keeps what it was given, and may be changed: it is checked again when a request is
+    made with it. An engine works with a copy of its own (:func:`~rustvllm.engine.engine_params.engine_params`), which
+    later changes do not reach. :meth:`clone` makes a variant.
 
     Attributes:
+        LEAST_MAX_TOKENS: The least ``max_tokens``.
+        checked_values: The parameters as they were checked last.
+        engine_copy: What an engine made of them; kept by ``rustvllm.engine.engine_params``.
         n: Samples per prompt, 1 to 16384; greedy sampling allows 1 only.
         temperature: 0 to 2; below 1e-5 is greedy, from there to 0.01 counts as 0.01.
         top_p: Keep the smallest set of tokens whose probabilities sum to this, in (0, 1].
         top_k: Keep this many tokens; 0 and -1 keep all.
+        top_n_sigma: Keep tokens whose logits are within so many standard deviations of the largest; at least -1, 0 and
+            less keep all.
         min_p: Keep tokens with at least this share of the best one's probability, in [0, 1].
         presence_penalty: -2 to 2, for tokens that occur in the output.
         frequency_penalty: -2 to 2, per occurrence in the output.
         repetition_penalty: Positive; over 1 discourages tokens of prompt and output.
         seed: 64-bit seed; sample i of n uses seed + i. None and -1: derived from the engine's seed.
-        max_tokens: Most tokens to generate; None: as many as fit. 0 runs the prompt and generates nothing.
+        max_tokens: Most tokens to generate, at least 1; None: as many as fit.
         min_tokens: EOS, stop ids and stop strings are ignored until this many tokens exist.
         stop: Strings that end the text, which is cut before them.
         stop_token_ids: Token ids that end the text.
@@ -90,7 +115,7 @@ class SamplingParams:
             as the engine's ``max_logprobs``; -1: of the whole vocabulary, which must not be larger.
         prompt_logprobs: The same for each token of the prompt but the first. The prompt is computed whole, whatever of
             it is cached.
-        prompt_progress: Give outputs while the prompt is computed, one for each piece of it; nobody sees them with an
+        prompt_progress: Give outputs while the prompt is computed, one for each piece of it; they are not given with an
             ``output_kind`` of final outputs only.
         logprob_token_ids: Log-probabilities of these tokens, at most 128.
         logit_bias: Added to the logits of these token ids, clamped to [-100, 100].
@@ -105,8 +130,8 @@ class SamplingParams:
             deltas are refused.
         use_beam_search: Search with n beams instead of sampling.
         length_penalty: Exponent of the length in a beam's score.
-        guided_decoding: Grammar to follow.
-        structured_outputs: Grammar to follow.
+        guided_decoding: The old name of structured_outputs, which is refused.
+        structured_outputs: What the output must be.
         repetition_detection: Ends output that repeats itself.
         extra_args: Arguments for logits processors that the engine was started with; what JSON can say.
 
@@ -114,19 +139,23 @@ class SamplingParams:
         InvalidRequestError: A ``ValueError`` that names the parameter, its value and the limit.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    __slots__ = ("__dict__", "__weakref__", "checked_values", "engine_copy")
+    LEAST_MAX_TOKENS: ClassVar[int] = 1
+
+    n: int = field(default=1, kw_only=False)
+    temperature: float = _default("temperature")
+    top_p: float = _default("top_p")
+    top_k: int = _default("top_k")
+    top_n_sigma: float = _default("top_n_sigma")
+    min_p: float = _default("min_p")
+    presence_penalty: float = _default("presence_penalty")
+    frequency_penalty: float = _default("frequency_penalty")
+    repetition_penalty: float = _default("repetition_penalty")
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
-    stop: str | Sequence[str] | None = ()
-    stop_token_ids: Sequence[int] | None = ()
+    stop: str | Sequence[str] | None = field(default_factory=list)
+    stop_token_ids: Sequence[int] | None = field(default_factory=list)
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -147,21 +176,66 @@ class SamplingParams:
     use_beam_search: bool = False
     length_penalty: float = 1.0
     guided_decoding: Any = None
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputsParams | None = None
     repetition_detection: Any = None
     extra_args: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        self.engine_copy: Any = None
+        self._check()
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> Self:
+        """Parameters of which None means the default (of ``max_tokens``: as many as fit).
+
+        The token ids of ``logit_bias`` may be texts.
+
+        Raises:
+            InvalidRequestError: As for the class itself.
+        """
+        values = {name: value for name, value in given.items() if value is not None or name == "max_tokens"}
+        bias = values.get("logit_bias")
+        if isinstance(bias, Mapping):
+            values["logit_bias"] = {_token_id(key): value for key, value in bias.items()}
+        return cls(**values)
+
+    def recheck(self) -> bool:
+        """Check the parameters again if one of them changed since they were checked last; whether one did.
+
+        Raises:
+            InvalidRequestError: A parameter is wrong now.
+        """
+        try:
+            is_unchanged = vars(self) == self.checked_values
+        except ValueError:  # an array, which a comparison does not settle
+            is_unchanged = False
+        if is_unchanged:
+            return False
+        self._check()
+        return True
+
+    def _check(self) -> None:
+        self._check_counts()
         self._check_sampling()
         self._check_length()
         self._check_stop()
         self._check_logprobs()
         self._check_token_rules()
         self._check_processors()
+        self._check_structured_outputs()
         for name, is_neutral in NOT_SUPPORTED_YET.items():
             if not is_neutral(getattr(self, name)):
                 raise InvalidRequestError(f"{name} is not supported yet (got {_short(getattr(self, name))})", name)
-        self._normalise()
+        self.checked_values = {**vars(self), **self._copied_lists()}
+
+    def _copied_lists(self) -> dict[str, Any]:
+        """Copies of the parameters that can be changed without being set again."""
+        values = vars(self)
+        lists = {name: values[name] for name in _LISTS}
+        copies: dict[str, Any] = {name: copy(of) for name, of in lists.items() if isinstance(of, list | dict)}
+        if self.extra_args is not None:
+            copies["extra_args"] = deepcopy(self.extra_args)
+        return copies
 
     @property
     def is_greedy(self) -> bool:
@@ -176,56 +250,59 @@ class SamplingParams:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """``stop`` as a tuple."""
-        return self.stop if isinstance(self.stop, tuple) else _as_strings(self.stop)
+        return as_strings(self.stop)
 
     def clone(self, **changes: Any) -> "SamplingParams":
-        """A checked copy with some parameters changed."""
-        return dataclasses.replace(self, **changes)
+        """A checked copy with some parameters changed; its lists are its own."""
+        return type(self)(**{**vars(self), **self._copied_lists(), **changes})
+
+    def _check_counts(self) -> None:
+        for name, limit in MAX_ENTRIES.items():
+            value = getattr(self, name)
+            if isinstance(value, Sized) and not isinstance(value, str) and len(value) > limit:
+                raise InvalidRequestError(
+                    f"{name} has {len(value)} entries, at most {limit} are possible: send fewer", name
+                )
 
     def _check_sampling(self) -> None:
-        _int("n", self.n, 1, envs.max_n())
-        _number("temperature", self.temperature, 0.0, 2.0)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _int("top_k", self.top_k, -1)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
-        _number("length_penalty", self.length_penalty, -math.inf, math.inf)
+        _check_int("n", self.n, 1)
+        if self.n > 1:  # the limit is read from the environment
+            _check_int("n", self.n, 1, envs.max_n())
+        for number in SAMPLING_NUMBERS.values():
+            _refuse_outside(number, getattr(self, number.name))
+        _check_number("length_penalty", self.length_penalty, -math.inf, math.inf)
         if self.seed is not None:
-            _int("seed", self.seed, _INT64_MIN, _INT64_MAX)
+            _check_int("seed", self.seed, _INT64_MIN, _INT64_MAX)
         if self.is_greedy and self.n > 1 and not self.use_beam_search:
             raise InvalidRequestError(f"n must be 1 when using greedy sampling, got {self.n}.", "n")
         if self.best_of is not None:
             self._check_best_of(self.best_of)
 
     def _check_best_of(self, best_of: int) -> None:
-        _int("best_of", best_of, 1, envs.max_n())
+        _check_int("best_of", best_of, 1, envs.max_n())
         if best_of < self.n:
             raise InvalidRequestError(f"best_of must be at least n ({self.n}), got {best_of}", "best_of")
         if best_of == self.n:  # all of them are returned: there is nothing to choose
-            object.__setattr__(self, "best_of", None)
-        elif self.is_greedy:
+            return
+        if self.is_greedy:
             raise InvalidRequestError(f"best_of must be 1 when using greedy sampling, got {best_of}", "best_of")
-        elif self.output_kind is RequestOutputKind.DELTA:
+        if self.output_kind is RequestOutputKind.DELTA:
             raise InvalidRequestError(
                 f"best_of must be n ({self.n}) when the answer is streamed, got {best_of}: "
                 "the best are known at the end",
                 "best_of",
             )
-        elif self.output_kind is RequestOutputKind.CUMULATIVE:
-            object.__setattr__(self, "output_kind", RequestOutputKind.FINAL_ONLY)
 
     def _check_length(self) -> None:
         if self.max_tokens is not None:
-            _int("max_tokens", self.max_tokens, 0, MAX_TOKENS_LIMIT)
-        _int("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT)
+            _check_int("max_tokens", self.max_tokens, self.LEAST_MAX_TOKENS, MAX_TOKENS_LIMIT)
+        _check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", "min_tokens"
             )
         if self.truncate_prompt_tokens is not None:
-            _int("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, MAX_TOKENS_LIMIT)
+            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, MAX_TOKENS_LIMIT)
             if self.truncate_prompt_tokens == 0:
                 raise InvalidRequestError(
                     "truncate_prompt_tokens must be at least 1, or -1 for the model's limit, got 0",
@@ -252,19 +329,19 @@ class SamplingParams:
             raise InvalidRequestError(
                 f"output_kind must be a RequestOutputKind, got {_short(self.output_kind)}", "output_kind"
             )
-        stop = _as_strings(self.stop)
+        stop = as_strings(self.stop)
         if stop and not self.detokenize:
             raise InvalidRequestError(
                 "stop strings are found in the text and so need detokenize=True; use stop_token_ids without it", "stop"
             )
         for token_id in _as_list("stop_token_ids", self.stop_token_ids):
-            _int("stop_token_ids", token_id, 0, MAX_TOKENS_LIMIT)
+            _check_int("stop_token_ids", token_id, 0, MAX_TOKENS_LIMIT)
 
     def _check_logprobs(self) -> None:
         if self.logprobs is not None:
-            _int("logprobs", self.logprobs, -1)
+            _check_int("logprobs", self.logprobs, -1)
         if self.prompt_logprobs is not None:
-            _int("prompt_logprobs", self.prompt_logprobs, -1)
+            _check_int("prompt_logprobs", self.prompt_logprobs, -1)
         if self.logprob_token_ids is not None:
             num_ids = len(_as_list("logprob_token_ids", self.logprob_token_ids))
             if num_ids > 128:
@@ -279,7 +356,7 @@ class SamplingParams:
                     f"logit_bias must map token ids to numbers, got {_short(self.logit_bias)}", "logit_bias"
                 )
             for token_id, bias in self.logit_bias.items():
-                _int("logit_bias", token_id, 0, MAX_TOKENS_LIMIT)
+                _check_int("logit_bias", token_id, 0, MAX_TOKENS_LIMIT)
                 if not _is_number(bias):
                     raise InvalidRequestError(
                         f"logit_bias[{token_id}] must be a number, got {_short(bias)}", "logit_bias"
@@ -289,7 +366,7 @@ class SamplingParams:
             if not ids:
                 raise InvalidRequestError("allowed_token_ids must not be empty", "allowed_token_ids")
             for token_id in ids:
-                _int("allowed_token_ids", token_id, 0, MAX_TOKENS_LIMIT)
+                _check_int("allowed_token_ids", token_id, 0, MAX_TOKENS_LIMIT)
         for word in _as_list("bad_words", self.bad_words):
             if not isinstance(word, str):
                 raise InvalidRequestError(
@@ -306,6 +383,24 @@ class SamplingParams:
                 )
             if not is_valid_unicode(word):
                 raise InvalidRequestError(f"bad_words must be valid Unicode, got {_short(word)}", "bad_words")
+
+    def _check_structured_outputs(self) -> None:
+        if self.guided_decoding is not None:
+            raise InvalidRequestError(
+                "guided_decoding has been replaced: use structured_outputs=StructuredOutputsParams(json=..., "
+                "regex=..., choice=... or grammar=...)",
+                "guided_decoding",
+            )
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
+            raise InvalidRequestError(
+                f"structured_outputs must be a StructuredOutputsParams, got {_short(self.structured_outputs)} "
+                f"({type(self.structured_outputs).__name__})",
+                "structured_outputs",
+            )
+        if self.structured_outputs is not None and not self.detokenize:
+            raise InvalidRequestError(
+                "structured_outputs are about text and so need detokenize=True", "structured_outputs"
+            )
 
     def _check_processors(self) -> None:
         for call in _as_list("logits_processors", self.logits_processors):
@@ -330,37 +425,28 @@ class SamplingParams:
                 "extra_args",
             )
 
-    def _normalise(self) -> None:
-        set_ = object.__setattr__  # the dataclass is frozen for everybody else
-        set_(self, "stop", _as_strings(self.stop))
-        set_(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        if self.logit_bias is not None:
-            clamped = {i: float(min(MAX_BIAS, max(-MAX_BIAS, bias))) for i, bias in self.logit_bias.items()}
-            set_(self, "logit_bias", clamped)
-        if self.allowed_token_ids is not None:
-            set_(self, "allowed_token_ids", tuple(dict.fromkeys(self.allowed_token_ids)))
-        if self.bad_words is not None:
-            set_(self, "bad_words", tuple(dict.fromkeys(self.bad_words)))
-        if self.seed == -1:
-            set_(self, "seed", None)
-        if self.top_k == -1:
-            set_(self, "top_k", 0)
-        if self.top_p < SMALLEST:
-            set_(self, "top_p", SMALLEST)
-        if not SMALLEST <= self.repetition_penalty <= LARGEST:
-            set_(self, "repetition_penalty", min(max(self.repetition_penalty, SMALLEST), LARGEST))
-        if self.is_greedy:
-            # Filters cannot change the most probable token.
-            set_(self, "temperature", 0.0)
-            set_(self, "top_p", 1.0)
-            set_(self, "top_k", 0)
-            set_(self, "min_p", 0.0)
-        elif self.temperature < LOWEST_TEMPERATURE:
-            logger.warning("temperature %g is raised to %g: lower ones overflow", self.temperature, LOWEST_TEMPERATURE)
-            set_(self, "temperature", LOWEST_TEMPERATURE)
+
+class PromptOnlyParams(SamplingParams):
+    """Parameters whose ``max_tokens`` may be 0: the prompt runs and nothing is generated, as ``echo`` asks for."""
+
+    LEAST_MAX_TOKENS = 0
 
 
-def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+def _token_id(key: object) -> object:
+    """A token id that may be a text, as JSON has it; anything else as it is, for the check to name."""
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+
+
+def _refuse_outside(number: SamplingNumber, value: object) -> None:
+    """Refuse a value outside the range of the table of sampling parameters."""
+    if number.is_integer:
+        _check_int(number.name, value, int(number.low), None if number.high == math.inf else int(number.high))
+    else:
+        _check_number(number.name, value, number.low, number.high, open_low=number.is_low_excluded)
+
+
+def _check_number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    """Refuse what is not a finite number from ``low`` to ``high``; ``open_low`` excludes ``low`` itself."""
     if type(value) is float and low < value < high:  # nearly always
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -379,7 +465,8 @@ def _number(name: str, value: object, low: float, high: float, *, open_low: bool
         raise InvalidRequestError(f"{name} must be {limits}, got {_short(value)}", name)
 
 
-def _int(name: str, value: object, low: int, high: int | None = None) -> None:
+def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
+    """Refuse what is not an integer from ``low`` to ``high``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequestError(f"{name} must be an integer, got {_short(value)} ({type(value).__name__})", name)
     if value < low:
@@ -389,6 +476,7 @@ def _int(name: str, value: object, low: int, high: int | None = None) -> None:
 
 
 def _is_number(value: object) -> bool:
+    """Whether it is a number, infinite ones included."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return not (isinstance(value, float) and math.isnan(value))
@@ -413,6 +501,7 @@ def _short(value: object) -> str:
 
 
 def _as_list(name: str, value: object) -> list[Any]:
+    """A list of the entries; refuses what is not a list."""
     if value is None:
         return []
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
@@ -420,7 +509,8 @@ def _as_list(name: str, value: object) -> list[Any]:
     return list(value)
 
 
-def _as_strings(stop: object) -> tuple[str, ...]:
+def as_strings(stop: object) -> tuple[str, ...]:
+    """``stop`` as a tuple of texts; refuses what cannot be found in a text."""
     if not stop and isinstance(stop, tuple | None):
         return ()
     strings = [stop] if isinstance(stop, str) else _as_list("stop", stop)

@@ -49,7 +49,7 @@ def python_modules(repository: Path) -> list[PythonModule]:
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         modules.append(PythonModule(name, path, ast.parse(path.read_text(encoding="utf-8"))))
     names = {module.name for module in modules}
-    expected = {"rustvllm", "rustvllm.engine.core", "rustvllm.entrypoints.cli.main", "rustvllm.sampling_params"}
+    expected = {"rustvllm", "rustvllm.engine.core", "rustvllm.cli.main", "rustvllm.sampling_params"}
     assert names >= expected, f"the package has moved: {sorted(expected - names)} not found under {package}"
     return modules
 

@@ -7,16 +7,19 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
-from rustvllm.entrypoints.cli.serve import parse_args
+from rustvllm.cli.serve import parse_args
 
 PORT = 8000
 KEY_VARIABLE = "RUSTVLLM_API_KEY"
 KEYLESS = {"/health", "/ping", "/version"}
+PUBLIC_NAME = "llm.example.org"
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +29,8 @@ def folder(repository: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def endpoints() -> set[str]:
-    from rustvllm.entrypoints.openai.app import build_app
-    from rustvllm.entrypoints.openai.state import ServerState
+    from rustvllm.server.app import build_app
+    from rustvllm.server.state import ServerState
 
     app = build_app(ServerState())
     paths = {getattr(route, "path", "") for route in app.routes} | set(app.openapi()["paths"])
@@ -36,12 +39,12 @@ def endpoints() -> set[str]:
 
 
 def checked(words: list[str], patience: float) -> None:
-    """The flags of a server are taken by its parser; whoever stops it waits longer than it needs."""
+    """The server's parser takes the flags, and its supervisor waits longer than a shutdown needs."""
     assert words, "nothing was found to check"
     args = parse_args(words)
     assert args.port == PORT
-    assert args.shutdown_timeout + 2 <= patience, "who sends the SIGTERM kills before the server has ended"
-    assert not args.api_key, "a key in a command line can be read by everybody"
+    assert args.shutdown_timeout + 2 <= patience, "the supervisor kills before the server has ended"
+    assert not args.api_key, "every user of the machine can read a key in a command line"
 
 
 def seconds(text: str) -> float:
@@ -146,7 +149,7 @@ def test_the_image(folder: Path, repository: Path, endpoints: set[str]) -> None:
     assert asked
     assert asked[1] == str(PORT)
     assert asked[2] in endpoints & KEYLESS
-    assert not any(KEY_VARIABLE in rest for _, rest in found), "a key in an image is everybody's"
+    assert not any(KEY_VARIABLE in rest for _, rest in found), "everyone with the image can read its key"
     runs = [rest for name, rest in found if name == "RUN" and "apt-get install" in rest]
     assert runs
     for run in runs:
@@ -246,3 +249,46 @@ def test_the_proxies_hold_no_stream_back(folder: Path) -> None:
     assert caddy.count("{") == caddy.count("}") >= 4
     for words in ("flush_interval -1", f"reverse_proxy 127.0.0.1:{PORT}", f"max_size {limit[1]}MiB"):
         assert words in caddy
+
+
+async def status_under(words: list[str], host: str, path: str = "/v1/models", *, key: str | None = None) -> int:
+    """What a server with these flags answers to a request for that host."""
+    from rustvllm.server.app import build_app
+    from rustvllm.server.flags.settings import ServerSettings
+    from rustvllm.server.launch.listen import Listener
+    from rustvllm.server.launch.serve import _with_known_hosts
+    from rustvllm.server.state import ServerState
+
+    args = parse_args([*words, *(["--api-key", key] if key else [])])
+    bound = SimpleNamespace(getsockname=lambda: (args.host, args.port))
+    settings = _with_known_hosts(ServerSettings.from_args(args), Listener(bound, "http://x"), args.host)
+    transport = httpx.ASGITransport(build_app(ServerState(settings)))
+    headers = {"Host": host, "Authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        return (await client.get(path, headers=headers)).status_code
+
+
+async def test_the_server_knows_the_name_that_the_proxies_pass_on(folder: Path) -> None:
+    nginx = re.sub(r"#.*", "", (folder / "nginx.conf").read_text())
+    assert re.findall(r"server_name ([^;]+);", nginx) == [PUBLIC_NAME]
+    assert re.findall(r"proxy_set_header Host ([^;]+);", nginx) == ["$host"]
+    caddy = re.sub(r"(?<!\S)#.*", "", (folder / "Caddyfile").read_text())
+    assert caddy.split()[:2] == [PUBLIC_NAME, "{"]
+    assert "header_up" not in caddy, "Caddy passes Host on as it came by default"
+    unit = (folder / "rustvllm.service").read_text()
+    (command,) = re.findall(r"^ExecStart=\S+ serve (.*)$", unit, re.MULTILINE)
+    words = shlex.split(command)
+    # 503: past the check of the host, without a model yet. Without a key, as the unit starts without its file.
+    for host, status in ((PUBLIC_NAME, 503), (f"{PUBLIC_NAME}:443", 503), ("evil.example", 403), ("localhost", 503)):
+        assert await status_under(words, host) == status
+    assert (
+        await status_under([word for word in words if word not in ("--allowed-hosts", PUBLIC_NAME)], PUBLIC_NAME) == 403
+    )
+
+
+async def test_the_containers_answer_probes_and_scrapes_by_address(folder: Path, kinds: dict[str, Any]) -> None:
+    (container,) = kinds["Deployment"]["template"]["spec"]["containers"]
+    (service,) = yaml.safe_load((folder / "compose.yaml").read_text())["services"].values()
+    for words in (container["args"], service["command"]):
+        assert await status_under(words, f"10.1.2.3:{PORT}", "/health", key="k") == 503
+        assert await status_under(words, f"10.1.2.3:{PORT}", "/metrics", key="k") == 503

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rustvllm.entrypoints.cli.grouped_help import groups
-from rustvllm.entrypoints.cli.serve import make_parser
+from rustvllm.cli.grouped_help import groups
+from rustvllm.cli.serve import make_parser
 
 
 def test_the_page_of_flags_is_current(repository: Path) -> None:

@@ -1,6 +1,7 @@
 """The mutants of `tests/mutation` fit the sources that they break, so that none of them dies unnoticed."""
 
 import importlib.util
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -46,3 +47,14 @@ def test_a_mutant_that_does_not_fit_is_an_error(tester: ModuleType, old: str, ne
     mutant = tester.Mutant(name="lost", bug="none", file=file, old=old, new=new, test=test)
     with pytest.raises(tester.TesterError, match=complaint):
         tester.check_texts([mutant])
+
+
+def test_copies_are_built_with_the_profile_of_the_tester(
+    tester: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tester, "BUILD", tmp_path)
+    tree = tester.Tree(0)
+    tree.folder.mkdir(parents=True)
+    tree.refresh()
+    profile = tomllib.loads((tree.folder / "Cargo.toml").read_text(encoding="utf-8"))["profile"]["dev"]
+    assert (profile["opt-level"], profile["debug"], profile["package"]["loom"]) == (0, 0, {"opt-level": 2})

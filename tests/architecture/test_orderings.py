@@ -1,4 +1,4 @@
-"""Every atomic ordering above Relaxed has a sentence beside it, and its file a row in docs/concurrency.md."""
+"""Every atomic ordering above Relaxed has a comment with its reason, and its file a row in docs/concurrency.md."""
 
 import re
 from pathlib import Path

@@ -99,6 +99,20 @@ def test_every_relative_link_leads_somewhere(documents: dict[str, str], reposito
     assert [(name, target) for name, target in links if not (repository / name).parent.joinpath(target).exists()] == []
 
 
+def test_lines_of_the_documents_fit(repository: Path) -> None:
+    """Outside of tables and examples a line has at most 140 characters."""
+    quoting = {"docs/embedded-model.md"}  # answers of the model, one a line
+    paths = [repository / "README.md", repository / "CONTRIBUTING.md", *(repository / "docs").rglob("*.md")]
+    assert len(paths) > 25
+    long = []
+    for path in paths:
+        name = str(path.relative_to(repository))
+        prose = FENCE.sub("", path.read_text(encoding="utf-8"))
+        if name not in quoting:
+            long += [f"{name}: {line[:60]}…" for line in prose.splitlines() if len(line) > 140 and line[0] != "|"]
+    assert long == []
+
+
 def test_files_named_in_the_architecture_exist(documents: dict[str, str], repository: Path) -> None:
     """docs/architecture.md and docs/testing.md name files in backquotes, from the root of the repository."""
     named = {
@@ -115,6 +129,6 @@ def test_files_named_in_the_architecture_exist(documents: dict[str, str], reposi
 
 def test_ci_runs_the_test_command_of_the_readme(documents: dict[str, str], repository: Path) -> None:
     assert ["make", "test"] in commands(documents["README.md"])
-    steps = re.findall(r"\bstep \w+ (make \w+)", (repository / ".ci" / "run").read_text(encoding="utf-8"))
-    assert steps == ["make setup", "make lint", "make test", "make wheel"]
+    steps = re.findall(r"\bstep \w+ (make [\w-]+)", (repository / ".ci" / "run").read_text(encoding="utf-8"))
+    assert steps == ["make setup", "make lint", "make test", "make test-long", "make wheel"]
     assert re.search(r"^all:.*\n\t@bash \.ci/run$", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)

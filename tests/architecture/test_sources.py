@@ -8,8 +8,8 @@ import pytest
 
 MAX_LINES = 600
 SOURCES = {".py", ".pyi", ".rs", ".sh"}
-# Paths of somebody's machine, and marks of unfinished work.
-MACHINE_PATH = r"(?<![\w.])/(?:work|root|home(?!/(?:somebody|you)\b))/"
+# Paths of a developer's machine, and marks of unfinished work.
+MACHINE_PATH = r"(?<![\w.])/(?:work|root|home(?!/(?:user|you)\b))/"
 FORBIDDEN = re.compile(MACHINE_PATH + r"|\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 
 

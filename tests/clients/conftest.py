@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-# Test folders are no packages: what tests share is imported by name.
+# Test folders are not packages: what tests share is imported by name.
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "server")]
 

@@ -35,7 +35,7 @@ def read_answers(connection: socket.socket, most: int, method: str = "GET") -> l
     """Up to ``most`` responses, or as many as come before the server closes.
 
     Raises:
-        h11.RemoteProtocolError: What came is no HTTP, or stops in the middle.
+        h11.RemoteProtocolError: What came is not HTTP, or stops in the middle.
     """
     answers: list[Answer] = []
     parser = None
@@ -87,7 +87,7 @@ def post(path: str, body: bytes, *headers: str, content_type: str = "application
     """A well-formed POST of any body."""
     lines = [
         f"POST {path} HTTP/1.1",
-        "Host: server",
+        "Host: localhost",
         f"Content-Type: {content_type}",
         f"Content-Length: {len(body)}",
         *headers,

@@ -32,6 +32,7 @@ def test_every_reference_of_our_document_leads_somewhere(url):
     assert set(document["components"]["schemas"]) == {reference.split("/")[-1] for reference in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", ["own", "openai"])
 def test_nothing_made_from_a_document_breaks_the_server(run_program, repository, request, document):
     arguments = ["--cases", str(CASES)]

@@ -15,7 +15,7 @@ TOLERANCE = {"abs": 1e-4, "rel": 1e-6}
 which the transformers backend also adds in float32 (a sum of -10,000 is rounded to 1e-3)."""
 THROUGH_THE_SERVER = ["ids", "texts", "batches"]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

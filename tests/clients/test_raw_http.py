@@ -12,13 +12,13 @@ from raw_http import ask, connect, post, read_answers
 
 COMPLETIONS = "/v1/completions"
 GOOD = b'{"prompt":"a","max_tokens":1,"temperature":0}'
-HOST = b"Host: server\r\n"
+HOST = b"Host: localhost\r\n"
 JSON = b"Content-Type: application/json\r\n"
 GZIPPED = gzip.compress(GOOD)
 
 
 def head(line, *headers):
-    return b"\r\n".join([line, b"Host: server", *headers, b"", b""])
+    return b"\r\n".join([line, b"Host: localhost", *headers, b"", b""])
 
 
 def posted(headers, body=b""):
@@ -34,7 +34,7 @@ BODIES = {
     "truncated": (b'{"prompt":"a"', 400, "not valid JSON"),
     "utf-16": (GOOD.decode().encode("utf-16"), 400, "not valid JSON"),
     "latin-1": ('{"prompt":"\u00e9"}'.encode("latin-1"), 400, "not valid JSON"),
-    "byte order mark": (b"\xef\xbb\xbf" + GOOD, 400, "not valid JSON"),
+    "byte order mark": (b"\xef\xbb\xbf" + GOOD, 200, ""),
     "raw NUL": (b'{"prompt":"a\x00b"}', 400, "not valid JSON"),
     "lone surrogate": (b'{"prompt":"\\ud800 a"}', 400, "not valid JSON"),
     "lone surrogate in a name": (b'{"prompt":"a","\\udfff":1}', 400, "not valid JSON"),
@@ -107,7 +107,7 @@ REQUESTS = {
     "HTTP/3.7": (head(b"GET /health HTTP/3.7"), None),
     "a TLS greeting": (bytes.fromhex("16030100a5010000a10303") + bytes(160), None),
     "noise": (bytes(range(256)) * 8, None),
-    "bare line feeds": (b"GET /health HTTP/1.1\nHost: a\n\n", None),
+    "bare line feeds": (b"GET /health HTTP/1.1\nHost: localhost\n\n", None),
     "a header without a colon": (head(b"GET /v1/models HTTP/1.1", b"nothing"), None),
     "a header with a space before its colon": (head(b"GET /v1/models HTTP/1.1", b"X : b"), None),
     "a header without a name": (head(b"GET /v1/models HTTP/1.1", b": b"), None),
@@ -117,8 +117,8 @@ REQUESTS = {
     "headers beyond ASCII": (head(b"GET /v1/models HTTP/1.1", b"X-Request-Id: \xff\xfe", b"Authorization: \xff"), 200),
     "a request id of 5000 characters": (post(COMPLETIONS, GOOD, "X-Request-Id: " + "a" * 5000), 400),
     "no host": (b"GET /v1/models HTTP/1.1\r\n\r\n", 400),
-    "a host that is none": (b"GET /v1/models HTTP/1.1\r\nHost: \xff[::\r\n\r\n", 200),
-    "another host's address": (get(b"http://other/v1/models"), 200),
+    "a host that is not one": (b"GET /v1/models HTTP/1.1\r\nHost: \xff[::\r\n\r\n", 403),
+    "another host's address": (get(b"http://other/v1/models"), 403),
     "a doubled slash": (get(b"//v1//models"), 404),
     "dots": (get(b"/v1/models/../../etc/passwd"), 404),
     "a broken escape": (get(b"/v1/models/%zz%00%ff"), 404),
@@ -236,4 +236,4 @@ def test_a_client_that_sends_no_more_and_then_reads(url):
 def test_the_server_is_well_after_all_of_it(url):
     [answer] = ask(url, post(COMPLETIONS, GOOD))
     assert answer.status == 200
-    assert answer.json()["usage"] == {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    assert answer.json()["usage"]["total_tokens"] == 2

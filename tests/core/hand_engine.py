@@ -96,7 +96,7 @@ class HandEngine:
         """Run to the end, with as many steps in flight as there may be, and check every token of every request.
 
         Args:
-            max_steps: more than this is no progress.
+            max_steps: more than this means no progress.
             aborted: keys of requests that were aborted: what they got must be the beginning of what was due.
         """
         depth = self.scheduler.config.max_steps_in_flight
@@ -123,7 +123,7 @@ class HandEngine:
         self.check_idle()
 
     def check_idle(self) -> None:
-        """Nothing is held by nobody."""
+        """Every block that is held has an owner."""
         self.scheduler.check_invariants()
         stats = self.scheduler.stats()
         assert stats["num_free_blocks"] == stats["num_usable_blocks"]

@@ -102,7 +102,7 @@ except KeyboardInterrupt:
         rest = process.communicate(timeout=60)[0]
         seconds = time.monotonic() - begin
     assert (process.returncode, rest) == (0, "interrupted\n")
-    assert seconds < 2, "one second, and one for a loaded machine"
+    assert seconds < 4, "one second, and three for a busy machine"
 
 
 def test_other_threads_run_meanwhile():

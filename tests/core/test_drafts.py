@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hand_engine import HandEngine, make_scheduler, tokens
 
+from rustvllm import _core
 from rustvllm.exceptions import SchedulerStateError
 
 DRAFTS = np.array([[11, 12, 13, 14, 15], [21, 22, 23, 24, 25]], np.int32)
@@ -150,3 +151,77 @@ def test_overlapping_steps_have_drafts_that_only_the_worker_knows():
     state = scheduler.request_state("a")
     assert (state["token_ids"][3:], state["num_output_placeholders"]) == ([30, 31, 32, 33], 0)
     assert state["num_computed_tokens"] == 6
+
+
+def test_drafts_take_what_prompts_leave_of_the_budget():
+    scheduler = make_scheduler(num_speculative_tokens=5, block_size=4, max_num_batched_tokens=8)
+    scheduler.add_request("a", [1, 2, 3], max_tokens=30)
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, tokens(output), DRAFTS[:1])
+    scheduler.add_request("b", [4, 5, 6, 7, 8], max_tokens=30)
+    output = scheduler.schedule()
+    assert output.debug_view()["num_scheduled_tokens"] == {"a": 3, "b": 5}
+    assert output.debug_view()["scheduled_spec_decode_tokens"] == {"a": [11, 12]}
+    scheduler.check_invariants()
+
+
+def test_drafts_leave_a_block_for_each_running_request():
+    scheduler = make_scheduler(num_speculative_tokens=5, block_size=2, num_blocks=6, enable_prefix_caching=False)
+    for name in "ab":
+        scheduler.add_request(name, [1, 2, 3], max_tokens=4)
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, tokens(output), DRAFTS)
+    output = scheduler.schedule()
+    # One of five usable blocks is free, two requests run: no draft gets it.
+    assert output.debug_view()["num_scheduled_tokens"] == {"a": 1, "b": 1}
+    assert scheduler.stats()["num_preemptions"] == 0
+
+
+def test_the_scheduler_finds_drafts_in_the_requests_own_tokens():
+    drafter = _core.DrafterConfig(method="ngram", prompt_lookup_min=2, prompt_lookup_max=3, adaptive=False)
+    scheduler = make_scheduler(num_speculative_tokens=3, drafter=drafter)
+    scheduler.add_request("a", [1, 2, 3, 4, 5, 6], max_tokens=30)
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, tokens(output, 2))
+    output = scheduler.schedule()
+    assert output.debug_view()["scheduled_spec_decode_tokens"] == {}, "6, 2 did not occur before"
+    scheduler.update_from_output(output, tokens(output, 3))
+    output = scheduler.schedule()
+    assert output.debug_view()["scheduled_spec_decode_tokens"] == {"a": [4, 5, 6]}, "2, 3 did"
+    assert scheduler.step_buffers[output.buffer_index]["input_ids"][:4].tolist() == [3, 4, 5, 6]
+    scheduler.update_from_output(output, np.array([[4, 5, 9, -1]], np.int32))
+    scheduler.check_invariants()
+    assert scheduler.request_state("a")["token_ids"][6:] == [2, 3, 4, 5, 9]
+    stats = scheduler.stats()
+    assert (stats["num_drafts"], stats["num_draft_tokens"], stats["num_accepted_tokens"]) == (1, 3, 2)
+
+
+def test_with_drafts_of_its_own_a_step_waits_for_the_one_before():
+    drafter = _core.DrafterConfig(method="ngram", prompt_lookup_min=1, prompt_lookup_max=1, adaptive=False)
+    scheduler = make_scheduler(num_speculative_tokens=2, max_steps_in_flight=2, drafter=drafter)
+    scheduler.add_request("a", [1, 2, 1, 3], max_tokens=30)
+    first = scheduler.schedule()
+    assert scheduler.schedule() is None, "its token is not known yet"
+    scheduler.update_from_output(first, tokens(first, 1))
+    second = scheduler.schedule()
+    assert second.debug_view()["scheduled_spec_decode_tokens"] == {"a": [2, 1]}
+    assert scheduler.schedule() is None
+    scheduler.update_from_output(second, np.array([[40, -1, -1]], np.int32))
+    token_id = 41
+    for _ in range(8):  # tokens that never occurred
+        output = scheduler.schedule()
+        scheduler.update_from_output(output, tokens(output, token_id))
+        token_id += 1
+    one, other = scheduler.schedule(), scheduler.schedule()
+    assert other is not None, "nothing was found for a while: steps overlap"
+    for output in (one, other):
+        scheduler.update_from_output(output, tokens(output, token_id))
+        token_id += 1
+    scheduler.check_invariants()
+
+
+def test_a_drafter_needs_room_for_its_drafts():
+    with pytest.raises(ValueError, match="num_speculative_tokens must be between 1 and 64, got 0"):
+        make_scheduler(drafter=_core.DrafterConfig(method="suffix"))
+    with pytest.raises(ValueError, match="prompt_lookup_min must be between 1 and 3, got 4"):
+        _core.DrafterConfig(method="ngram", prompt_lookup_min=4, prompt_lookup_max=3)

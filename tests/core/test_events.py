@@ -1,4 +1,4 @@
-"""The trace of a request: (step, status, num_computed_tokens, num_tokens), for anybody who asks for it."""
+"""The trace of a request: (step, status, num_computed_tokens, num_tokens), when it is turned on."""
 
 from hand_engine import HandEngine, make_scheduler, tokens
 

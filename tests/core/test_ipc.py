@@ -223,7 +223,7 @@ def test_a_process_of_another_user_is_turned_away(engine: StepThread) -> None:
         path = Path(place) / "s"
         listener.bind(str(path))
         listener.listen()
-        # Anybody may reach the socket here, so that nothing but the peer's credentials is between them.
+        # Every user may reach the socket here, so that nothing but the peer's credentials is between them.
         Path(place).chmod(0o777)
         path.chmod(0o777)
         server = _core.EngineServer(engine.handle, fd=listener.fileno())
@@ -320,7 +320,7 @@ def test_a_dead_engine_fails_every_request_at_once(way: str, process: subprocess
         process.stdin.flush()
         reason = "the engine died: RuntimeError: no memory"
     deltas = collect(client, processor, 32)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 5.0
     for key in keys:
         last = deltas[key][-1]
         assert (last.finish_reason, last.error_kind) == ("error", "engine_dead")
@@ -336,14 +336,16 @@ def test_a_dead_engine_fails_every_request_at_once(way: str, process: subprocess
 def test_a_stopped_process_has_an_old_heartbeat(process: subprocess.Popen[str], path: Path) -> None:
     client = _core.EngineClient.connect(path, heartbeat_interval=0.01)
     time.sleep(0.1)
-    assert client.last_heartbeat_age < 0.09
+    deadline = time.monotonic() + PATIENCE
+    while client.last_heartbeat_age > 0.09:  # one that was never heard grows older with every look
+        assert time.monotonic() < deadline
     assert client.step_age == 0.0
     process.send_signal(signal.SIGSTOP)
     time.sleep(0.3)
     assert client.last_heartbeat_age > 0.2
     began = time.monotonic()
     client.stats(timeout=0.1)
-    assert time.monotonic() - began < 1.0, "a stopped engine is not waited for"
+    assert time.monotonic() - began < 5.0, "a stopped engine is not waited for"
     process.send_signal(signal.SIGCONT)
     deadline = time.monotonic() + PATIENCE
     while client.last_heartbeat_age > 0.1:

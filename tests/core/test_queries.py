@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[_core.Eng
 
 @contextlib.contextmanager
 def answering(server: _core.EngineServer, answer: Any) -> Iterator[None]:
-    """Somebody answers in another thread."""
+    """Another thread answers."""
     done = threading.Event()
 
     def run() -> None:

@@ -26,7 +26,7 @@ def test_alone_it_waits_without_a_step():
     key = engine.add("g", [1, 2, 3], waits_for_grammar=True)
     assert engine.schedule() is None
     assert engine.scheduler.has_unfinished_requests()
-    engine.scheduler.handle.grammar_ready(10**6)  # nobody's: ignored
+    engine.scheduler.handle.grammar_ready(10**6)  # of no request: ignored
     assert engine.schedule() is None
     engine.scheduler.handle.grammar_ready(key)
     engine.scheduler.handle.grammar_ready(key)
@@ -148,8 +148,8 @@ def test_take_outputs_says_what_became_of_each_request():
     scheduler.update_from_output(output, tokens(output))
     records = {record["key"]: record for record in scheduler.take_outputs()}
     empty = {"new_token_id": 7, "finish_reason": None, "stop_reason": None, "num_cached_tokens": 0, "error": None}
-    assert records[a] == empty | {"key": a}
-    assert records[b] == empty | {"key": b, "finish_reason": "stop", "stop_reason": 7}
+    assert records[a] == empty | {"key": a, "request_id": "a"}
+    assert records[b] == empty | {"key": b, "request_id": "b", "finish_reason": "stop", "stop_reason": 7}
     assert records[again]["finish_reason"] == "error"
     assert "still running" in records[again]["error"]
     assert (records[nothing]["new_token_id"], records[nothing]["finish_reason"]) == (None, "length")

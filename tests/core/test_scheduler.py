@@ -148,6 +148,7 @@ def test_parameters_travel_once_with_a_new_row() -> None:
         {
             "temperature": 0.5,
             "top_p": 0.9,
+            "top_n_sigma": 0.0,
             "min_p": 0.1,
             "presence_penalty": 0.25,
             "frequency_penalty": -0.5,

@@ -35,7 +35,7 @@ PARTS = [
     "שלום", "العربية\u200f", "\u202eabc\u202c",
     # combining marks: one, many, alone
     "e\u0301", "Z\u0351\u036b\u0343\u0337", "\u0301", "ﬁ", "İ", "ß",
-    # what is no character, or means something to tokenizers
+    # what is not a character, or means something to tokenizers
     "\x00", "\x7f", "\u200b", "\u00a0", "\ufeff", "\ufffd", "\U0010ffff", "▁", "Ġ", "##", "<0x41>", "<0xF0>", "<unk>",
     "<s>", "</s>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|user|>", "<|end|>",
 ]  # fmt: skip
@@ -157,7 +157,7 @@ def test_every_part_alone_and_after_another(streams: Streams) -> None:
 
 
 def test_every_token_of_the_vocabulary_in_one_answer(streams: Streams) -> None:
-    """In an order that puts halves of characters beside all kinds of others."""
+    """In an order that puts halves of characters next to all kinds of others."""
     order = np.random.default_rng(0).permutation(streams.size)
     for start in range(0, streams.size, 2000):
         part: list[Any] = order[start : start + 2000].tolist()

@@ -75,7 +75,7 @@ def test_what_is_still_cached_is_not_copied_back():
     engine.scheduler.abort_requests(["a"])
     output = engine.schedule()
     assert engine.state("b")["status"] == "RUNNING"
-    assert output.num_swap_in < num_out, "its full blocks were findable and nobody had taken them"
+    assert output.num_swap_in < num_out, "its full blocks were findable, and none was taken"
     engine.update()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import rustvllm
 
-CLI = [sys.executable, "-m", "rustvllm.entrypoints.cli.main"]
+CLI = [sys.executable, "-m", "rustvllm.cli.main"]
 
 
 def run(*argv, **options):
@@ -36,9 +36,9 @@ def python(code, **options):
         "import rustvllm; rustvllm.__version__; dir(rustvllm)",
         "from rustvllm import SamplingParams, EngineArgs, AsyncEngineArgs, RequestOutput, CompletionOutput",
         "from rustvllm import LLM, LLMEngine, AsyncLLM",
-        "from rustvllm import hub, model_config, config",
-        "from rustvllm.entrypoints.cli.serve import make_parser; make_parser()",
-        "from rustvllm.entrypoints.cli.main import main; main(['bench', 'step', '--num-running', '1', '--steps', '2'])",
+        "from rustvllm.config import engine_config, hub, model_folder",
+        "from rustvllm.cli.serve import make_parser; make_parser()",
+        "from rustvllm.cli.main import main; main(['bench', 'step', '--num-running', '1', '--steps', '2'])",
     ],
 )
 def test_no_torch_before_a_model_is_loaded(code):
@@ -67,17 +67,17 @@ def test_a_wrong_model_fails_before_torch_is_imported(tmp_path):
 @pytest.mark.parametrize(
     "where",
     [
-        "rustvllm.entrypoints.cli.serve",
-        "rustvllm.engine_args",
-        "rustvllm.entrypoints.openai.cli_args",
-        "rustvllm.entrypoints.openai.server",
+        "rustvllm.cli.serve",
+        "rustvllm.config.engine_args",
+        "rustvllm.server.flags.serve_args",
+        "rustvllm.server.launch.serve",
         "parse_known_args",
     ],
 )
 def test_ctrl_c_in_the_first_moments_leaves_no_traceback(where):
     code = f"""
 import os, signal, sys
-from rustvllm.entrypoints.cli import main, parser
+from rustvllm.cli import main, parser
 def interrupt(*_):
     print("interrupted", flush=True)
     os.kill(os.getpid(), signal.SIGINT)
@@ -99,12 +99,12 @@ sys.exit(main.main(["serve", "/no/such/folder"]))
     [
         (["serve", "/no/such/folder"], 1, "there is no folder /no/such/folder"),
         (["serve", "gpt2"], 1, "cannot get the model openai-community/gpt2 (asked for as gpt2)"),
-        (["serve", "--max-num-seqs", "0"], 1, "max_num_seqs must be at least 1, got 0"),
+        (["serve", "--max-num-seqs", "0"], 1, "--max-num-seqs must be at least 1, got 0"),
         (["serve", "--max-modle-len", "5"], 2, "did you mean --max-model-len?"),
         (["serve", "--tensor-parallel-size", "2"], 2, "not supported yet"),
         (["bench", "step", "--num-running", "0"], 2, "must be whole numbers between 1 and 32768"),
         (["bench", "trace", "/no/such/trace"], 1, "cannot read /no/such/trace"),
-        (["srve"], 2, "no command 'srve'"),
+        (["srve"], 2, "unknown command 'srve'"),
         ([], 2, ""),
     ],
 )

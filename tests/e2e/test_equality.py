@@ -22,6 +22,7 @@ from rustvllm.worker.step_output import ModelRunnerOutput
 NUM_PROMPTS = 64
 ATOL = 1e-4
 MARGIN = 1e-3
+LARGEST = pytest.param("gpt2-small-shaped", marks=pytest.mark.slow)
 
 
 @dataclass
@@ -78,7 +79,7 @@ def transformers_model(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-@pytest.fixture(scope="module", params=["embedded", "stories260K", "slm4096-gpt2", "gpt2-small-shaped"])
+@pytest.fixture(scope="module", params=["embedded", "stories260K", "slm4096-gpt2", LARGEST])
 def case(request, tmp_path_factory):
     if request.param == "embedded":
         import rustvllm

@@ -6,11 +6,11 @@ from operator import attrgetter
 import pytest
 
 from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
-from rustvllm.engine.journey import RequestJourney
-from rustvllm.entrypoints.cli.journey_page import WIDTH
-from rustvllm.entrypoints.cli.trace import trace
+from rustvllm.cli.journey_page import WIDTH
+from rustvllm.cli.trace import trace
 from rustvllm.exceptions import ConfigError, RequestFailedError
-from rustvllm.tracing import REQUEST_LAYERS, STARTUP_LAYERS, TraceRecord
+from rustvllm.observe.trace.journey import RequestJourney
+from rustvllm.observe.trace.tracer import REQUEST_LAYERS, STARTUP_LAYERS, TraceRecord
 from trace_schema import check_trace
 
 PROMPT = "Once upon a time there was a little girl who lived in a small house by the sea with her mother"

@@ -79,7 +79,7 @@ def record_steps(llm, monkeypatch):
 
 
 def test_five_tokens_and_then_one_a_step(gpt2, monkeypatch):
-    tokenizer = gpt2.get_tokenizer()
+    tokenizer = gpt2.llm_engine.get_tokenizer()
     assert tokenizer.encode("Hello") == [15496]
     assert len(tokenizer.encode("Hello, my name is")) == 5
     steps = record_steps(gpt2, monkeypatch)
@@ -101,7 +101,7 @@ def test_results_in_order(gpt2):
 def test_golden_tokens(stories, golden):
     cases = golden[:3]
     params = [GREEDY.clone(max_tokens=48) for _ in cases]
-    # One of them starts from the beginning-of-sequence token alone, which is no text.
+    # One of them starts from the beginning-of-sequence token alone, which has no text.
     outputs = run(stories, [case["prompt"] or case["prompt_ids"] for case in cases], params)
     for case, output in zip(cases, outputs, strict=True):
         assert output.prompt_token_ids == case["prompt_ids"]
@@ -283,7 +283,7 @@ def test_embedded_model():
 EXIT_SCRIPT = """
 import asyncio
 from rustvllm import AsyncLLM, SamplingParams
-from rustvllm.engine_args import AsyncEngineArgs
+from rustvllm.config.engine_args import AsyncEngineArgs
 
 engine = AsyncLLM.from_engine_args(AsyncEngineArgs(num_gpu_blocks_override=512))
 

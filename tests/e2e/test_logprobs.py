@@ -96,7 +96,7 @@ def test_mixed_batches_and_preemption(llm, reference):
         if param.logprobs is None:
             assert (output.logprobs, output.cumulative_logprob, output.text_offsets) == (None, None, None)
         else:
-            check(result, output, param.logprobs, reference, llm.get_tokenizer())
+            check(result, output, param.logprobs, reference, llm.llm_engine.get_tokenizer())
             num_checked += 1
     assert num_checked >= 9
 

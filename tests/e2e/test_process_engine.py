@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from rustvllm import SamplingParams
+from rustvllm.config.engine_args import AsyncEngineArgs
 from rustvllm.engine.async_llm import AsyncLLM
 from rustvllm.engine.process_client import ProcessClient
-from rustvllm.engine_args import AsyncEngineArgs
 from rustvllm.exceptions import (
     EngineDeadError,
     InvalidRequestError,
@@ -64,7 +64,7 @@ def is_gone(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    # A zombie is gone as well: nobody has asked for it yet.
+    # A zombie is gone as well: its parent has yet to ask for it.
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] == "Z"
 
 
@@ -202,7 +202,7 @@ PARENT = """
 import os, sys, time
 os.environ["RUSTVLLM_ENABLE_MULTIPROCESSING"] = "1"
 from rustvllm.engine.async_llm import AsyncLLM
-from rustvllm.engine_args import AsyncEngineArgs
+from rustvllm.config.engine_args import AsyncEngineArgs
 engine = AsyncLLM.from_engine_args(AsyncEngineArgs(executor=sys.argv[1], num_gpu_blocks_override=200))
 print(engine._client.pid, engine._client._directory, "torch" in sys.modules, flush=True)
 time.sleep(60)

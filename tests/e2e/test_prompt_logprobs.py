@@ -80,7 +80,7 @@ def check(output, num_logprobs, reference):
 
 
 def test_in_pieces_preempted_and_among_others(llm, reference):
-    tokenizer = llm.get_tokenizer()
+    tokenizer = llm.llm_engine.get_tokenizer()
     ids = tokenizer.encode(TEXT)
     prompts = [ids[: 20 + 3 * i] for i in range(10)]  # they begin alike: nothing may come from the prefix cache
     asked = [None, 0, 1, 5, 20]

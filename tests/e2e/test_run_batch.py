@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from rustvllm.entrypoints.batch.remote_file import RemoteFileError, download, shown, upload
-from rustvllm.entrypoints.cli.main import main
+from rustvllm.batch.remote_file import RemoteFileError, download, shown, upload
+from rustvllm.cli.main import main
 
-BATCH = [sys.executable, "-m", "rustvllm.entrypoints.cli.main", "run-batch", "--num-gpu-blocks-override", "512"]
+BATCH = [sys.executable, "-m", "rustvllm.cli.main", "run-batch", "--num-gpu-blocks-override", "512"]
 
 
 def line_of(custom_id, body, url="/v1/completions"):
@@ -123,10 +123,10 @@ def test_what_cannot_be_is_said_before_a_model_is_loaded(tmp_path, capsys):
     source.write_text("")
     for arguments, code, says in (
         (["-i", tmp_path / "none", "-o", tmp_path / "out"], 1, "none is not there"),
-        (["-i", tmp_path, "-o", tmp_path / "out"], 1, "no regular file"),
+        (["-i", tmp_path, "-o", tmp_path / "out"], 1, "not a regular file"),
         (["-i", source, "-o", tmp_path / "none" / "out"], 1, "folder"),
         (["-i", source, "-o", source], 1, "same file"),
-        (["-i", source, "-o", "http://host/out", "--output-tmp-dir", tmp_path / "none"], 1, "is no folder"),
+        (["-i", source, "-o", "http://host/out", "--output-tmp-dir", tmp_path / "none"], 1, "is not a folder"),
         (["-i", "http://127.0.0.1:1/in?sig=secret", "-o", tmp_path / "out"], 1, "cannot fetch http://127.0.0.1:1/in:"),
         (["-i", source, "-o", tmp_path / "out"], 0, "no lines"),
     ):

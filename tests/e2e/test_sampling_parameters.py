@@ -9,6 +9,7 @@ import torch
 from rustvllm import LLM, BatchUpdate, LogitsProcessor, SamplingParams
 from rustvllm.exceptions import ConfigError, InvalidRequestError, RequestFailedError
 from rustvllm.sampling_params import RequestOutputKind
+from rustvllm.sampling_table import FILTERS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "sample"))
 import reference
@@ -18,7 +19,7 @@ LENGTH = 10
 
 
 class Record(LogitsProcessor):
-    """Knows who is where, adds what ``extra_args`` say, and checks what it is told at every step."""
+    """Follows the rows, adds what ``extra_args`` say, and checks its updates at every step."""
 
     instance: "Record | None" = None
 
@@ -102,7 +103,7 @@ def generate(llm, *params, prompt=PROMPT):
 
 
 def raw_logits(llm, prompt_ids, output):
-    """The model's logits at every place of an output, by a run that is told each beginning."""
+    """The model's logits at every place of an output, by a run that gets each beginning as its prompt."""
     rows = {}
 
     def keep(prompt, _, logits):
@@ -139,6 +140,7 @@ CASES = {
     },
     "min_tokens": {"min_tokens": 8, "stop_token_ids": [16, 261, 504]},
     "min_p": {"temperature": 1.0, "min_p": 0.2, "seed": 1},
+    "top_n_sigma": {"temperature": 2.0, "top_n_sigma": 1.5, "seed": 5},
     "top_k": {"temperature": 2.0, "top_k": 7, "seed": 2},
     "top_p": {"temperature": 1.5, "top_p": 0.8, "seed": 3},
     "random": {"temperature": 1.0, "seed": -(2**63)},
@@ -156,7 +158,7 @@ def mixed(llm):
 @pytest.mark.parametrize("name", CASES)
 def test_a_parameter_does_what_the_reference_does(llm, mixed, name):
     params, output = mixed[name]
-    tokenizer = llm.get_tokenizer()
+    tokenizer = llm.llm_engine.get_tokenizer()
     prompt = tokenizer.encode(PROMPT)
     words = [
         tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -180,9 +182,7 @@ def test_a_parameter_does_what_the_reference_does(llm, mixed, name):
             params.temperature,
             params.seed,
             len(prompt) + place,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
+            **{number.name: getattr(params, number.name) for number in FILTERS},
         )
         assert output[place] == expected, f"at {place} of {output}"
     if name not in {"greedy", "min_tokens"}:
@@ -216,7 +216,7 @@ def test_callables_see_their_own_request_and_end_only_that(llm):
         return logits
 
     def three(prompt, output, logits):
-        assert prompt == llm.get_tokenizer().encode(PROMPT)
+        assert prompt == llm.llm_engine.get_tokenizer().encode(PROMPT)
         return logits + torch.nn.functional.one_hot(torch.tensor(7 + len(output)), len(logits)) * 1e4
 
     params = SamplingParams(temperature=0, max_tokens=6)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rustvllm.entrypoints.cli.serve import parse_args
+from rustvllm.cli.serve import parse_args
 
 
 def load_walk():

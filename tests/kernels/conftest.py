@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,7 +24,7 @@ def pytest_collection_modifyitems(items):
         if item.path.parent != HERE:
             continue
         if INTERPRETED and item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="TRITON_INTERPRET=1: the interpreter is no GPU"))
+            item.add_marker(pytest.mark.skip(reason="TRITON_INTERPRET=1: the interpreter is not a GPU"))
         elif not INTERPRETED:
             item.add_marker(pytest.mark.gpu)
 
@@ -41,3 +42,21 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def rows_alike(monkeypatch):
+    """Products of the interpreter whose rows are added in one order, wherever in a tile they stand.
+
+    The interpreter multiplies with BLAS, and on some processors that adds the rows at a tile's edge in another order
+    than those within. A GPU's matrix unit does not; so what is compared bit for bit is multiplied without BLAS.
+    """
+    if not INTERPRETED:
+        return
+    from triton.runtime import interpreter
+
+    def create_dot(_builder, a, b, d, _input_precision, _max_num_imprecise_acc):
+        assert a.data.dtype == b.data.dtype == np.float32
+        return interpreter.TensorHandle(np.einsum("mk,kn->mn", a.data, b.data) + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

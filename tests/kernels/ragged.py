@@ -1,4 +1,4 @@
-"""Ragged batches over a paged cache whose slots hold NaN where nobody wrote; and how close kernels must come."""
+"""Ragged batches over a paged cache whose unwritten slots hold NaN; and how close kernels must come."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""Whole models over the Triton backend: transformers' logits at every step, prompts cut into pieces beside decodes."""
+"""Whole models over the Triton backend: transformers' logits at every step, prompts in chunks together with decodes."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_pieces_of_prompts_beside_decodes(variant, device, tmp_path):
     reference = make(*VARIANTS[variant])
     reference.save_pretrained(tmp_path)
     model = load(tmp_path, device=str(device))
-    requests = [Request(prompt, 4) for prompt in prompts(97, [1, 4, 9, 21])]
+    requests = [Request(prompt, 3) for prompt in prompts(97, [1, 4, 9, 21])]
     for i, request in enumerate(requests):
         request.arrives = i
     requests[1].preempt_at = (2,)
@@ -27,7 +27,7 @@ def test_pieces_of_prompts_beside_decodes(variant, device, tmp_path):
     assert any(step.num_reqs > 1 and step.max_num_scheduled_tokens > 1 for step in engine.steps)
     assert requests[1].num_preemptions == 1
     clear = sum(assert_matches(reference, request) for request in requests)
-    assert clear > 12, "margins too small to say anything"
+    assert clear > 9, "margins too small to say anything"
 
 
 def test_an_engine_whose_cache_has_eight_bits(device):
@@ -59,6 +59,7 @@ def test_an_engine_whose_cache_has_eight_bits(device):
         assert 0 < difference < 0.3, "rounded, but not by much"
 
 
+@pytest.mark.usefixtures("rows_alike")
 @pytest.mark.parametrize("variant", ["llama-tied"])
 def test_batch_invariant_logits_have_the_same_bits_in_any_company(variant, device, tmp_path):
     reference = make(*VARIANTS[variant])

@@ -98,7 +98,7 @@ def test_decodes_beside_a_prompt_are_split_and_it_is_not(device):
     assert decodes.num_splits > 1
 
 
-@pytest.mark.usefixtures("few_keys_are_split")
+@pytest.mark.usefixtures("few_keys_are_split", "rows_alike")
 @pytest.mark.parametrize("window", [None, 20])
 def test_batch_invariant_bits_do_not_depend_on_company_or_on_how_a_prompt_was_cut(device, window):
     whole = make_step([(0, 45), (30, 6), (80, 1)], 4, 2, 16, block_size=4, dtype=torch.float32, device=device, seed=3)

@@ -75,7 +75,7 @@ def is_clear(logits, top_k, top_p):
 def test_truncation_is_that_of_sorting(kind, device):
     num_compared = 0
 
-    @few
+    @settings(few, max_examples=8)  # of each kind: it is the one that takes the interpreter long
     @given(
         SIZES,
         st.lists(
@@ -102,6 +102,29 @@ def test_truncation_is_that_of_sorting(kind, device):
 
     run()
     assert num_compared > 10
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties", "masked"])
+def test_top_n_sigma_is_the_samplers(kind, device, monkeypatch):
+    monkeypatch.setattr(sampler_module, "runs_fused", lambda logits: False)
+    num_dropped = 0
+
+    @few
+    @given(SIZES, st.lists(st.sampled_from([-1.0, 0.0, 0.3, 1.0, 2.5, 1e30]), min_size=1, max_size=4), SEEDS)
+    def run(vocab_size, limits, seed):
+        nonlocal num_dropped
+        logits = make_logits(seed, len(limits), vocab_size, device, kind)
+        out, expected, n = logits.clone(), logits.clone(), torch.tensor(limits, device=device)
+        truncation.apply_top_n_sigma(out, n)
+        sampler_module.apply_top_n_sigma(expected, n)
+        assert torch.equal(out, expected)
+        num_dropped += int((out < logits).sum())
+        alone = logits[-1:].clone()
+        truncation.apply_top_n_sigma(alone, n[-1:])
+        assert torch.equal(alone[0], out[-1])
+
+    run()
+    assert num_dropped > 100
 
 
 def test_uniform_numbers_are_the_samplers(device):
@@ -158,6 +181,7 @@ def test_no_rows(device):
     empty = torch.empty(0, 5, device=device)
     none = torch.empty(0, dtype=torch.int64, device=device)
     truncation.apply_top_k_top_p(empty, none, None)
+    truncation.apply_top_n_sigma(empty, none.float())
     assert draw.draw(empty, none, none).shape == (0,)
     assert draw.counter_uniform(none, none).shape == (0,)
 
@@ -186,9 +210,12 @@ def test_the_sampler_takes_the_kernels(device, monkeypatch):
         temperature=torch.tensor([0.7, 1.0, 1.3, 1.0, 2.0], device=device),
         seeds=torch.arange(5, device=device) * 77,
         positions=torch.arange(5, device=device) + 3,
-        top_k=torch.tensor([0, 40, 7, 0, 0], device=device),
-        top_p=torch.tensor([1.0, 0.9, 1.0, 0.5, 0.95], device=device),
-        min_p=torch.tensor([0.0, 0.01, 0.0, 0.0, 0.2], device=device),
+        filters={
+            "top_k": torch.tensor([0, 40, 7, 0, 0], device=device),
+            "top_p": torch.tensor([1.0, 0.9, 1.0, 0.5, 0.95], device=device),
+            "min_p": torch.tensor([0.0, 0.01, 0.0, 0.0, 0.2], device=device),
+            "top_n_sigma": torch.tensor([0.0, 2.0, 0.0, 1.0, 3.0], device=device),
+        },
         penalties=Penalties(
             rows=torch.tensor([1, 2], device=device),
             presence=torch.tensor([0.5, 0.0], device=device),
@@ -200,12 +227,18 @@ def test_the_sampler_takes_the_kernels(device, monkeypatch):
     )
     logits = make_logits(11, num_rows, vocab_size, device)
     taken = []
-    for module, name in ((truncation, "apply_top_k_top_p"), (draw, "draw"), (penalties, "apply_penalties")):
+    kernels = (
+        (truncation, "apply_top_n_sigma"),
+        (truncation, "apply_top_k_top_p"),
+        (draw, "draw"),
+        (penalties, "apply_penalties"),
+    )
+    for module, name in kernels:
         function = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, function=function: (taken.append(function), function(*args))[1])
     with_kernels = Sampler().sample(logits.clone(), metadata)
-    assert len(taken) == 3
+    assert len(taken) == 4
     for module in (sampler_module, penalties_module):
         monkeypatch.setattr(module, "runs_fused", lambda logits: False)
     assert Sampler().sample(logits.clone(), metadata).tolist() == with_kernels.tolist()
-    assert len(taken) == 3
+    assert len(taken) == 4

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from rustvllm.architectures import text_config
 from rustvllm.config import LoadConfig
+from rustvllm.config.architectures import text_config
 from rustvllm.model_loader import load_model
 
 NO_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -166,7 +166,7 @@ def scale_weights(model):
     for name, parameter in model.named_parameters():
         if any(name.endswith(end) for end in embeddings):
             parameter.normal_(std=0.05 if parameter.shape[1] >= 256 or normless else 0.1)
-            if post_norm:  # nothing norms them, so they must be heard beside the blocks
+            if post_norm:  # nothing norms them, so they must matter next to the blocks
                 parameter.mul_(3)
         elif parameter.dim() == 2:
             fan_in = parameter.shape[0] if kind.startswith("GPT2") else parameter.shape[1]

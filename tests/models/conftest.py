@@ -1,4 +1,4 @@
-"""Puts the helpers beside these tests, and the naive scheduler, on the path."""
+"""Puts the helpers of these tests, and the naive scheduler, on the path."""
 
 import sys
 from pathlib import Path

@@ -1,23 +1,25 @@
 """What a configuration asks for that is not built: refused by name and value, before any memory is taken."""
 
+import math
+
 import pytest
 import torch
 from checkpoints import ARCHITECTURES, FULL, LONGROPE, SLIDING
 
-from rustvllm.architectures import SUPPORTED_ARCHITECTURES
+from rustvllm.config.architectures import SUPPORTED_ARCHITECTURES
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.models.registry import MODELS
+from rustvllm.models.registry import get_model_class
 
 BASES = {model: base for _, model, base in ARCHITECTURES.values()}
 
 
 def build(architecture, changes):
     with torch.device("meta"):
-        return MODELS[architecture](BASES[architecture] | changes, 128)
+        return get_model_class(architecture)(BASES[architecture] | changes, 128)
 
 
 def test_the_bases_are_good_and_cover_every_architecture():
-    assert BASES.keys() | {"Gemma3ForConditionalGeneration"} == set(SUPPORTED_ARCHITECTURES) == MODELS.keys()
+    assert BASES.keys() | {"Gemma3ForConditionalGeneration"} == set(SUPPORTED_ARCHITECTURES)
     for architecture in BASES:
         assert build(architecture, {}).kv_cache_spec.num_layers >= 3
 
@@ -47,6 +49,19 @@ def test_quantised_weights(architecture):
         ("LlamaForCausalLM", {"rope_scaling": {"type": "linear"}}, "'linear' needs a positive number 'factor'"),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": "2"}}, "'factor', which is '2'"),
         ("LlamaForCausalLM", {"rope_theta": -1}, "needs a positive number 'rope_theta', which is -1"),
+        (
+            "LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": -1}},
+            "needs a positive number 'beta_fast', which is -1",
+        ),
+        (
+            "LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0, "attention_factor": [1]}},
+            r"needs a positive number 'attention_factor', which is \[1\]",
+        ),
+        (
+            "LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": math.inf}},
+            "needs a positive number 'mscale', which is inf",
+        ),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1}, "rope_theta above 1"),
         ("MistralForCausalLM", {"sliding_window": 0}, "'sliding_window' must be an integer from 1 to 16777216, got 0"),
         ("MistralForCausalLM", {"sliding_window": "7"}, "'sliding_window' must be an integer .* got '7'"),
         ("MistralForCausalLM", {"layer_types": [FULL, FULL]}, "'layer_types' must list a type for each of 3 layers"),

@@ -12,11 +12,11 @@ from naive_schedule import NaiveEngine, Request
 
 from rustvllm import LLM, SamplingParams
 from rustvllm.config import LoadConfig
+from rustvllm.config.model_folder import read_model_config
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.linear import Linear
-from rustvllm.model_config import read_model_config
 from rustvllm.model_loader import load_model
-from rustvllm.models.transformers_trace import _is_causal
+from rustvllm.models.fallback.trace import _is_causal
 
 TINY = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -349,7 +349,7 @@ def test_code_of_the_model_runs_only_when_it_is_trusted(frog):
 
 def test_code_that_counts_positions_itself_is_found_out(frog):
     folder, _ = frog(positions="torch.arange(input_ids.shape[1])[None]")
-    with pytest.raises(ModelLoadError, match="depends on its company or on how its prompt is cut"):
+    with pytest.raises(ModelLoadError, match="depends on its neighbours or on its prompt's chunks"):
         load(folder, load_format="dummy", trust_remote_code=True)
 
 
@@ -378,7 +378,7 @@ def test_which_masks_count_as_causal():
     ("code", "part"),
     [
         ("raise ValueError('croak')", "cannot be loaded: ValueError: croak"),
-        ("FrogForCausalLM = FrogConfig = int", "is no PreTrainedModel"),
+        ("FrogForCausalLM = FrogConfig = int", "is not a PreTrainedModel"),
         (None, "cannot be loaded"),
     ],
 )

@@ -1,5 +1,6 @@
 """Calls the application in this process, and reads event streams as a client does."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,8 +9,8 @@ from typing import Any
 import httpx
 from fake_engine import FakeEngine
 
-from rustvllm.entrypoints.openai.app import build_app
-from rustvllm.entrypoints.openai.state import ServerSettings, ServerState
+from rustvllm.server.app import build_app
+from rustvllm.server.state import ServerSettings, ServerState
 
 
 @asynccontextmanager
@@ -22,6 +23,8 @@ async def serving(
     state.set_ready(engine)
     async with client_of(state, raise_unforeseen=raise_unforeseen) as client:
         yield client, engine
+    state.close()
+    await asyncio.sleep(0)  # a connection is closed in the next turn of the loop
     assert not engine.running, "every engine request must have ended with the HTTP request"
 
 
@@ -44,6 +47,11 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(frame.removeprefix("data: ")) for frame in frames]
 
 
+def without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
+    """The members that say something: a whole answer has many that are null, an event leaves most of them out."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def assert_error(
     response: httpx.Response, status: int, kind: str, *, param: str | None = None, says: tuple[str, ...] = ()
 ) -> None:
@@ -55,6 +63,6 @@ def assert_error(
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == kind
     assert error["code"] == status
-    assert error["param"] == param
+    assert error["param"] == param, error
     for words in says:
         assert words in error["message"], error["message"]

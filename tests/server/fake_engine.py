@@ -12,11 +12,11 @@ from typing import Any
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig, ModelConfig, SchedulerConfig
-from rustvllm.engine.engine_health import EngineHealth
 from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor
-from rustvllm.engine.metrics import EngineMetrics
 from rustvllm.exceptions import EngineDeadError
+from rustvllm.observe.metrics.counters import EngineMetrics
 from rustvllm.outputs import CompletionOutput, RequestOutput
+from rustvllm.process.health import EngineHealth
 from rustvllm.sampling_params import RequestOutputKind, SamplingParams
 
 BOS, EOS = 256, 257
@@ -42,10 +42,13 @@ class FakeTokenizer:
         return _core.TokenIds(self.encode(text, add_special_tokens))
 
     async def encode_off_loop(self, text: str, add_special_tokens: bool = True) -> _core.TokenIds:
-        return self.encode_ids(text, add_special_tokens)
+        return await asyncio.to_thread(self.encode_ids, text, add_special_tokens)
 
-    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(token for token in token_ids if token < 256).decode(errors="replace")
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return ord(token) if len(token) == 1 and ord(token) < 256 else None
 
     def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:
         return [chr(token) if token < 256 else "<s>" if token == BOS else "</s>" for token in token_ids]
@@ -68,6 +71,7 @@ class FakeEngine:
         seen: Every request so far, in order.
         queries: Every question about the engine so far, in order.
         query_failure: Raised for every question.
+        says: What every sample says, a character a step, in place of letters.
     """
 
     def __init__(
@@ -114,6 +118,7 @@ class FakeEngine:
         self.was_shut_down = False
         self.queries: list[tuple[str, dict[str, Any]]] = []
         self.query_failure: Exception | None = None
+        self.says: str | None = None
         self.abort_asked: set[str] = set()
         self.input_processor = InputProcessor(self.config, self.tokenizer)  # type: ignore[arg-type]
 
@@ -124,6 +129,9 @@ class FakeEngine:
     def health(self) -> list[EngineHealth]:
         death = "the fake engine died" if self.errored else None
         return [EngineHealth(0, death, self.heartbeat_age, self.step_age)]
+
+    def leave_silent_engines(self) -> None:
+        """There is one, in this process."""
 
     def stats(self) -> dict[str, int | float]:
         return {"num_running": len(self.running), "num_blocks_used": sum(self.running.values())}
@@ -156,12 +164,13 @@ class FakeEngine:
         *,
         priority: int = 0,
         sink: object = None,  # text that comes in the outputs all the same is as good
+        arrival_ns: int | None = None,
     ) -> "FakeStream":
         self.check_health()
         if self.refuse is not None:
             raise self.refuse
         assert request_id not in self.running, "engine request ids must be unique"
-        request = self.input_processor.process(prompt, params, priority)
+        request = await self.input_processor.process_off_loop(prompt, params, priority, arrival_ns=arrival_ns)
         self.seen.append(request)
         self.running[request_id] = -(-len(request.prompt_token_ids) // BLOCK_SIZE) * request.params.n
         return FakeStream(self, request_id, request)
@@ -174,8 +183,9 @@ class FakeStream:
         self.engine = engine
         self.request_id = request_id
         self.request = request
-        self.length = request.max_tokens if engine.length is None else min(request.max_tokens, engine.length)
-        self.prompt_token_ids = request.prompt_token_ids
+        length = engine.length if engine.says is None else len(engine.says)
+        self.length = request.max_tokens if length is None else min(request.max_tokens, length)
+        self.prompt_ids = request.prompt_token_ids
         self.step = 0
         self.done = False
 
@@ -216,14 +226,15 @@ class FakeStream:
         outputs = []
         start = max(length - 1, 0) if params.output_kind is RequestOutputKind.DELTA else 0
         for sample in range(params.n):
-            text = expected_text(len(ids), length, sample, start)
+            said = self.engine.says
+            text = expected_text(len(ids), length, sample, start) if said is None else said[start:length]
             outputs.append(
                 CompletionOutput(index=sample, text=text, token_ids=list(text.encode()), finish_reason=reason)
             )
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.request.prompt,
-            prompt_token_ids=ids.tolist(),
+            prompt_ids=ids,
             outputs=outputs,
             finished=reason is not None,
             num_cached_tokens=len(ids) // BLOCK_SIZE * BLOCK_SIZE,

@@ -6,10 +6,14 @@ from rustvllm import LogitsProcessor
 class Aim(LogitsProcessor):
     """Makes the token that ``target`` names the likeliest."""
 
+    validator = None
+
     @classmethod
     def validate_params(cls, params):
         if (params.extra_args or {}).get("target") == "nobody":
             raise ValueError("there is no token 'nobody'")
+        if (params.extra_args or {}).get("target") == "broken":
+            cls.validator()
 
     def __init__(self, config, device, is_pin_memory):
         self.targets = {}

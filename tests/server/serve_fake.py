@@ -34,7 +34,7 @@ def build_engine():
 
 
 def main() -> int:
-    from rustvllm.entrypoints.openai.server import add_cli_args, add_unsupported_args, run_server
+    from rustvllm.server.launch.serve import add_cli_args, add_unsupported_args, run_server
 
     parser = add_unsupported_args(add_cli_args(argparse.ArgumentParser(prog="serve_fake")))
     return run_server(parser.parse_args(), build_engine)

@@ -15,7 +15,11 @@ import psutil
 
 FAKE = [sys.executable, "-W", "error", str(Path(__file__).parent / "serve_fake.py")]
 CHILDREN_END_SECONDS = 10
-REAL = [sys.executable, "-m", "rustvllm.entrypoints.cli.main", "serve"]
+STOP_SECONDS = 4.0
+"""How long the end of a server may take: it gives itself two seconds, and the rest is for a busy machine."""
+TEMPLATES = "template_worker"
+"""Renders chat templates; API processes have one each, and a second for long conversations."""
+REAL = [sys.executable, "-m", "rustvllm.cli.main", "serve"]
 
 
 class ServerProcess:
@@ -93,13 +97,14 @@ class ServerProcess:
         return self.wait_for("ready, serving", timeout)
 
     def children(self, module: str = "") -> list[psutil.Process]:
-        """Its child processes that run a module of that name, oldest first."""
+        """Its child processes that run a module of that name, oldest first; without one all but those for templates."""
         try:
             found = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             found = []
         self._seen.update(found)
-        return [child for child in found if module in command_of(child)]
+        commands = {child: command_of(child) for child in found}
+        return [child for child in found if (module in commands[child] if module else TEMPLATES not in commands[child])]
 
     def engines(self) -> list[psutil.Process]:
         """Its engine processes, by rank."""

@@ -1,13 +1,14 @@
 """Around the endpoints: health, loading, stopping, keys, models, versions."""
 
 import asyncio
+import time
 
 import pytest
 from asgi_client import assert_error, client_of, events_of, serving
 from fake_engine import FakeEngine
 
 import rustvllm
-from rustvllm.entrypoints.openai.state import ServerSettings, ServerState, ServerStatus
+from rustvllm.server.state import ServerSettings, ServerState, ServerStatus
 
 GOOD = {"prompt": "good", "max_tokens": 2}
 
@@ -128,6 +129,16 @@ async def test_abort_all_ends_open_answers_with_abort():
     assert not engine.running
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_request_has_arrived_when_its_head_had(path):
+    async with serving() as (client, engine):
+        before = time.monotonic_ns()
+        body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+        assert (await client.post(path, json=body)).status_code == 200
+        [request] = engine.seen
+    assert before < request.arrival_ns < request.began_ns
+
+
 async def test_models_lists_every_name():
     async with serving() as (client, _):
         body = (await client.get("/v1/models")).json()
@@ -195,6 +206,6 @@ async def test_the_documentation_describes_the_requests_and_can_be_off():
 @pytest.mark.parametrize(("template", "warns"), [(None, 1), ("{{ messages }}", 0)])
 def test_one_warning_for_a_model_without_chat_template(template, warns, monkeypatch):
     said = []
-    monkeypatch.setattr("rustvllm.entrypoints.openai.state.logger.warning", lambda *args: said.append(args))
+    monkeypatch.setattr("rustvllm.server.state.logger.warning", lambda *args: said.append(args))
     ServerState().set_ready(FakeEngine(chat_template=template))
     assert len(said) == warns

@@ -64,7 +64,7 @@ class Streams:
         body = json.dumps(
             {"prompt": [5] * num_prompt_tokens, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
         )
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
         return connection
 

@@ -7,11 +7,11 @@ import json
 import pytest
 from fake_engine import FakeEngine, expected_text
 
-from rustvllm.entrypoints.batch.journal import BatchJournal
-from rustvllm.entrypoints.batch.lines import count_lines, read_lines
-from rustvllm.entrypoints.batch.runner import BatchRunner, window
-from rustvllm.entrypoints.openai.state import ServerState
+from rustvllm.batch.journal import BatchJournal
+from rustvllm.batch.lines import count_lines, read_lines
+from rustvllm.batch.runner import BatchRunner, window
 from rustvllm.exceptions import ConfigError, EngineDeadError, QueueFullError
+from rustvllm.server.state import ServerState
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MAX_LINE_BYTES = 1000
@@ -195,12 +195,12 @@ async def test_a_bug_in_one_line_is_its_own(tmp_path):
 def test_journals_that_cannot_be(tmp_path):
     with BatchJournal(tmp_path / "out"), pytest.raises(ConfigError, match="another run"):
         BatchJournal(tmp_path / "out")
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         BatchJournal(tmp_path)
     with pytest.raises(ConfigError, match="cannot be written"):
         BatchJournal(tmp_path / "nowhere" / "out")
     (tmp_path / "other.partial").write_text("something else\n")
-    with pytest.raises(ConfigError, match="no journal of a batch at byte 0"):
+    with pytest.raises(ConfigError, match="not a journal of a batch at byte 0"):
         BatchJournal(tmp_path / "other", resume=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.partial"], "an empty journal goes"
 

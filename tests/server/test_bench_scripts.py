@@ -68,3 +68,26 @@ def test_soak(run, shared_dir, preempt):
     assert report["left"]["is_clean"]
     assert report["gaps"] > 0
     assert report["requests"]["stream done"] > 0
+
+
+def test_request_limits(run):
+    report = run("request_limits.py", "--cases", "bad_words", "sends before it reads", "--step-time", "5")
+    words, sender = report["cases"].values()
+    assert (words["status"], sender["status"]) == (400, "413")
+    for case in (words, sender):
+        for phase in ("before", "during", "after"):
+            assert case[phase]["health_failures"] == 0
+            assert case[phase]["health_ms"]["count"] >= 1
+            assert case[phase]["inter_token_ms"]["count"] >= 1
+            assert case[phase]["memory_mb"] > 0
+
+
+def test_output_fault(run):
+    report = run("output_fault.py", "--seconds", "0.5", "--fault", "unread")
+    unread = report["runs"]["unread"]
+    assert list(unread) == ["before", "during", "after", "stop"]
+    for phase in ("before", "during", "after"):
+        assert unread[phase]["health_failures"] == 0
+        assert unread[phase]["health_ms"]["count"] >= 1
+        assert unread[phase]["lines_made"] >= 1
+    assert unread["stop"]["exit_code"] == 0

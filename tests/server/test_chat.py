@@ -1,10 +1,10 @@
 """``/v1/chat/completions`` over a fake engine: prompts from messages, shapes, events."""
 
 import pytest
-from asgi_client import assert_error, events_of, serving
+from asgi_client import assert_error, events_of, serving, without_nulls
 from fake_engine import BOS, FakeEngine, expected_text
 
-from rustvllm.entrypoints.openai.state import ServerSettings
+from rustvllm.server.state import ServerSettings
 
 URL = "/v1/chat/completions"
 TEMPLATE = (
@@ -14,7 +14,6 @@ TEMPLATE = (
     "{{ extra | default('') }}"
 )
 USER = [{"role": "user", "content": "Hi"}]
-BAD_CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
 BOTH = {"add_generation_prompt": True, "continue_final_message": True}
 
 
@@ -32,16 +31,11 @@ async def test_the_answer_has_the_shape_clients_parse():
     length = len("<user>Hi<assistant>")
     assert body["id"].startswith("chatcmpl-")
     assert body["object"] == "chat.completion"
-    assert body["choices"] == [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": expected_text(length, 4)},
-            "logprobs": None,
-            "finish_reason": "length",
-            "stop_reason": None,
-        }
-    ]
-    assert body["usage"] == {"prompt_tokens": length, "completion_tokens": 4, "total_tokens": length + 4}
+    [choice] = body["choices"]
+    message = without_nulls(choice.pop("message"))
+    assert message == {"role": "assistant", "content": expected_text(length, 4)}
+    assert without_nulls(choice) == {"index": 0, "finish_reason": "length"}
+    assert without_nulls(body["usage"]) == {"prompt_tokens": length, "completion_tokens": 4, "total_tokens": length + 4}
     assert engine.seen[0].prompt_token_ids == list(b"<user>Hi<assistant>")
 
 
@@ -120,13 +114,13 @@ async def test_roles_parts_names_and_tools_reach_the_template():
         {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
         {"role": "tool", "content": "42", "tool_call_id": "x"},
     ]
-    tools = [{"type": "function", "function": {"name": "f<é>"}}]
+    tools = [{"type": "function", "function": {"name": "f", "description": "<é>"}}]
     async with serving(FakeEngine(chat_template=TEMPLATE)) as (client, engine):
         response = await client.post(URL, json={"messages": messages, "tools": tools, "max_tokens": 1})
     assert response.status_code == 200, response.text
     assert text_of(engine.seen[0]) == (
         "<system>One\ntwo<user>Hi(Ann)<assistant><tool>42"
-        '[{"type": "function", "function": {"name": "f<é>"}}]<assistant>'
+        '[{"type": "function", "function": {"name": "f", "description": "<é>"}}]<assistant>'
     )
 
 
@@ -159,21 +153,17 @@ async def test_a_template_that_refuses_the_messages_is_the_clients_error():
         ({}, "messages", "required"),
         ({"messages": []}, "messages", "empty"),
         ({"messages": "Hi"}, "messages", "array"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", "'wizard'"),
         ({"messages": [{"content": "x"}]}, "messages", "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, "messages", "messages[0].content"),
-        (with_content([]), "messages", "messages[0].content"),
         (with_content(7), "messages", "messages[0].content"),
         (with_content([{"type": "image_url", "image_url": {}}]), "messages", "image_url"),
         (with_content([{"type": "input_audio"}]), "messages", "input_audio"),
         (with_content([{"type": "poem"}]), "messages", "'poem'"),
         (with_content([{"type": "text"}]), "messages", "content[0]"),
-        ({"messages": [BAD_CALL]}, "messages", "JSON"),
         ({"messages": USER, "tools": []}, "tools", "empty"),
-        ({"messages": USER, "tools": [{}], "tool_choice": "auto"}, "tool_choice", "not supported yet"),
-        ({"messages": USER, "tools": [{}], "tool_choice": "required"}, "tool_choice", "not supported yet"),
-        ({"messages": USER, "tools": [{}], "tool_choice": {"type": "function"}}, "tool_choice", "not supported yet"),
-        ({"messages": USER, "response_format": {"type": "json_object"}}, "response_format", "text"),
+        ({"messages": USER, "tools": [{}], "tool_choice": "auto"}, "tools", "tools[0].function"),
+        ({"messages": USER, "tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"messages": USER, "tool_choice": {"type": "function"}}, "tool_choice", "needs tools"),
+        ({"messages": USER, "response_format": {"type": "xml"}}, "response_format", "text"),
         ({"messages": USER, "top_logprobs": 2}, "top_logprobs", "needs logprobs=true"),
         ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs is 21, at most 20"),
         ({"messages": USER, "logprobs": True, "top_logprobs": -1}, "top_logprobs", "vocabulary of 258 tokens"),

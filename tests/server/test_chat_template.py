@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rustvllm.entrypoints.chat_template import PLAIN_CHAT_TEMPLATE, render_chat
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.text.chat_template import PLAIN_CHAT_TEMPLATE, render_chat
 
 TOOL = {
     "type": "function",

@@ -10,7 +10,7 @@ import pytest
 from fake_engine import BOS, expected_text
 from server_process import FAKE, ServerProcess
 
-from rustvllm.entrypoints.cli.main import main
+from rustvllm.cli.main import main
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,53 @@ def test_lines_of_the_input_are_a_conversation(capsys, monkeypatch, silent):
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One"}],
     }
     assert [message["content"] for message in second["messages"]] == ["Be brief.", "One", "Oh", "Two"]
+
+
+def test_thoughts_are_shown_and_not_sent_back(capsys, monkeypatch, silent):
+    deltas = [{"reasoning": "H"}, {"reasoning": "m"}, {"content": "Oh"}, {"content": "!"}]
+    silent.body = b"".join(b"data: %b\n\n" % json.dumps({"choices": [{"delta": it}]}).encode() for it in deltas)
+    silent.body += b"data: [DONE]\n\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("One\nTwo\n"))
+    silent.seen.clear()
+    assert main(["chat", "--url", silent.url, "--model-name", "m"]) == 0
+    assert capsys.readouterr().out == "(Hm)\nOh!\n" * 2
+    assert [message["content"] for message in silent.seen[1][2]["messages"]] == ["One", "Oh!", "Two"]
+
+
+class Terminal(io.StringIO):
+    """Standard input that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_commands_of_a_chat_at_a_terminal(capsys, monkeypatch, silent):
+    silent.body = b'data: {"choices": [{"delta": {"content": "Oh"}}]}\n\ndata: [DONE]\n\n'
+    lines = ["/help", "One", "/clear", "Two", "/system Be brief.", "/system", " /usr", "/nothing", "/bye", "Never"]
+    monkeypatch.setattr(sys, "stdin", Terminal("\n".join(lines)))
+    silent.seen.clear()
+    assert main(["chat", "--url", silent.url, "--model-name", "m"]) == 0
+    out = capsys.readouterr().out
+    assert "/system TEXT   replace the system prompt" in out
+    assert "Unknown command /nothing; /help lists the commands" in out
+    assert "> Be brief.\n" in out
+    asked = [[message["content"] for message in body["messages"]] for _, _, body in silent.seen]
+    assert asked == [["One"], ["Two"], ["Be brief.", " /usr"]]
+
+
+@pytest.mark.parametrize("text", ["/bye", "/help"])
+def test_commands_are_plain_text_in_a_pipe(monkeypatch, silent, text):
+    silent.body = b'data: {"choices": [{"delta": {"content": "Oh"}}]}\n\ndata: [DONE]\n\n'
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    silent.seen.clear()
+    assert main(["chat", "--url", silent.url, "--model-name", "m"]) == 0
+    assert [body["messages"][-1]["content"] for _, _, body in silent.seen] == [text]
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
+def test_the_url_works_with_and_without_its_version(capsys, url, ending):
+    assert complete(url.removesuffix("/v1") + ending, "ab") == 0
+    assert capsys.readouterr().out == expected_text(len([BOS, *b"ab"]), 5) + "\n"
 
 
 @pytest.mark.parametrize(

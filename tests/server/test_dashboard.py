@@ -14,15 +14,14 @@ from asgi_client import assert_error, client_of, serving
 from fake_engine import FakeEngine
 from server_process import REAL, ServerProcess
 
-from rustvllm.entrypoints.openai.cli_args import add_cli_args
-from rustvllm.entrypoints.openai.dashboard import journey_stream, state_feed
-from rustvllm.entrypoints.openai.dashboard.access import is_local
-from rustvllm.entrypoints.openai.dashboard.journey_stream import journey_events
-from rustvllm.entrypoints.openai.dashboard.page import page
-from rustvllm.entrypoints.openai.dashboard.state_feed import StateFeed
-from rustvllm.entrypoints.openai.settings import ServerSettings
-from rustvllm.entrypoints.openai.state import ServerState, ServerStatus
 from rustvllm.exceptions import EngineDeadError, QueryTimeoutError
+from rustvllm.server.dashboard import journey_stream, state_feed
+from rustvllm.server.dashboard.journey_stream import journey_events
+from rustvllm.server.dashboard.page import page
+from rustvllm.server.dashboard.state_feed import StateFeed
+from rustvllm.server.flags.serve_args import add_cli_args
+from rustvllm.server.flags.settings import ServerSettings
+from rustvllm.server.state import ServerState, ServerStatus
 
 HOST = {"host": "127.0.0.1:8000"}
 PATHS = ["/dashboard", "/dashboard/", "/dashboard/events", "/dashboard/journey?request_id=r"]
@@ -107,7 +106,7 @@ async def test_another_name_or_another_page_is_refused(path):
         for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[", ""):
             answer = await client.get(path, headers={"host": host})
             assert_error(answer, 403, "PermissionDeniedError", says=("localhost", "--enable-dashboard"))
-        for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "file://"):
+        for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "file://", "http://["):
             answer = await client.get(path, headers={**HOST, "origin": origin})
             assert_error(answer, 403, "PermissionDeniedError", says=(origin,))
         assert engine.queries == []
@@ -116,11 +115,6 @@ async def test_another_name_or_another_page_is_refused(path):
         assert answer.status_code == 200
         answer = await client.get("/dashboard", headers={"host": "models.example", "origin": "https://evil.example"})
         assert answer.status_code == 403
-
-
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "127.9.9.9:80", "[::1]", "[::1]:8000"])
-def test_names_of_this_machine(host):
-    assert is_local(host)
 
 
 @pytest.mark.parametrize("request_id", ["", "x" * 257, "a%0Ab"])
@@ -217,7 +211,7 @@ async def test_the_feed_ends_when_the_server_stops_and_has_room_for_so_many(quic
     async with asyncio.timeout(20), aclosing(feed.watch()) as events:
         await anext(events)
         monkeypatch.setattr(state_feed, "MAX_VIEWERS", 1)
-        with pytest.raises(Exception, match="1 viewers have the live page open"):
+        with pytest.raises(Exception, match="already has its maximum of 1 viewers"):
             feed.check_room()
         state.status = ServerStatus.STOPPING
         rest = [data_of(event) async for event in events]

@@ -5,7 +5,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from rustvllm.entrypoints.openai.direct_routes import DirectRoutes
+from rustvllm.server.http.front_door import DirectRoutes
 
 
 class KnownError(Exception):

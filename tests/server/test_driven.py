@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rustvllm.entrypoints.openai.driven import Driven
+from rustvllm.server.stream.driven import Driven
 
 
 @pytest.fixture

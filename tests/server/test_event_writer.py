@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rustvllm.entrypoints.openai.event_writer import KEEP_ALIVE_COMMENT, EventWriter
+from rustvllm.server.stream.event_writer import KEEP_ALIVE_COMMENT, EventWriter
 
 
 class Client:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server_process import REAL, ServerProcess
+from server_process import REAL, STOP_SECONDS, ServerProcess
 
 SIM = [*REAL, "--executor", "sim", "--port", "0", "--sim-step-time", "5"]
 SLOW = [*SIM, "--sim-step-time", "20"]
@@ -76,16 +76,31 @@ def wait_for_health(url: str, status: str, seconds: float = 30) -> dict[str, obj
     return found[1]
 
 
-def wait_until_idle(url: str, seconds: float = 10) -> None:
+def wait_until_idle(url: str, seconds: float = 30) -> None:
+    """Wait until no request runs or waits. An API process that was started again knows that only with its engines."""
     deadline = time.monotonic() + seconds
-    while (load := httpx.get(f"{url}/load", timeout=10).json())["num_running"] or load["num_waiting"]:
-        assert time.monotonic() < deadline, load
+    while (answer := httpx.get(f"{url}/load", timeout=10)).status_code != 200 or has_requests(answer.json()):
+        assert time.monotonic() < deadline, answer.text
         time.sleep(0.02)
-    assert load["kv_cache_usage"] == 0
+    assert answer.json()["kv_cache_usage"] == 0
+
+
+def has_requests(load: dict[str, int]) -> bool:
+    return load["num_running"] > 0 or load["num_waiting"] > 0
 
 
 def complete(url: str) -> httpx.Response:
     return httpx.post(f"{url}/v1/completions", json=BODY, timeout=60)
+
+
+def test_a_server_that_has_no_engine_yet_is_not_idle(monkeypatch):
+    load = {"num_running": 1, "num_waiting": 0, "kv_cache_usage": 0.0}
+    answers = [httpx.Response(503, json={"error": {"message": "loading"}}), httpx.Response(200, json=load)]
+    answers.append(httpx.Response(200, json=load | {"num_running": 0}))
+    left = iter(answers)
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: next(left))
+    wait_until_idle("http://anywhere")
+    assert list(left) == []
 
 
 @pytest.mark.parametrize("api_server_count", [1, 2])
@@ -101,7 +116,7 @@ def test_a_killed_engine_ends_every_stream_and_the_server(empty_tmpdir, api_serv
     for text in streams.texts:
         assert '"error"' in text, text[-500:]
         assert text.endswith("data: [DONE]\n\n"), text[-500:]
-    assert max(streams.ends) - killed < 2
+    assert max(streams.ends) - killed < 6  # they would have lasted ten seconds
     assert "engine process 0 ended, killed by SIGKILL; stopping the server" in server.output
     assert "Traceback" not in server.output
 
@@ -116,7 +131,7 @@ def test_a_killed_engine_of_a_real_model_ends_every_stream_and_the_server(empty_
         server.assert_nothing_left(2)
     assert sum('"error"' in text for text in streams.texts) >= 1  # short ones may have been done
     assert all(text.endswith("data: [DONE]\n\n") for text in streams.texts)
-    assert max(streams.ends) - killed < 2
+    assert max(streams.ends) - killed < 6
     assert "killed by SIGSEGV; stopping the server" in server.output
 
 
@@ -320,4 +335,4 @@ def test_a_stop_drains_and_a_second_one_is_at_once(empty_tmpdir):
         server.assert_nothing_left(1)
         streams.join()
     assert code == -signal.SIGTERM
-    assert seconds < 1
+    assert seconds < STOP_SECONDS

@@ -6,15 +6,15 @@ import textwrap
 
 import httpx
 import pytest
-from asgi_client import client_of, events_of, serving
+from asgi_client import assert_error, client_of, events_of, serving
 from fake_engine import FakeEngine, expected_text
 
-from rustvllm.entrypoints.openai.http_settings import CorsSettings, HttpSettings
-from rustvllm.entrypoints.openai.log_args import RequestLogSettings
-from rustvllm.entrypoints.openai.protocol import CompletionRequest
-from rustvllm.entrypoints.openai.state import ServerSettings, ServerState
 from rustvllm.exceptions import ConfigError
 from rustvllm.logger import FIELDS
+from rustvllm.server.flags.http_settings import CorsSettings, HttpSettings
+from rustvllm.server.flags.log_args import RequestLogSettings
+from rustvllm.server.schemas.protocol import CompletionRequest
+from rustvllm.server.state import ServerSettings, ServerState
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODY = {"prompt": "a", "max_tokens": 4}
@@ -67,14 +67,18 @@ async def test_every_answer_may_be_read_by_pages_and_has_its_id():
         assert len(ids) == 8
 
 
-async def test_any_origin_by_default_and_none_on_request():
+async def test_no_origin_by_default_and_any_on_request():
     async with serving() as (client, _):
+        answer = await client.post(COMPLETIONS, json=BODY, headers=PAGE)
+        assert answer.status_code == 200
+        refused = await client.options(COMPLETIONS, headers=PREFLIGHT)
+        assert_error(refused, 405, "MethodNotAllowedError")
+        for response in (answer, refused):
+            assert not any(name.startswith("access-control") for name in response.headers)
+    async with serving(settings=with_http(cors=CorsSettings(("*",)))) as (client, _):
         answer = await client.post(COMPLETIONS, json=BODY, headers=PAGE)
         assert answer.headers["access-control-allow-origin"] == "*"
         assert "access-control-allow-credentials" not in answer.headers
-    async with serving(settings=with_http(cors=CorsSettings(()))) as (client, _):
-        answer = await client.post(COMPLETIONS, json=BODY, headers=PAGE)
-        assert not any(name.startswith("access-control") for name in answer.headers)
 
 
 async def test_another_origin_than_allowed_gets_no_permission():
@@ -86,7 +90,8 @@ async def test_another_origin_than_allowed_gets_no_permission():
 
 
 async def test_a_preflight_needs_no_key_and_no_model():
-    state = ServerState(ServerSettings(api_keys=("k",)))  # loading
+    http = HttpSettings(cors=CorsSettings(("*",)))
+    state = ServerState(ServerSettings(api_keys=("k",), http=http))  # loading
     async with client_of(state) as client:
         answer = await client.options(COMPLETIONS, headers=PREFLIGHT)
         assert answer.status_code == 200
@@ -107,7 +112,7 @@ async def test_methods_headers_and_credentials_as_told():
 
 
 async def test_pages_of_others_may_not_read_the_dashboard():
-    async with serving() as (client, _):
+    async with serving(settings=with_http(cors=CorsSettings(("*",)))) as (client, _):
         for path in ("/dashboard", "/dashboard/data"):
             answer = await client.get(path, headers=PAGE)
             assert "access-control-allow-origin" not in answer.headers
@@ -294,7 +299,7 @@ async def test_no_access_log_unless_asked_for(logged):
 
 
 def lines_of_requests(logged) -> list[str]:
-    name = "rustvllm.entrypoints.openai.request_log"
+    name = "rustvllm.server.http.request_log"
     return [record.getMessage() for record in logged.records if record.name == name]
 
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 import uvicorn
 
-from rustvllm.entrypoints.openai import http_protocol
-from rustvllm.entrypoints.openai.http_protocol import limited_protocol
+from rustvllm.server.http import limited_protocol as http_protocol
+from rustvllm.server.http.limited_protocol import limited_protocol
 
 MAX_HEAD, MAX_HEADERS = 1000, 8
 

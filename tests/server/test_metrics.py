@@ -1,6 +1,7 @@
 """``/metrics`` of a server with two API processes and two engines, held against what its clients were sent."""
 
 import concurrent.futures
+import re
 import ssl
 import time
 from collections import defaultdict
@@ -12,8 +13,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from server_process import REAL, ServerProcess
 
-from rustvllm.entrypoints.openai.http_settings import HttpSettings
-from rustvllm.entrypoints.openai.settings import ServerSettings
+from rustvllm.server.flags.http_settings import HttpSettings
+from rustvllm.server.flags.settings import ServerSettings
 
 NUM_ENGINES = 2
 MODEL = "named"
@@ -53,7 +54,23 @@ VLLM_METRICS = [
     ("request_num_preemptions", "histogram", ()),
     ("iteration_tokens_total", "histogram", ()),
 ]
-OURS = [("step_time_seconds", "histogram", ()), ("step_phase_time_seconds", "histogram", ("phase",))]
+SPECULATION = [
+    ("spec_decode_num_drafts", "counter", ()),
+    ("spec_decode_num_draft_tokens", "counter", ()),
+    ("spec_decode_num_accepted_tokens", "counter", ()),
+    ("spec_decode_num_accepted_tokens_per_pos", "counter", ("position",)),
+]
+OURS = [
+    ("step_time_seconds", "histogram", ()),
+    ("step_phase_time_seconds", "histogram", ("phase",)),
+    ("spec_decode_num_withheld_draft_tokens", "counter", ()),
+    ("spec_decode_num_pauses", "counter", ()),
+    ("spec_decode_paused", "gauge", ()),
+    *SPECULATION,
+]
+
+REASONS = ("stop", "length", "abort", "error", "repetition")
+FINISH_REASON = re.compile(r'"finish_reason":\s*"(\w+)"')
 
 # Every bucket that vLLM 0.32 has must be there.
 LATENCY = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
@@ -128,6 +145,22 @@ def settled(server) -> Scrape:
         assert time.monotonic() < deadline, "requests that nobody waits for go on"
         time.sleep(0.05)
     return now
+
+
+def ended(server, before: Scrape, number: int) -> Scrape:
+    """A scrape when so many requests more have ended; an engine hears of some ends a little later than the clients."""
+    deadline = time.monotonic() + 30
+    while True:
+        now = settled(server)
+        if (
+            sum(
+                now[f"request_success_total/{reason}"] - before[f"request_success_total/{reason}"] for reason in REASONS
+            )
+            >= number
+        ):
+            return now
+        assert time.monotonic() < deadline, "requests have ended and are not counted"
+        time.sleep(0.02)
 
 
 class Difference:
@@ -233,6 +266,24 @@ def test_a_stop_string_counts_as_stop(server):
     assert (got["request_success_total/stop"], got["request_success_total/abort"]) == (1, 0)
     assert got["request_generation_tokens_count"] == 1
     assert got["generation_tokens_total"] < 80
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_in_the_last_text_counts_as_stop(server, stream):
+    """The engine has come to ``max_tokens`` by itself: only the API process knows that the text ended before."""
+    body = {"prompt": [7, 8, 9], "max_tokens": 6, "temperature": 0}
+    words = post(server, body).json()["choices"][0]["text"].split()
+    before = settled(server)
+    num_requests = 8  # over both API processes and both engines
+    bodies = [{**body, "stop": words[-1], "stream": stream} for _ in range(num_requests)]
+    bodies += [{**body, "stop": "no such word", "stream": stream}]
+    answers = all_of(server, bodies)
+    said = [reason for answer in answers for reason in FINISH_REASON.findall(answer.text)]
+    assert sorted(said) == ["length"] + ["stop"] * num_requests
+    got = Difference(before, ended(server, before, num_requests + 1))
+    assert got["request_success_total/stop"] == num_requests
+    assert got["request_success_total/length"] == 1
+    assert got["generation_tokens_total"] == 6 * (num_requests + 1), "the engine made all tokens"
 
 
 def test_what_a_client_leaves_is_an_abort_and_the_gauges_go_back(server):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server_process import REAL, ServerProcess
+from server_process import REAL, STOP_SECONDS, ServerProcess
 
 SIM = [*REAL, "--executor", "sim", "--port", "0"]
 BODY = {"prompt": "Once", "max_tokens": 8, "temperature": 0}
@@ -60,7 +60,7 @@ def test_only_the_engine_has_torch_and_only_the_api_process_has_fastapi(empty_tm
         code, seconds = server.end(signal.SIGTERM)
         server.assert_nothing_left()
     assert code == 0, server.output
-    assert seconds < 2
+    assert seconds < STOP_SECONDS
     assert "Traceback" not in server.output
     for words in ("engine 0 ready after", "API process 0 ready after", "(import "):
         assert words in server.output
@@ -76,7 +76,7 @@ def test_a_signal_at_any_moment_of_the_start_leaves_nothing(empty_tmpdir, number
         server.assert_nothing_left(2)
         wait_until(lambda: not list(empty_tmpdir.iterdir()), 5)
     assert code == 0, server.output
-    assert seconds < 2
+    assert seconds < STOP_SECONDS
     assert "Traceback" not in server.output
 
 
@@ -193,9 +193,9 @@ def test_keys_are_in_no_list_of_processes():
     ("flags", "says"),
     [
         (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
-        (["--num-gpu-blocks-override", "3"], "one request of max_model_len 512 needs 32"),
+        (["--num-gpu-blocks-override", "3"], "one request of --max-model-len 512 needs 32"),
         (["--executor", "auto", "--kv-cache-memory-bytes", "64"], "the KV cache has 64 bytes"),
-        (["--sim-step-time", "-1"], "sim_step_time must be between 0"),
+        (["--sim-step-time", "-1"], "--sim-step-time must be between 0"),
         (["--chat-template", "{% if %}"], "chat template"),
         (["--disable-frontend-multiprocessing", "--api-server-count", "2"], "--api-server-count 2 needs several"),
         (["--disable-frontend-multiprocessing", "--data-parallel-size", "2"], "--data-parallel-size 2 needs several"),
@@ -211,7 +211,7 @@ def test_keys_are_in_no_list_of_processes():
         (["--headless", "--engine-address", "unix:/tmp/a", "unix:/tmp/a", "-dp", "2"], "an address of its own"),
         (["--headless", "--engine-address", "unix:/nowhere/at/all/x"], "cannot listen on unix:/nowhere/at/all/x"),
         (["--headless", "--engine-address", "unix:/usr/x"], "mode 7"),
-        (["--engine-address", "unix:/tmp/a"], "executor is the engine's to know"),
+        (["--engine-address", "unix:/tmp/a"], "executor is an engine setting"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
@@ -279,4 +279,4 @@ def test_one_process_is_one_process(executor):
         code, seconds = server.end(signal.SIGTERM)
         server.assert_nothing_left()
     assert code == 0, server.output
-    assert seconds < 2
+    assert seconds < STOP_SECONDS

@@ -8,11 +8,11 @@ import time
 
 import httpx
 import pytest
-from server_process import REAL, ServerProcess
+from server_process import REAL, STOP_SECONDS, ServerProcess
 
 MAX_MODEL_LEN = 512
 VOCAB_SIZE = 512
-HEAD = "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+HEAD = "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "Once upon a time"}]
 GOOD = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
@@ -128,8 +128,10 @@ def test_temperature_out_of_range(post, temperature):
     assert "temperature" in response.json()["error"]["message"]
 
 
-def test_unknown_role(post):
-    check(post(CHAT, json={"messages": [{"role": "wizard", "content": "a"}]}), 400, param="messages", says=("wizard",))
+def test_a_role_of_any_name(post):
+    answer = post(CHAT, json={"messages": [{"role": "wizard", "content": "a"}], "max_tokens": 2})
+    assert answer.status_code == 200, answer.text
+    check(post(CHAT, json={"messages": [{"role": 7, "content": "a"}]}), 400, param="messages", says=("role",))
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"[1]", b"null", b'{"prompt":', b"[" * 200_000])
@@ -203,25 +205,29 @@ def test_the_blocks_of_a_client_that_left_are_free_within_one_step(server, post)
         body = {"prompt": [5] * 20, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
         return httpx.stream("POST", server.url + COMPLETIONS, json=body, timeout=60)
 
-    with stream(490) as staying:
-        staying_lines = staying.iter_lines()
-        next(staying_lines)
-        with stream(490) as leaving:
-            leaving_lines = leaving.iter_lines()
-            next(leaving_lines)
-            both = load()
-            assert (both["num_running"], both["server_load"]) == (2, 2)
-        while (seen := load())["server_load"] == 2:  # until the server has noticed
-            pass
-        freed = seen
-        while freed["num_running"] == 2:
-            # The step under way, and the next, which takes the abort in: after these it must not run any more.
-            assert freed["last_updated_step"] - seen["last_updated_step"] <= 2
-            freed = load()
-        assert freed["num_running"] == 1, "the staying stream must outlast this test"
-        # The other stream goes on taking blocks meanwhile: what is held is no more than it alone may hold.
-        assert freed["num_usable_blocks"] - freed["num_free_blocks"] <= -(-(20 + 490) // 16)
-        assert sum(1 for line in staying_lines if line.startswith("data: {")) > 300
+    for _ in range(4):  # on a busy machine the staying stream may end before it was looked at
+        with stream(490) as staying:
+            staying_lines = staying.iter_lines()
+            next(staying_lines)
+            with stream(490) as leaving:
+                leaving_lines = leaving.iter_lines()
+                next(leaving_lines)
+                both = load()
+                assert (both["num_running"], both["server_load"]) == (2, 2)
+            while (seen := load())["server_load"] == 2:  # until the server has noticed
+                pass
+            freed = seen
+            while freed["num_running"] == 2:
+                # The step under way, and the next, which takes the abort in: after these it must not run any more.
+                assert freed["last_updated_step"] - seen["last_updated_step"] <= 2
+                freed = load()
+            if freed["num_running"] == 1:
+                # The other stream goes on taking blocks meanwhile: what is held is no more than it alone may hold.
+                assert freed["num_usable_blocks"] - freed["num_free_blocks"] <= -(-(20 + 490) // 16)
+                assert sum(1 for line in staying_lines if line.startswith("data: {")) > 300
+                break
+    else:
+        pytest.fail("the staying stream must outlast this test")
     assert_idle(server, 2)
 
 
@@ -260,7 +266,7 @@ def test_a_signal_while_a_real_model_loads_ends_the_process(delay):
         code, seconds = process.end(signal.SIGINT)
         process.assert_nothing_left()
     assert code == 0, process.output
-    assert seconds < 2
+    assert seconds < STOP_SECONDS
     assert "Traceback" not in process.output
 
 

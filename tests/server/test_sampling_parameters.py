@@ -59,9 +59,20 @@ def test_many_at_once_have_each_their_own(server):
 
 
 def test_a_class_that_refuses_a_request_says_why(server):
-    answer = httpx.post(server.url + URL, json={**PROMPT, "vllm_xargs": {"target": "nobody"}}, timeout=60)
+    for changes in ({}, {"stream": True, "logprobs": None}, {"n": 2, "temperature": 1}):
+        body = {**PROMPT, "vllm_xargs": {"target": "nobody"}, **changes}
+        answer = httpx.post(server.url + URL, json=body, timeout=60)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["type"] == "BadRequestError"
+        assert "Aim: there is no token 'nobody'" in error["message"]
+    assert len(ids(server)[0]) == 8
+
+
+def test_a_mistake_in_a_class_is_no_fault_of_the_request(server):
+    answer = httpx.post(server.url + URL, json={**PROMPT, "vllm_xargs": {"target": "broken"}}, timeout=60)
     assert answer.status_code == 500
-    assert "Aim: there is no token 'nobody'" in answer.json()["error"]["message"]
+    assert "Aim: TypeError: 'NoneType' object is not callable" in answer.json()["error"]["message"]
     assert len(ids(server)[0]) == 8
 
 

@@ -7,10 +7,10 @@ import ssl
 import pytest
 from certificates import make_certificate
 
-from rustvllm.entrypoints.openai import tls
-from rustvllm.entrypoints.openai.http_settings import TlsSettings
-from rustvllm.entrypoints.openai.tls import create_ssl_context, keep_fresh
 from rustvllm.exceptions import ConfigError
+from rustvllm.server.flags.http_settings import TlsSettings
+from rustvllm.server.http import tls
+from rustvllm.server.http.tls import create_ssl_context, keep_fresh
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from server_process import ServerProcess
 
-from rustvllm.tracing import REQUEST_LAYERS, STARTUP_LAYERS
+from rustvllm.observe.trace.tracer import REQUEST_LAYERS, STARTUP_LAYERS
 from trace_schema import check_trace
 
 SECRET_PROMPT = "the treasure is under the old oak"
@@ -20,7 +20,7 @@ TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 def serve(*flags, **environment):
-    command = [sys.executable, "-m", "rustvllm.entrypoints.cli.main", "serve", "--port", "0", "--executor", "sim"]
+    command = [sys.executable, "-m", "rustvllm.cli.main", "serve", "--port", "0", "--executor", "sim"]
     return ServerProcess([*command, "--sim-step-time", "1", *flags], **environment)
 
 

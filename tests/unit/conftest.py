@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from rustvllm.engine import core
-from rustvllm.engine_args import EngineArgs
+from rustvllm.config.engine_args import EngineArgs
+from rustvllm.engine import start as engine_start
 from rustvllm.worker.step_output import ModelRunnerOutput
 
 EOS, VOCAB = 256, 257
@@ -118,7 +118,7 @@ def toy_executors(monkeypatch):
         made.append(ToyExecutor(config))
         return made[-1]
 
-    monkeypatch.setattr(core, "_make_executor", make)
+    monkeypatch.setattr(engine_start, "make_executor", make)
     return made
 
 

@@ -12,7 +12,7 @@ def test_a_core_older_than_the_sources_is_what_the_error_is_about(monkeypatch):
         raise AttributeError(f"module 'rustvllm._core' has no attribute 'New' (in {name})")
 
     monkeypatch.setattr(rustvllm, "import_module", import_module)
-    with pytest.raises(ImportError, match=r"rustvllm\.entrypoints\.llm cannot be imported: .*'New'.*make setup"):
+    with pytest.raises(ImportError, match=r"rustvllm\.llm cannot be imported: .*'New'.*make setup"):
         _ = rustvllm.LLM
 
 

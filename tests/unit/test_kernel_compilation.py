@@ -108,7 +108,7 @@ def test_attention(launches, head_dim, dtype, fp8):
 
 
 def test_steps_of_all_sizes_run_the_same_code(launches):
-    """What is compiled for the first steps serves all others: nobody waits for a compiler later."""
+    """What is compiled for the first steps serves all others: no later step waits for a compiler."""
     backend = TritonAttentionBackend(KVCacheSpec(1, 2, 64), torch.float16, torch.device("cpu"))
     cache = torch.zeros(2, 8, 16, 2, 64, dtype=torch.float16)
     for num_prompts, num_decodes, longest, width in [(0, 1, 5, 1), (1, 0, 5, 16), (1, 2, 5000, 33), (3, 70, 90, 64)]:

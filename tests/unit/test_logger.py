@@ -140,7 +140,7 @@ def test_a_configuration_file_decides_and_secrets_are_masked_all_the_same(tree, 
     ("text", "says"),
     [
         (None, "cannot read the logging configuration"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "must be a JSON object"),
         ('{"version": 2}', "is wrong: Unsupported version: 2"),
         ('{"handlers": {"a": {"class": "no.such.Class"}}}', "is wrong: Unable to configure handler 'a'"),

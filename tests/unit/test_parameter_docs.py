@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rustvllm.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
-from rustvllm.entrypoints.openai.refusals import CHAT_REFUSALS, COMPLETION_REFUSALS
+from rustvllm.server.schemas.protocol import ChatCompletionRequest, CompletionRequest
+from rustvllm.server.schemas.refusals import CHAT_REFUSALS, COMPLETION_REFUSALS
 
 PAGE = Path(__file__).parents[2] / "docs" / "api-parameters.md"
 

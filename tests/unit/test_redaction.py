@@ -1,4 +1,4 @@
-"""What is masked: secrets by their shape, by the name beside them, and by their value."""
+"""What is masked: secrets by their shape, by the name before them, and by their value."""
 
 import pytest
 

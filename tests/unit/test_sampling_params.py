@@ -2,13 +2,16 @@
 
 import dataclasses
 import math
+from copy import copy, deepcopy
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rustvllm.engine.engine_params import engine_params
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.sampling_params import NOT_SUPPORTED_YET, RequestOutputKind, SamplingParams
+from rustvllm.sampling_params import NOT_SUPPORTED_YET, PromptOnlyParams, RequestOutputKind, SamplingParams
 
 NAN, INF = float("nan"), float("inf")
 
@@ -25,12 +28,15 @@ VALID = [
     {"top_k": 10**9},
     {"min_p": 0.0},
     {"min_p": 1.0},
+    {"top_n_sigma": -1},
+    {"top_n_sigma": 0.0},
+    {"top_n_sigma": 1.5},
+    {"top_n_sigma": 1e300},
     {"seed": 0},
     {"seed": 2**63 - 1},
     {"seed": -(2**63)},
     {"seed": None},
     {"max_tokens": None},
-    {"max_tokens": 0},
     {"max_tokens": 2**31 - 1},
     {"min_tokens": 16},
     {"min_tokens": 10**6, "max_tokens": None},
@@ -86,6 +92,9 @@ INVALID = [
     ("min_p", -0.01, r"\[0, 1\]"),
     ("min_p", 1.01, r"\[0, 1\]"),
     ("min_p", NAN, "finite"),
+    ("top_n_sigma", -1.01, "at least -1, got -1.01"),
+    ("top_n_sigma", INF, "finite"),
+    ("top_n_sigma", "1", "number"),
     ("presence_penalty", 2.5, r"\[-2, 2\]"),
     ("presence_penalty", NAN, "finite"),
     ("frequency_penalty", -2.5, r"\[-2, 2\]"),
@@ -97,7 +106,8 @@ INVALID = [
     ("seed", -(2**63) - 1, "at least"),
     ("seed", 1.5, "integer"),
     ("seed", True, "integer"),
-    ("max_tokens", -1, "at least 0"),
+    ("max_tokens", -1, "at least 1"),
+    ("max_tokens", 0, "at least 1, got 0"),
     ("max_tokens", 2**31, "at most"),
     ("max_tokens", 16.0, "integer"),
     ("max_tokens", True, "integer"),
@@ -151,6 +161,8 @@ INVALID = [
     ("extra_args", {"a": object()}, "JSON"),
     ("extra_args", {"a": float("nan")}, "JSON"),
     ("extra_args", {"a": "x" * (1 << 20)}, "at most 1048576"),
+    ("guided_decoding", {"json": {}}, "use structured_outputs=StructuredOutputsParams"),
+    ("structured_outputs", {"regex": "a"}, "must be a StructuredOutputsParams"),
     ("best_of", 0, "at least 1"),
     ("best_of", True, "integer"),
 ]
@@ -159,8 +171,6 @@ UNSUPPORTED = {
     "logprob_token_ids": [1],
     "use_beam_search": True,
     "length_penalty": 0.5,
-    "guided_decoding": {"json": {}},
-    "structured_outputs": {"regex": "a"},
     "repetition_detection": {},
 }
 
@@ -190,14 +200,13 @@ def test_what_is_not_supported_yet_is_refused_by_name(name):
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_best_of_n_of_n_is_n_samples(n):
-    assert SamplingParams(n=n, best_of=n) == SamplingParams(n=n)
-    assert SamplingParams(n=n, best_of=n).clone(n=n + 1).n == n + 1
+    assert engine_params(SamplingParams(n=n, best_of=n)) == engine_params(SamplingParams(n=n))
     with pytest.raises(InvalidRequestError, match=r"best_of must be at least n \(3\), got 2"):
         SamplingParams(n=3, best_of=2)
 
 
 def test_best_of_is_known_at_the_end():
-    params = SamplingParams(n=2, best_of=5)
+    params = engine_params(SamplingParams(n=2, best_of=5))
     assert (params.num_samples, params.output_kind) == (5, RequestOutputKind.FINAL_ONLY)
     assert SamplingParams(n=2).num_samples == 2
     with pytest.raises(InvalidRequestError, match=r"must be n \(1\) when the answer is streamed, got 2"):
@@ -223,14 +232,15 @@ def test_defaults_are_those_of_the_api():
 
 
 def test_greedy_makes_filters_neutral():
-    params = SamplingParams(temperature=1e-6, top_p=0.5, top_k=5, min_p=0.2)
+    params = engine_params(SamplingParams(temperature=1e-6, top_p=0.5, top_k=5, min_p=0.2, top_n_sigma=1.0))
     assert params.is_greedy
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 1.0, 0, 0.0)
+    assert params.top_n_sigma == 0.0
 
 
 @pytest.mark.parametrize(("given", "used"), [(1e-5, 0.01), (0.005, 0.01), (0.01, 0.01), (0.02, 0.02)])
 def test_low_temperatures_are_raised(given, used):
-    assert SamplingParams(temperature=given).temperature == used
+    assert engine_params(SamplingParams(temperature=given)).temperature == used
 
 
 def test_greedy_with_several_samples_is_refused():
@@ -239,8 +249,8 @@ def test_greedy_with_several_samples_is_refused():
 
 
 def test_normalised_forms():
-    assert SamplingParams(seed=-1).seed is None
-    assert SamplingParams(top_k=-1).top_k == 0
+    assert engine_params(SamplingParams(seed=-1)).seed is None
+    assert engine_params(SamplingParams(top_k=-1)).top_k == 0
     assert SamplingParams(stop="x").stop_strings == ("x",)
     assert SamplingParams(stop=["x", "y"]).stop_strings == ("x", "y")
     assert SamplingParams(stop=None).stop_strings == ()
@@ -257,16 +267,116 @@ def test_n_limit_follows_the_environment(monkeypatch):
         SamplingParams(n=5)
 
 
-def test_instances_never_change_and_clone_checks():
+def test_fields_keep_what_they_were_given():
+    values = {"temperature": 0.0, "top_p": 0.5, "top_k": -1, "seed": -1, "stop": "x", "bad_words": ["b", "a", "b"]}
+    params = SamplingParams(2, **{**values, "temperature": 0.001})
+    made = engine_params(params)
+    assert {name: getattr(params, name) for name in values} == {**values, "temperature": 0.001}
+    assert params.n == 2
+    assert (made.temperature, made.top_k, made.seed, made.stop, made.bad_words) == (0.01, 0, None, ("x",), ("b", "a"))
+
+
+def test_what_is_changed_is_checked_when_a_request_is_made():
+    params = SamplingParams(max_tokens=5, stop=["a"])
+    first = engine_params(params)
+    assert engine_params(params) is first, "made once for as long as nothing changes"
+    params.max_tokens = 6
+    params.stop.append("b")
+    second = engine_params(params)
+    assert (first.max_tokens, first.stop) == (5, ("a",))
+    assert (second.max_tokens, second.stop) == (6, ("a", "b"))
+    params.temperature = 7
+    with pytest.raises(InvalidRequestError, match=r"temperature must be in \[0, 2\], got 7"):
+        engine_params(params)
+    params.temperature = 1.0
+    assert engine_params(params).max_tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "change", "made"),
+    [
+        ("stop", [], lambda value: value.append("x"), ("x",)),
+        ("stop_token_ids", [], lambda value: value.append(3), (3,)),
+        ("bad_words", ["a"], lambda value: value.append("b"), ("a", "b")),
+        ("allowed_token_ids", [1], lambda value: value.append(2), (1, 2)),
+        ("logit_bias", {1: 2.0}, lambda value: value.update({3: 4.0}), {1: 2.0, 3: 4.0}),
+        ("logits_processors", [], lambda value: value.append(print), (print,)),
+        ("extra_args", {"a": {"b": 1}}, lambda value: value["a"].update(b=2), {"a": {"b": 2}}),
+    ],
+)
+def test_a_list_that_is_changed_in_place_counts_from_the_next_request_on(name, value, change, made):
+    params = SamplingParams(**{name: value})
+    before, twin = engine_params(params), params.clone()
+    was = deepcopy(getattr(before, name))
+    change(getattr(params, name))
+    assert getattr(engine_params(params), name) == made
+    assert getattr(before, name) == was != made
+    assert engine_params(twin) == before, "a clone has lists of its own"
+
+
+def test_the_default_lists_are_not_shared():
+    params = SamplingParams()
+    params.stop.append("x")
+    params.stop_token_ids.append(1)
+    assert (SamplingParams().stop, SamplingParams().stop_token_ids) == ([], [])
+    assert engine_params(params).stop_strings == ("x",)
+
+
+def test_the_engines_copy_never_changes():
+    made = engine_params(SamplingParams(max_tokens=5))
+    with pytest.raises(AttributeError, match="max_tokens of a request that was made cannot be changed"):
+        made.max_tokens = 6
+    mine = made.clone(max_tokens=7)
+    mine.max_tokens = 8
+    assert (made.max_tokens, type(mine)) == (5, PromptOnlyParams)
+
+
+def test_an_array_in_place_of_a_list_is_refused_by_name():
+    params = SamplingParams(stop_token_ids=[1, 2])
+    params.stop_token_ids = np.array([1, 2])
+    with pytest.raises(InvalidRequestError, match="stop_token_ids must be a list"):
+        engine_params(params)
+
+
+def test_parameters_can_be_copied():
+    params = SamplingParams(max_tokens=5, stop=["a"])
+    made = engine_params(params)
+    for same in (copy(params), deepcopy(params)):
+        assert same == params
+        same.max_tokens = 6
+        assert engine_params(same).max_tokens == 6
+    assert deepcopy(made) == made == engine_params(params)
+
+
+def test_clone_checks():
     params = SamplingParams(max_tokens=5)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        params.max_tokens = 6
     assert params.clone(max_tokens=7).max_tokens == 7
     with pytest.raises(InvalidRequestError, match="max_tokens"):
         params.clone(max_tokens=-1)
 
 
-NUMERIC = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+def test_from_optional_takes_none_for_the_default_and_texts_for_token_ids():
+    params = SamplingParams.from_optional(n=None, temperature=None, max_tokens=None, logit_bias={"5": 1.5}, stop="x")
+    assert params == SamplingParams(logit_bias={5: 1.5}, stop="x", max_tokens=None)
+    with pytest.raises(InvalidRequestError, match="logit_bias must be an integer, got 'five'"):
+        SamplingParams.from_optional(logit_bias={"five": 1.0})
+
+
+def test_only_a_prompt_alone_may_have_no_output():
+    assert engine_params(PromptOnlyParams(max_tokens=0)).max_tokens == 0
+    with pytest.raises(InvalidRequestError, match="max_tokens must be at least 0, got -1"):
+        PromptOnlyParams(max_tokens=-1)
+
+
+NUMERIC = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "top_n_sigma",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 ANYTHING = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers()), st.binary(max_size=4)
 )
@@ -283,7 +393,7 @@ def test_any_value_is_accepted_or_refused_with_a_message(values):
     """Whatever comes from a client ends in parameters within their limits, or in the one error."""
     params = refused = None
     try:
-        params = SamplingParams(**values)
+        params = engine_params(SamplingParams(**values))
     except InvalidRequestError as error:
         refused = error
     if params is None:
@@ -298,16 +408,16 @@ def test_any_value_is_accepted_or_refused_with_a_message(values):
 
 
 def test_lists_are_normalised():
-    params = SamplingParams(
-        logit_bias={1: 500, 2: -1e9, 3: 0.5}, allowed_token_ids=[3, 1, 3], bad_words=["b", "a", "b"]
+    params = engine_params(
+        SamplingParams(logit_bias={1: 500, 2: -1e9, 3: 0.5}, allowed_token_ids=[3, 1, 3], bad_words=["b", "a", "b"])
     )
     assert params.logit_bias == {1: 100.0, 2: -100.0, 3: 0.5}
     assert params.allowed_token_ids == (3, 1)
     assert params.bad_words == ("b", "a")
-    assert params.clone(seed=1).bad_words == ("b", "a")
 
 
 def test_what_32_bits_cannot_hold_counts_as_the_nearest_that_they_can():
-    tiny, huge = SamplingParams(top_p=5e-324, repetition_penalty=5e-324), SamplingParams(repetition_penalty=1e308)
+    tiny = engine_params(SamplingParams(top_p=5e-324, repetition_penalty=5e-324))
+    huge = engine_params(SamplingParams(repetition_penalty=1e308))
     assert (tiny.top_p, tiny.repetition_penalty, huge.repetition_penalty) == (1e-30, 1e-30, 1e30)
-    assert SamplingParams(top_p=1e-9, repetition_penalty=1e9).repetition_penalty == 1e9
+    assert engine_params(SamplingParams(top_p=1e-9, repetition_penalty=1e9)).repetition_penalty == 1e9

@@ -87,7 +87,8 @@ impl Tiles {
         shapes.row_bytes[..8].fill(ROW_BYTES as u16);
         shapes.rows[..6].fill(rows as u8);
         shapes.rows[6..8].fill(TILE_ROWS as u8);
-        // SAFETY: 64 bytes are read; the shapes fit palette 1; the caller's promise.
+        // SAFETY: 64 bytes are read; the shapes fit palette 1; the caller found the unit available and lets no other code
+        // of this thread use tiles.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, readonly, preserves_flags));
         }
@@ -112,7 +113,7 @@ macro_rules! tile_instructions {
             /// A [`Tiles`] lives, and as much may be read as its register holds.
             #[inline(always)]
             pub(crate) unsafe fn $load(from: *const u16) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller keeps a `Tiles` alive, and as much may be read at `from` as the register holds.
                 unsafe {
                     asm!(
                         concat!("tileloadd tmm", $register, ", [{from} + {stride}]"),
@@ -136,7 +137,7 @@ macro_rules! sum_instructions {
             /// A [`Tiles`] lives.
             #[inline(always)]
             pub(crate) unsafe fn $zero() {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller keeps a `Tiles` alive, so the register is configured.
                 unsafe { asm!(concat!("tilezero tmm", $register), options(nostack, nomem, preserves_flags)) };
             }
             /// # Safety
@@ -144,7 +145,7 @@ macro_rules! sum_instructions {
             /// A [`Tiles`] lives; its rows may be read, `stride` bytes apart.
             #[inline(always)]
             pub(crate) unsafe fn $load(from: *const f32, stride: usize) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller keeps a `Tiles` alive, and a whole tile may be read at the place given.
                 unsafe {
                     asm!(
                         concat!("tileloadd tmm", $register, ", [{from} + {stride}]"),
@@ -159,7 +160,7 @@ macro_rules! sum_instructions {
             /// A [`Tiles`] lives; its rows may be written, `stride` bytes apart.
             #[inline(always)]
             pub(crate) unsafe fn $store(to: *mut f32, stride: usize) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller keeps a `Tiles` alive, and a whole tile may be written at the place given.
                 unsafe {
                     asm!(
                         concat!("tilestored [{to} + {stride}], tmm", $register),
@@ -176,7 +177,8 @@ macro_rules! sum_instructions {
             /// A [`Tiles`] lives.
             #[inline(always)]
             pub(crate) unsafe fn $multiply() {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller keeps a `Tiles` alive, so the three registers are configured, with shapes that fit
+                // each other.
                 unsafe {
                     asm!(
                         concat!("tdpbf16ps tmm", $register, ", tmm", $rows, ", tmm", $outputs),

@@ -1,10 +1,11 @@
 //! Writing keys and values into the paged cache of a layer, and attention over it.
 
-use std::{cell::RefCell, num::NonZeroU32, ops::Range};
+use std::{cell::RefCell, ops::Range};
 
 use thiserror::Error;
 
 use crate::{
+    attention_options::AttentionOptions,
     batch::RaggedBatch,
     element::Element,
     kernel::Kernel,
@@ -168,27 +169,6 @@ impl<'a, E> TokenRows<'a, E> {
     }
 }
 
-/// What attention computes besides products, softmax and sums.
-#[derive(Debug, Clone, Copy)]
-pub struct AttentionOptions<'a> {
-    /// Factor on the products of queries and keys.
-    pub scale: f32,
-    /// A query sees this many tokens, itself included; None: all before it.
-    pub sliding_window: Option<NonZeroU32>,
-    /// Scores become `cap · tanh(score / cap)`.
-    pub soft_cap: Option<f32>,
-    /// `slope · (key's position − query's position)` is added to each score; one slope per query head, or none at all.
-    pub alibi_slopes: &'a [f32],
-}
-
-impl AttentionOptions<'_> {
-    /// Plain causal attention.
-    #[must_use]
-    pub fn causal(scale: f32) -> Self {
-        Self { scale, sliding_window: None, soft_cap: None, alibi_slopes: &[] }
-    }
-}
-
 /// Put the step's keys and values where `slot_mapping` says; tokens with −1 are not kept.
 ///
 /// # Errors
@@ -259,7 +239,7 @@ pub fn attend<E: Element>(
         block_size: layout.block_size,
         options,
     };
-    let compute = kernel.tile::<E>();
+    let compute = E::tile_of(kernel);
     let shared = work(batch, num_heads, layout.head_dim) >= MIN_SHARED_WORK;
     let shares = share_out(batch, num_heads, layout.num_kv_heads, threads.num_threads());
     threads.for_each(shares.len(), shared, |index| {

@@ -5,7 +5,7 @@
 use half::bf16;
 
 use crate::{
-    element::Element,
+    number::Number,
     product::PANEL_VECTORS,
     simd::{Simd, exp},
 };
@@ -40,8 +40,8 @@ impl Activation {
     ///
     /// See [`Simd`].
     #[inline(always)]
-    unsafe fn apply<S: Simd>(self, x: S::V) -> S::V {
-        // SAFETY: the caller's promise is passed on.
+    pub(crate) unsafe fn apply<S: Simd>(self, x: S::V) -> S::V {
+        // SAFETY: the caller found the machine to have the instructions of `S`; no memory is touched.
         unsafe {
             match self {
                 Self::None => x,
@@ -70,7 +70,7 @@ const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 /// See [`Simd`].
 #[inline(always)]
 unsafe fn silu<S: Simd>(x: S::V, y: S::V) -> S::V {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the caller found the machine to have the instructions of `S`; no memory is touched.
     unsafe {
         let e = exp::<S>(S::mul(y, S::splat(-1.0)));
         S::div(x, S::add(S::splat(1.0), e))
@@ -104,7 +104,7 @@ const TAIL_LOGARITHM: [f32; 9] = [
 /// See [`Simd`].
 #[inline(always)]
 unsafe fn normal<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the caller found the machine to have the instructions of `S`; no memory is touched.
     unsafe {
         let zero = S::splat(0.0);
         let t = S::min(S::splat(END), S::max(x, S::mul(x, S::splat(-1.0))));
@@ -132,7 +132,7 @@ unsafe fn normal<S: Simd>(x: S::V) -> S::V {
 /// See [`Simd`].
 #[inline(always)]
 unsafe fn polynomial<S: Simd, const N: usize>(x: S::V, coefficients: &[f32; N]) -> S::V {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the caller found the machine to have the instructions of `S`; no memory is touched.
     unsafe {
         let mut sum = S::splat(coefficients[0]);
         let mut i = 1;
@@ -168,11 +168,12 @@ pub(crate) type FinishFn<O> = unsafe fn(&Finish<O>);
 ///
 /// The arrays are as [`Finish`] says; the machine has the instructions of `S`.
 #[inline(always)]
-unsafe fn finish<S: Simd, O: Element>(what: &Finish<O>) {
+unsafe fn finish<S: Simd, O: Number>(what: &Finish<O>) {
     let outputs = PANEL_VECTORS * S::LANES;
     for row in 0..what.num_rows {
         for first in (0..what.num_outputs).step_by(S::LANES) {
-            // SAFETY: the caller's promise; a vector that is not full goes through a place that has room for it.
+            // SAFETY: the caller gives arrays as `Finish` says and has found the instructions of `S`; a vector that is
+            // not full goes through a place with room for all lanes.
             unsafe {
                 let mut x = S::load(what.sums.add(row * outputs + first));
                 if !what.bias.is_null() {
@@ -214,7 +215,8 @@ macro_rules! entry_points {
         $(#[target_feature(enable = $features)])?
         pub(crate) unsafe fn $f32(what: &Finish<f32>) {
             const { assert!(<$simd>::LANES <= MAX_LANES) };
-            // SAFETY: the caller's promise is passed on.
+            // SAFETY: the caller gives arrays as `Finish` says; `Kernel::available` lists this form only where its
+            // instructions were found.
             unsafe { finish::<$simd, f32>(what) }
         }
         /// # Safety
@@ -222,7 +224,8 @@ macro_rules! entry_points {
         /// See [`finish`].
         $(#[target_feature(enable = $features)])?
         pub(crate) unsafe fn $bf16(what: &Finish<bf16>) {
-            // SAFETY: the caller's promise is passed on.
+            // SAFETY: the caller gives arrays as `Finish` says; `Kernel::available` lists this form only where its
+            // instructions were found.
             unsafe { finish::<$simd, bf16>(what) }
         }
     };

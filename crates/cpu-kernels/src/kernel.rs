@@ -5,11 +5,13 @@ use std::sync::OnceLock;
 use half::bf16;
 
 use crate::{
-    element::Element,
     finish::{self, FinishFn},
-    norm::{self, NormFn},
+    gate_row::{self, GateFn},
+    norm_row::{self, NormFn},
     product::{self, PANEL_VECTORS, Products},
+    rotary::{self, TurnFn},
     tile::{self, TileFn},
+    w8a8::form::{self, Form},
 };
 
 /// A compiled form of the kernels.
@@ -25,6 +27,12 @@ pub struct Kernel {
     pub(crate) finish_bf16: FinishFn<bf16>,
     pub(crate) norm_f32: NormFn<f32>,
     pub(crate) norm_bf16: NormFn<bf16>,
+    pub(crate) turn_f32: TurnFn<f32>,
+    pub(crate) turn_bf16: TurnFn<bf16>,
+    pub(crate) gate_f32: GateFn<f32>,
+    pub(crate) gate_bf16: GateFn<bf16>,
+    /// Products with rounded activations, best first.
+    pub(crate) w8a8: &'static [&'static Form],
 }
 
 /// All forms, best first.
@@ -43,8 +51,13 @@ static KERNELS: &[Kernel] = &[
         products: product::AVX512,
         finish_f32: finish::avx512_f32,
         finish_bf16: finish::avx512_bf16,
-        norm_f32: norm::avx512_f32,
-        norm_bf16: norm::avx512_bf16,
+        norm_f32: norm_row::avx512_f32,
+        norm_bf16: norm_row::avx512_bf16,
+        turn_f32: rotary::avx512_f32,
+        turn_bf16: rotary::avx512_bf16,
+        gate_f32: gate_row::avx512_f32,
+        gate_bf16: gate_row::avx512_bf16,
+        w8a8: form::FOR_AVX512,
     },
     #[cfg(target_arch = "x86_64")]
     Kernel {
@@ -56,8 +69,13 @@ static KERNELS: &[Kernel] = &[
         products: product::AVX2,
         finish_f32: finish::avx2_f32,
         finish_bf16: finish::avx2_bf16,
-        norm_f32: norm::avx2_f32,
-        norm_bf16: norm::avx2_bf16,
+        norm_f32: norm_row::avx2_f32,
+        norm_bf16: norm_row::avx2_bf16,
+        turn_f32: rotary::avx2_f32,
+        turn_bf16: rotary::avx2_bf16,
+        gate_f32: gate_row::avx2_f32,
+        gate_bf16: gate_row::avx2_bf16,
+        w8a8: form::FOR_AVX2,
     },
     Kernel {
         name: "portable",
@@ -68,8 +86,13 @@ static KERNELS: &[Kernel] = &[
         products: product::PORTABLE,
         finish_f32: finish::portable_f32,
         finish_bf16: finish::portable_bf16,
-        norm_f32: norm::portable_f32,
-        norm_bf16: norm::portable_bf16,
+        norm_f32: norm_row::portable_f32,
+        norm_bf16: norm_row::portable_bf16,
+        turn_f32: rotary::portable_f32,
+        turn_bf16: rotary::portable_bf16,
+        gate_f32: gate_row::portable_f32,
+        gate_bf16: gate_row::portable_bf16,
+        w8a8: form::FOR_PORTABLE,
     },
     Kernel {
         name: "scalar",
@@ -80,8 +103,13 @@ static KERNELS: &[Kernel] = &[
         products: product::SCALAR,
         finish_f32: finish::scalar_f32,
         finish_bf16: finish::scalar_bf16,
-        norm_f32: norm::scalar_f32,
-        norm_bf16: norm::scalar_bf16,
+        norm_f32: norm_row::scalar_f32,
+        norm_bf16: norm_row::scalar_bf16,
+        turn_f32: rotary::scalar_f32,
+        turn_bf16: rotary::scalar_bf16,
+        gate_f32: gate_row::scalar_f32,
+        gate_bf16: gate_row::scalar_bf16,
+        w8a8: form::FOR_SCALAR,
     },
 ];
 
@@ -119,6 +147,18 @@ impl Kernel {
         return false;
     }
 
+    /// What computes products with rounded activations: `avx512-vnni`, `avx2`, `portable` or `scalar`.
+    #[must_use]
+    pub fn w8a8_name(&self) -> &'static str {
+        form::chosen(self.w8a8).name
+    }
+
+    /// What the machine has for that but computes something else than plain code does, and so is not used.
+    #[must_use]
+    pub fn w8a8_refused(&self) -> Vec<&'static str> {
+        form::refused(self.w8a8)
+    }
+
     /// `avx512`, `avx2`, `portable` or `scalar`.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -129,9 +169,5 @@ impl Kernel {
     #[must_use]
     pub fn takes(&self, head_dim: usize) -> bool {
         head_dim > 0 && head_dim.is_multiple_of(self.lanes)
-    }
-
-    pub(crate) fn tile<E: Element>(&self) -> TileFn<E> {
-        E::tile_of(self)
     }
 }

@@ -14,7 +14,8 @@
 //!
 //! [`PackedLinear`] holds the weights of a layer in the order in which they are read; [`linear()`] multiplies any number of
 //! rows with them and finishes bias, activation and residual. Each sum has one order ([`linear`](mod@linear)), so the bits
-//! of a row do not depend on the others. [`norm()`] norms rows.
+//! of a row do not depend on the others. Weights of 8 bits may meet activations that are rounded to 8 bits, too
+//! ([`WeightKind::W8A8`]). [`norm()`] norms rows.
 //!
 //! # Decoders
 //!
@@ -29,6 +30,7 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub mod attention;
+mod attention_options;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -37,32 +39,44 @@ pub mod batch;
 pub mod decoder;
 pub mod element;
 pub mod finish;
+mod gate_row;
+pub mod gates;
+pub mod heads;
 pub mod kernel;
 pub mod linear;
 mod lines;
 pub mod norm;
+mod norm_row;
+mod number;
 pub mod packed;
 mod portable;
 mod product;
 pub mod reading;
 pub mod reference;
+pub mod rotary;
 pub mod sampling;
 mod simd;
 pub mod threads;
 mod tile;
 #[cfg(target_arch = "x86_64")]
 mod tiled;
+mod w8a8;
 
-pub use attention::{AttentionError, AttentionOptions, CacheLayout, TokenRows, attend, write_kv};
+pub use attention::{AttentionError, CacheLayout, TokenRows, attend, write_kv};
+pub use attention_options::AttentionOptions;
 pub use batch::{BatchError, RaggedBatch};
-pub use decoder::{Decoder, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes, Heads};
+pub use decoder::{Decoder, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes};
 pub use element::Element;
 pub use finish::Activation;
+pub use gates::apply_gates;
 pub use half::bf16;
+pub use heads::{Heads, prepare_heads};
 pub use kernel::Kernel;
 pub use linear::{Epilogue, OutRows, Residual, linear};
-pub use norm::{Norm, NormKind, Sum, norm};
+pub use norm::{Sum, norm};
+pub use norm_row::{Norm, NormKind};
 pub use packed::{LinearError, Matrix, PackedLinear, WeightElement, WeightKind};
 pub use reading::read_once;
+pub use rotary::{Rotary, RotaryError};
 pub use threads::Threads;
 pub use tile::CHUNK;

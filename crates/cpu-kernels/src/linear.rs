@@ -17,6 +17,7 @@ use crate::{
     packed::{LinearError, PackedLinear, WeightKind},
     product::{CHUNK, Product, ProductFn, Products},
     threads::Threads,
+    w8a8::{self, RoundedRows, round_rows},
 };
 
 /// The most rows that are computed with one reading of the weights.
@@ -119,6 +120,17 @@ pub fn linear<X: Element, O: Element>(
                 #[cfg(target_arch = "x86_64")]
                 _ if unit => {
                     Activations::Tiles(tiled::arrange(&x, rows.len(), layer.in_features, threads, arranged)?)
+                }
+                _ if layer.kind.block() > 1 => {
+                    let block = layer.kind.block();
+                    Activations::Rounded(round_rows(
+                        &x,
+                        rows.len(),
+                        layer.in_features,
+                        block,
+                        threads,
+                        arranged,
+                    )?)
                 }
                 // One row lies as chunks do.
                 Some(data) if rows.len() == 1 => Activations::Chunks(data.as_ptr()),
@@ -252,6 +264,7 @@ impl Target {
 enum Activations {
     /// `[chunk][row][CHUNK]`
     Chunks(*const f32),
+    Rounded(RoundedRows),
     #[cfg(target_arch = "x86_64")]
     Tiles(tiled::Arranged),
 }
@@ -278,6 +291,7 @@ impl<O: Element> Block<'_, O> {
     fn tile_rows(&self) -> usize {
         match self.a {
             Activations::Chunks(_) => self.products.f32.len(),
+            Activations::Rounded(_) => w8a8::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
             Activations::Tiles(_) => tiled::PAIR_ROWS,
         }
@@ -300,15 +314,20 @@ impl<O: Element> Block<'_, O> {
         debug_assert!(num_rows <= ROW_BLOCK && self.layer.kernel.panel() <= MAX_PANEL);
         let sums = scratch.sums.as_mut_ptr().cast::<f32>();
         match &self.a {
-            // SAFETY: the caller's promise; `sums` has room for the rows.
+            // SAFETY: the caller gives rows and a panel that lie in the arrays; `sums` was made with room for the rows.
             &Activations::Chunks(a) => unsafe { self.sum_chunks(a, panel, tiles, start, scratch) },
+            // SAFETY: the caller gives rows and a panel that lie in the arrays; `sums` has room for the rows, which were
+            // rounded for this layer's kind.
+            Activations::Rounded(a) => unsafe { w8a8::sum(self.layer, panel, a, first_row, num_rows, sums) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above; `uses_matrix_unit` was asked.
+            // SAFETY: the caller gives rows and a panel that lie in the arrays; `sums` has room for them; there are tiles
+            // only where `uses_matrix_unit` said so.
             Activations::Tiles(a) => unsafe {
                 tiled::sum(self.layer, panel, a, first_row, num_rows, sums, &mut scratch.split);
             },
         }
-        // SAFETY: the sums are there; the caller's promise.
+        // SAFETY: the sums of these rows were just written; no other thread touches these outputs, by the contract of
+        // this function.
         unsafe { self.finish(panel, first_row, num_rows, sums) };
     }
 
@@ -335,6 +354,7 @@ impl<O: Element> Block<'_, O> {
             WeightKind::F32 => (products.f32, products.f32, None),
             WeightKind::Bf16 => (products.bf16, products.f32, Some(products.widen_bf16)),
             WeightKind::Int8 { .. } => (products.int8, products.wide_int8, Some(products.widen_int8)),
+            WeightKind::W8A8 { .. } => unreachable!("their rows are rounded"),
         };
         let widen = widen.filter(|_| tiles.len() >= MIN_TILES_TO_WIDEN);
         // With one tile the weights are read once, whatever their number; several read each chunk again while it is near.
@@ -403,7 +423,8 @@ impl<O: Element> Block<'_, O> {
             out: offset(self.out, self.out_stride).cast_mut(),
             out_stride: self.out_stride,
         };
-        // SAFETY: sums, bias, residual and outputs of these rows are there, by the caller's promise.
+        // SAFETY: sums, bias, residual and outputs of these rows lie in their arrays, which `check_rows` saw before the
+        // parts were handed out.
         unsafe { O::finish_of(layer.kernel)(&finish) };
     }
 }

@@ -16,15 +16,15 @@ const LARGE_PAGE: usize = 2 << 20;
 ///
 /// All bits are valid, zeros included, and the alignment is at most that of a line.
 pub(crate) unsafe trait Plain: Copy + Send {}
-// SAFETY: numbers.
+// SAFETY: every bit pattern is a number of this type, and it is aligned to at most eight bytes.
 unsafe impl Plain for f32 {}
-// SAFETY: numbers.
+// SAFETY: every bit pattern is a number of this type, and it is aligned to at most eight bytes.
 unsafe impl Plain for u16 {}
-// SAFETY: numbers.
+// SAFETY: every bit pattern is a number of this type, and it is aligned to at most eight bytes.
 unsafe impl Plain for half::bf16 {}
-// SAFETY: numbers.
+// SAFETY: every bit pattern is a number of this type, and it is aligned to at most eight bytes.
 unsafe impl Plain for i8 {}
-// SAFETY: numbers.
+// SAFETY: every bit pattern is a number of this type, and it is aligned to at most eight bytes.
 unsafe impl Plain for u64 {}
 
 /// Zeros at first.
@@ -83,7 +83,8 @@ impl Lines {
     }
 
     pub(crate) fn as_mut_slice<T: Plain>(&mut self) -> &mut [T] {
-        // SAFETY: as above; `&mut self` is the only reference.
+        // SAFETY: the memory is initialised, aligned to a line at least, and `T` takes any bits; `&mut self` is the only
+        // reference to it.
         unsafe {
             std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.layout.size() / size_of::<T>())
         }

@@ -3,106 +3,28 @@
 //! The outputs are cut into panels of twice the lanes of the kernel (32 with AVX-512, 16 with AVX2); a panel holds, for one
 //! input after the other, the weights of its outputs side by side, so that a product reads it from its first byte to its
 //! last. What the last panel lacks is zeros. In a panel of `bf16` outputs `i` and `i + lanes` are neighbours: one vector of
-//! memory becomes two of numbers without moving any across lanes.
+//! memory becomes two of numbers without moving any across lanes. Where activations are rounded, too ([`WeightKind::W8A8`]),
+//! four inputs of an output are neighbours, which one instruction sums, and the inputs are padded to whole blocks.
+
+mod error;
+mod whole;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::bf16;
-use thiserror::Error;
 
+pub use self::error::LinearError;
 use crate::{
     kernel::Kernel,
     lines::{Lines, Plain},
     threads::Threads,
+    w8a8::dot::QUAD,
 };
 
 /// The most inputs or outputs of a layer.
 pub const MAX_FEATURES: usize = 1 << 24;
 /// Weights below which nobody is woken to pack.
 const MIN_SHARED_WEIGHTS: usize = 1 << 16;
-
-/// What is wrong with a layer, its weights or the arrays of a product.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum LinearError {
-    /// A size that is 0 or too large.
-    #[error("{name} is {value}, but it must lie between 1 and {most}")]
-    Size {
-        /// What.
-        name: &'static str,
-        /// How large.
-        value: usize,
-        /// The limit.
-        most: usize,
-    },
-    /// A group size for weights that have no scales.
-    #[error("group_size is {group_size}, but only int8 weights have groups")]
-    Group {
-        /// As given.
-        group_size: usize,
-    },
-    /// No memory for the weights.
-    #[error(
-        "{num_bytes} bytes for {out_features} x {in_features} weights cannot be had; fewer bits per weight take fewer"
-    )]
-    Memory {
-        /// What they need.
-        num_bytes: usize,
-        /// Outputs.
-        out_features: usize,
-        /// Inputs.
-        in_features: usize,
-    },
-    /// An array with too few or too many elements.
-    #[error("{name} has {found} elements, but {expected} are needed")]
-    Length {
-        /// The array.
-        name: &'static str,
-        /// Its elements.
-        found: usize,
-        /// What it should have.
-        expected: usize,
-    },
-    /// Rows that lie closer together than they are long.
-    #[error("rows of {name} lie {stride} elements apart, but each has {row}")]
-    Stride {
-        /// The array.
-        name: &'static str,
-        /// Elements from one row to the next.
-        stride: usize,
-        /// Elements of a row.
-        row: usize,
-    },
-    /// Rows of weights that the layer does not have.
-    #[error("rows {first} to {end} (excluded) of the weight are given, but it has {out_features}")]
-    Rows {
-        /// The first.
-        first: usize,
-        /// The one after the last.
-        end: usize,
-        /// What there is.
-        out_features: usize,
-    },
-    /// A product before all rows are packed.
-    #[error("{missing} of the weight's {out_features} rows have not been packed")]
-    NotPacked {
-        /// How many.
-        missing: usize,
-        /// What there is.
-        out_features: usize,
-    },
-    /// No matrix unit.
-    #[error("this machine has no matrix unit that the kernel {kernel} can use")]
-    NoMatrixUnit {
-        /// What the weights are packed for.
-        kernel: &'static str,
-    },
-    /// A weight that cannot be rounded to 8 bits.
-    #[error("row {row} of the weight has an element that is not finite, which int8 cannot hold")]
-    NotFinite {
-        /// Which.
-        row: usize,
-    },
-}
 
 /// How weights are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +38,40 @@ pub enum WeightKind {
         /// Inputs that share a scale; the last group may have fewer.
         group_size: usize,
     },
+    /// The same, for activations that are rounded to 8 bits, too: a scale per row and block of [`Self::block`] inputs.
+    W8A8 {
+        /// Inputs that share a scale of the weight: 16, a multiple of 32, or at least as many as there are.
+        group_size: usize,
+    },
+}
+
+impl WeightKind {
+    /// Inputs whose activations share a scale; 1 where activations are not rounded.
+    #[must_use]
+    pub fn block(self) -> usize {
+        match self {
+            Self::W8A8 { group_size: 16 } => 16,
+            Self::W8A8 { .. } => 32,
+            _ => 1,
+        }
+    }
+
+    /// Inputs that share a scale of the weight, where weights have scales.
+    #[must_use]
+    pub fn group_size(self) -> Option<usize> {
+        match self {
+            Self::Int8 { group_size } | Self::W8A8 { group_size } => Some(group_size),
+            Self::F32 | Self::Bf16 => None,
+        }
+    }
+
+    fn weight_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+            Self::Int8 { .. } | Self::W8A8 { .. } => 1,
+        }
+    }
 }
 
 /// A matrix somewhere in memory.
@@ -131,7 +87,7 @@ pub struct Matrix<'a, T> {
 
 // SAFETY: it is only read.
 unsafe impl<T: Sync> Sync for Matrix<'_, T> {}
-// SAFETY: as above.
+// SAFETY: it is only read, so a thread that has it needs of `T` what one that shares it needs.
 unsafe impl<T: Sync> Send for Matrix<'_, T> {}
 
 impl<'a, T: Copy> Matrix<'a, T> {
@@ -235,22 +191,23 @@ impl PackedLinear {
                 return Err(LinearError::Size { name, value, most: MAX_FEATURES });
             }
         }
-        let (bytes, num_groups) = match kind {
-            WeightKind::F32 => (4, 0),
-            WeightKind::Bf16 => (2, 0),
-            WeightKind::Int8 { group_size } => {
-                if group_size == 0 || group_size > MAX_FEATURES {
-                    let name = "group_size";
-                    return Err(LinearError::Size { name, value: group_size, most: MAX_FEATURES });
-                }
-                (1, in_features.div_ceil(group_size))
+        if let Some(group_size) = kind.group_size() {
+            if group_size == 0 || group_size > MAX_FEATURES {
+                let name = "group_size";
+                return Err(LinearError::Size { name, value: group_size, most: MAX_FEATURES });
             }
-        };
+            if group_size < in_features && !group_size.is_multiple_of(kind.block()) {
+                return Err(LinearError::RoundedGroup { group_size, in_features });
+            }
+        }
+        let bytes = kind.weight_bytes();
+        let num_groups = kind.group_size().map_or(0, |group_size| in_features.div_ceil(group_size));
         // With both at most 2²⁴, no product here leaves 64 bits.
         let padded = out_features.next_multiple_of(kernel.panel());
-        let num_bytes = padded * in_features * bytes + padded * num_groups * 4;
+        let inputs = in_features.next_multiple_of(kind.block());
+        let num_bytes = padded * inputs * bytes + padded * num_groups * 4;
         let memory = || LinearError::Memory { num_bytes, out_features, in_features };
-        let weights = Lines::new(padded * in_features * bytes).ok_or_else(memory)?;
+        let weights = Lines::new(padded * inputs * bytes).ok_or_else(memory)?;
         let scales = Lines::new(padded * num_groups * 4).ok_or_else(memory)?;
         let is_packed = vec![false; out_features];
         let (bias, num_packed) = (None, 0);
@@ -300,8 +257,12 @@ impl PackedLinear {
     ///
     /// # Errors
     ///
-    /// There is none, or the weights are packed for a kernel that cannot use it: see [`Kernel::has_matrix_unit`].
+    /// There is none, or the weights are packed for a kernel that cannot use it: see [`Kernel::has_matrix_unit`]; or they
+    /// are packed for rounded activations.
     pub fn set_matrix_rows(&self, num_rows: Option<usize>) -> Result<(), LinearError> {
+        if num_rows.is_some() && matches!(self.kind, WeightKind::W8A8 { .. }) {
+            return Err(LinearError::RoundedOnMatrixUnit);
+        }
         if num_rows.is_some() && !self.kernel.has_matrix_unit() {
             return Err(LinearError::NoMatrixUnit { kernel: self.kernel.name() });
         }
@@ -327,29 +288,20 @@ impl PackedLinear {
 
     /// Bytes of one input's weights in a panel.
     pub(crate) fn step(&self) -> usize {
-        self.kernel.panel() * self.weight_bytes()
+        self.kernel.panel() * self.kind.weight_bytes()
     }
 
-    fn weight_bytes(&self) -> usize {
-        match self.kind {
-            WeightKind::F32 => 4,
-            WeightKind::Bf16 => 2,
-            WeightKind::Int8 { .. } => 1,
-        }
+    /// Inputs that a panel has room for.
+    pub(crate) fn padded_inputs(&self) -> usize {
+        self.in_features.next_multiple_of(self.kind.block())
     }
 
     pub(crate) fn group_size(&self) -> usize {
-        match self.kind {
-            WeightKind::Int8 { group_size } => group_size,
-            _ => self.in_features,
-        }
+        self.kind.group_size().unwrap_or(self.in_features)
     }
 
     pub(crate) fn num_groups(&self) -> usize {
-        match self.kind {
-            WeightKind::Int8 { group_size } => self.in_features.div_ceil(group_size),
-            _ => 0,
-        }
+        self.kind.group_size().map_or(0, |group_size| self.in_features.div_ceil(group_size))
     }
 
     pub(crate) fn num_panels(&self) -> usize {
@@ -359,7 +311,7 @@ impl PackedLinear {
     /// First byte of a panel.
     pub(crate) fn panel_weights(&self, panel: usize) -> *const u8 {
         debug_assert!(panel < self.num_panels());
-        self.weights.as_ptr().wrapping_add(panel * self.step() * self.in_features)
+        self.weights.as_ptr().wrapping_add(panel * self.step() * self.padded_inputs())
     }
 
     /// The scales of a panel; where there are none, anything.
@@ -425,7 +377,9 @@ impl PackedLinear {
         match self.kind {
             WeightKind::F32 => self.pack_each(first_row, &rows, threads, |x: f32| x),
             WeightKind::Bf16 => self.pack_each(first_row, &rows, threads, |x| bf16::from_f32(x).to_bits()),
-            WeightKind::Int8 { group_size } => self.quantize(first_row, &rows, group_size, threads)?,
+            WeightKind::Int8 { group_size } | WeightKind::W8A8 { group_size } => {
+                self.quantize(first_row, &rows, group_size, threads)?;
+            }
         }
         self.is_packed[first_row..end].fill(true);
         self.num_packed += rows.num_rows;
@@ -455,9 +409,9 @@ impl PackedLinear {
             let weights = unsafe { weights.range(start * in_features, panel * in_features) };
             for k in (0..in_features).step_by(TOGETHER) {
                 for row in given.clone() {
-                    let place = place(kind, row - start, panel);
                     for k in k..in_features.min(k + TOGETHER) {
-                        weights[k * panel + place] = narrow(rows.get(row - first_row, k).widen());
+                        weights[place(kind, k, row - start, panel)] =
+                            narrow(rows.get(row - first_row, k).widen());
                     }
                 }
             }
@@ -473,13 +427,14 @@ impl PackedLinear {
         threads: &Threads,
     ) -> Result<(), LinearError> {
         let (panel, in_features, num_groups) = (self.kernel.panel(), self.in_features, self.num_groups());
+        let (kind, padded_inputs) = (self.kind, self.padded_inputs());
         let weights = Shared(self.weights.as_mut_slice::<i8>());
         let scales = Shared(self.scales.as_mut_slice::<f32>());
         let refused = std::sync::Mutex::new(None);
         let is_shared = rows.num_rows * in_features >= MIN_SHARED_WEIGHTS;
         threads.for_each(rows.num_rows, is_shared, |index| {
             let row = first_row + index;
-            let (start, place) = (row / panel * panel, row % panel);
+            let (start, output) = (row / panel * panel, row % panel);
             for group in 0..num_groups {
                 let inputs = group * group_size..in_features.min((group + 1) * group_size);
                 let largest = inputs.clone().map(|k| rows.get(index, k).widen().abs());
@@ -491,13 +446,14 @@ impl PackedLinear {
                 }
                 let scale = largest / 127.0;
                 // SAFETY: a row's places are written by one thread.
-                unsafe { scales.set((start * num_groups) + group * panel + place, scale) };
+                unsafe { scales.set((start * num_groups) + group * panel + output, scale) };
                 for k in inputs {
                     // A group of zeros stays one; so does one whose scale is too small for a number.
                     let x = if scale > 0.0 { rows.get(index, k).widen() / scale } else { 0.0 };
                     let rounded = x.round_ties_even().clamp(-127.0, 127.0) as i8;
-                    // SAFETY: as above.
-                    unsafe { weights.set(start * in_features + k * panel + place, rounded) };
+                    let at = start * padded_inputs + place(kind, k, output, panel);
+                    // SAFETY: a row's places are written by one thread, here of its weights.
+                    unsafe { weights.set(at, rounded) };
                 }
             }
         });
@@ -522,14 +478,13 @@ impl PackedLinear {
         }
         let panel = self.kernel.panel();
         let start = row / panel * panel;
-        let place = place(self.kind, row - start, panel);
         for (k, x) in out.iter_mut().enumerate() {
-            let at = start * self.in_features + k * panel + place;
+            let at = start * self.padded_inputs() + place(self.kind, k, row - start, panel);
             *x = match self.kind {
                 WeightKind::F32 => self.weights.as_slice::<f32>()[at],
                 WeightKind::Bf16 => f32::from_bits(u32::from(self.weights.as_slice::<u16>()[at]) << 16),
-                WeightKind::Int8 { group_size } => {
-                    let scale = start * self.num_groups() + k / group_size * panel + place;
+                WeightKind::Int8 { group_size } | WeightKind::W8A8 { group_size } => {
+                    let scale = start * self.num_groups() + k / group_size * panel + row - start;
                     f32::from(self.weights.as_slice::<i8>()[at]) * self.scales.as_slice::<f32>()[scale]
                 }
             };
@@ -538,11 +493,12 @@ impl PackedLinear {
     }
 }
 
-/// Where among the weights of one input the panel's output `i` lies.
-fn place(kind: WeightKind, i: usize, panel: usize) -> usize {
+/// Where in a panel the weight of input `k` and output `i` lies.
+fn place(kind: WeightKind, k: usize, i: usize, panel: usize) -> usize {
     match kind {
-        WeightKind::Bf16 => i % (panel / 2) * 2 + i / (panel / 2),
-        _ => i,
+        WeightKind::F32 | WeightKind::Int8 { .. } => k * panel + i,
+        WeightKind::Bf16 => k * panel + i % (panel / 2) * 2 + i / (panel / 2),
+        WeightKind::W8A8 { .. } => k / QUAD * QUAD * panel + i * QUAD + k % QUAD,
     }
 }
 
@@ -559,7 +515,8 @@ impl<T> Shared<'_, T> {
     #[expect(clippy::mut_from_ref, reason = "the caller promises that ranges do not overlap")]
     unsafe fn range(&self, start: usize, len: usize) -> &mut [T] {
         assert!(start + len <= self.0.len());
-        // SAFETY: within the slice; the caller's promise.
+        // SAFETY: the range was checked to lie within the slice; the caller lets no other thread touch these elements
+        // meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr().cast_mut().add(start), len) }
     }
 
@@ -568,7 +525,8 @@ impl<T> Shared<'_, T> {
     /// Nobody else touches this element meanwhile.
     unsafe fn set(&self, index: usize, value: T) {
         assert!(index < self.0.len());
-        // SAFETY: within the slice; the caller's promise.
+        // SAFETY: the index was checked to lie within the slice; the caller lets no other thread touch this element
+        // meanwhile.
         unsafe { self.0.as_ptr().cast_mut().add(index).write(value) }
     }
 }

@@ -68,7 +68,8 @@ impl Weights for F32 {
     const SCALED: bool = false;
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> [S::V; PANEL_VECTORS] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller lets a panel's weights for one input be read at `from`, and has found the instructions of
+        // `S`.
         unsafe { [S::load(from.cast()), S::load(from.add(4 * S::LANES).cast())] }
     }
 }
@@ -78,7 +79,8 @@ impl Weights for Bf16 {
     const SCALED: bool = false;
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> [S::V; PANEL_VECTORS] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller lets a panel's weights for one input be read at `from`, and has found the instructions of
+        // `S`.
         unsafe { S::load_pair_bf16(from.cast()) }
     }
 }
@@ -88,7 +90,8 @@ impl Weights for Int8 {
     const SCALED: bool = true;
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> [S::V; PANEL_VECTORS] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller lets a panel's weights for one input be read at `from`, and has found the instructions of
+        // `S`.
         unsafe { [S::load_i8(from.cast()), S::load_i8(from.cast::<i8>().add(S::LANES))] }
     }
 }
@@ -98,7 +101,8 @@ impl Weights for WideInt8 {
     const SCALED: bool = true;
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const u8) -> [S::V; PANEL_VECTORS] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller lets a panel's weights for one input be read at `from`, and has found the instructions of
+        // `S`.
         unsafe { F32::load::<S>(from) }
     }
 }
@@ -111,7 +115,7 @@ impl Weights for WideInt8 {
 #[inline(always)]
 unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
     let outputs = PANEL_VECTORS * S::LANES;
-    // SAFETY: the caller's promise: every offset stays within the arrays.
+    // SAFETY: the caller gives arrays as `Product` says, with `R` rows, so every offset below stays within them.
     unsafe {
         let (mut a, mut b, mut ahead) = (what.a, what.b, what.ahead);
         let (mut k, end) = (what.first_k, what.first_k + what.num_k);
@@ -169,7 +173,7 @@ unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
 unsafe fn widen<S: Simd, W: Weights>(from: *const u8, num_k: usize, to: *mut f32) {
     let outputs = PANEL_VECTORS * S::LANES;
     for k in 0..num_k {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller lets `num_k` panels of weights be read at `from` and as many numbers be written at `to`.
         unsafe {
             let weights = W::load::<S>(from.add(k * outputs * W::BYTES));
             for n in 0..PANEL_VECTORS {
@@ -200,7 +204,8 @@ macro_rules! products {
             /// See [`product`].
             $(#[target_feature(enable = $features)])?
             unsafe fn rows<W: Weights, const R: usize>(what: &Product) {
-                // SAFETY: the caller's promise is passed on.
+                // SAFETY: the caller gives arrays as `Product` says; a set of products is reached only where its
+                // instructions were found.
                 unsafe { product::<$simd, W, R>(what) }
             }
             /// # Safety
@@ -208,7 +213,8 @@ macro_rules! products {
             /// See [`widen`].
             $(#[target_feature(enable = $features)])?
             unsafe fn wide<W: Weights>(from: *const u8, num_k: usize, to: *mut f32) {
-                // SAFETY: the caller's promise is passed on.
+                // SAFETY: the caller lets as many weights be read and written; a set of products is reached only where
+                // its instructions were found.
                 unsafe { widen::<$simd, W>(from, num_k, to) }
             }
             pub(super) static FORMS: Products = Products {

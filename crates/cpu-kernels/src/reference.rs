@@ -1,7 +1,8 @@
 //! The same, plainly: one query, one head and one key at a time, in 64 bits. What every kernel is compared with.
 
 use crate::{
-    attention::{AttentionError, AttentionOptions, CacheLayout, TokenRows, check_attend},
+    attention::{AttentionError, CacheLayout, TokenRows, check_attend},
+    attention_options::AttentionOptions,
     batch::RaggedBatch,
     element::Element,
 };

@@ -1,4 +1,4 @@
-//! Drawing an id from a row of logits: temperature, min-p, top-k, top-p, and one uniform number; nothing is sorted but
+//! Drawing an id from a row of logits: temperature, top-n-sigma, min-p, top-k, top-p, and one uniform number; nothing is sorted but
 //! what may be at the cut.
 //!
 //! The row is divided by the temperature once, and the largest logit of each block of 64 is kept. The `k` largest logits
@@ -13,17 +13,22 @@ use crate::{simd::Simd, threads::Threads};
 /// Logits whose exponentials are summed together.
 const BLOCK: usize = 64;
 
+/// Sums of a row that are taken beside one another.
+const LANES: usize = 8;
+
 /// Candidates that top-p tries, one number after the other.
 const CANDIDATES: [usize; 3] = [32, 128, 512];
 
 /// Rows from which on threads share them.
 const MIN_SHARED_LOGITS: usize = 1 << 16;
 
-/// How a row is sampled. Values that ask for nothing: `min_p` 0, `top_k` 0, `top_p` 1.
+/// How a row is sampled. Values that ask for nothing: `top_n_sigma`, `min_p` and `top_k` 0, `top_p` 1.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct RowOptions {
     /// Divides the logits; above 0.
     pub temperature: f32,
+    /// How many standard deviations of the logits below the largest are kept; 0 or less: all.
+    pub top_n_sigma: f32,
     /// Smallest probability that is kept, as a share of the largest.
     pub min_p: f32,
     /// How many of the largest are kept; 0 or less: all.
@@ -218,9 +223,10 @@ impl Passes {
             return None;
         }
         let row = Row { values: row, largest: &largest, max };
-        let floor = if options.min_p > 0.0 { max + options.min_p.ln() } else { f32::NEG_INFINITY };
+        let floor = row.floor(&options);
         let mut sums = vec![0.0; num_blocks];
-        // SAFETY: as above.
+        // SAFETY: `Passes` are given out only where the machine was found to have their instruction set; slices carry
+        // their lengths.
         let mut sum = |cut: f32| unsafe { (self.sum_blocks)(row.values, max, cut, &mut sums) };
         let k = usize::try_from(options.top_k).unwrap_or(0);
         let found = if (1..row.values.len()).contains(&k) {
@@ -238,7 +244,8 @@ impl Passes {
             }
             found => {
                 let cut = found.map_or(floor, |cut| cut.value);
-                // SAFETY: as above.
+                // SAFETY: `Passes` are given out only where the machine was found to have their instruction set; slices
+                // carry their lengths.
                 unsafe { (self.sum_blocks)(row.values, max, cut, &mut sums) };
                 row.draw_from_blocks(&sums, cut, options.uniform)
             }
@@ -268,6 +275,41 @@ struct Row<'a> {
 impl Row<'_> {
     fn weight(&self, value: f32) -> f64 {
         (f64::from(value) - f64::from(self.max)).exp()
+    }
+
+    /// What top-n-sigma and min-p drop is below it.
+    fn floor(&self, options: &RowOptions) -> f32 {
+        let mut floor = f32::NEG_INFINITY;
+        if options.min_p > 0.0 {
+            floor = self.max + options.min_p.ln();
+        }
+        if options.top_n_sigma > 0.0 {
+            let distance = f64::from(options.top_n_sigma) * self.deviation();
+            // Infinitely often nothing is not a number, which `max` leaves out.
+            floor = floor.max((f64::from(self.max) - distance) as f32);
+        }
+        floor
+    }
+
+    /// Standard deviation of the logits that are not minus infinity.
+    ///
+    /// One pass is enough: they are taken relative to one of themselves, so that the mean's square is at most as many times
+    /// the variance as there are logits.
+    fn deviation(&self) -> f64 {
+        let (mut counts, mut sums, mut squares) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+        for chunk in self.values.chunks(LANES) {
+            for (lane, &value) in chunk.iter().enumerate() {
+                if value > f32::NEG_INFINITY {
+                    let below = f64::from(value) - f64::from(self.max);
+                    counts[lane] += 1.0;
+                    sums[lane] += below;
+                    squares[lane] += below * below;
+                }
+            }
+        }
+        let [count, sum, squares] = [counts, sums, squares].map(|lanes| lanes.iter().sum::<f64>());
+        let mean = sum / count;
+        (squares / count - mean * mean).max(0.0).sqrt()
     }
 
     /// A value that at least `k` logits are not below: the `k`-th of the largest of blocks.

@@ -73,7 +73,7 @@ const POLYNOMIAL: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_57
 #[inline(always)]
 #[expect(clippy::many_single_char_names, reason = "the names of the formula")]
 pub(crate) unsafe fn exp<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller's promise is passed on; no memory is touched.
+    // SAFETY: the caller found the machine to have the instructions of `S`; no memory is touched.
     unsafe {
         let limit = S::splat(SMALLEST_EXPONENT);
         let clamped = S::min(S::splat(LARGEST_EXPONENT), S::max(limit, x));
@@ -98,7 +98,7 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::V) -> S::V {
 /// See [`Simd`].
 #[inline(always)]
 pub(crate) unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
-    // SAFETY: the caller's promise is passed on; no memory is touched.
+    // SAFETY: the caller found the machine to have the instructions of `S`; no memory is touched.
     unsafe {
         // 1 − 2 / (e²ˣ + 1); beyond ±10 it is ±1 in 32 bits.
         let doubled = S::mul(x, S::splat(2.0));

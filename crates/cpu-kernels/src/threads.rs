@@ -132,7 +132,7 @@ struct Shared {
 // SAFETY: `work` is the one field that is not `Sync`. It is written by the thread that holds `Helpers::caller`, while the
 // call is closed and all joined helpers are done, and read by helpers that have joined an open call.
 unsafe impl Sync for Shared {}
-// SAFETY: as above; what `work` points at is `Sync`.
+// SAFETY: `work` is the one field that is not `Send`: it points at a function that is `Sync`, alive while a call is open.
 unsafe impl Send for Shared {}
 
 struct Helpers {

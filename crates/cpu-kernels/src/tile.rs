@@ -11,8 +11,8 @@ use std::ops::Range;
 use half::bf16;
 
 use crate::{
-    attention::AttentionOptions,
-    element::Element,
+    attention_options::AttentionOptions,
+    number::Number,
     simd::{Simd, exp, tanh},
 };
 
@@ -46,7 +46,7 @@ pub(crate) struct Layer<'a, E> {
 
 // SAFETY: everything but `out` is only read; of `out` each tile writes the rows of its own tokens and heads, which no
 // other tile has.
-unsafe impl<E: Element> Sync for Layer<'_, E> {}
+unsafe impl<E: Number> Sync for Layer<'_, E> {}
 
 /// Which part of a layer.
 pub(crate) struct Tile<'a> {
@@ -86,14 +86,14 @@ type Scores = [[f32; CHUNK]; 4];
 /// The machine has the instructions of `S`; `head_dim` is a multiple of its lanes; the tile lies within the arrays of the
 /// layer, its blocks within the cache, and they cover the positions up to that of its last token.
 #[inline(always)]
-pub(crate) unsafe fn tile<S: Simd, E: Element>(layer: &Layer<'_, E>, tile: &Tile<'_>, scratch: &mut Scratch) {
+pub(crate) unsafe fn tile<S: Simd, E: Number>(layer: &Layer<'_, E>, tile: &Tile<'_>, scratch: &mut Scratch) {
     let dim = layer.head_dim;
     let group = layer.num_heads / layer.num_kv_heads;
     let rows_per_head = tile.tokens.len() * group;
     let num_rows = tile.kv_heads.len() * rows_per_head;
     let seq_end = tile.position + tile.tokens.len();
 
-    // SAFETY: tokens and heads of the tile lie within `query`, by the caller's promise.
+    // SAFETY: the caller gives a tile whose tokens and heads lie within `query`.
     unsafe { load_queries(layer, tile, group, &mut scratch.query) };
     scratch.sums.clear();
     scratch.sums.resize(num_rows * dim, 0.0);
@@ -129,14 +129,16 @@ pub(crate) unsafe fn tile<S: Simd, E: Element>(layer: &Layer<'_, E>, tile: &Tile
                         pack::<S, E>(&values, num_keys, dim, &mut scratch.packed_values),
                     )
                 };
-                // SAFETY: as above; the packed rows are as long.
+                // SAFETY: the blocks cover the positions of the chunk, by the contract of `tile`; the packed rows are of
+                // `head_dim` elements.
                 unsafe {
                     attend_chunk::<S, E, f32>(
                         layer, tile, &chunk, kv_head, first_row, &keys, &values, scratch,
                     );
                 }
             } else {
-                // SAFETY: as above.
+                // SAFETY: the blocks cover the positions of the chunk, by the contract of `tile`, and lie within the
+                // cache.
                 unsafe {
                     attend_chunk::<S, E, E>(layer, tile, &chunk, kv_head, first_row, &keys, &values, scratch);
                 };
@@ -171,16 +173,11 @@ fn visible(options: &AttentionOptions<'_>, position: usize) -> Range<usize> {
 ///
 /// Tokens and heads lie within `layer.query`.
 #[inline(always)]
-unsafe fn load_queries<E: Element>(
-    layer: &Layer<'_, E>,
-    tile: &Tile<'_>,
-    group: usize,
-    query: &mut Vec<f32>,
-) {
+unsafe fn load_queries<E: Number>(layer: &Layer<'_, E>, tile: &Tile<'_>, group: usize, query: &mut Vec<f32>) {
     query.clear();
     for kv_head in tile.kv_heads.clone() {
         for token in tile.tokens.clone() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller gives tokens and heads that lie within `layer.query`, so this row does.
             let row = unsafe {
                 let start = layer.query.add(token * layer.query_stride + kv_head * group * layer.head_dim);
                 std::slice::from_raw_parts(start, group * layer.head_dim)
@@ -197,7 +194,7 @@ unsafe fn load_queries<E: Element>(
 /// The first `num_rows` pointers are those of `dim` elements, a multiple of the lanes of `S`; the machine has its
 /// instructions.
 #[inline(always)]
-unsafe fn pack<S: Simd, E: Element>(
+unsafe fn pack<S: Simd, E: Number>(
     rows: &[*const E; CHUNK],
     num_rows: usize,
     dim: usize,
@@ -222,7 +219,7 @@ unsafe fn pack<S: Simd, E: Element>(
 /// See [`tile`]; `keys` (padded to a multiple of four) and `values` point at rows of `head_dim` elements.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "the inner part of one loop, taken out so that it can be read")]
-unsafe fn attend_chunk<S: Simd, E: Element, K: Element>(
+unsafe fn attend_chunk<S: Simd, E: Number, K: Number>(
     layer: &Layer<'_, E>,
     tile: &Tile<'_>,
     chunk: &Range<usize>,
@@ -248,7 +245,8 @@ unsafe fn attend_chunk<S: Simd, E: Element, K: Element>(
         }
         if !range.is_empty() {
             let who = RowGroup { kv_head, first_row, rows: row..row + rows };
-            // SAFETY: the caller's promises; the rows lie within the tile, and the scratch has a place for each.
+            // SAFETY: the rows lie within the tile, `keys` and `values` have rows of `head_dim` elements by the contract
+            // of this function, and the scratch has a place for each.
             unsafe {
                 attend_rows::<S, E, K>(layer, tile, chunk, &who, &range, keys, values, &mut scores, scratch);
             };
@@ -279,7 +277,7 @@ fn seen(options: &AttentionOptions<'_>, tile: &Tile<'_>, chunk: &Range<usize>, t
 /// See [`attend_chunk`]; there is one row, or `S::SCORE_ROWS`.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "the inner part of one loop, taken out so that it can be read")]
-unsafe fn attend_rows<S: Simd, E: Element, K: Element>(
+unsafe fn attend_rows<S: Simd, E: Number, K: Number>(
     layer: &Layer<'_, E>,
     tile: &Tile<'_>,
     chunk: &Range<usize>,
@@ -337,7 +335,7 @@ unsafe fn attend_rows<S: Simd, E: Element, K: Element>(
 /// `query` has `R` rows of `dim` elements, and so has each of `keys` that a group of four touches; the machine has the
 /// instructions of `S`.
 #[inline(always)]
-unsafe fn score<S: Simd, K: Element, const R: usize>(
+unsafe fn score<S: Simd, K: Number, const R: usize>(
     query: *const f32,
     dim: usize,
     keys: &[*const K; CHUNK],
@@ -346,7 +344,8 @@ unsafe fn score<S: Simd, K: Element, const R: usize>(
 ) {
     let mut j = range.start / 4 * 4;
     while j < range.end {
-        // SAFETY: the caller's promise; `j + 4` is at most CHUNK.
+        // SAFETY: the caller gives `R` query rows and keys, in whole groups of four, of `dim` elements; `j + 4` is at
+        // most CHUNK.
         unsafe {
             let mut sums = [[S::splat(0.0); 4]; R];
             let mut i = 0;
@@ -438,7 +437,7 @@ unsafe fn soften<S: Simd>(scores: &mut [f32; CHUNK], range: &Range<usize>, softm
 ///
 /// `to` has `R` rows of `dim` elements, and so has each of `values` in `range`; the machine has the instructions of `S`.
 #[inline(always)]
-unsafe fn add_values<S: Simd, K: Element, const R: usize>(
+unsafe fn add_values<S: Simd, K: Number, const R: usize>(
     p: &[[f32; CHUNK]],
     factors: &[f32],
     values: &[*const K; CHUNK],
@@ -465,7 +464,7 @@ unsafe fn add_values<S: Simd, K: Element, const R: usize>(
 ///
 /// See [`add_values`]; `i + N · LANES` is at most `dim`.
 #[inline(always)]
-unsafe fn add_panel<S: Simd, K: Element, const R: usize, const N: usize>(
+unsafe fn add_panel<S: Simd, K: Number, const R: usize, const N: usize>(
     p: &[[f32; CHUNK]],
     factors: &[f32],
     values: &[*const K; CHUNK],
@@ -474,7 +473,7 @@ unsafe fn add_panel<S: Simd, K: Element, const R: usize, const N: usize>(
     i: usize,
     to: *mut f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `i + N · LANES` is at most `dim`, by the contract of this function, so every vector lies within its row.
     unsafe {
         // Keys at even and at odd places are summed apart: half as many additions wait for one another.
         let mut even = [[S::splat(0.0); N]; R];
@@ -507,13 +506,13 @@ unsafe fn add_panel<S: Simd, K: Element, const R: usize, const N: usize>(
 ///
 /// `value` has `N · LANES` elements; the machine has the instructions of `S`.
 #[inline(always)]
-unsafe fn add_value<S: Simd, K: Element, const R: usize, const N: usize>(
+unsafe fn add_value<S: Simd, K: Number, const R: usize, const N: usize>(
     p: &[[f32; CHUNK]],
     j: usize,
     value: *const K,
     sums: &mut [[S::V; N]; R],
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller gives a value of `N · LANES` elements.
     unsafe {
         for n in 0..N {
             let v = K::load::<S>(value.add(n * S::LANES));
@@ -532,7 +531,8 @@ macro_rules! entry_points {
         /// See [`tile`].
         $(#[target_feature(enable = $features)])?
         pub(crate) unsafe fn $f32(layer: &Layer<'_, f32>, part: &Tile<'_>, scratch: &mut Scratch) {
-            // SAFETY: the caller's promise is passed on.
+            // SAFETY: the caller gives a tile within the layer's arrays; `Kernel::available` lists this form only where
+            // its instructions were found.
             unsafe { tile::<$simd, f32>(layer, part, scratch) }
         }
         /// # Safety
@@ -540,7 +540,8 @@ macro_rules! entry_points {
         /// See [`tile`].
         $(#[target_feature(enable = $features)])?
         pub(crate) unsafe fn $bf16(layer: &Layer<'_, bf16>, part: &Tile<'_>, scratch: &mut Scratch) {
-            // SAFETY: the caller's promise is passed on.
+            // SAFETY: the caller gives a tile within the layer's arrays; `Kernel::available` lists this form only where
+            // its instructions were found.
             unsafe { tile::<$simd, bf16>(layer, part, scratch) }
         }
     };

@@ -81,7 +81,8 @@ type TiledFn = unsafe fn(&mut TiledProduct<'_>);
 unsafe fn product<W: Weights, const A: usize, const B: usize>(what: &mut TiledProduct<'_>) {
     let num_steps = what.num_k.div_ceil(TILE_INPUTS);
     let split = what.split.0.as_mut_ptr();
-    // SAFETY: the caller's promise: every offset stays within the arrays; no other code of this thread uses tiles meanwhile.
+    // SAFETY: the caller gives arrays as `TiledProduct` says, so every offset stays within them; no other code of this
+    // thread uses tiles meanwhile.
     unsafe {
         let _tiles = Tiles::new(what.block_rows);
         if what.blocks.len() <= 2 {
@@ -143,7 +144,7 @@ unsafe fn split_step<W: Weights, const B: usize, const ASKS: bool>(
 ) {
     let bytes = OUTPUTS * W::BYTES;
     let first = step * TILE_INPUTS;
-    // SAFETY: the caller's promise; inputs beyond the last are zeros.
+    // SAFETY: `to` has room for a step, by the contract of this function; inputs beyond the last are zeros.
     unsafe {
         let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
         for pair in 0..TILE_ROWS {
@@ -185,7 +186,8 @@ unsafe fn split_step<W: Weights, const B: usize, const ASKS: bool>(
 /// As [`product`].
 #[inline(always)]
 unsafe fn load<W: Weights>(what: &TiledProduct<'_>, k: usize) -> [__m512; PANEL_VECTORS] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the arrays are as `TiledProduct` says, by the contract of this function, and `k` is compared with their end
+    // first.
     unsafe {
         if k >= what.num_k {
             return [_mm512_setzero_ps(); PANEL_VECTORS];
@@ -214,7 +216,8 @@ unsafe fn multiply<const A: usize, const B: usize>(
     step: usize,
     b: *const u16,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the arrays are as `TiledProduct` says and `b` is a whole split step, by the contract of this function; a
+    // `Tiles` lives.
     unsafe {
         let a = what.a.add((step * what.num_blocks + block) * A * TILE);
         let rows = |term: usize| {
@@ -262,7 +265,7 @@ unsafe fn multiply<const A: usize, const B: usize>(
 /// A [`Tiles`] lives.
 #[inline(always)]
 unsafe fn zero_sums(is_pair: bool) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps a `Tiles` alive, so the registers are configured.
     unsafe {
         amx::zero_0();
         amx::zero_1();
@@ -279,7 +282,7 @@ unsafe fn zero_sums(is_pair: bool) {
 #[inline(always)]
 unsafe fn load_sums(c: *const f32, is_pair: bool) {
     const STRIDE: usize = OUTPUTS * 4;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps a `Tiles` alive and gives a `c` with room for the blocks.
     unsafe {
         amx::load_0(c, STRIDE);
         amx::load_1(c.add(16), STRIDE);
@@ -296,7 +299,7 @@ unsafe fn load_sums(c: *const f32, is_pair: bool) {
 #[inline(always)]
 unsafe fn store_sums(c: *mut f32, is_pair: bool) {
     const STRIDE: usize = OUTPUTS * 4;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps a `Tiles` alive and gives a `c` with room for the blocks.
     unsafe {
         amx::store_0(c, STRIDE);
         amx::store_1(c.add(16), STRIDE);
@@ -314,7 +317,8 @@ unsafe fn store_sums(c: *mut f32, is_pair: bool) {
 /// `c` has `num_rows` rows of a panel's outputs, `scales` has one for each output; the machine has AVX-512.
 #[target_feature(enable = "avx512f,avx2,fma")]
 unsafe fn scale_sums(c: *mut f32, num_rows: usize, scales: *const f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `c` has `num_rows` rows of a panel's outputs and `scales` one for each output, by the contract of this
+    // function.
     unsafe {
         for half in 0..PANEL_VECTORS {
             let scale = _mm512_loadu_ps(scales.add(16 * half));
@@ -333,7 +337,8 @@ unsafe fn scale_sums(c: *mut f32, num_rows: usize, scales: *const f32) {
 /// `count` activations may be read, at most [`TILE_INPUTS`]; the rest of the step are zeros. The machine has AVX-512.
 #[target_feature(enable = "avx512f,avx2,fma")]
 unsafe fn arrange_row<X: Element, const A: usize>(from: *const X, count: usize, to: *mut u16) {
-    // SAFETY: the caller's promise; a step that is not full goes through a place that has room for it.
+    // SAFETY: `count` activations may be read, by the contract of this function; a step that is not full goes through a
+    // place that has room for it.
     unsafe {
         let mut room = [X::narrow(0.0); TILE_INPUTS];
         let mut start = from;
@@ -442,6 +447,7 @@ pub(crate) unsafe fn sum(
         }
         WeightKind::Int8 { .. } if is_exact => (product::<Int8, 1, 1>, std::ptr::null()),
         WeightKind::Int8 { .. } => (product::<Int8, TERMS, 1>, std::ptr::null()),
+        WeightKind::W8A8 { .. } => unreachable!("`set_matrix_rows` refuses them"),
     };
     let mut what = TiledProduct {
         a: a.start,
@@ -455,7 +461,7 @@ pub(crate) unsafe fn sum(
         c: sums,
         split,
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller found the unit available and gives rows that `a` and `sums` hold, in whole pairs of blocks.
     unsafe {
         form(&mut what);
         if matches!(layer.kind, WeightKind::Int8 { .. }) && layer.num_groups() == 1 {

@@ -2,12 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::sync::Arc;
+use std::{num::NonZeroU32, sync::Arc};
 
 use cpu_kernels::{
     Activation, AttentionOptions, CacheLayout, Decoder, DecoderBlock, DecoderError, DecoderNorm, Element,
-    Epilogue, Heads, Kernel, Matrix, Norm, NormKind, OutRows, PackedLinear, RaggedBatch, Residual, Sum,
-    Threads, TokenRows, WeightKind, attend, bf16, linear, norm, write_kv,
+    Epilogue, Heads, Kernel, Matrix, Norm, NormKind, OutRows, PackedLinear, RaggedBatch, Residual, Rotary,
+    RotaryError, Sum, Threads, TokenRows, WeightKind, apply_gates, attend, bf16, linear, norm, prepare_heads,
+    write_kv,
 };
 
 const HEADS: Heads = Heads { num_heads: 4, num_kv_heads: 2, head_dim: 16 };
@@ -46,12 +47,54 @@ fn block(seed: u64, kind: WeightKind) -> DecoderBlock {
     DecoderBlock {
         attention_norm: some_norm(seed + 1, NormKind::Layer),
         qkv: layer(seed + 2, 128, WIDTH, kind),
+        head_norms: None,
+        is_rotary: false,
         scale: 0.25,
+        sliding_window: None,
+        soft_cap: None,
         out: layer(seed + 3, WIDTH, 64, kind),
         mlp_norm: some_norm(seed + 4, NormKind::Rms),
         up: layer(seed + 5, INNER, WIDTH, kind),
+        is_gated: false,
         activation: Activation::GeluTanh,
         down: layer(seed + 6, WIDTH, INNER, kind),
+    }
+}
+
+/// With all that the other block does without.
+fn rotary_block(seed: u64, kind: WeightKind) -> DecoderBlock {
+    let head_norm = |seed| {
+        let weight = numbers(seed, HEADS.head_dim);
+        DecoderNorm { kind: NormKind::Rms, weight, bias: None, eps: 1e-5 }
+    };
+    DecoderBlock {
+        head_norms: Some([head_norm(seed + 7), head_norm(seed + 8)]),
+        is_rotary: true,
+        sliding_window: NonZeroU32::new(3),
+        soft_cap: Some(2.0),
+        up: layer(seed + 5, 2 * INNER, WIDTH, kind),
+        is_gated: true,
+        activation: Activation::Silu,
+        ..block(seed, kind)
+    }
+}
+
+/// Angles of some tokens, for the first features of a head.
+struct Angles {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+const TURNED: usize = 10;
+
+impl Angles {
+    fn new(num_tokens: usize) -> Self {
+        let angles = numbers(90, num_tokens * TURNED);
+        Self { cos: angles.iter().map(|x| x.cos()).collect(), sin: angles.iter().map(|x| x.sin()).collect() }
+    }
+
+    fn rotary(&self) -> Rotary<'_> {
+        Rotary { cos: &self.cos, sin: &self.sin, width: TURNED }
     }
 }
 
@@ -95,18 +138,41 @@ fn one_by_one<E: Element>(
     threads: &Threads,
 ) -> Vec<E> {
     let mut hidden = hidden.to_vec();
+    let angles = Angles::new(batch.num_tokens());
+    let kernel = Kernel::best_for_products();
     for (block, cache) in blocks.iter().zip(caches) {
         let normed = apply_norm(&block.attention_norm, &hidden, threads);
-        let qkv = product(&block.qkv, &normed, Activation::None, None, threads);
+        let mut qkv = product(&block.qkv, &normed, Activation::None, None, threads);
+        let norms = block.head_norms.as_ref().map(|norms| {
+            norms.each_ref().map(|norm| Norm {
+                kind: norm.kind,
+                weight: &norm.weight,
+                bias: None,
+                eps: norm.eps,
+            })
+        });
+        let rotary = block.is_rotary.then(|| angles.rotary());
+        let num_tokens = batch.num_tokens();
+        prepare_heads(&mut qkv, num_tokens, HEADS, norms.as_ref(), rotary.as_ref(), kernel, threads).unwrap();
         let part = |first: usize| TokenRows { data: &qkv[first..], stride: 128 };
         write_kv(batch, part(64), part(96), cache, LAYOUT).unwrap();
         let mut attended = vec![E::narrow(0.0); batch.num_tokens() * 64];
-        let options = AttentionOptions::causal(block.scale);
-        let kernel = Kernel::best(16);
-        attend(batch, part(0), 4, cache, LAYOUT, &options, kernel, threads, &mut attended).unwrap();
+        let options = AttentionOptions {
+            sliding_window: block.sliding_window,
+            soft_cap: block.soft_cap,
+            ..AttentionOptions::causal(block.scale)
+        };
+        let by = Kernel::best(16);
+        attend(batch, part(0), 4, cache, LAYOUT, &options, by, threads, &mut attended).unwrap();
         hidden = product(&block.out, &attended, Activation::None, Some(&hidden), threads);
         let normed = apply_norm(&block.mlp_norm, &hidden, threads);
-        let inner = product(&block.up, &normed, block.activation, None, threads);
+        let inner = if block.is_gated {
+            let mut both = product(&block.up, &normed, Activation::None, None, threads);
+            apply_gates(&mut both, 2 * INNER, block.activation, kernel, threads);
+            both.chunks(2 * INNER).flat_map(|row| row[..INNER].to_vec()).collect()
+        } else {
+            product(&block.up, &normed, block.activation, None, threads)
+        };
         hidden = product(&block.down, &inner, Activation::None, Some(&hidden), threads);
     }
     apply_norm(last, &hidden, threads)
@@ -115,18 +181,21 @@ fn one_by_one<E: Element>(
 fn check<E: Element>(kind: WeightKind) {
     let threads = Threads::new(2).unwrap();
     let batch = batch();
-    let blocks = vec![block(10, kind), block(20, kind)];
+    let blocks = vec![block(10, kind), rotary_block(20, kind), block(50, kind)];
     let last = some_norm(30, NormKind::Layer);
     let narrowed = |seed, len| numbers(seed, len).into_iter().map(E::narrow).collect::<Vec<E>>();
     let mut hidden = narrowed(40, batch.num_tokens() * WIDTH);
-    let mut caches = [narrowed(41, CACHE), narrowed(42, CACHE)];
+    let mut caches = [narrowed(41, CACHE), narrowed(42, CACHE), narrowed(43, CACHE)];
     let mut expected_caches = caches.clone();
     let expected = one_by_one(&blocks, &last, &batch, &hidden, &mut expected_caches, &threads);
     let decoder = Decoder::new(blocks, last, HEADS).unwrap();
-    assert_eq!((decoder.num_blocks(), decoder.hidden_size(), decoder.heads()), (2, WIDTH, HEADS));
+    assert_eq!((decoder.num_blocks(), decoder.hidden_size(), decoder.heads()), (3, WIDTH, HEADS));
     let mut out = vec![E::narrow(f32::NAN); expected.len()];
-    let [first, second] = &mut caches;
-    decoder.run(&batch, &mut hidden, &mut [first, second], &[0, 1], LAYOUT, &threads, &mut out).unwrap();
+    let [first, second, third] = &mut caches;
+    let caches_of = &mut [&mut first[..], second, third];
+    let angles = Angles::new(batch.num_tokens());
+    let rotary = Some(&angles.rotary());
+    decoder.run(&batch, &mut hidden, caches_of, &[0, 1, 2], LAYOUT, rotary, &threads, &mut out).unwrap();
     let bits = |numbers: &[E]| numbers.iter().map(|x| x.widen().to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&out), bits(&expected), "{kind:?}");
     for (found, expected) in caches.iter().zip(&expected_caches) {
@@ -136,7 +205,12 @@ fn check<E: Element>(kind: WeightKind) {
 
 #[test]
 fn one_call_gives_what_the_parts_give() {
-    for kind in [WeightKind::F32, WeightKind::Bf16, WeightKind::Int8 { group_size: 16 }] {
+    for kind in [
+        WeightKind::F32,
+        WeightKind::Bf16,
+        WeightKind::Int8 { group_size: 16 },
+        WeightKind::W8A8 { group_size: 16 },
+    ] {
         check::<f32>(kind);
         check::<bf16>(kind);
     }
@@ -152,12 +226,22 @@ fn what_does_not_fit_is_refused() {
         Decoder::new(vec![block(4, WeightKind::F32), second], last(), HEADS)
     };
     let wrong = |name, found, expected| DecoderError::Features { block: 1, name, found, expected };
-    let cases: [(fn(&mut DecoderBlock), _); 5] = [
+    let cases: [(fn(&mut DecoderBlock), _); 8] = [
         (|block| block.attention_norm.weight.truncate(3), wrong("the norm before attention", 3, 36)),
         (|block| block.mlp_norm.weight.truncate(4), wrong("the norm before the MLP", 4, 36)),
         (|block| block.qkv = layer(1, 127, 36, WeightKind::F32), wrong("qkv", 127, 128)),
         (|block| block.out = layer(1, 36, 60, WeightKind::F32), wrong("the input of out", 60, 64)),
         (|block| block.down = layer(1, 35, 53, WeightKind::F32), wrong("down", 35, 36)),
+        (|block| block.up = layer(1, 106, 36, WeightKind::F32), wrong("up", 106, 53)),
+        (|block| block.is_gated = true, wrong("up", 53, 106)),
+        (
+            |block| {
+                let mut norms = rotary_block(1, WeightKind::F32).head_norms.unwrap();
+                norms[1].weight.truncate(9);
+                block.head_norms = Some(norms);
+            },
+            wrong("the norm of a key's head", 9, 16),
+        ),
     ];
     for (change, expected) in cases {
         assert_eq!(make(change).unwrap_err(), expected);
@@ -169,7 +253,7 @@ fn what_does_not_fit_is_refused() {
     let mut cache = vec![0.0_f32; CACHE];
     let run = |hidden: usize, cache: &mut [f32], of_block: &[usize], layout, out: usize| {
         let (mut hidden, mut out) = (vec![0.0; hidden], vec![0.0; out]);
-        decoder.run(&batch, &mut hidden, &mut [cache], of_block, layout, &threads, &mut out).map(|_| ())
+        decoder.run(&batch, &mut hidden, &mut [cache], of_block, layout, None, &threads, &mut out).map(|_| ())
     };
     let all = 9 * WIDTH;
     run(all, &mut cache, &[0, 0], LAYOUT, all).unwrap();
@@ -192,4 +276,28 @@ fn what_does_not_fit_is_refused() {
         run(all, &mut cache[1..], &[0, 0], LAYOUT, all).unwrap_err(),
         DecoderError::Attention(_)
     ));
+}
+
+#[test]
+fn what_heads_are_turned_by_must_fit() {
+    let threads = Threads::new(1).unwrap();
+    let last = some_norm(1, NormKind::Layer);
+    let decoder = Decoder::new(vec![rotary_block(4, WeightKind::F32)], last, HEADS).unwrap();
+    let batch = batch();
+    let angles = Angles::new(9);
+    let run = |rotary: Option<&Rotary<'_>>| {
+        let (mut hidden, mut out, mut cache) = (vec![0.0; 9 * WIDTH], vec![0.0; 9 * WIDTH], vec![0.0; CACHE]);
+        decoder
+            .run(&batch, &mut hidden, &mut [&mut cache], &[0], LAYOUT, rotary, &threads, &mut out)
+            .map(|_| ())
+    };
+    run(Some(&angles.rotary())).unwrap();
+    assert_eq!(run(None).unwrap_err(), DecoderError::NoRotary);
+    for width in [0, 5, 18] {
+        let error = DecoderError::Rotary(RotaryError::Width { width, head_dim: 16 });
+        assert_eq!(run(Some(&Rotary { width, ..angles.rotary() })).unwrap_err(), error);
+    }
+    let short = Rotary { sin: &angles.sin[1..], ..angles.rotary() };
+    let error = RotaryError::Length { name: "sin", found: 89, expected: 90 };
+    assert_eq!(run(Some(&short)).unwrap_err(), DecoderError::Rotary(error));
 }

@@ -6,13 +6,27 @@ use cpu_kernels::{
 };
 use proptest::prelude::*;
 
-const PLAIN: RowOptions = RowOptions { temperature: 1.0, min_p: 0.0, top_k: 0, top_p: 1.0, uniform: 0.0 };
+const PLAIN: RowOptions =
+    RowOptions { temperature: 1.0, top_n_sigma: 0.0, min_p: 0.0, top_k: 0, top_p: 1.0, uniform: 0.0 };
+
+/// The least logit within `n` standard deviations of the largest, from the definition.
+fn sigma_floor(row: &[f32], n: f32) -> f64 {
+    let finite: Vec<f64> = row.iter().copied().filter(|x| x.is_finite()).map(f64::from).collect();
+    let count = finite.len() as f64;
+    let mean = finite.iter().sum::<f64>() / count;
+    let variance = finite.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
+    let max = finite.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    max - f64::from(n) * variance.sqrt()
+}
 
 /// Weights of what is kept, relative to the largest.
 fn kept_weights(row: &[f32], options: RowOptions) -> Vec<f64> {
     let tempered: Vec<f32> = row.iter().map(|x| x / options.temperature).collect();
     let max = tempered.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let floor = if options.min_p > 0.0 { max + options.min_p.ln() } else { f32::NEG_INFINITY };
+    let mut floor = if options.min_p > 0.0 { max + options.min_p.ln() } else { f32::NEG_INFINITY };
+    if options.top_n_sigma > 0.0 {
+        floor = floor.max(sigma_floor(&tempered, options.top_n_sigma) as f32);
+    }
     let mut sorted: Vec<f32> = tempered.iter().copied().filter(|x| *x >= floor).collect();
     sorted.sort_by(|a, b| b.total_cmp(a));
     if options.top_k > 0 {
@@ -74,6 +88,7 @@ proptest! {
         top_k in prop_oneof![Just(0i64), Just(-1), 1i64..50, Just(700), Just(4999), Just(1 << 40)],
         top_p in prop_oneof![Just(1.0f32), 0.001f32..1.0, Just(0.999_999)],
         min_p in prop_oneof![Just(0.0f32), 0.0f32..=1.0],
+        top_n_sigma in prop_oneof![Just(0.0f32), Just(-1.0), 0.01f32..5.0],
         uniforms in proptest::array::uniform3(0.0f64..1.0),
     ) {
         let mut row: Vec<f32> = (0..len).map(|index| spread * normal(seed, index)).collect();
@@ -83,7 +98,7 @@ proptest! {
             }
         }
         for uniform in uniforms.into_iter().chain([0.0, 1.0 - f64::EPSILON]) {
-            check(&row, RowOptions { temperature, min_p, top_k, top_p, uniform });
+            check(&row, RowOptions { temperature, top_n_sigma, min_p, top_k, top_p, uniform });
         }
     }
 
@@ -94,13 +109,52 @@ proptest! {
     }
 }
 
+/// Ids that some uniform number gives.
+fn drawn(row: &[f32], options: RowOptions) -> Vec<usize> {
+    let uniforms = (0..1000).map(|part| f64::from(part) / 1000.0);
+    let mut ids: Vec<usize> = uniforms
+        .map(|uniform| {
+            Passes::best().draw(&mut row.to_vec(), RowOptions { uniform, ..options }).expect("finite")
+        })
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+#[test]
+fn top_n_sigma_keeps_what_is_within_its_distance_of_the_largest() {
+    // Mean 1, standard deviation √2 of those that are not masked.
+    let row = [3.0, f32::NEG_INFINITY, 2.0, 1.0, 0.0, -1.0];
+    let sigma = |top_n_sigma| RowOptions { top_n_sigma, ..PLAIN };
+    assert_eq!(drawn(&row, sigma(0.7)), [0]);
+    assert_eq!(drawn(&row, sigma(0.71)), [0, 2]);
+    assert_eq!(drawn(&row, sigma(1.42)), [0, 2, 3]);
+    for all in [0.0, -1.0, 3.0, 1e30, f32::INFINITY] {
+        assert_eq!(drawn(&row, sigma(all)), [0, 2, 3, 4, 5], "{all}");
+    }
+    for temperature in [0.3, 2.0] {
+        assert_eq!(drawn(&row, RowOptions { temperature, ..sigma(0.71) }), [0, 2], "it is relative");
+    }
+    assert_eq!(drawn(&row, RowOptions { min_p: 0.5, ..sigma(1.42) }), [0], "min_p drops more");
+    assert_eq!(drawn(&row, RowOptions { min_p: 0.1, ..sigma(0.71) }), [0, 2], "min_p drops less");
+    for few in [0.5, 1e30, f32::INFINITY] {
+        assert_eq!(drawn(&[2.0; 3], sigma(few)), [0, 1, 2], "equals are kept: their deviation is 0");
+    }
+}
+
 #[test]
 fn a_row_without_a_distribution_gives_nothing() {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     let mut long = vec![0.0; 200];
     long[199] = nan;
     for row in [vec![nan], vec![0.0, nan], vec![nan, 0.0], vec![-inf; 70], vec![0.0, inf], long] {
-        for options in [PLAIN, RowOptions { top_k: 1, ..PLAIN }, RowOptions { top_p: 0.5, ..PLAIN }] {
+        for options in [
+            PLAIN,
+            RowOptions { top_k: 1, ..PLAIN },
+            RowOptions { top_p: 0.5, ..PLAIN },
+            RowOptions { top_n_sigma: 1.0, ..PLAIN },
+        ] {
             for passes in Passes::available() {
                 assert_eq!(passes.draw(&mut row.clone(), options), None, "{row:?}");
             }

@@ -7,271 +7,31 @@
 
 use std::{
     io,
-    net::SocketAddr,
-    path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
+        Arc,
+        atomic::{AtomicU64, Ordering},
         mpsc::{self as std_mpsc, RecvTimeoutError},
     },
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use scheduler::{
-    AddRequestError, EngineCoreOutput, Inbox, MetricsSnapshot, NewRequest, PromptLogprobs, RequestKey,
-    TokenLogprobs,
-};
+use scheduler::{AddRequestError, MetricsSnapshot, NewRequest, RequestKey};
 use tokio::sync::mpsc;
 
 use crate::{
     client_io,
-    endpoint::check_path,
+    client_state::{ClientOptions, Command, Counters, Health, Shared},
+    delivery::{ClientOutput, Delivery},
+    endpoint::{Endpoint, check_path},
     error::{ClientError, EndpointError},
+    facts::EngineFacts,
     frame::HEADER_BYTES,
-    handshake::{CAPABILITIES, EngineFacts, Secret, Welcome},
+    handshake::Welcome,
     key::{client_of, counter_of, key_of},
-    message::{NUM_CLIENT_REQUESTS, encode_add_requests},
+    message::{MAX_QUERY_BYTES, MAX_QUERY_KIND_BYTES, encode_add_requests},
     notifier::Notifier,
-    query::{MAX_QUERY_BYTES, MAX_QUERY_KIND_BYTES, QueryOutcome},
 };
-
-/// Where an engine listens.
-#[derive(Clone, Debug)]
-pub enum Endpoint {
-    /// A Unix socket of this user.
-    Unix(PathBuf),
-    /// Another host, or this one.
-    Tcp {
-        /// Address and port.
-        address: SocketAddr,
-        /// What both sides know.
-        secret: Secret,
-    },
-}
-
-impl std::fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Unix(path) => path.display().fmt(f),
-            Self::Tcp { address, .. } => address.fmt(f),
-        }
-    }
-}
-
-/// Times and limits of a client.
-#[derive(Clone, Copy, Debug)]
-pub struct ClientOptions {
-    /// How long to try to connect; an engine that does not listen yet is waited for.
-    pub connect_timeout: Duration,
-    /// How often to look whether the engine lives.
-    pub heartbeat_interval: Duration,
-    /// A TCP connection that is silent for so long is lost.
-    pub silence_timeout: Duration,
-    /// Requests are refused while more bytes than these wait for the engine to read them.
-    pub max_unsent_bytes: usize,
-    /// What the engine must be able to do.
-    pub capabilities: u64,
-}
-
-impl Default for ClientOptions {
-    fn default() -> Self {
-        Self {
-            connect_timeout: Duration::from_secs(5),
-            heartbeat_interval: Duration::from_millis(200),
-            silence_timeout: Duration::from_secs(10),
-            max_unsent_bytes: 64 << 20,
-            capabilities: CAPABILITIES,
-        }
-    }
-}
-
-/// What became of requests.
-#[derive(Clone, PartialEq, Debug)]
-pub enum ClientOutput {
-    /// A token, an end, or both.
-    Output(EngineCoreOutput),
-    /// What a token that follows has beside it.
-    Logprobs(TokenLogprobs),
-    /// What places of a prompt have beside them; the request's first token comes later.
-    PromptLogprobs(PromptLogprobs),
-    /// The engine did not take the request; there is no other output.
-    Refused {
-        /// Which.
-        key: RequestKey,
-        /// Why.
-        error: AddRequestError,
-    },
-    /// The engine has gone. There is no other output.
-    Died {
-        /// Whose last output this is.
-        key: RequestKey,
-        /// Why, as [`EngineClient::death`] says it.
-        reason: Arc<str>,
-    },
-}
-
-impl ClientOutput {
-    /// The request that this is about.
-    #[must_use]
-    pub fn key(&self) -> RequestKey {
-        match self {
-            Self::Output(output) => output.key,
-            Self::Logprobs(logprobs) => logprobs.key,
-            Self::PromptLogprobs(logprobs) => logprobs.key,
-            Self::Refused { key, .. } | Self::Died { key, .. } => *key,
-        }
-    }
-
-    /// Whether nothing else comes for the request.
-    #[must_use]
-    pub fn is_last(&self) -> bool {
-        match self {
-            Self::Output(output) => output.finish_reason.is_some(),
-            Self::Logprobs(_) | Self::PromptLogprobs(_) => false,
-            Self::Refused { .. } | Self::Died { .. } => true,
-        }
-    }
-}
-
-/// What the heartbeat shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Health {
-    /// Since the engine's process answered last.
-    pub heartbeat_age: Duration,
-    /// For how long the engine has had something to do and done nothing.
-    pub step_age: Duration,
-    /// Steps that it has scheduled.
-    pub num_steps: u64,
-}
-
-/// Names and values of counters.
-pub type Counters = Arc<Vec<(String, u64)>>;
-
-/// What the I/O thread is told.
-#[derive(Debug)]
-pub(crate) enum Command {
-    /// An `AddRequests` frame, and whose ends to wait for.
-    Add {
-        frame: Vec<u8>,
-        requests: Vec<(RequestKey, Box<str>)>,
-    },
-    AbortKeys(Vec<RequestKey>),
-    AbortIds(Vec<Box<str>>),
-    /// They are complete.
-    StopKeys(Vec<RequestKey>),
-    GrammarReady(RequestKey),
-    GrammarFailed(RequestKey),
-    Stats(std_mpsc::SyncSender<Counters>),
-    Metrics(std_mpsc::SyncSender<MetricsSnapshot>),
-    Query {
-        kind: Box<str>,
-        payload: Box<[u8]>,
-        answer: std_mpsc::SyncSender<QueryOutcome>,
-    },
-    /// Disconnect, and say this to whoever asks why.
-    Close(&'static str),
-}
-
-/// Where outputs arrive, of one engine or of several.
-#[derive(Debug)]
-pub(crate) struct Delivery {
-    /// In batches; lock-free, as in the scheduler.
-    outputs: Inbox<Vec<ClientOutput>>,
-    pub(crate) notifier: Notifier,
-    /// Held for as long as it takes to exchange a pointer.
-    step_error: Mutex<Option<Arc<str>>>,
-}
-
-impl Delivery {
-    pub(crate) fn new() -> Result<Arc<Self>, ClientError> {
-        let notifier = Notifier::new().map_err(|source| start_error("make an eventfd for", source))?;
-        Ok(Arc::new(Self { outputs: Inbox::new(), notifier, step_error: Mutex::default() }))
-    }
-
-    /// Why outputs that come next say that a step failed.
-    pub(crate) fn note_step_error(&self, message: Arc<str>) {
-        *self.step_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
-    }
-
-    /// What the last step that failed raised.
-    pub(crate) fn last_step_error(&self) -> Option<Arc<str>> {
-        self.step_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Hand a batch to whoever drains.
-    pub(crate) fn deliver(&self, batch: Vec<ClientOutput>) {
-        if !batch.is_empty() {
-            self.outputs.push(batch);
-            self.notifier.notify();
-        }
-    }
-
-    /// Take everything that has arrived, oldest first.
-    pub(crate) fn drain(&self, mut receive: impl FnMut(ClientOutput)) {
-        self.notifier.clear();
-        self.outputs.take(|batch| batch.into_iter().for_each(&mut receive));
-    }
-}
-
-/// What the callers and the I/O thread share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) delivery: Arc<Delivery>,
-    pub(crate) death: OnceLock<Arc<str>>,
-    pub(crate) unsent: AtomicUsize,
-    /// Held for as long as it takes to exchange a pointer.
-    last_stats: Mutex<Counters>,
-    /// The atomics below count from here.
-    began: Instant,
-    // Relaxed: they are looked at by people and by a health check, and order nothing.
-    heartbeat_ns: AtomicU64,
-    step_age_ns: AtomicU64,
-    num_steps: AtomicU64,
-    num_of_others: AtomicU32,
-}
-
-impl Shared {
-    fn new(delivery: Arc<Delivery>) -> Self {
-        Self {
-            delivery,
-            death: OnceLock::new(),
-            unsent: AtomicUsize::new(0),
-            last_stats: Mutex::default(),
-            began: Instant::now(),
-            heartbeat_ns: AtomicU64::new(0),
-            step_age_ns: AtomicU64::new(0),
-            num_steps: AtomicU64::new(0),
-            num_of_others: AtomicU32::new(0),
-        }
-    }
-
-    /// The engine has answered.
-    pub(crate) fn note_heartbeat(&self, step_age_ns: u64, num_steps: u64) {
-        self.heartbeat_ns.store(self.began.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        self.step_age_ns.store(step_age_ns, Ordering::Relaxed);
-        self.num_steps.store(num_steps, Ordering::Relaxed);
-    }
-
-    pub(crate) fn heartbeat_age(&self) -> Duration {
-        let heartbeat = Duration::from_nanos(self.heartbeat_ns.load(Ordering::Relaxed));
-        self.began.elapsed().saturating_sub(heartbeat)
-    }
-
-    pub(crate) fn last_stats(&self) -> MutexGuard<'_, Counters> {
-        self.last_stats.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The engine's counters have come.
-    pub(crate) fn note_stats(&self, counters: &Counters) {
-        self.last_stats().clone_from(counters);
-        let of = |name: &str| counters.iter().find(|(entry, _)| entry == name).map_or(0, |(_, value)| *value);
-        // What waits was either never admitted, in which case it is queued, or it was preempted.
-        let in_all = of("num_running") + of("num_waiting").max(of("num_queued"));
-        let of_others = in_all.saturating_sub(of(NUM_CLIENT_REQUESTS));
-        self.num_of_others.store(u32::try_from(of_others).unwrap_or(u32::MAX), Ordering::Relaxed);
-    }
-}
 
 /// See the module docs. Dropped, it disconnects, and the engine ends what it left running.
 #[derive(Debug)]
@@ -408,6 +168,11 @@ impl EngineClient {
         let _ = self.command(Command::StopKeys(keys));
     }
 
+    /// Say why a request ended whose last output was not settled: by a stop string, or by its length.
+    pub fn settle_end(&self, key: RequestKey, found_stop: bool) {
+        let _ = self.command(Command::SettleEnd { key, found_stop });
+    }
+
     /// The grammar of a request is compiled: it may run.
     pub fn grammar_ready(&self, key: RequestKey) {
         let _ = self.command(Command::GrammarReady(key));
@@ -486,16 +251,13 @@ impl EngineClient {
     /// Requests of other clients that the engine had at the last heartbeat.
     #[must_use]
     pub fn num_of_others(&self) -> u32 {
-        self.shared.num_of_others.load(Ordering::Relaxed)
+        self.shared.num_of_others()
     }
 
     /// What the last heartbeat showed, and how old it is.
     #[must_use]
     pub fn health(&self) -> Health {
-        let heartbeat_age = self.shared.heartbeat_age();
-        let at_heartbeat = Duration::from_nanos(self.shared.step_age_ns.load(Ordering::Relaxed));
-        let step_age = if at_heartbeat.is_zero() { at_heartbeat } else { at_heartbeat + heartbeat_age };
-        Health { heartbeat_age, step_age, num_steps: self.shared.num_steps.load(Ordering::Relaxed) }
+        self.shared.health()
     }
 
     /// Whether the engine is connected.
@@ -521,8 +283,9 @@ impl EngineClient {
         self.close_because("this client was closed");
     }
 
-    pub(crate) fn close_because(&self, reason: &'static str) {
-        let _ = self.commands.send(Command::Close(reason));
+    /// The same; `reason` is what its requests, and whoever asks for [`Self::death`], are told.
+    pub fn close_because(&self, reason: &str) {
+        let _ = self.commands.send(Command::Close(reason.into()));
     }
 
     fn check_alive(&self) -> Result<(), ClientError> {

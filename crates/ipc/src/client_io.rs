@@ -17,16 +17,17 @@ use tokio::{
 };
 
 use crate::{
-    client::{ClientOptions, ClientOutput, Command, Counters, Endpoint, Shared},
-    endpoint::{check_peer, own_uid},
+    client_state::{ClientOptions, Command, Counters, Shared},
+    delivery::ClientOutput,
+    endpoint::{Endpoint, check_peer, own_uid},
     error::{ConnectionError, DecodeError, Refusal},
     frame::FrameReader,
     handshake::{Hello, PROTOCOL_VERSION, Secret, Side, Welcome, new_nonce},
     key::{counter_of, key_of},
-    message::{ClientMessage, EngineMessage, kind},
+    message::{ClientMessage, EngineMessage, MAX_REPLY_BYTES, QueryOutcome, kind},
     outbox::Outbox,
     outputs_codec,
-    query::{MAX_OPEN_QUERIES, MAX_REPLY_BYTES, QueryOutcome},
+    query::MAX_OPEN_QUERIES,
 };
 
 /// Largest frame that an engine sends.
@@ -197,7 +198,7 @@ async fn greet(
 /// How a connection ended.
 enum End {
     /// By our own wish.
-    ClosedHere(&'static str),
+    ClosedHere(Box<str>),
     Goodbye,
     Fatal(String),
     Lost(ConnectionError),
@@ -206,7 +207,7 @@ enum End {
 impl End {
     fn reason(&self, pid: u32) -> String {
         match self {
-            Self::ClosedHere(reason) => (*reason).to_owned(),
+            Self::ClosedHere(reason) => reason.clone().into_string(),
             Self::Goodbye => "the engine was shut down".to_owned(),
             Self::Fatal(message) => format!("the engine died: {message}"),
             Self::Lost(
@@ -273,7 +274,7 @@ impl Connection {
                     }
                 }
                 command = commands.recv() => match command {
-                    None => return End::ClosedHere("this client was dropped"),
+                    None => return End::ClosedHere("this client was dropped".into()),
                     Some(Command::Close(reason)) => return End::ClosedHere(reason),
                     Some(command) => outbox.fill(|buffer| self.obey(command, buffer)),
                 },
@@ -312,6 +313,9 @@ impl Connection {
             }
             Command::AbortKeys(keys) => self.end(keys, ClientMessage::Abort, buffer),
             Command::StopKeys(keys) => self.end(keys, ClientMessage::Stop, buffer),
+            Command::SettleEnd { key, found_stop } => {
+                ClientMessage::Settle { key: self.abroad(key), found_stop }.encode(buffer);
+            }
             Command::AbortIds(request_ids) => {
                 let keys = request_ids.iter().filter_map(|id| self.by_id.get(id).copied()).collect();
                 self.end(keys, ClientMessage::Abort, buffer);

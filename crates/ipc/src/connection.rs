@@ -1,120 +1,21 @@
 //! One client of an engine: its handshake, what it says, and what is left to do when it has gone.
 
-use std::{
-    cell::{Cell, RefCell},
-    collections::HashSet,
-    rc::Rc,
-    sync::atomic::Ordering,
-    time::Duration,
-};
+use std::{rc::Rc, sync::atomic::Ordering, time::Duration};
 
-use scheduler::{EngineCoreOutput, NewRequest, PromptLogprobs, RequestKey, TokenLogprobs};
+use scheduler::{NewRequest, RequestKey};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::{
     engine_io::EngineIo,
     error::{ConnectionError, Refusal},
-    frame::{FrameReader, begin_frame, end_frame},
+    frame::FrameReader,
     handshake::{
         CAPABILITIES, Challenge, Hello, MAX_HELLO_BYTES, PROTOCOL_VERSION, Secret, Side, Welcome, new_nonce,
     },
     key::client_of,
-    logprobs_codec,
     message::{ClientMessage, EngineMessage, NUM_CLIENT_REQUESTS, kind},
-    outbox::Outbox,
-    outputs_codec, prompt_logprobs_codec,
-    server::StepError,
+    served_client::ServedClient,
 };
-
-/// A client that was welcomed.
-pub(crate) struct Client {
-    pub(crate) index: u32,
-    pub(crate) outbox: Outbox,
-    /// Requests that the engine was given and has not finished.
-    live: RefCell<HashSet<RequestKey>>,
-    /// Where the frame of outputs that is being written begins, and its time.
-    open_frame: Cell<Option<(usize, u64)>>,
-    /// The failed step that it was told of last.
-    last_step_error: Cell<u64>,
-    /// That the engine has not answered.
-    pub(crate) num_open_queries: Cell<u32>,
-}
-
-impl Client {
-    /// Say why a step failed, once, before the outputs that say that it did.
-    pub(crate) fn explain(&self, step_error: &StepError) {
-        if self.last_step_error.replace(step_error.number) == step_error.number {
-            return;
-        }
-        let mut buffer = self.outbox.buffer();
-        if let Some((start, _)) = self.open_frame.take() {
-            end_frame(&mut buffer, start);
-        }
-        EngineMessage::StepFailed(step_error.message.clone()).encode(&mut buffer);
-    }
-
-    /// Append an output. `true` when it is the first since `end_frame`.
-    pub(crate) fn push(&self, output: &EngineCoreOutput) -> bool {
-        let mut buffer = self.outbox.buffer();
-        let open_frame = self.open_frame.get();
-        let is_continued = open_frame.is_some_and(|(start, time)| {
-            time == output.timestamp_ns && buffer.len() - start < outputs_codec::FULL_BYTES
-        });
-        if !is_continued {
-            if let Some((start, _)) = open_frame {
-                end_frame(&mut buffer, start);
-            }
-            let start = begin_frame(&mut buffer, kind::OUTPUTS);
-            buffer.extend_from_slice(&output.timestamp_ns.to_le_bytes());
-            self.open_frame.set(Some((start, output.timestamp_ns)));
-        }
-        outputs_codec::encode_record(output, &mut buffer);
-        if output.finish_reason.is_some() {
-            self.live.borrow_mut().remove(&output.key);
-        }
-        open_frame.is_none()
-    }
-
-    /// Append log-probabilities; their tokens are pushed afterwards.
-    pub(crate) fn push_logprobs(&self, all: &[TokenLogprobs]) {
-        let mut buffer = self.outbox.buffer();
-        let mut rest = all.iter().peekable();
-        while rest.peek().is_some() {
-            let start = begin_frame(&mut buffer, kind::LOGPROBS);
-            while buffer.len() - start < outputs_codec::FULL_BYTES
-                && let Some(logprobs) = rest.next()
-            {
-                logprobs_codec::encode_record(logprobs, &mut buffer);
-            }
-            end_frame(&mut buffer, start);
-        }
-    }
-
-    /// Append log-probabilities of a prompt; the request's first token is pushed afterwards.
-    pub(crate) fn push_prompt_logprobs(&self, all: &PromptLogprobs) {
-        let mut buffer = self.outbox.buffer();
-        let mut next = 0;
-        while next < all.ranks.len() {
-            let start = begin_frame(&mut buffer, kind::PROMPT_LOGPROBS);
-            let rows = prompt_logprobs_codec::rows_that_fit(all, next, buffer.len() - start);
-            next = rows.end;
-            prompt_logprobs_codec::encode_record(all, rows, &mut buffer);
-            end_frame(&mut buffer, start);
-        }
-    }
-
-    /// Complete what `push` wrote and send it.
-    pub(crate) fn end_frame(&self) {
-        if let Some((start, _)) = self.open_frame.take() {
-            end_frame(&mut self.outbox.buffer(), start);
-        }
-        self.outbox.flush();
-    }
-
-    pub(crate) fn send(&self, message: &EngineMessage) {
-        self.outbox.fill(|buffer| message.encode(buffer));
-    }
-}
 
 /// Greet a client and serve it until it goes or does something that no client does.
 pub(crate) async fn serve<R, W>(
@@ -197,7 +98,7 @@ async fn refuse<T, W: AsyncWrite + Unpin>(writer: &mut W, refusal: Refusal) -> R
 
 async fn listen<R: AsyncRead + Unpin>(
     io: &EngineIo,
-    client: &Client,
+    client: &ServedClient,
     reader: &mut FrameReader<R>,
     silence: Option<Duration>,
 ) -> Result<(), ConnectionError> {
@@ -227,6 +128,12 @@ async fn listen<R: AsyncRead + Unpin>(
                     io.handle.stop_key(key);
                 }
             }
+            ClientMessage::Settle { key, found_stop } => {
+                own(client, key)?;
+                if client.settle(key) {
+                    io.handle.settle_end(found_stop);
+                }
+            }
             ClientMessage::GrammarReady(key) => {
                 own(client, key)?;
                 io.handle.grammar_ready(key);
@@ -241,7 +148,7 @@ async fn listen<R: AsyncRead + Unpin>(
                     stats.entries().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
                 entries.push(("num_queued".to_owned(), io.handle.num_queued().into()));
                 entries.push(("num_queued_tokens".to_owned(), io.handle.num_queued_tokens()));
-                entries.push((NUM_CLIENT_REQUESTS.to_owned(), client.live.borrow().len() as u64));
+                entries.push((NUM_CLIENT_REQUESTS.to_owned(), client.num_live() as u64));
                 client.send(&EngineMessage::Stats { id, entries });
             }
             ClientMessage::MetricsQuery(id) => {
@@ -259,7 +166,7 @@ async fn listen<R: AsyncRead + Unpin>(
 
 /// # Errors
 /// A key of another client.
-fn own(client: &Client, key: RequestKey) -> Result<(), ConnectionError> {
+fn own(client: &ServedClient, key: RequestKey) -> Result<(), ConnectionError> {
     if client_of(key) == client.index {
         Ok(())
     } else {
@@ -269,7 +176,7 @@ fn own(client: &Client, key: RequestKey) -> Result<(), ConnectionError> {
 
 fn add_requests(
     io: &EngineIo,
-    client: &Client,
+    client: &ServedClient,
     mut requests: Vec<NewRequest>,
 ) -> Result<(), ConnectionError> {
     let keys: Vec<RequestKey> = requests.iter().map(|request| request.key).collect();
@@ -278,7 +185,7 @@ fn add_requests(
         if let Some(parent) = request.fork_from {
             own(client, parent)?;
         }
-        if !client.live.borrow_mut().insert(request.key) {
+        if !client.begin(request.key) {
             return Err(ConnectionError::Protocol { what: "a key names one request", got: request.key.0 });
         }
         // Clients choose ids without knowing of each other.
@@ -290,7 +197,7 @@ fn add_requests(
         }
         Err(error) => {
             for key in &keys {
-                client.live.borrow_mut().remove(key);
+                client.forget(*key);
             }
             client.send(&EngineMessage::Refused { keys, error });
         }
@@ -301,19 +208,12 @@ fn add_requests(
 /// Keeps a client in the engine's table. Dropped, for whatever reason, it ends all that the client left running.
 struct Registered<'a> {
     io: &'a EngineIo,
-    client: Rc<Client>,
+    client: Rc<ServedClient>,
 }
 
 impl<'a> Registered<'a> {
     fn new(io: &'a EngineIo) -> Self {
-        let client = Rc::new(Client {
-            index: io.new_index(),
-            outbox: Outbox::default(),
-            live: RefCell::default(),
-            open_frame: Cell::new(None),
-            last_step_error: Cell::new(0),
-            num_open_queries: Cell::new(0),
-        });
+        let client = Rc::new(ServedClient::new(io.new_index()));
         io.clients.borrow_mut().insert(client.index, client.clone());
         io.counters.num_clients.fetch_add(1, Ordering::Relaxed);
         Self { io, client }
@@ -324,8 +224,12 @@ impl Drop for Registered<'_> {
     fn drop(&mut self) {
         self.io.clients.borrow_mut().remove(&self.client.index);
         self.io.counters.num_clients.fetch_sub(1, Ordering::Relaxed);
-        for key in self.client.live.borrow_mut().drain() {
+        for key in self.client.take_live() {
             self.io.handle.abort_key(key);
+        }
+        for _ in self.client.take_unsettled() {
+            // Nobody says more of it than the engine has seen.
+            self.io.handle.settle_end(false);
         }
     }
 }

@@ -24,6 +24,29 @@ use crate::{
 /// Bytes that `sun_path` holds, its final zero not counted.
 pub const MAX_PATH_BYTES: usize = 107;
 
+/// Where an engine listens.
+#[derive(Clone, Debug)]
+pub enum Endpoint {
+    /// A Unix socket of this user.
+    Unix(PathBuf),
+    /// Another host, or this one.
+    Tcp {
+        /// Address and port.
+        address: SocketAddr,
+        /// What both sides know.
+        secret: Secret,
+    },
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unix(path) => path.display().fmt(f),
+            Self::Tcp { address, .. } => address.fmt(f),
+        }
+    }
+}
+
 /// Something to accept connections from.
 #[derive(Debug)]
 pub enum Listener {
@@ -54,19 +77,9 @@ impl Listener {
         let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
         let directory = directory.ok_or_else(|| EndpointError::NotAFilePath { path: path.into() })?;
         let made_directory = make_private_directory(directory)?;
-        remove_stale_socket(path)?;
-        let socket = UnixListener::bind(path).map_err(|source| match source.kind() {
-            ErrorKind::AddrInUse => EndpointError::InUse { path: path.into() },
-            _ => system("listen on", path, source),
-        })?;
-        let metadata =
-            fs::symlink_metadata(path).map_err(|source| system("look at the socket", path, source))?;
-        let file = SocketFile {
-            path: path.into(),
-            identity: (metadata.dev(), metadata.ino()),
-            directory: made_directory.then(|| directory.into()),
-        };
-        Ok(Self::Unix { socket, file: Some(file) })
+        let (socket, identity) = bind(path)?;
+        let directory = made_directory.then(|| directory.into());
+        Ok(Self::Unix { socket, file: Some(SocketFile { path: path.into(), identity, directory }) })
     }
 
     /// Take over a Unix socket that listens already, from the process that started this one.
@@ -114,11 +127,39 @@ pub struct SocketFile {
     directory: Option<PathBuf>,
 }
 
+impl SocketFile {
+    /// Where it is, or was.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the name still leads to the socket: what cleans a folder of temporary files takes names away, and the
+    /// socket listens on where no one can find it.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        fs::symlink_metadata(&self.path).is_ok_and(|metadata| identity_of(&metadata) == self.identity)
+    }
+
+    /// Listen under the same name again, in a directory that is made anew if it went as well.
+    ///
+    /// # Errors
+    /// What is wrong with the path now.
+    pub fn listen_again(&mut self) -> Result<UnixListener, EndpointError> {
+        if let Some(directory) = self.path.parent()
+            && make_private_directory(directory)?
+        {
+            self.directory = Some(directory.into());
+        }
+        let (socket, identity) = bind(&self.path)?;
+        self.identity = identity;
+        Ok(socket)
+    }
+}
+
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let is_ours = fs::symlink_metadata(&self.path)
-            .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.identity);
-        if is_ours {
+        if self.is_there() {
             let _ = fs::remove_file(&self.path);
             if let Some(directory) = &self.directory {
                 // Stays when there is something else in it.
@@ -126,6 +167,21 @@ impl Drop for SocketFile {
             }
         }
     }
+}
+
+/// A new socket under a name that no living process listens on, and its device and inode.
+fn bind(path: &Path) -> Result<(UnixListener, (u64, u64)), EndpointError> {
+    remove_stale_socket(path)?;
+    let socket = UnixListener::bind(path).map_err(|source| match source.kind() {
+        ErrorKind::AddrInUse => EndpointError::InUse { path: path.into() },
+        _ => system("listen on", path, source),
+    })?;
+    let metadata = fs::symlink_metadata(path).map_err(|source| system("look at the socket", path, source))?;
+    Ok((socket, identity_of(&metadata)))
+}
+
+fn identity_of(metadata: &fs::Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
 }
 
 /// # Errors
@@ -201,7 +257,11 @@ pub(crate) fn check_peer(peer_uid: u32, own_uid: u32) -> Result<(), ConnectionEr
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+    use std::{
+        fs,
+        os::unix::{fs::PermissionsExt, net::UnixStream},
+        path::PathBuf,
+    };
 
     use super::{Listener, check_peer, check_private};
     use crate::error::{ConnectionError, EndpointError};
@@ -267,6 +327,33 @@ mod tests {
         assert!(matches!(error, EndpointError::NotASocket { .. }), "{error}");
         assert_eq!(fs::read(&path).expect("left alone"), b"precious");
         fs::remove_dir_all(&directory).expect("removed");
+    }
+
+    #[test]
+    fn a_name_that_was_taken_away_is_made_again_and_goes_with_the_listener() {
+        let directory = scratch("cleaned");
+        let path = directory.join("engine");
+        let Listener::Unix { file: Some(mut file), .. } = Listener::unix(&path).expect("a listener") else {
+            panic!("a Unix socket with a name")
+        };
+        assert!(file.is_there());
+        fs::remove_file(&path).expect("the socket alone");
+        assert!(!file.is_there());
+        drop(file.listen_again().expect("the directory is still there"));
+        assert!(file.is_there());
+        fs::remove_dir_all(&directory).expect("the directory, too");
+        assert!(!file.is_there());
+        let socket = file.listen_again().expect("all of it is made");
+        assert_eq!(fs::metadata(&directory).expect("made").permissions().mode() & 0o777, 0o700);
+        UnixStream::connect(&path).expect("it listens");
+        fs::remove_dir_all(&directory).expect("once more");
+        fs::create_dir(&directory).expect("by a stranger");
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).expect("permissions");
+        let error = file.listen_again().expect_err("not private");
+        assert!(matches!(error, EndpointError::DirectoryNotPrivate { .. }), "{error}");
+        drop((socket, file));
+        assert!(directory.exists(), "what is not ours stays");
+        fs::remove_dir(&directory).expect("empty");
     }
 
     #[test]

@@ -11,17 +11,16 @@
 //! sockets need none: there the kernel says whose process the peer is.
 
 use hmac::{Hmac, KeyInit, Mac};
-use scheduler::RequestLimits;
 use sha2::Sha256;
 
 use crate::{
     error::{DecodeError, EndpointError, Refusal},
-    message::{read_facts, write_facts},
+    facts::{EngineFacts, read_facts, write_facts},
     wire::{Reader, Writer},
 };
 
 /// Of the protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u16 = 4;
+pub const PROTOCOL_VERSION: u16 = 6;
 
 /// What this engine can do beyond the least: bit 0 forks, bit 1 grammars.
 pub const CAPABILITIES: u64 = 0b11;
@@ -72,23 +71,6 @@ pub struct Welcome {
     pub proof: Option<Proof>,
     /// What a front end needs to know.
     pub facts: EngineFacts,
-}
-
-/// What a front end needs to know of an engine. Fixed for the engine's life.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct EngineFacts {
-    /// What a request must keep to.
-    pub limits: RequestLimits,
-    /// Running requests at most.
-    pub max_num_seqs: u32,
-    /// Waiting requests at most.
-    pub max_num_queued_reqs: u32,
-    /// Largest frame that the engine takes.
-    pub max_frame_bytes: u32,
-    /// Its process.
-    pub pid: u32,
-    /// Whatever else its owner wants front ends to know, as its owner wrote it.
-    pub info: Box<[u8]>,
 }
 
 impl Challenge {

@@ -1,17 +1,14 @@
 //! The messages, and how each is written and read. Kinds below 0x80 go to the engine, the others come from it.
 
 use scheduler::{
-    AddRequestError, EngineCoreOutput, MetricsSnapshot, NewRequest, PromptLogprobs, RequestKey,
-    RequestLimits, TokenLogprobs,
+    AddRequestError, EngineCoreOutput, MetricsSnapshot, NewRequest, PromptLogprobs, RequestKey, TokenLogprobs,
 };
 
 use crate::{
     error::{DecodeError, Refusal},
     frame::write_frame,
-    handshake::{Challenge, EngineFacts, Hello, Welcome},
-    logprobs_codec, metrics_codec, outputs_codec, prompt_logprobs_codec,
-    query::{MAX_QUERY_BYTES, MAX_QUERY_KIND_BYTES, QueryOutcome},
-    request_codec,
+    handshake::{Challenge, Hello, Welcome},
+    logprobs_codec, metrics_codec, outputs_codec, prompt_logprobs_codec, request_codec,
     wire::{Reader, Writer},
 };
 
@@ -26,6 +23,7 @@ pub(crate) mod kind {
     pub(crate) const PING: u8 = 0x07;
     pub(crate) const METRICS_QUERY: u8 = 0x08;
     pub(crate) const STOP: u8 = 0x0A;
+    pub(crate) const SETTLE: u8 = 0x0B;
     pub(crate) const QUERY: u8 = 0x09;
     pub(crate) const CHALLENGE: u8 = 0x80;
     pub(crate) const WELCOME: u8 = 0x81;
@@ -46,8 +44,18 @@ pub(crate) mod kind {
 /// The counter of `Stats` that is the asking client's own: requests that the engine was given by it and has not finished.
 pub(crate) const NUM_CLIENT_REQUESTS: &str = "num_client_requests";
 
+/// Longest kind of a query.
+pub const MAX_QUERY_KIND_BYTES: usize = 64;
+/// Longest payload of a query.
+pub const MAX_QUERY_BYTES: usize = 64 << 10;
+/// Longest answer.
+pub const MAX_REPLY_BYTES: usize = 8 << 20;
+
 /// Longest explanation of a death or a failed step.
 const MAX_MESSAGE_BYTES: usize = 16 << 10;
+
+/// What an answer says: the bytes, or why there are none.
+pub type QueryOutcome = Result<Vec<u8>, String>;
 
 /// From a client.
 #[derive(Clone, Debug)]
@@ -60,6 +68,13 @@ pub enum ClientMessage {
     Abort(Vec<RequestKey>),
     /// The same for requests whose text has come to a stop string.
     Stop(Vec<RequestKey>),
+    /// Why a request ended whose last output was not settled.
+    Settle {
+        /// Whose end it is.
+        key: RequestKey,
+        /// By a stop string; else by its length.
+        found_stop: bool,
+    },
     /// The grammar of a request is compiled.
     GrammarReady(RequestKey),
     /// The grammar of a request cannot be compiled.
@@ -149,6 +164,11 @@ impl ClientMessage {
             Self::AddRequests(requests) => encode_add_requests(requests, |key| key, buffer),
             Self::Abort(keys) => write_frame(buffer, kind::ABORT, |body| write_keys(keys, body)),
             Self::Stop(keys) => write_frame(buffer, kind::STOP, |body| write_keys(keys, body)),
+            Self::Settle { key, found_stop } => write_frame(buffer, kind::SETTLE, |body| {
+                let mut body = Writer(body);
+                body.u64(key.0);
+                body.bool(*found_stop);
+            }),
             Self::GrammarReady(key) => write_number(buffer, kind::GRAMMAR_READY, key.0),
             Self::GrammarFailed(key) => write_number(buffer, kind::GRAMMAR_FAILED, key.0),
             Self::StatsQuery(id) => write_number(buffer, kind::STATS_QUERY, *id),
@@ -173,6 +193,7 @@ impl ClientMessage {
             kind::ADD_REQUESTS => Self::AddRequests(request_codec::decode(body, max_requests)?),
             kind::ABORT => Self::Abort(read_only_keys(body)?),
             kind::STOP => Self::Stop(read_only_keys(body)?),
+            kind::SETTLE => read_settlement(body)?,
             kind::GRAMMAR_READY => Self::GrammarReady(RequestKey(read_number(body)?)),
             kind::GRAMMAR_FAILED => Self::GrammarFailed(RequestKey(read_number(body)?)),
             kind::STATS_QUERY => Self::StatsQuery(read_number(body)?),
@@ -328,6 +349,13 @@ fn read_number(body: &[u8]) -> Result<u64, DecodeError> {
     Ok(value)
 }
 
+fn read_settlement(body: &[u8]) -> Result<ClientMessage, DecodeError> {
+    let mut body = Reader::new(body);
+    let (key, found_stop) = (RequestKey(body.u64()?), body.bool()?);
+    body.finish()?;
+    Ok(ClientMessage::Settle { key, found_stop })
+}
+
 fn read_query(body: &[u8]) -> Result<ClientMessage, DecodeError> {
     let mut body = Reader::new(body);
     let (id, kind, payload) = (body.u64()?, body.str()?, body.bytes()?);
@@ -460,41 +488,4 @@ fn read_add_error(body: &mut Reader<'_>) -> Result<AddRequestError, DecodeError>
             return Err(DecodeError::BadValue { what: "a reason to refuse a request", value: value.into() });
         }
     })
-}
-
-/// Append what the engine is.
-pub(crate) fn write_facts(facts: &EngineFacts, body: &mut Writer<'_>) {
-    let limits = &facts.limits;
-    for value in [limits.max_model_len, limits.max_num_batched_tokens, limits.block_size, limits.num_blocks] {
-        body.u32(value);
-    }
-    body.bool(limits.enable_chunked_prefill);
-    body.u32(facts.max_num_seqs);
-    body.u32(facts.max_num_queued_reqs);
-    body.u32(facts.max_frame_bytes);
-    body.u32(facts.pid);
-    body.bytes(&facts.info);
-}
-
-/// Read what the engine is; numbers that no engine has are refused.
-pub(crate) fn read_facts(body: &mut Reader<'_>) -> Result<EngineFacts, DecodeError> {
-    let facts = EngineFacts {
-        limits: RequestLimits {
-            max_model_len: body.u32()?,
-            max_num_batched_tokens: body.u32()?,
-            block_size: body.u32()?,
-            num_blocks: body.u32()?,
-            enable_chunked_prefill: body.bool()?,
-        },
-        max_num_seqs: body.u32()?,
-        max_num_queued_reqs: body.u32()?,
-        max_frame_bytes: body.u32()?,
-        pid: body.u32()?,
-        info: body.bytes()?.into(),
-    };
-    let RequestLimits { max_model_len, block_size, num_blocks, .. } = facts.limits;
-    if max_model_len == 0 || block_size == 0 || num_blocks == 0 {
-        return Err(DecodeError::BadValue { what: "a number of tokens or blocks", value: 0 });
-    }
-    Ok(facts)
 }

@@ -105,7 +105,7 @@ fn finish_reason(byte: u8) -> Result<Option<FinishReason>, DecodeError> {
 }
 
 fn request_error(byte: u8) -> Result<RequestError, DecodeError> {
-    const ALL: [RequestError; 8] = [
+    const ALL: [RequestError; 9] = [
         RequestError::None,
         RequestError::DuplicateRequestId,
         RequestError::StepFailed,
@@ -114,6 +114,7 @@ fn request_error(byte: u8) -> Result<RequestError, DecodeError> {
         RequestError::GrammarFailed,
         RequestError::QueueTimeout,
         RequestError::ProcessorFailed,
+        RequestError::ProcessorRefused,
     ];
     ALL.into_iter()
         .find(|error| *error as u8 == byte)

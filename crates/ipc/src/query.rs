@@ -16,29 +16,15 @@ use std::sync::{
 
 use tokio::sync::mpsc;
 
-use crate::server::Control;
+use crate::{
+    control::{Control, Reply},
+    message::{MAX_REPLY_BYTES, QueryOutcome},
+};
 
-/// Longest kind of a query.
-pub const MAX_QUERY_KIND_BYTES: usize = 64;
-/// Longest payload of a query.
-pub const MAX_QUERY_BYTES: usize = 64 << 10;
-/// Longest answer.
-pub const MAX_REPLY_BYTES: usize = 8 << 20;
 /// Queries of one client without an answer.
 pub const MAX_OPEN_QUERIES: u32 = 8;
 /// Queries of all clients that nobody has taken yet: 16 MiB at most.
 pub const MAX_WAITING_QUERIES: usize = 256;
-
-/// What an answer says: the bytes, or why there are none.
-pub type QueryOutcome = Result<Vec<u8>, String>;
-
-/// An answer on its way to its client.
-#[derive(Debug)]
-pub(crate) struct Reply {
-    pub(crate) client_index: u32,
-    pub(crate) id: u64,
-    pub(crate) outcome: QueryOutcome,
-}
 
 /// A question, in the hands of whoever answers it. Dropped without an answer, it tells its client so.
 #[derive(Debug)]

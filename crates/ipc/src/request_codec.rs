@@ -5,26 +5,31 @@ use std::sync::Arc;
 
 use scheduler::{
     ExtraKeys, MAX_BAD_WORD_TOKENS, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams,
+    sampling_params::{NUM_FLOATS, NUM_INTS},
 };
 
 use crate::{
     error::DecodeError,
+    grammar_codec,
     wire::{Reader, Writer},
 };
 
 /// Prompt and extra keys are those of the request before it.
-const SAME_PROMPT: u8 = 1;
-const SKIPS_PREFIX_CACHE: u8 = 1 << 1;
-const WAITS_FOR_GRAMMAR: u8 = 1 << 2;
-const HAS_FORK: u8 = 1 << 3;
-const HAS_EOS: u8 = 1 << 4;
-const HAS_EXTRAS: u8 = 1 << 5;
+const SAME_PROMPT: u16 = 1;
+const SKIPS_PREFIX_CACHE: u16 = 1 << 1;
+const WAITS_FOR_GRAMMAR: u16 = 1 << 2;
+const HAS_FORK: u16 = 1 << 3;
+const HAS_EOS: u16 = 1 << 4;
+const HAS_EXTRAS: u16 = 1 << 5;
 /// Its extras are those of the request before it.
-const SAME_EXTRAS: u8 = 1 << 6;
-const REPORTS_PROMPT_PROGRESS: u8 = 1 << 7;
+const SAME_EXTRAS: u16 = 1 << 6;
+const REPORTS_PROMPT_PROGRESS: u16 = 1 << 7;
+const HAS_STOP_STRINGS: u16 = 1 << 8;
+/// A flag above it means nothing.
+const LAST_FLAG: u16 = HAS_STOP_STRINGS;
 
 /// Fewest bytes of a request.
-const LEAST_BYTES: usize = 93;
+const LEAST_BYTES: usize = 38 + 4 * NUM_FLOATS + 8 * NUM_INTS;
 
 /// Append the body, with other keys than those that the requests have.
 pub(crate) fn encode(requests: &[NewRequest], rename: impl Fn(RequestKey) -> RequestKey, body: &mut Vec<u8>) {
@@ -41,6 +46,7 @@ pub(crate) fn encode(requests: &[NewRequest], rename: impl Fn(RequestKey) -> Req
         encode_one(request, is_same, has_same_extras, &rename, &mut body);
         previous = Some(request);
     }
+    grammar_codec::encode(requests, &mut body);
 }
 
 fn encode_one(
@@ -54,14 +60,15 @@ fn encode_one(
     let flags = [
         (SAME_PROMPT, is_same),
         (SKIPS_PREFIX_CACHE, request.skip_reading_prefix_cache),
-        (WAITS_FOR_GRAMMAR, request.waits_for_grammar),
+        (WAITS_FOR_GRAMMAR, grammar_codec::waits(request)),
         (HAS_FORK, request.fork_from.is_some()),
         (HAS_EOS, params.eos_token_id.is_some()),
         (HAS_EXTRAS, params.extras.is_some() && !has_same_extras),
         (SAME_EXTRAS, has_same_extras),
         (REPORTS_PROMPT_PROGRESS, request.reports_prompt_progress),
+        (HAS_STOP_STRINGS, request.has_stop_strings),
     ];
-    body.u8(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
+    body.u16(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
     body.u64(rename(request.key).0);
     body.str(&request.request_id);
     body.i32(request.priority);
@@ -69,17 +76,10 @@ fn encode_one(
     body.u32(params.max_tokens);
     body.u32(params.min_tokens);
     body.i32s(&params.stop_token_ids);
-    for value in [
-        params.temperature,
-        params.top_p,
-        params.min_p,
-        params.presence_penalty,
-        params.frequency_penalty,
-        params.repetition_penalty,
-    ] {
+    for value in params.floats() {
         body.f32(value);
     }
-    for value in [params.top_k, params.seed, params.num_logprobs, params.num_prompt_logprobs] {
+    for value in params.ints() {
         body.i64(value);
     }
     if let Some(eos_token_id) = params.eos_token_id {
@@ -159,14 +159,16 @@ pub(crate) fn decode(body: &[u8], max_requests: usize) -> Result<Vec<NewRequest>
         let request = decode_one(&mut body, requests.last())?;
         requests.push(request);
     }
+    grammar_codec::decode(&mut body, &mut requests)?;
     body.finish()?;
     Ok(requests)
 }
 
 fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<NewRequest, DecodeError> {
-    let flags = body.u8()?;
-    let has = |flag: u8| flags & flag != 0;
-    if (has(SAME_PROMPT) && previous.is_none()) || (has(SAME_EXTRAS) && has(HAS_EXTRAS)) {
+    let flags = body.u16()?;
+    let has = |flag: u16| flags & flag != 0;
+    let has_unknown = flags >= LAST_FLAG << 1;
+    if has_unknown || (has(SAME_PROMPT) && previous.is_none()) || (has(SAME_EXTRAS) && has(HAS_EXTRAS)) {
         return Err(DecodeError::BadValue { what: "a set of request flags", value: flags.into() });
     }
     let key = RequestKey(body.u64()?);
@@ -177,19 +179,16 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
         max_tokens: body.u32()?,
         min_tokens: body.u32()?,
         stop_token_ids: body.i32s()?.into(),
-        temperature: body.f32()?,
-        top_p: body.f32()?,
-        min_p: body.f32()?,
-        presence_penalty: body.f32()?,
-        frequency_penalty: body.f32()?,
-        repetition_penalty: body.f32()?,
-        top_k: body.i64()?,
-        seed: body.i64()?,
-        num_logprobs: body.i64()?,
-        num_prompt_logprobs: body.i64()?,
-        eos_token_id: None,
-        extras: None,
+        ..SamplingParams::default()
     };
+    let (mut floats, mut ints) = ([0.0; NUM_FLOATS], [0; NUM_INTS]);
+    for value in &mut floats {
+        *value = body.f32()?;
+    }
+    for value in &mut ints {
+        *value = body.i64()?;
+    }
+    params.set_numbers(floats, ints);
     if has(HAS_EOS) {
         params.eos_token_id = Some(body.i32()?);
     }
@@ -216,7 +215,9 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
         extra_keys,
         skip_reading_prefix_cache: has(SKIPS_PREFIX_CACHE),
         reports_prompt_progress: has(REPORTS_PROMPT_PROGRESS),
+        has_stop_strings: has(HAS_STOP_STRINGS),
         waits_for_grammar: has(WAITS_FOR_GRAMMAR),
+        grammar: None,
         fork_from,
         age_ns,
     })

@@ -17,9 +17,12 @@ use std::{
 use scheduler::{MetricsSnapshot, NewRequest, RequestKey};
 
 use crate::{
-    client::{ClientOptions, ClientOutput, Counters, Delivery, Endpoint, EngineClient, Health},
+    client::EngineClient,
+    client_state::{ClientOptions, Counters, Health},
+    delivery::{ClientOutput, Delivery},
+    endpoint::Endpoint,
     error::{ClientError, EndpointError},
-    handshake::EngineFacts,
+    facts::EngineFacts,
     key::key_of,
     notifier::Notifier,
     placement::Placement,
@@ -97,6 +100,15 @@ impl EngineRouter {
         let mut engine = Arc::new(engine);
         std::mem::swap(&mut *self.engines[rank].write().unwrap_or_else(PoisonError::into_inner), &mut engine);
         engine.close_because("the engine was replaced by another");
+        Ok(())
+    }
+
+    /// Leave the engine of one rank: its requests end with `reason`, and so does what would come to it. The others go on.
+    ///
+    /// # Errors
+    /// There is no such rank.
+    pub fn abandon(&self, rank: usize, reason: &str) -> Result<(), ClientError> {
+        self.engine(rank)?.close_because(reason);
         Ok(())
     }
 
@@ -228,6 +240,14 @@ impl EngineRouter {
     /// End requests whose texts have come to a stop string: they are complete, for whoever counts.
     pub fn stop_keys(&self, keys: Vec<RequestKey>) {
         self.by_engine(keys, EngineClient::stop_keys);
+    }
+
+    /// Say why a request ended whose last output was not settled: by a stop string, or by its length. To be called while
+    /// [`Self::drain_outputs`] hands that output over: afterwards it is not known which engine had the request.
+    pub fn settle_end(&self, key: RequestKey, found_stop: bool) {
+        if let Some(engine) = self.engine_of(key) {
+            engine.settle_end(key, found_stop);
+        }
     }
 
     /// The grammar of a request is compiled: it may run.

@@ -13,157 +13,21 @@
 
 use std::{
     io,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-        mpsc as std_mpsc,
-    },
+    sync::{Arc, Mutex, PoisonError, mpsc as std_mpsc},
     thread::JoinHandle,
-    time::Duration,
 };
 
-use scheduler::{EngineHandle, RequestLimits, egress::Consumer};
 use tokio::sync::mpsc;
 
 use crate::{
-    endpoint::Listener,
-    engine_io,
+    control::{Control, StepError},
+    engine_io::Context,
+    engine_thread,
     error::EndpointError,
-    handshake::EngineFacts,
-    notifier::Notifier,
-    query::{Queries, Reply},
+    query::Queries,
+    server_options::ServerOptions,
+    server_stats::{ServerCounters, ServerStats},
 };
-
-/// How long a stopping server waits for its last words to be taken.
-pub const FAREWELL_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// Most bytes of `ServerOptions::info`.
-pub const MAX_INFO_BYTES: usize = 64 << 10;
-
-/// What a server is made of.
-#[derive(Debug)]
-pub struct ServerOptions {
-    /// The scheduler's shared side.
-    pub handle: EngineHandle,
-    /// Its outputs.
-    pub consumer: Consumer,
-    /// The scheduler's thread calls `notify` after it published outputs.
-    pub notifier: Arc<Notifier>,
-    /// Where to listen.
-    pub listeners: Vec<Listener>,
-    /// For `EngineFacts::info`; cut at `MAX_INFO_BYTES`.
-    pub info: Box<[u8]>,
-    /// Connected clients at most.
-    pub max_clients: u32,
-    /// A client that leaves more bytes than these unread is not read from until it has read.
-    pub max_unsent_bytes: usize,
-    /// How long a handshake may take, and how long a TCP client may be silent.
-    pub silence_timeout: Duration,
-}
-
-impl ServerOptions {
-    /// A server with the usual limits.
-    #[must_use]
-    pub fn new(handle: EngineHandle, consumer: Consumer, notifier: Arc<Notifier>) -> Self {
-        Self {
-            handle,
-            consumer,
-            notifier,
-            listeners: Vec::new(),
-            info: Box::default(),
-            max_clients: 1024,
-            max_unsent_bytes: 64 << 20,
-            silence_timeout: Duration::from_secs(10),
-        }
-    }
-
-    /// What clients are told.
-    pub(crate) fn facts(&self) -> EngineFacts {
-        let config = self.handle.config();
-        let info = &self.info[..self.info.len().min(MAX_INFO_BYTES)];
-        EngineFacts {
-            limits: RequestLimits::of(config),
-            max_num_seqs: config.max_num_seqs,
-            max_num_queued_reqs: config.max_num_queued_reqs,
-            max_frame_bytes: max_frame_bytes(config.max_model_len),
-            pid: std::process::id(),
-            info: info.into(),
-        }
-    }
-}
-
-/// Largest frame that an engine takes: a prompt of `max_model_len` tokens, and four megabytes for whatever comes with it
-/// (`MAX_SAMPLING_EXTRAS_BYTES` are three).
-#[must_use]
-pub fn max_frame_bytes(max_model_len: u32) -> u32 {
-    max_model_len.saturating_mul(4).saturating_add(4 << 20)
-}
-
-/// Counters that any thread may read. Relaxed: each is exact by itself, none orders another.
-#[derive(Debug, Default)]
-#[expect(clippy::struct_field_names, reason = "named as in ServerStats")]
-pub(crate) struct ServerCounters {
-    pub(crate) num_clients: AtomicU64,
-    pub(crate) num_connections: AtomicU64,
-    pub(crate) num_refused: AtomicU64,
-    pub(crate) num_failed: AtomicU64,
-    pub(crate) num_requests: AtomicU64,
-    pub(crate) num_dropped_outputs: AtomicU64,
-    pub(crate) num_bytes_sent: AtomicU64,
-}
-
-/// A copy of the counters.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct ServerStats {
-    /// Welcomed and still there.
-    pub num_clients: u64,
-    /// Connections that were accepted, whatever became of them.
-    pub num_connections: u64,
-    /// Connections that were turned away: another user, version or secret, or too many.
-    pub num_refused: u64,
-    /// Connections that were cut because of what came over them.
-    pub num_failed: u64,
-    /// Requests handed to the scheduler.
-    pub num_requests: u64,
-    /// Outputs whose client has gone.
-    pub num_dropped_outputs: u64,
-    /// Bytes that clients took.
-    pub num_bytes_sent: u64,
-}
-
-impl ServerCounters {
-    fn read(&self) -> ServerStats {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        ServerStats {
-            num_clients: read(&self.num_clients),
-            num_connections: read(&self.num_connections),
-            num_refused: read(&self.num_refused),
-            num_failed: read(&self.num_failed),
-            num_requests: read(&self.num_requests),
-            num_dropped_outputs: read(&self.num_dropped_outputs),
-            num_bytes_sent: read(&self.num_bytes_sent),
-        }
-    }
-}
-
-/// Why the last failed step failed.
-#[derive(Debug, Default)]
-pub(crate) struct StepError {
-    /// From 1.
-    pub(crate) number: u64,
-    pub(crate) message: String,
-}
-
-/// What the owner tells the I/O thread.
-#[derive(Debug)]
-pub(crate) enum Control {
-    /// Say goodbye and end.
-    Stop,
-    /// Tell every client why the engine died, and end.
-    Fail(String),
-    /// Send an answer to the client that asked.
-    Reply(Reply),
-}
 
 /// See the module docs. Dropped, it stops.
 #[derive(Debug)]
@@ -189,8 +53,7 @@ impl EngineServer {
         let (started, outcome) = std_mpsc::sync_channel(1);
         let step_error = Arc::new(Mutex::default());
         let queries = Arc::<Queries>::default();
-        let context = engine_io::Context {
-            commands,
+        let context = Context {
             counters: counters.clone(),
             complain,
             step_error: step_error.clone(),
@@ -199,7 +62,7 @@ impl EngineServer {
         };
         let thread = std::thread::Builder::new()
             .name("rustvllm-ipc".to_owned())
-            .spawn(move || engine_io::run(options, context, &started))
+            .spawn(move || engine_thread::run(options, commands, context, &started))
             .map_err(|source| start_error("start", source))?;
         match outcome.recv() {
             Ok(Ok(())) => {

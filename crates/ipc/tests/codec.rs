@@ -8,9 +8,10 @@ use ipc::{
 };
 use proptest::{collection::vec, option, prelude::*};
 use scheduler::{
-    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, HistogramSnapshot, MetricsSnapshot,
-    MultimodalSpan, NewRequest, PromptLogprobs, RequestError, RequestKey, RequestLimits, SamplingExtras,
-    SamplingParams, TokenLogprobs,
+    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, GrammarKind, GrammarSpec, HistogramSnapshot,
+    MetricsSnapshot, MultimodalSpan, NewRequest, PromptLogprobs, RequestError, RequestKey, RequestLimits,
+    SamplingExtras, SamplingParams, TokenLogprobs,
+    sampling_params::{NUM_FLOATS, NUM_INTS},
 };
 
 const CLIENT: u32 = 0x00ab_cdef;
@@ -25,32 +26,25 @@ fn extras() -> impl Strategy<Value = SamplingExtras> {
 }
 
 fn sampling_params() -> impl Strategy<Value = SamplingParams> {
-    let floats = proptest::array::uniform6(-1e9f32..1e9);
+    let numbers = (
+        any::<[u8; NUM_FLOATS]>().prop_map(|floats| floats.map(|value| 1e7 * f32::from(value) - 1e9)),
+        any::<[i64; NUM_INTS]>(),
+    );
     let ids = (any::<u32>(), any::<u32>(), option::of(any::<i32>()), vec(any::<i32>(), 0..5));
     let extras = option::of(extras().prop_map(Arc::new));
-    (floats, ids, any::<(i64, i64, i64)>(), extras).prop_map(
-        |(floats, ids, (top_k, seed, num_logprobs), extras)| {
-            let [temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty] = floats;
-            let (max_tokens, min_tokens, eos_token_id, stop_token_ids) = ids;
-            SamplingParams {
-                max_tokens,
-                min_tokens,
-                eos_token_id,
-                stop_token_ids: stop_token_ids.into(),
-                temperature,
-                top_p,
-                min_p,
-                presence_penalty,
-                frequency_penalty,
-                repetition_penalty,
-                top_k,
-                seed,
-                num_logprobs,
-                num_prompt_logprobs: num_logprobs.wrapping_add(1),
-                extras,
-            }
-        },
-    )
+    (numbers, ids, extras).prop_map(|((floats, ints), ids, extras)| {
+        let (max_tokens, min_tokens, eos_token_id, stop_token_ids) = ids;
+        let mut params = SamplingParams {
+            max_tokens,
+            min_tokens,
+            eos_token_id,
+            stop_token_ids: stop_token_ids.into(),
+            extras,
+            ..SamplingParams::default()
+        };
+        params.set_numbers(floats, ints);
+        params
+    })
 }
 
 prop_compose! {
@@ -67,6 +61,23 @@ prop_compose! {
 }
 
 prop_compose! {
+    fn grammar_spec()(
+        kind in 0..GrammarKind::ALL.len(),
+        text in ".{0,40}",
+        pattern in option::of(".{0,8}"),
+        flags in any::<(bool, bool)>(),
+    ) -> Arc<GrammarSpec> {
+        Arc::new(GrammarSpec {
+            kind: GrammarKind::ALL[kind],
+            text: text.into(),
+            whitespace_pattern: pattern.map(Into::into),
+            disable_any_whitespace: flags.0,
+            disable_additional_properties: flags.1,
+        })
+    }
+}
+
+prop_compose! {
     fn new_request()(
         key in any::<u64>(),
         request_id in ".{0,20}",
@@ -75,7 +86,8 @@ prop_compose! {
         params in sampling_params(),
         priority in any::<i32>(),
         extra_keys in prop_oneof![Just(ExtraKeys::default()), extra_keys()],
-        flags in any::<(bool, bool, bool)>(),
+        flags in any::<(bool, bool, bool, bool)>(),
+        grammar in option::of(grammar_spec()),
         fork_from in option::of(any::<u64>()),
         age_ns in any::<u64>(),
     ) -> NewRequest {
@@ -87,8 +99,10 @@ prop_compose! {
             priority,
             extra_keys,
             skip_reading_prefix_cache: flags.0,
-            waits_for_grammar: flags.1,
+            waits_for_grammar: flags.1 || grammar.is_some(),
+            grammar,
             reports_prompt_progress: flags.2,
+            has_stop_strings: flags.3,
             fork_from: fork_from.map(RequestKey),
             age_ns,
         }
@@ -102,6 +116,8 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         vec(new_request(), 1..5).prop_map(ClientMessage::AddRequests),
         keys.clone().prop_map(ClientMessage::Abort),
         keys.prop_map(ClientMessage::Stop),
+        any::<(u64, bool)>()
+            .prop_map(|(key, found_stop)| ClientMessage::Settle { key: RequestKey(key), found_stop }),
         any::<u64>().prop_map(ClientMessage::MetricsQuery),
         any::<u64>().prop_map(|key| ClientMessage::GrammarReady(RequestKey(key))),
         any::<u64>().prop_map(|key| ClientMessage::GrammarFailed(RequestKey(key))),
@@ -143,10 +159,10 @@ prop_compose! {
             FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error,
             FinishReason::Repetition,
         ];
-        const ERRORS: [RequestError; 7] = [
+        const ERRORS: [RequestError; 8] = [
             RequestError::None, RequestError::DuplicateRequestId, RequestError::StepFailed,
             RequestError::NoToken, RequestError::GrammarRejected, RequestError::GrammarFailed,
-            RequestError::ProcessorFailed,
+            RequestError::ProcessorFailed, RequestError::ProcessorRefused,
         ];
         let (first_scheduled_ns, num_cached_tokens) = first.unwrap_or_default();
         EngineCoreOutput {
@@ -330,6 +346,20 @@ fn a_group_that_is_too_large_is_refused() {
 }
 
 #[test]
+fn samples_carry_their_grammar_once() {
+    let spec = Arc::new(GrammarSpec::new(GrammarKind::Regex, &"a".repeat(10_000)));
+    let request = NewRequest {
+        grammar: Some(spec),
+        ..NewRequest::new(RequestKey(1), "a", vec![1], SamplingParams::default())
+    };
+    let bytes = frame(|buffer| ClientMessage::AddRequests(vec![request.clone(); 8]).encode(buffer));
+    assert!((10_000..11_500).contains(&bytes.len()), "{} bytes", bytes.len());
+    let read = ClientMessage::decode(bytes[4], &bytes[HEADER_BYTES..], 100).expect("whole");
+    let ClientMessage::AddRequests(read) = read else { panic!("requests") };
+    assert!(read.iter().all(|read| read.grammar == request.grammar));
+}
+
+#[test]
 fn a_group_carries_its_prompt_once() {
     let request = NewRequest::new(RequestKey(1), "a", vec![1; 10_000], SamplingParams::default());
     let bytes = frame(|buffer| ClientMessage::AddRequests(vec![request.clone(); 8]).encode(buffer));
@@ -361,6 +391,7 @@ fn the_bytes_of_a_clients_frames_are_these() {
         priority: -2,
         fork_from: Some(RequestKey(9)),
         age_ns: 0x0304,
+        has_stop_strings: true,
         params: SamplingParams {
             eos_token_id: Some(2),
             stop_token_ids: [5].into(),
@@ -381,8 +412,8 @@ fn the_bytes_of_a_clients_frames_are_these() {
         ),
         (
             ClientMessage::AddRequests(vec![request]),
-            "b2000000 02 01000000 38 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
-             0000803f 0000803f 00000000 00000000 00000000 0000803f 0000000000000000 0000000000000000 ffffffffffffffff ffffffffffffffff \
+            "b7000000 02 01000000 3801 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
+             0000803f 0000803f 00000000 00000000 00000000 00000000 0000803f 0000000000000000 0000000000000000 ffffffffffffffff ffffffffffffffff \
              02000000 0900000000000000 \
              01000000 07000000 0000003f 01000000 09000000 01000000 02000000 03000000 04000000 01 02000000 7b7d \
              02000000 01000000 ffffffff 00000000 00000000"
@@ -398,6 +429,10 @@ fn the_bytes_of_a_clients_frames_are_these() {
         (ClientMessage::Ping(1), "08000000 07 0100000000000000".to_owned()),
         (ClientMessage::MetricsQuery(1), "08000000 08 0100000000000000".to_owned()),
         (ClientMessage::Stop(vec![RequestKey(1)]), "0c000000 0a 01000000 0100000000000000".to_owned()),
+        (
+            ClientMessage::Settle { key: RequestKey(1), found_stop: true },
+            "09000000 0b 0100000000000000 01".to_owned(),
+        ),
         (
             ClientMessage::Query { id: 1, kind: "ab".into(), payload: [0xee].into() },
             "13000000 09 0100000000000000 02000000 6162 01000000 ee".to_owned(),

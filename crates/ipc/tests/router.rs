@@ -62,6 +62,36 @@ fn counter(entries: &[(String, u64)], name: &str) -> u64 {
 }
 
 #[test]
+fn an_engine_that_is_abandoned_ends_its_requests_alone() {
+    let engines = engines(2);
+    let router = router(&engines);
+    pause_all(&engines, true);
+    let requests: Vec<_> = (0..8).map(|number| unlike(&router, number, 20)).collect();
+    add_all(&router, &requests);
+    let counts = wait_for_requests(&engines, 8);
+    assert!(counts.iter().all(|&count| count > 0), "{counts:?}");
+    router.abandon(0, "it is silent").expect("a rank");
+    let died = usize::try_from(counts[0]).expect("few");
+    let outputs = collect(&router, died);
+    assert_eq!(outputs.len(), died, "those of the other engine go on");
+    for output in &outputs {
+        assert!(
+            matches!(output, ClientOutput::Died { reason, .. } if &**reason == "it is silent"),
+            "{output:?}"
+        );
+    }
+    assert_eq!(router.engine(0).expect("a rank").death(), Some("it is silent"));
+    assert!(router.is_alive(), "the other lives");
+    pause_all(&engines, false);
+    assert_eq!(collect(&router, 8 - died).len(), 20 * (8 - died));
+    assert!(router.abandon(2, "").is_err());
+    // Another, or the same one when it goes on, may come in its place.
+    router.reconnect(0, Endpoint::Unix(engines[0].path.clone()), PATIENCE).expect("connected");
+    assert!(router.engine(0).expect("a rank").is_alive());
+    wait_until_empty(&engines);
+}
+
+#[test]
 fn requests_are_spread_and_all_end() {
     let engines = engines(3);
     let router = router(&engines);

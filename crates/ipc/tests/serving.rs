@@ -26,6 +26,63 @@ fn a_request_streams_and_ends() {
 }
 
 #[test]
+fn a_socket_whose_directory_was_removed_is_there_again_for_new_clients() {
+    let engine = Engine::start();
+    let client = engine.client();
+    let directory = engine.path.parent().expect("a directory");
+    std::fs::remove_dir_all(directory).expect("removed");
+    wait_until("it listens again", || engine.path.exists());
+    let another = engine.client();
+    assert_eq!(collect_one(&another), 5);
+    assert_eq!(collect_one(&client), 5, "those that were connected stay");
+    wait_until("it says so", || {
+        let complaints = engine.server.take_complaints();
+        complaints.iter().any(|line| line.contains("was removed") && line.contains("listens there again"))
+    });
+}
+
+/// Tokens of a request that is handed in and read to its end.
+fn collect_one(client: &EngineClient) -> usize {
+    client.add_requests(&[request(client, "a", 8, 5)]).expect("taken");
+    collect(client, 1).len()
+}
+
+#[test]
+fn a_client_says_why_a_request_with_stop_strings_ended_at_its_length() {
+    let engine = Engine::start();
+    let ends = || {
+        let stats = engine.handle.stats();
+        (stats.num_finished, stats.num_finished_stop, stats.num_finished_length)
+    };
+    let (client, other) = (engine.client(), engine.client());
+    let run = |client: &EngineClient, id: &str| {
+        let request = NewRequest { has_stop_strings: true, ..request(client, id, 8, 3) };
+        client.add_requests(std::slice::from_ref(&request)).expect("taken");
+        let outputs = collect(client, 1);
+        assert_eq!(finish_of(&outputs, request.key), Some(FinishReason::Length));
+        let is_unsettled =
+            |output: &ClientOutput| matches!(output, ClientOutput::Output(output) if output.is_unsettled());
+        assert_eq!(outputs.iter().filter(|output| is_unsettled(output)).count(), 1);
+        request.key
+    };
+    let (first, second) = (run(&client, "a"), run(&client, "b"));
+    run(&other, "c");
+    assert_eq!(ends(), (3, 0, 0), "nobody has said why");
+    client.settle_end(first, true);
+    client.settle_end(first, true);
+    client.settle_end(second, false);
+    wait_until("both are settled", || ends() == (3, 1, 1));
+    drop(other);
+    wait_until("who has gone says nothing more", || ends() == (3, 1, 2));
+    assert_eq!(
+        client.fresh_stats(Duration::from_secs(5)).len(),
+        client.stats().len(),
+        "it is still connected"
+    );
+    assert_eq!(ends(), (3, 1, 2), "once is enough");
+}
+
+#[test]
 fn a_group_forks_and_shares_its_prompt() {
     let engine = Engine::start();
     let client = engine.client();

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// The most blocks a pool can have: its index has twice as many slots and 32 bits to address them.
+pub const MAX_BLOCKS: u32 = 1 << 30;
+
 /// A block of the KV cache: the index that block tables and slot mappings carry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(transparent)]
@@ -29,6 +32,17 @@ impl BlockId {
 impl fmt::Display for BlockId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "block {}", self.0)
+    }
+}
+
+/// A block in CPU memory, from 0. A type of its own: it cannot be taken for a GPU block.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(transparent)]
+pub struct CpuBlockId(pub u32);
+
+impl fmt::Display for CpuBlockId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CPU block {}", self.0)
     }
 }
 

@@ -1,7 +1,6 @@
 //! The block copies of one step, as lists of pairs: what `SchedulerOutput` tells the worker to move.
 
-use crate::block::BlockId;
-use crate::cpu_tier::CpuBlockId;
+use crate::block::{BlockId, CpuBlockId};
 
 /// Copies that the worker makes before a step's forward pass, **in this order**: all of `blocks_to_swap_out`, then all
 /// of `blocks_to_swap_in`, then all of `blocks_to_copy`. So a block that is swapped out may be given away in the same

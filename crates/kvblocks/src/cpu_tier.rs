@@ -11,20 +11,9 @@
 
 use std::fmt;
 
-use crate::block::BlockId;
+use crate::block::{BlockId, CpuBlockId};
 use crate::copies::BlockCopies;
 use crate::pool::BlockPool;
-
-/// A block in CPU memory, from 0. A type of its own: it cannot be taken for a GPU block.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[repr(transparent)]
-pub struct CpuBlockId(pub u32);
-
-impl fmt::Display for CpuBlockId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CPU block {}", self.0)
-    }
-}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {

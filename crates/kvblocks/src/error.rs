@@ -1,6 +1,6 @@
 //! What can be wrong with the arguments that build a pool.
 
-use crate::pool::MAX_BLOCKS;
+use crate::block::MAX_BLOCKS;
 
 /// Why a pool could not be made. Running out of blocks is a value (`None`, `false`), never an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

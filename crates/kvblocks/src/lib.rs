@@ -95,11 +95,11 @@ mod return_stack;
 mod shared;
 mod sync;
 
-pub use block::{BlockHash, BlockId, BlockState, BlockUse};
+pub use block::{BlockHash, BlockId, BlockState, BlockUse, CpuBlockId, MAX_BLOCKS};
 pub use copies::BlockCopies;
 pub use counters::PoolCounters;
-pub use cpu_tier::{CpuBlockId, CpuTier};
+pub use cpu_tier::CpuTier;
 pub use error::PoolError;
 pub use hash::{ChainHasher, HashAlgorithm};
-pub use pool::{BlockPool, MAX_BLOCKS};
+pub use pool::BlockPool;
 pub use shared::SharedBlocks;

@@ -4,14 +4,11 @@ use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 
-use crate::block::{BlockHash, BlockId, BlockState, BlockUse};
+use crate::block::{BlockHash, BlockId, BlockState, BlockUse, MAX_BLOCKS};
 use crate::counters::PoolCounters;
 use crate::error::PoolError;
 use crate::shared::SharedBlocks;
 use crate::sync::Arc;
-
-/// The most blocks a pool can have: its index has twice as many slots and 32 bits to address them.
-pub const MAX_BLOCKS: u32 = 1 << 30;
 
 /// The null block's links are the ends of the free order, so that no operation has a special case.
 const ENDS: usize = 0;
@@ -329,12 +326,27 @@ impl BlockPool {
     /// If `block` is not of this pool.
     #[must_use]
     pub fn block_state(&self, block: BlockId) -> BlockState {
+        let free_position = self.free_blocks().position(|free| free == block);
+        self.state_at(block, free_position.map(|position| position as u32))
+    }
+
+    /// Snapshots of all blocks, in the order of their numbers. O(blocks): one walk along the free order serves all.
+    #[must_use]
+    pub fn block_states(&self) -> Vec<BlockState> {
+        let mut free_positions = vec![None; self.metas.len()];
+        for (position, block) in (0..).zip(self.free_blocks()) {
+            free_positions[block.index()] = Some(position);
+        }
+        (0..).zip(free_positions).map(|(id, position)| self.state_at(BlockId(id), position)).collect()
+    }
+
+    fn state_at(&self, block: BlockId, free_position: Option<u32>) -> BlockState {
         BlockState {
             block,
             ref_count: self.ref_count(block),
             hash: self.block_hash(block),
             registered_in: self.registered_in(block),
-            free_position: self.free_blocks().position(|free| free == block).map(|position| position as u32),
+            free_position,
             is_null: block.is_null(),
         }
     }

@@ -1,7 +1,7 @@
 //! Random requests over a vocabulary of two tokens and pools of 4 to 64 blocks: the pool, and a naive one that does the
 //! same, must agree on every answer, on the state of every block and on the free order; and a block that a look-up
 //! finds must hold exactly the tokens that were asked for. `RUSTVLLM_TEST_SEEDS` and `RUSTVLLM_TEST_OPERATIONS` make a
-//! longer or shorter run.
+//! longer or shorter run, `RUSTVLLM_TEST_FIRST_SEED` begins elsewhere.
 
 mod naive;
 
@@ -318,9 +318,9 @@ fn setting(name: &str, default: u64) -> u64 {
 #[test]
 fn pool_equals_naive_pool() {
     let (mut hits, mut evictions, mut withdrawals, mut twins, mut returned) = (0, 0, 0, 0, 0);
-    let (seeds, operations) =
-        (setting("RUSTVLLM_TEST_SEEDS", 60), setting("RUSTVLLM_TEST_OPERATIONS", 2_500));
-    for seed in 0..seeds {
+    let (first, seeds) = (setting("RUSTVLLM_TEST_FIRST_SEED", 0), setting("RUSTVLLM_TEST_SEEDS", 60));
+    let operations = setting("RUSTVLLM_TEST_OPERATIONS", 2_500);
+    for seed in first..first + seeds {
         let mut harness = Harness::new(seed);
         for operation in 0..operations {
             // On failure libtest shows the last line: the seed and the operation reproduce it.

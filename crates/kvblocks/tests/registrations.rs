@@ -124,3 +124,20 @@ fn returned_blocks_are_freed_in_order() {
     assert_eq!(pool.counters().returned(), 5);
     pool.check_invariants();
 }
+
+/// Looked at together or one by one, blocks are the same.
+#[test]
+fn the_states_of_all_blocks_are_those_of_each() {
+    let mut pool = BlockPool::new(9).expect("enough blocks");
+    let held: Vec<BlockId> = (0..5).filter_map(|_| pool.allocate_one()).collect();
+    let other = BlockHash([8; 16]);
+    pool.register(held[1], HASH, 3);
+    pool.register(held[2], other, 4);
+    pool.touch(held[3]);
+    for block in [held[0], held[1]] {
+        pool.free(block);
+    }
+    let states = pool.block_states();
+    assert_eq!(states.iter().filter(|state| state.free_position.is_some()).count(), 5);
+    assert_eq!(states, (0..9).map(|id| pool.block_state(BlockId(id))).collect::<Vec<_>>());
+}

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-use output::{DetokenizeOptions, IncrementalDetokenizer, StopChecker, Tokenizer};
+use output::{DetokenizeOptions, IncrementalDetokenizer, StopChecker, StopStrings, Tokenizer};
 use serde_json::{Map, Value, json};
 
 const TOKENS_PER_SAMPLE: usize = 100;
@@ -51,7 +51,7 @@ fn cost(tokenizer: &Arc<Tokenizer>, sample: &[u32], stop: &[String]) -> Result<V
     for _ in 0..NUM_REQUESTS {
         let mut detokenizer =
             IncrementalDetokenizer::new(Arc::clone(tokenizer), &[], DetokenizeOptions::default());
-        let mut checker = StopChecker::new(stop, false)?;
+        let mut checker = StopChecker::new(Arc::new(StopStrings::new(stop.to_vec())?), false);
         // As a front end has it: one small string per delta, taken away when it is sent.
         let (mut scratch, mut released) = (String::new(), String::new());
         let mut run = || {

@@ -4,7 +4,8 @@
 //! * [`TokenizerPool`]: the same for long texts, in threads of its own.
 //! * [`IncrementalDetokenizer`]: one token in, the text that is certain out; constant work per token.
 //! * [`StopChecker`]: stop strings over new text only, the longest possible partial match held back.
-//! * [`OutputProcessor`]: both, for all requests of a front end, fed with the scheduler's records.
+//! * [`TurnParser`]: text in, what is said, thought and called out; [`CallGrammar`]: a grammar that calls obey.
+//! * [`OutputProcessor`]: detokenizer and stop strings, for all requests of a front end, fed with the scheduler's records.
 //!
 //! Nothing here knows Python or touches the network, and no input makes it panic.
 
@@ -13,20 +14,27 @@
 mod delivery;
 mod detokenizer;
 mod error;
+mod guarded;
 mod logprobs;
 mod output_processor;
 mod stop_checker;
 mod token_pieces;
 mod tokenizer;
 mod tokenizer_pool;
+mod turn;
 
 pub use delivery::{Delivery, EventBatch, EventTemplate};
 pub use detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
 pub use error::OutputError;
 pub use logprobs::{CandidateLogprob, PositionLogprobs};
-pub use output_processor::{News, OutputOptions, OutputProcessor, RequestDelta, RequestFailure, StopReason};
-pub use stop_checker::{MAX_STOP_BYTES, StopChecker};
+pub use output_processor::{
+    News, OutputOptions, OutputProcessor, RequestDelta, RequestFailure, StopReason, Verdict,
+};
+pub use stop_checker::{MAX_STOP_BYTES, StopChecker, StopStrings};
 pub use tokenizer::{MAX_TOKEN_ID, MAX_TOKENIZER_BYTES, Tokenizer};
 pub use tokenizer_pool::{
     EncodedText, LONG_TEXT_BYTES, MAX_TOKENIZER_THREADS, MAX_WAITING_TEXT_BYTES, TokenizerPool,
+};
+pub use turn::{
+    CallGrammar, GrammarRefusal, ReasoningFormat, Thinking, Tool, TurnEvent, TurnFormat, TurnParser,
 };

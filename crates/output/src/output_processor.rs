@@ -13,7 +13,7 @@
 //!
 //! [hold]: OutputProcessor::hold
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use scheduler::{
@@ -24,7 +24,7 @@ use crate::delivery::{Delivery, EventBatch, Pieces};
 use crate::detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
 use crate::error::OutputError;
 use crate::logprobs::{LogprobsTracker, PositionLogprobs};
-use crate::stop_checker::StopChecker;
+use crate::stop_checker::{StopChecker, StopStrings};
 use crate::tokenizer::Tokenizer;
 
 /// How a request's output is turned into text.
@@ -33,7 +33,7 @@ pub struct OutputOptions {
     /// How special tokens are shown; `None`: token ids only, no text.
     pub detokenize: Option<DetokenizeOptions>,
     /// Strings that end the request when they appear in the text.
-    pub stop: Vec<String>,
+    pub stop: Option<Arc<StopStrings>>,
     /// Show the stop string or stop token that ended the request.
     pub include_stop_str_in_output: bool,
     /// Stop strings do not count in the text of the first `min_tokens` tokens.
@@ -51,7 +51,7 @@ impl Default for OutputOptions {
     fn default() -> Self {
         Self {
             detokenize: Some(DetokenizeOptions::default()),
-            stop: Vec::new(),
+            stop: None,
             include_stop_str_in_output: false,
             min_tokens: 0,
             delivery: Delivery::Deltas,
@@ -114,6 +114,20 @@ pub struct RequestDelta {
     pub last_token_ns: u64,
 }
 
+/// What the engine is to be told after a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// A stop string ended a request that the engine still runs.
+    Stop(RequestKey),
+    /// Why a request ended whose last record is not settled.
+    Settle {
+        /// Whose end it is.
+        key: RequestKey,
+        /// By a stop string; else by its length.
+        found_stop: bool,
+    },
+}
+
 /// What [`OutputProcessor::take`] gives.
 #[derive(Debug, Default, PartialEq)]
 pub struct News {
@@ -148,7 +162,6 @@ impl RequestDelta {
 struct TrackedRequest {
     detokenizer: Option<IncrementalDetokenizer>,
     stop_checker: Option<StopChecker>,
-    stop: Vec<String>,
     include_stop_str_in_output: bool,
     min_tokens: u32,
     num_output_tokens: u32,
@@ -175,9 +188,12 @@ struct Outbox {
 #[derive(Debug, Default)]
 pub struct OutputProcessor {
     tokenizer: Option<Arc<Tokenizer>>,
-    requests: HashMap<RequestKey, TrackedRequest>,
+    /// Boxed, so that a table that grows moves little: a front end may get thousands of samples at once.
+    requests: HashMap<RequestKey, Box<TrackedRequest>>,
     /// Keys whose news can be taken, in the order in which they got them.
     changed: Vec<RequestKey>,
+    /// Requests that a stop string ended, until the engine's last record: it may have come to its length meanwhile.
+    stopped: HashSet<RequestKey>,
     num_dropped: u64,
     scratch: String,
 }
@@ -209,18 +225,14 @@ impl OutputProcessor {
         let detokenizer = self.tokenizer.as_ref().zip(options.detokenize).map(|(tokenizer, options)| {
             IncrementalDetokenizer::new(Arc::clone(tokenizer), prompt_token_ids, options)
         });
-        if detokenizer.is_none() && !options.stop.is_empty() {
+        if detokenizer.is_none() && options.stop.is_some() {
             return Err(OutputError::StopNeedsText);
         }
-        let stop_checker = if options.stop.is_empty() {
-            None
-        } else {
-            Some(StopChecker::new(&options.stop, options.include_stop_str_in_output)?)
-        };
+        let stop_checker =
+            options.stop.map(|stop| StopChecker::new(stop, options.include_stop_str_in_output));
         let request = TrackedRequest {
             detokenizer,
             stop_checker,
-            stop: options.stop,
             include_stop_str_in_output: options.include_stop_str_in_output,
             min_tokens: options.min_tokens,
             num_output_tokens: 0,
@@ -235,7 +247,7 @@ impl OutputProcessor {
                 is_held: false,
             },
         };
-        self.requests.insert(key, request);
+        self.requests.insert(key, Box::new(request));
         Ok(())
     }
 
@@ -262,16 +274,18 @@ impl OutputProcessor {
         }
     }
 
-    /// Takes one record. A result is the key of a request that a stop string ended: the engine still runs it and is to
-    /// be told to abort.
-    pub fn process(&mut self, record: &EngineCoreOutput) -> Option<RequestKey> {
+    /// Takes one record. The result is for the engine.
+    pub fn process(&mut self, record: &EngineCoreOutput) -> Option<Verdict> {
+        let was_stopped = record.finish_reason.is_some() && self.stopped.remove(&record.key);
+        let settle =
+            |found_stop| record.is_unsettled().then_some(Verdict::Settle { key: record.key, found_stop });
         let request =
             self.requests.get_mut(&record.key).filter(|request| request.delta.finish_reason.is_none());
         let Some(request) = request else {
             self.num_dropped += 1;
-            return None;
+            return settle(was_stopped);
         };
-        let stopped = request.process(record, self.tokenizer.as_deref(), &mut self.scratch);
+        let found_stop = request.process(record, self.tokenizer.as_deref(), &mut self.scratch);
         request.outbox.has_changed = true;
         if request.delta.finish_reason.is_none() {
             request.outbox.pieces.push(request.delta.new_text.len()); // the last token's text goes with the end
@@ -279,7 +293,11 @@ impl OutputProcessor {
         if request.queue_up() {
             self.changed.push(record.key);
         }
-        stopped
+        if !found_stop || record.finish_reason.is_some() {
+            return settle(found_stop);
+        }
+        self.stopped.insert(record.key);
+        Some(Verdict::Stop(record.key))
     }
 
     /// Keeps a request's news, merged, until [`Self::release`]: its reader is busy.
@@ -390,12 +408,13 @@ impl TrackedRequest {
         queues_up
     }
 
+    /// Whether the record's text has come to a stop string.
     fn process(
         &mut self,
         record: &EngineCoreOutput,
         tokenizer: Option<&Tokenizer>,
         scratch: &mut String,
-    ) -> Option<RequestKey> {
+    ) -> bool {
         let delta = &mut self.delta;
         // The first record has them.
         delta.num_cached_tokens = delta.num_cached_tokens.max(record.num_cached_tokens);
@@ -403,7 +422,7 @@ impl TrackedRequest {
         delta.last_token_ns = record.timestamp_ns;
         if let Some(num_computed) = record.prompt_progress() {
             delta.num_computed_prompt_tokens = num_computed;
-            return None;
+            return false;
         }
 
         scratch.clear();
@@ -446,15 +465,16 @@ impl TrackedRequest {
         }
         if let Some(index) = found {
             delta.finish_reason = Some(FinishReason::Stop);
-            delta.stop_reason = self.stop.get(index).cloned().map(StopReason::Text);
-            return record.finish_reason.is_none().then_some(record.key);
+            let stop = self.stop_checker.as_ref().and_then(|stop_checker| stop_checker.stop().text(index));
+            delta.stop_reason = stop.map(|text| StopReason::Text(text.to_owned()));
+            return true;
         }
         delta.finish_reason = record.finish_reason;
         delta.error = record.error;
         if record.finish_reason.is_some() && record.stop_reason >= 0 {
             delta.stop_reason = Some(StopReason::Token(record.stop_reason));
         }
-        None
+        false
     }
 
     fn take_delta(&mut self) -> RequestDelta {

@@ -1,12 +1,14 @@
 //! Stop strings: several at once, over new text only.
 //!
-//! One Aho-Corasick automaton per request steps over each new byte once and remembers its state between calls. Its state is
+//! One Aho-Corasick automaton per request, which its samples share, is stepped over each new byte once; each sample remembers
+//! its state between calls. That is
 //! the longest suffix of the text that begins a stop string: exactly what must be held back while streaming.
 //!
 //! The match that ends first wins; of several that end at the same place, the one that is first in the list. Every state is
 //! a character boundary of the text, because each stop string begins and ends at one.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use aho_corasick::automaton::{Automaton, StateID};
 use aho_corasick::nfa::noncontiguous::NFA;
@@ -17,24 +19,23 @@ use crate::error::OutputError;
 /// Stop strings of one request may have this many bytes together; the automaton takes some 40 bytes for each.
 pub const MAX_STOP_BYTES: usize = 64 << 10;
 
-/// Finds stop strings in a text that grows.
+/// Stop strings, ready to be looked for in any number of texts. With many of them this takes milliseconds and megabytes, so
+/// it is made once for all samples of a request.
 #[derive(Debug)]
-pub struct StopChecker {
+pub struct StopStrings {
+    texts: Vec<String>,
     automaton: NFA,
-    state: StateID,
+    start: StateID,
     /// Per state that is not the start: how many bytes at the end of the text may still begin a stop string.
     num_undecided: HashMap<StateID, usize>,
-    include_stop_str_in_output: bool,
-    /// Text that is not released yet.
-    held: String,
 }
 
-impl StopChecker {
-    /// Prepares the search. `include_stop_str_in_output`: a stop string that is found stays in the text.
+impl StopStrings {
+    /// Prepares the search for any of `stop`.
     ///
     /// # Errors
     /// A stop string is empty, or all together are too long.
-    pub fn new(stop: &[String], include_stop_str_in_output: bool) -> Result<Self, OutputError> {
+    pub fn new(stop: Vec<String>) -> Result<Self, OutputError> {
         if let Some(index) = stop.iter().position(String::is_empty) {
             return Err(OutputError::EmptyStopString { index });
         }
@@ -49,11 +50,42 @@ impl StopChecker {
             // long, and building is part of every request.
             .dense_depth(1)
             .prefilter(false)
-            .build(stop)
+            .build(&stop)
             .map_err(|_| too_long())?;
         let start = automaton.start_state(Anchored::No).map_err(|_| too_long())?;
-        let num_undecided = undecided_by_state(&automaton, start, stop);
-        Ok(Self { automaton, state: start, num_undecided, include_stop_str_in_output, held: String::new() })
+        let num_undecided = undecided_by_state(&automaton, start, &stop);
+        Ok(Self { texts: stop, automaton, start, num_undecided })
+    }
+
+    /// The stop string of an index that [`StopChecker::push`] gave.
+    #[must_use]
+    pub fn text(&self, index: usize) -> Option<&str> {
+        self.texts.get(index).map(String::as_str)
+    }
+}
+
+/// Finds stop strings in a text that grows.
+#[derive(Debug)]
+pub struct StopChecker {
+    stop: Arc<StopStrings>,
+    state: StateID,
+    include_stop_str_in_output: bool,
+    /// Text that is not released yet.
+    held: String,
+}
+
+impl StopChecker {
+    /// At the beginning of a text. `include_stop_str_in_output`: a stop string that is found stays in the text.
+    #[must_use]
+    pub fn new(stop: Arc<StopStrings>, include_stop_str_in_output: bool) -> Self {
+        let state = stop.start;
+        Self { stop, state, include_stop_str_in_output, held: String::new() }
+    }
+
+    /// What is looked for.
+    #[must_use]
+    pub fn stop(&self) -> &StopStrings {
+        &self.stop
     }
 
     /// Takes new text, appends to `released` what can be shown. A result is the index of the stop string found; the
@@ -65,15 +97,15 @@ impl StopChecker {
         let offset = self.held.len();
         self.held.push_str(new_text);
         for (index, &byte) in new_text.as_bytes().iter().enumerate() {
-            self.state = self.automaton.next_state(Anchored::No, self.state, byte);
-            if is_armed && self.automaton.is_match(self.state) {
+            self.state = self.stop.automaton.next_state(Anchored::No, self.state, byte);
+            if is_armed && self.stop.automaton.is_match(self.state) {
                 return Some(self.cut(offset + index + 1, released));
             }
         }
         let num_held = if self.include_stop_str_in_output {
             0
         } else {
-            self.num_undecided.get(&self.state).copied().unwrap_or(0)
+            self.stop.num_undecided.get(&self.state).copied().unwrap_or(0)
         };
         let num_released = self.held.len().saturating_sub(num_held);
         released.push_str(&self.held[..num_released]);
@@ -89,11 +121,11 @@ impl StopChecker {
 
     /// Ends the search at a match: releases the text before it (or with it) and drops the rest.
     fn cut(&mut self, end: usize, released: &mut String) -> usize {
-        let patterns =
-            (0..self.automaton.match_len(self.state)).map(|i| self.automaton.match_pattern(self.state, i));
+        let patterns = (0..self.stop.automaton.match_len(self.state))
+            .map(|i| self.stop.automaton.match_pattern(self.state, i));
         // A matching state has at least one pattern.
         let first = patterns.min().unwrap_or_default();
-        let length = self.automaton.pattern_len(first);
+        let length = self.stop.automaton.pattern_len(first);
         let end = if self.include_stop_str_in_output { end } else { end.saturating_sub(length) };
         released.push_str(&self.held[..end]);
         self.held.clear();

@@ -5,14 +5,15 @@
 //! training; here they would cut prompts silently), a panic inside the library becomes an error, and the table of
 //! [`TokenPieces`] that makes incremental detokenisation cheap is built once and shared.
 
-use std::any::Any;
 use std::fs::File;
 use std::io::Read;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::OnceLock;
 
+use tokenizers::parallelism::MaybeParallelIterator;
+
 use crate::error::OutputError;
+use crate::guarded::guarded;
 use crate::token_pieces::{Chain, Piece, TokenPieces};
 
 /// Largest `tokenizer.json` that is read. The largest in use have about 40 MB.
@@ -109,12 +110,7 @@ impl Tokenizer {
         texts: &[&str],
         add_special_tokens: bool,
     ) -> Result<Vec<Vec<u32>>, OutputError> {
-        guarded(|| self.inner.encode_batch_fast(texts.to_vec(), add_special_tokens))
-            .map(|encodings| encodings.iter().map(|encoding| encoding.get_ids().to_vec()).collect())
-            .map_err(|message| OutputError::Encode {
-                num_bytes: texts.iter().map(|text| text.len()).sum(),
-                message,
-            })
+        texts.to_vec().into_maybe_par_iter().map(|text| self.encode(text, add_special_tokens)).collect()
     }
 
     /// Text of token ids. Ids that are not in the vocabulary stand for nothing.
@@ -150,6 +146,13 @@ impl Tokenizer {
         }
     }
 
+    /// Whether [`token_bytes`](Self::token_bytes) is what each token adds to a text. It is not where a decoder rewrites
+    /// tokens by what stands beside them.
+    #[must_use]
+    pub fn has_token_bytes(&self) -> bool {
+        self.pieces().chain() != Chain::Opaque
+    }
+
     /// The id of a vocabulary entry.
     #[must_use]
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
@@ -181,21 +184,4 @@ impl Tokenizer {
                 .unwrap_or_else(|_| TokenPieces::opaque(&self.inner, self.max_token_id))
         })
     }
-}
-
-/// Runs library code and turns a panic into a message: a tokenizer file or a text from outside must not end the process.
-fn guarded<T, E: ToString>(call: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
-    // The closures only read the tokenizer (or build a new one that is dropped on a panic).
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(panic) => Err(format!("internal failure: {}", panic_message(panic.as_ref()))),
-    }
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("panic")
 }

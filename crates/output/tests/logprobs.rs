@@ -2,7 +2,7 @@
 
 mod support;
 
-use output::{OutputOptions, OutputProcessor, RequestDelta};
+use output::{OutputOptions, OutputProcessor, RequestDelta, Verdict};
 use scheduler::{EngineCoreOutput, FinishReason, RequestError, RequestKey, TokenLogprobs};
 
 const KEY: RequestKey = RequestKey(7);
@@ -28,7 +28,7 @@ fn beside(key: RequestKey, token_id: u32, logprob: f32) -> TokenLogprobs {
 fn wanting(stop: &[&str]) -> OutputOptions {
     OutputOptions {
         logprobs: true,
-        stop: stop.iter().map(ToString::to_string).collect(),
+        stop: (!stop.is_empty()).then(|| support::stop_strings(stop)),
         ..Default::default()
     }
 }
@@ -121,7 +121,7 @@ fn what_follows_a_stop_string_is_dropped_with_its_token() {
         processor.add_logprobs(beside(KEY, id, -1.0));
         stopped = stopped.or(processor.process(&token(KEY, id as i32, None)));
     }
-    assert_eq!(stopped, Some(KEY));
+    assert_eq!(stopped, Some(Verdict::Stop(KEY)));
     let delta = one(&mut processor);
     assert_eq!((delta.new_text.as_str(), delta.new_token_ids.len(), delta.new_logprobs.len()), ("a", 2, 2));
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use output::{
     Delivery, EventTemplate, News, OutputError, OutputOptions, OutputProcessor, RequestDelta, RequestFailure,
-    StopReason, Tokenizer,
+    StopReason, Tokenizer, Verdict,
 };
 use proptest::prelude::*;
 use scheduler::{AddRequestError, EngineCoreOutput, FinishReason, RequestError, RequestKey};
@@ -37,7 +37,7 @@ fn id(tokenizer: &Tokenizer, token: &str) -> u32 {
 }
 
 fn stop(stop: &[&str]) -> OutputOptions {
-    OutputOptions { stop: stop.iter().map(|&text| text.to_owned()).collect(), ..OutputOptions::default() }
+    OutputOptions { stop: Some(support::stop_strings(stop)), ..OutputOptions::default() }
 }
 
 /// A processor over single characters with request 1 in it.
@@ -51,6 +51,47 @@ fn one_request(options: OutputOptions) -> (Arc<Tokenizer>, OutputProcessor) {
 fn only(mut deltas: Vec<RequestDelta>) -> RequestDelta {
     assert_eq!(deltas.len(), 1, "{deltas:?}");
     deltas.remove(0)
+}
+
+/// The last record of a request with stop strings that has come to its length.
+fn unsettled(key: u64, new_token_id: u32) -> EngineCoreOutput {
+    let record = EngineCoreOutput { stop_reason: -2, ..last(key, new_token_id, FinishReason::Length) };
+    assert!(record.is_unsettled());
+    record
+}
+
+#[test]
+fn the_engine_is_told_why_a_request_with_stop_strings_ended_at_its_length() {
+    let verdict = |found_stop| Some(Verdict::Settle { key: RequestKey(1), found_stop });
+    let ids = |tokenizer: &Tokenizer| ["a", "é"].map(|text| id(tokenizer, text));
+
+    let (tokenizer, mut processor) = one_request(stop(&["aé"]));
+    let [a, e] = ids(&tokenizer);
+    assert_eq!(processor.process(&token(1, a)), None);
+    assert_eq!(processor.process(&unsettled(1, e)), verdict(true), "found in the last text");
+    let delta = only(processor.take().deltas);
+    let reason = (delta.finish_reason, delta.stop_reason);
+    assert_eq!(reason, (Some(FinishReason::Stop), Some(StopReason::Text("aé".to_owned()))));
+
+    let (_, mut processor) = one_request(stop(&["aé"]));
+    assert_eq!(processor.process(&unsettled(1, a)), verdict(false), "not found");
+    let delta = only(processor.take().deltas);
+    assert_eq!((delta.finish_reason, delta.stop_reason), (Some(FinishReason::Length), None));
+
+    let (_, mut processor) = one_request(stop(&["a"]));
+    assert_eq!(processor.process(&token(1, a)), Some(Verdict::Stop(RequestKey(1))));
+    assert_eq!(only(processor.take().deltas).finish_reason, Some(FinishReason::Stop));
+    assert_eq!(processor.process(&token(1, a)), None, "behind the stop string");
+    assert_eq!(
+        processor.process(&unsettled(1, a)),
+        verdict(true),
+        "found before, and the engine heard it too late"
+    );
+    assert_eq!(processor.process(&unsettled(1, a)), verdict(false), "it remembers no longer than it must");
+
+    let (_, mut processor) = one_request(stop(&["aé"]));
+    assert!(processor.discard(RequestKey(1)));
+    assert_eq!(processor.process(&unsettled(1, e)), verdict(false), "nobody has looked");
 }
 
 /// So much of the prompt is computed.
@@ -124,7 +165,7 @@ fn a_stop_string_ends_the_request_and_asks_for_an_abort() {
     assert_eq!(processor.process(&token(1, space)), None);
     assert_eq!(processor.process(&token(1, a)), None);
     assert_eq!(only(processor.take().deltas).new_text, " ");
-    assert_eq!(processor.process(&token(1, e)), Some(RequestKey(1)));
+    assert_eq!(processor.process(&token(1, e)), Some(Verdict::Stop(RequestKey(1))));
     // The engine runs on for a token or two and then confirms the abort.
     assert_eq!(processor.process(&token(1, a)), None);
     let delta = only(processor.take().deltas);
@@ -161,7 +202,7 @@ fn stop_strings_wait_for_min_tokens() {
     let a = id(&tokenizer, "a");
     assert_eq!(processor.process(&token(1, a)), None);
     assert_eq!(processor.process(&token(1, a)), None);
-    assert_eq!(processor.process(&token(1, a)), Some(RequestKey(1)));
+    assert_eq!(processor.process(&token(1, a)), Some(Verdict::Stop(RequestKey(1))));
     assert_eq!(only(processor.take().deltas).new_text, "aa");
 }
 
@@ -200,7 +241,6 @@ fn bad_requests_leave_nothing_behind() {
     let (_, mut processor) = one_request(OutputOptions::default());
     let mut add = |key, options| processor.add_request(RequestKey(key), &[], options);
     assert!(matches!(add(1, stop(&[])), Err(OutputError::DuplicateKey { key: 1 })));
-    assert!(matches!(add(2, stop(&[""])), Err(OutputError::EmptyStopString { index: 0 })));
     let no_text = OutputOptions { detokenize: None, ..stop(&["a"]) };
     assert!(matches!(add(2, no_text), Err(OutputError::StopNeedsText)));
     assert_eq!(processor.len(), 1);
@@ -357,7 +397,8 @@ fn of_a_reader_that_is_far_behind_the_last_tokens_are_joined() {
 
 #[test]
 fn tokens_without_certain_text_make_no_event() {
-    let (tokenizer, mut processor) = one_request(OutputOptions { stop: vec!["aaa".to_owned()], ..events() });
+    let (tokenizer, mut processor) =
+        one_request(OutputOptions { stop: Some(support::stop_strings(&["aaa"])), ..events() });
     let [a, space] = ["a", " "].map(|token| id(&tokenizer, token));
     processor.process(&token(1, a));
     assert_eq!(processor.take(), News::default(), "it may become the stop string");

@@ -2,8 +2,14 @@
 
 mod support;
 
-use output::{MAX_STOP_BYTES, OutputError, StopChecker};
+use std::sync::Arc;
+
+use output::{MAX_STOP_BYTES, OutputError, StopChecker, StopStrings};
 use proptest::prelude::*;
+
+fn checker(stop: &[String], include: bool) -> StopChecker {
+    StopChecker::new(Arc::new(StopStrings::new(stop.to_vec()).expect("valid stop strings")), include)
+}
 
 /// Index and end of the match that ends first, among those that end in an armed chunk.
 fn naive_match(stop: &[String], chunks: &[(String, bool)]) -> Option<(usize, usize)> {
@@ -45,7 +51,7 @@ proptest! {
         chunks in prop::collection::vec((word(0..4), prop::bool::weighted(0.7)), 0..12),
         include: bool,
     ) {
-        let mut checker = StopChecker::new(&stop, include).expect("valid stop strings");
+        let mut checker = checker(&stop, include);
         let expected = naive_match(&stop, &chunks);
         let mut released = String::new();
         let mut text = String::new();
@@ -75,7 +81,7 @@ fn list_order_decides_between_matches_that_end_together() {
     let run = |stop: [&str; 2]| {
         let mut released = String::new();
         let stop = stop.map(str::to_owned);
-        let found = StopChecker::new(&stop, false).expect("valid").push("xabcd", true, &mut released);
+        let found = checker(&stop, false).push("xabcd", true, &mut released);
         (found, released)
     };
     assert_eq!(run(["bc", "abc"]), (Some(0), "xa".to_owned()));
@@ -85,11 +91,23 @@ fn list_order_decides_between_matches_that_end_together() {
 
 #[test]
 fn bad_stop_strings_are_refused_with_their_numbers() {
-    let empty = StopChecker::new(&["a".to_owned(), String::new()], false).expect_err("empty");
+    let empty = StopStrings::new(vec!["a".to_owned(), String::new()]).expect_err("empty");
     assert!(matches!(empty, OutputError::EmptyStopString { index: 1 }), "{empty}");
-    let long = StopChecker::new(&["a".repeat(MAX_STOP_BYTES), "b".to_owned()], false).expect_err("too long");
+    let long = StopStrings::new(vec!["a".repeat(MAX_STOP_BYTES), "b".to_owned()]).expect_err("too long");
     assert!(long.to_string().contains(&(MAX_STOP_BYTES + 1).to_string()), "{long}");
     let longest = "a".repeat(MAX_STOP_BYTES);
-    let mut checker = StopChecker::new(std::slice::from_ref(&longest), false).expect("at the limit");
+    let mut checker = checker(std::slice::from_ref(&longest), false);
     assert_eq!(checker.push(&longest, true, &mut String::new()), Some(0));
+}
+
+#[test]
+fn texts_share_their_stop_strings_and_nothing_else() {
+    let stop = Arc::new(StopStrings::new(vec!["ab".to_owned()]).expect("valid stop strings"));
+    let [mut one, mut other] = [(); 2].map(|()| StopChecker::new(stop.clone(), false));
+    assert_eq!(Arc::strong_count(&stop), 3);
+    let (mut of_one, mut of_other) = (String::new(), String::new());
+    assert_eq!(one.push("xa", true, &mut of_one), None);
+    assert_eq!(other.push("b", true, &mut of_other), None, "the text before it is not its own");
+    assert_eq!(one.push("b", true, &mut of_one), Some(0));
+    assert_eq!((of_one.as_str(), of_other.as_str(), stop.text(0)), ("x", "b", Some("ab")));
 }

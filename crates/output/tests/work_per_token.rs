@@ -5,7 +5,7 @@ mod support;
 
 use std::sync::Arc;
 
-use output::{DetokenizeOptions, IncrementalDetokenizer, StopChecker, Tokenizer};
+use output::{DetokenizeOptions, IncrementalDetokenizer, StopChecker, StopStrings, Tokenizer};
 
 const NUM_TOKENS: usize = 100_000;
 /// A chain that only the library can decode costs microseconds per token; so many are enough to see it grow.
@@ -83,7 +83,8 @@ fn a_run_of_invalid_bytes_is_not_remembered() {
 fn a_stop_checker_remembers_no_more_than_a_stop_string() {
     let stop = ["jumps over".to_owned(), "\n\nUser:".to_owned(), "日本語 😀!".to_owned()];
     for include in [false, true] {
-        let mut checker = StopChecker::new(&stop, include).expect("valid");
+        let mut checker =
+            StopChecker::new(Arc::new(StopStrings::new(stop.to_vec()).expect("valid")), include);
         let mut turn = |released: &mut String| {
             released.clear();
             for character in TEXT.chars() {

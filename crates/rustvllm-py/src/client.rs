@@ -4,7 +4,7 @@ use std::{net::ToSocketAddrs, os::fd::AsRawFd, path::PathBuf, time::Duration};
 
 use ::scheduler::RequestKey;
 use ipc::{ClientOptions, ClientOutput, Endpoint, EndpointError, EngineRouter, Secret};
-use output::{OutputProcessor, RequestFailure};
+use output::{OutputProcessor, RequestFailure, Verdict};
 use pyo3::{
     exceptions::{PyOSError, PyValueError},
     prelude::*,
@@ -49,11 +49,16 @@ enum Place {
 }
 
 impl PyEngineClient {
-    /// Give the processor everything that has arrived. Returns requests that a stop string ended.
+    /// Give the processor everything that has arrived, and tell engines why requests ended that they could not know it of.
+    /// Returns requests that a stop string ended.
     pub(crate) fn process_outputs(&self, processor: &mut OutputProcessor) -> Vec<RequestKey> {
         let mut stopped = Vec::new();
         self.inner.drain_outputs(|output| match output {
-            ClientOutput::Output(record) => stopped.extend(processor.process(&record)),
+            ClientOutput::Output(record) => match processor.process(&record) {
+                Some(Verdict::Stop(key)) => stopped.push(key),
+                Some(Verdict::Settle { key, found_stop }) => self.inner.settle_end(key, found_stop),
+                None => {}
+            },
             ClientOutput::Logprobs(beside) => processor.add_logprobs(beside),
             ClientOutput::PromptLogprobs(beside) => processor.add_prompt_logprobs(beside),
             ClientOutput::Refused { key, error } => processor.fail(key, RequestFailure::Refused(error)),
@@ -125,6 +130,11 @@ impl PyEngineClient {
             };
             self.inner.reconnect(rank, endpoint, timeout).map_err(|error| client_error(&error))
         })
+    }
+
+    /// Leave the engine of one rank: what it has ends with `reason`, until another is connected in its place.
+    fn abandon(&self, py: Python<'_>, rank: usize, reason: &str) -> PyResult<()> {
+        py.detach(|| self.inner.abandon(rank, reason)).map_err(|error| client_error(&error))
     }
 
     #[getter]

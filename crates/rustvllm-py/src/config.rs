@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use ::scheduler::{
-    PreemptionMode, SchedulerConfig, SchedulingPolicy, StepBuffers,
-    step_buffers::{SAMPLING_FLOAT_COLUMNS, SAMPLING_INT_COLUMNS},
-};
+use ::scheduler::{PreemptionMode, SchedulerConfig, SchedulingPolicy, StepBuffers};
 use kvblocks::HashAlgorithm;
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyTuple};
+
+use crate::drafter::PyDrafterConfig;
 
 /// Numbers that fix a scheduler; checked here, readable under their names.
 #[pyclass(frozen, name = "SchedulerConfig", module = "rustvllm._core")]
@@ -22,7 +21,7 @@ impl PySchedulerConfig {
         enable_prefix_caching=true, enable_chunked_prefill=true, long_prefill_token_threshold=0,
         scheduling_policy="fcfs", watermark=0.0, max_num_queued_reqs=65536,
         max_num_queued_tokens=0, queue_timeout=0.0, max_steps_in_flight=1,
-        num_speculative_tokens=0, preemption_mode="recompute", num_cpu_blocks=0, preemption_immunity_steps=8,
+        num_speculative_tokens=0, drafter=None, preemption_mode="recompute", num_cpu_blocks=0, preemption_immunity_steps=8,
         max_look_past=0, max_times_passed=8, hash_algorithm="siphash13", collect_metrics=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only in Python")]
     fn new(
@@ -41,6 +40,7 @@ impl PySchedulerConfig {
         queue_timeout: f64,
         max_steps_in_flight: u32,
         num_speculative_tokens: u32,
+        drafter: Option<&PyDrafterConfig>,
         preemption_mode: &str,
         num_cpu_blocks: u32,
         preemption_immunity_steps: u32,
@@ -94,6 +94,7 @@ impl PySchedulerConfig {
             queue_timeout,
             max_steps_in_flight,
             num_speculative_tokens,
+            drafter: drafter.map(|drafter| drafter.inner.clone()),
             preemption_mode,
             num_cpu_blocks,
             preemption_immunity_steps,
@@ -247,7 +248,5 @@ fn step_buffer_spec<'py>(
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PySchedulerConfig>()?;
-    module.add_function(wrap_pyfunction!(step_buffer_spec, module)?)?;
-    module.add("SAMPLING_FLOAT_COLUMNS", PyTuple::new(module.py(), SAMPLING_FLOAT_COLUMNS)?)?;
-    module.add("SAMPLING_INT_COLUMNS", PyTuple::new(module.py(), SAMPLING_INT_COLUMNS)?)
+    module.add_function(wrap_pyfunction!(step_buffer_spec, module)?)
 }

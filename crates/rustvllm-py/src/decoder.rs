@@ -1,8 +1,10 @@
 //! All blocks of a decoder on the CPU for Python, in one call: see `cpu_kernels::decoder`.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
-use ::cpu_kernels::{Decoder, DecoderBlock, DecoderError, DecoderNorm, Element, Heads, NormKind, bf16};
+use ::cpu_kernels::{
+    Decoder, DecoderBlock, DecoderError, DecoderNorm, Element, Heads, NormKind, Rotary, bf16,
+};
 use pyo3::{
     buffer::{self, PyBuffer},
     exceptions::{PyMemoryError, PyValueError},
@@ -28,17 +30,48 @@ fn decoder_error(error: DecoderError) -> PyErr {
 
 /// Weight, bias (None: an RMS norm), eps.
 type NormParts<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, f32);
-/// Norm, qkv, scale, out; norm, up, activation, down.
-type BlockParts<'py> = (
-    NormParts<'py>,
-    PyRef<'py, CpuLinear>,
-    f32,
-    PyRef<'py, CpuLinear>,
-    NormParts<'py>,
-    PyRef<'py, CpuLinear>,
-    String,
-    PyRef<'py, CpuLinear>,
-);
+
+/// A block, as a dictionary: see `cpu_kernels::DecoderBlock`.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct BlockParts<'py> {
+    attention_norm: NormParts<'py>,
+    qkv: PyRef<'py, CpuLinear>,
+    head_norms: Option<(NormParts<'py>, NormParts<'py>)>,
+    is_rotary: bool,
+    scale: f32,
+    sliding_window: Option<NonZeroU32>,
+    soft_cap: Option<f32>,
+    out: PyRef<'py, CpuLinear>,
+    mlp_norm: NormParts<'py>,
+    up: PyRef<'py, CpuLinear>,
+    is_gated: bool,
+    activation: String,
+    down: PyRef<'py, CpuLinear>,
+}
+
+impl BlockParts<'_> {
+    fn block(&self) -> PyResult<DecoderBlock> {
+        let norms = self.head_norms.as_ref();
+        Ok(DecoderBlock {
+            attention_norm: norm_of(&self.attention_norm)?,
+            qkv: Arc::clone(&self.qkv.layer),
+            head_norms: norms
+                .map(|(of_query, of_key)| Ok::<_, PyErr>([norm_of(of_query)?, norm_of(of_key)?]))
+                .transpose()?,
+            is_rotary: self.is_rotary,
+            scale: self.scale,
+            sliding_window: self.sliding_window,
+            soft_cap: self.soft_cap,
+            out: Arc::clone(&self.out.layer),
+            mlp_norm: norm_of(&self.mlp_norm)?,
+            up: Arc::clone(&self.up.layer),
+            is_gated: self.is_gated,
+            activation: activation_of(&self.activation)?,
+            down: Arc::clone(&self.down.layer),
+        })
+    }
+}
 
 fn norm_of((weight, bias, eps): &NormParts<'_>) -> PyResult<DecoderNorm> {
     let weight = Vector::new("the weight of a norm", weight)?.as_slice().to_vec();
@@ -66,26 +99,13 @@ impl CpuDecoder {
         num_kv_heads: usize,
         head_dim: usize,
     ) -> PyResult<Self> {
-        let blocks = blocks
-            .iter()
-            .map(|(attention_norm, qkv, scale, out, mlp_norm, up, activation, down)| {
-                Ok(DecoderBlock {
-                    attention_norm: norm_of(attention_norm)?,
-                    qkv: Arc::clone(&qkv.layer),
-                    scale: *scale,
-                    out: Arc::clone(&out.layer),
-                    mlp_norm: norm_of(mlp_norm)?,
-                    up: Arc::clone(&up.layer),
-                    activation: activation_of(activation)?,
-                    down: Arc::clone(&down.layer),
-                })
-            })
-            .collect::<PyResult<_>>()?;
+        let blocks = blocks.iter().map(BlockParts::block).collect::<PyResult<_>>()?;
         let heads = Heads { num_heads, num_kv_heads, head_dim };
         let decoder = Decoder::new(blocks, norm_of(&last_norm)?, heads).map_err(decoder_error)?;
         Ok(Self { decoder })
     }
 
+    #[pyo3(signature = (plan, hidden, kv_caches, out, rotary=None))]
     fn forward(
         &self,
         py: Python<'_>,
@@ -93,11 +113,15 @@ impl CpuDecoder {
         hidden: &Bound<'_, PyAny>,
         kv_caches: Vec<Bound<'_, PyAny>>,
         out: &Bound<'_, PyAny>,
+        rotary: Option<(Bound<'_, PyAny>, Bound<'_, PyAny>)>,
     ) -> PyResult<(u64, u64, u64)> {
+        let rotary =
+            rotary.map(|(cos, sin)| Ok::<_, PyErr>([Rows::new("cos", &cos)?, Rows::new("sin", &sin)?]));
+        let rotary = rotary.transpose()?;
         if PyBuffer::<f32>::get(hidden).is_ok() {
-            self.forward_as::<f32, f32>(py, plan, hidden, &kv_caches, out)
+            self.forward_as::<f32, f32>(py, plan, hidden, &kv_caches, out, rotary.as_ref())
         } else {
-            self.forward_as::<u16, bf16>(py, plan, hidden, &kv_caches, out)
+            self.forward_as::<u16, bf16>(py, plan, hidden, &kv_caches, out, rotary.as_ref())
         }
     }
 }
@@ -111,6 +135,7 @@ impl CpuDecoder {
         hidden: &Bound<'_, PyAny>,
         kv_caches: &[Bound<'_, PyAny>],
         out: &Bound<'_, PyAny>,
+        rotary: Option<&[Rows<f32>; 2]>,
     ) -> PyResult<(u64, u64, u64)> {
         let hidden = Rows::<T>::new("hidden", hidden)?;
         let out = Rows::<T>::new("out", out)?;
@@ -127,6 +152,9 @@ impl CpuDecoder {
             rows.expect_shape(num_tokens, self.decoder.hidden_size())?;
             rows.expect_contiguous()?;
             rows.expect_writable()?;
+        }
+        for rows in rotary.into_iter().flatten() {
+            rows.expect_contiguous()?;
         }
         let mut places = vec![hidden.place(), out.place()];
         // A trial run may have one cache for all blocks, which take turns.
@@ -146,22 +174,40 @@ impl CpuDecoder {
                 places.push(place);
             }
         }
+        places.extend(rotary.into_iter().flatten().map(Rows::place));
         places.retain(|(start, end)| start < end);
         places.sort_unstable();
         if places.windows(2).any(|pair| pair[0].1 > pair[1].0) {
             return Err(PyValueError::new_err(
-                "hidden, out and the KV caches overlap, but all of them are written",
+                "hidden, out, the KV caches, cosines and sines overlap, but the first three are written",
             ));
         }
+        let rotary = rotary.map(|[cos, sin]| Rotary {
+            cos: cos.token_rows().data,
+            sin: sin.token_rows().data,
+            width: cos.width(),
+        });
         // SAFETY: all are writable and contiguous, share no byte with each other, and stay where they are while the views live.
         // That no other thread of Python touches them meanwhile is the caller's part, as with every call of numpy and torch.
         let (hidden, out) = unsafe { (hidden.as_mut_slice::<E>(), out.as_mut_slice::<E>()) };
-        // SAFETY: as above.
+        // SAFETY: the caches are writable and contiguous and overlap nothing, as was checked for all arrays of the call
+        // above.
         let mut caches: Vec<&mut [E]> =
             own.iter().map(|cache| unsafe { cache.as_mut_slice::<E>() }).collect();
         let (batch, threads) = (&plan.batch, &plan.threads);
         let times = py
-            .detach(|| self.decoder.run(batch, hidden, &mut caches, &cache_of_block, layout, threads, out))
+            .detach(|| {
+                self.decoder.run(
+                    batch,
+                    hidden,
+                    &mut caches,
+                    &cache_of_block,
+                    layout,
+                    rotary.as_ref(),
+                    threads,
+                    out,
+                )
+            })
             .map_err(decoder_error)?;
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Ok((ns(times.norms), ns(times.products), ns(times.attention)))

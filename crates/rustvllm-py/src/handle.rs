@@ -20,11 +20,10 @@ use pyo3::{
     types::PyDict,
 };
 
-use crate::buffers::native_buffer;
 use crate::errors::{SchedulerStateError, WrongThreadError, add_request_error};
 use crate::metrics::metrics_dict;
 use crate::request_arguments::RequestArguments;
-use crate::token_ids::PyTokenIds;
+use crate::token_ids::token_ids;
 
 /// How long a parked main thread goes without looking for signals.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
@@ -82,6 +81,11 @@ impl EngineHandle {
     /// A stop string was found.
     pub(crate) fn stop_key(&self, key: RequestKey) {
         self.inner.stop_key(key);
+    }
+
+    /// A request has ended by a stop string, or by its length after all.
+    pub(crate) fn settle_end(&self, found_stop: bool) {
+        self.inner.settle_end(found_stop);
     }
 
     /// Make the eventfd readable, once per drain. Called by the scheduler's thread after it published.
@@ -233,17 +237,6 @@ pub(crate) fn stats_dict<'py, 'a>(
     }
     dict.set_item("kv_cache_usage", usable.saturating_sub(free) as f64 / usable.max(1) as f64)?;
     Ok(dict)
-}
-
-/// Ids from `TokenIds` or an int32 buffer (one copy), or from a sequence of ints.
-pub(crate) fn token_ids(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Vec<i32>> {
-    if let Ok(ids) = object.cast::<PyTokenIds>() {
-        return Ok(ids.get().ids.to_vec());
-    }
-    match native_buffer::<i32>(object) {
-        Ok(buffer) => buffer.to_vec(py),
-        Err(_) => object.extract(),
-    }
 }
 
 fn is_main_thread(py: Python<'_>) -> PyResult<bool> {

@@ -63,13 +63,14 @@ impl CpuLinear {
     ) -> PyResult<Self> {
         let kind = match (kind, group_size) {
             ("int8", group_size) => WeightKind::Int8 { group_size: group_size.unwrap_or(in_features) },
+            ("w8a8", group_size) => WeightKind::W8A8 { group_size: group_size.unwrap_or(in_features) },
             ("f32" | "bf16", Some(group_size)) => {
                 return Err(linear_error(LinearError::Group { group_size }));
             }
             ("f32", None) => WeightKind::F32,
             ("bf16", None) => WeightKind::Bf16,
             _ => {
-                let message = format!("kind is {kind:?}, but it must be f32, bf16 or int8");
+                let message = format!("kind is {kind:?}, but it must be f32, bf16, int8 or w8a8");
                 return Err(PyValueError::new_err(message));
             }
         };
@@ -93,6 +94,7 @@ impl CpuLinear {
             WeightKind::F32 => "f32",
             WeightKind::Bf16 => "bf16",
             WeightKind::Int8 { .. } => "int8",
+            WeightKind::W8A8 { .. } => "w8a8",
         }
     }
 
@@ -105,6 +107,13 @@ impl CpuLinear {
     #[staticmethod]
     fn kernel() -> &'static str {
         Kernel::best_for_products().name()
+    }
+
+    /// What computes products of rounded activations, and what the machine has for them but computes something else.
+    #[staticmethod]
+    fn w8a8_kernel() -> (&'static str, Vec<&'static str>) {
+        let kernel = Kernel::best_for_products();
+        (kernel.w8a8_name(), kernel.w8a8_refused())
     }
 
     /// Whether this machine's matrix unit multiplies packed weights.
@@ -124,6 +133,39 @@ impl CpuLinear {
         } else {
             self.pack_rows_as::<u16, bf16>(py, first_row, weight)
         }
+    }
+
+    fn pack_blocks(
+        &mut self,
+        py: Python<'_>,
+        first_row: usize,
+        type_name: &str,
+        blocks: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let tensor_type = crate::gguf::type_named(type_name)?;
+        let kind = self.layer.kind();
+        let group_size = kind.group_size().ok_or_else(|| linear_error(LinearError::NotWhole { kind }))?;
+        let rows = Rows::<u8>::new("blocks", blocks)?;
+        rows.expect_contiguous()?;
+        let in_features = self.layer.in_features();
+        let row_bytes = in_features / tensor_type.block() * tensor_type.block_bytes();
+        rows.expect_shape(rows.len, row_bytes)?;
+        // What is wrong with one row's lengths is wrong with every row's: said before any is packed.
+        let mut numbers = vec![0; in_features];
+        let mut scales = vec![0.0; in_features.div_ceil(group_size)];
+        tensor_type
+            .whole_numbers(&vec![0; row_bytes], group_size, &mut numbers, &mut scales)
+            .map_err(crate::gguf::block_error)?;
+        // SAFETY: the view keeps the memory; any byte is one.
+        let bytes = unsafe { std::slice::from_raw_parts(rows.start::<u8>(), rows.extent()) };
+        let threads = Arc::clone(&self.threads);
+        let layer = self.layer_to_fill()?;
+        let fill = |row: usize, numbers: &mut [i8], scales: &mut [f32]| {
+            let bytes = &bytes[row * row_bytes..(row + 1) * row_bytes];
+            let done = tensor_type.whole_numbers(bytes, group_size, numbers, scales);
+            debug_assert!(done.is_ok(), "the lengths were tried above");
+        };
+        py.detach(|| layer.pack_whole_rows(first_row, rows.len, &threads, fill)).map_err(linear_error)
     }
 
     #[pyo3(signature = (bias))]
@@ -354,7 +396,8 @@ fn norm_as<T: buffer::Element + Sync, E: Element>(
         }
     };
     let x = x.token_rows::<E>();
-    // SAFETY: as above.
+    // SAFETY: `out` is writable, shares no byte with the other arrays, as was checked, and stays where it is while the
+    // view lives; see `forward_as` for other threads of Python.
     let out = OutRows { data: unsafe { out.as_mut_slice::<E>() }, stride: out.stride };
     let (kernel, threads) = (Kernel::best_for_products(), &threads.threads);
     let compute = || ::cpu_kernels::norm::norm(norm, x, num_rows, sum, kernel, threads, out);
@@ -418,7 +461,8 @@ impl Vector {
         if self.0.item_count() == 0 {
             return &mut [];
         }
-        // SAFETY: as above.
+        // SAFETY: the view keeps the memory of as many elements, and the caller lets no one else touch them while the
+        // slice lives.
         unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.0.item_count()) }
     }
 }
@@ -467,7 +511,7 @@ impl<T: buffer::Element> Rows<T> {
         if self.view.item_count() == 0 { 0 } else { (self.len - 1) * self.stride + self.width }
     }
 
-    fn token_rows<E: Element>(&self) -> TokenRows<'_, E> {
+    pub(crate) fn token_rows<E: Element>(&self) -> TokenRows<'_, E> {
         // SAFETY: the view keeps the memory; the extent ends with its last element; `E` is as large as `T`, as is checked when
         // compiling, and takes all bits.
         let data = unsafe { std::slice::from_raw_parts(self.start::<E>(), self.extent()) };
@@ -493,6 +537,10 @@ impl<T: buffer::Element> Rows<T> {
 
     fn expect_columns(&self, expected: usize) -> PyResult<()> {
         self.expect_shape(self.len, expected)
+    }
+
+    pub(crate) fn width(&self) -> usize {
+        self.width
     }
 
     pub(crate) fn expect_shape(&self, num_rows: usize, num_columns: usize) -> PyResult<()> {

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ::scheduler::{FinishReason, PromptLogprobs, RequestError, RequestKey};
 use output::{
     CandidateLogprob, Delivery, DetokenizeOptions, EventTemplate, News, OutputOptions, RequestFailure,
-    StopReason,
+    StopReason, Verdict,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -14,6 +14,7 @@ use pyo3::types::{PyBytes, PyList};
 use crate::client::PyEngineClient;
 use crate::errors::blamed_param;
 use crate::handle::{Emitted, EngineHandle};
+use crate::stop_strings::StopArgument;
 use crate::tokenizer::{PyTokenizer, request_error, valid_token_ids};
 
 /// What is new for one request since the last poll.
@@ -102,11 +103,26 @@ impl PyRequestDelta {
         let is_error = self.inner.finish_reason == Some(FinishReason::Error);
         is_error.then_some(match &self.inner.failure {
             None if self.inner.error == RequestError::QueueTimeout => "queue_timeout",
+            None if matches!(
+                self.inner.error,
+                RequestError::ProcessorRefused | RequestError::GrammarFailed
+            ) =>
+            {
+                "refused"
+            }
             None => "failed",
             Some(RequestFailure::EngineDied(_)) => "engine_dead",
             Some(RequestFailure::Refused(error)) if blamed_param(error).is_none() => "queue_full",
             Some(RequestFailure::Refused(_)) => "invalid",
         })
+    }
+
+    /// Whether what a step raised last says why.
+    #[getter]
+    fn is_step_error(&self) -> bool {
+        self.inner.finish_reason == Some(FinishReason::Error)
+            && self.inner.failure.is_none()
+            && self.inner.error.is_explained()
     }
 
     /// The parameter to blame for an `invalid` error.
@@ -202,7 +218,7 @@ impl PyOutputProcessor {
     /// Expect outputs for `key`; call it before `EngineHandle.add_request`.
     #[pyo3(signature = (
         key, prompt_token_ids, *, detokenize = true, skip_special_tokens = true, spaces_between_special_tokens = true,
-        stop = Vec::new(), include_stop_str_in_output = false, min_tokens = 0, at_the_end = false, event_template = None,
+        stop = None, include_stop_str_in_output = false, min_tokens = 0, at_the_end = false, event_template = None,
         logprobs = false, prompt_logprobs = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
@@ -215,7 +231,7 @@ impl PyOutputProcessor {
         detokenize: bool,
         skip_special_tokens: bool,
         spaces_between_special_tokens: bool,
-        stop: Vec<String>,
+        stop: Option<StopArgument>,
         include_stop_str_in_output: bool,
         min_tokens: u32,
         at_the_end: bool,
@@ -241,7 +257,7 @@ impl PyOutputProcessor {
         }
         let options = OutputOptions {
             detokenize,
-            stop,
+            stop: stop.map(StopArgument::into_shared).transpose()?.flatten(),
             include_stop_str_in_output,
             min_tokens,
             delivery,
@@ -293,7 +309,11 @@ impl PyOutputProcessor {
                     let mut processor = self.lock();
                     let mut stopped = Vec::new();
                     handle.drain_outputs(|emitted| match emitted {
-                        Emitted::Output(record) => stopped.extend(processor.process(&record)),
+                        Emitted::Output(record) => match processor.process(&record) {
+                            Some(Verdict::Stop(key)) => stopped.push(key),
+                            Some(Verdict::Settle { found_stop, .. }) => handle.settle_end(found_stop),
+                            None => {}
+                        },
                         Emitted::Logprobs(beside) => processor.add_logprobs(beside),
                         Emitted::PromptLogprobs(beside) => processor.add_prompt_logprobs(beside),
                     });

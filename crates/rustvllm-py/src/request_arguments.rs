@@ -1,9 +1,12 @@
 //! What `add_request` takes: the same for an engine in this process (`handle.rs`) and for engines in others (`client.rs`).
 //!
-//! Their names and types are here and nowhere else in Rust; `_core.pyi` has them for Python.
+//! Their names and types are here, those of sampling numbers in `scheduler::sampling_params`; `_core.pyi` has them for Python.
+
+use std::sync::Arc;
 
 use ::scheduler::{
-    ExtraKeys, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams, monotonic_ns,
+    ExtraKeys, GrammarSpec, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams,
+    monotonic_ns, sampling_params::NumberMut,
 };
 use pyo3::{
     conversion::FromPyObjectOwned,
@@ -12,10 +15,14 @@ use pyo3::{
     types::{PyDict, PyString},
 };
 
-use crate::{handle::token_ids, sampling_extras::PySamplingExtras};
+use crate::{grammar_spec::PyGrammarSpec, sampling_extras::PySamplingExtras, token_ids::token_ids};
 
 /// One request and those that fork it, before they are made.
 #[derive(Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "keywords of a call that have nothing to do with each other"
+)]
 pub(crate) struct RequestArguments {
     key: u64,
     request_id: Box<str>,
@@ -27,7 +34,9 @@ pub(crate) struct RequestArguments {
     multimodal: Vec<(u32, u32, Vec<u8>)>,
     skip_reading_prefix_cache: bool,
     reports_prompt_progress: bool,
+    has_stop_strings: bool,
     waits_for_grammar: bool,
+    grammar: Option<Arc<GrammarSpec>>,
     fork_from: Option<u64>,
     arrival_ns: Option<u64>,
     samples: Vec<(u64, String, i64)>,
@@ -63,6 +72,11 @@ impl RequestArguments {
     }
 
     fn set(&mut self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        match self.params.number_mut(name) {
+            Some(NumberMut::Float(number)) => return extract(name, value, number),
+            Some(NumberMut::Int(number)) => return extract(name, value, number),
+            None => (),
+        }
         let params = &mut self.params;
         match name {
             "max_tokens" => extract(name, value, &mut params.max_tokens),
@@ -74,16 +88,6 @@ impl RequestArguments {
                 params.stop_token_ids = ids.into();
                 Ok(())
             }
-            "temperature" => extract(name, value, &mut params.temperature),
-            "top_p" => extract(name, value, &mut params.top_p),
-            "top_k" => extract(name, value, &mut params.top_k),
-            "min_p" => extract(name, value, &mut params.min_p),
-            "presence_penalty" => extract(name, value, &mut params.presence_penalty),
-            "frequency_penalty" => extract(name, value, &mut params.frequency_penalty),
-            "repetition_penalty" => extract(name, value, &mut params.repetition_penalty),
-            "seed" => extract(name, value, &mut params.seed),
-            "num_logprobs" => extract(name, value, &mut params.num_logprobs),
-            "num_prompt_logprobs" => extract(name, value, &mut params.num_prompt_logprobs),
             "sampling_extras" => {
                 let mut extras: Option<Py<PySamplingExtras>> = None;
                 extract(name, value, &mut extras)?;
@@ -96,7 +100,14 @@ impl RequestArguments {
             "multimodal" => extract(name, value, &mut self.multimodal),
             "skip_reading_prefix_cache" => extract(name, value, &mut self.skip_reading_prefix_cache),
             "reports_prompt_progress" => extract(name, value, &mut self.reports_prompt_progress),
+            "has_stop_strings" => extract(name, value, &mut self.has_stop_strings),
             "waits_for_grammar" => extract(name, value, &mut self.waits_for_grammar),
+            "grammar" => {
+                let mut grammar: Option<Py<PyGrammarSpec>> = None;
+                extract(name, value, &mut grammar)?;
+                self.grammar = grammar.map(|grammar| grammar.get().shared());
+                Ok(())
+            }
             "fork_from" => extract(name, value, &mut self.fork_from),
             "arrival_ns" => extract(name, value, &mut self.arrival_ns),
             "samples" => extract(name, value, &mut self.samples),
@@ -130,7 +141,9 @@ impl RequestArguments {
             extra_keys,
             skip_reading_prefix_cache: self.skip_reading_prefix_cache,
             reports_prompt_progress: self.reports_prompt_progress,
+            has_stop_strings: self.has_stop_strings,
             waits_for_grammar: self.waits_for_grammar,
+            grammar: self.grammar,
             fork_from: self.fork_from.map(RequestKey),
             age_ns: self.arrival_ns.map_or(0, |arrival_ns| monotonic_ns().saturating_sub(arrival_ns)),
         };

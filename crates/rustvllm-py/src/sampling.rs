@@ -1,10 +1,15 @@
 //! Drawing ids on the CPU for Python: arrays in, checked, and the kernel called on their memory in place.
 
 use ::cpu_kernels::sampling::{Passes, RowOptions, draw};
+use ::scheduler::{
+    SamplingParams,
+    sampling_params::{FLOAT_NAMES, INT_NAMES, NumberMut},
+};
 use pyo3::{
     buffer::{Element, PyBuffer},
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
+    types::PyDict,
 };
 
 use crate::{buffers::native_buffer, cpu_threads::CpuThreads};
@@ -24,17 +29,13 @@ fn draw_kernel() -> &'static str {
 }
 
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "one array per parameter")]
 fn draw_token_ids(
     py: Python<'_>,
     threads: &CpuThreads,
     logits: &Bound<'_, PyAny>,
     rows: &Bound<'_, PyAny>,
-    temperature: &Bound<'_, PyAny>,
-    min_p: &Bound<'_, PyAny>,
-    top_k: &Bound<'_, PyAny>,
-    top_p: &Bound<'_, PyAny>,
     uniforms: &Bound<'_, PyAny>,
+    numbers: &Bound<'_, PyDict>,
 ) -> PyResult<Vec<i64>> {
     let logits = native_buffer::<f32>(logits)
         .map_err(|error| PyTypeError::new_err(format!("logits must be an array of float32: {error}")))?;
@@ -52,20 +53,10 @@ fn draw_token_ids(
     if vocab_size == 0 && !rows.is_empty() {
         return Err(PyValueError::new_err("logits of no ids cannot be drawn from"));
     }
-    let temperature: Vec<f32> = column(py, "temperature", temperature, len)?;
-    let min_p: Vec<f32> = column(py, "min_p", min_p, len)?;
-    let top_k: Vec<i64> = column(py, "top_k", top_k, len)?;
-    let top_p: Vec<f32> = column(py, "top_p", top_p, len)?;
     let uniforms: Vec<f64> = column(py, "uniforms", uniforms, len)?;
-    let options: Vec<RowOptions> = (0..rows.len())
-        .map(|i| RowOptions {
-            temperature: temperature[i],
-            min_p: min_p[i],
-            top_k: top_k[i],
-            top_p: top_p[i],
-            uniform: uniforms[i],
-        })
-        .collect();
+    let params = params_of_rows(py, numbers, rows.len())?;
+    let options: Vec<RowOptions> =
+        params.iter().zip(uniforms).map(|(params, uniform)| row_options(params, uniform)).collect();
     let num_logits = logits.item_count();
     let start = if num_logits == 0 { std::ptr::dangling_mut() } else { logits.buf_ptr().cast::<f32>() };
     if !start.is_aligned() {
@@ -82,6 +73,49 @@ fn draw_token_ids(
         compute();
     }
     Ok(out)
+}
+
+fn row_options(params: &SamplingParams, uniform: f64) -> RowOptions {
+    RowOptions {
+        temperature: params.temperature,
+        min_p: params.min_p,
+        top_n_sigma: params.top_n_sigma,
+        top_k: params.top_k,
+        top_p: params.top_p,
+        uniform,
+    }
+}
+
+/// The parameters of each row, from a column for each number that is not its default everywhere.
+fn params_of_rows(
+    py: Python<'_>,
+    numbers: &Bound<'_, PyDict>,
+    num_rows: usize,
+) -> PyResult<Vec<SamplingParams>> {
+    let mut params = vec![SamplingParams::default(); num_rows];
+    for (name, array) in numbers {
+        let name: String = name.extract()?;
+        if FLOAT_NAMES.contains(&name.as_str()) {
+            let values = column(py, &name, &array, Some(num_rows))?;
+            for (params, value) in params.iter_mut().zip(values) {
+                if let Some(NumberMut::Float(number)) = params.number_mut(&name) {
+                    *number = value;
+                }
+            }
+        } else if INT_NAMES.contains(&name.as_str()) {
+            let values = column(py, &name, &array, Some(num_rows))?;
+            for (params, value) in params.iter_mut().zip(values) {
+                if let Some(NumberMut::Int(number)) = params.number_mut(&name) {
+                    *number = value;
+                }
+            }
+        } else {
+            return Err(PyValueError::new_err(format!(
+                "numbers has {name}, which is not in SAMPLING_NUMBERS"
+            )));
+        }
+    }
+    Ok(params)
 }
 
 fn column<T: Element>(

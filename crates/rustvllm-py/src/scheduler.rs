@@ -1,11 +1,13 @@
 //! `Scheduler` and `SchedulerOutput` for Python: the owner's side, and the debug views.
 
-use std::thread::{self, ThreadId};
+use std::{
+    collections::HashMap,
+    thread::{self, ThreadId},
+};
 
 use ::scheduler::{
-    EngineCoreOutput, ExtraKeys, FinishReason, LogprobRows, PromptLogprobRows, RequestError, RequestEvent,
-    RequestState, RequestSummary, Scheduler, SchedulerConfig, SchedulerOutput, StepBuffers, TokenRows,
-    monotonic_ns,
+    ExtraKeys, LogprobRows, PromptLogprobRows, Scheduler, SchedulerConfig, SchedulerOutput, StepBuffers,
+    StepRows, TokenRows, monotonic_ns,
 };
 use pyo3::{
     exceptions::PyValueError,
@@ -17,9 +19,11 @@ use crate::{
     buffers::{RegisteredViews, copy_rows, register_set},
     config::PySchedulerConfig,
     errors::{SchedulerStateError, WrongThreadError, scheduler_error},
-    handle::{Emitted, EngineHandle, token_ids},
+    handle::{Emitted, EngineHandle},
+    inspection::{block_ids, event_dict, output_dict, request_dict, request_summary},
     logprobs::{CopiedLogprobs, CopiedPromptLogprobs, LogprobArrays, PromptLogprobArrays},
     sampling_extras::PySamplingExtras,
+    token_ids::token_ids,
 };
 
 /// Makes a single-owner value acceptable to pyo3, which asks every class to be `Sync`.
@@ -38,7 +42,7 @@ impl<T> Exclusive<T> {
 /// What one step runs: scalars here, the rest in the arrays of set `buffer_index`.
 #[pyclass(frozen, name = "SchedulerOutput", module = "rustvllm._core")]
 pub(crate) struct PySchedulerOutput {
-    inner: SchedulerOutput,
+    pub(crate) inner: SchedulerOutput,
     scheduler: Py<PyScheduler>,
 }
 
@@ -145,6 +149,8 @@ impl PySchedulerOutput {
         )?;
         let (new, resumed, cached) = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
         let (num_scheduled_tokens, drafts) = (PyDict::new(py), PyDict::new(py));
+        let sampled = view.scheduled.iter().filter(|request| request.sampled);
+        let sampled: Vec<&str> = sampled.map(|request| request.request_id.as_str()).collect();
         for request in &view.scheduled {
             let entry = PyDict::new(py);
             entry.set_item("req_id", &request.request_id)?;
@@ -170,6 +176,7 @@ impl PySchedulerOutput {
         dict.set_item("resumed_req_ids", resumed)?;
         dict.set_item("num_scheduled_tokens", num_scheduled_tokens)?;
         dict.set_item("total_num_scheduled_tokens", self.inner.total_num_scheduled_tokens)?;
+        dict.set_item("sampled_req_ids", sampled)?;
         dict.set_item("scheduled_spec_decode_tokens", drafts)?;
         dict.set_item("finished_req_ids", view.finished_req_ids)?;
         dict.set_item("preempted_req_ids", view.preempted_req_ids)?;
@@ -195,6 +202,8 @@ pub(crate) struct PyScheduler {
     /// The ids of one update, copied out of Python's arrays.
     sampled: Vec<i32>,
     drafts: Vec<i32>,
+    /// Ids of the requests that `add_request` handed in, until their last output is taken.
+    request_ids: HashMap<u64, String>,
     /// When the last update had been done and not announced yet (monotonic nanoseconds).
     updated_ns: u64,
     /// The arrays that the sets were registered from.
@@ -214,6 +223,18 @@ impl PyScheduler {
             "the scheduler belongs to {owner:?}, the first thread that called it, not to {caller:?}; use one thread, or AsyncLLM"
         );
         Err(WrongThreadError::new_err(message))
+    }
+
+    /// The scheduler, for the classes beside this one that belong to the same thread.
+    pub(crate) fn owned(&mut self) -> &mut Scheduler {
+        self.inner.get()
+    }
+
+    /// The scheduler, with what has arrived in its queues.
+    fn take_arrivals(&mut self) -> &mut Scheduler {
+        self.inner.get().take_arrivals();
+        self.announce();
+        self.inner.get()
     }
 
     fn announce(&mut self) {
@@ -253,6 +274,7 @@ impl PyScheduler {
             owner: None,
             sampled: Vec::new(),
             drafts: Vec::new(),
+            request_ids: HashMap::new(),
             updated_ns: 0,
             step_buffers: PyList::new(py, step_buffers)?.unbind(),
             _views: views,
@@ -275,6 +297,12 @@ impl PyScheduler {
         let handle = slf.try_borrow()?.handle.clone_ref(slf.py()).into_bound(slf.py());
         let key: u64 = handle.call_method0("new_key")?.extract()?;
         handle.call_method("add_request", (key, request_id, prompt_token_ids), params)?;
+        let samples = params.map(|params| params.get_item("samples")).transpose()?.flatten();
+        let samples: Vec<(u64, String, i64)> =
+            samples.map_or_else(|| Ok(Vec::new()), |samples| samples.extract())?;
+        let request_ids = &mut slf.try_borrow_mut()?.request_ids;
+        request_ids.insert(key, request_id.to_owned());
+        request_ids.extend(samples.into_iter().map(|(key, request_id, _)| (key, request_id)));
         Ok(key)
     }
 
@@ -282,16 +310,33 @@ impl PyScheduler {
         self.handle.get().abort_requests(request_ids);
     }
 
-    /// What requests have become since the last call, when no front end takes it.
+    /// All that requests have become since the last call, when no front end takes it.
     fn take_outputs<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let py = slf.py();
         let mut outputs = Vec::new();
-        slf.try_borrow()?.handle.get().drain_outputs(|emitted| {
-            if let Emitted::Output(output) = emitted {
-                outputs.push(output);
+        {
+            let this = &mut *slf.try_borrow_mut()?;
+            while this.inner.get().hand_over() {
+                let num_before = outputs.len();
+                this.handle.get().drain_outputs(|emitted| {
+                    if let Emitted::Output(output) = emitted {
+                        let request_id = this.request_ids.get(&output.key.0).cloned();
+                        outputs.push((output, request_id));
+                    }
+                });
+                if outputs.len() == num_before {
+                    break; // A front end takes them.
+                }
             }
-        });
-        outputs.iter().map(|output| output_dict(py, output)).collect()
+            for (output, request_id) in &mut outputs {
+                if output.finish_reason.is_some() {
+                    this.request_ids.remove(&output.key.0);
+                }
+                if request_id.is_none() {
+                    *request_id = this.inner.get().request_id_of(output.key).map(str::to_owned);
+                }
+            }
+        }
+        outputs.iter().map(|(output, id)| output_dict(slf.py(), output, id.as_deref())).collect()
     }
 
     #[getter]
@@ -332,16 +377,18 @@ impl PyScheduler {
         let drafts = TokenRows { token_ids: &this.drafts, num_columns: num_draft_columns };
         let logprobs = logprobs.map(CopiedLogprobs::new).transpose()?;
         let prompt_logprobs = prompt_logprobs.map(CopiedPromptLogprobs::new).transpose()?;
+        let rows = StepRows {
+            sampled,
+            drafts,
+            logprobs: logprobs.as_ref().map_or(LogprobRows::NONE, CopiedLogprobs::rows),
+            prompt_logprobs: prompt_logprobs
+                .as_ref()
+                .map_or(PromptLogprobRows::NONE, CopiedPromptLogprobs::rows),
+        };
         let finished = this
             .inner
             .get()
-            .update_with_logprobs(
-                &scheduler_output.inner,
-                sampled,
-                drafts,
-                logprobs.as_ref().map_or(LogprobRows::NONE, CopiedLogprobs::rows),
-                prompt_logprobs.as_ref().map_or(PromptLogprobRows::NONE, CopiedPromptLogprobs::rows),
-            )
+            .update_from_output(&scheduler_output.inner, rows)
             .map_err(|error| scheduler_error(&error))?;
         this.updated_ns = monotonic_ns();
         this.announce();
@@ -439,7 +486,7 @@ impl PyScheduler {
     fn queues<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
         let (waiting, running, leaving) = {
             let mut this = slf.try_borrow_mut()?;
-            let inner = this.inner.get();
+            let inner = this.take_arrivals();
             (inner.waiting_request_ids(), inner.running_request_ids(), inner.leaving_request_ids())
         };
         let dict = PyDict::new(slf.py());
@@ -450,7 +497,7 @@ impl PyScheduler {
     }
 
     fn request_state<'py>(slf: &Bound<'py, Self>, request_id: &str) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let state = slf.try_borrow_mut()?.inner.get().request_state(request_id);
+        let state = slf.try_borrow_mut()?.take_arrivals().request_state(request_id);
         state.map(|state| request_dict(slf.py(), &state)).transpose()
     }
 
@@ -471,7 +518,7 @@ impl PyScheduler {
 
     /// Rows of requests, running ones first; see `request_summary`.
     fn request_summaries<'py>(slf: &Bound<'py, Self>, limit: usize) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let rows = slf.try_borrow_mut()?.inner.get().request_summaries(limit);
+        let rows = slf.try_borrow_mut()?.take_arrivals().request_summaries(limit);
         rows.iter().map(|row| request_summary(slf.py(), row)).collect()
     }
 
@@ -515,34 +562,6 @@ fn new_arrays<'py>(py: Python<'py>, config: &SchedulerConfig) -> PyResult<Vec<Bo
     (0..config.num_buffer_sets()).map(new_set).collect()
 }
 
-fn output_dict<'py>(py: Python<'py>, output: &EngineCoreOutput) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("key", output.key.0)?;
-    dict.set_item("new_token_id", (output.new_token_id >= 0).then_some(output.new_token_id))?;
-    dict.set_item("finish_reason", output.finish_reason.map(FinishReason::as_str))?;
-    dict.set_item("stop_reason", (output.stop_reason >= 0).then_some(output.stop_reason))?;
-    dict.set_item("num_cached_tokens", output.num_cached_tokens)?;
-    dict.set_item("error", (output.error != RequestError::None).then(|| output.error.to_string()))?;
-    Ok(dict)
-}
-
-fn event_dict<'py>(py: Python<'py>, event: &RequestEvent) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("kind", event.kind.as_str())?;
-    dict.set_item("timestamp_ns", event.timestamp_ns)?;
-    dict.set_item("step", event.step)?;
-    dict.set_item("request_id", &event.request_id)?;
-    dict.set_item("status", event.status.as_str())?;
-    dict.set_item("num_scheduled_tokens", event.num_scheduled_tokens)?;
-    dict.set_item("num_computed_tokens", event.num_computed_tokens)?;
-    dict.set_item("num_tokens", event.num_tokens)?;
-    dict.set_item("num_cached_tokens", event.num_cached_tokens)?;
-    dict.set_item("num_blocks", event.num_blocks)?;
-    dict.set_item("new_block_ids", block_ids(&event.new_block_ids))?;
-    dict.set_item("token_id", event.token_id)?;
-    Ok(dict)
-}
-
 fn check_origin(scheduler: &Bound<'_, PyScheduler>, output: &PySchedulerOutput) -> PyResult<()> {
     if output.scheduler.is(scheduler) {
         return Ok(());
@@ -551,43 +570,6 @@ fn check_origin(scheduler: &Bound<'_, PyScheduler>, output: &PySchedulerOutput) 
     Err(SchedulerStateError::new_err(format!(
         "this SchedulerOutput (step {step}) was made by another Scheduler"
     )))
-}
-
-fn block_ids(blocks: &[kvblocks::BlockId]) -> Vec<u32> {
-    blocks.iter().map(|block| block.0).collect()
-}
-
-fn request_dict<'py>(py: Python<'py>, state: &RequestState) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("request_id", &state.request_id)?;
-    dict.set_item("status", state.status.as_str())?;
-    dict.set_item("num_tokens", state.num_tokens)?;
-    dict.set_item("num_prompt_tokens", state.num_prompt_tokens)?;
-    dict.set_item("num_computed_tokens", state.num_computed_tokens)?;
-    dict.set_item("num_cached_tokens", state.num_cached_tokens)?;
-    dict.set_item("num_preemptions", state.num_preemptions)?;
-    dict.set_item("num_output_placeholders", state.num_output_placeholders)?;
-    dict.set_item("num_steps_in_flight", state.num_steps_in_flight)?;
-    dict.set_item("spec_token_ids", &state.spec_token_ids)?;
-    dict.set_item("cpu_blocks", &state.cpu_blocks)?;
-    dict.set_item("row", state.row)?;
-    dict.set_item("block_table", block_ids(&state.block_table))?;
-    dict.set_item("token_ids", &state.token_ids)?;
-    dict.set_item("priority", state.priority)?;
-    Ok(dict)
-}
-
-fn request_summary<'py>(py: Python<'py>, row: &RequestSummary) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("request_id", &row.request_id)?;
-    dict.set_item("status", row.status.as_str())?;
-    dict.set_item("num_tokens", row.num_tokens)?;
-    dict.set_item("num_prompt_tokens", row.num_prompt_tokens)?;
-    dict.set_item("num_computed_tokens", row.num_computed_tokens)?;
-    dict.set_item("num_cached_tokens", row.num_cached_tokens)?;
-    dict.set_item("num_blocks", row.num_blocks)?;
-    dict.set_item("num_preemptions", row.num_preemptions)?;
-    Ok(dict)
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use pyo3::{
     exceptions::{PyIndexError, PyValueError},
     prelude::*,
-    types::{PyBool, PyInt, PyIterator, PyList, PySlice},
+    types::{PyBool, PyInt, PyIterator, PyList, PySlice, PyType},
 };
 
 use crate::buffers::native_buffer;
@@ -34,7 +34,10 @@ impl PyTokenIds {
     fn new(ids: &Bound<'_, PyAny>, limit: Option<i32>) -> PyResult<Self> {
         let limit = limit.unwrap_or(i32::MAX);
         let wrong = |position: usize| {
-            PyValueError::new_err(format!("the id at position {position} is no int from 0 to {}", limit - 1))
+            PyValueError::new_err(format!(
+                "the id at position {position} is not an int from 0 to {}",
+                limit - 1
+            ))
         };
         let Ok(list) = ids.cast::<PyList>() else {
             return Self::of_sequence(ids, limit);
@@ -100,6 +103,21 @@ impl PyTokenIds {
         PyList::new(py, self.ids.iter())
     }
 
+    /// For pickle: made again from a list.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyType>, (Bound<'py, PyList>,))> {
+        Ok((py.get_type::<Self>(), (self.tolist(py)?,)))
+    }
+
+    /// Nothing changes the ids, so a copy is the object itself.
+    fn __copy__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    /// As `__copy__`: ints hold nothing that could be copied.
+    fn __deepcopy__(this: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        this
+    }
+
     fn __repr__(&self) -> String {
         format!("TokenIds(<{} ids>)", self.ids.len())
     }
@@ -118,10 +136,21 @@ impl PyTokenIds {
         match ids.iter().position(|id| !(0..limit).contains(id)) {
             None => Ok(Self { ids }),
             Some(position) => Err(PyValueError::new_err(format!(
-                "the id at position {position} is no int from 0 to {}",
+                "the id at position {position} is not an int from 0 to {}",
                 limit - 1
             ))),
         }
+    }
+}
+
+/// Ids from `TokenIds` or an int32 buffer (one copy), or from a sequence of ints.
+pub(crate) fn token_ids(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Vec<i32>> {
+    if let Ok(ids) = object.cast::<PyTokenIds>() {
+        return Ok(ids.get().ids.to_vec());
+    }
+    match native_buffer::<i32>(object) {
+        Ok(buffer) => buffer.to_vec(py),
+        Err(_) => object.extract(),
     }
 }
 

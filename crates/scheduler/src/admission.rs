@@ -9,7 +9,7 @@ use kvblocks::BlockId;
 use crate::{
     clock::monotonic_ns,
     kv_cache_manager::Admission,
-    request::{NO_ROW, RequestStatus, Tenant},
+    request::{RequestStatus, Tenant},
     scheduler::Scheduler,
     step::Row,
 };
@@ -30,6 +30,8 @@ enum Start {
 struct Candidate {
     /// Tokens that need not be computed.
     num_computed_tokens: u32,
+    /// Tokens that were looked up in the prefix cache.
+    num_queried_tokens: u32,
     /// Tokens of these that the prefix cache had.
     num_hit_tokens: u32,
     /// The source of its partly filled block.
@@ -38,19 +40,19 @@ struct Candidate {
 
 impl Scheduler {
     /// Waiting requests in queue order, while `budget` lasts.
-    pub(crate) fn schedule_waiting(&mut self, set: usize, mut budget: u32) {
+    pub(crate) fn schedule_waiting(&mut self, set: usize, budget: &mut u32) {
         let mut passed_over = std::mem::take(&mut self.passed_over);
         passed_over.clear();
         let mut num_tries_left = self.config.max_look_past;
         let mut cursor = None;
         // Whoever comes needs a block of its own.
-        while budget > 0
+        while *budget > 0
             && self.kv.pool.num_free() > 0
             && self.running.len() < self.config.max_num_seqs as usize
-            && !self.free_rows.is_empty()
+            && self.rows.has_free()
         {
             cursor = self.waiting.after(cursor);
-            let Some((_, _, slot)) = cursor else { break };
+            let Some((_, _, _, slot)) = cursor else { break };
             let start = self.start_of(set, slot);
             if matches!(start, Start::NotReady) {
                 continue;
@@ -58,8 +60,8 @@ impl Scheduler {
             if !passed_over.is_empty() {
                 num_tries_left -= 1;
             }
-            if let Some(num_tokens) = self.try_admit(set, slot, &start, budget) {
-                budget -= num_tokens;
+            if let Some(num_tokens) = self.try_admit(set, slot, &start, *budget) {
+                *budget -= num_tokens;
                 for &slot in &passed_over {
                     self.requests[slot as usize].cold.num_times_passed += 1;
                 }
@@ -183,15 +185,20 @@ impl Scheduler {
         let request = &mut self.requests[slot as usize];
         match *start {
             Start::NotReady | Start::FromPrefixCache => {
-                self.kv.longest_cache_hit(request, request.num_tokens - 1, hits);
+                let is_looked_up = self.kv.longest_cache_hit(request, request.num_tokens - 1, hits);
                 let num_hit_tokens = hits.len() as u32 * block_size;
-                Candidate { num_computed_tokens: num_hit_tokens, num_hit_tokens, copy_from: None }
+                Candidate {
+                    num_computed_tokens: num_hit_tokens,
+                    num_queried_tokens: if is_looked_up { request.num_tokens } else { 0 },
+                    num_hit_tokens,
+                    copy_from: None,
+                }
             }
             Start::FromCpu => {
                 let num_computed_tokens = request.num_computed_tokens;
+                // Only copies are saved by what is found: no token was to be computed.
                 self.kv.longest_cache_hit(request, num_computed_tokens, hits);
-                let num_hit_tokens = hits.len() as u32 * block_size;
-                Candidate { num_computed_tokens, num_hit_tokens, copy_from: None }
+                Candidate { num_computed_tokens, num_queried_tokens: 0, num_hit_tokens: 0, copy_from: None }
             }
             Start::FromParent(parent) => {
                 let num_shared = request.num_tokens - 1;
@@ -200,7 +207,12 @@ impl Scheduler {
                 hits.clear();
                 hits.extend_from_slice(&table[..num_full]);
                 let copy_from = (!num_shared.is_multiple_of(block_size)).then(|| table[num_full]);
-                Candidate { num_computed_tokens: num_shared, num_hit_tokens: 0, copy_from }
+                Candidate {
+                    num_computed_tokens: num_shared,
+                    num_queried_tokens: 0,
+                    num_hit_tokens: 0,
+                    copy_from,
+                }
             }
         }
     }
@@ -208,27 +220,24 @@ impl Scheduler {
     /// Put a waiting request that has its blocks into the running list.
     fn admit(&mut self, slot: u32, candidate: &Candidate, step: u64) {
         let request = &mut self.requests[slot as usize];
-        let was_swapped = request.status == RequestStatus::Swapped;
         request.status = RequestStatus::Running;
         request.num_computed_tokens = candidate.num_computed_tokens;
-        request.row = self.free_rows.pop().unwrap_or(NO_ROW);
+        request.row = self.rows.take();
         self.running.push(slot);
         if request.cold.admitted_before {
             request.cold.immune_until = match self.config.preemption_immunity_steps {
                 0 => 0,
                 steps => step + u64::from(steps),
             };
-            if !was_swapped {
-                self.stats.preempted_cache_queries += u64::from(request.num_tokens);
-                self.stats.preempted_cache_hits += u64::from(candidate.num_hit_tokens);
-            }
+            self.stats.preempted_cache_queries += u64::from(candidate.num_queried_tokens);
+            self.stats.preempted_cache_hits += u64::from(candidate.num_hit_tokens);
             return;
         }
         request.cold.admitted_before = true;
         request.num_cached_tokens = candidate.num_hit_tokens;
         request.cold.num_prompt_tokens_skipped = candidate.num_computed_tokens;
         request.cold.first_scheduled_ns = monotonic_ns();
-        self.stats.prefix_cache_queries += u64::from(request.num_tokens);
+        self.stats.prefix_cache_queries += u64::from(candidate.num_queried_tokens);
         self.stats.prefix_cache_hits += u64::from(candidate.num_hit_tokens);
         let num_queued_tokens = request.cold.num_queued_tokens;
         self.stats.num_admitted_requests += 1;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use drafting::{DrafterConfig, DrafterConfigError};
 use kvblocks::HashAlgorithm;
 use thiserror::Error;
 
@@ -59,6 +60,8 @@ pub struct SchedulerConfig {
     pub max_steps_in_flight: u32,
     /// Draft tokens per request and step; 0 = no speculation.
     pub num_speculative_tokens: u32,
+    /// Makes the drafts here; `None`: whoever runs the model does.
+    pub drafter: Option<DrafterConfig>,
     /// What becomes of a victim.
     pub preemption_mode: PreemptionMode,
     /// Blocks in CPU memory for swapped requests.
@@ -93,6 +96,12 @@ pub struct ConfigError {
     pub value: String,
 }
 
+impl From<DrafterConfigError> for ConfigError {
+    fn from(DrafterConfigError { name, rule, value }: DrafterConfigError) -> Self {
+        Self { name, rule, value }
+    }
+}
+
 impl SchedulerConfig {
     /// Defaults for a pool of `num_blocks` blocks of 16 tokens.
     #[must_use]
@@ -113,6 +122,7 @@ impl SchedulerConfig {
             queue_timeout: Duration::ZERO,
             max_steps_in_flight: 1,
             num_speculative_tokens: 0,
+            drafter: None,
             preemption_mode: PreemptionMode::Recompute,
             num_cpu_blocks: 0,
             preemption_immunity_steps: 8,
@@ -141,6 +151,12 @@ impl SchedulerConfig {
         self.max_steps_in_flight as usize + 1
     }
 
+    /// Whether every sampled row is followed by drafts that the worker alone knows: steps overlap, and nothing makes
+    /// drafts here.
+    pub(crate) fn makes_unknown_drafts(&self) -> bool {
+        self.max_steps_in_flight > 1 && self.num_speculative_tokens > 0 && self.drafter.is_none()
+    }
+
     /// # Errors
     /// The first number that is outside its limits.
     pub fn check(&self) -> Result<(), ConfigError> {
@@ -159,6 +175,10 @@ impl SchedulerConfig {
         between("max_num_queued_reqs", self.max_num_queued_reqs, 1, 1 << 30)?;
         between("max_steps_in_flight", self.max_steps_in_flight, 1, 16)?;
         between("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)?;
+        if let Some(drafter) = &self.drafter {
+            between("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)?;
+            drafter.check()?;
+        }
         between("num_cpu_blocks", self.num_cpu_blocks, 0, 1 << 27)?;
         // Slots cross the boundary as int32.
         if u64::from(self.num_blocks) * u64::from(self.block_size) > i32::MAX as u64 {

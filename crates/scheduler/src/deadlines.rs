@@ -81,7 +81,9 @@ impl Scheduler {
         if num_ended > 0 {
             self.stats.num_queue_timeouts += num_ended as u64;
             self.drop_finished();
-            self.free_slots.append(&mut left);
+            for slot in left {
+                self.requests.free(slot);
+            }
         }
         num_ended
     }

@@ -2,9 +2,11 @@
 
 use crate::{
     clock::monotonic_ns,
+    error::SchedulerError,
+    grammar::GrammarNews,
     output::{FinishReason, RequestError, SchedulerOutput},
     request::RequestStatus,
-    scheduler::{Scheduler, SchedulerError},
+    scheduler::Scheduler,
     step::Entry,
 };
 
@@ -16,13 +18,13 @@ impl Scheduler {
     /// # Errors
     /// When the step is not the oldest in flight.
     pub fn fail_step(&mut self, output: &SchedulerOutput) -> Result<usize, SchedulerError> {
-        self.oldest_step(output)?;
+        self.steps.expect_oldest(output)?;
         let now = monotonic_ns();
         // Before anything leaves: a block that several requests share has one registration.
         self.kv.withdraw_unsettled();
         self.drain_inbox();
         let mut num_finished = 0;
-        while let Some(&set) = self.in_flight.front() {
+        while let Some(set) = self.steps.oldest() {
             let entries = std::mem::take(&mut self.steps[set].entries);
             for entry in &entries {
                 num_finished += usize::from(self.fail(entry, now));
@@ -50,6 +52,7 @@ impl Scheduler {
         }
         self.emit(slot, -1, Some(FinishReason::Error), -1, RequestError::StepFailed, now);
         self.release(slot, RequestStatus::FinishedError);
+        self.requests.free(slot);
         true
     }
 
@@ -77,11 +80,10 @@ impl Scheduler {
             self.register_settled(slot);
         }
         self.release(slot, status);
-        self.free_slots.pop();
         left.push(slot);
     }
 
-    /// Take a finished request out of everything; `running` and `leaving` are filtered in one pass afterwards.
+    /// Take a finished request out of everything but its slot, which the caller frees; `running` and `leaving` are filtered in one pass afterwards.
     pub(crate) fn release(&mut self, slot: u32, status: RequestStatus) {
         debug_assert!(status.is_finished(), "only finished requests are released");
         self.hand_children_over(slot);
@@ -95,23 +97,22 @@ impl Scheduler {
         self.kv.free(request);
         self.kv.discard_swapped(request);
         request.status = status;
-        request.epoch = request.epoch.wrapping_add(1);
-        self.num_grammar_requests -= u32::from(request.cold.uses_grammar);
-        self.by_key.remove(&request.key);
-        self.by_id.remove(&request.cold.request_id);
+        if request.cold.grammar.take().is_some() {
+            self.grammar_news.push(GrammarNews::Left(request.key));
+        }
         request.forget_tokens();
         if !request.cold.admitted_before {
             request.cold.admitted_before = true;
             let num_queued_tokens = request.cold.num_queued_tokens;
             self.leave_queue_for_good(num_queued_tokens);
         }
+        self.requests.retire(slot);
         self.note(slot);
         let request = &mut self.requests[slot as usize];
         if request.row != crate::request::NO_ROW {
-            self.finished_rows.push((request.row, std::mem::take(&mut request.cold.request_id)));
+            self.rows.note_finished(request.row, std::mem::take(&mut request.cold.request_id));
         }
         self.retire_row(slot);
-        self.free_slots.push(slot);
         self.stats.num_finished += 1;
     }
 

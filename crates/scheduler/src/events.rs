@@ -138,7 +138,7 @@ impl Scheduler {
         RequestEvent {
             kind,
             timestamp_ns,
-            step: self.last_step,
+            step: self.steps.last(),
             request_id: request.cold.request_id.to_string(),
             status: request.status,
             num_scheduled_tokens: 0,

@@ -1,11 +1,13 @@
 //! `EngineHandle`: the shared side of the scheduler. Any thread adds, aborts and reads counters, without a lock.
 
 use std::{
+    hash::{BuildHasher, Hasher, RandomState},
     sync::{Arc, OnceLock},
     thread::{self, Thread, ThreadId},
     time::{Duration, Instant},
 };
 
+use drafting::History;
 use kvblocks::{BlockHash, ChainHasher, SharedBlocks};
 use thiserror::Error;
 
@@ -26,12 +28,21 @@ use crate::{
 /// Output tokens that memory is reserved for when a request is handed in.
 pub(crate) const RESERVED_OUTPUT_TOKENS: u32 = 4096;
 
+/// What is made of a prompt on the thread that hands it in.
+#[derive(Clone, Debug)]
+pub(crate) struct PromptWork {
+    /// One per full block; empty without prefix caching.
+    pub(crate) block_hashes: Vec<BlockHash>,
+    /// What drafts are made of; `None`: the request gets none.
+    pub(crate) history: Option<Box<History>>,
+}
+
 /// What travels through the inbox.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// Requests that are taken in together, in this order, with the hashes of their prompts.
+    /// Requests that are taken in together, in this order, with what was made of their prompts.
     Add {
-        requests: Vec<(NewRequest, Vec<BlockHash>)>,
+        requests: Vec<(NewRequest, PromptWork)>,
         /// When they were handed in (monotonic nanoseconds).
         since_ns: u64,
     },
@@ -58,6 +69,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) metrics: Metrics,
     next_key: AtomicU64,
+    /// Of the hashes that drafts are found by: no client knows which tokens collide.
+    draft_seed: u64,
     /// `wake` calls seen by the waiting thread.
     wakes: AtomicU32,
     /// The thread that parks in `wait_for_work`.
@@ -94,6 +107,7 @@ impl EngineHandle {
                 next_deadline_ns: AtomicU64::new(0),
                 counters: Counters::default(),
                 next_key: AtomicU64::new(1),
+                draft_seed: RandomState::new().build_hasher().finish(),
                 wakes: AtomicU32::new(0),
                 waiter: OnceLock::new(),
             }),
@@ -107,7 +121,7 @@ impl EngineHandle {
         RequestKey(self.shared.next_key.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Hand a request in. The prompt's blocks are hashed here, on the caller's thread.
+    /// Hand a request in. The prompt's blocks are hashed here, on the caller's thread, and what drafts are found by.
     ///
     /// # Errors
     /// Why it was not taken; nothing has changed then.
@@ -127,23 +141,23 @@ impl EngineHandle {
         }
         self.reserve(&requests).inspect_err(|error| self.shared.metrics.count_rejection(error))?;
         let since_ns = monotonic_ns();
-        let mut message: Vec<(NewRequest, Vec<BlockHash>)> = Vec::with_capacity(requests.len());
+        let mut message: Vec<(NewRequest, PromptWork)> = Vec::with_capacity(requests.len());
         for mut request in requests.drain(..) {
             let room = self.reserve_output(&mut request);
             // What is forked in the same message mostly has the same prompt.
             let same = message.last().filter(|(last, _)| {
                 last.prompt_token_ids == request.prompt_token_ids && last.extra_keys == request.extra_keys
             });
-            let mut block_hashes = match same {
-                Some((_, hashes)) => hashes.clone(),
-                None => self.hash_prompt(&request),
+            let mut work = match same {
+                Some((_, work)) => work.clone(),
+                None => self.prepare_prompt(&request, room),
             };
             if self.shared.config.enable_prefix_caching {
                 let total_blocks =
                     (request.prompt_token_ids.len() + room).div_ceil(self.shared.config.block_size as usize);
-                block_hashes.reserve_exact(total_blocks - block_hashes.len());
+                work.block_hashes.reserve_exact(total_blocks - work.block_hashes.len());
             }
-            message.push((request, block_hashes));
+            message.push((request, work));
         }
         self.shared.inbox.push(Message::Add { requests: message, since_ns });
         self.wake();
@@ -160,12 +174,18 @@ impl EngineHandle {
         room
     }
 
-    fn hash_prompt(&self, request: &NewRequest) -> Vec<BlockHash> {
+    fn prepare_prompt(&self, request: &NewRequest, room: usize) -> PromptWork {
         let config = &self.shared.config;
-        if !config.enable_prefix_caching {
-            return Vec::new();
-        }
-        hash_blocks(&self.shared.hasher, config.block_size, &request.prompt_token_ids, &request.extra_keys)
+        let prompt = &request.prompt_token_ids[..];
+        let block_hashes = if config.enable_prefix_caching {
+            hash_blocks(&self.shared.hasher, config.block_size, prompt, &request.extra_keys)
+        } else {
+            Vec::new()
+        };
+        let history = config.drafter.as_ref().filter(|_| request.may_have_drafts()).map(|drafter| {
+            Box::new(History::new(drafter, prompt, prompt.len() + room, self.shared.draft_seed))
+        });
+        PromptWork { block_hashes, history }
     }
 
     /// The grammar of a request is compiled: it may run. Ignored for a request that does not wait for one.
@@ -217,6 +237,13 @@ impl EngineHandle {
     pub fn stop_key(&self, key: RequestKey) {
         self.shared.inbox.push(Message::StopKey(key));
         self.wake();
+    }
+
+    /// Say why a request ended whose last output [is not settled](crate::EngineCoreOutput::is_unsettled): by a stop string
+    /// that the front end found in its last text, or by its length after all. Once for each; until then its end counts
+    /// for no reason.
+    pub fn settle_end(&self, found_stop: bool) {
+        self.shared.metrics.settle_end(found_stop);
     }
 
     /// Wake the thread in `wait_for_work`, now or at its next call.
@@ -283,7 +310,9 @@ impl EngineHandle {
     /// All counters.
     #[must_use]
     pub fn stats(&self) -> SchedulerStats {
-        self.shared.counters.read()
+        let mut stats = self.shared.counters.read();
+        self.shared.metrics.add_settled(&mut stats);
+        stats
     }
 
     /// All that was counted.

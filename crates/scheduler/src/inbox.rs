@@ -29,7 +29,7 @@ pub struct Inbox<T> {
 // SAFETY: nodes own their values and move between threads with them; the list is only reached
 // through the atomic head. `T: Send` is all that a hand-over needs.
 unsafe impl<T: Send> Send for Inbox<T> {}
-// SAFETY: as above; a shared reference allows pushing and taking whole values, never a shared `&T`.
+// SAFETY: a shared reference allows pushing and taking whole values, never a shared `&T`, so `T: Send` is enough.
 unsafe impl<T: Send> Sync for Inbox<T> {}
 
 impl<T> Default for Inbox<T> {
@@ -77,7 +77,7 @@ impl<T> Inbox<T> {
         while !node.is_null() {
             // SAFETY: the swap made this thread the only one that can reach the list.
             let next = unsafe { (*node).next };
-            // SAFETY: as above; re-link in reverse.
+            // SAFETY: the swap made this thread the only one that can reach the node; it is re-linked in reverse.
             unsafe { (*node).next = oldest_first };
             oldest_first = node;
             node = next;

@@ -7,7 +7,7 @@ use kvblocks::{BlockId, BlockState};
 
 use crate::{
     extra_keys::ExtraKeys,
-    output::SchedulerOutput,
+    output::{RequestKey, SchedulerOutput},
     request::{NO_ROW, Request, RequestStatus, Tenant},
     sampling_extras::SamplingExtras,
     scheduler::Scheduler,
@@ -59,6 +59,8 @@ pub struct ScheduledRequest {
     pub num_scheduled_tokens: u32,
     /// Tokens computed before the step.
     pub num_computed_tokens: u32,
+    /// Whether the step gives a token for it.
+    pub sampled: bool,
     /// The drafts among its tokens; `UNKNOWN_TOKEN` where only the worker knows them.
     pub spec_token_ids: Vec<i32>,
     /// Its first admission.
@@ -101,10 +103,29 @@ impl Scheduler {
         self.deadlines.tenants().count()
     }
 
+    /// Take in what has arrived, as the next step would do first: until then nobody sees it in a queue.
+    pub fn take_arrivals(&mut self) {
+        self.drain_inbox();
+        self.publish();
+    }
+
+    /// Hand over what found no room in the egress; `true` when there is something to take now.
+    pub fn hand_over(&mut self) -> bool {
+        self.publish();
+        self.outgoing.has_published()
+    }
+
+    /// Id of the live request with this key.
+    #[must_use]
+    pub fn request_id_of(&self, key: RequestKey) -> Option<&str> {
+        let slot = self.requests.slot_of_key(key)?;
+        Some(&self.requests[slot as usize].cold.request_id)
+    }
+
     /// State of a live request.
     #[must_use]
     pub fn request_state(&self, request_id: &str) -> Option<RequestState> {
-        self.by_id.get(request_id).map(|&slot| self.state_of(slot))
+        self.requests.slot_of_id(request_id).map(|slot| self.state_of(slot))
     }
 
     /// State of the request in a persistent row.
@@ -144,10 +165,11 @@ impl Scheduler {
     /// State of every block.
     #[must_use]
     pub fn block_states(&self) -> Vec<BlockState> {
-        (0..self.config.num_blocks).map(|block| self.kv.pool.block_state(BlockId(block))).collect()
+        self.kv.pool.block_states()
     }
 
-    /// Tokens of a prompt that the cache holds now.
+    /// Tokens of a prompt that the cache would save a request now. Its last token is always computed, so a prompt of
+    /// whole blocks that are all cached saves one block less than it has.
     #[must_use]
     pub fn prefix_hit_length(&self, token_ids: &[i32], extra_keys: &ExtraKeys) -> u32 {
         self.kv.prefix_hit_blocks(token_ids, extra_keys) * self.config.block_size
@@ -156,9 +178,7 @@ impl Scheduler {
     /// A step that is in flight, in people's terms. Requests that have left since are not in it.
     #[must_use]
     pub fn step_view(&self, output: &SchedulerOutput) -> Option<StepView> {
-        let set = output.buffer_index as usize;
-        let step =
-            self.steps.get(set).filter(|step| step.output == *output && self.in_flight.contains(&set))?;
+        let step = self.steps.of(output)?;
         let mut scheduled = Vec::with_capacity(step.entries.len());
         for entry in &step.entries {
             let request = &self.requests[entry.tenant.slot as usize];
@@ -173,6 +193,7 @@ impl Scheduler {
                 request_id: self.id_of(entry.tenant.slot),
                 num_scheduled_tokens: entry.num_scheduled_tokens,
                 num_computed_tokens: entry.num_computed_tokens,
+                sampled: entry.sampled,
                 spec_token_ids: step.drafts_of(entry).to_vec(),
                 is_new: entry.is_new && request.cold.num_preemptions == 0,
                 is_resumed: entry.is_new && request.cold.num_preemptions > 0,

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::{
     clock::monotonic_ns,
-    handle::{Message, RESERVED_OUTPUT_TOKENS},
+    grammar::GrammarNews,
+    handle::{Message, PromptWork, RESERVED_OUTPUT_TOKENS},
     metrics::SampleGroup,
     output::{EngineCoreOutput, FinishReason, RequestError, RequestKey},
     request::{Cold, NewRequest, Request, RequestStatus},
@@ -23,49 +24,45 @@ impl Scheduler {
         shared.inbox.take(|message| match message {
             Message::Add { requests, since_ns } => {
                 let group = group_of(&requests);
-                for (request, block_hashes) in requests {
-                    self.take_in(request, block_hashes, since_ns, group.clone());
+                for (request, work) in requests {
+                    self.take_in(request, work, since_ns, group.clone());
                 }
             }
             Message::GrammarReady(key) => self.grammar_ready(key),
             Message::GrammarFailed(key) => {
-                if let Some(&slot) = self.by_key.get(&key) {
+                if let Some(slot) = self.requests.slot_of_key(key) {
                     let (error, status) = (RequestError::GrammarFailed, RequestStatus::FinishedError);
                     self.leave(slot, FinishReason::Error, error, status, &mut aborted);
                 }
             }
             Message::AbortId(request_id) => {
-                if let Some(&slot) = self.by_id.get(&request_id) {
+                if let Some(slot) = self.requests.slot_of_id(&request_id) {
                     self.abort(slot, &mut aborted);
                 }
             }
             Message::AbortKey(key) => {
-                if let Some(&slot) = self.by_key.get(&key) {
+                if let Some(slot) = self.requests.slot_of_key(key) {
                     self.abort(slot, &mut aborted);
                 }
             }
             Message::StopKey(key) => {
-                if let Some(&slot) = self.by_key.get(&key) {
+                if let Some(slot) = self.requests.slot_of_key(key) {
                     self.stop(slot, &mut aborted);
                 }
             }
         });
         if !aborted.is_empty() {
             self.drop_finished();
-            self.free_slots.append(&mut aborted);
+            for slot in aborted {
+                self.requests.free(slot);
+            }
         }
     }
 
-    fn take_in(
-        &mut self,
-        new: NewRequest,
-        block_hashes: Vec<kvblocks::BlockHash>,
-        since_ns: u64,
-        group: Option<Arc<SampleGroup>>,
-    ) {
+    fn take_in(&mut self, new: NewRequest, work: PromptWork, since_ns: u64, group: Option<Arc<SampleGroup>>) {
         self.stats.num_requests += 1;
         let num_queued_tokens = new.num_queued_tokens();
-        if self.by_key.contains_key(&new.key) {
+        if self.requests.slot_of_key(new.key).is_some() {
             // A key used twice is a front end's mistake; an answer to it would end the request that has the key.
             self.leave_queue_for_good(num_queued_tokens);
             self.stats.num_finished += 1;
@@ -74,14 +71,14 @@ impl Scheduler {
             }
             return;
         }
-        if self.by_id.contains_key(&new.request_id) {
+        if self.requests.slot_of_id(&new.request_id).is_some() {
             self.leave_queue_for_good(num_queued_tokens);
             self.stats.num_finished += 1;
             if let Some(group) = group {
                 group.end_sample(None);
             }
             self.stats.count_end(FinishReason::Error);
-            self.offer(EngineCoreOutput {
+            self.outgoing.offer(EngineCoreOutput {
                 key: new.key,
                 new_token_id: -1,
                 finish_reason: Some(FinishReason::Error),
@@ -93,14 +90,13 @@ impl Scheduler {
             });
             return;
         }
-        let slot = self.free_slots.pop().unwrap_or(self.requests.len() as u32);
-        let epoch = self.requests.get(slot as usize).map_or(0, |previous| previous.epoch);
-        let arrival = self.next_arrival;
-        self.next_arrival += 1;
-        self.by_id.insert(new.request_id.clone(), slot);
-        self.by_key.insert(new.key, slot);
-        self.num_grammar_requests += u32::from(new.waits_for_grammar);
-        self.stats.num_waiting_for_grammar += u64::from(new.waits_for_grammar);
+        let (slot, epoch, arrival) = self.requests.reserve();
+        let uses_grammar = new.waits_for_grammar || new.grammar.is_some();
+        self.stats.num_waiting_for_grammar += u64::from(uses_grammar);
+        if let Some(spec) = &new.grammar {
+            let ignores_eos = new.params.eos_token_id.is_none();
+            self.grammar_news.push(GrammarNews::Arrived { key: new.key, spec: spec.clone(), ignores_eos });
+        }
         let num_prompt_tokens = new.prompt_token_ids.len() as u32;
         let asks_of_prompt = new.params.num_prompt_logprobs >= 0;
         let max_total_tokens =
@@ -118,9 +114,11 @@ impl Scheduler {
             // What is found there is not computed, so it would judge nothing.
             skip_reading_prefix_cache: new.skip_reading_prefix_cache || asks_of_prompt,
             reports_prompt_progress: new.reports_prompt_progress,
+            has_stop_strings: new.has_stop_strings,
             num_judges_asked: 0,
-            uses_grammar: new.waits_for_grammar,
-            block_hashes,
+            uses_grammar,
+            grammar: new.grammar,
+            block_hashes: work.block_hashes,
             num_preemptions: 0,
             arrival_ns: since_ns.saturating_sub(new.age_ns),
             queued_ns: since_ns,
@@ -130,6 +128,7 @@ impl Scheduler {
             group,
             admitted_before: false,
             draft_token_ids: Vec::with_capacity(self.config.num_speculative_tokens as usize),
+            history: work.history,
             cpu_blocks: Vec::new(),
             swapped_out_in: 0,
             immune_until: 0,
@@ -139,15 +138,12 @@ impl Scheduler {
         });
         let table = Vec::with_capacity(blocks);
         let request = Request::new(new.prompt_token_ids, new.key, epoch, max_total_tokens, table, cold);
-        match self.requests.get_mut(slot as usize) {
-            Some(place) => *place = request,
-            None => self.requests.push(request),
-        }
+        self.requests.insert(slot, request);
         self.meter_arrival(slot);
         self.waiting.push(slot, &self.requests[slot as usize]);
         self.limit_wait(slot, since_ns);
         let parent = new.fork_from.filter(|_| !asks_of_prompt);
-        if let Some(&parent_slot) = parent.and_then(|parent| self.by_key.get(&parent)) {
+        if let Some(parent_slot) = parent.and_then(|parent| self.requests.slot_of_key(parent)) {
             self.link_to_parent(slot, parent_slot);
         }
         self.note(slot);
@@ -155,7 +151,7 @@ impl Scheduler {
 
     /// A request may run from now on.
     fn grammar_ready(&mut self, key: RequestKey) {
-        let Some(&slot) = self.by_key.get(&key) else { return };
+        let Some(slot) = self.requests.slot_of_key(key) else { return };
         let request = &mut self.requests[slot as usize];
         if request.status == RequestStatus::WaitingForGrammar {
             // Its place in the queue does not depend on which of the two it is.
@@ -167,7 +163,7 @@ impl Scheduler {
 }
 
 /// What is counted of all of a message's requests together, if they are the samples of one.
-fn group_of(requests: &[(NewRequest, Vec<kvblocks::BlockHash>)]) -> Option<Arc<SampleGroup>> {
+fn group_of(requests: &[(NewRequest, PromptWork)]) -> Option<Arc<SampleGroup>> {
     let ((first, _), others) = requests.split_first()?;
     let is_sample = |(other, _): &(NewRequest, _)| other.fork_from == Some(first.key);
     (!others.is_empty() && others.iter().all(is_sample)).then(|| SampleGroup::new(requests.len() as u32))

@@ -38,8 +38,9 @@ impl Scheduler {
         let live: HashSet<u32> = self.live_slots().collect();
         let queued = self.num_unfinished_requests();
         assert_eq!(live.len(), queued, "a request is in two queues");
-        assert_eq!(self.by_id.len(), queued, "live requests are in exactly one queue");
-        assert_eq!(self.by_key.len(), self.by_id.len(), "keys and ids name the same requests");
+        let (num_ids, num_keys) = self.requests.num_names();
+        assert_eq!(num_ids, queued, "live requests are in exactly one queue");
+        assert_eq!(num_keys, num_ids, "keys and ids name the same requests");
         let status = |slot: u32| self.requests[slot as usize].status;
         assert!(
             self.running.iter().all(|&slot| status(slot) == RequestStatus::Running),
@@ -56,11 +57,11 @@ impl Scheduler {
             );
         }
         let mut num_free = 0;
-        for &slot in &self.free_slots {
+        for &slot in self.requests.free_slots() {
             assert!(!live.contains(&slot), "the slot of a live request is free");
             num_free += 1;
         }
-        assert_eq!(live.len() + num_free, self.requests.len(), "a slot is lost, or free twice");
+        assert_eq!(live.len() + num_free, self.requests.num_slots(), "a slot is lost, or free twice");
     }
 
     /// Who waits for its first step is counted, and has a deadline where there is a limit. Others may be on their way.
@@ -88,11 +89,11 @@ impl Scheduler {
             assert_ne!(has_row, is_waiting, "who runs has a row, who waits has none");
             assert!(!has_row || rows.insert(request.row), "two requests have one row");
         }
-        for &row in self.free_rows.iter().chain(self.retiring_rows.iter().map(|(_, row)| row)) {
+        for row in self.rows.unused() {
             assert!(rows.insert(row), "a free row is in use or free twice");
         }
         assert_eq!(rows.len(), self.config.max_num_seqs as usize, "every row is in use, retiring or free");
-        for &(step, row) in &self.retiring_rows {
+        for (step, row) in self.rows.retiring() {
             assert!(step > self.stats.last_updated_step, "row {row} retires although step {step} is done");
         }
     }
@@ -130,9 +131,9 @@ impl Scheduler {
 
     /// Each request counts the rows that steps in flight have for it.
     fn check_steps_in_flight(&self) {
-        let mut rows = vec![0u32; self.requests.len()];
-        let mut placeholders = vec![0u32; self.requests.len()];
-        for &set in &self.in_flight {
+        let mut rows = vec![0u32; self.requests.num_slots()];
+        let mut placeholders = vec![0u32; self.requests.num_slots()];
+        for set in self.steps.in_flight() {
             for entry in &self.steps[set].entries {
                 let slot = entry.tenant.slot as usize;
                 if self.requests[slot].epoch == entry.tenant.epoch {
@@ -159,7 +160,8 @@ impl Scheduler {
 
     fn check_counters(&self, request: &Request, slot: u32) {
         assert_eq!(request.all_tokens().len(), request.num_tokens as usize, "num_tokens counts the tokens");
-        assert_eq!(self.by_id.get(&request.cold.request_id), Some(&slot), "the id leads to its request");
+        let named = self.requests.slot_of_id(&request.cold.request_id);
+        assert_eq!(named, Some(slot), "the id leads to its request");
         assert!(
             request.num_computed_tokens <= request.num_expected_tokens,
             "no more computed than known or expected"

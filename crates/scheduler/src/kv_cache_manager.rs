@@ -7,7 +7,11 @@ use std::collections::VecDeque;
 
 use kvblocks::{BlockHash, BlockId, BlockPool, ChainHasher, CpuBlockId, CpuTier};
 
-use crate::{config::SchedulerConfig, extra_keys::ExtraKeys, request::Request};
+use crate::{
+    config::SchedulerConfig,
+    extra_keys::ExtraKeys,
+    request::{Request, RequestStatus},
+};
 
 /// What an admission wants beside the blocks for its next tokens.
 #[derive(Clone, Copy, Debug)]
@@ -43,16 +47,17 @@ impl KVCacheManager {
         }
     }
 
-    /// Collect the blocks of the longest cached prefix of at most `num_tokens` tokens. Takes no reference.
+    /// Collect the blocks of the longest cached prefix of at most `num_tokens` tokens. Takes no reference. `false` when
+    /// nothing was looked up, because the cache is off or the request may not read it.
     pub(crate) fn longest_cache_hit(
         &mut self,
         request: &mut Request,
         num_tokens: u32,
         hits: &mut Vec<BlockId>,
-    ) {
+    ) -> bool {
         hits.clear();
         if !self.enable_caching || request.cold.skip_reading_prefix_cache {
-            return;
+            return false;
         }
         let max_blocks = (num_tokens / self.block_size) as usize;
         self.extend_hashes(request, max_blocks);
@@ -62,6 +67,7 @@ impl KVCacheManager {
                 None => break,
             }
         }
+        true
     }
 
     /// Give a request room for positions `0..end`: touch `hits`, take new blocks, register what becomes full.
@@ -99,6 +105,14 @@ impl KVCacheManager {
         }
         self.register_full_blocks(request, end.min(request.num_tokens), Some(step));
         true
+    }
+
+    /// Give a request room for drafts at positions up to `end`, which the caller knows to be free. Nothing becomes
+    /// findable: nobody knows yet whether they are right.
+    pub(crate) fn grow(&mut self, request: &mut Request, end: u32) {
+        let needed = end.div_ceil(self.block_size).saturating_sub(request.block_table.len() as u32);
+        let enough = self.pool.allocate(needed, &mut request.block_table);
+        debug_assert!(enough, "drafts are cut to the free blocks");
     }
 
     /// Make the blocks that `num_tokens` known tokens fill findable. `step` computes them; `None`: they are computed.
@@ -143,12 +157,26 @@ impl KVCacheManager {
         }
     }
 
-    /// Make nothing of `request` findable any more, whichever step registered it.
-    pub(crate) fn forget(&mut self, request: &Request) {
+    /// Make nothing of `request` findable any more, whichever step registered it. Of one that has given up its blocks
+    /// meanwhile, all that has its content.
+    pub(crate) fn forget(&mut self, request: &mut Request) {
         for &block in request.block_table.iter().rev() {
-            if let Some(step) = self.pool.registered_in(block) {
-                self.pool.withdraw(block, step);
+            self.forget_block(block);
+        }
+        if request.status != RequestStatus::Preempted || !self.enable_caching {
+            return;
+        }
+        self.extend_hashes(request, (request.num_tokens / self.block_size) as usize);
+        for hash in request.cold.block_hashes.iter().rev() {
+            while let Some(block) = self.pool.lookup(hash) {
+                self.forget_block(block);
             }
+        }
+    }
+
+    fn forget_block(&mut self, block: BlockId) {
+        if let Some(step) = self.pool.registered_in(block) {
+            self.pool.withdraw(block, step);
         }
     }
 

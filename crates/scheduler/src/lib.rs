@@ -18,11 +18,15 @@
 //! |---|---|
 //! | `scheduler.rs` | a step, from its parts: |
 //! | `running.rs`, `preemption.rs`, `admission.rs` | who runs on, who gives way, who comes in |
+//! | `drafts.rs` | what a step runs beyond that, guessed |
 //! | `update.rs`, `departure.rs` | what a step's tokens change; how a request leaves |
 //! | `intake.rs`, `deadlines.rs` | what comes in from other threads; how long it may wait for its first step |
-//! | `step.rs`, `step_buffers.rs` | the plan of a step and its arrays |
+//! | `requests.rs`, `rows.rs` | all requests by slot, id and key; the worker's rows |
+//! | `steps.rs`, `step.rs`, `step_buffers.rs` | the buffer sets and the steps in flight; the plan of one and its arrays |
+//! | `step_rows.rs`, `outgoing.rs` | what a step gave; what is on its way to the output side |
 //! | `kv_cache_manager.rs`, `extra_keys.rs` | which blocks a request has, gets and shares |
 //! | `request.rs`, `request_limits.rs`, `request_queue.rs` | a request; what it must keep to; who waits |
+//! | `sampling_params.rs`, `sampling_extras.rs` | the table of sampling parameters; those that are lists |
 //! | `config.rs`, `output.rs` | the numbers that fix a scheduler; what leaves it |
 //! | `handle.rs`, `inbox.rs`, `egress.rs`, `stats.rs` | what other threads touch |
 //! | `metrics.rs`, `histogram.rs` | what is counted of requests and steps |
@@ -34,9 +38,12 @@ mod clock;
 mod config;
 mod deadlines;
 mod departure;
+mod drafts;
 pub mod egress;
+mod error;
 mod events;
 mod extra_keys;
+mod grammar;
 mod handle;
 mod histogram;
 mod inbox;
@@ -46,18 +53,24 @@ mod invariants;
 mod kv_cache_manager;
 mod logprobs;
 mod metrics;
+mod outgoing;
 mod output;
 mod preemption;
 mod prompt_logprobs;
 mod request;
 mod request_limits;
 mod request_queue;
+mod requests;
+mod rows;
 mod running;
 mod sampling_extras;
+pub mod sampling_params;
 mod scheduler;
 mod stats;
 mod step;
 pub mod step_buffers;
+mod step_rows;
+mod steps;
 mod summary;
 mod sync;
 mod update;
@@ -66,8 +79,11 @@ pub use clock::monotonic_ns;
 pub use config::{
     ConfigError, MAX_QUEUE_TIMEOUT, MAX_SPECULATIVE_TOKENS, PreemptionMode, SchedulerConfig, SchedulingPolicy,
 };
+pub use drafting::{DrafterConfig, DraftingMethod, SuffixLimits, TokenCap};
+pub use error::SchedulerError;
 pub use events::{MAX_EVENTS, RequestEvent, RequestEventKind};
 pub use extra_keys::{ExtraKeys, MultimodalSpan};
+pub use grammar::{ConstrainedSample, GrammarKind, GrammarNews, GrammarSpec};
 pub use handle::{EngineHandle, NotTheWaiter};
 pub use histogram::HistogramSnapshot;
 pub use inbox::Inbox;
@@ -76,14 +92,16 @@ pub use logprobs::{LogprobRows, TokenLogprobs};
 pub use metrics::{MetricsSnapshot, STEP_PHASES};
 pub use output::{EngineCoreOutput, FinishReason, RequestError, RequestKey, SchedulerOutput};
 pub use prompt_logprobs::{PromptLogprobRows, PromptLogprobs};
-pub use request::{NewRequest, RequestStatus, SamplingParams, UNKNOWN_TOKEN};
+pub use request::{NewRequest, RequestStatus, UNKNOWN_TOKEN};
 pub use request_limits::{AddRequestError, RequestLimits};
 pub use sampling_extras::{
     Attachment, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_SAMPLING_EXTRAS_BYTES, SamplingExtras,
     SamplingExtrasError,
 };
-pub use scheduler::{Scheduler, SchedulerError};
+pub use sampling_params::SamplingParams;
+pub use scheduler::Scheduler;
 pub use stats::SchedulerStats;
 pub use step_buffers::StepBuffers;
+pub use step_rows::{StepRows, TokenRows};
 pub use summary::{BlockMap, RequestSummary};
-pub use update::{REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR, TokenRows};
+pub use update::{COMPLETED_BY_GRAMMAR, REFUSED_BY_PROCESSOR, REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR};

@@ -2,9 +2,9 @@
 //! room for them.
 
 use crate::{
+    error::SchedulerError,
     output::{RequestKey, SchedulerOutput},
-    scheduler::SchedulerError,
-    update::TokenRows,
+    step_rows::TokenRows,
 };
 
 /// Of a token of one request: its own log-probability and those of the likeliest ones at its place.

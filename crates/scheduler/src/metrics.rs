@@ -14,7 +14,7 @@ use std::{
 };
 
 use crate::{
-    config::SchedulerConfig,
+    config::{MAX_SPECULATIVE_TOKENS, SchedulerConfig},
     histogram::{Histogram, HistogramSnapshot, Unit},
     output::FinishReason,
     request::Request,
@@ -41,6 +41,16 @@ const BETWEEN_TOKENS: &[f64] = &[
 const STEP_TOKENS: &[f64] =
     &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
 const SAMPLES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
+/// Every number of drafts that may be accepted at once, but the last.
+const ACCEPTED_DRAFTS: &[f64] = &{
+    let mut bounds = [0.0; MAX_SPECULATIVE_TOKENS as usize];
+    let mut number = 0;
+    while number < bounds.len() {
+        bounds[number] = number as f64;
+        number += 1;
+    }
+    bounds
+};
 /// With 0 for all those that were never preempted.
 const PREEMPTIONS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0];
 const STEP: &[f64] = &[
@@ -104,6 +114,8 @@ histograms! {
     request_max_num_generation_tokens: Count, |tokens| tokens;
     /// Tokens of its prompt that were in no cache and shared with no other.
     request_prefill_kv_computed_tokens: Count, |tokens| tokens;
+    /// Drafts that were accepted of one request in one step that had some.
+    accepted_drafts: Count, |_| ACCEPTED_DRAFTS;
     /// Samples.
     request_params_n: Count, |_| SAMPLES;
     /// The most tokens that it may have.
@@ -138,6 +150,9 @@ pub(crate) struct Metrics {
     // Requests that were refused, written by whoever hands them in.
     rejected_for_requests: AtomicU64,
     rejected_for_tokens: AtomicU64,
+    // Requests with stop strings that came to their length, by what their front ends said of them then.
+    settled_as_stop: AtomicU64,
+    settled_as_length: AtomicU64,
 }
 
 /// All that was counted, at about one moment.
@@ -155,7 +170,22 @@ impl Metrics {
             histograms: config.collect_metrics.then(|| Histograms::new(config)),
             rejected_for_requests: AtomicU64::new(0),
             rejected_for_tokens: AtomicU64::new(0),
+            settled_as_stop: AtomicU64::new(0),
+            settled_as_length: AtomicU64::new(0),
         }
+    }
+
+    /// A request with stop strings that came to its length has ended by one of them, or by its length.
+    pub(crate) fn settle_end(&self, found_stop: bool) {
+        let number = if found_stop { &self.settled_as_stop } else { &self.settled_as_length };
+        // Relaxed: nothing is ordered by it.
+        number.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Add these to what the scheduler's thread has counted.
+    pub(crate) fn add_settled(&self, stats: &mut SchedulerStats) {
+        stats.num_finished_stop += self.settled_as_stop.load(Ordering::Relaxed);
+        stats.num_finished_length += self.settled_as_length.load(Ordering::Relaxed);
     }
 
     /// A request, with its samples, was not taken.
@@ -277,6 +307,13 @@ impl DecodeMeter<'_> {
 }
 
 impl Scheduler {
+    /// So many drafts of a row were accepted.
+    pub(crate) fn meter_accepted(&self, num_accepted: u32) {
+        if let Some(histograms) = &self.handle.shared.metrics.histograms {
+            histograms.accepted_drafts.observe(num_accepted.into());
+        }
+    }
+
     /// A request is about to take a slot.
     pub(crate) fn meter_arrival(&mut self, slot: u32) {
         if !self.config.collect_metrics {
@@ -325,9 +362,6 @@ impl Scheduler {
                 let last_ns = self.meter.last_token_ns.get(slot as usize).copied().unwrap_or(0);
                 histograms.observe_end(request, reason, last_ns, now);
             }
-        }
-        if let Some(reason) = finish_reason {
-            self.stats.count_end(reason);
         }
     }
 

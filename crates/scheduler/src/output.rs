@@ -50,7 +50,7 @@ pub enum RequestError {
     StepFailed,
     /// The model gave no token for it: its logits were not numbers.
     NoToken,
-    /// Its grammar does not take the token that was sampled.
+    /// Its grammar does not take the token that was sampled, or has become too complex to follow.
     GrammarRejected,
     /// Its grammar could not be compiled.
     GrammarFailed,
@@ -58,6 +58,16 @@ pub enum RequestError {
     QueueTimeout,
     /// A logits processor raised an error for it.
     ProcessorFailed,
+    /// A logits processor does not take its arguments.
+    ProcessorRefused,
+}
+
+impl RequestError {
+    /// Whether there are words about it beside this, of what ran the step.
+    #[must_use]
+    pub fn is_explained(self) -> bool {
+        matches!(self, Self::StepFailed | Self::ProcessorFailed | Self::ProcessorRefused)
+    }
 }
 
 impl fmt::Display for RequestError {
@@ -71,12 +81,17 @@ impl fmt::Display for RequestError {
                 "the model produced no valid token for this request (its logits are not finite numbers)"
             }
             Self::StepFailed => "the model failed while this request was being computed",
-            Self::GrammarRejected => "the grammar of this request does not accept the token that was sampled",
-            Self::GrammarFailed => "the grammar of this request could not be compiled",
+            Self::GrammarRejected => {
+                "the grammar of this request allows no token here, or has become too complex to follow"
+            }
+            Self::GrammarFailed => {
+                "the grammar of this request could not be compiled for the vocabulary of this model"
+            }
             Self::QueueTimeout => {
                 "the request waited longer than queue_timeout and was not begun; try again later"
             }
             Self::ProcessorFailed => "a logits processor of this request raised an error",
+            Self::ProcessorRefused => "a logits processor does not take the arguments of this request",
         })
     }
 }
@@ -90,7 +105,7 @@ pub struct EngineCoreOutput {
     pub new_token_id: i32,
     /// Set on the last record of a request.
     pub finish_reason: Option<FinishReason>,
-    /// The stop token that ended the request, or −1. See also [`Self::prompt_progress`].
+    /// The stop token that ended the request, or −1. See also [`Self::prompt_progress`] and [`Self::is_unsettled`].
     pub stop_reason: i32,
     /// Prompt tokens that came from the prefix cache at first admission; on the first record of a request, else 0.
     pub num_cached_tokens: u32,
@@ -102,7 +117,17 @@ pub struct EngineCoreOutput {
     pub error: RequestError,
 }
 
+/// The stop reason of an end that is not settled; no token has this id.
+pub(crate) const UNSETTLED: i32 = -2;
+
 impl EngineCoreOutput {
+    /// Whether the engine waits to hear why the request ended ([`crate::EngineHandle::settle_end`]): it came to its length,
+    /// but it has stop strings, and only the front end knows whether the last text holds one.
+    #[must_use]
+    pub fn is_unsettled(&self) -> bool {
+        self.finish_reason == Some(FinishReason::Length) && self.stop_reason == UNSETTLED
+    }
+
     /// Neither token nor end: the news that so many tokens of the prompt are computed, which has `stop_reason`'s place.
     pub(crate) fn progress(key: RequestKey, num_computed_tokens: u32, timestamp_ns: u64) -> Self {
         Self {

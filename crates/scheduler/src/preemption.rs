@@ -102,6 +102,7 @@ impl Scheduler {
     /// Forget what was computed for a victim; its tokens stay. Those of steps in flight still come.
     fn recompute(&mut self, slot: u32) {
         self.register_settled(slot);
+        self.register_in_flight(slot);
         let request = &mut self.requests[slot as usize];
         self.kv.free(request);
         request.status = RequestStatus::Preempted;
@@ -151,10 +152,21 @@ impl Scheduler {
         self.kv.register_full_blocks(request, num_tokens, None);
     }
 
+    /// Make findable the block that a step in flight fills with the last known token of a victim: steps run in order, so
+    /// it is full before anybody reads it.
+    fn register_in_flight(&mut self, slot: u32) {
+        let request = &mut self.requests[slot as usize];
+        if request.num_output_placeholders() > 0 {
+            // It belongs to the next step: that fails with those in flight, and nothing withdraws it before.
+            let num_tokens = request.num_tokens;
+            self.kv.register_full_blocks(request, num_tokens, Some(self.steps.last() + 1));
+        }
+    }
+
     /// The worker learns with the next step that a preempted request's row is free.
     fn leave_row(&mut self, slot: u32) {
         let request = &self.requests[slot as usize];
-        self.preempted_rows.push((request.row, Tenant { slot, epoch: request.epoch }));
+        self.rows.note_preempted(request.row, Tenant { slot, epoch: request.epoch });
         self.retire_row(slot);
         self.note(slot);
     }
@@ -165,17 +177,13 @@ impl Scheduler {
         if row == NO_ROW {
             return;
         }
-        if self.in_flight.is_empty() {
-            self.free_rows.push(row);
-        } else {
-            self.retiring_rows.push_back((self.last_step, row));
-        }
+        self.rows.give_up(row, self.steps.newest_in_flight());
     }
 
-    /// Whether the step being planned may admit: not beside a preemption, unless nobody is left to be protected
-    /// from it, and not while blocks are on their way out.
-    pub(crate) fn may_admit(&self) -> bool {
-        self.leaving.is_empty() && (self.preempted_rows.is_empty() || self.running.is_empty())
+    /// Whether the step being planned may admit: not when it `has_preempted`, unless nobody is left to be protected
+    /// from that, and not while blocks are on their way out.
+    pub(crate) fn may_admit(&self, has_preempted: bool) -> bool {
+        self.leaving.is_empty() && (!has_preempted || self.running.is_empty())
     }
 
     /// One request less, with so many tokens, waits for its first admission.

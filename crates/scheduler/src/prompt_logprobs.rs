@@ -6,9 +6,10 @@
 //! flight, has given or will give. A step that fails ends its requests, so nothing is left out either.
 
 use crate::{
+    error::SchedulerError,
     output::{RequestKey, SchedulerOutput},
     request::{Request, Tenant},
-    scheduler::{Scheduler, SchedulerError},
+    scheduler::Scheduler,
     step_buffers::StepBuffers,
 };
 
@@ -122,7 +123,7 @@ impl Scheduler {
             let next_entry = entry + span.count as usize * num_columns as usize;
             let request = &self.requests[span.tenant.slot as usize];
             if request.epoch == span.tenant.epoch {
-                self.egress.push_prompt_logprobs(PromptLogprobs {
+                self.outgoing.push_prompt_logprobs(PromptLogprobs {
                     key: request.key,
                     first_position: span.start + 1,
                     num_columns: num_columns as u32,

@@ -5,10 +5,12 @@
 
 use std::sync::Arc;
 
+use drafting::History;
 use kvblocks::{BlockHash, BlockId, CpuBlockId};
 
 use crate::{
-    extra_keys::ExtraKeys, metrics::SampleGroup, output::RequestKey, sampling_extras::SamplingExtras,
+    extra_keys::ExtraKeys, grammar::GrammarSpec, metrics::SampleGroup, output::RequestKey,
+    sampling_params::SamplingParams,
 };
 
 /// No persistent row.
@@ -65,65 +67,9 @@ impl RequestStatus {
     }
 }
 
-/// How a request is sampled and when it stops.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SamplingParams {
-    /// Output tokens at most; 0 ends with the prefill.
-    pub max_tokens: u32,
-    /// Output tokens before EOS and stop ids may be sampled.
-    pub min_tokens: u32,
-    /// The token that ends the request; `None` when EOS is ignored.
-    pub eos_token_id: Option<i32>,
-    /// Further tokens that end it.
-    pub stop_token_ids: Box<[i32]>,
-    /// 0 = greedy.
-    pub temperature: f32,
-    /// Nucleus share.
-    pub top_p: f32,
-    /// Smallest probability relative to the best.
-    pub min_p: f32,
-    /// Added once per token that appeared in the output.
-    pub presence_penalty: f32,
-    /// Added per appearance in the output.
-    pub frequency_penalty: f32,
-    /// Divides (positive) or multiplies (negative) logits of seen tokens.
-    pub repetition_penalty: f32,
-    /// Candidates kept; 0 = all.
-    pub top_k: i64,
-    /// Key of the counter-based random numbers.
-    pub seed: i64,
-    /// Log-probabilities returned per token; −1 = none.
-    pub num_logprobs: i64,
-    /// The same for each token of the prompt but the first; −1 = none.
-    pub num_prompt_logprobs: i64,
-    /// Parameters that are lists; shared by the samples of a request.
-    pub extras: Option<Arc<SamplingExtras>>,
-}
-
-impl Default for SamplingParams {
-    fn default() -> Self {
-        Self {
-            max_tokens: 16,
-            min_tokens: 0,
-            eos_token_id: None,
-            stop_token_ids: Box::new([]),
-            temperature: 1.0,
-            top_p: 1.0,
-            min_p: 0.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            repetition_penalty: 1.0,
-            top_k: 0,
-            seed: 0,
-            num_logprobs: -1,
-            num_prompt_logprobs: -1,
-            extras: None,
-        }
-    }
-}
-
 /// What a front end hands in.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 pub struct NewRequest {
     /// Made by `EngineHandle::new_key`.
     pub key: RequestKey,
@@ -141,8 +87,12 @@ pub struct NewRequest {
     pub skip_reading_prefix_cache: bool,
     /// Tell how far its prompt is, after each step that computed a piece of it.
     pub reports_prompt_progress: bool,
-    /// Its output obeys a grammar; it waits until `EngineHandle::grammar_ready`.
+    /// Its front end looks for stop strings: whoever sees it end at its length calls `EngineHandle::settle_end`.
+    pub has_stop_strings: bool,
+    /// Its output obeys a grammar; it waits until `EngineHandle::grammar_ready`. A request with a `grammar` does anyway.
     pub waits_for_grammar: bool,
+    /// What its output must be; shared by the samples of a request.
+    pub grammar: Option<Arc<GrammarSpec>>,
     /// A live request whose tokens begin with this prompt: share its KV instead of computing the prompt again.
     pub fork_from: Option<RequestKey>,
     /// For how long it has been under way when it is handed in (nanoseconds): its prompt was read, tokenised and sent.
@@ -167,10 +117,19 @@ impl NewRequest {
             extra_keys: ExtraKeys::default(),
             skip_reading_prefix_cache: false,
             reports_prompt_progress: false,
+            has_stop_strings: false,
             waits_for_grammar: false,
+            grammar: None,
             fork_from: None,
             age_ns: 0,
         }
+    }
+
+    /// Whether tokens may be guessed for it. What a grammar allows, and what a callable of its own makes of the logits,
+    /// is worked out for one token at a time.
+    pub(crate) fn may_have_drafts(&self) -> bool {
+        let has_processors = self.params.extras.as_ref().is_some_and(|extras| extras.attachment().is_some());
+        !(has_processors || self.waits_for_grammar || self.grammar.is_some())
     }
 
     /// Tokens that count while it waits: those of its prompt, but for what it shares with the request that it forks.
@@ -201,9 +160,12 @@ pub(crate) struct Cold {
     pub(crate) extra_keys: ExtraKeys,
     pub(crate) skip_reading_prefix_cache: bool,
     pub(crate) reports_prompt_progress: bool,
+    pub(crate) has_stop_strings: bool,
     /// Leading tokens of the prompt whose logits a step was asked to judge the next token by.
     pub(crate) num_judges_asked: u32,
     pub(crate) uses_grammar: bool,
+    /// `None` although it uses one: whoever handed it in keeps the grammar.
+    pub(crate) grammar: Option<Arc<GrammarSpec>>,
     /// One per full block of tokens known so far (empty without prefix caching).
     pub(crate) block_hashes: Vec<BlockHash>,
     pub(crate) num_preemptions: u32,
@@ -223,6 +185,8 @@ pub(crate) struct Cold {
     pub(crate) admitted_before: bool,
     /// Drafts for the next step; `UNKNOWN_TOKEN`s when the worker alone knows them.
     pub(crate) draft_token_ids: Vec<i32>,
+    /// What its drafts are made of; `None`: it gets none.
+    pub(crate) history: Option<Box<History>>,
     /// Where its KV is while it is swapped out, in the order of the block table.
     pub(crate) cpu_blocks: Vec<CpuBlockId>,
     /// The step whose copies bring it there.
@@ -416,7 +380,7 @@ impl Request {
     pub(crate) fn retract_drafts(&mut self, count: u32, block_size: u32) {
         self.num_computed_tokens -= count;
         self.num_expected_tokens -= count;
-        if count > 0 && self.cold.draft_token_ids.is_empty() {
+        if count > 0 {
             self.locate_next_slot(block_size);
         }
     }

@@ -4,7 +4,7 @@
 
 use thiserror::Error;
 
-use crate::{config::SchedulerConfig, request::SamplingParams, step_buffers::MAX_STOP_TOKEN_IDS};
+use crate::{config::SchedulerConfig, sampling_params::SamplingParams, step_buffers::MAX_STOP_TOKEN_IDS};
 
 /// Why a request was not taken in. Each carries the numbers.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
@@ -14,7 +14,7 @@ pub enum AddRequestError {
     EmptyPrompt,
     /// No room for even one output token.
     #[error(
-        "maximum context length is {max_model_len} tokens, however your prompt contains {num_prompt_tokens} input tokens; at most {} fit",
+        "This model's maximum context length is {max_model_len} tokens (prompt and output together), but your prompt contains {num_prompt_tokens} input tokens: at most {} fit",
         max_model_len.saturating_sub(1)
     )]
     PromptTooLong {

@@ -2,7 +2,8 @@
 //!
 //! One ordered set serves both policies and all who wait: those who never ran, preempted and swapped ones.
 //! Under FCFS the key is the arrival, swapped ones first, so that whoever lost its blocks comes back before
-//! anything younger and several of them keep their order. Under PRIORITY the key is `(priority, arrival)`.
+//! anything younger and several of them keep their order. Under PRIORITY the key is the priority, then when the
+//! request came to its front end, then the order in which it was handed in.
 
 use std::{
     collections::BTreeSet,
@@ -14,8 +15,8 @@ use crate::{
     request::{Request, RequestStatus},
 };
 
-/// Class or priority, arrival, slot: unique, and total.
-pub(crate) type QueueKey = (i64, u64, u32);
+/// Class or priority, time of arrival (0 under FCFS), order of arrival, slot: unique, and total.
+pub(crate) type QueueKey = (i64, u64, u64, u32);
 
 #[derive(Debug, Default)]
 pub(crate) struct RequestQueue {
@@ -30,11 +31,12 @@ impl RequestQueue {
 
     /// Where a request stands; running ones too (victims have large keys).
     pub(crate) fn key(&self, slot: u32, request: &Request) -> QueueKey {
-        let class = match self.policy {
-            SchedulingPolicy::Fcfs => -i64::from(request.status == RequestStatus::Swapped),
-            SchedulingPolicy::Priority => i64::from(request.cold.priority),
+        let cold = &request.cold;
+        let (class, arrival_ns) = match self.policy {
+            SchedulingPolicy::Fcfs => (-i64::from(request.status == RequestStatus::Swapped), 0),
+            SchedulingPolicy::Priority => (i64::from(cold.priority), cold.arrival_ns),
         };
-        (class, request.cold.arrival, slot)
+        (class, arrival_ns, cold.arrival, slot)
     }
 
     pub(crate) fn push(&mut self, slot: u32, request: &Request) {
@@ -62,6 +64,6 @@ impl RequestQueue {
 
     /// Slots in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.order.iter().map(|key| key.2)
+        self.order.iter().map(|key| key.3)
     }
 }

@@ -6,124 +6,23 @@
 //!
 //! The scheduler belongs to one thread (`!Sync` by type); other threads talk to it through `EngineHandle`.
 
-use std::{cell::Cell, collections::HashMap, collections::VecDeque, marker::PhantomData};
+use std::{cell::Cell, marker::PhantomData};
 
+use drafting::Drafter;
 use kvblocks::{BlockCopies, BlockId, BlockPool, ChainHasher};
-use thiserror::Error;
 
 use crate::{
-    config::{ConfigError, SchedulerConfig},
-    deadlines::Deadlines,
-    egress::{self, Consumer, Producer},
-    events::EventLog,
-    handle::EngineHandle,
-    kv_cache_manager::KVCacheManager,
-    metrics::Meter,
-    output::{EngineCoreOutput, RequestKey, SchedulerOutput},
-    request::{Request, Tenant},
-    request_queue::RequestQueue,
-    running::Served,
-    stats::SchedulerStats,
-    step::{Entry, Step},
-    step_buffers::StepBuffers,
+    config::SchedulerConfig, deadlines::Deadlines, egress::Consumer, error::SchedulerError, events::EventLog,
+    grammar::GrammarNews, handle::EngineHandle, kv_cache_manager::KVCacheManager, metrics::Meter,
+    outgoing::Outgoing, output::SchedulerOutput, request_queue::RequestQueue, requests::Requests, rows::Rows,
+    stats::SchedulerStats, step::Entry, step_buffers::StepBuffers, steps::Steps,
 };
-
-/// Misuse of the owner's side: a value, the scheduler stays sound.
-#[derive(Clone, PartialEq, Debug, Error)]
-pub enum SchedulerError {
-    /// A number outside its limits.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The pool could not be made.
-    #[error(transparent)]
-    Pool(#[from] kvblocks::PoolError),
-    /// `schedule` while as many steps are in flight as may be.
-    #[error(
-        "step {oldest_step} is in flight, and max_steps_in_flight is {limit}; call update_from_output or fail_step for it before the next schedule"
-    )]
-    StepInFlight {
-        /// The step to update next.
-        oldest_step: u64,
-        /// `max_steps_in_flight`.
-        limit: u32,
-    },
-    /// An update with what `schedule` returned, after `truncate_drafts` has returned something in its place.
-    #[error("this output of step {step} is out of date: use the one that truncate_drafts returned")]
-    OutdatedOutput {
-        /// The step.
-        step: u64,
-    },
-    /// A change to a step that is not the last one scheduled.
-    #[error(
-        "step {step} is not the last one in flight; its drafts can be changed only before the next schedule"
-    )]
-    NotTheNewestStep {
-        /// Given.
-        step: u64,
-    },
-    /// An update of a step that is not the oldest in flight.
-    #[error("step {step} cannot be updated: {}", match oldest_step { Some(oldest) => format!("the next step to update is {oldest}"), None => "no step is in flight".to_owned() })]
-    WrongStep {
-        /// Given.
-        step: u64,
-        /// Expected.
-        oldest_step: Option<u64>,
-    },
-    /// Sampled ids of the wrong shape.
-    #[error("sampled_token_ids must have {expected} rows, one per sampled request of step {step}, got {got}")]
-    WrongRows {
-        /// The step.
-        step: u64,
-        /// `num_sampled`.
-        expected: u32,
-        /// Given.
-        got: usize,
-    },
-    /// Log-probabilities that are not of what was sampled.
-    #[error("the logprobs of step {step} do not fit its sampled tokens: {what}")]
-    WrongLogprobs {
-        /// The step.
-        step: u64,
-        /// What is wrong.
-        what: &'static str,
-    },
-    /// Log-probabilities of prompts that are not those that were asked for.
-    #[error("the prompt_logprobs of step {step} are not what it was asked for: {what}")]
-    WrongPromptLogprobs {
-        /// The step.
-        step: u64,
-        /// What is wrong.
-        what: &'static str,
-    },
-    /// Drafts where there may be none, or not as many.
-    #[error(
-        "drafts have {got} columns, at most {limit} are possible (num_speculative_tokens; 0 when steps overlap: the worker keeps its drafts)"
-    )]
-    TooManyDrafts {
-        /// Given.
-        got: usize,
-        /// Possible.
-        limit: u32,
-    },
-    /// No buffer sets.
-    #[error("at least {needed} step buffer sets are needed (steps in flight + 1), got {got}")]
-    TooFewBuffers {
-        /// Needed.
-        needed: usize,
-        /// Given.
-        got: usize,
-    },
-}
 
 /// The owner's side. See the module docs.
 #[derive(Debug)]
 pub struct Scheduler {
     pub(crate) config: SchedulerConfig,
-    /// All live requests, waiting ones too; a slot is used again after its request has left.
-    pub(crate) requests: Vec<Request>,
-    pub(crate) free_slots: Vec<u32>,
-    pub(crate) by_id: HashMap<Box<str>, u32>,
-    pub(crate) by_key: HashMap<RequestKey, u32>,
+    pub(crate) requests: Requests,
     pub(crate) waiting: RequestQueue,
     pub(crate) deadlines: Deadlines,
     /// Slots in admission order.
@@ -131,29 +30,19 @@ pub struct Scheduler {
     /// Victims that will be swapped out when no step that they are in is in flight; they still have their blocks.
     pub(crate) leaving: Vec<u32>,
     pub(crate) kv: KVCacheManager,
-    pub(crate) copies: BlockCopies,
-    pub(crate) free_rows: Vec<u32>,
-    /// Rows given up while steps that name them are in flight, with the newest such step.
-    pub(crate) retiring_rows: VecDeque<(u64, u32)>,
-    pub(crate) steps: Vec<Step>,
-    /// Sets of the steps that are not updated yet, oldest first.
-    pub(crate) in_flight: VecDeque<usize>,
-    pub(crate) last_step: u64,
-    /// Rows given up since the last step, with the ids of their requests for the debug view.
-    pub(crate) finished_rows: Vec<(u32, Box<str>)>,
-    /// Rows given up in this step, with whose they were.
-    pub(crate) preempted_rows: Vec<(u32, Tenant)>,
-    pub(crate) egress: Producer,
-    /// Records that did not fit into the egress; offered again with the next step.
-    pub(crate) spill: VecDeque<EngineCoreOutput>,
-    consumer: Option<Consumer>,
+    pub(crate) rows: Rows,
+    pub(crate) steps: Steps,
+    pub(crate) outgoing: Outgoing,
     pub(crate) handle: EngineHandle,
     pub(crate) stats: SchedulerStats,
     pub(crate) meter: Meter,
-    pub(crate) next_arrival: u64,
-    /// Live requests whose output obeys a grammar.
-    pub(crate) num_grammar_requests: u32,
+    /// Makes drafts, if the scheduler does.
+    pub(crate) drafter: Option<Drafter>,
+    /// Who came and left with a grammar, until `take_grammar_news`.
+    pub(crate) grammar_news: Vec<GrammarNews>,
     pub(crate) events: EventLog,
+    /// Scratch of a dispatch: the copies of its step.
+    copies: BlockCopies,
     /// Scratch of an admission: the blocks found for it, and who did not fit before it.
     pub(crate) hits: Vec<BlockId>,
     pub(crate) passed_over: Vec<u32>,
@@ -176,43 +65,38 @@ impl Scheduler {
         let handle = EngineHandle::new(config.clone(), hasher.clone(), pool.shared());
         // Room for a step and a half: a larger ring would cycle through more cache than it saves in patience.
         let tokens_per_step = (config.max_num_seqs * (1 + config.num_speculative_tokens)) as usize;
-        let (egress, consumer) = egress::channel(tokens_per_step + tokens_per_step / 2 + 16);
+        let outgoing = Outgoing::new(tokens_per_step + tokens_per_step / 2 + 16);
         let max_num_seqs = config.max_num_seqs;
-        Ok(Self {
-            requests: Vec::new(),
-            free_slots: Vec::new(),
-            by_id: HashMap::new(),
-            by_key: HashMap::new(),
+        let drafter =
+            config.drafter.clone().map(|drafter| Drafter::new(drafter, config.num_speculative_tokens));
+        let mut scheduler = Self {
+            requests: Requests::default(),
             waiting: RequestQueue::new(config.scheduling_policy),
             deadlines: Deadlines::default(),
             running: Vec::with_capacity(max_num_seqs as usize),
             leaving: Vec::with_capacity(max_num_seqs as usize),
-            copies: BlockCopies::default(),
             kv: KVCacheManager::new(&config, hasher, pool),
-            free_rows: (0..max_num_seqs).rev().collect(),
-            retiring_rows: VecDeque::with_capacity(max_num_seqs as usize),
-            in_flight: VecDeque::with_capacity(buffers.len()),
-            steps: buffers.into_iter().map(|buffers| Step::new(buffers, &config)).collect(),
-            last_step: 0,
-            finished_rows: Vec::with_capacity(max_num_seqs as usize),
-            preempted_rows: Vec::with_capacity(max_num_seqs as usize),
-            egress,
-            spill: VecDeque::new(),
-            consumer: Some(consumer),
+            rows: Rows::new(max_num_seqs),
+            steps: Steps::new(buffers, &config),
+            outgoing,
             handle,
             stats: SchedulerStats {
                 num_usable_blocks: u64::from(config.num_blocks - 1),
                 ..SchedulerStats::default()
             },
             meter: Meter::default(),
-            next_arrival: 0,
-            num_grammar_requests: 0,
+            drafter,
+            grammar_news: Vec::new(),
             events: EventLog::default(),
+            copies: BlockCopies::default(),
             hits: Vec::with_capacity(config.blocks_per_request() as usize),
             passed_over: Vec::new(),
             config,
             _owned_by_one_thread: PhantomData,
-        })
+        };
+        // Before the first step, too, there are blocks.
+        scheduler.publish();
+        Ok(scheduler)
     }
 
     /// The shared side.
@@ -223,7 +107,7 @@ impl Scheduler {
 
     /// The output side's end of the egress; there is one.
     pub fn take_consumer(&mut self) -> Option<Consumer> {
-        self.consumer.take()
+        self.outgoing.take_consumer()
     }
 
     /// Plan the next step into the next free buffer set. `None` when nothing can run now; with steps in flight that
@@ -232,20 +116,25 @@ impl Scheduler {
     /// # Errors
     /// When `max_steps_in_flight` steps are in flight: the next one is planned after one was updated.
     pub fn schedule(&mut self) -> Result<Option<SchedulerOutput>, SchedulerError> {
-        let set = self.free_set()?;
+        let set = self.steps.free_set()?;
         self.drain_inbox();
         self.end_overdue(None);
         self.kv.pool.drain_returned();
-        self.steps[set].begin(self.last_step + 1, set as u32);
+        if self.waits_for_tokens() {
+            self.publish();
+            return Ok(None);
+        }
+        self.steps.begin(set);
+        // A plan that came to nothing may have preempted: the worker is still to be told, but that was another turn.
+        let num_preempted_before = self.rows.num_preempted();
         self.swap_out_leaving(set);
         let mut budget = self.config.max_num_batched_tokens;
-        // Who gave up its own blocks was the worst: the others run with them. Each round shrinks the running list.
-        while self.schedule_running(set, &mut budget) == Served::UntilOneGaveUp
-            && self.steps[set].entries.is_empty()
-        {}
-        if self.may_admit() {
-            self.schedule_waiting(set, budget);
+        self.schedule_running(set, &mut budget);
+        let has_preempted = self.rows.num_preempted() > num_preempted_before;
+        if self.may_admit(has_preempted) {
+            self.schedule_waiting(set, &mut budget);
         }
+        self.schedule_drafts(set, budget);
         if self.steps[set].entries.is_empty() {
             self.publish();
             return Ok(None);
@@ -257,20 +146,19 @@ impl Scheduler {
     fn dispatch(&mut self, set: usize) -> SchedulerOutput {
         let step = &mut self.steps[set];
         step.finish();
-        step.write_departures(&mut self.finished_rows, &mut self.preempted_rows);
+        step.write_departures(&mut self.rows);
         if !self.kv.cpu.planned().is_empty() {
             self.kv.cpu.take_copies(&mut self.copies);
             step.write_copies(&self.copies);
         }
-        if self.num_grammar_requests > 0 {
+        if self.requests.any_with_grammar() {
             let requests = &self.requests;
             let obeys = |entry: &&Entry| requests[entry.tenant.slot as usize].cold.uses_grammar;
             let sampled = step.entries.iter().filter(|entry| entry.sampled);
             step.output.num_structured_output_reqs = sampled.filter(obeys).count() as u32;
         }
         let output = step.output;
-        self.last_step = output.step;
-        self.in_flight.push_back(set);
+        self.steps.dispatch(set);
         self.stats.num_steps += 1;
         self.stats.num_scheduled_tokens += u64::from(output.total_num_scheduled_tokens);
         self.record_step(set);
@@ -288,7 +176,7 @@ impl Scheduler {
         output: &SchedulerOutput,
         num_kept: &[u32],
     ) -> Result<SchedulerOutput, SchedulerError> {
-        let newest = self.in_flight.back().copied();
+        let newest = self.steps.newest();
         let Some(set) = newest.filter(|&set| self.steps[set].output == *output) else {
             return Err(SchedulerError::NotTheNewestStep { step: output.step });
         };
@@ -315,9 +203,7 @@ impl Scheduler {
     /// The arrays of a step that is in flight.
     #[must_use]
     pub fn buffers(&self, output: &SchedulerOutput) -> Option<&StepBuffers> {
-        let set = output.buffer_index as usize;
-        let step = self.steps.get(set).filter(|_| self.in_flight.contains(&set))?;
-        (step.output == *output).then_some(&step.buffers)
+        self.steps.of(output).map(|step| &step.buffers)
     }
 
     /// Requests that have not finished.
@@ -329,13 +215,15 @@ impl Scheduler {
     /// Whether anything is waiting, running, in the inbox, or waiting for room in the egress.
     #[must_use]
     pub fn has_unfinished_requests(&self) -> bool {
-        self.num_unfinished_requests() > 0 || !self.spill.is_empty() || !self.handle.shared.inbox.is_empty()
+        self.num_unfinished_requests() > 0
+            || self.outgoing.num_held_back() > 0
+            || !self.handle.shared.inbox.is_empty()
     }
 
     /// Whether outputs wait for the output side.
     #[must_use]
     pub fn has_outputs(&self) -> bool {
-        self.egress.has_published() || !self.spill.is_empty()
+        self.outgoing.has_published() || self.outgoing.num_held_back() > 0
     }
 
     /// Forget every cached block; `false` while blocks are in use. With `preempt_running` all requests give theirs up
@@ -356,29 +244,10 @@ impl Scheduler {
         &self.config
     }
 
-    /// The set for the next step. Sets rotate, so that what was written for the last step stays readable.
-    fn free_set(&self) -> Result<usize, SchedulerError> {
-        match self.in_flight.front() {
-            Some(&oldest) if self.in_flight.len() >= self.config.max_steps_in_flight as usize => {
-                Err(SchedulerError::StepInFlight {
-                    oldest_step: self.steps[oldest].output.step,
-                    limit: self.config.max_steps_in_flight,
-                })
-            }
-            _ => Ok(self.last_step as usize % self.steps.len()),
-        }
-    }
-
     /// Copy the counters to where other threads read them, and hand over what waits for the output side.
     pub(crate) fn publish(&mut self) {
-        while let Some(&record) = self.spill.front() {
-            if !self.egress.push(record) {
-                break;
-            }
-            self.spill.pop_front();
-        }
-        self.egress.publish();
-        self.stats.num_held_back = self.spill.len() as u64;
+        self.outgoing.publish();
+        self.stats.num_held_back = self.outgoing.num_held_back() as u64;
         self.stats.num_running = self.running.len() as u64;
         self.stats.num_waiting = (self.waiting.len() + self.leaving.len()) as u64;
         self.stats.num_free_blocks = u64::from(self.kv.pool.num_free());

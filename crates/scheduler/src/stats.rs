@@ -80,13 +80,22 @@ counters! {
     num_forks,
     /// Admissions past a request that did not fit.
     num_look_past,
+    /// Rows with drafts that were run.
+    num_drafts,
     /// Draft tokens that were run.
     num_draft_tokens,
     /// Of these, accepted.
     num_accepted_tokens,
+    /// Drafts that were found and not run, because they would not have paid.
+    num_withheld_draft_tokens,
+    /// How often drafts were switched off for a while, because they cost more than they gave.
+    num_draft_pauses,
+    /// 1 while they are off.
+    is_drafting_paused,
     /// Tokens scheduled since the start.
     num_scheduled_tokens,
-    /// Tokens of prompts that were looked up, once per first admission.
+    /// Tokens of prompts that were looked up, once per first admission; a request that may not read the cache, or forks
+    /// another, looks nothing up.
     prefix_cache_queries,
     /// Of these, tokens found.
     prefix_cache_hits,

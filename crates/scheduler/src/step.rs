@@ -11,7 +11,9 @@ use crate::{
     output::SchedulerOutput,
     prompt_logprobs::PromptSpan,
     request::{NO_ROW, Request, Tenant, UNKNOWN_TOKEN},
-    step_buffers::{ArraySpec, Column, SAMPLING_FLOAT_COLUMNS, SAMPLING_INT_COLUMNS, StepBuffers},
+    requests::Requests,
+    rows::Rows,
+    step_buffers::{ArraySpec, Column, RowFacts, StepBuffers},
 };
 
 /// No difference to the block table.
@@ -68,8 +70,6 @@ pub(crate) struct Step {
     block_size: u32,
     /// Drafts per request at most; `num_draft_tokens` is all zeros for ever when this is 0.
     num_speculative_tokens: u32,
-    /// Whether the drafts for the next step are the worker's secret.
-    drafts_unknown: bool,
     /// Tokens of the plan that was in the set before: its slots are reset to padding.
     previous_num_tokens: usize,
     draft_token_ids: Vec<i32>,
@@ -97,7 +97,6 @@ impl Step {
             max_num_seqs: config.max_num_seqs as usize,
             block_size: config.block_size,
             num_speculative_tokens: config.num_speculative_tokens,
-            drafts_unknown: config.max_steps_in_flight > 1,
             // Nothing is known of what is in a set before its first use.
             previous_num_tokens: config.max_num_batched_tokens as usize,
             draft_token_ids: Vec::with_capacity(
@@ -157,13 +156,10 @@ impl Step {
     pub(crate) fn push_decodes(
         &mut self,
         running: &[u32],
-        requests: &mut [Request],
+        requests: &mut Requests,
         kv: &mut KVCacheManager,
         budget: u32,
     ) -> usize {
-        if self.makes_unknown_drafts() {
-            return 0; // Every row has drafts.
-        }
         let count = running.len().min(budget as usize);
         let (index, token) = (self.output.num_reqs as usize, self.output.total_num_scheduled_tokens as usize);
         // Slices, so that no bound and no address is looked up again for every row.
@@ -252,44 +248,58 @@ impl Step {
         output.max_num_scheduled_tokens = output.max_num_scheduled_tokens.max(u32::from(done > 0));
     }
 
-    /// Any other row. Its drafts, if it has some, are the last of its tokens, and used up.
+    /// Any other row.
     pub(crate) fn push(&mut self, slot: u32, request: &mut Request, row: Row) {
         let computed = request.num_computed_tokens;
         let end = computed + row.num_tokens;
         let sampled =
             end >= request.num_expected_tokens && request.num_expected_tokens < request.max_total_tokens;
-        let num_drafts = end.saturating_sub(request.num_expected_tokens) as usize;
         let entry = Entry {
             tenant: Tenant { slot, epoch: request.epoch },
             num_scheduled_tokens: row.num_tokens,
             num_computed_tokens: computed,
             block_table_start: row.block_table_start.unwrap_or(UNCHANGED),
-            draft_start: self.draft_token_ids.len() as u32,
-            num_draft_tokens: num_drafts as u8,
+            draft_start: 0,
+            num_draft_tokens: 0,
             sampled,
             is_new: row.is_new,
         };
         if request.wants_prompt_logprobs {
             self.prompt_spans.extend(request.ask_prompt_logprobs(entry.tenant, end));
         }
-        self.draft_token_ids.extend_from_slice(&request.cold.draft_token_ids[..num_drafts]);
-        request.cold.draft_token_ids.clear();
         self.write(&entry, request, request.num_expected_tokens);
         self.entries.push(entry);
         request.num_computed_tokens = end;
         request.num_expected_tokens += entry.num_placeholders();
         request.num_steps_in_flight += 1;
-        if sampled && self.makes_unknown_drafts() {
-            request.cold.draft_token_ids.resize(self.num_speculative_tokens as usize, UNKNOWN_TOKEN);
-            request.slots_left = 0;
-        } else {
-            request.locate_next_slot(self.block_size);
-        }
+        request.locate_next_slot(self.block_size);
     }
 
-    /// Whether every sampled row is followed by drafts of the worker's own: steps overlap.
-    fn makes_unknown_drafts(&self) -> bool {
-        self.drafts_unknown && self.num_speculative_tokens > 0
+    /// Let the row in batch position `index` run the first `count` drafts of its request behind its token, to be followed
+    /// by a replay. `block_table_start`: the first block that is new to the worker, when the table grew for them.
+    pub(crate) fn add_drafts(
+        &mut self,
+        index: usize,
+        request: &mut Request,
+        count: u32,
+        block_table_start: Option<u32>,
+    ) {
+        let entry = &mut self.entries[index];
+        entry.draft_start = self.draft_token_ids.len() as u32;
+        entry.num_draft_tokens = count as u8;
+        entry.num_scheduled_tokens += count;
+        if entry.block_table_start == UNCHANGED {
+            entry.block_table_start = block_table_start.unwrap_or(UNCHANGED);
+        }
+        self.draft_token_ids.extend_from_slice(&request.cold.draft_token_ids[..count as usize]);
+        request.num_computed_tokens += count;
+        request.num_expected_tokens += count;
+        request.locate_next_slot(self.block_size);
+    }
+
+    /// Blocks that the array of new blocks still has room for.
+    pub(crate) fn block_ids_left(&self) -> usize {
+        self.block_ids_capacity - self.num_block_ids
     }
 
     /// What the plan has for a request so far.
@@ -310,7 +320,7 @@ impl Step {
     }
 
     /// Write the plan again from its entries, after one was removed or changed.
-    pub(crate) fn replay(&mut self, requests: &[Request]) {
+    pub(crate) fn replay(&mut self, requests: &Requests) {
         self.previous_num_tokens =
             self.previous_num_tokens.max(self.output.total_num_scheduled_tokens as usize);
         self.rewind();
@@ -349,16 +359,12 @@ impl Step {
     }
 
     /// Note who has left: requests that finished since the last step and those that were preempted for this one.
-    pub(crate) fn write_departures(
-        &mut self,
-        finished: &mut Vec<(u32, Box<str>)>,
-        preempted: &mut Vec<(u32, Tenant)>,
-    ) {
-        for (index, (row, request_id)) in finished.drain(..).enumerate() {
+    pub(crate) fn write_departures(&mut self, rows: &mut Rows) {
+        for (index, (row, request_id)) in rows.take_finished().enumerate() {
             self.buffers.finished_rows.write(index, row as i32);
             self.finished_ids.push(request_id);
         }
-        for (index, (row, tenant)) in preempted.drain(..).enumerate() {
+        for (index, (row, tenant)) in rows.take_preempted().enumerate() {
             self.buffers.preempted_rows.write(index, row as i32);
             self.preempted.push(tenant);
         }
@@ -470,26 +476,18 @@ impl Step {
     fn write_parameters(&mut self, request: &Request) {
         let index = self.output.num_new_reqs as usize;
         let params = &request.cold.params;
-        let floats: [f32; SAMPLING_FLOAT_COLUMNS.len()] = [
-            params.temperature,
-            params.top_p,
-            params.min_p,
-            params.presence_penalty,
-            params.frequency_penalty,
-            params.repetition_penalty,
-        ];
-        let ints: [i64; SAMPLING_INT_COLUMNS.len()] = [
-            params.top_k,
-            params.seed,
-            i64::from(params.min_tokens),
-            i64::from(request.cold.num_prompt_tokens),
-            params.num_logprobs,
-            params.num_prompt_logprobs,
-            i64::from(params.extras.is_some()),
-        ];
+        let (floats, ints) = (params.floats(), params.ints());
+        let facts = RowFacts {
+            min_tokens: i64::from(params.min_tokens),
+            num_prompt_tokens: i64::from(request.cold.num_prompt_tokens),
+            has_extras: i64::from(params.extras.is_some()),
+        }
+        .columns();
+        let first_int = index * (ints.len() + facts.len());
         self.buffers.new_rows.write(index, request.row as i32);
         self.buffers.sampling_float.write_from(index * floats.len(), &floats);
-        self.buffers.sampling_int.write_from(index * ints.len(), &ints);
+        self.buffers.sampling_int.write_from(first_int, &ints);
+        self.buffers.sampling_int.write_from(first_int + ints.len(), &facts);
         self.buffers.stop_indptr.write(index, self.num_stop_ids as i32);
         if params.min_tokens > 0 {
             if params.eos_token_id.is_some() {
@@ -533,15 +531,15 @@ enum Border {
 fn reach_border(request: &mut Request, kv: &mut KVCacheManager, block_size: u32, step: u64) -> Border {
     let mut border = Border::InBlock;
     if request.slots_left == 0 {
-        if !request.cold.draft_token_ids.is_empty() {
-            return Border::Refused;
-        }
         if request.num_computed_tokens == request.capacity_tokens(block_size) {
             let Some(block) = kv.pool.allocate_one() else { return Border::Refused };
             request.block_table.push(block);
             border = Border::NewBlock(block);
         }
         request.locate_next_slot(block_size);
+        if matches!(border, Border::InBlock) && request.slots_left > 1 {
+            return border; // Drafts that were rejected have left it a block.
+        }
     }
     let known = request.num_tokens.min(request.num_computed_tokens + 1);
     kv.register_full_blocks(request, known, Some(step));

@@ -1,6 +1,6 @@
 //! `StepBuffers`: the arrays of one step, registered once and written in place.
 //!
-//! `R` = `max_num_seqs`, `T` = `max_num_batched_tokens`, `D` = `num_speculative_tokens`, `S` = `num_cpu_blocks`; what each array means is in `docs/boundary.md`.
+//! `R` = `max_num_seqs`, `T` = `max_num_batched_tokens`, `D` = `num_speculative_tokens`, `S` = `num_cpu_blocks`, `F` and `I` = the numbers of columns; what each array means is in `docs/boundary.md`.
 //! The memory is Python's (pinned torch memory behind numpy views) or our own; either way it is
 //! reached through raw pointers made by one `unsafe` constructor, never through slices that live across calls.
 
@@ -8,14 +8,47 @@ use std::ptr::NonNull;
 
 use thiserror::Error;
 
-use crate::config::SchedulerConfig;
+use crate::{
+    config::SchedulerConfig,
+    sampling_params::{FLOAT_NAMES, INT_NAMES, NUM_FLOATS, NUM_INTS},
+};
 
 /// Names of the columns of `sampling_float`.
-pub const SAMPLING_FLOAT_COLUMNS: [&str; 6] =
-    ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"];
-/// Names of the columns of `sampling_int`.
-pub const SAMPLING_INT_COLUMNS: [&str; 7] =
-    ["top_k", "seed", "min_tokens", "num_prompt_tokens", "num_logprobs", "num_prompt_logprobs", "has_extras"];
+pub const SAMPLING_FLOAT_COLUMNS: [&str; NUM_FLOATS] = FLOAT_NAMES;
+/// Names of the columns of `sampling_int`: integers of the table of sampling parameters, then facts of the row.
+pub const SAMPLING_INT_COLUMNS: [&str; NUM_INTS + RowFacts::NAMES.len()] = {
+    let mut columns = [""; NUM_INTS + RowFacts::NAMES.len()];
+    columns.split_at_mut(NUM_INTS).0.copy_from_slice(&INT_NAMES);
+    columns.split_at_mut(NUM_INTS).1.copy_from_slice(&RowFacts::NAMES);
+    columns
+};
+
+macro_rules! row_facts {
+    ($($(#[$doc:meta])* $name:ident;)+) => {
+        /// What the worker is told of a new row beside the numbers of the table.
+        pub(crate) struct RowFacts {
+            $($(#[$doc])* pub(crate) $name: i64,)+
+        }
+
+        impl RowFacts {
+            const NAMES: [&str; [$(stringify!($name)),+].len()] = [$(stringify!($name)),+];
+
+            /// In the order of the columns.
+            pub(crate) fn columns(&self) -> [i64; Self::NAMES.len()] {
+                [$(self.$name),+]
+            }
+        }
+    };
+}
+
+row_facts! {
+    /// Output tokens before EOS and stop ids may be sampled.
+    min_tokens;
+    /// Where its output begins.
+    num_prompt_tokens;
+    /// 1: it has parameters that are lists.
+    has_extras;
+}
 
 /// Stop ids that one request may mask at most.
 pub const MAX_STOP_TOKEN_IDS: usize = 1024;
@@ -245,9 +278,9 @@ step_buffers! {
     sampled_rows: i32, Int32, |c| vec![c.reqs];
     /// `[R]` rows of new and resumed requests.
     new_rows: i32, Int32, |c| vec![c.reqs];
-    /// `[R, 6]` their parameters, `SAMPLING_FLOAT_COLUMNS`.
+    /// `[R, F]` their parameters, `SAMPLING_FLOAT_COLUMNS`.
     sampling_float: f32, Float32, |c| vec![c.reqs, SAMPLING_FLOAT_COLUMNS.len()];
-    /// `[R, 7]` their parameters, `SAMPLING_INT_COLUMNS`.
+    /// `[R, I]` their parameters, `SAMPLING_INT_COLUMNS`.
     sampling_int: i64, Int64, |c| vec![c.reqs, SAMPLING_INT_COLUMNS.len()];
     /// `[R + 1]` start of each new request's masked stop ids.
     stop_indptr: i32, Int32, |c| vec![c.reqs + 1];

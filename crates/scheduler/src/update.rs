@@ -2,12 +2,13 @@
 
 use crate::{
     clock::monotonic_ns,
+    error::SchedulerError,
     logprobs::LogprobRows,
-    output::{EngineCoreOutput, FinishReason, RequestError, SchedulerOutput},
-    prompt_logprobs::PromptLogprobRows,
+    output::{EngineCoreOutput, FinishReason, RequestError, SchedulerOutput, UNSETTLED},
     request::{Request, RequestStatus},
-    scheduler::{Scheduler, SchedulerError},
+    scheduler::Scheduler,
     step::Entry,
+    step_rows::{StepRows, TokenRows},
 };
 
 /// In a row of sampled ids: the grammar did not take what was sampled.
@@ -15,6 +16,12 @@ pub const REJECTED_BY_GRAMMAR: i32 = -2;
 
 /// In a row of sampled ids: a logits processor of the request raised an error.
 pub const REJECTED_BY_PROCESSOR: i32 = -3;
+
+/// In a row of sampled ids: a logits processor does not take the arguments of the request.
+pub const REFUSED_BY_PROCESSOR: i32 = -4;
+
+/// In a row of sampled ids: its grammar is complete, nothing can follow; the request ends as one that was stopped.
+pub const COMPLETED_BY_GRAMMAR: i32 = -5;
 
 /// What appending one token led to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,100 +31,31 @@ enum Stop {
     Length,
 }
 
-/// Rows of `num_columns` ids, one for each sampled request; −1 ends a row.
-#[derive(Clone, Copy, Debug)]
-pub struct TokenRows<'a> {
-    /// Row after row.
-    pub token_ids: &'a [i32],
-    /// Ids per row.
-    pub num_columns: usize,
-}
-
-impl<'a> TokenRows<'a> {
-    /// No rows.
-    pub const NONE: TokenRows<'static> = TokenRows { token_ids: &[], num_columns: 0 };
-
-    /// One id per row.
-    #[must_use]
-    pub fn column(token_ids: &'a [i32]) -> Self {
-        Self { token_ids, num_columns: 1 }
-    }
-
-    /// The ids of a row before its end.
-    fn row(&self, index: usize) -> &'a [i32] {
-        let start = index * self.num_columns;
-        let row = &self.token_ids[start..start + self.num_columns];
-        let length = row.iter().position(|&token_id| token_id < 0).unwrap_or(row.len());
-        &row[..length]
-    }
-
-    /// The first id of a row, which may be one of the negative ones.
-    fn first(&self, index: usize) -> i32 {
-        self.token_ids[index * self.num_columns]
-    }
-
-    fn check(&self, output: &SchedulerOutput) -> Result<(), SchedulerError> {
-        let expected = output.num_sampled;
-        let num_ids = (expected as usize).checked_mul(self.num_columns);
-        if num_ids == Some(self.token_ids.len()) && (self.num_columns > 0 || expected == 0) {
-            return Ok(());
-        }
-        let got = self.token_ids.len() / self.num_columns.max(1);
-        Err(SchedulerError::WrongRows { step: output.step, expected, got })
-    }
-}
-
 impl Scheduler {
-    /// Apply the tokens of the oldest step in flight.
+    /// Apply what the oldest step in flight gave. Returns how many requests finished.
     ///
-    /// `sampled` has a row for each sampled request of the step, in the order of `sampled_rows`: with drafts, those
-    /// that were accepted and one more. A row without a token ends its request with an error (its logits were not
-    /// numbers, or, when it begins with [`REJECTED_BY_GRAMMAR`], its grammar did not take the token, or, with
-    /// [`REJECTED_BY_PROCESSOR`], a logits processor of its own failed). Returns how many requests finished.
-    ///
-    /// # Errors
-    /// When the step is not the oldest in flight or the rows do not match; nothing has changed then.
-    pub fn update_from_output(
-        &mut self,
-        output: &SchedulerOutput,
-        sampled: TokenRows<'_>,
-    ) -> Result<usize, SchedulerError> {
-        self.update_with_drafts(output, sampled, TokenRows::NONE)
-    }
-
-    /// The same, with drafts for the next step of each sampled request: as many rows, of at most
-    /// `num_speculative_tokens` ids. Only when steps do not overlap; else the worker keeps its drafts to itself.
+    /// A row of `rows.sampled` without a token ends its request with an error: its logits were not numbers, or, when the
+    /// row begins with [`REJECTED_BY_GRAMMAR`], its grammar did not take the token, or, with [`REJECTED_BY_PROCESSOR`], a
+    /// logits processor of its own failed, or, with [`REFUSED_BY_PROCESSOR`], one does not take its arguments. A row that
+    /// begins with [`COMPLETED_BY_GRAMMAR`] ends its request as one that was stopped.
     ///
     /// # Errors
-    /// As for [`update_from_output`](Self::update_from_output), and when there may be no such drafts.
-    pub fn update_with_drafts(
+    /// When the step is not the oldest in flight, or rows do not match it: another number of rows, drafts where there may be
+    /// none, log-probabilities of other tokens, or not of all places of prompts that the step was asked for. Nothing has
+    /// changed then.
+    pub fn update_from_output<'a>(
         &mut self,
         output: &SchedulerOutput,
-        sampled: TokenRows<'_>,
-        drafts: TokenRows<'_>,
+        rows: impl Into<StepRows<'a>>,
     ) -> Result<usize, SchedulerError> {
-        self.update_with_logprobs(output, sampled, drafts, LogprobRows::NONE, PromptLogprobRows::NONE)
-    }
-
-    /// The same, with log-probabilities of those tokens, and of those places of prompts, whose requests asked for them.
-    ///
-    /// # Errors
-    /// As for [`update_with_drafts`](Self::update_with_drafts), and when they are not of what was sampled, or not of all
-    /// places of prompts that the step was asked for.
-    pub fn update_with_logprobs(
-        &mut self,
-        output: &SchedulerOutput,
-        sampled: TokenRows<'_>,
-        drafts: TokenRows<'_>,
-        logprobs: LogprobRows<'_>,
-        prompt_logprobs: PromptLogprobRows<'_>,
-    ) -> Result<usize, SchedulerError> {
-        let set = self.oldest_step(output)?;
+        let StepRows { sampled, drafts, logprobs, prompt_logprobs } = rows.into();
+        let set = self.steps.expect_oldest(output)?;
         sampled.check(output)?;
         logprobs.check(output, sampled)?;
         let step = &mut self.steps[set];
         prompt_logprobs.check(output, &step.prompt_spans, &mut step.buffers)?;
-        let limit = if self.config.max_steps_in_flight > 1 { 0 } else { self.config.num_speculative_tokens };
+        let takes_drafts = self.config.max_steps_in_flight == 1 && self.config.drafter.is_none();
+        let limit = if takes_drafts { self.config.num_speculative_tokens } else { 0 };
         if drafts.num_columns > 0 {
             drafts.check(output)?;
             if drafts.num_columns > limit as usize {
@@ -129,6 +67,7 @@ impl Scheduler {
             self.emit_prompt_logprobs(set, prompt_logprobs);
         }
         let now = monotonic_ns();
+        let num_generated_before = self.stats.num_generation_tokens;
         let entries = std::mem::take(&mut self.steps[set].entries);
         self.events.updated_step = output.step;
         let one_each = sampled.num_columns == 1 && drafts.num_columns == 0 && logprobs.is_empty();
@@ -148,6 +87,7 @@ impl Scheduler {
         }
         self.steps[set].entries = entries;
         self.meter_step(now);
+        self.measure_step(output, self.stats.num_generation_tokens - num_generated_before, now);
         self.close_step(set, num_finished);
         Ok(num_finished)
     }
@@ -155,10 +95,7 @@ impl Scheduler {
     /// The path that nearly every row takes: one token that ends nothing, for the leading `entries`. Returns how many
     /// that were.
     fn append_decodes(&mut self, entries: &[Entry], token_ids: &[i32], now: u64) -> usize {
-        if !self.spill.is_empty() {
-            return 0;
-        }
-        let mut egress = self.egress.decodes(now);
+        let Some(mut egress) = self.outgoing.decodes(now) else { return 0 };
         let mut meter = self.meter.decodes(&self.handle.shared.metrics, now);
         let mut done = 0;
         for (entry, &token_id) in entries.iter().zip(token_ids).take(egress.room) {
@@ -211,26 +148,13 @@ impl Scheduler {
         if let Some(status) = status {
             self.register_settled(slot);
             self.release(slot, status);
+            self.requests.free(slot);
             return true;
         }
         if drafts.num_columns > 0 && entry.sampled {
             self.take_drafts(slot, drafts.row(sample));
         }
         false
-    }
-
-    pub(crate) fn oldest_step(&self, output: &SchedulerOutput) -> Result<usize, SchedulerError> {
-        let oldest = self.in_flight.front().copied();
-        match oldest {
-            Some(set) if self.steps[set].output == *output => Ok(set),
-            Some(set) if self.steps[set].output.step == output.step => {
-                Err(SchedulerError::OutdatedOutput { step: output.step })
-            }
-            _ => Err(SchedulerError::WrongStep {
-                step: output.step,
-                oldest_step: oldest.map(|set| self.steps[set].output.step),
-            }),
-        }
     }
 
     /// A row that was not sampled, of a request that tells how far its prompt is.
@@ -240,7 +164,7 @@ impl Scheduler {
             return;
         }
         let num_computed_tokens = entry.num_computed_tokens + entry.num_scheduled_tokens;
-        self.offer(EngineCoreOutput {
+        self.outgoing.offer(EngineCoreOutput {
             num_cached_tokens: request.num_cached_tokens,
             first_scheduled_ns: request.cold.first_scheduled_ns,
             ..EngineCoreOutput::progress(request.key, num_computed_tokens, now)
@@ -297,13 +221,18 @@ impl Scheduler {
     ) -> Option<RequestStatus> {
         let slot = entry.tenant.slot;
         let (row, first) = (sampled.row(sample), sampled.first(sample));
+        if first == COMPLETED_BY_GRAMMAR {
+            self.emit(slot, -1, Some(FinishReason::Stop), -1, RequestError::None, now);
+            return Some(RequestStatus::FinishedStopped);
+        }
         if row.is_empty() {
             // What it computed is as little a number as its logits: nobody may find it.
             let error = match first {
                 REJECTED_BY_GRAMMAR => RequestError::GrammarRejected,
                 REJECTED_BY_PROCESSOR => RequestError::ProcessorFailed,
+                REFUSED_BY_PROCESSOR => RequestError::ProcessorRefused,
                 _ => {
-                    self.kv.forget(&self.requests[slot as usize]);
+                    self.kv.forget(&mut self.requests[slot as usize]);
                     RequestError::NoToken
                 }
             };
@@ -314,11 +243,13 @@ impl Scheduler {
         let num_drafts = u32::from(entry.num_draft_tokens);
         let num_used = (row.len() as u32).min(num_drafts + 1);
         let num_rejected = num_drafts + 1 - num_used;
-        let request = &mut self.requests[slot as usize];
         if num_drafts > 0 {
+            self.stats.num_drafts += 1;
             self.stats.num_draft_tokens += u64::from(num_drafts);
             self.stats.num_accepted_tokens += u64::from(num_used - 1);
+            self.meter_accepted(num_used - 1);
         }
+        let request = &mut self.requests[slot as usize];
         if request.status != RequestStatus::Preempted {
             // Their positions are computed again, with other tokens.
             request.retract_drafts(num_rejected, self.config.block_size);
@@ -329,7 +260,7 @@ impl Scheduler {
                     logprobs.find(self.requests[slot as usize].key, sample * sampled.num_columns + index)
             {
                 // Before the token's record: whoever sees that finds this.
-                self.egress.push_logprobs(beside);
+                self.outgoing.push_logprobs(beside);
             }
             if let Some(status) = self.append_token(slot, token_id, now) {
                 // What follows the stop is expected no more.
@@ -349,7 +280,6 @@ impl Scheduler {
         if request.status == RequestStatus::Running && !drafts.is_empty() {
             request.cold.draft_token_ids.clear();
             request.cold.draft_token_ids.extend_from_slice(drafts);
-            request.slots_left = 0;
         }
     }
 
@@ -365,40 +295,30 @@ impl Scheduler {
     ) {
         let request = &mut self.requests[slot as usize];
         let is_first = !std::mem::replace(&mut request.is_introduced, true);
+        let is_unsettled = finish_reason == Some(FinishReason::Length) && request.cold.has_stop_strings;
         let record = EngineCoreOutput {
             key: request.key,
             new_token_id,
             finish_reason,
-            stop_reason,
+            stop_reason: if is_unsettled { UNSETTLED } else { stop_reason },
             num_cached_tokens: if is_first { request.num_cached_tokens } else { 0 },
             first_scheduled_ns: if is_first { request.cold.first_scheduled_ns } else { 0 },
             timestamp_ns,
             error,
         };
         self.meter_record(slot, is_first, new_token_id >= 0, finish_reason, timestamp_ns);
-        self.offer(record);
-    }
-
-    /// Into the egress, or behind what already waits for room in it.
-    pub(crate) fn offer(&mut self, record: EngineCoreOutput) {
-        if !self.spill.is_empty() || !self.egress.has_room() {
-            self.spill.push_back(record);
-        } else {
-            self.egress.push(record);
+        if !is_unsettled && let Some(reason) = finish_reason {
+            self.stats.count_end(reason);
         }
+        self.outgoing.offer(record);
     }
 
     pub(crate) fn close_step(&mut self, set: usize, num_finished: usize) {
         if num_finished > 0 {
             self.drop_finished();
         }
-        self.in_flight.pop_front();
-        let updated = self.steps[set].output.step;
-        while self.retiring_rows.front().is_some_and(|&(step, _)| step <= updated) {
-            if let Some((_, row)) = self.retiring_rows.pop_front() {
-                self.free_rows.push(row);
-            }
-        }
+        let updated = self.steps.close(set);
+        self.rows.settle(updated);
         self.kv.settle(updated);
         self.stats.last_updated_step = updated;
         self.publish();

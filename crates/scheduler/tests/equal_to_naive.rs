@@ -16,7 +16,7 @@ use common::{Random, mix, scheduler, setting};
 use naive::{NaiveConfig, NaiveRequest, NaiveScheduler, NaiveStep, Status};
 use scheduler::{
     ExtraKeys, NewRequest, PreemptionMode, RequestKey, SamplingParams, Scheduler, SchedulerConfig,
-    SchedulerOutput, SchedulingPolicy, TokenRows, egress::Consumer, monotonic_ns,
+    SchedulerOutput, SchedulingPolicy, StepRows, TokenRows, egress::Consumer, monotonic_ns,
 };
 
 /// What the runs met: a comparison that never saw a case says nothing about it.
@@ -189,7 +189,10 @@ impl World {
             skip_reading_prefix_cache: new.skip_reading_prefix_cache,
             needs_grammar: new.waits_for_grammar,
             fork_from: parent.map(|parent| parent.id.clone()),
+            age: if self.time.chance(30) { self.time.between(1, 3).into() } else { 0 },
         };
+        // A run lasts no second.
+        new.age_ns = same.age * 10_000_000_000;
         self.keys.insert(id.clone(), new.key);
         // Who can never fit is refused at the door, which the naive one does not have.
         if self.real.handle().add_request(new).is_ok() {
@@ -302,7 +305,8 @@ impl World {
             self.real.update_from_output(&output, sampled).expect("in flight");
         } else {
             let draft_rows = TokenRows { token_ids: &draft_ids, num_columns: num_columns - 1 };
-            self.real.update_with_drafts(&output, sampled, draft_rows).expect("in flight");
+            let rows = StepRows { drafts: draft_rows, ..StepRows::from(sampled) };
+            self.real.update_from_output(&output, rows).expect("in flight");
         }
         self.naive.update(step.number, &rows, &drafts);
         self.naive.left.clear();
@@ -426,6 +430,9 @@ impl World {
         }
         self.ids = naive.requests.values().map(|request| request.new.id.clone()).collect();
         self.ids.sort_unstable();
+        let stats = real.handle().stats();
+        let queried = [stats.prefix_cache_queries, stats.preempted_cache_queries];
+        assert_eq!(queried, naive.num_queried.map(|tokens| tokens as u64), "tokens looked up");
         self.coverage.count("on the way out", num_leaving);
         self.coverage.count("waiting for a grammar", num_grammars);
         self.coverage.count("exhausted pools", usize::from(free.is_empty()));
@@ -492,8 +499,20 @@ fn every_step_equals_the_naive_one() {
             world.operation();
         }
         world.finish();
-        world.coverage.count("victims taken out of the step", world.naive.num_taken_out);
-        world.coverage.count("registrations they took along", world.naive.num_withdrawn);
+        let naive = &world.naive;
+        for (what, number) in [
+            ("victims taken out of the step", naive.num_taken_out),
+            ("registrations they took along", naive.num_withdrawn),
+            ("admissions after a plan in vain", naive.num_after_vain_plan),
+            ("turns behind who gave up", naive.num_behind_who_gave_up),
+            ("cut drafts", naive.num_cut_drafts),
+            ("blocks filled in flight for victims", naive.num_filled_in_flight),
+            ("long prompts that ran whole", naive.num_long_and_whole),
+            ("admissions without a look-up", naive.num_unasked),
+            ("overtaken by who came first", naive.num_overtaken),
+        ] {
+            world.coverage.count(what, number);
+        }
         for (what, number) in world.coverage.0 {
             total.count(what, number as usize);
         }
@@ -505,6 +524,12 @@ fn every_step_equals_the_naive_one() {
     for (what, least) in [
         ("preemptions", 500),
         ("victims taken out of the step", 100),
+        ("admissions after a plan in vain", 5),
+        ("turns behind who gave up", 20),
+        ("blocks filled in flight for victims", 20),
+        ("long prompts that ran whole", 50),
+        ("admissions without a look-up", 500),
+        ("overtaken by who came first", 200),
         ("resumed", 300),
         ("hit tokens", 2_000),
         ("hit tokens of resumed", 500),
@@ -516,6 +541,7 @@ fn every_step_equals_the_naive_one() {
         ("resets", 50),
         ("steps behind others", 2_000),
         ("drafts", 2_000),
+        ("cut drafts", 500),
         ("blocks swapped out", 500),
         ("blocks swapped in", 300),
         ("on the way out", 200),

@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use common::{Random, request, scheduler};
 use scheduler::{
     EngineCoreOutput, LogprobRows, PromptLogprobRows, RequestKey, Scheduler, SchedulerConfig, SchedulerError,
-    SchedulerOutput, TokenLogprobs, TokenRows, egress::Consumer,
+    SchedulerOutput, StepRows, TokenLogprobs, TokenRows, egress::Consumer,
 };
 
 /// What a front end does: join what comes beside to the tokens, request by request.
@@ -80,13 +80,19 @@ fn update(
     // The next step's drafts: only behind drafts may a row have several tokens.
     let drafts: Vec<i32> =
         (0..keys.len() * (num_columns - 1)).map(|_| random.between(0, 40) as i32).collect();
-    scheduler.update_with_logprobs(
-        output,
-        TokenRows { token_ids: &ids, num_columns },
-        TokenRows { token_ids: &drafts, num_columns: num_columns - 1 },
-        LogprobRows { places: &places, token_ids: &beside, logprobs: &values, ranks: &ranks, num_columns: 3 },
-        PromptLogprobRows::NONE,
-    )
+    let rows = StepRows {
+        sampled: TokenRows { token_ids: &ids, num_columns },
+        drafts: TokenRows { token_ids: &drafts, num_columns: num_columns - 1 },
+        logprobs: LogprobRows {
+            places: &places,
+            token_ids: &beside,
+            logprobs: &values,
+            ranks: &ranks,
+            num_columns: 3,
+        },
+        prompt_logprobs: PromptLogprobRows::NONE,
+    };
+    scheduler.update_from_output(output, rows)
 }
 
 /// Steps overlap, requests are aborted and preempted, some end in the middle of a step's tokens, and the reader is late.
@@ -181,13 +187,13 @@ fn what_does_not_fit_the_step_changes_nothing() {
             num_columns: 2,
         },
     ] {
-        let error =
-            scheduler.update_with_logprobs(&output, sampled, TokenRows::NONE, wrong, PromptLogprobRows::NONE);
+        let rows = StepRows { logprobs: wrong, ..StepRows::from(sampled) };
+        let error = scheduler.update_from_output(&output, rows);
         assert!(matches!(error, Err(SchedulerError::WrongLogprobs { step: 1, .. })), "{wrong:?}: {error:?}");
         scheduler.check_invariants();
     }
     scheduler
-        .update_with_logprobs(&output, sampled, TokenRows::NONE, good, PromptLogprobRows::NONE)
+        .update_from_output(&output, StepRows { logprobs: good, ..StepRows::from(sampled) })
         .expect("the step in flight");
 }
 
@@ -200,13 +206,7 @@ fn whoever_does_not_look_for_them_keeps_none() {
     let output = scheduler.schedule().expect("a free set").expect("a step");
     let good = LogprobRows { places: &[0], token_ids: &[5], logprobs: &[-1.0], ranks: &[1], num_columns: 1 };
     scheduler
-        .update_with_logprobs(
-            &output,
-            TokenRows::column(&[5]),
-            TokenRows::NONE,
-            good,
-            PromptLogprobRows::NONE,
-        )
+        .update_from_output(&output, StepRows { logprobs: good, ..StepRows::from(TokenRows::column(&[5])) })
         .expect("the step in flight");
     consumer.drain(drop);
     consumer.look();

@@ -162,6 +162,36 @@ fn a_stop_is_no_abort_and_neither_is_counted_as_the_other() {
 }
 
 #[test]
+fn what_ends_at_its_length_with_stop_strings_counts_when_it_is_settled() {
+    let mut scheduler = scheduler(&SchedulerConfig::new(64, 128), 2);
+    let handle = scheduler.handle();
+    for id in ["a", "b", "c"] {
+        let request = request(&scheduler, id, vec![1; 4], 2);
+        handle.add_request(NewRequest { has_stop_strings: id != "c", ..request }).expect("fits");
+    }
+    run(&mut scheduler);
+    let mut unsettled = 0;
+    scheduler
+        .take_consumer()
+        .expect("taken once")
+        .drain(|output| unsettled += u32::from(output.is_unsettled()));
+    assert_eq!(unsettled, 2);
+    let ends = || {
+        let stats = handle.stats();
+        let metrics = handle.metrics();
+        assert_eq!(counter(&metrics, "num_finished_stop"), stats.num_finished_stop);
+        assert_eq!(counter(&metrics, "num_finished_length"), stats.num_finished_length);
+        (stats.num_finished, stats.num_finished_stop, stats.num_finished_length)
+    };
+    assert_eq!(ends(), (3, 0, 1), "the engine cannot know it of two");
+    handle.settle_end(true);
+    assert_eq!(ends(), (3, 1, 1));
+    handle.settle_end(false);
+    assert_eq!(ends(), (3, 1, 2));
+    assert_eq!(totals(&handle.metrics(), "request_generation_tokens"), (3, 6.0), "whatever they are told");
+}
+
+#[test]
 fn refusals_are_counted_by_the_limit_that_was_met() {
     let config = SchedulerConfig {
         max_num_queued_reqs: 2,

@@ -377,3 +377,75 @@ fn under_priority_the_best_is_protected_and_the_worst_goes() {
     assert_eq!(step.preempted, ["a"], "it was admitted first, and is less important");
     assert!(rows(&step).iter().all(|row| row.0 == "b") && !step.scheduled.is_empty());
 }
+
+#[test]
+fn a_plan_in_vain_keeps_nobody_out_of_the_next_one() {
+    let mut scheduler = NaiveScheduler::new(NaiveConfig {
+        max_steps_in_flight: 2,
+        num_speculative_tokens: 4,
+        ..NaiveConfig::new(SchedulerConfig {
+            block_size: 8,
+            enable_prefix_caching: false,
+            ..SchedulerConfig::new(7, 64)
+        })
+    });
+    scheduler.add(request("a", 27, 5));
+    scheduler.add(request("b", 12, 28));
+    let first = scheduler.schedule().expect("work");
+    update(&mut scheduler, &first);
+    let second = scheduler.schedule().expect("work");
+    assert_eq!(rows(&second), [("a", 4, 27), ("b", 4, 12)]);
+    assert!(scheduler.schedule().is_none() && scheduler.waiting_ids() == ["b"]);
+    update(&mut scheduler, &second);
+    assert_eq!(rows(&scheduler.schedule().expect("work")), [("a", 3, 28), ("b", 14, 0)]);
+}
+
+fn under_priority(steps_in_flight: usize, caching: bool) -> NaiveScheduler {
+    NaiveScheduler::new(NaiveConfig {
+        max_steps_in_flight: steps_in_flight,
+        ..NaiveConfig::new(SchedulerConfig {
+            block_size: 4,
+            enable_prefix_caching: caching,
+            scheduling_policy: SchedulingPolicy::Priority,
+            ..SchedulerConfig::new(4, 12)
+        })
+    })
+}
+
+#[test]
+fn who_gives_itself_up_takes_nobodys_turn() {
+    let mut scheduler = under_priority(1, false);
+    scheduler.add(request("a", 2, 9));
+    scheduler.add(NaiveRequest { priority: 5, ..request("b", 3, 9) });
+    run(&mut scheduler);
+    scheduler.add(NaiveRequest { priority: 1, ..request("c", 2, 9) });
+    assert_eq!(rows(&run(&mut scheduler).expect("work")), [("a", 1, 2), ("b", 1, 3), ("c", 2, 0)]);
+    let step = run(&mut scheduler).expect("work");
+    assert_eq!((rows(&step), step.preempted.as_slice()), (vec![("a", 1, 3), ("c", 1, 2)], &["b".into()][..]));
+}
+
+#[test]
+fn a_block_that_a_step_in_flight_fills_for_a_victim_is_found() {
+    let mut scheduler = under_priority(2, true);
+    let victim = NaiveRequest { priority: 5, ..request("v", 3, 5) };
+    scheduler.add(victim.clone());
+    let first = scheduler.schedule().expect("work");
+    scheduler.add(request("w", 4, 5));
+    let second = scheduler.schedule().expect("work");
+    update(&mut scheduler, &first);
+    let third = scheduler.schedule().expect("work");
+    assert_eq!((rows(&third), third.preempted.as_slice()), (vec![("w", 1, 4)], &["v".into()][..]));
+    let tokens = [&victim.prompt[..], &[7, 7]].concat();
+    assert_eq!((scheduler.num_taken_out, scheduler.prefix_hit_length(&tokens, b"")), (1, 4));
+    scheduler.fail(second.number);
+    assert_eq!(scheduler.prefix_hit_length(&tokens, b""), 0);
+}
+
+#[test]
+fn a_tie_of_priorities_goes_to_who_came_first() {
+    let mut scheduler = under_priority(1, true);
+    for (id, priority, age) in [("a", 0, 0), ("b", 0, 1), ("c", 1, 2)] {
+        scheduler.add(NaiveRequest { priority, age, ..request(id, 2, 3) });
+    }
+    assert_eq!(rows(&run(&mut scheduler).expect("work")), [("b", 2, 0), ("a", 2, 0), ("c", 2, 0)]);
+}

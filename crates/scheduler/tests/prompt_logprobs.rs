@@ -7,8 +7,8 @@ use std::collections::{HashMap, VecDeque};
 
 use common::{Random, request, scheduler};
 use scheduler::{
-    EngineCoreOutput, LogprobRows, PreemptionMode, PromptLogprobRows, RequestKey, Scheduler, SchedulerConfig,
-    SchedulerError, SchedulerOutput, SchedulingPolicy, TokenRows, egress::Consumer,
+    EngineCoreOutput, PreemptionMode, PromptLogprobRows, RequestKey, Scheduler, SchedulerConfig,
+    SchedulerError, SchedulerOutput, SchedulingPolicy, StepRows, TokenRows, egress::Consumer,
 };
 
 /// Candidates per place that a request with this key wants beside the token; −1: it does not ask.
@@ -107,12 +107,9 @@ fn said_by(scheduler: &Scheduler, output: &SchedulerOutput) -> Said {
 fn update(scheduler: &mut Scheduler, output: &SchedulerOutput, said: &Said) {
     let sampled = vec![7; output.num_sampled as usize];
     scheduler
-        .update_with_logprobs(
+        .update_from_output(
             output,
-            TokenRows::column(&sampled),
-            TokenRows::NONE,
-            LogprobRows::NONE,
-            said.rows(),
+            StepRows { prompt_logprobs: said.rows(), ..StepRows::from(TokenRows::column(&sampled)) },
         )
         .expect("the oldest step");
     scheduler.check_invariants();
@@ -261,8 +258,8 @@ fn what_is_not_what_the_step_was_asked_for_changes_nothing() {
         PromptLogprobRows { ranks: &[2], ..good },
     ] {
         let sampled = TokenRows::column(&[9]);
-        let error =
-            scheduler.update_with_logprobs(&output, sampled, TokenRows::NONE, LogprobRows::NONE, wrong);
+        let rows = StepRows { prompt_logprobs: wrong, ..StepRows::from(sampled) };
+        let error = scheduler.update_from_output(&output, rows);
         assert!(
             matches!(error, Err(SchedulerError::WrongPromptLogprobs { step: 1, .. })),
             "{wrong:?}: {error:?}"
@@ -271,6 +268,6 @@ fn what_is_not_what_the_step_was_asked_for_changes_nothing() {
     }
     let sampled = TokenRows::column(&[9]);
     scheduler
-        .update_with_logprobs(&output, sampled, TokenRows::NONE, LogprobRows::NONE, good)
+        .update_from_output(&output, StepRows { prompt_logprobs: good, ..StepRows::from(sampled) })
         .expect("the step in flight");
 }

@@ -8,7 +8,7 @@ use common::{request, scheduler};
 use scheduler::{
     ExtraKeys,
     RequestStatus::{self, FinishedLengthCapped, Running, Waiting},
-    Scheduler, SchedulerConfig, SchedulerOutput, TokenRows,
+    Scheduler, SchedulerConfig, SchedulerOutput, StepRows, TokenRows,
 };
 
 fn add(scheduler: &Scheduler, id: &str, num_prompt: u32, max_tokens: u32) {
@@ -142,7 +142,8 @@ fn drafts_that_were_not_made_leave_the_step() {
     }
     let output = scheduler.schedule().expect("a free set").expect("work");
     let drafts = TokenRows { token_ids: &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], num_columns: 5 };
-    scheduler.update_with_drafts(&output, TokenRows::column(&[7, 7]), drafts).expect("the step in flight");
+    let rows = StepRows { drafts, ..StepRows::from(TokenRows::column(&[7, 7])) };
+    scheduler.update_from_output(&output, rows).expect("the step in flight");
     traces(&mut scheduler);
 
     let output = scheduler.schedule().expect("a free set").expect("work");

@@ -36,20 +36,20 @@ class AttentionPlan(Protocol):
         Args:
             query: ``[num_tokens, num_heads, head_dim]``.
             key: ``[num_tokens, num_kv_heads, head_dim]``; ``num_heads`` is a multiple of ``num_kv_heads``.
-            value: as ``key``.
-            kv_cache: this layer's ``[2, num_blocks, block_size, num_kv_heads, head_dim]``.
-            scale: factor on the products of queries and keys.
-            sliding_window: a query at position ``p`` sees the keys at ``p − sliding_window + 1 … p``, so 1 sees itself
+            value: As ``key``.
+            kv_cache: This layer's ``[2, num_blocks, block_size, num_kv_heads, head_dim]``.
+            scale: Factor on the products of queries and keys.
+            sliding_window: A query at position ``p`` sees the keys at ``p − sliding_window + 1 … p``, so 1 sees itself
                 alone; None: all up to ``p``. What lies before the window stays in the cache.
-            soft_cap: a scaled product ``s`` becomes ``soft_cap · tanh(s / soft_cap)``; None: it stays.
-            alibi_slopes: one per query head; ``slope · (key position − query position)`` is added to each score. None
+            soft_cap: A scaled product ``s`` becomes ``soft_cap · tanh(s / soft_cap)``; None: it stays.
+            alibi_slopes: One per query head; ``slope · (key position − query position)`` is added to each score. None
                 or empty: nothing is added.
 
         Returns:
             ``[num_tokens, num_heads, head_dim]``.
 
         Raises:
-            ValueError: a window below one, a cap that is not positive and finite, or not one slope per head.
+            ValueError: A window below one, a cap that is not positive and finite, or not one slope per head.
         """
         ...
 

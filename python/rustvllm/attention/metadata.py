@@ -1,4 +1,4 @@
-"""What attention needs to know of one step's ragged batch, on the device and on the host."""
+"""The ragged batch of one step as attention sees it, on the device and on the host."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class KVCacheSpec:
     """Shape of what one layer keeps per token.
 
     Attributes:
-        num_layers: layers that own a cache.
-        num_kv_heads: heads of keys and of values.
-        head_dim: features per head.
+        num_layers: Layers that own a cache.
+        num_kv_heads: Heads of keys and of values.
+        head_dim: Features per head.
     """
 
     num_layers: int
@@ -40,13 +40,13 @@ class AttentionMetadata:
     ``seq_lens[i]`` tokens, all of which are in the KV cache once this step's keys and values are written.
 
     Attributes:
-        block_size: tokens per block.
+        block_size: Tokens per block.
         block_table: int32 ``[num_reqs, max_blocks]`` on the device; entries beyond a sequence are stale.
         slot_mapping: int32 ``[num_tokens]`` on the device: ``block_id · block_size + offset`` of each new token, −1 for
             a token that is not kept.
         query_start_loc: int32 ``[num_reqs + 1]`` on the host.
         seq_lens: int32 ``[num_reqs]`` on the host, new tokens included.
-        has_padding: whether ``slot_mapping`` holds −1.
+        has_padding: Whether ``slot_mapping`` holds −1.
     """
 
     block_size: int

@@ -15,9 +15,9 @@ class ScoreOptions:
     """What happens to the products of queries and keys; ``AttentionPlan.forward`` says what each means.
 
     Attributes:
-        scale: factor on the products.
-        sliding_window: keys that a query sees, itself included; None: all.
-        soft_cap: bound on the scaled products; None: there is none.
+        scale: Factor on the products.
+        sliding_window: Keys that a query sees, itself included; None: all.
+        soft_cap: Bound on the scaled products; None: there is none.
         alibi_slopes: float32 ``[num_heads]``; None: positions add nothing.
     """
 
@@ -38,7 +38,7 @@ class ScoreOptions:
         """The options of a layer whose ``query`` is ``[num_tokens, num_heads, head_dim]``.
 
         Raises:
-            ValueError: an option that means nothing, named with its value.
+            ValueError: An option that means nothing, named with its value.
         """
         if sliding_window is not None and sliding_window < 1:
             raise ValueError(f"sliding_window is {sliding_window}, but a query sees at least itself; None sees all")
@@ -71,10 +71,10 @@ def attend_by_scores(
     Args:
         query: ``[batch, num_heads, n, head_dim]``.
         key: ``[batch, num_kv_heads, s, head_dim]``.
-        value: as ``key``.
+        value: As ``key``.
         query_positions: int ``[batch or 1, n]``.
         key_positions: int ``[s]``.
-        options: how scores are bent.
+        options: How scores are bent.
 
     Returns:
         Shaped like ``query``.

@@ -8,9 +8,10 @@ import torch
 
 from rustvllm import _core
 from rustvllm.attention.backend import AttentionBackend
-from rustvllm.attention.cpu_backend import CPU_DTYPES, CPUAttentionBackend
+from rustvllm.attention.cpu_backend import CPUAttentionBackend
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.attention.torch_backend import MAX_GATHER_BYTES, MAX_GATHER_BYTES_CPU, TorchAttentionBackend
+from rustvllm.config.attention_backends import backends_of
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.logger import init_logger
 
@@ -33,14 +34,14 @@ def make_attention_backend(
     torch's elsewhere; why it is not Triton's is in the log.
 
     Args:
-        name: ``auto``, ``triton``, ``torch`` or ``cpu``; that it suits device and dtype was checked with the
+        name: ``auto``, or a row of ``config/attention_backends``; that it suits device and dtype was checked with the
             configuration.
-        spec: shape of the cache.
-        dtype: of the queries, and of the cache unless that has eight bits.
-        device: where it lies.
-        threads: those of the core, or how many of its own the core's attention starts.
-        batch_invariant: a token's result must not depend on its company.
-        kv_cache_is_fp8: the cache holds numbers of eight bits, which Triton's kernels alone read.
+        spec: Shape of the cache.
+        dtype: Of the queries, and of the cache unless that has eight bits.
+        device: Where it lies.
+        threads: Those of the core, or how many of its own the core's attention starts.
+        batch_invariant: A token's result must not depend on what else is in the batch.
+        kv_cache_is_fp8: The cache holds numbers of eight bits, which Triton's kernels alone read.
 
     Raises:
         ModelLoadError: Triton was asked for, or is needed, and is not installed or does not serve the model.
@@ -61,7 +62,8 @@ def make_attention_backend(
             raise ModelLoadError(f"attention_backend is triton, but {reason}; set attention_backend to torch or auto")
         logger.warning("attention by torch and not by Triton: %s", reason)
     if name == "auto":
-        name = "cpu" if device.type == "cpu" and dtype in CPU_DTYPES else "torch"
+        able = backends_of(device.type, str(dtype).removeprefix("torch."))
+        name = next((row.name for row in able if row.name != "triton"), "torch")
     if name == "cpu":
         return CPUAttentionBackend(threads)
     max_gather_bytes = MAX_GATHER_BYTES_CPU if device.type == "cpu" else MAX_GATHER_BYTES

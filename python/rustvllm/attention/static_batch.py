@@ -1,4 +1,4 @@
-"""A decode step whose inputs stay where they are: what a CUDA graph is captured over, and who can plan for it."""
+"""A decode step whose inputs stay where they are, for CUDA graphs, and the interface of backends that can plan it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class StaticDecodeBatch:
 
     All tensors are on the device and never move; nothing of them may be read on the host. Requests beyond those of a
     step are padding: their slot is −1, their length 1 and their block table names the null block alone, so that they
-    read one slot, whose zeros are nobody's. What they compute is never looked at.
+    read one slot of zeros. What they compute is never read.
 
     Attributes:
-        block_size: tokens per block.
+        block_size: Tokens per block.
         block_table: int32 ``[num_reqs, max_blocks]``; entries beyond a sequence are stale.
         slot_mapping: int32 ``[num_reqs]``, of each request's new token.
         seq_lens: int32 ``[num_reqs]``, new token included.
-        max_seq_len: what no entry of ``seq_lens`` exceeds, in any replay.
+        max_seq_len: What no entry of ``seq_lens`` exceeds, in any replay.
     """
 
     block_size: int

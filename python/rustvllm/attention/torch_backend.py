@@ -7,7 +7,7 @@ attended one request at a time, a bounded number of queries at a time.
 
 Slots that were never written, or hold another request's remains, cannot reach a result: a gather reads slot 0 of the
 null block, which always holds zeros, for every position beyond a sequence, and the mask drops it. Prompts are padded
-behind their end with their own last token, which the causal mask drops.
+at the end with their own last token, which the causal mask drops.
 
 A window, a soft cap and slopes are spelled out score by score (``scores.py``), a bounded number of queries at a time. A
 window that is no shorter than the step's longest sequence costs nothing.
@@ -39,10 +39,10 @@ class TorchAttentionBackend:
     """See the module.
 
     Args:
-        spec: shape of the cache.
-        dtype: of the cache.
-        max_gather_bytes: bound on a decode chunk and a group of prompts; tests make it small.
-        max_mask_elements: bound on a prefill chunk; tests make it small.
+        spec: Shape of the cache.
+        dtype: Of the cache.
+        max_gather_bytes: Bound on a decode chunk and a group of prompts; tests make it small.
+        max_mask_elements: Bound on a prefill chunk; tests make it small.
     """
 
     name = "torch"
@@ -79,7 +79,7 @@ class TorchAttentionBackend:
 
         Args:
             keys: ``[num_slots, row_size]``.
-            values: as ``keys``.
+            values: As ``keys``.
             slots: int ``[n]``.
         """
         num_slots = slots.shape[0]

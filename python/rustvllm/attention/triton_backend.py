@@ -2,7 +2,7 @@
 
 Prompts and pieces of prompts are cut into tiles of tokens; requests with one new token are tiles of their own, with
 sizes of their own, and their keys are split when they are too few to fill the device. With ``batch_invariant`` there
-is one size and nothing is split: then no bit of a token's result depends on its company or on how its prompt was cut.
+is one size and nothing is split: then no bit of a token's result depends on other requests or on its prompt's chunks.
 
 Planning sends one small array to the device. A decode whose inputs stay where they are is planned once and sends
 nothing, so it can be captured in a CUDA graph.
@@ -41,10 +41,10 @@ class TritonAttentionBackend:
     """See the module.
 
     Args:
-        spec: shape of the cache.
-        dtype: of queries, and of the cache unless that has eight bits.
-        device: a CUDA device; the CPU in Triton's interpreter. ``why_not`` says whether it will do.
-        batch_invariant: one order of sums whatever the batch.
+        spec: Shape of the cache.
+        dtype: Of queries, and of the cache unless that has eight bits.
+        device: A CUDA device; the CPU in Triton's interpreter. ``why_not`` says whether it will do.
+        batch_invariant: One order of sums whatever the batch.
     """
 
     name = "triton"
@@ -99,7 +99,7 @@ class TritonAttentionBackend:
         """ALiBi slopes on the device; they are sent once.
 
         Raises:
-            ValueError: not one per head.
+            ValueError: Not one per head.
         """
         if not slopes:
             return None
@@ -270,7 +270,7 @@ def _cut(
 
 
 def _send(device: torch.device, *arrays: npt.NDArray[np.integer]) -> Tensor:
-    """The arrays behind each other, int32 on the device, without waiting for it."""
+    """The arrays one after the other, int32 on the device, without waiting for it."""
     joined = torch.from_numpy(np.concatenate(arrays).astype(np.int32))
     if device.type == "cpu":
         return joined

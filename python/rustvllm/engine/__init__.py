@@ -1,1 +1,1 @@
-"""The engine: the main loop, who drives it, and the way in and out of it for a request."""
+"""The engine: the main loop, what drives it, and the way in and out of it for a request."""

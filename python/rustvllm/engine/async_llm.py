@@ -7,52 +7,51 @@ is merged into one output.
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import replace
-from time import monotonic_ns
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rustvllm import _core, envs
 from rustvllm.config import EngineConfig, UsageContext
-from rustvllm.engine.arrival import REQUEST_ARRIVAL
 from rustvllm.engine.core_client import EngineCoreClient, ThreadClient
-from rustvllm.engine.describe import describe_engine
-from rustvllm.engine.drain_rate import DrainRate
-from rustvllm.engine.engine_health import EngineHealth
-from rustvllm.engine.front_end import RequestTable
-from rustvllm.engine.input_processor import InputProcessor, PromptType
-from rustvllm.engine.metrics import EngineMetrics, read_metrics
+from rustvllm.engine.front_tracer import make_front_tracer
+from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor, PromptType
 from rustvllm.engine.remote_client import RemoteClient
-from rustvllm.engine.request_state import EventSink, RequestState
-from rustvllm.engine.startup_records import load_tokenizer
-from rustvllm.engine.stat_logger import LoggingStatLogger, StatLoggerFactory
-from rustvllm.engine.stat_reporter import StatReporter
-from rustvllm.engine.tokenizer import Tokenizer
-from rustvllm.engine.trace_sinks import make_front_tracer, make_tracer
+from rustvllm.engine.request_state import FEW_PARTS, EventSink, RequestState
+from rustvllm.engine.request_table import SAMPLES_AT_ONCE, RequestTable
 from rustvllm.exceptions import EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError
 from rustvllm.logger import init_logger
-from rustvllm.outputs import RequestOutput
+from rustvllm.observe.inspect.description import describe_engine
+from rustvllm.observe.metrics.counters import EngineMetrics, read_metrics
+from rustvllm.observe.metrics.drain_rate import DrainRate
+from rustvllm.observe.metrics.stat_logger import LoggingStatLogger, StatLoggerFactory
+from rustvllm.observe.metrics.stat_reporter import StatReporter
+from rustvllm.observe.trace.sinks import make_tracer
+from rustvllm.observe.trace.startup_records import load_tokenizer
+from rustvllm.observe.trace.tracer import TraceCallback, Tracer
+from rustvllm.outputs import PromptIds, RequestOutput
+from rustvllm.process.health import EngineHealth
 from rustvllm.sampling_params import SamplingParams
-from rustvllm.tracing import TraceCallback, Tracer
+from rustvllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from rustvllm.engine_args import AsyncEngineArgs
+    from rustvllm.config.engine_args import AsyncEngineArgs
 
 logger = init_logger(__name__)
 
 STATS_TIMEOUT = 0.5
 """Seconds to wait for an engine's counters."""
+_NEWS_AT_ONCE = 256
+"""News of samples that are read in one go: a millisecond of work."""
 QUERY_SECONDS = 2.0
 """Seconds to wait for what an engine says of itself."""
-_OFF_LOOP_CHARS = 2048
-"""Longer prompts are tokenised in a thread of the core, so that they delay no one else on the event loop."""
 
 
 class AsyncEngineClient(EngineCoreClient, Protocol):
-    """An engine that runs by itself: in a thread, in a process of this one's, or in somebody else's."""
+    """An engine that runs by itself: in a thread, in a child process, or in a process started elsewhere."""
 
     @property
     def errored(self) -> bool:
-        """True when it has ended without being told to."""
+        """True when the engine ended without a shutdown."""
 
     def wait_until_ready(self) -> None:
         """Wait until it serves."""
@@ -74,8 +73,8 @@ def make_client(
 
     Args:
         config: What engine.
-        on_death: Called when it has ended without being told to.
-        tracer: Is told of its steps, if it is in this process; another makes its own.
+        on_death: Called when the engine has ended without a shutdown.
+        tracer: Takes records of the engine's steps, if it is in this process; another process makes its own.
         multiprocess: None leaves it to ``RUSTVLLM_ENABLE_MULTIPROCESSING``.
     """
     if not (envs.enable_multiprocessing() if multiprocess is None else multiprocess):
@@ -118,7 +117,12 @@ class RequestStream:
             await self._news.wait()
             if self._done:  # closed meanwhile
                 raise StopAsyncIteration
-        output = self._state.take()
+        if self._state.takes_long:
+            output = await asyncio.to_thread(self._state.take)
+        else:
+            for _ in iter(self._state.read_some, False):  # much has come while the reader was busy
+                await asyncio.sleep(0)
+            output = self._state.take(FEW_PARTS)
         if output.error is not None:
             self.close()
             raise self._engine._with_advice(self._state.failure())  # noqa: SLF001
@@ -126,9 +130,9 @@ class RequestStream:
         return output
 
     @property
-    def prompt_token_ids(self) -> list[int]:
+    def prompt_ids(self) -> PromptIds:
         """Token ids of the prompt, with the special tokens that were added, after truncation."""
-        return self._state.prompt_token_ids
+        return self._state.prompt_ids
 
     def resume(self) -> None:
         """The request's sink, which had refused an event, takes them again."""
@@ -136,6 +140,8 @@ class RequestStream:
 
     def close(self) -> None:
         """Stop reading; what still runs is aborted, and a reader that waits gets the end. Idempotent."""
+        if self._done:  # at its end nothing is left of it
+            return
         self._done = True
         self._news.set()
         self._engine._forget(self._state)  # noqa: SLF001
@@ -157,7 +163,7 @@ class AsyncLLM:
     Attributes:
         config: What the engine was built from.
         tokenizer: None with ``skip_tokenizer_init``.
-        tracer: Follows the requests; None when nobody asks for that.
+        tracer: Follows the requests; None disables tracing.
     """
 
     def __init__(
@@ -176,11 +182,11 @@ class AsyncLLM:
             config: What engine.
             multiprocess: Run it in a process of its own; None: when ``RUSTVLLM_ENABLE_MULTIPROCESSING`` is set, else in
                 a thread of this process.
-            client: An engine that somebody else runs, in place of one of this object's.
-            stat_loggers: What makes further :class:`~rustvllm.engine.stat_logger.StatLogger` for each engine.
-            trace: Called with a :class:`~rustvllm.tracing.TraceRecord` of whatever happens to a request in this
-                process, one after the other from two threads; one that raises is called no more.
-            tracer: Is told the same; None: whoever ``config.tracing`` names.
+            client: An engine that runs elsewhere, in place of one of this object's.
+            stat_loggers: What makes further :class:`~rustvllm.observe.metrics.stat_logger.StatLogger` for each engine.
+            trace: Called with a :class:`~rustvllm.observe.trace.tracer.TraceRecord` of all that happens to requests in
+                this process, one after the other from two threads; one that raises is called no more.
+            tracer: Takes the records instead; None: a tracer made from ``config.tracing``.
 
         Raises:
             ModelLoadError: Weights or tokenizer cannot be read.
@@ -260,7 +266,7 @@ class AsyncLLM:
             trace_headers: W3C trace context (``traceparent``, ``tracestate``) whose part the request is.
 
         Raises:
-            InvalidRequestError: The request is wrong; nobody else notices.
+            InvalidRequestError: The request is wrong; other requests go on.
             QueueFullError: Too many requests, or too many tokens, are waiting.
             QueueTimeoutError: The request waited longer than ``queue_timeout``.
             RequestFailedError: The engine failed on this request.
@@ -285,31 +291,58 @@ class AsyncLLM:
         priority: int = 0,
         sink: EventSink | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        arrival_ns: int | None = None,
     ) -> RequestStream:
         """Hand a request to the engine at once and return its outputs; arguments and errors as for :meth:`generate`.
 
         Whatever is wrong with the request is raised here, before anything was yielded. With ``sink`` new text goes
         there as rendered events, straight from the event loop's callback, and the outputs hold each sample's end.
+        ``arrival_ns`` is when the request came in (nanoseconds of CLOCK_MONOTONIC; None: now), from which its
+        latencies count.
         """
-        arrival_ns = REQUEST_ARRIVAL.get(0) or monotonic_ns()
+        request = await self.input_processor.process_off_loop(prompt, params, priority, arrival_ns=arrival_ns)
         self.check_health()
         self._attach()
-        self._requests.check_id(request_id)
-        encoded = None
-        long_text = self.input_processor.long_text(prompt, params, priority, _OFF_LOOP_CHARS)
-        if long_text is not None and self.tokenizer is not None:
-            encoded = await self.tokenizer.encode_off_loop(*long_text)
-            self.check_health()
-        request = self.input_processor.process(prompt, params, priority, encoded=encoded)
-        request = replace(request, arrival_ns=arrival_ns)
-        self._drain_rate.observe()
         try:
-            state = self._requests.add(request_id, request, sink, trace_headers)
+            if request.params.num_samples > SAMPLES_AT_ONCE:
+                state = await self._add_in_turns(request_id, request, sink, trace_headers)
+            else:
+                state = self._requests.add(request_id, request, sink, trace_headers)
         except QueueFullError as error:
             raise self._with_advice(error) from None
+        self._drain_rate.observe()
         stream = RequestStream(self, state)
         self._streams[id(state)] = stream
         return stream
+
+    async def _add_in_turns(
+        self,
+        request_id: str,
+        request: EngineCoreRequest,
+        sink: EventSink | None,
+        trace_headers: Mapping[str, str] | None,
+    ) -> RequestState:
+        """As ``RequestTable.add``, for a request of many samples: others have their turns meanwhile."""
+        state = self._requests.begin(request_id, request, sink, trace_headers)
+        handing: asyncio.Future[None] | None = None
+        try:
+            for _ in self._requests.expecting(state, request):
+                await asyncio.sleep(0)
+                self.check_health()  # an engine that dies takes what is known of the request by then
+            handing = asyncio.ensure_future(asyncio.to_thread(self._requests.hand_in, state, request))
+            await asyncio.shield(handing)
+            self.check_health()
+        except BaseException:
+            if handing is None or handing.done():
+                self._requests.forget(state, abort=True)
+            else:  # given up while the thread is at it: what it hands in is ended behind it
+                handing.add_done_callback(partial(self._forget_handed_in, state))
+            raise
+        return state
+
+    def _forget_handed_in(self, state: RequestState, handing: asyncio.Future[None]) -> None:
+        handing.exception()  # read, so that asyncio does not report it: the caller has gone
+        self._requests.forget(state, abort=True)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its generator yields a last output that says ``abort``. Unknown ids are ignored."""
@@ -331,18 +364,23 @@ class AsyncLLM:
             raise EngineDeadError(str(self._broken)) from self._broken
 
     def health(self) -> list[EngineHealth]:
-        """How every engine is, by its last sign of life; asks nobody, so it may be called at any time."""
+        """The health of every engine, from its last heartbeat; sends nothing, so it may be called at any time."""
         return self._client.health()
 
     def reconnect(self, rank: int, timeout: float) -> None:
         """Take an engine that was started in a dead one's place; blocks up to ``timeout`` seconds, for any thread.
 
         Raises:
-            EngineDeadError: There is none yet, or this object's engine is not one that somebody else starts again.
+            EngineDeadError: There is none yet, or this object's engine is not one that a launcher restarts.
         """
         if not isinstance(self._client, RemoteClient):
             raise EngineDeadError("this engine is not started again; make a new AsyncLLM")
         self._client.reconnect(rank, timeout)
+
+    def leave_silent_engines(self) -> None:
+        """End the requests of engines that hang, where this object is to decide that; called some times a second."""
+        if isinstance(self._client, RemoteClient):
+            self._client.leave_silent()
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
@@ -376,7 +414,7 @@ class AsyncLLM:
         return await asyncio.to_thread(read_metrics, handle, STATS_TIMEOUT)
 
     def _start_reporter(self, stat_loggers: Sequence[StatLoggerFactory]) -> StatReporter | None:
-        """Somebody who tells the loggers. An engine in a process of its own writes its line itself."""
+        """The reporter that feeds the stat loggers; an engine in a process of its own writes its line itself."""
         is_here = isinstance(self._client, ThreadClient) and self.config.log_stats
         factories = [*([LoggingStatLogger] if is_here else []), *stat_loggers]
         if not factories:
@@ -391,13 +429,13 @@ class AsyncLLM:
         """Ask the thread that steps an engine something about itself; it answers between two steps.
 
         Args:
-            kind: What; ``engine/inspection.py`` has the kinds.
+            kind: What; ``observe/inspect/inspection.py`` has the kinds.
             payload: JSON, 64 KiB at most.
             rank: Which of several engines.
             seconds: How long to wait: a step of a long prompt takes its time.
 
         Raises:
-            QueryTimeoutError: There is no answer in time.
+            QueryTimeoutError: No answer came in time.
             QueryError: The question is wrong, or too many have no answer yet.
             EngineDeadError: That engine has died.
             IndexError: There is no such rank.
@@ -452,13 +490,19 @@ class AsyncLLM:
         self._loop = loop
         # The loop may outlive the engine and must not keep it alive.
         handle = self._client.handle
-        loop.add_reader(handle.output_fd, _call_if_alive, weakref.WeakMethod(self._on_outputs))
+        loop.add_reader(handle.output_fd, _call_if_alive, weakref.WeakMethod(self._on_some_outputs))
         weakref.finalize(self, _remove_reader_soon, loop, handle).atexit = False
 
-    def _on_outputs(self) -> None:
-        """One engine step's outputs are there."""
+    def _on_some_outputs(self) -> None:
+        """Outputs are there; many of them are read in turns with the other callbacks of the loop."""
+        self._on_outputs(_NEWS_AT_ONCE)
+        if self._requests.has_unread and self._loop is not None:
+            self._loop.call_soon(_call_if_alive, weakref.WeakMethod(self._on_some_outputs))
+
+    def _on_outputs(self, most: int | None = None) -> None:
+        """Outputs of the engine are there; ``most`` as in :meth:`RequestTable.poll`."""
         try:
-            changed = self._requests.poll()
+            changed = self._requests.poll(most)
         except Exception as error:
             logger.critical("outputs of the engine cannot be read", exc_info=error)
             self._broken = EngineDeadError(f"outputs of the engine cannot be read: {type(error).__name__}: {error}")
@@ -525,7 +569,7 @@ class AsyncLLM:
 def _call_in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> None:
     try:
         loop.call_soon_threadsafe(callback, *args)
-    except RuntimeError:  # closed already: nobody reads any more
+    except RuntimeError:  # closed already, so nothing waits for the call
         logger.debug("the event loop was closed before the engine")
 
 
@@ -544,3 +588,7 @@ def _remove_reader_soon(loop: asyncio.AbstractEventLoop, handle: "_core.EngineHa
 
 def _remove_reader(loop: asyncio.AbstractEventLoop, handle: "_core.EngineHandle | _core.EngineClient") -> None:
     loop.remove_reader(handle.output_fd)
+
+
+AsyncLLMEngine = AsyncLLM
+"""vLLM's older name of the same class."""

@@ -1,5 +1,5 @@
-"""Who drives an :class:`EngineCore`: its caller (:class:`InprocClient`), or a thread of its own
-(:class:`ThreadClient`).
+"""Clients that drive an :class:`EngineCore`: from the caller's thread (:class:`InprocClient`), or from a thread of
+their own (:class:`ThreadClient`).
 
 Both show the same to a front end: ``handle`` to send requests and ``describe``/``stats`` to look inside.
 """
@@ -9,17 +9,17 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig
 from rustvllm.engine import run_loop
 from rustvllm.engine.core import EngineCore
-from rustvllm.engine.engine_health import EngineHealth, StepWatch
-from rustvllm.engine.queries import QueryQueue
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
-from rustvllm.tracing import Tracer
+from rustvllm.observe.inspect.queries import QueryQueue
+from rustvllm.observe.trace.tracer import Tracer
+from rustvllm.process.health import EngineHealth, StepWatch
 
 logger = init_logger(__name__)
 
@@ -51,6 +51,10 @@ class EngineCoreClient(Protocol):
 
     def shutdown(self) -> None:
         """Stop the engine; calling it again does nothing."""
+
+
+_GRAMMAR_WAIT: Final = 1.0
+"""Seconds of a wait for a grammar to be compiled, before the caller is heard again."""
 
 
 class InprocClient:
@@ -95,7 +99,9 @@ class InprocClient:
         """Run one step; the number of tokens run, 0 when nothing can run."""
         num_tokens = self.core.step()
         if num_tokens == 0:
-            self.core.flush_trace()
+            self.core.watch.flush()
+            if self.handle.stats()["num_waiting_for_grammar"]:  # a thread of the core compiles it, and then wakes us
+                self.handle.wait_for_work(_GRAMMAR_WAIT)
         return num_tokens
 
     def has_unfinished_requests(self) -> bool:
@@ -194,17 +200,17 @@ class ThreadClient:
         self.handle.wake()
 
     def join(self, timeout: float) -> None:
-        """Wait so many seconds for a thread that was told to end; one that does not is left behind, with a warning."""
+        """Wait so many seconds for the thread to end after ``shutdown``; then abandon it with a warning."""
         self._thread.join(timeout)
         if self._thread.is_alive():
-            logger.warning("the engine is still in a step after %g s and is left behind", timeout)
+            logger.warning("the engine is still in a step after %g s; its thread is abandoned", timeout)
         else:
-            self._free()  # again, unless the thread had died before it was told to end
+            self._free()  # again, unless the thread had died before the shutdown
 
     def shutdown(self) -> None:
         """Stop the thread after its present step and free the model; idempotent.
 
-        When the step takes longer than two seconds the thread is left behind, and frees the model when it is done.
+        When the step takes longer than two seconds the thread is abandoned, and frees the model when it is done.
         """
         if self._stopping.is_set():
             return

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 
 from rustvllm import _core
+from rustvllm.config import EngineConfig
 from rustvllm.engine.input_processor import EngineCoreRequest
 from rustvllm.engine.request_state import RequestState
-from rustvllm.request_spans import CLOSE_SECONDS, RequestSpans
-from rustvllm.tracing import Tracer, TraceRecord
+from rustvllm.observe.trace.request_spans import CLOSE_SECONDS, RequestSpans
+from rustvllm.observe.trace.tracer import Tracer, TraceRecord
 
 
 @dataclass(slots=True)
@@ -37,8 +38,8 @@ class FrontTracer:
     """Follows the requests of one front end, in its thread.
 
     Args:
-        tracer: Takes records; None: nobody does.
-        spans: Takes requests that have ended; None: nobody does.
+        tracer: Takes records; None disables them.
+        spans: Takes requests that have ended; None disables spans.
         model_name: For the spans.
     """
 
@@ -106,7 +107,7 @@ class FrontTracer:
                 self.tracer.write(TraceRecord(now, "detokenise", "text", state.request_id, extras=extras))
 
     def ended(self, state: RequestState, *, is_abandoned: bool = False) -> None:
-        """A request has given its last output, or nobody waits for it any more."""
+        """A request has given its last output, or its caller has left."""
         now, metrics = monotonic_ns(), state.metrics
         extras: dict[str, object] = {
             "finish_reason": "abort" if is_abandoned else [sample.finish_reason for sample in state.samples],
@@ -132,6 +133,24 @@ class FrontTracer:
             self._spans.close(span_seconds)
 
 
+def make_front_tracer(tracer: Tracer | None, config: EngineConfig) -> FrontTracer | None:
+    """The tracer of a front end's requests; None if the configuration asks for none.
+
+    Args:
+        tracer: Takes records.
+        config: Of its engine, with the endpoint for spans.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed.
+    """
+    endpoint = config.tracing.otlp_endpoint
+    spans = None if endpoint is None else RequestSpans(endpoint)
+    if tracer is None and spans is None:
+        return None
+    model = config.model
+    return FrontTracer(tracer, spans, model.served_model_name[0] if model.served_model_name else model.model)
+
+
 def _span_attributes(
     state: RequestState, request: EngineCoreRequest, finished: float, model_name: str
 ) -> dict[str, str | int | float | None]:
@@ -146,7 +165,7 @@ def _span_attributes(
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.n": params.n,
         "gen_ai.usage.num_sequences": len(state.samples),
-        "gen_ai.usage.prompt_tokens": len(state.prompt_token_ids),
+        "gen_ai.usage.prompt_tokens": len(state.prompt_ids),
         "gen_ai.usage.completion_tokens": sum(len(sample.token_ids) for sample in state.samples),
         "gen_ai.latency.time_in_queue": _between(metrics.arrival_time, scheduled),
         "gen_ai.latency.time_to_first_token": _between(metrics.arrival_time, first),

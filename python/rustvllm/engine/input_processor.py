@@ -3,6 +3,7 @@
 Everything that can be wrong with a request is found here, before any of it reaches the engine.
 """
 
+import asyncio
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,14 @@ from typing import Any, TypedDict
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig, ModelConfig
-from rustvllm.engine.sampling_extras import make_sampling_extras
-from rustvllm.engine.tokenizer import Tokenizer
+from rustvllm.engine.checked_params import CheckedParams, TokenRules
+from rustvllm.engine.engine_params import EngineParams, engine_params
+from rustvllm.engine.grammar_spec import make_grammar_spec
+from rustvllm.engine.sampling_extras import is_long, make_sampling_extras
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.sampling_params import MAX_TOKENS_LIMIT, SamplingParams
+from rustvllm.text.tokenizer import Tokenizer
 
 logger = init_logger(__name__)
 
@@ -31,6 +35,9 @@ _GENERATION_DEFAULTS = {
 }
 _PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens"})
 _MASK64 = 2**64 - 1
+_FEW_STOP_IDS = 16
+_OFF_LOOP_CHARS = 2048
+"""Longer prompts are tokenised in a thread of the core, so that they delay no other request on the event loop."""
 MAX_PROMPT_LOGPROBS = 1 << 26
 """Most log-probabilities of one prompt, candidates times places: half a GiB of numbers."""
 
@@ -46,7 +53,7 @@ class TextPrompt(TypedDict, total=False):
 class TokensPrompt(TypedDict, total=False):
     """A prompt as token ids, optionally with the text they stand for."""
 
-    prompt_token_ids: Sequence[int]
+    prompt_token_ids: Sequence[int] | _core.TokenIds
     prompt: str
     cache_salt: str
 
@@ -63,15 +70,17 @@ class EngineCoreRequest:
         prompt_token_ids: Checked ids, at least one.
         params: Checked parameters.
         max_tokens: Most tokens to generate, clamped to the room that the prompt leaves.
-        eos_token_id: Ends a sample without a stop reason; None: nothing does.
+        eos_token_id: Ends a sample without a stop reason; None if no token does.
         stop_token_ids: Ids that end a sample, further EOS ids included.
         hidden_stop_ids: Those of ``stop_token_ids`` that stand for EOS.
-        num_logprobs: Candidates whose log-probabilities are wanted beside the sampled token's; −1: not even its own.
+        num_logprobs: Candidates that get log-probabilities in addition to the sampled token; −1: not even that one.
         num_prompt_logprobs: The same for each place of the prompt but the first.
         seed: Of the first sample, 64-bit signed; sample i has ``seed + i``.
         priority: Lower is sooner, with the priority policy.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
         sampling_extras: Parameters that are lists; None without.
+        grammar: What the output must be; None: anything.
+        stop: Stop strings, which all samples look for; None without.
         arrival_ns: When it came to its front end (nanoseconds of CLOCK_MONOTONIC); its latencies count from then.
         began_ns: When the check began, in nanoseconds of ``time.monotonic_ns``.
         processed_ns: When it was done.
@@ -79,7 +88,7 @@ class EngineCoreRequest:
 
     prompt: str | None
     prompt_token_ids: _core.TokenIds
-    params: SamplingParams
+    params: EngineParams
     max_tokens: int
     eos_token_id: int | None
     stop_token_ids: tuple[int, ...]
@@ -90,6 +99,8 @@ class EngineCoreRequest:
     priority: int
     cache_salt: str | None
     sampling_extras: _core.SamplingExtras | None = None
+    grammar: _core.GrammarSpec | None = None
+    stop: _core.StopStrings | None = None
     arrival_ns: int = field(default_factory=monotonic_ns)
     began_ns: int = 0
     processed_ns: int = 0
@@ -97,6 +108,25 @@ class EngineCoreRequest:
     def seed_of(self, index: int) -> int:
         """Seed of sample ``index``, wrapped to 64 bits."""
         return _to_int64(self.seed + index)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request whose parameters and shape are checked.
+
+    Attributes:
+        text: Of the prompt; None when only token ids were given.
+        ids: Of the prompt, as many as are kept; None: the text is still to be tokenised.
+        add_special_tokens: Whether the tokenizer adds its own to the text.
+    """
+
+    text: str | None
+    ids: _core.TokenIds | None
+    add_special_tokens: bool
+    params: EngineParams
+    priority: int
+    cache_salt: str | None
+    began_ns: int
 
 
 class InputProcessor:
@@ -118,132 +148,157 @@ class InputProcessor:
         elif own_eos is not None and own_eos not in eos_ids:
             eos_ids.insert(0, own_eos)
         self.eos_token_ids = tuple(eos_ids)
+        self._checked = CheckedParams()
+        self._max_token_chars = _max_token_chars(tokenizer)
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together."""
         return self._model.max_model_len
 
-    def process(
-        self,
-        prompt: PromptType,
-        params: SamplingParams | None = None,
-        priority: int = 0,
-        *,
-        encoded: _core.TokenIds | None = None,
-    ) -> EngineCoreRequest:
+    def process(self, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0) -> EngineCoreRequest:
         """Check one request.
 
         Args:
             prompt: Text, token ids, or a dict with ``prompt`` or ``prompt_token_ids``.
             params: None for the model's own defaults.
             priority: Lower is sooner; needs the priority policy unless 0.
-            encoded: What the tokenizer made of the prompt's text, when that was done already (see
-                :meth:`long_text`).
 
         Raises:
             InvalidRequestError: Names the parameter, the value and the limit.
         """
+        asked = self._read(prompt, params, priority)
+        ids = asked.ids
+        if ids is None:
+            assert self._tokenizer is not None
+            ids = self._check_encoded(self._tokenizer.encode_ids(asked.text or "", asked.add_special_tokens), asked)
+        return self._complete(asked, ids, asked.began_ns)
+
+    async def process_off_loop(
+        self,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        *,
+        arrival_ns: int | None = None,
+    ) -> EngineCoreRequest:
+        """The same on an event loop, which long lists and long texts do not hold up.
+
+        Args:
+            prompt: As for :meth:`process`.
+            params: Likewise.
+            priority: Likewise.
+            arrival_ns: When the request came in; None: now.
+
+        Raises:
+            InvalidRequestError: As :meth:`process` does.
+            QueueFullError: Too much text waits to be tokenised.
+        """
+        asked = self._read(prompt, params, priority)
+        if _has_lists(asked.params) and self._checked.get(asked.params) is None and is_long(asked.params):
+            await asyncio.to_thread(self._rules_of, asked.params)
+        ids, text = asked.ids, asked.text or ""
+        if ids is None:
+            assert self._tokenizer is not None
+            if len(text) > _OFF_LOOP_CHARS:
+                self._check_chars(len(text), asked.params)
+                ids = await self._tokenizer.encode_off_loop(text, asked.add_special_tokens)
+            else:
+                ids = self._tokenizer.encode_ids(text, asked.add_special_tokens)
+            ids = self._check_encoded(ids, asked)
+        return self._complete(asked, ids, asked.began_ns if arrival_ns is None else arrival_ns)
+
+    def check_max_tokens(self, max_tokens: int, param: str) -> None:
+        """Refuse to generate more than the context holds, for callers who want that refused and not cut to fit.
+
+        Args:
+            max_tokens: What is asked for.
+            param: The field that says so.
+
+        Raises:
+            InvalidRequestError: Names the field, its value and the limit.
+        """
+        if max_tokens > self.max_model_len:
+            raise InvalidRequestError(f"{self._context_length()}, but {param} is {max_tokens}.", param)
+
+    def _read(self, prompt: PromptType, params: SamplingParams | None, priority: int) -> _Asked:
+        """All checks but those that need the tokens of a text."""
         began_ns = monotonic_ns()
         params = self._checked_params(params, priority)
-        text, ids, cache_salt = self._read_prompt(prompt)
-        if ids is None:
-            ids = self._check_encoded(self._encode(text or "", _adds_special_tokens(prompt), encoded))
-        ids = self._truncate(ids, params)
-        self._check_length(ids, params)
+        text, given, cache_salt, add_special_tokens = _read_prompt(prompt)
+        ids = None
+        if given is not None:
+            ids = self._check_ids(given, params)
+        elif self._tokenizer is None:
+            raise InvalidRequestError(
+                "there is no tokenizer (skip_tokenizer_init): give the prompt as token ids", "prompt"
+            )
+        elif not text:  # a tokenizer that adds a beginning-of-sequence token would make a prompt of it
+            raise InvalidRequestError("the prompt is empty: at least one character is needed", "prompt")
+        return _Asked(text, ids, add_special_tokens, params, priority, cache_salt, began_ns)
+
+    def _complete(self, asked: _Asked, ids: _core.TokenIds, arrival_ns: int) -> EngineCoreRequest:
+        params = asked.params
         num_prompt_logprobs = self._num_logprobs(params.prompt_logprobs)
         _check_num_prompt_logprobs(num_prompt_logprobs, len(ids))
         room = self.max_model_len - len(ids)
-        extra_eos = () if params.ignore_eos else self.eos_token_ids[1:]
-        stop_token_ids = tuple(dict.fromkeys((*(params.stop_token_ids or ()), *extra_eos)))
-        eos_token_id = None if params.ignore_eos or not self.eos_token_ids else self.eos_token_ids[0]
-        ending_ids = stop_token_ids if eos_token_id is None else (eos_token_id, *stop_token_ids)
+        rules = self._rules_of(params)
         return EngineCoreRequest(
-            prompt=text,
+            prompt=asked.text,
             prompt_token_ids=ids,
             params=params,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            eos_token_id=eos_token_id,
-            stop_token_ids=stop_token_ids,
-            hidden_stop_ids=frozenset(extra_eos).difference(params.stop_token_ids or ()),
+            eos_token_id=rules.eos_token_id,
+            stop_token_ids=rules.stop_token_ids,
+            hidden_stop_ids=rules.hidden_stop_ids,
             # What is drawn and not returned is chosen by its log-probabilities.
             num_logprobs=max(self._num_logprobs(params.logprobs), -1 if params.best_of is None else 0),
             num_prompt_logprobs=num_prompt_logprobs,
             seed=self._next_seed() if params.seed is None else params.seed,
-            priority=priority,
-            cache_salt=cache_salt,
-            sampling_extras=make_sampling_extras(params, self._model, self._tokenizer, ending_ids),
-            began_ns=began_ns,
+            priority=asked.priority,
+            cache_salt=asked.cache_salt,
+            sampling_extras=rules.extras,
+            grammar=rules.grammar,
+            stop=rules.stop,
+            arrival_ns=arrival_ns,
+            began_ns=asked.began_ns,
             processed_ns=monotonic_ns(),
         )
 
-    def long_text(
-        self, prompt: PromptType, params: SamplingParams | None, priority: int, num_chars: int
-    ) -> tuple[str, bool] | None:
-        """What of a prompt is to be tokenised off the event loop: its text and whether to add special tokens.
-
-        Args:
-            prompt: As for :meth:`process`.
-            params: Checked here, so that nothing is tokenised for a request that is wrong.
-            priority: Likewise.
-            num_chars: Shorter texts are better tokenised where they are.
-
-        Returns:
-            None when there is nothing long to be tokenised.
-
-        Raises:
-            InvalidRequestError: As :meth:`process` does.
-        """
-        given = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        if not isinstance(given, str) or len(given) <= num_chars or self._tokenizer is None:
-            return None
-        self._checked_params(params, priority)
-        text, ids, _ = self._read_prompt(prompt)
-        return None if text is None or ids is not None else (text, _adds_special_tokens(prompt))
-
-    def _checked_params(self, params: SamplingParams | None, priority: object) -> SamplingParams:
+    def _checked_params(self, params: SamplingParams | None, priority: object) -> EngineParams:
         if params is None:
             params = default_sampling_params(self._model)
         elif not isinstance(params, SamplingParams):
             raise InvalidRequestError(
                 f"sampling_params must be a SamplingParams, got {type(params).__name__}", "sampling_params"
             )
-        self._check_params(params, priority)
-        return params
+        made = engine_params(params)
+        self._check_params(made, priority)
+        return made
 
-    def _read_prompt(self, prompt: object) -> tuple[str | None, _core.TokenIds | None, str | None]:
-        """Text, ids and cache salt of a prompt in any of its shapes; ids of None are still to be made."""
-        if isinstance(prompt, str):
-            return prompt, None, None
-        if not isinstance(prompt, Mapping):
-            return None, self._check_ids(prompt), None
-        unknown = sorted(str(key) for key in prompt if key not in _PROMPT_KEYS)
-        if unknown:
-            raise InvalidRequestError(
-                f"a prompt dict may have the keys {', '.join(sorted(_PROMPT_KEYS))}, got {', '.join(unknown)}", "prompt"
-            )
-        text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
-        if text is not None and not isinstance(text, str):
-            raise InvalidRequestError(f"prompt must be text, got {type(text).__name__}", "prompt")
-        if salt is not None:
-            _check_cache_salt(salt)
-        if ids is None and text is None:
-            raise InvalidRequestError("a prompt dict needs 'prompt' or 'prompt_token_ids'", "prompt")
-        special = prompt.get("add_special_tokens", True)
-        if not isinstance(special, bool):
-            raise InvalidRequestError(f"add_special_tokens must be True or False, got {special!r:.80}", "prompt")
-        return text, None if ids is None else self._check_ids(ids), salt
+    def _rules_of(self, params: EngineParams) -> TokenRules:
+        has_lists = _has_lists(params)
+        if has_lists and (known := self._checked.get(params)) is not None:
+            return known
+        extra_eos = () if params.ignore_eos else self.eos_token_ids[1:]
+        stop_token_ids = tuple(dict.fromkeys((*(params.stop_token_ids or ()), *extra_eos)))
+        eos_token_id = None if params.ignore_eos or not self.eos_token_ids else self.eos_token_ids[0]
+        ending_ids = stop_token_ids if eos_token_id is None else (eos_token_id, *stop_token_ids)
+        wanted = params.structured_outputs
+        rules = TokenRules(
+            eos_token_id=eos_token_id,
+            stop_token_ids=stop_token_ids,
+            hidden_stop_ids=frozenset(extra_eos).difference(params.stop_token_ids or ()),
+            extras=make_sampling_extras(params, self._model, self._tokenizer, ending_ids) if has_lists else None,
+            grammar=None if wanted is None else make_grammar_spec(wanted, self._tokenizer),
+            stop=_core.StopStrings(params.stop_strings) if params.stop_strings else None,
+        )
+        if has_lists:
+            self._checked.put(params, rules)
+        return rules
 
-    def _encode(self, text: str, add_special_tokens: bool, encoded: _core.TokenIds | None) -> _core.TokenIds:
-        if self._tokenizer is None:
-            raise InvalidRequestError(
-                "there is no tokenizer (skip_tokenizer_init): give the prompt as token ids", "prompt"
-            )
-        if not text:  # a tokenizer that adds a beginning-of-sequence token would make a prompt of it
-            raise InvalidRequestError("the prompt is empty: at least one character is needed", "prompt")
-        return self._tokenizer.encode_ids(text, add_special_tokens) if encoded is None else encoded
-
-    def _check_encoded(self, ids: _core.TokenIds) -> _core.TokenIds:
+    def _check_encoded(self, ids: _core.TokenIds, asked: _Asked) -> _core.TokenIds:
+        """The ids that a text became, as many as are kept."""
         largest, limit = ids.largest(), self._model.vocab_size
         if largest >= limit:  # tokenizers may have tokens added that the model was never given
             assert self._tokenizer is not None
@@ -253,16 +308,26 @@ class InputProcessor:
                 f"not: its vocabulary is 0 to {limit - 1}",
                 "prompt",
             )
-        return ids
+        return self._fit(ids, asked.params)
 
-    def _check_ids(self, ids: object) -> _core.TokenIds:
-        """Token ids that are there; what is wrong with them is looked for only when something is."""
+    def _check_ids(self, ids: object, params: EngineParams) -> _core.TokenIds:
+        """The ids that were given, as many as are kept."""
+        if isinstance(ids, list | _core.TokenIds) and params.truncate_prompt_tokens is None:
+            self._check_length(len(ids), params)  # before each of them is looked at
+            return self._known_ids(ids)
+        return self._fit(self._known_ids(ids), params)
+
+    def _known_ids(self, ids: object) -> _core.TokenIds:
+        """Ids of the vocabulary; what is wrong with them is looked for only when something is."""
         limit = self._model.vocab_size
         if isinstance(ids, list | _core.TokenIds):
             try:
                 return _core.TokenIds(ids, limit)
             except ValueError:
-                pass
+                if isinstance(ids, _core.TokenIds):  # a walk through all of them only to say where would take long
+                    raise InvalidRequestError(
+                        f"token id {ids.largest()} is not in the vocabulary (0 to {limit - 1})", "prompt"
+                    ) from None
         if isinstance(ids, bytes | bytearray | Mapping | set | frozenset) or not hasattr(ids, "__iter__"):
             raise InvalidRequestError(
                 f"a prompt must be text, a list of token ids or a dict, got {type(ids).__name__}", "prompt"
@@ -286,35 +351,48 @@ class InputProcessor:
             checked.append(value)
         return _core.TokenIds(checked)
 
-    def _truncate(self, ids: _core.TokenIds, params: SamplingParams) -> _core.TokenIds:
+    def _fit(self, ids: _core.TokenIds, params: EngineParams) -> _core.TokenIds:
+        """The ids cut as the request says, and then not too many."""
         keep = params.truncate_prompt_tokens
-        if keep is None:
-            return ids
         if keep == -1:
-            keep = self.max_model_len - (params.max_tokens != 0)
-        elif keep > self.max_model_len:
+            keep = self._longest_prompt(params)
+        elif keep is not None and keep > self.max_model_len:
             raise InvalidRequestError(
-                f"truncate_prompt_tokens is {keep}, more than the maximum context length of "
-                f"{self.max_model_len} tokens",
-                "truncate_prompt_tokens",
+                f"{self._context_length()}, but truncate_prompt_tokens is {keep}.", "truncate_prompt_tokens"
             )
-        if len(ids) <= keep:
-            return ids
-        return ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
+        if keep is not None and len(ids) > keep:
+            ids = ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
+        self._check_length(len(ids), params)
+        return ids
 
-    def _check_length(self, ids: _core.TokenIds, params: SamplingParams) -> None:
-        if not ids:
+    def _longest_prompt(self, params: EngineParams) -> int:
+        return self.max_model_len - (params.max_tokens != 0)
+
+    def _check_length(self, num_tokens: int, params: EngineParams) -> None:
+        if not num_tokens:
             raise InvalidRequestError("the prompt is empty: at least one token is needed", "prompt")
-        longest = self.max_model_len - (params.max_tokens != 0)
-        if len(ids) > longest:
-            raise InvalidRequestError(
-                f"This model's maximum context length is {self.max_model_len} tokens (prompt and output together), "
-                f"but your prompt contains {len(ids)} input tokens: at most {longest} fit. Shorten it, or set "
-                "truncate_prompt_tokens.",
-                "input_tokens",
-            )
+        longest = self._longest_prompt(params)
+        if num_tokens > longest:
+            raise self._too_long(f"{num_tokens} input tokens: at most {longest} fit")
 
-    def _check_params(self, params: SamplingParams, priority: object) -> None:
+    def _check_chars(self, num_chars: int, params: EngineParams) -> None:
+        """Refuse a text that cannot fit whatever its tokens are, instead of tokenising megabytes to find that out."""
+        at_least = num_chars // self._max_token_chars if self._max_token_chars else 0
+        longest = self._longest_prompt(params)
+        if params.truncate_prompt_tokens is None and at_least > longest:
+            raise self._too_long(f"at least {at_least} input tokens ({num_chars} characters): at most {longest} fit")
+
+    def _too_long(self, contents: str) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"{self._context_length()}, but your prompt contains {contents}. "
+            "Shorten it, or set truncate_prompt_tokens.",
+            "input_tokens",
+        )
+
+    def _context_length(self) -> str:
+        return f"This model's maximum context length is {self.max_model_len} tokens (prompt and output together)"
+
+    def _check_params(self, params: EngineParams, priority: object) -> None:
         for token_id in params.stop_token_ids or ():
             if token_id >= self._model.vocab_size:
                 raise InvalidRequestError(
@@ -322,8 +400,9 @@ class InputProcessor:
                     f"(0 to {self._model.vocab_size - 1})",
                     "stop_token_ids",
                 )
-        self._model.check_num_logprobs("logprobs", params.logprobs)
-        self._model.check_num_logprobs("prompt_logprobs", params.prompt_logprobs)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (number := getattr(params, name)) is not None:
+                self._model.check_num_logprobs(name, number)
         if params.best_of is not None and not self._model.logprobs_mode.endswith("_logprobs"):
             raise InvalidRequestError(
                 f"best_of ({params.best_of}) chooses by log-probabilities, and this engine gives "
@@ -401,8 +480,51 @@ def _check_num_prompt_logprobs(num_prompt_logprobs: int, num_prompt_tokens: int)
         )
 
 
-def _adds_special_tokens(prompt: object) -> bool:
-    return not isinstance(prompt, Mapping) or bool(prompt.get("add_special_tokens", True))
+def _has_lists(params: EngineParams) -> bool:
+    """Whether parameters have what is worth being kept once it is checked, or takes long."""
+    return bool(
+        params.logit_bias
+        or params.allowed_token_ids
+        or params.bad_words
+        or params.logits_processors
+        or params.extra_args
+        or params.structured_outputs
+        or params.stop_strings
+        or len(params.stop_token_ids or ()) > _FEW_STOP_IDS
+    )
+
+
+def _max_token_chars(tokenizer: Tokenizer | None) -> int:
+    """Length of the longest token's text; 0 without a tokenizer."""
+    if tokenizer is None:
+        return 0
+    return max((len(token or "") for token in tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size))), default=0)
+
+
+def _read_prompt(prompt: object) -> tuple[str | None, object, str | None, bool]:
+    """Text, ids and cache salt of a prompt in any of its shapes, and whether the tokenizer adds its own to the text."""
+    if isinstance(prompt, str):
+        return prompt, None, None, True
+    if not isinstance(prompt, Mapping):
+        if prompt is None:
+            raise InvalidRequestError("a prompt must be text, a list of token ids or a dict, got NoneType", "prompt")
+        return None, prompt, None, True
+    unknown = sorted(str(key) for key in prompt if key not in _PROMPT_KEYS)
+    if unknown:
+        raise InvalidRequestError(
+            f"a prompt dict may have the keys {', '.join(sorted(_PROMPT_KEYS))}, got {', '.join(unknown)}", "prompt"
+        )
+    text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+    if text is not None and not isinstance(text, str):
+        raise InvalidRequestError(f"prompt must be text, got {type(text).__name__}", "prompt")
+    if salt is not None:
+        _check_cache_salt(salt)
+    if ids is None and text is None:
+        raise InvalidRequestError("a prompt dict needs 'prompt' or 'prompt_token_ids'", "prompt")
+    special = prompt.get("add_special_tokens", True)
+    if not isinstance(special, bool):
+        raise InvalidRequestError(f"add_special_tokens must be True or False, got {special!r:.80}", "prompt")
+    return text, ids, salt, special
 
 
 def _check_cache_salt(salt: object) -> None:

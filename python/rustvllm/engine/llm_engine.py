@@ -4,25 +4,26 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rustvllm.config import EngineConfig, UsageContext
+from rustvllm.config import EngineConfig, ModelConfig, UsageContext
 from rustvllm.engine.core_client import InprocClient
-from rustvllm.engine.front_end import RequestTable
+from rustvllm.engine.front_tracer import make_front_tracer
 from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor, PromptType
-from rustvllm.engine.metric_families import as_metrics
-from rustvllm.engine.metrics import Metric, read_metrics
-from rustvllm.engine.startup_records import load_tokenizer
-from rustvllm.engine.stat_logger import StatLoggerFactory
-from rustvllm.engine.stat_reporter import StatReporter
-from rustvllm.engine.tokenizer import Tokenizer
-from rustvllm.engine.trace_sinks import make_front_tracer, make_tracer
+from rustvllm.engine.request_table import RequestTable
 from rustvllm.exceptions import EngineDeadError
+from rustvllm.observe.metrics.counters import Metric, read_metrics
+from rustvllm.observe.metrics.families import as_metrics
+from rustvllm.observe.metrics.stat_logger import StatLoggerFactory
+from rustvllm.observe.metrics.stat_reporter import StatReporter
+from rustvllm.observe.trace.request_spans import EXIT_SECONDS
+from rustvllm.observe.trace.sinks import make_tracer
+from rustvllm.observe.trace.startup_records import load_tokenizer
+from rustvllm.observe.trace.tracer import Tracer
 from rustvllm.outputs import RequestOutput
-from rustvllm.request_spans import EXIT_SECONDS
 from rustvllm.sampling_params import SamplingParams
-from rustvllm.tracing import Tracer
+from rustvllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from rustvllm.engine_args import EngineArgs
+    from rustvllm.config.engine_args import EngineArgs
 
 _MAX_IDLE_STEPS = 3
 
@@ -49,8 +50,8 @@ class LLMEngine:
 
         Args:
             config: What engine.
-            stat_loggers: What makes :class:`~rustvllm.engine.stat_logger.StatLogger`.
-            tracer: Is told what happens; None: whoever ``config.tracing`` names.
+            stat_loggers: What makes :class:`~rustvllm.observe.metrics.stat_logger.StatLogger`.
+            tracer: Takes records of what happens; None: a tracer made from ``config.tracing``.
 
         Raises:
             ModelLoadError: Weights or tokenizer cannot be read.
@@ -76,6 +77,16 @@ class LLMEngine:
             self._reporter = StatReporter(lambda: read_metrics(handle, 0.0), stat_loggers, self.config)
             self._reporter.start()
             weakref.finalize(self, self._reporter.stop).atexit = False
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's configuration, as vLLM's engines name it."""
+        return self.config.model
+
+    @property
+    def vllm_config(self) -> EngineConfig:
+        """The whole configuration, under the name that scripts written for vLLM use."""
+        return self.config
 
     @classmethod
     def from_engine_config(cls, config: EngineConfig) -> "LLMEngine":
@@ -124,7 +135,6 @@ class LLMEngine:
             EngineDeadError: The engine was shut down.
         """
         self.engine_core.check_alive()
-        self._requests.check_id(request_id)
         if not isinstance(prompt, EngineCoreRequest):
             prompt = self.input_processor.process(prompt, params, priority)
         self._requests.add(request_id, prompt)
@@ -145,7 +155,7 @@ class LLMEngine:
             self._idle_steps = 0
         else:
             self._idle_steps += 1
-            if self._idle_steps >= _MAX_IDLE_STEPS:  # never spin for ever over a request that nobody runs
+            if self._idle_steps >= _MAX_IDLE_STEPS:  # never spin for ever if the scheduler runs no request
                 raise EngineDeadError(f"{len(self._requests)} requests wait and the scheduler runs none of them")
         return [state.take() for state in changed if state.ready]
 
@@ -163,7 +173,7 @@ class LLMEngine:
             self._requests.poll()
 
     def get_num_unfinished_requests(self) -> int:
-        """Requests that were added and have not given their last output."""
+        """Requests that were added and are still without their last output."""
         return len(self._requests)
 
     def num_unfinished_samples(self) -> int:

@@ -1,7 +1,7 @@
-"""The engine process: ``python -m rustvllm.engine.process``, started by :class:`ChildProcess` and by nobody else.
+"""The engine process: ``python -m rustvllm.engine.process``, started by :class:`ChildProcess` only.
 
-It gets its configuration as JSON from standard input, loads the model, says so on a pipe, and steps until it is told
-to stop, its parent is gone, or it breaks. Requests come and tokens leave through ``_core.EngineServer``'s own thread,
+It gets its configuration as JSON from standard input, loads the model, says so on a pipe, and steps until its parent
+stops it or is gone, or it fails. Requests come and tokens leave through ``_core.EngineServer``'s own thread,
 which never takes the interpreter; this thread does nothing but schedule, execute, update.
 """
 
@@ -10,26 +10,31 @@ import gc
 import importlib
 import os
 import signal
-import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig
 from rustvllm.engine import run_loop
-from rustvllm.engine.address import EngineAddress
-from rustvllm.engine.config_json import build, dump_info
 from rustvllm.engine.core import EngineCore
-from rustvllm.engine.metrics import EngineMetrics
-from rustvllm.engine.parent_link import ParentLink
-from rustvllm.engine.stat_logger import LoggingStatLogger
-from rustvllm.engine.stat_reporter import StatReporter
-from rustvllm.engine.trace_sinks import make_tracer
-from rustvllm.exceptions import ConfigError, RustVLLMError
+from rustvllm.exceptions import ConfigError, ModelLoadError, RustVLLMError
 from rustvllm.logger import init_logger
+from rustvllm.observe.metrics.counters import EngineMetrics
+from rustvllm.observe.metrics.stat_logger import LoggingStatLogger
+from rustvllm.observe.metrics.stat_reporter import StatReporter
+from rustvllm.observe.trace.sinks import make_tracer
+from rustvllm.process.address import EngineAddress
+from rustvllm.process.config_json import build, dump_info
+from rustvllm.process.output import serving_output
+from rustvllm.process.parent_link import ParentLink
+from rustvllm.process.startup_memory import explain_shortage
 
 logger = init_logger(__name__)
 
+COMPLAINT_SECONDS = 1.0
+"""Between two looks whether the transport has something for the log."""
 EXIT_OK, EXIT_FAILURE = 0, 1
 
 
@@ -37,8 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run an engine.
 
     Returns:
-        The exit code: 0 when it was told to stop, 1 when it broke or could not start.
+        The exit code: 0 after a shutdown, 1 when the engine failed or could not start.
     """
+    serving_output.begin()
     gc.disable()  # until the start is over: imports make much and little garbage
     stop = _Stop()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -58,8 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         core.on_step_error = server.note_step_error
         reporter = _make_reporter(core, order.get("rank", 0))
     except BaseException as error:
-        link.say_error(error)
-        if not isinstance(error, RustVLLMError):
+        shortage = explain_shortage(error)
+        link.say_error(error if shortage is None else ModelLoadError(shortage))
+        if shortage is None and not isinstance(error, RustVLLMError):
             logger.critical("the engine could not start", exc_info=error)
         return EXIT_FAILURE
     stop.handle = core.handle
@@ -72,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     link.say_ready(link.age, phases, num_blocks=core.num_blocks, max_model_len=longest, tcp_port=server.tcp_port)
     if reporter is not None:
         reporter.start()
+    threading.Thread(target=_log_complaints, args=(server,), name="rustvllm-complaints", daemon=True).start()
     died = run_loop.run(core, lambda: stop.is_set, server)
     if reporter is not None:
         reporter.stop()
@@ -86,6 +94,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     link.say(death=death)
     server.fail(death.removeprefix("the engine died: "))  # its clients say that
     return EXIT_FAILURE
+
+
+def _log_complaints(server: "_core.EngineServer") -> None:
+    """Have the log say what the transport complains of, while it serves; what goes on without end is said once."""
+    before: set[str] = set()
+    while True:
+        complaints = dict.fromkeys(server.take_complaints())
+        for complaint in complaints:
+            if complaint not in before:
+                logger.warning("%s", complaint)
+        before = set(complaints)
+        time.sleep(COMPLAINT_SECONDS)
 
 
 def _import_executor(name: str) -> None:
@@ -132,8 +152,5 @@ class _Stop:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
     # Taking torch apart piece by piece takes seconds, and nothing is left to be done.
-    os._exit(code)
+    serving_output.leave(main())

@@ -11,30 +11,30 @@ from collections.abc import Callable
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig
-from rustvllm.engine.address import EngineAddress
-from rustvllm.engine.config_json import load_config
-from rustvllm.engine.engine_health import EngineHealth, health_of
-from rustvllm.engine.engine_process import EngineProcess
-from rustvllm.engine.run_directory import SOCKET_NAME, choose_run_directory
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
+from rustvllm.process.address import EngineAddress
+from rustvllm.process.config_json import load_config
+from rustvllm.process.engine_child import EngineProcess
+from rustvllm.process.health import EngineHealth, health_of
+from rustvllm.process.run_directory import SOCKET_NAME, choose_run_directory
 
 logger = init_logger(__name__)
 
 CONNECT_TIMEOUT = 10.0
 """Seconds for a handshake with an engine that has said it is ready."""
 STOP_TIMEOUT = 2.0
-"""Seconds for an engine to end its step after it was told to stop; then it is killed."""
+"""Seconds for an engine to end its step after it was asked to stop; then it is killed."""
 
 
 class ProcessClient:
     """Starts an engine process; it serves after :meth:`wait_until_ready`.
 
-    ``on_death``, a bound method, is called from a thread of its own, once, when the engine has ended without being told
-    to, if its object still lives.
+    ``on_death``, a bound method, is called from a thread of its own, once, when the engine has ended without a
+    shutdown, if its object still lives.
 
     Raises:
-        ConfigError: There is no place for its socket.
+        ConfigError: No directory can hold its socket.
         OSError: The process cannot be started.
     """
 
@@ -84,7 +84,7 @@ class ProcessClient:
 
     @property
     def errored(self) -> bool:
-        """True when the engine ended without being told to."""
+        """True when the engine ended without a shutdown."""
         return self._death is not None or (self.handle.death is not None and not self._stopping.is_set())
 
     def check_alive(self) -> None:
@@ -121,7 +121,7 @@ class ProcessClient:
             self._process.signal(signal.SIGTERM)
 
     def join(self, timeout: float) -> None:
-        """Wait so many seconds for an engine that was told to end; one that does not is killed."""
+        """Wait so many seconds for the engine to end after ``shutdown``; then kill it."""
         if not self._process.wait(timeout):
             logger.warning("the engine is still in a step after %g s and is killed", timeout)
         self._end()
@@ -134,11 +134,11 @@ class ProcessClient:
         self.join(STOP_TIMEOUT)
 
     def _end(self) -> None:
-        """Leave nothing behind."""
+        """Stop the process and remove what it had."""
         self._stopping.set()
         self._process.kill()
         self._clean()
 
     def _clean(self) -> None:
-        """Give back what the process had: called by whoever first sees it gone, and by whoever comes then."""
+        """Remove what the process had. Idempotent; called by the watcher and by shutdown."""
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -1,13 +1,26 @@
-""":class:`RemoteClient`: engines that somebody else starts and ends, as a front end needs them."""
+""":class:`RemoteClient`: engines started elsewhere, as a front end needs them."""
 
+import socket
+import threading
 from collections.abc import Sequence
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig
-from rustvllm.engine.address import EngineAddress
-from rustvllm.engine.config_json import load_config
-from rustvllm.engine.engine_health import EngineHealth, health_of
 from rustvllm.exceptions import ConfigError, EngineDeadError
+from rustvllm.logger import init_logger
+from rustvllm.process.address import EngineAddress
+from rustvllm.process.config_json import load_config
+from rustvllm.process.health import EngineHealth, health_of
+from rustvllm.process.stall_watch import StallWatch
+
+logger = init_logger(__name__)
+
+WAITING_SECONDS = 5.0
+"""After so long without a connection to an engine that should listen the log says so."""
+_WAITING_AGAIN_SECONDS = 60.0
+_PROBE_SECONDS = 1.0
+SILENT = "a process listens there and does not answer"
+"""What :func:`probe` says of an engine that hangs."""
 
 
 class RemoteClient:
@@ -17,6 +30,8 @@ class RemoteClient:
         addresses: One per engine, by rank; all of one kind.
         secret: For TCP.
         timeout: Seconds to wait for engines that do not listen yet.
+        are_loaded: Whether they should listen already, so that the log is to say when they cannot be reached.
+        stall_watch: Says which engines to leave because they hang; None leaves none.
 
     Raises:
         ConfigError: Addresses of both kinds, or TCP without a secret.
@@ -26,11 +41,21 @@ class RemoteClient:
     num_blocks: int
     """KV blocks of the first engine, the null block included."""
 
-    def __init__(self, addresses: Sequence[EngineAddress], secret: bytes | None, timeout: float) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[EngineAddress],
+        secret: bytes | None,
+        timeout: float,
+        *,
+        are_loaded: bool = False,
+        stall_watch: StallWatch | None = None,
+    ) -> None:
         check_addresses(addresses, secret)
         self._addresses = tuple(addresses)
         self._secret = secret
         self._timeout = timeout
+        self._are_loaded = are_loaded
+        self._stall_watch = stall_watch
         self._stopped = False
 
     def wait_until_ready(self) -> None:
@@ -39,6 +64,9 @@ class RemoteClient:
         Raises:
             EngineDeadError: No engine answers in time, or it refuses.
         """
+        is_over = threading.Event()
+        if self._are_loaded:
+            threading.Thread(target=self._say_waiting, args=(is_over,), daemon=True).start()
         try:
             if not hasattr(self, "handle"):
                 self.handle = self._connect()
@@ -46,6 +74,23 @@ class RemoteClient:
         except (OSError, ValueError) as error:
             where = ", ".join(map(str, self._addresses))
             raise EngineDeadError(f"no engine within {self._timeout:g} s on {where}: {error}") from error
+        finally:
+            is_over.set()
+
+    def _say_waiting(self, is_over: threading.Event) -> None:
+        """In a thread: say what is in the way until that is over."""
+        pause = WAITING_SECONDS
+        while not is_over.wait(pause):
+            for rank, address in enumerate(self._addresses):
+                if (why := probe(address)) is not None:
+                    logger.warning(
+                        "no connection to engine %d on %s yet, tried again and again: %s; what would work: an engine "
+                        "that runs (its own log says whether it does), or a new start of the server",
+                        rank,
+                        address,
+                        why,
+                    )
+            pause = _WAITING_AGAIN_SECONDS
 
     def _connect(self) -> _core.EngineClient:
         if self._addresses[0].path is not None:
@@ -66,6 +111,14 @@ class RemoteClient:
             self.handle.reconnect(rank, address.path or (address.host, address.port), timeout)
         except (OSError, ValueError) as error:
             raise EngineDeadError(f"no engine {rank} on {address}: {error}") from error
+
+    def leave_silent(self) -> None:
+        """Leave engines that hang, if this client is to: what they have ends with an error. Called again and again."""
+        if self._stall_watch is None:
+            return
+        for rank, why in self._stall_watch.look(self.health()).items():
+            logger.error("%s; its requests end, and its own launcher may end it", why)
+            self.handle.abandon(rank, why)
 
     @property
     def last_step_error(self) -> str | None:
@@ -119,6 +172,25 @@ class RemoteClient:
     def shutdown(self) -> None:
         """The same; idempotent."""
         self.stop()
+
+
+def probe(address: EngineAddress) -> str | None:
+    """Why a plain connection to an engine fails; None if it succeeds."""
+    try:
+        if address.path is not None:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_PROBE_SECONDS)
+                connection.connect(str(address.path))
+                return None if connection.recv(1) else "a process listens there and closes connections"
+        with socket.create_connection((address.host, address.port), _PROBE_SECONDS) as connection:
+            connection.settimeout(_PROBE_SECONDS)
+            return None if connection.recv(1) else "a process listens there and closes connections"
+    except TimeoutError:
+        return SILENT
+    except FileNotFoundError:
+        return "its socket is not there (an engine that runs makes it anew within seconds)"
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def check_addresses(addresses: Sequence[EngineAddress], secret: bytes | None) -> None:

@@ -1,8 +1,11 @@
 """A request as its front end sees it: n samples whose deltas are gathered into one :class:`RequestOutput`."""
 
+import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 from rustvllm import _core
@@ -15,7 +18,7 @@ from rustvllm.exceptions import (
     RustVLLMError,
 )
 from rustvllm.logprobs import Logprob, PromptLogprobs
-from rustvllm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from rustvllm.outputs import CompletionOutput, PromptIds, RequestMetrics, RequestOutput
 from rustvllm.sampling_params import RequestOutputKind
 
 
@@ -30,6 +33,10 @@ class EventSink(Protocol):
         """Take an event. False: the reader is busy; what follows is held back, merged, until its stream resumes."""
 
 
+FEW_PARTS = 128
+"""Samples, or places with log-probabilities, of which :meth:`RequestState.take` makes objects in well under 5 ms."""
+
+
 @dataclass(slots=True)
 class SampleState:
     """One sample: everything so far, and how much of it was handed out already."""
@@ -41,14 +48,30 @@ class SampleState:
     logprobs: list[dict[int, Logprob]] | None = None
     text_offsets: list[int] = field(default_factory=list)
     cumulative_logprob: float = 0.0
+    unread: deque[_core.RequestDelta] = field(default_factory=deque)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     parts_taken: int = 0
     tokens_taken: int = 0
-    changed: bool = False
 
-    def add_logprobs(self, delta: _core.RequestDelta) -> None:
-        """Add what came beside the tokens of a delta."""
+    def read_logprobs(self, most: int | None = None) -> int:
+        """Make objects of what came with the tokens of the ``unread`` deltas, in their order.
+
+        Args:
+            most: Stop after so many tokens; None: after all.
+
+        Returns:
+            How many more might have been read.
+        """
+        left = sys.maxsize if most is None else most
+        while self.unread and left > 0:
+            delta = self.unread.popleft()
+            self._add_logprobs(delta)
+            left -= len(delta.new_token_ids)
+        return left
+
+    def _add_logprobs(self, delta: _core.RequestDelta) -> None:
+        """Add the log-probabilities that came with the tokens of a delta."""
         assert self.logprobs is not None
         for text_offset, candidates in delta.new_logprobs:
             position: dict[int, Logprob] = {}
@@ -84,7 +107,7 @@ class BestOf:
 
 
 class RequestState:
-    """Gathers what the engine says of one request until somebody takes it.
+    """Gathers the outputs of one request until its caller takes them.
 
     Deltas that arrive while the reader is busy are merged: :meth:`take` gives one output, however many steps it spans.
 
@@ -96,7 +119,7 @@ class RequestState:
         self,
         request_id: str,
         prompt: str | None,
-        prompt_token_ids: list[int],
+        prompt_ids: PromptIds,
         output_kind: RequestOutputKind,
         samples: Sequence[tuple[int, str]],
         hidden_stop_ids: frozenset[int],
@@ -113,36 +136,64 @@ class RequestState:
         Args:
             request_id: Name the caller gave.
             prompt: Prompt text, None when it came as token ids.
-            prompt_token_ids: Token ids of the prompt.
+            prompt_ids: Token ids of the prompt.
             output_kind: What each output holds.
             samples: Key and engine-side request id of each sample.
             hidden_stop_ids: Stop ids that stand for EOS, so that ``stop_reason`` stays None for them.
             sink: Takes new text as events, None: it comes in the outputs.
             arrival_time: When it came in, in seconds of ``time.monotonic``; None: now.
-            with_logprobs: Tokens have log-probabilities beside them.
+            with_logprobs: Tokens come with log-probabilities.
             choice: Which samples are returned; None: all.
-            prompt_logprobs: Takes those of the prompt; None: nobody asks for them.
+            prompt_logprobs: Takes those of the prompt; None if the request asks for none.
             prompt_progress: How far the prompt is, is news.
         """
         self.request_id = request_id
         self.prompt = prompt
-        self.prompt_token_ids = prompt_token_ids
+        self.prompt_ids = prompt_ids
         self.output_kind = output_kind
-        self.samples = [
-            SampleState(key, sample_id, logprobs=[] if with_logprobs else None) for key, sample_id in samples
-        ]
+        self.samples: list[SampleState] = []
+        self._index_of_key: dict[int, int] = {}
+        self._changed: dict[int, None] = {}  # indices of the samples with news, in the order in which it came
+        self._num_running = 0
+        self._with_logprobs = with_logprobs
+        self.expect(samples)
         self.metrics = RequestMetrics(arrival_time=time.monotonic() if arrival_time is None else arrival_time)
         self.num_cached_tokens = 0
         self.error: str | None = None
         self.sink = sink
         self._choice = choice
         self._prompt_logprobs = prompt_logprobs
+        self._unread: list[_core.RequestDelta] = []  # their log-probabilities of the prompt
         self._tells_progress = prompt_progress
         self._progress: tuple[int, float] | None = None  # news of the prompt: tokens computed, and when
         self._hidden_stop_ids = hidden_stop_ids
-        self._index_of_key = {sample.key: index for index, sample in enumerate(self.samples)}
-        self._num_running = len(self.samples)
         self._failure: RustVLLMError | None = None
+
+    def expect(self, samples: Sequence[tuple[int, str]]) -> None:
+        """Further samples: key and engine-side request id of each."""
+        for key, sample_id in samples:
+            self._index_of_key[key] = len(self.samples)
+            self.samples.append(SampleState(key, sample_id, logprobs=[] if self._with_logprobs else None))
+        self._num_running += len(samples)
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether :meth:`take` makes so many objects that its place is a thread: only of a request that has ended."""
+        num_parts = len(self.samples)
+        if self._with_logprobs:
+            num_parts += sum(len(sample.token_ids) for sample in self.samples[:FEW_PARTS])
+        if self._prompt_logprobs is not None:
+            num_parts += len(self.prompt_ids)
+        return num_parts > FEW_PARTS and self.finished and self.output_kind is RequestOutputKind.FINAL_ONLY
+
+    def read_some(self) -> bool:
+        """Read some of the log-probabilities that :meth:`take` would read all at once; whether more are left."""
+        left = FEW_PARTS
+        for index in self._changed if self._with_logprobs else ():
+            left = self.samples[index].read_logprobs(left)
+            if left <= 0:
+                return True
+        return False
 
     @property
     def finished(self) -> bool:
@@ -154,7 +205,7 @@ class RequestState:
         """True when :meth:`take` has something to give."""
         if self.output_kind is RequestOutputKind.FINAL_ONLY and not self.finished:
             return False
-        return self._progress is not None or any(sample.changed for sample in self.samples)
+        return self._progress is not None or bool(self._changed)
 
     def failure(self) -> RustVLLMError:
         """Why it failed, to be raised."""
@@ -163,6 +214,10 @@ class RequestState:
     def keys(self) -> list[int]:
         """Keys of its samples."""
         return [sample.key for sample in self.samples]
+
+    def engine_id(self, key: int) -> str:
+        """Engine-side id of the sample with a key."""
+        return self.samples[self._index_of_key[key]].request_id
 
     def unfinished_ids(self) -> list[str]:
         """Engine-side ids of the samples that still run."""
@@ -173,39 +228,40 @@ class RequestState:
 
         Args:
             delta: News of a sample of this request.
-            step_error: What the last failed step raised, to explain an ``error`` end.
+            step_error: What the last failed step raised, to explain an ``error`` end that came of it.
         """
-        sample = self.samples[self._index_of_key[delta.key]]
-        if sample.finish_reason is not None:
+        index = self._index_of_key.get(delta.key)
+        if index is None or self.samples[index].finish_reason is not None:  # what comes after the end is dropped
             return
+        sample = self.samples[index]
         metrics = self.metrics
         if delta.first_scheduled_ts and metrics.first_scheduled_time is None:
             metrics.first_scheduled_time = delta.first_scheduled_ts
         if self._tells_progress:
             self._note_progress(delta)
         if delta.new_token_ids:
-            metrics.last_token_time = max(metrics.last_token_time or 0.0, delta.last_token_ts)
             if metrics.first_token_time is None:
                 metrics.first_token_time = delta.first_token_ts or time.monotonic()
-            metrics.last_token_time = delta.last_token_ts or time.monotonic()
+            last_token_time = delta.last_token_ts or time.monotonic()
+            metrics.last_token_time = max(metrics.last_token_time or 0.0, last_token_time)  # of all samples
             sample.token_ids.extend(delta.new_token_ids)
             if sample.logprobs is not None:
-                sample.add_logprobs(delta)
+                sample.unread.append(delta)
         if delta.new_text:
             sample.text_parts.append(delta.new_text)
-        if self._prompt_logprobs is not None:  # they come with the first sample
-            for places in delta.new_prompt_logprobs:
-                self._prompt_logprobs.extend(*places)
+        if self._prompt_logprobs is not None:
+            self._unread.append(delta)  # they come with the first sample
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
         is_progress_alone = delta.num_computed_prompt_tokens and not delta.new_token_ids and not delta.finish_reason
-        sample.changed = sample.changed or not is_progress_alone
+        if not is_progress_alone:
+            self._changed[index] = None
         if delta.finish_reason is not None:
             sample.finish_reason = delta.finish_reason
             self._num_running -= 1
             sample.stop_reason = None if delta.stop_reason in self._hidden_stop_ids else delta.stop_reason
             if delta.finish_reason == "error":
-                # A request that was refused, or lost with its engine, has nothing to do with a step.
-                told = (delta.error, step_error if delta.error_kind in {None, "failed"} else None)
+                # Of every other end it may be an older step's error.
+                told = (delta.error, step_error if delta.is_step_error else None)
                 self.error = "; ".join(reason for reason in told if reason) or "the engine failed"
                 self._failure = _failure(delta, self.error)
             if self.finished:
@@ -214,26 +270,40 @@ class RequestState:
     def _note_progress(self, delta: _core.RequestDelta) -> None:
         if delta.new_token_ids:  # the prompt is done, and this is the last news of it
             self._tells_progress = False
-            self._progress = len(self.prompt_token_ids), delta.first_token_ts
+            self._progress = len(self.prompt_ids), delta.first_token_ts
         elif delta.num_computed_prompt_tokens:
             self._progress = delta.num_computed_prompt_tokens, delta.last_token_ts
 
     def abort(self) -> None:
-        """End every sample that still runs with ``abort``; the engine is not told here."""
-        for sample in self.samples:
+        """End every sample that still runs with ``abort``; the caller aborts it in the engine."""
+        for index, sample in enumerate(self.samples):
             if sample.finish_reason is None:
                 sample.finish_reason = "abort"
-                sample.changed = True
+                self._changed[index] = None
         self._num_running = 0
         self.metrics.finished_time = self.metrics.finished_time or time.monotonic()
 
-    def take(self) -> RequestOutput:
-        """The present output; afterwards nothing is new."""
+    def _read_prompt_logprobs(self) -> None:
+        unread, self._unread = self._unread, []
+        if self._prompt_logprobs is not None:
+            for delta in unread:
+                for places in delta.new_prompt_logprobs:
+                    self._prompt_logprobs.extend(*places)
+
+    def take(self, most: int | None = None) -> RequestOutput:
+        """The present output; afterwards nothing is new.
+
+        Args:
+            most: If each output holds only what is new: the samples to take now, others stay new; None: all.
+        """
         delta = self.output_kind is RequestOutputKind.DELTA
+        self._read_prompt_logprobs()
         outputs = []
-        for index, sample in enumerate(self.samples):
-            if delta and not sample.changed:
-                continue
+        indices = sorted(islice(self._changed, most)) if delta else range(len(self.samples))
+        for index in indices:
+            self._changed.pop(index, None)
+            sample = self.samples[index]
+            sample.read_logprobs()
             if len(sample.text_parts) > 1 and not delta:
                 # Joined once per take, so that a long cumulative stream does not re-join thousands of parts.
                 sample.text_parts = ["".join(sample.text_parts)]
@@ -253,7 +323,6 @@ class RequestState:
                 outputs[-1].logprobs = sample.logprobs[start:]
                 outputs[-1].text_offsets = sample.text_offsets[start:]
                 outputs[-1].cumulative_logprob = sample.cumulative_logprob
-            sample.changed = False
             sample.parts_taken = len(sample.text_parts)
             sample.tokens_taken = len(sample.token_ids)
         num_unreturned = 0
@@ -261,6 +330,11 @@ class RequestState:
             num_all = sum(len(output.token_ids) for output in outputs)
             outputs = self._choice.choose(outputs)
             num_unreturned = num_all - sum(len(output.token_ids) for output in outputs)
+        if self.output_kind is RequestOutputKind.FINAL_ONLY and self.finished:
+            # Nothing is asked of them again. One by one: this may be a thread, which should not hold up the others.
+            while self.samples:
+                self.samples.pop()
+            self._index_of_key.clear()
         progress, self._progress = self._progress, None
         prompt_logprobs = self._prompt_logprobs
         if delta and not outputs:
@@ -270,10 +344,10 @@ class RequestState:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
+            prompt_ids=self.prompt_ids,
             prompt_logprobs=prompt_logprobs,
             outputs=outputs,
-            finished=self.finished,
+            finished=self.finished and not self._changed,
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
             num_unreturned_tokens=num_unreturned,
@@ -286,7 +360,7 @@ class RequestState:
 def _failure(delta: _core.RequestDelta, message: str) -> RustVLLMError:
     """What a request that failed raises: an engine in another process refuses in its answer."""
     match delta.error_kind:
-        case "invalid":
+        case "invalid" | "refused":
             return InvalidRequestError(message, delta.error_param)
         case "queue_full":
             return QueueFullError(message)

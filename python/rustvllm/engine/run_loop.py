@@ -1,13 +1,13 @@
-"""The life of an engine that nobody steps by hand: :func:`run`, the same in a thread and in a process of its own."""
+"""The loop of an engine that runs by itself: :func:`run`, the same in a thread and in a process of its own."""
 
 from collections.abc import Callable
 
 from rustvllm import envs
 from rustvllm.engine.core import EngineCore
-from rustvllm.engine.inspection import Inspection
-from rustvllm.engine.queries import QuerySource
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
+from rustvllm.observe.inspect.inspection import Inspection
+from rustvllm.observe.inspect.queries import QuerySource
 
 logger = init_logger(__name__)
 
@@ -17,11 +17,11 @@ def run(core: EngineCore, is_stopping: Callable[[], bool], queries: QuerySource)
 
     Args:
         core: The engine; this thread becomes its scheduler's owner.
-        is_stopping: Asked after every step; whoever makes it true calls ``core.handle.wake()``.
-        queries: What others want to know of the engine; answered between steps. Who puts one there wakes it, too.
+        is_stopping: Called after every step; the thread that makes it true also calls ``core.handle.wake()``.
+        queries: Questions about the engine, answered between steps. The thread that adds one also wakes the engine.
 
     Returns:
-        Why the engine died: the first error that was not one request's or one step's. None if it was told to stop.
+        Why the engine died: the first error that was not one request's or one step's. None after a shutdown.
     """
     check_invariants = envs.check_invariants()
     inspection = Inspection(core)
@@ -33,8 +33,8 @@ def run(core: EngineCore, is_stopping: Callable[[], bool], queries: QuerySource)
             if num_tokens == 0:
                 if check_invariants:
                     core.scheduler.check_invariants()
-                core.flush_trace()
-                # Outputs that found the egress full are no reason to stay awake: whoever drains it wakes us.
+                core.watch.flush()
+                # A full egress is not a reason to stay awake: its reader wakes this thread.
                 core.handle.wait_for_work()
     except BaseException as error:  # a panic of the Rust core is not an Exception
         message = str(error) if isinstance(error, EngineDeadError) else f"{type(error).__name__}: {error}"
@@ -43,5 +43,5 @@ def run(core: EngineCore, is_stopping: Callable[[], bool], queries: QuerySource)
         death.__cause__ = error
         return death
     finally:
-        core.flush_trace()
+        core.watch.flush()
     return None

@@ -5,14 +5,29 @@ from collections.abc import Iterable, Sequence
 
 from rustvllm import _core
 from rustvllm.config import ModelConfig
-from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
-from rustvllm.sampling_params import SamplingParams
+from rustvllm.sampling_params import MAX_BAD_WORDS, SamplingParams
+from rustvllm.text.tokenizer import Tokenizer
 
 logger = init_logger(__name__)
 
+_FEW_IDS = 2048
+_FEW_CHARS = 512
 _warned_of_arguments = False
+
+
+def is_long(params: SamplingParams) -> bool:
+    """Whether lists, stop strings or a grammar take more than a millisecond or two to check: a thread does it then."""
+    num_ids = len(params.logit_bias or ()) + len(params.allowed_token_ids or ())
+    return (
+        params.structured_outputs is not None
+        or num_ids > _FEW_IDS
+        or sum(map(len, params.bad_words or ())) > _FEW_CHARS
+        or sum(map(len, params.stop_strings)) > _FEW_CHARS
+        or sum(len(value) if isinstance(value, str | list) else 1 for value in (params.extra_args or {}).values())
+        > _FEW_IDS
+    )
 
 
 def make_sampling_extras(
@@ -34,8 +49,15 @@ def make_sampling_extras(
         _warn_of_arguments()
     if not (params.logit_bias or params.allowed_token_ids or params.bad_words or params.logits_processors or arguments):
         return None
-    bias = dict(params.logit_bias or {})
-    allowed = tuple(params.allowed_token_ids or ())
+    bias = params.logit_bias or {}
+    allowed = params.allowed_token_ids or ()
+    for name, ids in (("logit_bias", bias), ("allowed_token_ids", allowed)):
+        if len(ids) > model.vocab_size:
+            raise InvalidRequestError(
+                f"{name} has {len(ids)} entries, more than the vocabulary has tokens ({model.vocab_size}): "
+                "name each token once",
+                name,
+            )
     _check_vocabulary("logit_bias", bias, model.vocab_size)
     _check_vocabulary("allowed_token_ids", allowed, model.vocab_size)
     words = _tokens_of_bad_words(params.bad_words or (), tokenizer, model.vocab_size)
@@ -59,12 +81,16 @@ def _check_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:
 
 
 def _tokens_of_bad_words(words: Sequence[str], tokenizer: Tokenizer | None, vocab_size: int) -> list[list[int]]:
-    """Each word as it is within a text and as it is behind a space."""
+    """The tokens of each word, within a text and after a space."""
     if not words:
         return []
     if tokenizer is None:
         raise InvalidRequestError(
             "there is no tokenizer (skip_tokenizer_init), so bad_words have no tokens: use logit_bias", "bad_words"
+        )
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidRequestError(
+            f"bad_words has {len(words)} entries, at most {MAX_BAD_WORDS} are possible: send fewer", "bad_words"
         )
     sequences: dict[tuple[int, ...], None] = {}
     for word in words:

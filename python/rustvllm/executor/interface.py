@@ -1,4 +1,4 @@
-"""``Executor``: what the engine core needs of whoever computes its steps."""
+"""``Executor``: what the engine core needs in order to run a step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     import numpy as np
-    import numpy.typing as npt
 
     from rustvllm import _core
+    from rustvllm.sample.grammar_output import GrammarOutput
     from rustvllm.worker.step_output import AsyncModelRunnerOutput
 
 
@@ -60,11 +60,11 @@ class Executor(Protocol):
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
         """Run the step; ``sample_tokens`` must follow."""
 
-    def sample_tokens(self, grammar_output: npt.NDArray[np.int32] | None = None) -> AsyncModelRunnerOutput:
+    def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> AsyncModelRunnerOutput:
         """Sample from the step just executed; steps end in the order in which they were launched.
 
         Args:
-            grammar_output: int32 ``[num_sampled, ceil(vocab_size / 32)]``, which ids each row may take; None: any.
+            grammar_output: What rows that obey grammars may take; None: every row may take every id.
         """
 
     def discard_step(self) -> None:

@@ -1,17 +1,17 @@
 """``SimExecutor``: steps that take a set time and sample plain words, without weights and without torch.
 
 With it the rest of the stack runs as ever: scheduler, KV blocks, prefix cache, text, server. A token depends on the one
-before it, on its position and, unless the request is greedy, on its seed; so neither company nor preemption nor chunks
-change what a request gets.
+before it, on its position and, unless the request is greedy, on its seed; so neither other requests nor preemption nor
+chunks change what a request gets.
 
 Time passes as on a device with a queue: a step begins when it is launched and the one before it is over, and ends after
-its own time. Whoever waits for it sleeps, and the interpreter is free.
+its own time. The thread that waits for it sleeps, and the interpreter is free.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,13 +20,15 @@ import numpy.typing as npt
 from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError, SchedulerStateError
 from rustvllm.logger import init_logger
-from rustvllm.tokenizer_json import load_tokenizer_json
+from rustvllm.text.tokenizer import read_core_tokenizer
+from rustvllm.worker.draft_rows import DraftRows, draft_rows
 from rustvllm.worker.step_output import ModelRunnerOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rustvllm.config import EngineConfig, SimConfig
+    from rustvllm.sample.grammar_output import GrammarOutput
 
 logger = init_logger(__name__)
 
@@ -42,6 +44,16 @@ _SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 _LogprobArrays = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]
+
+
+@dataclass(frozen=True, slots=True)
+class _ExecutedStep:
+    """What the tokens of a step depend on, for each row of logits; drafts are checked like those of a model."""
+
+    rows: npt.NDArray[np.int32]
+    last_ids: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
+    drafts: DraftRows | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +83,7 @@ class SimExecutor:
 
     Attributes:
         words: int32; the ids that are sampled.
-        forward_ns: nothing is prepared before a step that is not computed.
+        forward_ns: Nothing is prepared before a step that is not computed.
     """
 
     forward_ns = 0
@@ -86,6 +98,7 @@ class SimExecutor:
         self._seeds = np.zeros(num_rows, np.uint64)
         self._num_prompt_tokens = np.zeros(num_rows, np.int64)
         self._min_tokens = np.zeros(num_rows, np.int64)
+        self._early_stops: dict[int, npt.NDArray[np.int32]] = {}  # ids that rows may not sample below min_tokens
         self._num_logprobs = np.full(num_rows, -1, np.int64)
         self._num_prompt_logprobs = np.full(num_rows, -1, np.int64)
         column = {name: index for index, name in enumerate(_core.SAMPLING_INT_COLUMNS)}
@@ -95,8 +108,7 @@ class SimExecutor:
         self._temperature_column = _core.SAMPLING_FLOAT_COLUMNS.index("temperature")
         self._eos = np.int32(config.model.eos_token_ids[0] if config.model.eos_token_ids else -1)
         self._last_sampled = np.zeros(num_rows, np.int32)
-        self._sampled: npt.NDArray[np.int32] | None = None
-        self._logprobs: _LogprobArrays | None = None
+        self._executed: _ExecutedStep | None = None
         self._prompt_logprobs: _LogprobArrays | None = None
         self._end = 0.0  # of the step launched last
 
@@ -152,12 +164,12 @@ class SimExecutor:
         """There is nothing to warm."""
 
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
-        """Choose the step's tokens and note when it is over.
+        """Note what the step's tokens depend on and when it is over.
 
         Raises:
             SchedulerStateError: The step before was not sampled.
         """
-        if self._sampled is not None:
+        if self._executed is not None:
             raise SchedulerStateError("sample_tokens() must be called after execute_model()")
         sim, output = self._sim, scheduler_output
         arrays = self._sets[output.buffer_index]
@@ -170,30 +182,49 @@ class SimExecutor:
             self._admit(output.num_new_reqs, arrays)
         num_sampled = output.num_sampled
         rows = arrays["sampled_rows"][:num_sampled]
-        indices = arrays["logits_indices"][:num_sampled]
+        of_logits = draft_rows(output, arrays)
+        rows = rows if of_logits is None else rows[of_logits.requests]
+        indices = arrays["logits_indices"][: output.num_logits]
         positions = arrays["positions"][indices] + 1  # of the tokens to be chosen
         last_ids = arrays["input_ids"][indices]
         last_ids = np.where(last_ids < 0, self._last_sampled[rows], last_ids)  # −1: sampled by a step in flight
-        self._sampled = self._choose(rows, last_ids, positions)
-        self._last_sampled[rows] = self._sampled
-        self._logprobs = self._make_up_logprobs(self._sampled, self._num_logprobs[rows])
+        self._executed = _ExecutedStep(rows.copy(), last_ids, positions, of_logits)
         self._prompt_logprobs = self._make_up_prompt_logprobs(output, arrays) if output.num_prompt_logprobs else None
 
-    def sample_tokens(self, grammar_output: npt.NDArray[np.int32] | None = None) -> SimStepOutput:
-        """The step's tokens, to be had once its time is over; words know no grammar.
+    def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> SimStepOutput:
+        """Choose the step's tokens, to be had once its time is over.
+
+        Where a grammar does not allow the word, one of the tokens that it allows takes its place.
 
         Raises:
             SchedulerStateError: No step was executed.
         """
-        del grammar_output
-        sampled, self._sampled = self._sampled, None
-        if sampled is None:
+        executed, self._executed = self._executed, None
+        if executed is None:
             raise SchedulerStateError("sample_tokens() must be called after execute_model()")
-        return SimStepOutput(ModelRunnerOutput(sampled[:, None], self._logprobs, self._prompt_logprobs), self._end)
+        rows, last_ids, positions, drafts = executed.rows, executed.last_ids, executed.positions, executed.drafts
+        sampled = self._choose(rows, last_ids, positions)
+        if grammar_output is not None:
+            if drafts is not None:
+                places = drafts.first[grammar_output.places].astype(np.int32)
+                grammar_output = replace(grammar_output, places=places)
+            self._obey(grammar_output, sampled, rows, last_ids, positions)
+        logprobs = self._make_up_logprobs(np.maximum(sampled, 0), self._num_logprobs[rows])
+        if drafts is None:
+            self._last_sampled[rows] = sampled
+            ids = sampled[:, None]
+        else:
+            ids = drafts.accept(sampled)
+            num_new = (ids >= 0).sum(axis=1)
+            self._last_sampled[rows[drafts.first]] = ids[np.arange(len(ids)), np.maximum(num_new - 1, 0)]
+            if logprobs is not None:
+                logprobs = (drafts.places[logprobs[0]].astype(np.int32), *logprobs[1:])
+        output = ModelRunnerOutput(ids, logprobs, self._prompt_logprobs).with_tokens(ids)
+        return SimStepOutput(output, self._end)
 
     def discard_step(self) -> None:
         """Forget a step that was executed and will not be sampled, and the time of those that were launched."""
-        self._sampled = None
+        self._executed = None
         self._end = 0.0
 
     def shutdown(self) -> None:
@@ -207,6 +238,12 @@ class SimExecutor:
         self._seeds[rows] = np.where(is_greedy, 0, seed).astype(np.uint64)
         self._num_prompt_tokens[rows] = num_prompt_tokens
         self._min_tokens[rows] = min_tokens
+        starts = arrays["stop_indptr"][: num_new_reqs + 1]
+        if self._early_stops or starts[-1]:
+            for row, start, end in zip(rows.tolist(), starts, starts[1:], strict=False):
+                self._early_stops.pop(row, None)
+                if end > start:
+                    self._early_stops[row] = arrays["stop_token_ids"][start:end].copy()
         self._num_logprobs[rows] = arrays["sampling_int"][:num_new_reqs, self._logprobs_column]
         self._num_prompt_logprobs[rows] = arrays["sampling_int"][:num_new_reqs, self._prompt_logprobs_column]
 
@@ -214,14 +251,53 @@ class SimExecutor:
         self, rows: npt.NDArray[np.int32], last_ids: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.int32]:
         """One token for each sampled row, ``[num_sampled]``."""
-        state = _mix(self._seeds[rows] + _GOLDEN * positions.astype(np.uint64))
-        state = _mix(state ^ (last_ids.astype(np.uint64) * _MIX_2))
+        state = self._random_numbers(rows, last_ids, positions)
         tokens = self.words[(state % np.uint64(self.words.size)).astype(np.int64)]
+        num_outputs = positions - self._num_prompt_tokens[rows]
+        if self._early_stops:
+            self._avoid_early_stops(tokens, rows, num_outputs)
         if self._sim.eos_after is None:
             return tokens
-        num_outputs = positions - self._num_prompt_tokens[rows]
         is_last = num_outputs == np.maximum(self._sim.eos_after, self._min_tokens[rows])
         return np.where(is_last, self._eos, tokens)
+
+    def _random_numbers(
+        self, rows: npt.NDArray[np.int32], last_ids: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.uint64]:
+        state = _mix(self._seeds[rows] + _GOLDEN * positions.astype(np.uint64))
+        return _mix(state ^ (last_ids.astype(np.uint64) * _MIX_2))
+
+    def _obey(
+        self,
+        grammar: GrammarOutput,
+        sampled: npt.NDArray[np.int32],
+        rows: npt.NDArray[np.int32],
+        last_ids: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+    ) -> None:
+        """Put allowed tokens, or what stands for none, in the place of those that grammars refuse."""
+        vocab_size = self._config.model.vocab_size
+        grammar.check(sampled.size, vocab_size)
+        numbers = self._random_numbers(rows, last_ids, positions)
+        for mask, place, verdict in zip(grammar.bitmask, grammar.places, grammar.verdicts, strict=True):
+            if verdict:
+                sampled[place] = verdict
+                continue
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little"))
+            if not np.isin(sampled[place], allowed):
+                sampled[place] = allowed[int(numbers[place] % np.uint64(allowed.size))]
+
+    def _avoid_early_stops(
+        self, tokens: npt.NDArray[np.int32], rows: npt.NDArray[np.int32], num_outputs: npt.NDArray[np.int64]
+    ) -> None:
+        """Put the next word in the place of one that would end a request below ``min_tokens``."""
+        for index in np.flatnonzero(num_outputs < self._min_tokens[rows]).tolist():
+            stops = self._early_stops.get(int(rows[index]))
+            if stops is None or tokens[index] not in stops:
+                continue
+            words = np.roll(self.words, -int(np.searchsorted(self.words, tokens[index])))
+            if (allowed := words[~np.isin(words, stops)]).size:
+                tokens[index] = allowed[0]
 
     def _make_up_logprobs(
         self, sampled: npt.NDArray[np.int32], num_logprobs: npt.NDArray[np.int64]
@@ -274,7 +350,7 @@ def _find_words(config: EngineConfig) -> npt.NDArray[np.int32]:
     every = np.setdiff1d(np.arange(model.vocab_size, dtype=np.int32), np.asarray(model.eos_token_ids, np.int32))
     if model.tokenizer_path is None:
         return every
-    tokenizer = load_tokenizer_json(model.tokenizer_path, lambda path: _core.Tokenizer.from_file(str(path)))
+    tokenizer = read_core_tokenizer(model.tokenizer_path)
     entries = [(token_id, tokenizer.id_to_token(token_id) or "") for token_id in every.tolist()]
     words = [token_id for token_id, text in entries if text[:1] in _SPACES and _is_plain(text[1:])]
     if len(words) < _MIN_WORDS:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     import numpy as np
-    import numpy.typing as npt
 
     from rustvllm.config import EngineConfig
+    from rustvllm.sample.grammar_output import GrammarOutput
     from rustvllm.worker.step_output import AsyncModelRunnerOutput
 
 
@@ -52,7 +52,7 @@ class UniProcExecutor:
         """Load the weights.
 
         Raises:
-            ModelLoadError: a file or the configuration is wrong; the message says which, and what would work.
+            ModelLoadError: A file or the configuration is wrong; the message says which, and what would work.
         """
         self._worker.load_model()
 
@@ -60,7 +60,7 @@ class UniProcExecutor:
         """KV blocks, the null block included; see ``Worker.determine_num_blocks``.
 
         Raises:
-            ModelLoadError: the memory is too small, or more was asked for than there is.
+            ModelLoadError: The memory is too small, or more was asked for than there is.
         """
         return self._worker.determine_num_blocks()
 
@@ -94,7 +94,7 @@ class UniProcExecutor:
         ``Worker.capture_graphs`` for what else.
 
         Raises:
-            ModelLoadError: a CUDA graph cannot be captured.
+            ModelLoadError: A CUDA graph cannot be captured.
         """
         self._runner.profile_run([1, 1, 3], self._worker.cache_dtype)
         self._worker.capture_graphs()
@@ -103,7 +103,7 @@ class UniProcExecutor:
         """Run the step through the model; ``sample_tokens`` must follow.
 
         Raises:
-            DeviceMemoryError: the device has no memory for it; the next step may be smaller.
+            DeviceMemoryError: The device has no memory for it; the next step may be smaller.
         """
         try:
             self._runner.execute_model(scheduler_output)
@@ -111,14 +111,14 @@ class UniProcExecutor:
             num_tokens, num_reqs = scheduler_output.total_num_scheduled_tokens, scheduler_output.num_reqs
             raise self._worker.out_of_memory(error, f"a step of {num_tokens} tokens of {num_reqs} requests") from error
 
-    def sample_tokens(self, grammar_output: npt.NDArray[np.int32] | None = None) -> AsyncModelRunnerOutput:
+    def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> AsyncModelRunnerOutput:
         """Sample from the step just executed.
 
         Args:
-            grammar_output: see ``GPUModelRunner.sample_tokens``.
+            grammar_output: See ``GPUModelRunner.sample_tokens``.
 
         Raises:
-            DeviceMemoryError: as ``execute_model``.
+            DeviceMemoryError: As ``execute_model``.
         """
         try:
             return self._runner.sample_tokens(grammar_output)

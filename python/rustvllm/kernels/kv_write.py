@@ -21,10 +21,10 @@ def kv_write(
 
     Args:
         key: ``[num_tokens, num_kv_heads, head_dim]``; the features of a head lie side by side.
-        value: as ``key``.
+        value: As ``key``.
         kv_cache: ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, contiguous; uint8 holds e4m3.
         slot_mapping: int32 ``[num_tokens]`` or more.
-        key_scale: what a key in eight bits is to be multiplied by when it is read.
+        key_scale: What a key in eight bits is to be multiplied by when it is read.
         value_scale: likewise.
     """
     num_tokens, num_kv_heads, head_dim = key.shape

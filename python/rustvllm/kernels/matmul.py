@@ -1,7 +1,7 @@
-"""A linear map whose rows do not know of each other: fixed tiles, one order of sums, nothing split.
+"""A linear map that computes each row independently: fixed tiles, one order of sums, nothing split.
 
-Libraries choose another kernel, and another order of sums, for another number of rows; then a request's logits depend
-on its company in their last bits. Here the tile follows from the weight alone, the features are summed in ascending
+Libraries choose another kernel, and another order of sums, for another number of rows; then the last bits of a
+request's logits depend on the batch. Here the tile follows from the weight alone, the features are summed in ascending
 order by one program, and a row of a tile is computed as if it were alone in it.
 """
 

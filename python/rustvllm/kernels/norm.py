@@ -23,8 +23,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.
     Args:
         x: ``[..., hidden_size]``, contiguous.
         weight: ``[hidden_size]``.
-        eps: added to the mean.
-        weight_offset: added to the weight.
+        eps: Added to the mean.
+        weight_offset: Added to the weight.
 
     Returns:
         Shaped like ``x``.
@@ -45,8 +45,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     Args:
         x: ``[..., hidden_size]``, contiguous.
         weight: ``[hidden_size]``.
-        bias: likewise, or None.
-        eps: added to the variance.
+        bias: Likewise, or None.
+        eps: Added to the variance.
 
     Returns:
         Shaped like ``x``.

@@ -48,7 +48,7 @@ class Tiles:
         requests: int32 ``[n]``, the request of each.
         first_tokens: int32 ``[n]``, its first token, counted from the request's first new one.
         query_start_loc: int32 ``[num_reqs + 1]``.
-        seq_lens: int32 ``[num_reqs]``; 0 stands for a row that nobody uses, whose output is zero.
+        seq_lens: int32 ``[num_reqs]``; 0 stands for an unused row, whose output is zero.
     """
 
     requests: Tensor
@@ -83,19 +83,19 @@ def paged_attention(
 
     Args:
         out: ``[num_tokens, num_heads, head_dim]``, contiguous.
-        query: the same shape; the features of a head lie side by side.
+        query: The same shape; the features of a head lie side by side.
         kv_cache: ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, contiguous, with the new tokens in it; uint8
             holds e4m3.
         block_table: int32 ``[num_reqs, max_blocks]``; a row's entries lie side by side.
-        tiles: made for ``tokens_per_tile(config, num_heads // num_kv_heads)``.
+        tiles: Made for ``tokens_per_tile(config, num_heads // num_kv_heads)``.
         config: sizes.
-        scale: factor on the products of queries and keys.
-        sliding_window: keys that a query sees at most, its own included; None for all.
+        scale: Factor on the products of queries and keys.
+        sliding_window: Keys that a query sees at most, its own included; None for all.
         soft_cap: ``c`` in ``c · tanh(score / c)``; None for none.
         alibi_slopes: float32 ``[num_heads]``: times the distance, subtracted from the score; None for none.
-        key_scale: what keys in eight bits are multiplied by.
+        key_scale: What keys in eight bits are multiplied by.
         value_scale: likewise.
-        num_splits: parts that keys are split into; above 1 each tile has one token.
+        num_splits: Parts that keys are split into; above 1 each tile has one token.
     """
     num_heads, head_dim = query.shape[1:]
     _, _, block_size, num_kv_heads, _ = kv_cache.shape
@@ -298,7 +298,7 @@ def _attention_kernel(
         place = (tile.to(tl.int64) * num_heads + head) * num_splits + tl.program_id(2)
         tl.store(partial_max_ptr + place, highest, mask=is_row)
         tl.store(partial_sum_ptr + place, total, mask=is_row)
-        # A part without keys has nothing to say, and a sum of 0; one that is no number has to be heard of.
+        # A part without keys adds 0; a NaN must propagate.
         is_stored = (is_row & (total != 0))[:, None] & is_feature[None, :]
         tl.store(partial_out_ptr + place[:, None] * HEAD_DIM + feature[None, :], acc, mask=is_stored)
     else:

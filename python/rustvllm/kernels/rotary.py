@@ -16,8 +16,8 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) ->
     Args:
         x: ``[num_tokens, num_heads, head_dim]``; the features of a head lie side by side.
         cos: ``[num_tokens, num_pairs]``, of each position's angles; those of a token lie side by side.
-        sin: likewise, with the same strides.
-        interleaved: a pair is features ``2 i`` and ``2 i + 1`` (GPT-J) rather than ``i`` and ``i + num_pairs`` (NeoX).
+        sin: Likewise, with the same strides.
+        interleaved: A pair is features ``2 i`` and ``2 i + 1`` (GPT-J) rather than ``i`` and ``i + num_pairs`` (NeoX).
 
     Returns:
         A new, contiguous tensor shaped like ``x``, computed in float32.

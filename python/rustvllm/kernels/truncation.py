@@ -1,4 +1,4 @@
-"""Top-k and top-p without sorting: the smallest logit that stays is searched for bit by bit.
+"""Top-n-sigma, and top-k and top-p without sorting: the smallest logit that stays is searched for bit by bit.
 
 The bits of a float, turned a little, are an integer of the same order. The threshold is the largest integer such that
 the logits from it on are ``k`` or more, or have ``p`` of the probability or more; two of its bits are found per reading
@@ -44,6 +44,59 @@ def apply_top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None
         num_warps=max(1, min(16, block // 256)),
         **LAUNCH_OPTIONS,
     )
+
+
+def apply_top_n_sigma(logits: Tensor, top_n_sigma: Tensor) -> None:
+    """Drop, in place, what is more than so many standard deviations below the largest logit.
+
+    A row's result depends on itself alone. Rows that ask for nothing are not read.
+
+    Args:
+        logits: float32 ``[m, vocab_size]``, contiguous.
+        top_n_sigma: float32 ``[m]``, 0 or less = off.
+    """
+    num_rows, vocab_size = logits.shape
+    if not num_rows:
+        return
+    block = min(power_of_two(vocab_size), MAX_BLOCK)
+    _top_n_sigma_kernel[(num_rows,)](
+        logits,
+        top_n_sigma,
+        vocab_size,
+        BLOCK=block,
+        num_warps=max(1, min(16, block // 256)),
+        **LAUNCH_OPTIONS,
+    )
+
+
+@triton.jit
+def _top_n_sigma_kernel(logits_ptr, top_n_sigma_ptr, vocab_size, BLOCK: tl.constexpr):
+    index = tl.program_id(0).to(tl.int64)
+    row = logits_ptr + index * vocab_size
+    n = tl.load(top_n_sigma_ptr + index)
+    if n > 0:
+        largest = _logit(_highest_key(row, vocab_size, BLOCK)).to(tl.float64)
+        count = tl.zeros((BLOCK,), tl.float64)
+        total = tl.zeros((BLOCK,), tl.float64)
+        squares = tl.zeros((BLOCK,), tl.float64)
+        for start in range(0, vocab_size, BLOCK):
+            token = start + tl.arange(0, BLOCK)
+            logit = tl.load(row + token, mask=token < vocab_size, other=float("-inf"))
+            is_finite = logit != float("-inf")
+            below = tl.where(is_finite, logit.to(tl.float64) - largest, 0.0)
+            count += tl.where(is_finite, 1.0, 0.0)
+            total += below
+            squares += below * below
+        num_finite = tl.sum(count, 0)
+        mean = tl.sum(total, 0) / num_finite
+        variance = tl.sum(squares, 0) / num_finite - mean * mean
+        deviation = tl.sqrt(tl.where(variance > 0, variance, 0.0))
+        threshold = (largest - n.to(tl.float64) * deviation).to(tl.float32)
+        for start in range(0, vocab_size, BLOCK):
+            token = start + tl.arange(0, BLOCK)
+            logit = tl.load(row + token, mask=token < vocab_size, other=0.0)
+            is_dropped = (token < vocab_size) & (logit < threshold)
+            tl.store(row + token, tl.full((BLOCK,), float("-inf"), tl.float32), mask=is_dropped)
 
 
 @triton.jit

@@ -36,10 +36,10 @@ class TileConfig:
     """How one kernel is cut.
 
     Attributes:
-        rows: of a tile: queries (tokens times the heads that share a KV head), or rows of a product.
-        columns: of a tile: keys per step of the loop, or columns of a product.
-        num_warps: of 32 threads.
-        num_stages: loads in flight ahead of the arithmetic.
+        rows: Of a tile: queries (tokens times the heads that share a KV head), or rows of a product.
+        columns: Of a tile: keys per step of the loop, or columns of a product.
+        num_warps: Of 32 threads.
+        num_stages: Loads in flight ahead of the arithmetic.
     """
 
     rows: int
@@ -74,10 +74,10 @@ def attention_config(device: torch.device, itemsize: int, head_dim: int, *, deco
     """Sizes for paged attention.
 
     Args:
-        device: that computes.
+        device: That computes.
         itemsize: bytes of an element of the queries.
-        head_dim: features per head, 256 at most.
-        decode: one query per sequence, rather than many.
+        head_dim: Features per head, 256 at most.
+        decode: One query per sequence, rather than many.
     """
     table = _INTERPRETER_ATTENTION
     if not INTERPRETED:
@@ -92,9 +92,9 @@ def matmul_config(device: torch.device, itemsize: int, num_columns: int) -> Tile
     """Sizes for a product; they depend on the weight alone, never on the number of rows that are multiplied.
 
     Args:
-        device: that computes.
+        device: That computes.
         itemsize: bytes of an element.
-        num_columns: of the result.
+        num_columns: Of the result.
     """
     if INTERPRETED:
         return TileConfig(16, 16, 1, 1)

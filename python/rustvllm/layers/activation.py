@@ -47,7 +47,7 @@ def get_activation(name: str) -> Activation:
     """The function called ``name`` in a model configuration.
 
     Raises:
-        ModelLoadError: an unknown name; the message lists the known ones.
+        ModelLoadError: An unknown name; the message lists the known ones.
     """
     try:
         return ACTIVATIONS[name]
@@ -60,7 +60,7 @@ def apply_gated(activation: Activation, x: Tensor) -> Tensor:
     """``activation(gate) · up`` of rows that hold the gate's features and then those of up.
 
     Args:
-        activation: as ``get_activation`` gives it.
+        activation: As ``get_activation`` gives it.
         x: ``[num_tokens, 2 · size]``.
 
     Returns:

@@ -6,7 +6,7 @@ No one of them is the fastest for every number of rows on every machine; ``cpu_l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -19,8 +19,9 @@ from rustvllm.layers.linear import LinearKernel, plain_linear
 
 CORE_DTYPES = (torch.float32, torch.bfloat16)
 """What the core's products take and give."""
-WeightKind = Literal["f32", "bf16", "int8"]
-"""What a number of a packed weight is; int8 has a scale per output, or per output and group of inputs."""
+WeightKind = Literal["f32", "bf16", "int8", "w8a8"]
+"""What a number of a packed weight is; int8 has a scale per output, or per output and group of inputs. So has w8a8,
+which rounds the activations to 8 bits, too."""
 _CORE_KINDS: dict[torch.dtype, WeightKind] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 CoreActivation = Literal["gelu_tanh", "gelu_erf", "silu", "relu"]
 _CORE_ACTIVATIONS: dict[Activation, CoreActivation] = {
@@ -79,9 +80,11 @@ class OneDnnLinear:
 
     @staticmethod
     def is_available(dtype: torch.dtype) -> bool:
-        """Whether this torch has oneDNN's products, and in this dtype."""
+        """Whether this torch has oneDNN's products, and in this dtype on this processor."""
         if dtype not in CORE_DTYPES or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return False
+        if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 -- no public name
+            return False  # a processor without AVX-512 or its successors
         return all(hasattr(torch.ops.mkldnn, name) for name in _ONEDNN_OPERATORS)
 
     def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
@@ -108,21 +111,21 @@ _ONEDNN_ROWS = 32
 class CoreLinear:
     """The Rust core's product, from a packed copy of the weight; see ``LinearKernel``.
 
-    A row's result is the same, bit for bit, whatever other rows there are; ``use_matrix_unit`` makes it depend on
-    whether these are many or few.
+    A row's result is the same, bit for bit, whatever other rows there are; with ``use_matrix_unit`` it depends on
+    whether they are many or few.
 
     Args:
-        threads: which compute.
+        threads: Which compute.
         weight: ``[out_features, in_features]`` in any float dtype, copied.
         bias: ``[out_features]`` or None, copied.
-        kind: of the copy; None: as the weight is, which is float32 or bfloat16.
-        group_size: inputs that share a scale of an output, for int8; None: all.
+        kind: Of the copy; None: as the weight is, which is float32 or bfloat16.
+        group_size: Inputs that share a scale of an output, for int8 and w8a8; None: all.
 
     Attributes:
-        packed: the copy.
+        packed: The copy.
 
     Raises:
-        ModelLoadError: a number that cannot become int8, because it is not finite.
+        ModelLoadError: A number that cannot become int8, because it is not finite.
     """
 
     def __init__(
@@ -142,9 +145,25 @@ class CoreLinear:
             self.packed.pack_rows(0, host_array(weight))
         except ValueError as error:  # a number that is not finite has no int8
             raise ModelLoadError(f"a weight of {out_features} x {in_features} cannot be packed: {error}") from error
+        self._finish(bias)
+
+    @classmethod
+    def of_packed(cls, packed: _core.PackedLinear, bias: Tensor | None) -> Self:
+        """The product of a weight that is packed already.
+
+        Args:
+            packed: All of its rows are there.
+            bias: ``[out_features]`` or None, copied.
+        """
+        linear = cls.__new__(cls)
+        linear.packed = packed
+        linear._finish(bias)  # noqa: SLF001 -- it is one of this class
+        return linear
+
+    def _finish(self, bias: Tensor | None) -> None:
         if bias is not None:
             self.packed.set_bias(bias.to(torch.float32).numpy())
-        self._out_features = out_features
+        self._out_features = self.packed.out_features
         self.nbytes = self.packed.nbytes
 
     @staticmethod
@@ -152,8 +171,13 @@ class CoreLinear:
         """Whether the processor has a matrix unit that the core's products can use."""
         return _core.PackedLinear.has_matrix_unit()
 
+    @property
+    def takes_matrix_unit(self) -> bool:
+        """Whether there is one that multiplies this weight, which it does not where activations are rounded."""
+        return self.packed.kind != "w8a8" and self.has_matrix_unit()
+
     def use_matrix_unit(self, num_rows: int | None) -> None:
-        """Have it compute so many rows and more; None: none."""
+        """Have the matrix unit compute batches of at least so many rows; None disables it."""
         self.packed.set_matrix_rows(num_rows)
 
     def read(self) -> None:
@@ -203,7 +227,7 @@ class LinearByRows:
     """One kernel or another, by the number of rows; see ``LinearKernel``.
 
     Args:
-        kernels: one for each of ``ROW_CLASSES``.
+        kernels: One for each of ``ROW_CLASSES``.
     """
 
     def __init__(self, kernels: Sequence[LinearKernel]) -> None:

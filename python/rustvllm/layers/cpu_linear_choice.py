@@ -55,9 +55,9 @@ class Choice:
     """What computes layers of a shape.
 
     Attributes:
-        names: a contender for each of ``ROW_CLASSES``.
-        times: what was measured.
-        matrix_rows: from how many rows on the core uses the matrix unit; None: never.
+        names: A contender for each of ``ROW_CLASSES``.
+        times: What was measured.
+        matrix_rows: Smallest number of rows for which the core uses the matrix unit; None disables it.
     """
 
     names: tuple[str, ...]
@@ -75,7 +75,7 @@ class Choice:
         return cls((name,) * NUM_ROW_CLASSES, {})
 
     def __str__(self) -> str:
-        """For the log: who computes how many rows."""
+        """For the log: which kernel computes how many rows."""
         parts = []
         for name, group in itertools.groupby(range(NUM_ROW_CLASSES), self.names.__getitem__):
             first = next(group)
@@ -96,11 +96,11 @@ def measure(
     """Time the contenders for each class of rows.
 
     Args:
-        contenders: all of one weight and bias; ``PLAIN`` among them.
-        in_features: of the weight.
-        dtype: of what goes in and comes out.
-        seconds: when they are over, the times of other classes are taken to lie between those that were measured.
-        push_out: reads so much other memory that a weight is far from the processor afterwards.
+        contenders: All of one weight and bias; ``PLAIN`` among them.
+        in_features: Of the weight.
+        dtype: Of what goes in and comes out.
+        seconds: When they are over, the times of other classes are taken to lie between those that were measured.
+        push_out: Reads so much other memory that a weight is far from the processor afterwards.
     """
     deadline = time.perf_counter() + seconds
     generator = torch.Generator().manual_seed(0)
@@ -142,9 +142,9 @@ def best_matrix_rows(kernel: CoreLinear, dtype: torch.dtype, push_out: Callable[
     """From how many rows on the matrix unit is faster at every number that is measured.
 
     Args:
-        kernel: with a piece of a weight; it has a matrix unit, and is left not using it.
-        dtype: of what goes in and comes out.
-        push_out: as for ``measure``.
+        kernel: With a piece of a weight; it has a matrix unit, and is left not using it.
+        dtype: Of what goes in and comes out.
+        push_out: As for ``measure``.
     """
     found: int | None = None
     rows = torch.randn((MATRIX_ROWS[-1], kernel.packed.in_features), generator=torch.Generator().manual_seed(0))
@@ -175,11 +175,11 @@ def choose(times: Times, *, at_least: float, has_plain: bool, room_for: int) -> 
     rows would take.
 
     Args:
-        times: of each contender, the one that is there already first.
-        at_least: seconds in which as many bytes come from memory. While contenders are measured by turns the weight is
-            nearer than in a step that reads all layers, so who took less took as much in truth.
-        has_plain: the plain weight stays in any case, because it is the embedding, too.
-        room_for: copies beside it, or beside one, that memory was allowed for.
+        times: Of each contender, the one that is there already first.
+        at_least: Seconds in which as many bytes come from memory. While contenders are measured by turns the weight is
+            nearer than in a step that reads all layers, so a contender that took less would take as much there.
+        has_plain: The plain weight stays, because it is the embedding, too.
+        room_for: Further copies that memory was allowed for.
     """
     floored = {name: [max(seconds, at_least) for seconds in by_class] for name, by_class in times.items()}
     fastest = [min(by_class[index] for by_class in floored.values()) for index in range(NUM_ROW_CLASSES)]

@@ -3,7 +3,7 @@
 While a model is loaded each layer is packed for the core as soon as its last number is there, and its weight given up:
 no weight is there twice. When all are there, the contenders are measured for each shape of layer
 (``cpu_linear_choice``), and layers of a shape that another one computes faster are packed again for that one. An
-embedding that is the head, too, stays for its look-ups; the head's copy lies beside it.
+embedding that is the head, too, stays for its look-ups, in addition to the head's packed copy.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +27,7 @@ from rustvllm.layers.cpu_linear import (
     WeightKind,
 )
 from rustvllm.layers.cpu_linear_choice import PLAIN, Choice, best_matrix_rows, choose, measure
+from rustvllm.layers.cpu_whole_layers import WholeLayers
 from rustvllm.layers.linear import Linear, LinearKernel
 from rustvllm.logger import init_logger
 
@@ -53,9 +55,10 @@ class LinearOptions:
 
     Attributes:
         kernel: ``torch``, ``onednn`` or ``core`` for every layer; None: what measures best.
-        kind: what a number of a packed weight is; None: as the model's. Otherwise the kernel is the core's.
-        group_size: inputs that share a scale, with int8; None: all of an output's.
-        matrix_unit: whether the processor's may compute where it is faster; a row's bits then depend on how many there
+        kind: What a number of a packed weight is; None: as the model's. Otherwise the kernel is the core's.
+        group_size: Inputs that share a scale, with int8; None: all of an output's.
+        round_activations: Whether weights of 8 bits meet activations that are rounded to 8 bits.
+        matrix_unit: Whether the processor's may compute where it is faster; a row's bits then depend on how many there
             are.
     """
 
@@ -63,17 +66,23 @@ class LinearOptions:
     kind: WeightKind | None = None
     group_size: int | None = None
     matrix_unit: bool = True
+    round_activations: bool = False
+
+    @property
+    def whole_kind(self) -> WeightKind:
+        """How weights of 8 bits are packed."""
+        return "w8a8" if self.round_activations else "int8"
 
 
 class LinearPacker:
     """See the module.
 
     Args:
-        threads: which the core's products use.
-        options: what was asked for.
-        outline: the model, perhaps without memory (on the meta device).
-        embedding: its embedding, if that is the head, too.
-        room: bytes of copies that may lie beside the weights that they were made of.
+        threads: Which the core's products use.
+        options: What was asked for.
+        outline: The model, perhaps without memory (on the meta device).
+        embedding: Its embedding, if that is the head, too.
+        room: bytes of copies that may exist in addition to the weights that they were made of.
     """
 
     def __init__(
@@ -91,29 +100,73 @@ class LinearPacker:
         self._plain_bytes = sum(weight.nbytes for weight in weights if weight is not embedding)
         self._head_bytes = 0 if embedding is None else embedding.nbytes
         self._room = room
+        self._whole_saved_bytes = 0
         self._missing: dict[int, tuple[Linear, list[int]]] = {}
         self._to_measure: dict[Shape, list[Linear]] = {}
-        self._to_tune: dict[Shape, list[Linear]] = {}
+        self._to_tune: dict[tuple[Shape, int | None], list[Linear]] = {}  # by the group of whole numbers, too
         self._others: deque[Linear] = deque()  # read by turns to push a weight out of the caches
-        self._packed: list[tuple[str, int, int]] = []  # by whom, bytes of copies, bytes of these beside another copy
+        self._whole: WholeLayers | None = None
+        self._packed: list[tuple[str, int, int]] = []  # kernels, bytes of copies, bytes of second copies
 
     def resident_bytes(self, plain_bytes: int) -> int:
         """What a model takes in memory at least once it is packed.
 
         Args:
-            plain_bytes: what it takes as it is.
+            plain_bytes: What it takes as it is.
         """
         if self._options.kind != "int8":
-            return plain_bytes
+            return plain_bytes - self._whole_saved_bytes
         packed = sum(count * _int8_bytes(shape, self._options.group_size) for shape, count in self._count.items())
         return plain_bytes - self._plain_bytes + packed
+
+    def plan(self, model: nn.Module, embedding: Tensor | None, groups: Sequence[tuple[Tensor, int | None]]) -> None:
+        """Choose the layers that ``pack_blocks`` will be given in blocks; to be called for every model anew.
+
+        Args:
+            model: With or without memory.
+            embedding: As in the constructor.
+            groups: Every stored tensor of the model, with how many of its numbers share a scale, if they are whole.
+        """
+        self._whole = None
+        if self._options.kernel not in (None, "core") or _model_dtype(model) not in CORE_DTYPES:
+            return
+        whole = WholeLayers(self._threads, model, embedding, groups, self._options.whole_kind)
+        self._whole = whole if len(whole) else None
+        self._whole_saved_bytes = 0
+        for module in model.modules():
+            group = whole.group_of(module.weight) if isinstance(module, Linear) else None
+            if isinstance(module, Linear) and module.weight is not embedding and group is not None:
+                self._whole_saved_bytes += module.weight.nbytes - _int8_bytes(_shape(module.weight), group)
+
+    @property
+    def has_whole_layers(self) -> bool:
+        """Whether there are layers that are given in blocks."""
+        return self._whole is not None
+
+    @property
+    def num_whole_layers(self) -> int:
+        """How many layers were given in blocks, the head included."""
+        return 0 if self._whole is None else len(self._whole)
+
+    def takes(self, target: Tensor) -> bool:
+        """Whether a tensor is to be given in blocks."""
+        return self._whole is not None and self._whole.group_of(target) is not None
+
+    def is_enough(self, target: Tensor) -> bool:
+        """Whether a tensor that was given in blocks need not be filled."""
+        return self._whole is not None and self._whole.is_enough(target)
+
+    def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
+        """Take rows of a tensor as they are stored; see ``WholeLayers.pack_blocks``."""
+        assert self._whole is not None
+        self._whole.pack_blocks(target, first_row, type_name, rows)
 
     def watch(self, model: nn.Module, embedding: Tensor | None) -> None:
         """Note what must be filled before each layer can be packed; ``filled`` then packs it.
 
         Args:
-            model: with memory; pages that nothing was written to take none.
-            embedding: as in the constructor.
+            model: With memory; pages that nothing was written to take none.
+            embedding: As in the constructor.
         """
         for linear in model.modules():
             if isinstance(linear, Linear) and linear.weight is not embedding:
@@ -138,7 +191,7 @@ class LinearPacker:
 
         Args:
             model: filled.
-            embedding: as in the constructor; None by now, if the checkpoint has another head.
+            embedding: As in the constructor; None by now, if the checkpoint has another head.
 
         Returns:
             The kernel of a head that is the embedding and no layer of its own.
@@ -153,8 +206,8 @@ class LinearPacker:
         begin = time.perf_counter()
         measured = (*self._to_measure.values(), *self._to_tune.values())
         self._others.extend(linear for linears in measured for linear in linears)
-        for linears in self._to_tune.values():
-            self._tune(linears)
+        for (_, group), linears in self._to_tune.items():
+            self._tune(linears, group)
         rate = self._reading_rate()
         for shape, linears in self._to_measure.items():
             self._choose(shape, linears, rate)
@@ -164,10 +217,20 @@ class LinearPacker:
         for linear in heads:
             linear.kernel = head
         self._log_summary(time.perf_counter() - begin)
+        if self._options.round_activations:
+            kernels = [module.kernel for module in model.modules() if isinstance(module, Linear)]
+            _log_rounding([*kernels, *([] if heads else [head])])
         return None if heads else head
 
     def _pack(self, linear: Linear) -> None:
         weight, name = linear.weight, self._options.kernel
+        if self._whole is not None and (whole := self._whole.take(weight, linear.bias)) is not None:
+            self._packed.append(("core", whole.nbytes, 0))
+            linear.kernel = whole
+            if _is_measured(_shape(weight)):
+                self._to_tune.setdefault((_shape(weight), self._whole.group_of(weight)), []).append(linear)
+            linear.release_weight()
+            return
         if name is None and weight.dtype in CORE_DTYPES and NOT_WORTH_PACKING <= weight.numel() < NOT_WORTH_MEASURING:
             name = "core"
         if name is None and weight.dtype in CORE_DTYPES and _is_measured(_shape(weight)):
@@ -177,7 +240,7 @@ class LinearPacker:
         else:
             linear.kernel = self._kernel(Choice.always(name or PLAIN), weight, linear.bias, has_plain=False)
             if name == "core" and _is_measured(_shape(weight)):
-                self._to_tune.setdefault(_shape(weight), []).append(linear)
+                self._to_tune.setdefault((_shape(weight), None), []).append(linear)
         if name not in (None, PLAIN):
             linear.release_weight()
 
@@ -201,6 +264,11 @@ class LinearPacker:
                 linear.weight = nn.Parameter(weight, requires_grad=False)
 
     def _make_head(self, embedding: Tensor, rate: float) -> LinearKernel:
+        if self._whole is not None and (whole := self._whole.take(embedding, None)) is not None:
+            self._packed.append(("core", whole.nbytes, whole.nbytes))
+            if _is_measured(_shape(embedding)):
+                whole.use_matrix_unit(self._matrix_rows_of(whole, embedding.dtype, self._whole.group_of(embedding)))
+            return whole
         shape, choice = _shape(embedding), Choice.always(self._options.kernel or PLAIN)
         if self._options.kernel is None and embedding.dtype in CORE_DTYPES and _is_measured(shape):
             piece = embedding[: self._sample_outputs(shape, embedding.dtype)]
@@ -224,18 +292,23 @@ class LinearPacker:
             logger.debug("  %s: %s us", name, " ".join(f"{seconds * 1e6:.0f}" for seconds in by_class))
         return choice
 
-    def _tune(self, linears: list[Linear]) -> None:
+    def _tune(self, linears: list[Linear], group: int | None) -> None:
         """Let layers of a shape, which the core computes in any case, use the matrix unit where that is faster."""
-        kernel, dtype = _core_kernel(linears[0]), linears[0].weight.dtype
-        shape = _shape(linears[0].weight)
-        piece = kernel.unpack(min(self._sample_outputs(shape, dtype), shape[0]))
-        matrix_rows = self._best_matrix_rows(self._contender("core", piece, None), dtype)
+        matrix_rows = self._matrix_rows_of(_core_kernel(linears[0]), linears[0].weight.dtype, group)
         for linear in linears:
             _core_kernel(linear).use_matrix_unit(matrix_rows)
 
+    def _matrix_rows_of(self, kernel: CoreLinear, dtype: torch.dtype, group: int | None) -> int | None:
+        """What is best for a piece of a layer; with a group, of one of whole numbers."""
+        shape = (kernel.packed.out_features, kernel.packed.in_features)
+        piece = kernel.unpack(min(self._sample_outputs(shape, dtype), shape[0]))
+        if group is None:
+            return self._best_matrix_rows(self._contender("core", piece, None), dtype)
+        return self._best_matrix_rows(CoreLinear(self._threads, piece, None, self._options.whole_kind, group), dtype)
+
     def _best_matrix_rows(self, kernel: LinearKernel, dtype: torch.dtype) -> int | None:
-        """From how many rows on the matrix unit computes faster, which the kernel then does; None: never."""
-        if not (self._options.matrix_unit and isinstance(kernel, CoreLinear) and kernel.has_matrix_unit()):
+        """Set and return the smallest number of rows for which the matrix unit is faster; None if it never is."""
+        if not (self._options.matrix_unit and isinstance(kernel, CoreLinear) and kernel.takes_matrix_unit):
             return None
         found = best_matrix_rows(kernel, dtype, self._push_out)
         kernel.use_matrix_unit(found)
@@ -278,15 +351,16 @@ class LinearPacker:
         if isinstance(core := made.get("core"), CoreLinear):
             core.use_matrix_unit(choice.matrix_rows)
         copies = [kernel.nbytes for kernel in made.values() if kernel.nbytes]
-        beside = copies if has_plain or PLAIN in made else copies[1:]
-        self._packed.append((" and ".join(made), sum(copies), sum(beside)))
+        second = copies if has_plain or PLAIN in made else copies[1:]
+        self._packed.append((" and ".join(made), sum(copies), sum(second)))
         if len(made) == 1:
             return made[choice.names[0]]
         return LinearByRows([made[name] for name in choice.names])
 
     def _contender(self, name: str, weight: Tensor, bias: Tensor | None) -> LinearKernel:
         if name == "core":
-            return CoreLinear(self._threads, weight, bias, self._options.kind, self._options.group_size)
+            kind = self._options.whole_kind if self._options.kind == "int8" else self._options.kind
+            return CoreLinear(self._threads, weight, bias, kind, self._options.group_size)
         if name == "onednn":
             return OneDnnLinear(weight, bias)
         return TorchLinear(weight, bias)
@@ -294,17 +368,41 @@ class LinearPacker:
     def _log_summary(self, seconds: float) -> None:
         by_whom = Counter(names for names, _, _ in self._packed)
         logger.info(
-            "dense layers: %s; packed copies %.1f MiB, %.1f MiB of them beside another copy (chosen in %.2f s)",
+            "dense layers: %s; packed copies %.1f MiB, %.1f MiB of them second copies (chosen in %.2f s)",
             ", ".join(f"{count} by {names}" for names, count in by_whom.most_common()) or "none",
             sum(copies for _, copies, _ in self._packed) / 2**20,
-            sum(beside for _, _, beside in self._packed) / 2**20,
+            sum(second for _, _, second in self._packed) / 2**20,
             seconds,
+        )
+
+
+def _log_rounding(kernels: Sequence[LinearKernel | None]) -> None:
+    """Say which layers round what they are multiplied with, and by what they are computed."""
+    rounding = [kernel for kernel in kernels if isinstance(kernel, CoreLinear) and kernel.packed.kind == "w8a8"]
+    if not rounding:
+        return
+    name, refused = _core.PackedLinear.w8a8_kernel()
+    logger.info(
+        "8-bit weights: activations are rounded to 8 bits in %d layers, by %s products (RUSTVLLM_ACTIVATIONS=float "
+        "leaves them as they are)",
+        len(rounding),
+        name,
+    )
+    if refused:
+        logger.warning(
+            "8-bit weights: the %s products are not used, because on this processor they differ from plain code",
+            ", ".join(refused),
         )
 
 
 def _core_kernel(linear: Linear) -> CoreLinear:
     assert isinstance(linear.kernel, CoreLinear)
     return linear.kernel
+
+
+def _model_dtype(model: nn.Module) -> torch.dtype:
+    """Of a model's parameters."""
+    return next(model.parameters()).dtype
 
 
 def _shape(weight: Tensor) -> Shape:

@@ -20,10 +20,10 @@ class CoreNorm:
     """A LayerNorm, or with ``bias`` None an RMSNorm; see ``NormKernel``.
 
     Args:
-        threads: which compute.
+        threads: Which compute.
         weight: ``[features]``, copied.
-        bias: likewise, or None.
-        eps: added to the mean of the squares.
+        bias: Likewise, or None.
+        eps: Added to the mean of the squares.
     """
 
     def __init__(self, threads: _core.CpuThreads, weight: Tensor, bias: Tensor | None, eps: float) -> None:

@@ -14,17 +14,22 @@ from rustvllm.layers.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class PreNormBlock:
-    """Causal attention and an MLP, each on the normed stream and added to it; positions are in the stream.
+    """Causal attention and an MLP, each on the normed stream and added to it.
 
     Attributes:
-        attention_norm: before attention.
-        qkv: query, key and value of all heads, one after the other.
-        scale: factor on the products of queries and keys.
-        out: from the heads to the stream.
-        mlp_norm: before the MLP.
-        up: from the stream to the MLP's features.
-        activation: of those.
-        down: from them to the stream.
+        attention_norm: Before attention.
+        qkv: Query, key and value of all heads, one after the other.
+        scale: Factor on the products of queries and keys.
+        out: From the heads to the stream.
+        mlp_norm: Before the MLP.
+        up: From the stream to the MLP's features; where these are gated, to the gates and then to them.
+        activation: Of the features, or of the gates.
+        down: From the features to the stream.
+        head_norms: Of each query's head and of each key's, before they are turned; None: there are none.
+        is_rotary: Whether queries and keys are turned by their positions; otherwise positions are in the stream.
+        sliding_window: Tokens that a query sees, itself included; None: all.
+        soft_cap: See ``AttentionPlan.forward``.
+        is_gated: Whether the activation's result is a factor of each feature.
     """
 
     attention_norm: nn.Module
@@ -35,6 +40,11 @@ class PreNormBlock:
     up: Linear
     activation: Activation
     down: Linear
+    head_norms: tuple[nn.Module, nn.Module] | None = None
+    is_rotary: bool = False
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+    is_gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +62,21 @@ class DecoderKernel(Protocol):
         """Whether it runs a step of so many tokens, whose attention was planned so; else the modules do."""
         ...
 
-    def forward(self, hidden: Tensor, kv_caches: Sequence[Tensor], attention: object) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        kv_caches: Sequence[Tensor],
+        attention: object,
+        rotary: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         """All blocks and the last norm.
 
         Args:
             hidden: ``[num_tokens, hidden_size]``, the embedded tokens; it may be overwritten.
-            kv_caches: of each block, written and read.
-            attention: the step's plan.
+            kv_caches: Of each block, written and read.
+            attention: The step's plan.
+            rotary: Cosines and sines of the tokens' positions as ``RotaryEmbedding.cos_sin`` gives them, in float32;
+                None where no block turns its heads.
 
         Returns:
             ``[num_tokens, hidden_size]``, normalised.

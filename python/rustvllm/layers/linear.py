@@ -20,7 +20,7 @@ class LinearKernel(Protocol):
     """Computes a dense layer from a copy of its weight in a layout of its own.
 
     Attributes:
-        nbytes: of that copy; 0 if it computes from the weight itself.
+        nbytes: Of that copy; 0 if it computes from the weight itself.
     """
 
     nbytes: int
@@ -51,7 +51,7 @@ class Linear(nn.Module):
         weight: ``[out_features, in_features]``; layouts stored the other way round are turned while loading. Once a
             kernel has packed it there may be a shape without memory left (on the meta device).
         bias: ``[out_features]`` or None.
-        kernel: what computes the layer; None: torch, from ``weight``.
+        kernel: What computes the layer; None: torch, from ``weight``.
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
@@ -65,7 +65,7 @@ class Linear(nn.Module):
 
         Args:
             x: ``[..., in_features]``.
-            activation: applied to each number of the product, the bias included.
+            activation: Applied to each number of the product, the bias included.
             residual: ``[..., out_features]``, added at the end.
 
         Returns:
@@ -76,7 +76,7 @@ class Linear(nn.Module):
         return plain_linear(x, self.weight, self.bias, activation, residual)
 
     def release_weight(self) -> None:
-        """Give up the memory of the weight, because the kernel has a copy; its shape and dtype remain."""
+        """Free the memory of the weight, because the kernel has a copy; its shape and dtype remain."""
         self.weight = nn.Parameter(torch.empty_like(self.weight, device="meta"), requires_grad=False)
 
 

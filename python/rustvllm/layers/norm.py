@@ -16,7 +16,7 @@ class NormKernel(Protocol):
     """Computes a norm from a copy of its parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., features]`` → the same, in new memory."""
+        """``[..., features]`` → the same shape, in new memory."""
         ...
 
 

@@ -32,7 +32,7 @@ class RotaryEmbedding:
 
     Attributes:
         inv_freq: float32 ``[rotary_dim / 2]``, radians per position.
-        attention_scaling: factor on the turned vectors (1 except for yarn and longrope).
+        attention_scaling: Factor on the turned vectors (1 except for yarn and longrope).
     """
 
     def __init__(self, inv_freq: Tensor, attention_scaling: float = 1.0) -> None:
@@ -55,14 +55,14 @@ class RotaryEmbedding:
         """Read ``rope_parameters``, or ``rope_theta`` with ``rope_scaling``.
 
         Args:
-            hf_config: the parsed ``config.json``.
-            head_dim: features of a head.
-            max_model_len: longest sequence that will be served.
-            partial: whether the architecture may turn a part of each head only (``partial_rotary_factor``).
-            layer_type: whose parameters, where ``rope_parameters`` has some for each type of layer.
+            hf_config: The parsed ``config.json``.
+            head_dim: Features of a head.
+            max_model_len: Longest sequence that will be served.
+            partial: Whether the architecture may turn a part of each head only (``partial_rotary_factor``).
+            layer_type: Whose parameters, where ``rope_parameters`` has some for each type of layer.
 
         Raises:
-            ModelLoadError: an unknown type, a missing key, or a value out of range.
+            ModelLoadError: An unknown type, a missing key, or a value out of range.
         """
         parameters = rope_parameters(hf_config, layer_type)
         rope_type = parameters["rope_type"]
@@ -90,7 +90,7 @@ class RotaryEmbedding:
 
         Args:
             positions: int ``[num_tokens]``.
-            dtype: of the result.
+            dtype: Of the result.
 
         Returns:
             Two tensors ``[num_tokens, 1, rotary_dim]``, ready to broadcast over heads; the sine's first half is
@@ -131,8 +131,8 @@ def rope_parameters(hf_config: Mapping[str, Any], layer_type: str | None = None)
     """The rope settings of either spelling under one set of names.
 
     Args:
-        hf_config: the parsed ``config.json``.
-        layer_type: whose settings, where there are some for each type of layer.
+        hf_config: The parsed ``config.json``.
+        layer_type: Whose settings, where there are some for each type of layer.
 
     Returns:
         ``rope_type`` and ``rope_theta``, both present, ``partial_rotary_factor`` (1 when nothing says otherwise), and
@@ -140,7 +140,7 @@ def rope_parameters(hf_config: Mapping[str, Any], layer_type: str | None = None)
         ``factor`` when it follows from the two lengths.
 
     Raises:
-        ModelLoadError: settings of the wrong kind, or an unknown ``rope_type``.
+        ModelLoadError: Settings of the wrong kind, or an unknown ``rope_type``.
     """
     for key in ("rope_parameters", "rope_scaling"):
         if hf_config.get(key) is not None and not isinstance(hf_config[key], Mapping):
@@ -199,9 +199,15 @@ def _rotary_dim(parameters: Mapping[str, Any], head_dim: int, *, partial: bool) 
 def _number(parameters: Mapping[str, Any], key: str, rope_type: str) -> float:
     value = parameters.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        got = "is missing" if value is None else f"is {value!r}"
+        got = "is missing" if value is None else f"is {value!r:.80}"
         raise ModelLoadError(f"config.json: rope type {rope_type!r} needs a positive number {key!r}, which {got}")
     return float(value)
+
+
+def _optional_number(parameters: Mapping[str, Any], key: str, rope_type: str) -> float | None:
+    """Null and 0 stand for what the type does without."""
+    value = parameters.get(key)
+    return None if value is None or value == 0 else _number(parameters, key, rope_type)
 
 
 def _default_inv_freq(theta: float, rotary_dim: int) -> Tensor:
@@ -231,15 +237,17 @@ def _yarn(parameters: Mapping[str, Any], theta: float, rotary_dim: int) -> tuple
     """YaRN (Peng et al., 2023): interpolate slow dimensions, keep fast ones, and sharpen the attention a little."""
     factor = _number(parameters, "factor", "yarn")
     trained_len = float(parameters["original_max_position_embeddings"])
-    beta_fast = float(parameters.get("beta_fast") or 32.0)
-    beta_slow = float(parameters.get("beta_slow") or 1.0)
+    beta_fast = _optional_number(parameters, "beta_fast", "yarn") or 32.0
+    beta_slow = _optional_number(parameters, "beta_slow", "yarn") or 1.0
+    if theta <= 1:
+        raise ModelLoadError(f"config.json: rope type 'yarn' needs a rope_theta above 1, got {theta}")
 
     def mscale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    attention_factor = parameters.get("attention_factor")
+    attention_factor = _optional_number(parameters, "attention_factor", "yarn")
     if attention_factor is None:
-        numerator, denominator = parameters.get("mscale"), parameters.get("mscale_all_dim")
+        numerator, denominator = (_optional_number(parameters, key, "yarn") for key in ("mscale", "mscale_all_dim"))
         attention_factor = mscale(numerator) / mscale(denominator) if numerator and denominator else mscale(1.0)
 
     def dimension_of(rotations: float) -> float:
@@ -252,7 +260,7 @@ def _yarn(parameters: Mapping[str, Any], theta: float, rotary_dim: int) -> tuple
     ramp = (torch.arange(rotary_dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)
     interpolated = ramp.clamp(0.0, 1.0)
     inv_freq = _default_inv_freq(theta, rotary_dim)
-    return inv_freq / factor * interpolated + inv_freq * (1 - interpolated), float(attention_factor)
+    return inv_freq / factor * interpolated + inv_freq * (1 - interpolated), attention_factor
 
 
 def _longrope(parameters: Mapping[str, Any], theta: float, rotary_dim: int, max_model_len: int) -> tuple[Tensor, float]:

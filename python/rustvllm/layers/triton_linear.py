@@ -1,4 +1,4 @@
-"""Dense layers on a GPU whose rows do not know of each other: see ``rustvllm.kernels.matmul``."""
+"""Dense layers on a GPU that compute each row independently: see ``rustvllm.kernels.matmul``."""
 
 from __future__ import annotations
 

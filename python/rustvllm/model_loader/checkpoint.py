@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rustvllm.config.gguf_file import FLOAT_TYPES, SERVED_TYPES
 from rustvllm.exceptions import ModelLoadError
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+BLOCK_TYPES = tuple(kind for kind in SERVED_TYPES if kind not in FLOAT_TYPES)
+"""What else they may be stored as, in GGUF: blocks that are unpacked."""
 FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """What weights may be stored as, by the name that safetensors has for it."""
 MAX_INDEX_BYTES = 256 << 20
@@ -30,12 +33,16 @@ class StoredTensor:
     """A tensor of a checkpoint.
 
     Attributes:
-        file: where it lies.
-        name: as stored, with its prefix.
+        file: Where it lies.
+        name: As stored, with its prefix.
         shape: likewise.
-        dtype: as safetensors names it.
-        offset: of its first byte in the file.
-        nbytes: that it takes there.
+        dtype: As safetensors or GGUF names it.
+        offset: Of its first byte in the file.
+        nbytes: That it takes there.
+        is_turned: Whether rows and columns have changed places in the file.
+        interleaved_rows: Of each so many rows of the file, those of the first half and of the second lie in turns; 0:
+            they have their order.
+        added: What every number in the file has more than it should.
     """
 
     file: Path
@@ -44,13 +51,21 @@ class StoredTensor:
     dtype: str
     offset: int
     nbytes: int
+    is_turned: bool = False
+    interleaved_rows: int = 0
+    added: float = 0.0
+
+    @property
+    def file_shape(self) -> tuple[int, ...]:
+        """Its shape in the file."""
+        return tuple(reversed(self.shape)) if self.is_turned else self.shape
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of a checkpoint, by its stored name.
 
     Raises:
-        ModelLoadError: no safetensors, a shard is missing, a file is truncated or no safetensors file, a name is in
+        ModelLoadError: No safetensors, a shard is missing, a file is truncated or no safetensors file, a name is in
             two files.
     """
     tensors: dict[str, StoredTensor] = {}

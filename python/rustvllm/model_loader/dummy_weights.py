@@ -19,9 +19,9 @@ def fill_dummy_weights(model: CausalLM, seed: int, filled: Callable[[Tensor], No
     diverse: at the scales of a freshly initialised model it mostly repeats one token.
 
     Args:
-        model: whose parameters have memory.
-        seed: any integer.
-        filled: is told of every parameter that has its values.
+        model: Whose parameters have memory.
+        seed: Any integer.
+        filled: Called with every parameter that has its values.
     """
     embeddings = {
         f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Embedding | nn.Embedding)

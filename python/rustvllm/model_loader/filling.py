@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from torch import Tensor
 
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.logger import init_logger
-from rustvllm.model_loader.checkpoint import FLOAT_DTYPES, MAX_NAMED, StoredTensor
+from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, MAX_NAMED, StoredTensor
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.reading import TensorReader
 from rustvllm.models.interface import CausalLM
@@ -19,24 +21,48 @@ logger = init_logger(__name__)
 HEAD_NAME = "lm_head.weight"
 
 
-def fill_from_checkpoint(
-    model: CausalLM,
-    folder: Path,
-    stored: dict[str, StoredTensor],
-    filled: Callable[[Tensor], None],
-    progress: LoadProgress,
-) -> None:
-    """Fill a model.
+@dataclass(frozen=True)
+class Match:
+    """A checkpoint's tensors and a model's, brought together by name.
+
+    Attributes:
+        sources: What fills each tensor, by its name in the model.
+        targets: The model's tensors by the same names.
+        doubles: Names of tied tensors that are stored as well as what they are tied to, with what is stored and the
+            tensor that they are tied to.
+    """
+
+    sources: dict[str, StoredTensor]
+    targets: dict[str, Tensor]
+    doubles: list[tuple[str, StoredTensor, Tensor]]
+
+
+class BlockPacker(Protocol):
+    """Takes rows of blocks as they are written down, for a layer that computes from them."""
+
+    def takes(self, target: Tensor) -> bool:
+        """Whether rows of this tensor are wanted."""
+        ...
+
+    def is_enough(self, target: Tensor) -> bool:
+        """Whether the tensor itself need not be filled then."""
+        ...
+
+    def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
+        """Take rows of a tensor."""
+        ...
+
+
+def match_tensors(model: CausalLM, folder: Path, stored: dict[str, StoredTensor]) -> Match:
+    """Bring the tensors together.
 
     Args:
-        model: whose parameters have memory.
-        folder: for messages.
-        stored: what ``read_headers`` found there.
-        filled: is told of every tensor of the model that has its values.
-        progress: is told of every byte.
+        model: With or without memory.
+        folder: For messages.
+        stored: What was found there.
 
     Raises:
-        ModelLoadError: the tensors are not exactly the model's; nothing was read then. Or a file cannot be read.
+        ModelLoadError: The tensors are not exactly the model's.
     """
     sources = _without_prefix(model, folder, stored)
     targets = model.checkpoint_tensors()
@@ -55,12 +81,40 @@ def fill_from_checkpoint(
     for _, source, target in doubles:
         if source.shape != tuple(target.shape):
             raise ModelLoadError(f"{folder}: the weights do not fit: {_misshapen(source, target)}")
+    return Match(sources, targets, doubles)
 
+
+def fill_from_checkpoint(
+    model: CausalLM,
+    folder: Path,
+    stored: dict[str, StoredTensor],
+    filled: Callable[[Tensor], None],
+    progress: LoadProgress,
+    block_packer: BlockPacker | None = None,
+) -> None:
+    """Fill a model.
+
+    Args:
+        model: Whose parameters have memory.
+        folder: For messages.
+        stored: What ``read_headers`` found there.
+        filled: Called with every tensor of the model that has its values.
+        progress: Called with numbers of bytes, as they are read.
+        block_packer: What takes tensors in blocks as they are.
+
+    Raises:
+        ModelLoadError: The tensors are not exactly the model's; nothing was read then. Or a file cannot be read.
+    """
+    match = match_tensors(model, folder, stored)
+    sources, targets, doubles = match.sources, match.targets, match.doubles
     progress.begin(sum(source.nbytes for source in [*sources.values(), *(source for _, source, _ in doubles)]))
     with TensorReader(progress) as reader:
         for name, source in sorted(sources.items(), key=lambda item: (item[1].file, item[1].offset)):
             target = targets.pop(name)
-            reader.read_into(source, target)
+            if block_packer is not None and block_packer.takes(target):
+                _pack(reader, source, target, block_packer)
+            else:
+                reader.read_into(source, target)
             filled(target)
             del target  # what is packed gives its memory up
         for alias, source, target in doubles:
@@ -72,6 +126,14 @@ def fill_from_checkpoint(
                     alias,
                 )
                 reader.read_into(source, model.untie(alias))
+
+
+def _pack(reader: TensorReader, source: StoredTensor, target: Tensor, packer: BlockPacker) -> None:
+    turned = target.t() if source.is_turned else target
+    for begin, rows in reader.blocks(source, target.device):
+        packer.pack_blocks(turned, begin, source.dtype, rows)
+        if not packer.is_enough(target):
+            reader.unpack_into(source, begin, rows, turned)
 
 
 def _without_prefix(model: CausalLM, folder: Path, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -92,7 +154,7 @@ def _check(model: CausalLM, folder: Path, sources: dict[str, StoredTensor], targ
     """Refuse a checkpoint whose tensors are not exactly the model's.
 
     Raises:
-        ModelLoadError: tensors are missing, unexpected, of another shape or of no floating-point dtype.
+        ModelLoadError: Tensors are missing, unexpected, of another shape or of no floating-point dtype.
     """
     problems = [
         _misshapen(tensor, targets[name])
@@ -102,7 +164,7 @@ def _check(model: CausalLM, folder: Path, sources: dict[str, StoredTensor], targ
     problems += [
         f"{tensor.file.name}: tensor {tensor.name!r} has dtype {tensor.dtype}, supported: {', '.join(FLOAT_DTYPES)}"
         for name, tensor in sources.items()
-        if name in targets and tensor.dtype not in FLOAT_DTYPES
+        if name in targets and tensor.dtype not in (*FLOAT_DTYPES, *BLOCK_TYPES)
     ]
     problems += [f"tensor {name!r} is missing" for name in targets if name not in sources]
     problems += [

@@ -7,19 +7,24 @@ model takes is known before its memory is.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from rustvllm.config.byte_sizes import readable_size
+from rustvllm.config.gguf_file import WHOLE_TYPES, is_gguf
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu_linear_packer import LinearPacker
 from rustvllm.logger import init_logger
-from rustvllm.model_loader.checkpoint import read_headers
+from rustvllm.model_loader.checkpoint import BLOCK_TYPES, StoredTensor, read_headers
 from rustvllm.model_loader.dummy_weights import fill_dummy_weights
-from rustvllm.model_loader.filling import fill_from_checkpoint
+from rustvllm.model_loader.filling import fill_from_checkpoint, match_tensors
+from rustvllm.model_loader.gguf_tensors import read_gguf_headers
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.models.interface import CausalLM
 from rustvllm.models.registry import make_model
@@ -41,20 +46,20 @@ def load_model(
     """Build the model of a configuration on a device and fill it.
 
     Args:
-        model_config: which architecture, from where, for how long sequences.
-        load_config: from safetensors (``auto``, ``safetensors``) or at random (``dummy``).
-        dtype: of every parameter, whatever the checkpoint stores.
-        device: where the parameters lie.
+        model_config: Which architecture, from where, for how long sequences.
+        load_config: From safetensors (``auto``, ``safetensors``) or at random (``dummy``).
+        dtype: Of every parameter, whatever the checkpoint stores.
+        device: Where the parameters lie.
         available_memory: bytes that are free there.
-        make_packer: given the model without memory, what packs its dense layers as they are filled; None: nothing.
+        make_packer: Given the model without memory, what packs its dense layers as they are filled; None packs nothing.
 
     Raises:
-        ModelLoadError: the configuration or a file is wrong; the message names the file, the tensor, what was expected
+        ModelLoadError: The configuration or a file is wrong; the message names the file, the tensor, what was expected
             and what was found.
     """
     started = time.monotonic()
     build = make_model(model_config)
-    stored = None if load_config.load_format == "dummy" else read_headers(model_config.path)
+    stored = None if load_config.load_format == "dummy" else _read_headers(model_config.path)
     # On the meta device a model takes no memory: what it needs is known before it is taken.
     with _defaults(dtype, torch.device("meta")):
         outline = build()
@@ -66,6 +71,8 @@ def load_model(
             f"positions; set --max-model-len {limit} or less"
         )
     packer = None if make_packer is None else make_packer(outline)
+    if packer is not None and stored is not None:
+        packer.plan(outline, outline.tied_embedding, _whole_groups(outline, model_config.path, stored))
     size = sum(parameter.nbytes for parameter in outline.parameters())
     if packer is not None:
         size = packer.resident_bytes(size)
@@ -75,13 +82,17 @@ def load_model(
         model = build()
     if packer is not None:
         packer.watch(model, model.tied_embedding)
+        if stored is not None:
+            packer.plan(model, model.tied_embedding, _whole_groups(model, model_config.path, stored))
     filled: Callable[[Tensor], None] = (lambda _: None) if packer is None else packer.filled
     with torch.inference_mode():
         if stored is None:
             fill_dummy_weights(model, model_config.seed, filled)
         else:
             with LoadProgress(model_config.model, is_shown=load_config.use_tqdm_on_load) as progress:
-                fill_from_checkpoint(model, model_config.path, stored, filled, progress)
+                packs = packer if packer is not None and packer.has_whole_layers else None
+                fill_from_checkpoint(model, model_config.path, stored, filled, progress, packs)
+            _log_forms(model_config.path, stored, packer, dtype)
         if packer is not None:
             model.head_kernel = packer.finish(model, model.tied_embedding)
         model.check_filled()
@@ -89,30 +100,52 @@ def load_model(
     return model.eval()
 
 
+def _read_headers(path: Path) -> dict[str, StoredTensor]:
+    return read_gguf_headers(path) if is_gguf(path) else read_headers(path)
+
+
+def _whole_groups(model: CausalLM, path: Path, stored: dict[str, StoredTensor]) -> list[tuple[Tensor, int | None]]:
+    """Every tensor of a model, with how many of its stored numbers share a scale, if they are whole ones."""
+    match = match_tensors(model, path, stored)
+    return [(match.targets[name], WHOLE_TYPES.get(source.dtype)) for name, source in match.sources.items()]
+
+
+def _log_forms(path: Path, stored: dict[str, StoredTensor], packer: LinearPacker | None, dtype: torch.dtype) -> None:
+    """Say which tensors of a GGUF file are kept otherwise than they are stored."""
+    counts = Counter(tensor.dtype for tensor in stored.values() if tensor.dtype in BLOCK_TYPES)
+    if not counts:
+        return
+    whole = 0 if packer is None else packer.num_whole_layers
+    logger.info(
+        "%s: blocks of %s; %d dense layers are kept as whole numbers of 8 bits with the file's scales, what else is in "
+        "blocks is held as %s (products of 4 bits are not there yet; --quantization int8-g32 rounds it to 8 bits)",
+        path.name,
+        ", ".join(f"{kind} ({count})" for kind, count in counts.most_common()),
+        whole,
+        str(dtype).removeprefix("torch."),
+    )
+
+
 def _too_large(
     name: str, outline: CausalLM, size: int, available: int, dtype: torch.dtype, device: torch.device
 ) -> str:
-    """What to say of a model that does not fit: by how much, and what would."""
+    """What to say of a model that does not fit: what it needs, and what would fit."""
     num_parameters = sum(parameter.numel() for parameter in outline.parameters())
     advice = []
     if dtype.itemsize > 2:
         half = 2 * num_parameters
-        verdict = "fits" if half <= available else f"is {half - available} bytes too much, too"
-        advice.append(f"--dtype bfloat16 takes {half} bytes ({_gib(half)}), which {verdict}")
+        verdict = "which fits" if half <= available else "too much as well"
+        advice.append(f"with --dtype bfloat16 {readable_size(half)}, {verdict}")
     if device.type == "cpu":
-        small = num_parameters
-        verdict = "may fit" if small <= available else "is too much, too"
-        advice.append(f"--quantization int8 takes about {small} bytes, which {verdict}")
-    advice.append(f"else a model of at most {available // dtype.itemsize} parameters, or more memory")
+        verdict = "which may fit" if num_parameters <= available else "too much as well"
+        advice.append(f"with --quantization int8 about {readable_size(num_parameters)}, {verdict}")
+    largest = available / dtype.itemsize
+    fitting = f"{largest / 1e9:.1f} billion" if largest >= 1e9 else f"{largest / 1e6:.1f} million"
+    advice.append(f"else a model of at most {fitting} parameters, or more memory")
     return (
-        f"{name}: the parameters take {size} bytes in {str(dtype).removeprefix('torch.')} ({_gib(size)}), but "
-        f"{available} bytes are free on {device} ({_gib(available)}): {size - available} bytes too much; "
-        f"{'; '.join(advice)}"
+        f"{name} needs {readable_size(size)} in {str(dtype).removeprefix('torch.')} for its parameters, but "
+        f"{readable_size(available)} are free on {device}; {'; '.join(advice)}"
     )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 @contextmanager

@@ -19,7 +19,7 @@ class LoadProgress:
     """Counts bytes; a context manager, whose end takes the bar away.
 
     Args:
-        name: of the model.
+        name: Of the model.
         is_shown: False counts only.
     """
 

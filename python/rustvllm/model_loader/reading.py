@@ -1,12 +1,14 @@
 """Reads stored tensors into memory that is there already.
 
 A tensor of the right type and layout is read straight into its parameter. Any other goes through one small buffer, a
-few rows at a time, and is converted on the way. Files are read and not mapped: mapped pages would count as this
-process's memory beside the weights.
+few rows at a time, and is converted on the way: blocks are unpacked, rows that lie in turns are put in order. Files are
+read and not mapped: mapped pages would count as this process's memory on top of the weights, and a mapped file that
+becomes shorter ends the process.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +18,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.model_loader.checkpoint import FLOAT_DTYPES, StoredTensor
+from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, StoredTensor
 from rustvllm.model_loader.progress import LoadProgress
 
 BUFFER_BYTES = 16 << 20
@@ -28,8 +31,8 @@ class TensorReader:
     """Keeps one file open at a time. Leaving it as a context manager closes that.
 
     Args:
-        progress: is told of every byte.
-        buffer_bytes: see ``BUFFER_BYTES``; tests make it small.
+        progress: Called with numbers of bytes, as they are read.
+        buffer_bytes: See ``BUFFER_BYTES``; tests make it small.
     """
 
     def __init__(self, progress: LoadProgress, buffer_bytes: int = BUFFER_BYTES) -> None:
@@ -51,53 +54,95 @@ class TensorReader:
         """Fill a tensor.
 
         Args:
-            stored: of a floating-point type.
-            target: of the same shape; of any type, on any device, in any layout.
+            stored: Of a floating-point type, or in blocks.
+            target: Of the same shape; of any type, on any device, in any layout.
 
         Raises:
-            ModelLoadError: the file cannot be read, or has become shorter.
+            ModelLoadError: The file cannot be read, or has become shorter.
         """
-        dtype = FLOAT_DTYPES[stored.dtype]
-        if target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous():
+        if stored.is_turned:
+            target = target.t()
+        is_changed = stored.is_turned or stored.interleaved_rows > 0 or stored.added != 0.0
+        is_plain = not is_changed and target.device.type == "cpu" and target.is_contiguous()
+        if is_plain and target.dtype == FLOAT_DTYPES.get(stored.dtype):
             # Strided anew: a tensor of one number may have any stride.
             flat = target.detach().as_strided((target.numel(),), (1,))
             self._read(stored, stored.offset, flat.view(torch.uint8))
             return
-        for begin, rows in self._pieces(stored, target.device):
-            piece = target if target.dim() == 0 else target[begin : begin + rows.shape[0]]
-            # Moved first: a copy to another device and type at once would be converted here.
-            piece.copy_(rows.to(target.device).view(piece.shape))
+        for begin, rows in self.blocks(stored, target.device):
+            self.unpack_into(stored, begin, rows, target)
 
     def equals(self, stored: StoredTensor, other: Tensor) -> bool:
         """Whether a stored tensor, converted to another's type, has the other's values.
 
         Raises:
-            ModelLoadError: as ``read_into``.
+            ModelLoadError: As ``read_into``.
         """
-        for begin, rows in self._pieces(stored, other.device):
+        if stored.is_turned:
+            other = other.t()
+        for begin, rows in self.blocks(stored, other.device):
             piece = other if other.dim() == 0 else other[begin : begin + rows.shape[0]]
-            if not torch.equal(rows.to(other.device).to(other.dtype).view(piece.shape), piece):
+            numbers = self._numbers(stored, rows)
+            if not torch.equal(numbers.to(other.device).to(other.dtype).view(piece.shape), piece):
                 return False
         return True
 
-    def _pieces(self, stored: StoredTensor, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-        """Rows of a stored tensor, one piece after another in the same memory: ``(first row, rows)``."""
-        num_rows = stored.shape[0] if stored.shape else 1
+    def unpack_into(self, stored: StoredTensor, begin: int, rows: Tensor, target: Tensor) -> None:
+        """Fill a part of a tensor from rows that were read.
+
+        Args:
+            stored: What they are of.
+            begin: The first one's place.
+            rows: As ``blocks`` gives them.
+            target: Of the file's shape.
+        """
+        piece = target if target.dim() == 0 else target[begin : begin + rows.shape[0]]
+        # Moved first: a copy to another device and type at once would be converted here.
+        piece.copy_(self._numbers(stored, rows).to(target.device).view(piece.shape))
+
+    def blocks(self, stored: StoredTensor, device: torch.device) -> Iterator[tuple[int, Tensor]]:
+        """Rows of a stored tensor as they are written down, in their right order, one piece after another.
+
+        Args:
+            stored: Of the file's shape.
+            device: That they are for.
+
+        Returns:
+            The first row, and uint8 ``[rows, bytes of a row]``, which the next piece may overwrite.
+        """
+        num_rows = stored.file_shape[0] if stored.shape else 1
         row_bytes = stored.nbytes // num_rows if num_rows else 0
         if row_bytes == 0:
             return
-        per_piece = max(1, self._buffer_bytes // row_bytes)
+        together = stored.interleaved_rows or 1
+        # Blocks take more memory unpacked than packed, and both exist at the same time.
+        widest = max(row_bytes, 4 * math.prod(stored.file_shape[1:])) if stored.dtype in BLOCK_TYPES else row_bytes
+        per_piece = max(1, self._buffer_bytes // (widest * together)) * together
         needed = min(per_piece, num_rows) * row_bytes
         if self._buffer is None or self._buffer.shape[0] < needed:
             size = max(needed, min(self._buffer_bytes, stored.nbytes))
             self._buffer = None  # not two at once
             self._buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
-        dtype, rest = FLOAT_DTYPES[stored.dtype], stored.shape[1:]
         for begin in range(0, num_rows, per_piece):
             count = min(per_piece, num_rows - begin)
             raw = self._buffer[: count * row_bytes]
             self._read(stored, stored.offset + begin * row_bytes, raw)
-            yield begin, raw.view(dtype).view(count, *rest)
+            rows = raw.view(count, row_bytes)
+            if stored.interleaved_rows:
+                turns = rows.view(-1, together // 2, 2, row_bytes)
+                rows = turns.transpose(1, 2).reshape(count, row_bytes)
+            yield begin, rows
+
+    @staticmethod
+    def _numbers(stored: StoredTensor, rows: Tensor) -> Tensor:
+        """The numbers of rows: ``[rows, …]`` as in the file."""
+        rest = stored.file_shape[1:]
+        if stored.dtype in FLOAT_DTYPES:
+            numbers = rows.view(FLOAT_DTYPES[stored.dtype]).view(rows.shape[0], *rest)
+        else:
+            numbers = torch.empty(rows.shape[0], *rest, dtype=torch.float32, device="cpu")
+            _core.unpack_blocks(stored.dtype, rows.view(-1).numpy(), numbers.view(-1).numpy())
+        return numbers - stored.added if stored.added else numbers
 
     def _read(self, stored: StoredTensor, offset: int, raw: Tensor) -> None:
         """Fill bytes from a place in a file."""

@@ -6,81 +6,49 @@ one. Checkpoints with a vision tower are served for text: the tower is not loade
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from rustvllm.architectures import HEAD_DIMS
-from rustvllm.attention.backend import AttentionPlan
-from rustvllm.attention.metadata import KVCacheSpec
-from rustvllm.layers.linear import Embedding, Linear
-from rustvllm.layers.norm import GemmaRMSNorm
+from rustvllm.config.architectures import HEAD_DIMS
 from rustvllm.layers.rotary import RotaryEmbedding
-from rustvllm.models.gemma2 import GemmaLayer, cap_logits, embedding_scale, gemma_attention, gemma_mlp
+from rustvllm.models.decoder.gemma_lm import GemmaLM, gemma_attention
+from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
 from rustvllm.models.hf_config import FULL_ATTENTION, SLIDING_ATTENTION, HFConfig
-from rustvllm.models.interface import CausalLM
-from rustvllm.models.rotary_attention import HeadSizes
 
 _BASES = {FULL_ATTENTION: ("rope_theta", 1_000_000.0), SLIDING_ATTENTION: ("rope_local_base_freq", 10_000.0)}
 """Per type of layer: where older configurations have its rotary base, and what it is where none says."""
 
 
-class Gemma3ForCausalLM(CausalLM):
+class Gemma3ForCausalLM(GemmaLM):
     """``Gemma3ForCausalLM`` of a checkpoint."""
 
-    prefixes: tuple[str, ...] = ("model.",)
-    embed_tokens_name = "embed_tokens.weight"
+    default_head_dim = HEAD_DIMS["Gemma3ForCausalLM"]
 
-    def __init__(self, hf_config: Mapping[str, Any], max_model_len: int) -> None:
-        """See ``CausalLM.__init__``."""
-        super().__init__(hf_config, max_model_len)
-        config = HFConfig(hf_config)
-        config.refuse_unless("quantization_config", supported=None)
-        config.refuse_unless("use_bidirectional_attention", supported=False)
+    def make_layer_types(self, config: HFConfig, num_layers: int) -> list[str]:
+        """See ``GemmaLM.make_layer_types``."""
         config.refuse_unless("attn_logit_softcapping", supported=None)
-        sizes = HeadSizes.from_config(config, head_dim=HEAD_DIMS["Gemma3ForCausalLM"])
-        num_layers = config.positive_int("num_hidden_layers")
-        eps = config.positive_float("rms_norm_eps", 1e-6)
-        self.vocab_size = config.positive_int("vocab_size")
-        self.max_positions = None  # rotary angles exist for every position
-        self.kv_cache_spec = KVCacheSpec(num_layers, sizes.num_kv_heads, sizes.head_dim)
-        self.logit_cap = config.optional_positive_float("final_logit_softcapping")
-
-        self.embed_tokens = Embedding(self.vocab_size, sizes.hidden_size)
-        self.embed_scale = embedding_scale(sizes.hidden_size)
         pattern = config.positive_int("sliding_window_pattern", default=6)
-        self.layer_types = config.layer_types(
+        return config.layer_types(
             num_layers, lambda layer: SLIDING_ATTENTION if (layer + 1) % pattern else FULL_ATTENTION
         )
-        self.layers = nn.ModuleList(
-            GemmaLayer(eps, gemma_attention(config, sizes, window, head_norm_eps=eps), gemma_mlp(config, sizes))
-            for window in config.windows(self.layer_types, default=4096)
-        )
-        self.norm = GemmaRMSNorm(sizes.hidden_size, eps)
+
+    def make_attention(self, config: HFConfig, sizes: HeadSizes, window: int | None, eps: float) -> RotaryAttention:
+        """See ``GemmaLM.make_attention``."""
+        return gemma_attention(config, sizes, window, head_norm_eps=eps)
+
+    def make_rotary(self, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int) -> None:
+        """See ``GemmaLM.make_rotary``: one for each kind of layer."""
         self.rotary = {
-            layer_type: RotaryEmbedding.from_config(
-                _rope_of(hf_config, layer_type), sizes.head_dim, max_model_len, layer_type=layer_type
-            )
-            for layer_type in dict.fromkeys(self.layer_types)
+            kind: RotaryEmbedding.from_config(_rope_of(hf_config, kind), head_dim, max_model_len, layer_type=kind)
+            for kind in dict.fromkeys(self.layer_types)
         }
-        tied = config.boolean("tie_word_embeddings", default=True)
-        self.lm_head = None if tied else Linear(sizes.hidden_size, self.vocab_size, bias=False)
 
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
-    ) -> Tensor:
-        """See ``CausalLM.forward``."""
-        hidden = self.embed_tokens(input_ids) * self.embed_scale
-        cos_sin = {kind: rotary.cos_sin(positions, hidden.dtype) for kind, rotary in self.rotary.items()}
-        for layer, layer_type, kv_cache in zip(self.layers, self.layer_types, kv_caches, strict=True):
-            hidden = layer(hidden, *cos_sin[layer_type], kv_cache, attention)
-        normed: Tensor = self.norm(hidden)
-        return normed
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See ``CausalLM.compute_logits``; the logits are capped softly where the configuration asks for it."""
-        return cap_logits(super().compute_logits(hidden), self.logit_cap)
+    def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
+        """See ``GemmaLM.cos_sin``."""
+        return {kind: rotary.cos_sin(positions, dtype) for kind, rotary in self.rotary.items()}
 
 
 class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
-from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.activation import get_activation
 from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.linear import Embedding, Linear
@@ -88,13 +87,10 @@ class GPT2LMHeadModel(CausalLM):
         config = HFConfig(hf_config)
         config.refuse_unless("add_cross_attention", supported=False)
         config.refuse_unless("quantization_config", supported=None)
-        hidden_size = config.positive_int("n_embd", "hidden_size")
-        num_heads = config.positive_int("n_head", "num_attention_heads")
+        hidden_size, num_heads = config.multi_head(["n_embd", "hidden_size"], ["n_head", "num_attention_heads"])
         num_layers = config.positive_int("n_layer", "num_hidden_layers")
         self.vocab_size = config.positive_int("vocab_size")
         self.max_positions = config.positive_int("n_positions", "n_ctx", "max_position_embeddings")
-        if hidden_size % num_heads:
-            raise ModelLoadError(f"config.json: n_embd ({hidden_size}) must be a multiple of n_head ({num_heads})")
         self.kv_cache_spec = KVCacheSpec(num_layers, num_heads, hidden_size // num_heads)
 
         self.embed_tokens = Embedding(self.vocab_size, hidden_size)

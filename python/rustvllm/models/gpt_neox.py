@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
-from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.activation import get_activation
 from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.layers.norm import LayerNorm
@@ -95,13 +94,8 @@ class GPTNeoXForCausalLM(CausalLM):
         super().__init__(hf_config, max_model_len)
         config = HFConfig(hf_config)
         config.refuse_unless("quantization_config", supported=None)
-        hidden_size = config.positive_int("hidden_size")
-        num_heads = config.positive_int("num_attention_heads")
+        hidden_size, num_heads = config.multi_head(["hidden_size"], ["num_attention_heads"])
         num_layers = config.positive_int("num_hidden_layers")
-        if hidden_size % num_heads:
-            raise ModelLoadError(
-                f"config.json: hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({num_heads})"
-            )
         head_dim = hidden_size // num_heads
         self.vocab_size = config.positive_int("vocab_size")
         self.max_positions = None  # rotary angles exist for every position

@@ -21,7 +21,7 @@ class HFConfig:
     """Typed access to a Hugging Face configuration.
 
     Args:
-        values: the parsed ``config.json``.
+        values: The parsed ``config.json``.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -31,7 +31,7 @@ class HFConfig:
         """The first of ``names`` that is set, else ``default``.
 
         Raises:
-            ModelLoadError: none is set and there is no default, or the value is no integer in ``[1, 2²⁴]``.
+            ModelLoadError: None is set and there is no default, or the value is not an integer in ``[1, 2²⁴]``.
         """
         name, value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DIMENSION:
@@ -75,15 +75,32 @@ class HFConfig:
             raise ModelLoadError(f"config.json: {name!r} must be a string, got {value!r}")
         return value
 
+    def multi_head(self, size_names: Sequence[str], heads_names: Sequence[str]) -> tuple[int, int]:
+        """The width of the stream and the number of heads that share it evenly.
+
+        Args:
+            size_names: Keys of the width, the first that is set counts.
+            heads_names: Keys of the number of heads, likewise.
+
+        Raises:
+            ModelLoadError: One is missing or out of range, or the heads do not share the width evenly.
+        """
+        hidden_size, num_heads = self.positive_int(*size_names), self.positive_int(*heads_names)
+        if hidden_size % num_heads:
+            raise ModelLoadError(
+                f"config.json: {size_names[0]} ({hidden_size}) must be a multiple of {heads_names[0]} ({num_heads})"
+            )
+        return hidden_size, num_heads
+
     def layer_types(self, num_layers: int, default: Callable[[int], str]) -> list[str]:
         """Which kind of attention each layer has: ``layer_types``, else what the architecture's own rule says.
 
         Args:
-            num_layers: how many there must be.
-            default: from a layer's index to its type, where the configuration does not list them.
+            num_layers: How many there must be.
+            default: From a layer's index to its type, where the configuration does not list them.
 
         Raises:
-            ModelLoadError: another number of them, or a type that is not supported.
+            ModelLoadError: Another number of them, or a type that is not supported.
         """
         types = self._values.get("layer_types")
         if types is None:
@@ -104,11 +121,11 @@ class HFConfig:
         """Each layer's ``sliding_window``, None for a layer that sees everything.
 
         Args:
-            layer_types: of all layers.
-            default: the window where the configuration has no such key.
+            layer_types: Of all layers.
+            default: The window where the configuration has no such key.
 
         Raises:
-            ModelLoadError: a layer slides, but there is no window.
+            ModelLoadError: A layer slides, but there is no window.
         """
         window = self.optional_positive_int("sliding_window", default)
         if window is None and SLIDING_ATTENTION in layer_types:

@@ -18,15 +18,15 @@ class CausalLM(nn.Module, ABC):
     """A decoder that predicts the next token.
 
     Attributes:
-        kv_cache_spec: what it keeps per token.
-        vocab_size: width of the logits.
-        max_positions: most tokens of a sequence that its position encoding can tell apart; None if there is no limit.
-        prefixes: what checkpoints may put before the names of ``checkpoint_tensors``.
-        embed_tokens: the embedding, which is also the head when they are tied.
-        lm_head: the head of its own, or None when tied.
-        head_kernel: what computes a head that is the embedding; None: torch.
-        decoder_kernel: what runs all blocks in one call; None: the modules do, one after the other.
-        head_name: what checkpoints call the head's weight, after the prefix.
+        kv_cache_spec: What it keeps per token.
+        vocab_size: Width of the logits.
+        max_positions: Longest sequence that the position encoding supports, in tokens; None if unlimited.
+        prefixes: What checkpoints may put before the names of ``checkpoint_tensors``.
+        embed_tokens: The embedding, which is also the head when they are tied.
+        lm_head: The head of its own, or None when tied.
+        head_kernel: What computes a head that is the embedding; None: torch.
+        decoder_kernel: What runs all blocks in one call; None: the modules do, one after the other.
+        head_name: What checkpoints call the head's weight, after the prefix.
     """
 
     kv_cache_spec: KVCacheSpec
@@ -45,7 +45,7 @@ class CausalLM(nn.Module, ABC):
         """Allocate the parameters in torch's default dtype and device.
 
         Raises:
-            ModelLoadError: the configuration lacks a key, or asks for what is not supported.
+            ModelLoadError: The configuration lacks a key, or asks for what is not supported.
         """
         super().__init__()
 
@@ -58,8 +58,8 @@ class CausalLM(nn.Module, ABC):
         Args:
             input_ids: int ``[num_tokens]``.
             positions: int ``[num_tokens]``, of each token in its own sequence.
-            kv_caches: per layer, ``[2, num_blocks, block_size, num_kv_heads, head_dim]``; written and read.
-            attention: the step's plan.
+            kv_caches: Per layer, ``[2, num_blocks, block_size, num_kv_heads, head_dim]``; written and read.
+            attention: The step's plan.
 
         Returns:
             ``[num_tokens, hidden_size]``, normalised: ready for ``compute_logits``.
@@ -100,7 +100,7 @@ class CausalLM(nn.Module, ABC):
         return None
 
     def check_filled(self) -> None:
-        """Look at the model once it is filled, before it serves anybody.
+        """Check the model once it is filled, before it serves a request.
 
         Raises:
             ModelLoadError: It does not compute what it should.
@@ -140,8 +140,8 @@ def linear_parts(linear: Linear, parts: Mapping[str, int]) -> dict[str, Tensor]:
     """The rows of a fused map under the names of the maps that a checkpoint stores instead.
 
     Args:
-        linear: the fused map.
-        parts: name of each part, in order, → its rows.
+        linear: The fused map.
+        parts: Name of each part, in order, → its rows.
     """
     tensors: dict[str, Tensor] = {}
     for kind, fused in (("weight", linear.weight), ("bias", linear.bias)):

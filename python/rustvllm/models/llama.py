@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rustvllm.models.gated_mlp import GatedMLP
+from rustvllm.models.decoder.gated_mlp import GatedMLP
+from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
+from rustvllm.models.decoder.rotary_lm import PreNormLayer, RotaryLM
 from rustvllm.models.hf_config import HFConfig
-from rustvllm.models.rotary_attention import HeadSizes, RotaryAttention
-from rustvllm.models.rotary_lm import PreNormLayer, RotaryLM
 
 
 class LlamaForCausalLM(RotaryLM):

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
-from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.activation import get_activation
 from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.linear import Embedding, Linear
@@ -95,16 +94,11 @@ class OPTForCausalLM(CausalLM):
         super().__init__(hf_config, max_model_len)
         config = HFConfig(hf_config)
         config.refuse_unless("quantization_config", supported=None)
-        hidden_size = config.positive_int("hidden_size")
-        num_heads = config.positive_int("num_attention_heads")
+        hidden_size, num_heads = config.multi_head(["hidden_size"], ["num_attention_heads"])
         num_layers = config.positive_int("num_hidden_layers")
         word_size = config.positive_int("word_embed_proj_dim", default=hidden_size)
         self.vocab_size = config.positive_int("vocab_size")
         self.max_positions = config.positive_int("max_position_embeddings")
-        if hidden_size % num_heads:
-            raise ModelLoadError(
-                f"config.json: hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({num_heads})"
-            )
         self.kv_cache_spec = KVCacheSpec(num_layers, num_heads, hidden_size // num_heads)
 
         self.embed_tokens = Embedding(self.vocab_size, word_size)

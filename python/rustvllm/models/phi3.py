@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rustvllm.models.gated_mlp import GatedMLP
+from rustvllm.models.decoder.gated_mlp import GatedMLP
+from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
+from rustvllm.models.decoder.rotary_lm import PreNormLayer, RotaryLM
 from rustvllm.models.hf_config import HFConfig
-from rustvllm.models.rotary_attention import HeadSizes, RotaryAttention
-from rustvllm.models.rotary_lm import PreNormLayer, RotaryLM
 
 _TRAINED_LENGTH = 4096
 """``original_max_position_embeddings`` where a configuration does not say it."""

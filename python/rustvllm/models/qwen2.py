@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.models.gated_mlp import GatedMLP
+from rustvllm.models.decoder.gated_mlp import GatedMLP
+from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
+from rustvllm.models.decoder.rotary_lm import PreNormLayer, RotaryLM
 from rustvllm.models.hf_config import FULL_ATTENTION, SLIDING_ATTENTION, HFConfig
-from rustvllm.models.rotary_attention import HeadSizes, RotaryAttention
-from rustvllm.models.rotary_lm import PreNormLayer, RotaryLM
 
 
 class Qwen2ForCausalLM(RotaryLM):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from rustvllm.architectures import HEAD_DIMS
+from rustvllm.config.architectures import HEAD_DIMS
 from rustvllm.layers.norm import RMSNorm
-from rustvllm.models.gated_mlp import GatedMLP
+from rustvllm.models.decoder.gated_mlp import GatedMLP
+from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
+from rustvllm.models.decoder.rotary_lm import PreNormLayer, RotaryLM
 from rustvllm.models.hf_config import HFConfig
 from rustvllm.models.qwen2 import qwen_windows
-from rustvllm.models.rotary_attention import HeadSizes, RotaryAttention
-from rustvllm.models.rotary_lm import PreNormLayer, RotaryLM
 
 
 class Qwen3ForCausalLM(RotaryLM):

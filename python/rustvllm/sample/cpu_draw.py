@@ -1,8 +1,7 @@
-"""Drawing on the CPU by the core: temperature, min_p, top_k, top_p and the draw, in a few passes and without a sort."""
+"""Drawing on the CPU by the core: temperature, filters and the draw, in a few passes and without a sort."""
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,7 @@ class CpuDraw:
     """Draws with some threads.
 
     Args:
-        threads: who shares the rows.
+        threads: Those that share the rows.
     """
 
     def __init__(self, threads: _core.CpuThreads) -> None:
@@ -28,23 +27,19 @@ class CpuDraw:
             logits: float32 ``[n, vocab_size]``, contiguous; the rows that are drawn from are overwritten.
             rows: int64 ``[m]``, each once.
             temperature: float32 ``[m]``, above 0.
-            metadata: seeds, positions and filters of the ``m`` rows.
+            metadata: Seeds, positions and filters of the ``m`` rows.
 
         Returns:
             int64 ``[m]``; −1 where a row has no finite distribution.
         """
         assert metadata.seeds is not None
         assert metadata.positions is not None
-        num_rows = rows.shape[0]
-        min_p, top_k, top_p = metadata.min_p, metadata.top_k, metadata.top_p
+        numbers = {"temperature": temperature, **metadata.filters}
         ids = _core.draw_token_ids(
             self._threads,
             logits.numpy(),
             rows.numpy(),
-            temperature.numpy(),
-            np.zeros(num_rows, np.float32) if min_p is None else min_p.numpy(),
-            np.zeros(num_rows, np.int64) if top_k is None else top_k.numpy(),
-            np.ones(num_rows, np.float32) if top_p is None else top_p.numpy(),
             counter_uniform(metadata.seeds, metadata.positions).numpy(),
+            {name: values.numpy() for name, values in numbers.items()},
         )
         return torch.tensor(ids, dtype=torch.int64)

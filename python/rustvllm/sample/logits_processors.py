@@ -31,7 +31,7 @@ class MoveDirectionality(Enum):
     """How two places of the batch are exchanged."""
 
     UNIDIRECTIONAL = auto()
-    """The request at the first place moves to the second, where nobody is; the first is then empty."""
+    """The request at the first place moves to the second, which is empty; the first is empty afterwards."""
     SWAP = auto()
     """The requests at both places change places."""
 
@@ -46,8 +46,8 @@ class BatchUpdate:
 
     Attributes:
         batch_size: Requests in the batch now.
-        removed: Places whose requests left and that nobody was put into.
-        added: Requests that came; one at a place that was taken replaces who was there.
+        removed: Places whose requests left and that stay empty.
+        added: Requests that came; one at an occupied place replaces the request there.
         moved: Moves and swaps of places, one after the other.
     """
 
@@ -60,14 +60,14 @@ class BatchUpdate:
 class LogitsProcessor(ABC):
     """Changes the logits of all rows of a step at once.
 
-    The parameters that it is told of are those that matter for sampling; ``n``, ``max_tokens``, ``stop`` and what
-    else the front end deals with have their defaults. Arguments of its own come in ``extra_args`` (``vllm_xargs`` over
+    It gets the parameters that matter for sampling; ``n``, ``max_tokens``, ``stop`` and the others that the front end
+    handles have their defaults. Arguments of its own come in ``extra_args`` (``vllm_xargs`` over
     HTTP).
     """
 
     @classmethod  # noqa: B027 -- most have nothing to refuse
     def validate_params(cls, params: SamplingParams) -> None:
-        """Raise ``ValueError`` when the arguments of a request are wrong: it then ends with that error."""
+        """Raise ``ValueError`` when the arguments of a request are wrong: it is refused with that message."""
 
     @abstractmethod
     def __init__(self, config: EngineConfig, device: torch.device, is_pin_memory: bool) -> None:
@@ -83,7 +83,7 @@ class LogitsProcessor(ABC):
     def is_argmax_invariant(self) -> bool:
         """True when the likeliest token of a row always stays the likeliest.
 
-        Such a processor is applied behind the temperature, and only in steps that have a row which is not greedy; any
+        Such a processor is applied after the temperature, and only in steps that have a row which is not greedy; any
         other one before it, in every step.
         """
 
@@ -114,7 +114,7 @@ def load_logits_processors(
         device: Where the logits are.
 
     Raises:
-        ConfigError: One cannot be imported or made, or is no :class:`LogitsProcessor`; says which and why.
+        ConfigError: One cannot be imported or made, or is not a :class:`LogitsProcessor`; names it and why.
     """
     return [_make(_find(name) if isinstance(name, str) else name, name, config, device) for name in names]
 
@@ -127,7 +127,7 @@ def _find(name: str) -> object:
         found: object = importlib.import_module(module_name)
         for part in path.split("."):
             found = getattr(found, part)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"logits_processors: {name!r} cannot be imported: {type(error).__name__}: {error}; the module must be on "
             "the Python path of the engine"
@@ -139,6 +139,12 @@ def _make(found: object, name: object, config: EngineConfig, device: torch.devic
     if not (isinstance(found, type) and issubclass(found, LogitsProcessor)):
         raise ConfigError(f"logits_processors: {name!r} must be a subclass of rustvllm.LogitsProcessor, got {found!r}")
     try:
-        return found(config, device, device.type == "cuda")
-    except Exception as error:
+        processor = found(config, device, device.type == "cuda")
+        is_invariant = processor.is_argmax_invariant()
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"logits_processors: {name!r} cannot be made: {type(error).__name__}: {error}") from error
+    if not isinstance(is_invariant, bool):
+        raise ConfigError(
+            f"logits_processors: is_argmax_invariant of {name!r} must return True or False, got {is_invariant!r:.80}"
+        )
+    return processor

@@ -1,7 +1,7 @@
 """Log-probabilities of sampled tokens, of the rows that ask: of the raw logits, before anything changes them, or of
 what is drawn from.
 
-Cost: one log-softmax and one top-k over the asking rows; a batch in which nobody asks is not looked at.
+Cost: one log-softmax and one top-k over the rows that ask; nothing for a batch without such rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class LogprobsMetadata:
     Attributes:
         rows: int64 ``[m]``, indices into the sampled rows, ascending, on the device.
         host_rows: int32 ``[m]``, the same on the host.
-        num_logprobs: int32 ``[m]``, how many of the likeliest tokens each wants beside its own; on the host.
+        num_logprobs: int32 ``[m]``, how many of the likeliest tokens each gets in addition to its own; on the host.
     """
 
     rows: Tensor
@@ -53,8 +53,8 @@ class LogprobsArrays:
 
 
 class ProcessedLogits:
-    """What the sampler draws from, of the rows that ask: behind rules, penalties and processors, and of those that are
-    not greedy behind temperature and truncation too.
+    """What the sampler draws from, of the rows that ask: after rules, penalties and processors, and in rows that are
+    not greedy after temperature and truncation too.
 
     Attributes:
         values: float32 ``[m, vocab_size]``; there once the sampler has drawn.

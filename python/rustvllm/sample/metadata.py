@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -44,25 +45,21 @@ class SamplingMetadata:
         temperature: float32 ``[m]``, of the random rows.
         seeds: int64 ``[m]``.
         positions: int64 ``[m]``, of the token to be drawn in its own sequence.
-        top_k: int64 ``[m]``, 0 or less = off; None if off everywhere.
-        top_p: float32 ``[m]``, 1 = off; None if off everywhere.
-        min_p: float32 ``[m]``, 0 = off; None if off everywhere.
+        filters: By name, the filters of the table that some of them ask for: float32 or int64 ``[m]``.
         masked_rows: int64 ``[k]``, with ``masked_ids`` the pairs that must not be sampled (min_tokens); None if none.
         masked_ids: int64 ``[k]``.
         penalties: None if no row has any.
-        rules: allowed ids, bad words and biases; None if no row has any.
-        processors: custom logits processors; None if nobody looks at these rows.
+        rules: Allowed ids, bad words and biases; None if no row has any.
+        processors: Custom logits processors; None if none follows these rows.
         logprobs: None if no row asks for log-probabilities.
-        processed: Where the sampler leaves what it draws from; None: nobody wants to see it.
+        processed: Where the sampler leaves what it draws from; None if no row asks for it.
     """
 
     random_rows: Tensor | None = None
     temperature: Tensor | None = None
     seeds: Tensor | None = None
     positions: Tensor | None = None
-    top_k: Tensor | None = None
-    top_p: Tensor | None = None
-    min_p: Tensor | None = None
+    filters: Mapping[str, Tensor] = field(default_factory=dict)
     masked_rows: Tensor | None = None
     masked_ids: Tensor | None = None
     penalties: Penalties | None = None

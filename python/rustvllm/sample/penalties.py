@@ -17,7 +17,7 @@ def apply_penalties(logits: Tensor, penalties: Penalties) -> None:
 
     Args:
         logits: float32 ``[n, vocab_size]``.
-        penalties: for the rows it names.
+        penalties: For the rows it names.
     """
     if runs_fused(logits) and logits.is_contiguous():
         from rustvllm.kernels import penalties as kernel

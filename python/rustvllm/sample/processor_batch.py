@@ -1,8 +1,9 @@
-"""Who is in the batch that custom logits processors see, and applying them.
+"""The batch of requests that custom logits processors see, and their application.
 
-Requests are followed by persistent row; a step's batch are its sampled rows in their order. Only requests that some
+Requests are followed by persistent row; a step's batch is its sampled rows in their order. Only requests that a
 processor looks at are here: all of them when a batch class is loaded, else those with callables of their own. A
-callable that raises, or gives what is no row of logits, ends its own request; a batch class that raises fails the step.
+callable that raises, or returns anything but a row of logits, ends its own request, and so does a batch class that
+rejects the request's arguments; one that raises elsewhere fails the step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,19 @@ from rustvllm.sample.logits_processors import AddedRequest, BatchUpdate, LogitsP
 from rustvllm.sampling_params import SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request must end.
+
+    Attributes:
+        message: For the client.
+        is_refusal: The request asked for something that cannot be done; otherwise doing it failed.
+    """
+
+    message: str
+    is_refusal: bool = False
+
+
 @dataclass(eq=False, slots=True)
 class FollowedRequest:
     """A request that processors look at.
@@ -29,14 +43,14 @@ class FollowedRequest:
         prompt_token_ids: Ids of the prompt.
         output_token_ids: Ids generated so far; grows in place.
         callables: Its own processors.
-        failure: Why it is to end; None: it goes on.
+        failure: Why it must end; None lets it go on.
     """
 
     params: SamplingParams
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     callables: Sequence[Callable[..., object]] = ()
-    failure: str | None = None
+    failure: Failure | None = None
 
 
 @dataclass(slots=True)
@@ -52,7 +66,7 @@ class ProcessedRows:
     before: Sequence[LogitsProcessor]
     after: Sequence[LogitsProcessor]
     _own: Sequence[tuple[int, FollowedRequest]]
-    failures: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
 
     def apply_before(self, logits: Tensor) -> Tensor:
         """What comes before the temperature: batch classes, then the callables of single requests.
@@ -73,7 +87,7 @@ class ProcessedRows:
         return logits
 
     def apply_after(self, logits: Tensor) -> Tensor:
-        """What comes behind the temperature.
+        """Apply the processors that come after the temperature.
 
         Args:
             logits: float32 ``[n, vocab_size]``, all rows of the step; written in place.
@@ -86,7 +100,7 @@ class ProcessedRows:
         return logits
 
     def _apply_own(self, logits: Tensor, row: int, request: FollowedRequest) -> Tensor:
-        own = logits[row].clone()  # what fails half-way changes nobody's logits
+        own = logits[row].clone()  # a failure half-way changes no logits
         for call in request.callables:
             try:
                 given = (request.output_token_ids, own)
@@ -96,7 +110,7 @@ class ProcessedRows:
                     raise TypeError(f"a logits processor must return a row of {own.shape[0]} logits, got {what}")
                 own = result.to(own)
             except Exception as error:  # noqa: BLE001 -- whatever a user's function raises ends that user's request
-                request.failure = f"{type(error).__name__}: {error}"
+                request.failure = Failure(f"{type(error).__name__}: {error}")
                 return logits
         logits[row] = own
         return logits
@@ -110,17 +124,20 @@ class ProcessorBatch:
         self._before = [each for each in self.processors if not each.is_argmax_invariant()]
         self._after = [each for each in self.processors if each.is_argmax_invariant()]
         self._by_row: dict[int, FollowedRequest] = {}
-        self._batch: list[FollowedRequest] = []  # that the processors were told of last
+        self._batch: list[FollowedRequest] = []  # as the processors saw it last
 
     def admit(self, row: int, request: FollowedRequest) -> None:
-        """Follow a new or resumed request, if anybody looks at it."""
+        """Follow a new or resumed request, if a processor looks at it."""
         if not self.processors and not request.callables and request.failure is None:
             return
         for processor in self.processors:
             try:
                 processor.validate_params(request.params)
-            except Exception as error:  # noqa: BLE001 -- the request is refused, with the processor's own words
-                request.failure = f"{type(processor).__name__}: {error}"
+            except Exception as error:  # noqa: BLE001 -- the request ends, with the processor's own words
+                # A ValueError speaks of the request; anything else is a mistake in the class.
+                kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+                message = f"{type(processor).__name__}: {kind}{error}"
+                request.failure = Failure(message, is_refusal=isinstance(error, ValueError))
                 request.params = SamplingParams()  # it has a place until the step is over, and asks for nothing there
                 break
         self._by_row[row] = request
@@ -132,7 +149,7 @@ class ProcessorBatch:
                 self._by_row.pop(row, None)
 
     def arrange(self, rows: npt.NDArray[np.int32]) -> ProcessedRows | None:
-        """Tell the processors who is sampled now; None when nobody looks at these rows.
+        """Tell the processors which requests are sampled now; None if no processor follows these rows.
 
         Args:
             rows: ``[n]`` persistent rows in the order of the logits.
@@ -152,7 +169,7 @@ class ProcessorBatch:
         return ProcessedRows(self._before, self._after, own)
 
     def append(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:
-        """Put what was sampled behind the outputs.
+        """Append what was sampled to the outputs.
 
         Args:
             rows: ``[n]``, each once.

@@ -57,9 +57,9 @@ def prompt_logprobs(
         hidden: ``[n, hidden_size]``, of the tokens that judge, request after request.
         compute_logits: The model's head, ``[m, hidden_size]`` → ``[m, vocab_size]``.
         vocab_size: Width of the logits.
-        targets: int ``[n]``, the token behind each of them, on the device.
+        targets: int ``[n]``, the token that follows each of them, on the device.
         num_rows: int32 ``[s]``, how many of them each request has.
-        num_logprobs: int64 ``[s]``, how many of the likeliest tokens each wants beside the token itself.
+        num_logprobs: int64 ``[s]``, how many of the likeliest tokens each gets in addition to the token itself.
     """
     wanted = 1 + np.minimum(num_logprobs, vocab_size).astype(np.int32)  # [s]
     width_of_row = np.repeat(wanted, num_rows)  # [n]

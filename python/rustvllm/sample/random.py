@@ -1,4 +1,4 @@
-"""Counter-based random numbers: one uniform per (seed, position), the same on every device and in any company.
+"""Counter-based random numbers: one uniform per (seed, position), the same on every device and in any batch.
 
 The generator is SplitMix64's output function (Steele, Lea and Flood, 2014) applied to the seed and then to the
 position: stateless, so preemption, batch order and chunking cannot shift a stream.

@@ -1,11 +1,11 @@
 """Logits to one token id per row.
 
 Order: float32 → allowed ids → bad words → min_tokens mask → logit bias → penalties → custom processors that may change
-the argmax → temperature → those that do not → min_p → top_k → top_p → draw. Greedy rows take the argmax before the
-temperature. A draw inverts the cumulative distribution, in the order of the vocabulary, at one uniform number
-that depends on (seed, position) alone; every operation is row by row. So a row's token depends on its own logits and
-parameters, not on its company. The inversion looks for the block of ids first and then inside it: sums of whole blocks
-are vectorised, a running sum over the vocabulary is not.
+the argmax → temperature → those that do not → top_n_sigma → min_p → top_k → top_p → draw. Greedy rows take the argmax
+before the temperature. A draw inverts the cumulative distribution, in the order of the vocabulary, at one uniform
+number that depends on (seed, position) alone; every operation is row by row. So a row's token depends on its own logits
+and parameters, not on other rows. The inversion looks for the block of ids first and then inside it: sums of whole
+blocks are vectorised, a running sum over the vocabulary is not.
 
 A row without a number to choose (its logits hold NaN, or all are minus infinity) gives ``NO_TOKEN`` and leaves the
 others alone.
@@ -25,23 +25,25 @@ from rustvllm.sample.random import counter_uniform
 from rustvllm.sample.token_rules import add_bias, ban_tokens
 
 NO_TOKEN = -1
-"""In the place of an id: the row's logits are no numbers."""
+"""In the place of an id: the row's logits are not numbers."""
 PROCESSOR_FAILED = -3
 """In the place of an id: a logits processor of the row's request failed."""
+PROCESSOR_REFUSED = -4
+"""In the place of an id: a logits processor does not take the arguments of the row's request."""
 
 TOP_P_CANDIDATES = 1024
 """top_p first looks at this many of the largest logits and sorts the vocabulary only if they are not enough."""
 
 
 BLOCK_SIZE = 64
-"""Ids whose probabilities are summed together before anybody looks at one of them."""
+"""Ids whose probabilities are summed as one block before the search enters the block."""
 
 
 class Sampler:
     """Stateless; see the module.
 
     Args:
-        cpu_draw: draws on the CPU; None: torch does.
+        cpu_draw: Draws on the CPU; None: torch does.
     """
 
     def __init__(self, cpu_draw: CpuDraw | None = None) -> None:
@@ -71,8 +73,9 @@ class Sampler:
         if metadata.processed is not None:
             metadata.processed.keep(logits)
         token_ids = self._choose(logits, metadata)
-        if metadata.processors is not None and (failed := list(metadata.processors.failures)):
-            token_ids[failed] = PROCESSOR_FAILED
+        if metadata.processors is not None:
+            for row, failure in metadata.processors.failures.items():
+                token_ids[row] = PROCESSOR_REFUSED if failure.is_refusal else PROCESSOR_FAILED
         return token_ids
 
     def _choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
@@ -123,7 +126,7 @@ def _draw_by_core(logits: Tensor, rows: Tensor, metadata: SamplingMetadata, cpu_
 
 
 def _tempered(logits: Tensor, chosen: Tensor, metadata: SamplingMetadata) -> Tensor:
-    """The random rows of the logits behind the temperature, and behind the processors that come after it."""
+    """The random rows of the logits after the temperature and the processors that follow it."""
     assert metadata.random_rows is not None
     assert metadata.temperature is not None
     chosen.div_(metadata.temperature[:, None])
@@ -138,10 +141,13 @@ def _draw(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
     """An id for each random row; may overwrite the logits."""
     assert metadata.seeds is not None
     assert metadata.positions is not None
-    if metadata.min_p is not None:
-        apply_min_p(logits, metadata.min_p)
-    if metadata.top_k is not None or metadata.top_p is not None:
-        apply_top_k_top_p(logits, metadata.top_k, metadata.top_p)
+    filters = metadata.filters
+    if "top_n_sigma" in filters:
+        apply_top_n_sigma(logits, filters["top_n_sigma"])
+    if "min_p" in filters:
+        apply_min_p(logits, filters["min_p"])
+    if "top_k" in filters or "top_p" in filters:
+        apply_top_k_top_p(logits, filters.get("top_k"), filters.get("top_p"))
     if metadata.processed is not None and metadata.random_rows is not None:
         metadata.processed.keep_random(metadata.random_rows, logits)
     if runs_fused(logits):
@@ -187,6 +193,37 @@ def _invert(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     # Block and ids are summed apart: what rounding leaves beyond the last id that has a probability belongs to that.
     last = torch.where(inside > 0, offsets, 0).amax(dim=-1)
     return block[:, 0] * BLOCK_SIZE + torch.minimum(offset, last), is_drawn
+
+
+def apply_top_n_sigma(logits: Tensor, top_n_sigma: Tensor) -> None:
+    """Drop, in place, what is more than ``top_n_sigma`` standard deviations below the largest logit.
+
+    The deviation is that of all logits of the row that are not minus infinity, as in llama.cpp. What is kept does not
+    depend on the temperature, which multiplies both (Tang et al., "Top-nσ: Not All Logits Are You Need", 2024).
+
+    Args:
+        logits: float32 ``[m, vocab_size]``.
+        top_n_sigma: float32 ``[m]``; 0 or less drops nothing.
+    """
+    if runs_fused(logits) and logits.is_contiguous():
+        from rustvllm.kernels import truncation
+
+        truncation.apply_top_n_sigma(logits, top_n_sigma)
+        return
+    largest = logits.amax(dim=-1).double()
+    is_finite = logits > -torch.inf
+    below = torch.where(is_finite, logits.double() - largest[:, None], 0.0)  # [m, vocab_size]
+    count = is_finite.sum(dim=-1)
+    mean = _row_sums(below) / count
+    deviation = (_row_sums(below.square()) / count - mean.square()).clamp(min=0).sqrt()
+    threshold = torch.where(top_n_sigma > 0, largest - top_n_sigma.double() * deviation, -torch.inf)
+    logits.masked_fill_(logits < threshold.float()[:, None], -torch.inf)
+
+
+def _row_sums(values: Tensor) -> Tensor:
+    """Sums of rows, ``[m, n]`` to ``[m]``, by blocks of one size: one row alone is not shared out among threads."""
+    padded = torch.nn.functional.pad(values, (0, -values.shape[-1] % BLOCK_SIZE))
+    return padded.view(len(values), padded.shape[-1] // BLOCK_SIZE, BLOCK_SIZE).sum(dim=-1).sum(dim=-1)
 
 
 def apply_min_p(logits: Tensor, min_p: Tensor) -> None:

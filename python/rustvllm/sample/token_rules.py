@@ -1,6 +1,7 @@
-"""What requests say of single token ids: those allowed, those that are bad words, and what is added to some logits.
+"""Rules of single token ids: allowed ids, bad words, and biases.
 
-All of it is pairs of a row and an id, of all rows at once, so that a step costs a few operations whoever asks for what.
+Each rule is pairs of a row and an id, of all rows at once, so that a step costs a few operations however many rows have
+rules.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def ban_tokens(logits: Tensor, rules: TokenRules) -> None:
 
     Args:
         logits: float32 ``[n, vocab_size]``.
-        rules: for the rows it names.
+        rules: For the rows it names.
     """
     if rules.limited_rows is not None and rules.allowed_rows is not None and rules.allowed_ids is not None:
         allowed = logits[rules.allowed_rows, rules.allowed_ids]
@@ -66,7 +67,7 @@ def add_bias(logits: Tensor, rules: TokenRules) -> None:
 
     Args:
         logits: float32 ``[n, vocab_size]``.
-        rules: for the rows it names.
+        rules: For the rows it names.
     """
     if rules.bias_rows is not None and rules.bias_ids is not None and rules.biases is not None:
         logits.index_put_((rules.bias_rows, rules.bias_ids), rules.biases, accumulate=True)

@@ -5,8 +5,8 @@ three lists is part of their meaning: a block that is swapped out may be given a
 are read before any is written; and a block may be copied that was swapped in just before. Within a list the order does
 not matter: no block is the target of two pairs, and none is both source and target.
 
-On a GPU all of it runs in a stream of its own, behind what was computed so far and before what is computed next. Only
-the last leg of a swap-out is behind neither: blocks wait in pinned memory until somebody needs them or their place.
+On a GPU all of it runs in a stream of its own, after what was computed so far and before what is computed next. Only
+the last leg of a swap-out waits for neither: blocks stay in pinned memory until they or their place are needed.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class BlockCopier:
     """The CPU tier of a KV cache, and the copies between the two.
 
     Args:
-        kv_caches: one per layer, ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, on the device.
-        num_cpu_blocks: blocks in CPU memory; 0 when nothing is swapped.
-        streams: of the device; None if it does everything in order, as the CPU does.
-        max_bytes_at_once: bound on what is gathered at a time; tests make it small.
-        staging_bytes: bound on the pinned memory; likewise.
+        kv_caches: One per layer, ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, on the device.
+        num_cpu_blocks: Blocks in CPU memory; 0 when nothing is swapped.
+        streams: Of the device; None if it does everything in order, as the CPU does.
+        max_bytes_at_once: Bound on what is gathered at a time; tests make it small.
+        staging_bytes: Bound on the pinned memory; likewise.
 
     Attributes:
-        cpu_caches: one per layer on the host, shaped as the caches with ``num_cpu_blocks`` blocks; none without a tier.
+        cpu_caches: One per layer on the host, shaped as the caches with ``num_cpu_blocks`` blocks; none without a tier.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class BlockCopier:
         comes back has only just left.
 
         Args:
-            output: of the scheduler.
-            step: the buffer set of the step.
+            output: Of the scheduler.
+            step: The buffer set of the step.
         """
         if not (output.num_swap_out or output.num_swap_in or output.num_copies):
             return

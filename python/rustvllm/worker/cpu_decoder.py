@@ -1,18 +1,22 @@
 """All blocks of a model in one call of the Rust core, where each of their parts is the core's already.
 
 Module by module a step is some eighty calls, each of which Python prepares while the memory waits. The core's one call
-does the same work in the same order, bit for bit; the modules remain what runs where any part is computed by something
-else.
+does the same work in the same order, bit for bit but for two things that the modules let torch do: the turns of heads
+and the gates of MLPs, which here are rounded once. The modules remain what runs where any part is computed by something
+else, or where ``RUSTVLLM_DECODER=modules`` asks for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rustvllm import _core
+from rustvllm import _core, envs
 from rustvllm.attention.cpu_backend import CPUAttentionPlan
 from rustvllm.layers.cpu_linear import NUM_ROW_CLASSES, CoreLinear, LinearByRows, core_activation, row_class
 from rustvllm.layers.cpu_norm import CoreNorm, NormParts
@@ -22,6 +26,9 @@ from rustvllm.layers.linear import Linear
 from rustvllm.logger import init_logger
 from rustvllm.models.interface import CausalLM
 
+if TYPE_CHECKING:
+    from rustvllm._core_decoder import CoreBlock
+
 logger = init_logger(__name__)
 
 
@@ -29,11 +36,11 @@ class CoreDecoder:
     """See ``DecoderKernel``.
 
     Args:
-        core: the blocks.
-        row_classes: of each class of rows, whether the core computes every part.
+        core: The blocks.
+        row_classes: Of each class of rows, whether the core computes every part.
 
     Attributes:
-        times: ns of the last step in norms, in products and in attention.
+        times: ns of the last step in norms, rotary positions and gates, in products, and in attention.
     """
 
     def __init__(self, core: _core.CpuDecoder, row_classes: Sequence[bool]) -> None:
@@ -45,20 +52,27 @@ class CoreDecoder:
         """See ``DecoderKernel.takes``."""
         return isinstance(attention, CPUAttentionPlan) and self._row_classes[row_class(hidden.shape[0])]
 
-    def forward(self, hidden: Tensor, kv_caches: Sequence[Tensor], attention: object) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        kv_caches: Sequence[Tensor],
+        attention: object,
+        rotary: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         """See ``DecoderKernel.forward``."""
         assert isinstance(attention, CPUAttentionPlan)
         hidden = hidden.contiguous()
         out = torch.empty_like(hidden)
         caches = [host_array(cache) for cache in kv_caches]
-        self.times = self._core.forward(attention.core, host_array(hidden), caches, host_array(out))
+        cos_sin = None if rotary is None else (_rows(rotary[0]), _rows(rotary[1]))
+        self.times = self._core.forward(attention.core, host_array(hidden), caches, host_array(out), cos_sin)
         return out
 
 
 def use_core_decoder(model: CausalLM) -> None:
     """Let the core run a model's blocks in one call, for every number of rows for which it computes all parts."""
     outline = model.decoder_outline()
-    if outline is None:
+    if outline is None or envs.decoder() == "modules":
         return
     row_classes = [_takes_all(outline, index) for index in range(NUM_ROW_CLASSES)]
     if any(row_classes):
@@ -68,6 +82,7 @@ def use_core_decoder(model: CausalLM) -> None:
 
 def _takes_all(outline: PreNormDecoder, index: int) -> bool:
     norms = [norm for block in outline.blocks for norm in (block.attention_norm, block.mlp_norm)]
+    norms += [norm for block in outline.blocks for norm in block.head_norms or ()]
     if not all(isinstance(getattr(norm, "kernel", None), CoreNorm) for norm in [*norms, outline.last_norm]):
         return False
     if any(core_activation(block.activation) is None for block in outline.blocks):
@@ -88,16 +103,37 @@ def _core_linear(linear: Linear, index: int) -> CoreLinear | None:
 
 
 def _make_core(outline: PreNormDecoder, model: CausalLM) -> _core.CpuDecoder:
-    blocks = []
-    for block in outline.blocks:
-        qkv, out, up, down = map(_packed, _linears(block))
-        norms = _norm(block.attention_norm), _norm(block.mlp_norm)
-        activation = core_activation(block.activation)
-        assert activation is not None
-        blocks.append((norms[0], qkv, block.scale, out, norms[1], up, activation, down))
+    blocks = list(map(_core_block, outline.blocks))
     spec = model.kv_cache_spec
     num_heads = outline.blocks[0].out.weight.shape[1] // spec.head_dim
     return _core.CpuDecoder(blocks, _norm(outline.last_norm), num_heads, spec.num_kv_heads, spec.head_dim)
+
+
+def _core_block(block: PreNormBlock) -> CoreBlock:
+    activation = core_activation(block.activation)
+    assert activation is not None
+    norms = block.head_norms
+    return {
+        "attention_norm": _norm(block.attention_norm),
+        "qkv": _packed(block.qkv),
+        "head_norms": None if norms is None else (_norm(norms[0]), _norm(norms[1])),
+        "is_rotary": block.is_rotary,
+        "scale": block.scale,
+        "sliding_window": block.sliding_window,
+        "soft_cap": block.soft_cap,
+        "out": _packed(block.out),
+        "mlp_norm": _norm(block.mlp_norm),
+        "up": _packed(block.up),
+        "is_gated": block.is_gated,
+        "activation": activation,
+        "down": _packed(block.down),
+    }
+
+
+def _rows(cos_or_sin: Tensor) -> npt.NDArray[np.float32]:
+    """``[num_tokens, 1, features]`` as the core takes it."""
+    array: npt.NDArray[np.float32] = cos_or_sin[:, 0].contiguous().numpy()
+    return array
 
 
 def _packed(linear: Linear) -> _core.PackedLinear:

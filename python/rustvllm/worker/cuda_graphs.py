@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 MAX_DEFAULT_SIZE = 512
-"""Of the sizes that are captured when nobody names any, the largest."""
+"""The largest size that is captured by default."""
 _INPUT_IDS, _POSITIONS, _SLOTS, _SEQ_LENS, _ROWS = range(5)
 
 
@@ -39,7 +39,7 @@ class Graph(Protocol):
     """A captured forward pass."""
 
     hidden: Tensor
-    """Where it leaves its result, ``[size, hidden_size]``; overwritten by the next replay of any graph beside it."""
+    """Where it leaves its result, ``[size, hidden_size]``; overwritten by the next replay of any graph."""
 
     def replay(self) -> None:
         """Launch it in the current stream."""
@@ -58,7 +58,7 @@ class CUDAGraphRecorder:
     """See ``GraphRecorder``.
 
     Args:
-        device: whose work is captured.
+        device: Whose work is captured.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -107,15 +107,15 @@ class DecodeGraphs:
     """The graphs of one model over one KV cache.
 
     Args:
-        sizes: numbers of requests to capture, each captured when it is first needed or by ``capture_all``.
+        sizes: Numbers of requests to capture, each captured when it is first needed or by ``capture_all``.
         recorder: captures.
         model: filled.
-        backend: computes attention, over a static batch.
-        kv_caches: one per layer.
+        backend: Computes attention, over a static batch.
+        kv_caches: One per layer.
         block_table: int32 ``[max_num_seqs + 1, max_blocks]`` of the persistent rows; the last names the null block.
         last_token_ids: int32 ``[max_num_seqs + 1]``, what was sampled last in each row: it stands in for a −1 among the
             input ids. None when there are no such.
-        block_size: tokens per KV block.
+        block_size: Tokens per KV block.
 
     Attributes:
         sizes: ascending.
@@ -172,7 +172,7 @@ class DecodeGraphs:
         """The hidden states of a step, ``[size, hidden_size]``; they last until the next step.
 
         Args:
-            staged: what ``stage`` gave.
+            staged: What ``stage`` gave.
         """
         size = staged.shape[1]
         graph = self._graphs.get(size) or self.capture(size)
@@ -185,7 +185,7 @@ class DecodeGraphs:
         """Capture every size, the largest first: the others fit into its memory.
 
         Args:
-            on_progress: called after each with how many are captured, and of how many.
+            on_progress: Called after each with how many are captured, and of how many.
         """
         for done, size in enumerate(reversed(self.sizes), 1):
             if size not in self._graphs:
@@ -195,7 +195,7 @@ class DecodeGraphs:
     @torch.inference_mode()
     def capture(self, size: int) -> Graph:
         """Capture the graph of one size; one that fails is the last that is tried."""
-        # Only padding: what runs before the capture must write to nobody's slot.
+        # Only padding: what runs before the capture must not write to any request's slot.
         self._inputs[:, :size].copy_(torch.from_numpy(self._padding(size)))
         batch = StaticDecodeBatch(
             block_size=self._block_size,

@@ -8,7 +8,7 @@ import torch
 
 from rustvllm import _core, envs
 from rustvllm.exceptions import ConfigError, ModelLoadError
-from rustvllm.layers.cpu_linear import OneDnnLinear
+from rustvllm.layers.cpu_linear import CoreLinear, OneDnnLinear
 from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ def make_linear_packer(
     """The packer of a model that is to be loaded.
 
     Args:
-        config: of the engine.
-        outline: the model, perhaps without memory.
-        dtype: of its parameters.
-        threads: which compute.
+        config: Of the engine.
+        outline: The model, perhaps without memory.
+        dtype: Of its parameters.
+        threads: Which compute.
 
     Raises:
-        ConfigError: the environment asks for a kernel that cannot do what the configuration asks for.
+        ConfigError: The environment asks for a kernel that cannot do what the configuration asks for.
     """
     options = linear_options(config.load.quantization, dtype, batch_invariant=config.device.batch_invariant)
     plain = sum(parameter.nbytes for parameter in outline.parameters())
@@ -44,10 +44,10 @@ def make_linear_packer(
 
 
 def make_batch_invariant(model: CausalLM) -> None:
-    """Have a model on a GPU computed by products whose rows do not know of each other; it is filled already.
+    """Replace the dense layers of a filled model on a GPU by products that compute each row independently.
 
     Raises:
-        ModelLoadError: it has dense layers that are not ours.
+        ModelLoadError: It has dense layers that are not ours.
     """
     from rustvllm.layers.triton_linear import TritonLinear, use_triton
 
@@ -66,14 +66,15 @@ def linear_options(quantization: str | None, dtype: torch.dtype, *, batch_invari
     """What flags and environment ask of the dense layers.
 
     Args:
-        quantization: a name out of ``config.QUANTIZATIONS``, or None.
-        dtype: of the parameters.
-        batch_invariant: a row's result may not depend on the others.
+        quantization: A name out of ``config.QUANTIZATIONS``, or None.
+        dtype: Of the parameters.
+        batch_invariant: A row's result may not depend on the others.
 
     Raises:
-        ConfigError: they contradict each other, or what is asked for is not there.
+        ConfigError: They contradict each other, or what is asked for is not there.
     """
     forced = envs.linear_kernel()
+    quantization = None if quantization == "gguf" else quantization  # what is stored decides, layer by layer
     reason = f"quantization {quantization}" if quantization else "batch_invariant" if batch_invariant else None
     if forced not in (None, "core") and reason:
         raise ConfigError(
@@ -89,11 +90,25 @@ def linear_options(quantization: str | None, dtype: torch.dtype, *, batch_invari
             "RUSTVLLM_LINEAR_KERNEL is core, whose products are in float32 and bfloat16, but dtype is float16: unset "
             "the variable, or set dtype to float32 or bfloat16"
         )
+    matrix_unit, rounded = not batch_invariant, _rounds_activations(batch_invariant=batch_invariant)
     if quantization is not None:
         _, _, group_size = quantization.partition("-g")
         groups = int(group_size) if group_size else None
-        return LinearOptions("core", "int8", groups, matrix_unit=not batch_invariant)
-    return LinearOptions("core" if batch_invariant else forced, matrix_unit=not batch_invariant)
+        return LinearOptions("core", "int8", groups, matrix_unit=matrix_unit, round_activations=rounded)
+    kernel = "core" if batch_invariant else forced
+    return LinearOptions(kernel, matrix_unit=matrix_unit, round_activations=rounded)
+
+
+def _rounds_activations(*, batch_invariant: bool) -> bool:
+    """Whether weights of 8 bits meet rounded activations.
+
+    Where the matrix unit may compute they meet activations as they are, unless the environment asks otherwise: which of
+    the two is faster there has not been measured.
+    """
+    asked = envs.activations()
+    if asked is not None:
+        return asked == "int8"
+    return batch_invariant or not CoreLinear.has_matrix_unit()
 
 
 def _stored_itemsize(hf_config: Mapping[str, Any], dtype: torch.dtype) -> int:

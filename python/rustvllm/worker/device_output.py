@@ -18,11 +18,11 @@ class DeviceStepOutput:
     """See ``AsyncModelRunnerOutput``.
 
     Attributes:
-        token_ids: int32 ``[num_sampled]``, pinned; filled when ``arrived`` is done, and read before its set of step
+        token_ids: int32 ``[num_sampled, c]``, pinned; filled when ``arrived`` is done, and read before its set of step
             buffers is used again.
-        on_device: what is copied there. It is held until then: memory that nobody holds is another tensor's at once.
-        arrived: behind the copy.
-        rest: what the host knows of the step already, without its token ids.
+        on_device: What is copied there. Held until then: the allocator reuses unreferenced memory at once.
+        arrived: Recorded after the copy.
+        rest: What the host knows of the step already, without its token ids.
     """
 
     token_ids: Tensor
@@ -34,7 +34,7 @@ class DeviceStepOutput:
         """Whether ``get_output`` would return at once, or raise."""
         try:
             return self.arrived.query()
-        except RuntimeError:  # a device that has failed says so here too; who waits for the step is told
+        except RuntimeError:  # a failed device raises here, too; waiting for the step reports it
             return True
 
     def get_output(self) -> ModelRunnerOutput:
@@ -46,16 +46,16 @@ class DeviceStepOutput:
 def bring_to_host(
     token_ids: Tensor, to: Tensor, streams: DeviceStreams, rest: ModelRunnerOutput
 ) -> tuple[DeviceStepOutput, Event]:
-    """Launch the copy of what was sampled, beside whatever is computed next.
+    """Launch the copy of what was sampled; it overlaps with the next computation.
 
     Args:
-        token_ids: int32 ``[num_sampled]`` on the device.
-        to: int32 ``[num_sampled]``, pinned.
-        streams: of the device.
-        rest: what else there is to say of the step.
+        token_ids: int32 ``[num_sampled, c]`` on the device.
+        to: int32 ``[num_sampled, c]``, pinned.
+        streams: Of the device.
+        rest: What else there is to say of the step.
 
     Returns:
-        The step, and the event behind everything that it computed.
+        The step, and an event recorded after everything that it computed.
     """
     computed = streams.compute.record_event()
     with streams.use(streams.outputs):

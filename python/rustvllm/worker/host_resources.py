@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,18 +16,23 @@ def memory_limit(root: Path = _ROOT) -> int:
     """Bytes of memory this process may ever use: the tightest control-group limit (v1 and v2), else the machine's.
 
     Args:
-        root: where ``proc`` and ``sys`` lie; tests give another.
+        root: Where ``proc`` and ``sys`` lie; tests give another.
     """
     limits = [limit for limit, _, _ in _memory_groups(root)]
     return min([_meminfo(root)["MemTotal"], *limits])
 
 
 def memory_available(root: Path = _ROOT) -> int:
-    """Bytes that could be taken now without swapping: of the machine, and within every control-group limit.
+    """Bytes that could be taken now without swapping: of the machine, within every control-group limit, and within the
+    address space that this process may have (``ulimit -v``).
 
     File pages that the kernel would drop first (``inactive_file``) count as available.
     """
     rooms = [max(0, limit - usage + reclaimable) for limit, usage, reclaimable in _memory_groups(root)]
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        pages = _text(root / "proc/self/statm").split()
+        rooms.append(max(0, limit - (int(pages[0]) * resource.getpagesize() if pages else 0)))
     return min([_meminfo(root)["MemAvailable"], *rooms])
 
 
@@ -34,8 +40,8 @@ def num_compute_threads(root: Path = _ROOT, cpus: set[int] | None = None) -> int
     """Threads that compute well here: one per physical core this process may run on, within its CPU quota.
 
     Args:
-        root: where ``sys`` lies.
-        cpus: logical CPUs of this process; None asks the kernel.
+        root: Where ``sys`` lies.
+        cpus: Logical CPUs of this process; None asks the kernel.
     """
     if cpus is None:
         cpus = os.sched_getaffinity(0)

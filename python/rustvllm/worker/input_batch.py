@@ -19,10 +19,12 @@ from torch import Tensor
 
 from rustvllm.sample.logprobs import LogprobsMetadata
 from rustvllm.sample.metadata import GREEDY_TEMPERATURE, Penalties, SamplingMetadata
+from rustvllm.sampling_table import FILTERS, PENALTIES
 from rustvllm.worker.row_extras import RowExtras
 from rustvllm.worker.row_rules import SelectedRules
 from rustvllm.worker.step_buffers import StepBuffers, send_array
 from rustvllm.worker.token_counts import TokenCounts, TokenIds
+from rustvllm.worker.verify import DeviceDrafts, add_counts
 
 if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class _SampledRows:
     rows: npt.NDArray[np.int32]
-    random: npt.NDArray[np.int64] | None  # which of them are not greedy; None: none is
+    random: npt.NDArray[np.int64] | None  # which of them are not greedy; None if all are greedy
     metadata: SamplingMetadata  # what it says of them, without what depends on the step
     any_min_tokens: bool
     any_penalties: bool
@@ -43,9 +45,9 @@ class InputBatch:
 
     Attributes:
         block_table: int32 ``[max_num_seqs + 1, max_blocks_per_seq]`` on the device; entries beyond a sequence are
-            stale. The last row is nobody's and names the null block.
-        token_ids: where counts of requests with penalties come from; None while nobody has said.
-        extras: parameters that are lists, and custom logits processors.
+            stale. The last row belongs to no request and names the null block.
+        token_ids: Where counts of requests with penalties come from; None until it is set.
+        extras: Parameters that are lists, and custom logits processors.
     """
 
     def __init__(
@@ -101,14 +103,19 @@ class InputBatch:
         return self.block_table[:, : -(-max_seq_len // block_size)].index_select(0, rows)
 
     def sampling_metadata(
-        self, rows: npt.NDArray[np.int32], positions: npt.NDArray[np.int32], step: StepBuffers
+        self,
+        rows: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        step: StepBuffers,
+        drafts: DeviceDrafts | None = None,
     ) -> SamplingMetadata:
         """How the sampled rows of a step are to be sampled.
 
         Args:
-            rows: ``[n]`` persistent rows.
+            rows: ``[n]`` persistent rows, of each row of logits.
             positions: ``[n]``, of the token to be drawn in its own sequence: the number of tokens before it.
-            step: of which these are; the positions are staged there, so it must be sent before they are looked at.
+            step: Of which these are; the positions are staged there, so it must be sent before they are looked at.
+            drafts: What of these tokens is guessed; None if nothing is, so that each row is there once.
         """
         sampled = self._sampled_last
         if sampled is None or not np.array_equal(sampled.rows, rows):
@@ -119,14 +126,14 @@ class InputBatch:
             num_outputs = positions - ints[:, self._int["num_prompt_tokens"]]
             masked_rows, masked_ids = self._masked_ids(rows, num_outputs < ints[:, self._int["min_tokens"]])
         if sampled.any_penalties:
-            penalties = self._penalties(rows, self._sampling_float[rows])
+            penalties = self._penalties(rows, self._sampling_float[rows], drafts)
         return replace(
             sampled.metadata,
             positions=None if sampled.random is None else step.stage(positions[sampled.random].astype(np.int64)),
             masked_rows=masked_rows,
             masked_ids=masked_ids,
             penalties=penalties,
-            rules=None if sampled.rules is None else self.extras.rules.now(sampled.rules),
+            rules=None if sampled.rules is None else self.extras.rules.now(sampled.rules, drafts),
             processors=self.extras.processors.arrange(rows),
         )
 
@@ -138,18 +145,11 @@ class InputBatch:
         logprobs = self._logprobs(ints[:, self._int["num_logprobs"]])
         metadata = SamplingMetadata(logprobs=logprobs)
         if random.size:
-            top_k, top_p, min_p = (
-                ints[random, self._int["top_k"]],
-                floats[random, self._float["top_p"]],
-                floats[random, self._float["min_p"]],
-            )
             metadata = SamplingMetadata(
                 random_rows=self._send(random),
                 temperature=self._send(temperature[random]),
                 seeds=self._send(ints[random, self._int["seed"]]),
-                top_k=self._send(top_k) if (top_k > 0).any() else None,
-                top_p=self._send(top_p) if (top_p < 1).any() else None,
-                min_p=self._send(min_p) if (min_p > 0).any() else None,
+                filters=self._filters(floats[random], ints[random]),
                 logprobs=logprobs,
             )
         return _SampledRows(
@@ -161,11 +161,26 @@ class InputBatch:
             rules=self.extras.rules.select(rows),
         )
 
+    def _filters(self, floats: npt.NDArray[np.float32], ints: npt.NDArray[np.int64]) -> dict[str, Tensor]:
+        """Those that some of the rows ask for."""
+        filters = {}
+        for number in FILTERS:
+            values = ints[:, self._int[number.name]] if number.is_integer else floats[:, self._float[number.name]]
+            if (values != number.default).any():
+                filters[number.name] = self._send(values)
+        return filters
+
     def count(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:
         """Remember what was sampled, for rows that need it: ``[n]`` rows, int64 ``[n]`` ids on the device."""
         self.extras.append(rows, token_ids)
         if self._sampled_last is None or self._sampled_last.any_penalties:
             self._counts.add(rows, token_ids)
+
+    def count_accepted(self, rows: npt.NDArray[np.int32], ids: Tensor) -> None:
+        """Remember what a step with drafts gave: ``[r]`` rows, each once, int32 ``[r, c]`` ids on the device."""
+        self.extras.append_accepted(rows, ids)
+        if self._sampled_last is None or self._sampled_last.any_penalties:
+            self._counts.add_accepted(rows, ids)
 
     def _admit(self, num_new_reqs: int, step: StepBuffers) -> None:
         self._sampled_last = None
@@ -222,26 +237,28 @@ class InputBatch:
         return self._send(which), self._send(stop_ids[which, column])
 
     def _has_penalties(self, floats: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-        column = self._float
-        return np.asarray(
-            (floats[:, column["presence_penalty"]] != 0)
-            | (floats[:, column["frequency_penalty"]] != 0)
-            | (floats[:, column["repetition_penalty"]] != 1)
-        )
+        changed = [floats[:, self._float[number.name]] != number.default for number in PENALTIES]
+        return np.asarray(np.logical_or.reduce(changed))
 
-    def _penalties(self, rows: npt.NDArray[np.int32], floats: npt.NDArray[np.float32]) -> Penalties | None:
+    def _penalties(
+        self, rows: npt.NDArray[np.int32], floats: npt.NDArray[np.float32], drafts: DeviceDrafts | None
+    ) -> Penalties | None:
         slots = self._counts.slots(rows)
         which = np.flatnonzero(slots >= 0)
         if not which.size:
             return None
         on_device = self._send(slots[which])
         floats = floats[which]
+        output_counts = self._counts.output_counts[on_device]
+        if drafts is not None:
+            places, ids = drafts.rows.earlier(which)
+            add_counts(output_counts, self._send(places), self._send(ids))
         return Penalties(
             rows=self._send(which),
             presence=self._send(floats[:, self._float["presence_penalty"]]),
             frequency=self._send(floats[:, self._float["frequency_penalty"]]),
             repetition=self._send(floats[:, self._float["repetition_penalty"]]),
-            output_counts=self._counts.output_counts[on_device],
+            output_counts=output_counts,
             prompt_mask=self._counts.prompt_mask[on_device],
         )
 

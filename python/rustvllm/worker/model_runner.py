@@ -1,7 +1,7 @@
 """Runs the model over one step's batch and samples from it: two calls, with the logits kept in between.
 
 On a GPU neither waits for the device: the step's arrays arrive over a stream of their own, and what was sampled leaves
-over another (``streams``). Who reads what another stream wrote, or writes what it reads, is behind that one's event.
+over another (``streams``). A stream that reads what another wrote, or writes what it reads, waits for its event.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from rustvllm.attention.metadata import AttentionMetadata
 from rustvllm.exceptions import SchedulerStateError
 from rustvllm.logger import init_logger
 from rustvllm.models.interface import CausalLM
-from rustvllm.sample.grammar import REJECTED_BY_GRAMMAR, apply_bitmask, check_bitmask, rejected_rows
+from rustvllm.sample.grammar import apply_bitmask
+from rustvllm.sample.grammar_output import GrammarOutput
 from rustvllm.sample.logprobs import LogprobsArrays, ProcessedLogits, gather_logprobs, raw_logits, raw_logprobs
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.prompt_logprobs import PromptLogprobsArrays, prompt_logprobs
@@ -29,10 +30,12 @@ from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.cuda_graphs import DecodeGraphs
 from rustvllm.worker.device_output import DeviceStepOutput, bring_to_host
+from rustvllm.worker.draft_rows import draft_rows
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers, send_array
 from rustvllm.worker.step_output import ModelRunnerOutput, make_output
 from rustvllm.worker.streams import DeviceStreams
+from rustvllm.worker.verify import DeviceDrafts, last_tokens
 
 if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput
@@ -48,7 +51,8 @@ class _ExecutedStep:
     logits: Tensor | None  # [num_sampled, vocab_size]; None when nothing is sampled
     rows: npt.NDArray[np.int32]
     metadata: SamplingMetadata
-    prompt_logprobs: PromptLogprobsArrays | None = None  # None: nobody asks
+    drafts: DeviceDrafts | None = None  # None if there are none: a row of logits for each sample
+    prompt_logprobs: PromptLogprobsArrays | None = None  # None if no request asks for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +67,21 @@ class GPUModelRunner:
     """Runs steps on one device (``cuda`` or ``cpu``).
 
     Args:
-        model: filled, on the device.
-        backend: computes attention.
-        input_batch: the persistent rows.
-        device: of all of these.
-        block_size: tokens per KV block.
-        async_scheduling: a step may hold −1 for tokens that the step before it samples.
-        logprobs_mode: what is given as log-probabilities, one of ``config.LOGPROBS_MODES``.
-        streams: of the device; None if it does everything in order, as the CPU does.
+        model: Filled, on the device.
+        backend: Computes attention.
+        input_batch: The persistent rows.
+        device: Of all of these.
+        block_size: Tokens per KV block.
+        async_scheduling: A step may hold −1 for tokens that the step before it samples.
+        logprobs_mode: What is given as log-probabilities, one of ``config.LOGPROBS_MODES``.
+        streams: Of the device; None if it does everything in order, as the CPU does.
 
     Attributes:
-        kv_caches: one per layer; like what follows, put there when the memory is taken.
-        block_copier: moves blocks of them.
-        step_buffers: the sets that the scheduler writes.
-        graphs: decode steps run in them where there is one of their size; None: no step does.
-        forward_ns: when the model began to run the last step (ns, monotonic).
+        kv_caches: One per layer; like what follows, put there when the memory is taken.
+        block_copier: Moves blocks of them.
+        step_buffers: The sets that the scheduler writes.
+        graphs: Decode steps run in them where there is one of their size; None disables graphs.
+        forward_ns: When the model began to run the last step (ns, monotonic).
     """
 
     def __init__(
@@ -108,14 +112,14 @@ class GPUModelRunner:
         self._executed: _ExecutedStep | None = None
         num_rows = input_batch.block_table.shape[0]
         self.last_token_ids = torch.zeros(num_rows, dtype=torch.int32, device=device) if async_scheduling else None
-        self._fetched: dict[int, Tensor] = {}  # by buffer set: int32 [num_rows], pinned
+        self._fetched: dict[int, Tensor] = {}  # by buffer set: int32, pinned, as long as was needed so far
 
     @torch.inference_mode()
     def execute_model(self, output: SchedulerOutput) -> None:
         """Run the step's tokens through the model and keep the logits of the rows to be sampled.
 
         Raises:
-            SchedulerStateError: the step before was not sampled.
+            SchedulerStateError: The step before was not sampled.
         """
         if self._executed is not None:
             raise SchedulerStateError(STATE_ERROR)
@@ -125,10 +129,18 @@ class GPUModelRunner:
         num_tokens, num_sampled = output.total_num_scheduled_tokens, output.num_sampled
         # A copy: what the batch remembers of the rows outlives the step.
         rows = step.int32("sampled_rows", num_sampled).copy()
-        metadata = SamplingMetadata()
+        metadata, drafts = SamplingMetadata(), None
+        num_logits = output.num_logits
         if num_sampled:
-            indices = step.int32("logits_indices", num_sampled)
-            metadata = self.input_batch.sampling_metadata(rows, step.arrays["positions"][indices] + 1, step)
+            of_logits = draft_rows(output, step.arrays)
+            drafts = None if of_logits is None else DeviceDrafts(of_logits, step)
+            indices = step.int32("logits_indices", num_logits)
+            metadata = self.input_batch.sampling_metadata(
+                rows if of_logits is None else rows[of_logits.requests],
+                step.arrays["positions"][indices] + 1,
+                step,
+                drafts,
+            )
         judges = self._stage_judges(output, step) if output.num_prompt_logprobs else None
         forward = self._stage_forward(output, step)
         step.send()
@@ -140,31 +152,27 @@ class GPUModelRunner:
         of_prompts = None if judges is None else self._judge_prompts(hidden, judges)
         logits = None
         if num_sampled:
-            if num_sampled < num_tokens:  # otherwise each token is sampled behind, in order
-                hidden = hidden[step.on_device("logits_indices", num_sampled)]
+            if num_logits < num_tokens:  # otherwise every token is sampled, in order
+                hidden = hidden[step.on_device("logits_indices", num_logits)]
             logits = self.model.compute_logits(hidden)
-        self._executed = _ExecutedStep(output.buffer_index, logits, rows, metadata, of_prompts)
+        self._executed = _ExecutedStep(output.buffer_index, logits, rows, metadata, drafts, of_prompts)
 
     @torch.inference_mode()
-    def sample_tokens(
-        self, grammar_output: npt.NDArray[np.int32] | None = None
-    ) -> ModelRunnerOutput | DeviceStepOutput:
-        """Draw one token for every sampled row of the step just executed.
+    def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> ModelRunnerOutput | DeviceStepOutput:
+        """Draw one token for every row of logits of the step just executed, and keep the drafts that were drawn.
 
         Args:
-            grammar_output: int32 ``[num_sampled, ceil(vocab_size / 32)]``: bit ``i % 32`` of word ``i // 32`` says
-                whether the row may take id ``i``. A row without a single bit ends with the token −2. None: every row
-                may take every id.
+            grammar_output: What rows that obey grammars may take; None: every row may take every id.
 
         Raises:
-            SchedulerStateError: no step was executed.
-            ValueError: a bitmask of another shape or dtype; the step is gone.
+            SchedulerStateError: No step was executed.
+            ValueError: Masks of another shape or dtype; the step is gone.
         """
         executed, self._executed = self._executed, None
         if executed is None:
             raise SchedulerStateError(STATE_ERROR)
         if executed.logits is None:
-            return self._hand_over(executed, torch.empty(0, dtype=torch.int32, device=self.device))
+            return self._hand_over(executed, torch.empty((0, 1), dtype=torch.int32, device=self.device))
         metadata, wanted = executed.metadata, executed.metadata.logprobs
         candidates: Tensor | None = None
         if wanted is not None:  # the sampler may write into the logits
@@ -174,24 +182,44 @@ class GPUModelRunner:
                 candidates = raw_logits(executed.logits, wanted)
             else:
                 metadata = replace(metadata, processed=ProcessedLogits(wanted))
-        rejected = None if grammar_output is None else self._apply_grammar(executed.logits, grammar_output)
+        if grammar_output is not None:
+            self._apply_grammar(executed, executed.logits, grammar_output)
         sampled = self.sampler.sample(executed.logits, metadata)
         if metadata.processed is not None and metadata.processed.values is not None:
             candidates = metadata.processed.values
             if self._logprobs_mode == "processed_logprobs":
                 candidates = candidates.log_softmax(dim=-1)
         token_ids = sampled.clamp(min=0)  # a row without a token ends; until then any id will do
-        self.input_batch.count(executed.rows, token_ids)
         logprobs = None
         if wanted is not None and candidates is not None:
             logprobs = gather_logprobs(candidates, token_ids, wanted)
+        sampled = sampled.to(torch.int32)
+        if grammar_output is not None and grammar_output.verdicts.any():
+            ended = np.flatnonzero(grammar_output.verdicts)
+            places = send_array(_rows_of(executed, grammar_output.places[ended]), self.device)
+            sampled = sampled.index_copy(0, places, send_array(grammar_output.verdicts[ended], self.device))
+        return self._hand_over(executed, self._accept(executed, sampled, token_ids), logprobs)
+
+    def _accept(self, executed: _ExecutedStep, sampled: Tensor, token_ids: Tensor) -> Tensor:
+        """What each sample is given, int32 ``[num_sampled, c]``, remembered for what comes next.
+
+        Args:
+            executed: The step.
+            sampled: int32 ``[n]``, of each row of logits.
+            token_ids: int64 ``[n]``, likewise, with any id in the place of a negative one.
+        """
+        rows, drafts = executed.rows, executed.drafts
+        if drafts is None:
+            ids, last = sampled[:, None], token_ids.to(torch.int32)
+            self.input_batch.count(rows, token_ids)
+        else:
+            ids = drafts.accept(sampled)
+            last = last_tokens(ids)
+            self.input_batch.count_accepted(rows, ids)
         if self.last_token_ids is not None:
             step = self.step_buffers[executed.buffer_index]
-            self.last_token_ids[step.on_device("sampled_rows", executed.rows.size)] = token_ids.to(torch.int32)
-        sampled = sampled.to(torch.int32)
-        if rejected is not None:
-            sampled = sampled.masked_fill(send_array(rejected, self.device), REJECTED_BY_GRAMMAR)
-        return self._hand_over(executed, sampled, logprobs)
+            self.last_token_ids[step.on_device("sampled_rows", rows.size)] = last
+        return ids
 
     def discard_step(self) -> None:
         """Forget a step that was executed and will not be sampled, because something else failed.
@@ -241,7 +269,7 @@ class GPUModelRunner:
                 temperature=send(ones),
                 seeds=send(rows),
                 positions=send(rows),
-                top_p=send(ones * np.float32(0.9999)),
+                filters={"top_p": send(ones * np.float32(0.9999))},
             ),
         )
 
@@ -290,7 +318,7 @@ class GPUModelRunner:
         )
 
     def _judge_prompts(self, hidden: Tensor, judges: _Judges) -> PromptLogprobsArrays:
-        """What the model thinks of the tokens behind some of the step's, which are known."""
+        """The log-probabilities of the prompt tokens that follow some of the step's tokens."""
         return prompt_logprobs(
             hidden[judges.indices],
             self.model.compute_logits,
@@ -311,12 +339,13 @@ class GPUModelRunner:
             seq_lens=step.int32("seq_lens", num_reqs),
         )
 
-    def _apply_grammar(self, logits: Tensor, bitmask: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_] | None:
-        """Mask logits; bool ``[num_sampled]``, the rows that may take nothing, or None if there are none."""
-        check_bitmask(bitmask, *logits.shape)
-        apply_bitmask(logits, send_array(bitmask, self.device))
-        rejected = rejected_rows(bitmask, logits.shape[1])
-        return rejected if rejected.any() else None
+    def _apply_grammar(self, executed: _ExecutedStep, logits: Tensor, grammar: GrammarOutput) -> None:
+        """Mask the rows that are to have a token; in the others any token will do."""
+        grammar.check(executed.rows.size, logits.shape[1])
+        masked = np.flatnonzero(grammar.verdicts == 0)
+        if masked.size:
+            rows = send_array(_rows_of(executed, grammar.places[masked]), self.device)
+            apply_bitmask(logits, send_array(grammar.bitmask[masked], self.device), rows)
 
     def _hand_over(
         self,
@@ -324,20 +353,29 @@ class GPUModelRunner:
         token_ids: Tensor,
         logprobs: LogprobsArrays | None = None,
     ) -> ModelRunnerOutput | DeviceStepOutput:
-        """What was sampled, as soon as the device has it: int32 ``[num_sampled]``."""
-        processors = executed.metadata.processors
+        """What was sampled, as soon as the device has it: int32 ``[num_sampled, c]``."""
+        processors, drafts = executed.metadata.processors, executed.drafts
+        if logprobs is not None and drafts is not None:
+            logprobs = replace(logprobs, places=drafts.rows.places[logprobs.places].astype(np.int32))
         rest = make_output(
             None if logprobs is None else logprobs.as_tuple(),
-            () if processors is None else processors.failures.values(),
+            () if processors is None else [failure.message for failure in processors.failures.values()],
             None if executed.prompt_logprobs is None else executed.prompt_logprobs.as_tuple(),
         )
         if self.streams is None:
             return rest.with_tokens(token_ids.cpu().numpy())
         index = executed.buffer_index
-        if index not in self._fetched:
-            size, is_cuda = self.input_batch.block_table.shape[0], self.device.type == "cuda"
+        size = token_ids.numel()
+        if index not in self._fetched or self._fetched[index].numel() < size:
+            size, is_cuda = max(size, self.input_batch.block_table.shape[0]), self.device.type == "cuda"
             self._fetched[index] = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=is_cuda)
-        fetched = self._fetched[index][: token_ids.shape[0]]
+        fetched = self._fetched[index][: token_ids.numel()].view(token_ids.shape)
         output, computed = bring_to_host(token_ids, fetched, self.streams, rest)
         self.step_buffers[index].release(computed)
         return output
+
+
+def _rows_of(executed: _ExecutedStep, samples: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """The rows of logits that follow the known tokens of some samples."""
+    drafts = executed.drafts
+    return samples.astype(np.int64) if drafts is None else drafts.rows.first[samples]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rustvllm.sample.logits_processors import LogitsProcessor
-from rustvllm.sample.processor_batch import FollowedRequest, ProcessorBatch
+from rustvllm.sample.processor_batch import Failure, FollowedRequest, ProcessorBatch
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.worker.row_rules import RowRules
 from rustvllm.worker.token_counts import TokenIds
@@ -32,9 +32,9 @@ class RowExtras:
     """Extras by persistent row.
 
     Attributes:
-        of_row: where they come from; None while nobody has said.
-        rules: what they say of token ids.
-        processors: who follows which request.
+        of_row: Where they come from; None until it is set.
+        rules: What they say of token ids.
+        processors: Which logits processors follow which request.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -57,10 +57,10 @@ class RowExtras:
         """Take in what new or resumed requests bring.
 
         Args:
-            rows: where they are.
-            floats: their parameters by the names of ``sampling_float``.
-            ints: those of ``sampling_int``.
-            token_ids: gives the ids of a row.
+            rows: Where they are.
+            floats: Their parameters by the names of ``sampling_float``.
+            ints: Those of ``sampling_int``.
+            token_ids: Gives the ids of a row.
         """
         if self.of_row is None or token_ids is None:
             raise RuntimeError("extras of a request need its lists and token ids: call bind_token_ids first")
@@ -91,7 +91,13 @@ class RowExtras:
         self.rules.append(rows, token_ids)
         self.processors.append(rows, token_ids)
 
-    def _what_is_wrong(self, extras: SamplingExtras) -> str | None:
+    def append_accepted(self, rows: npt.NDArray[np.int32], ids: Tensor) -> None:
+        """Remember what a step with drafts gave: ``[r]`` rows, each once, int32 ``[r, c]`` ids on the device."""
+        self.rules.append_accepted(rows, ids)
+        # A request that a processor follows has no drafts, so it was given one token.
+        self.processors.append(rows, ids[:, 0].clamp(min=0))
+
+    def _what_is_wrong(self, extras: SamplingExtras) -> Failure | None:
         """A front end checks ids against the vocabulary; one of another release may not have."""
         named = {
             "logit_bias": [token_id for token_id, _ in extras.logit_bias],
@@ -100,12 +106,13 @@ class RowExtras:
         }
         for name, ids in named.items():
             if (largest := max(ids, default=-1)) >= self._vocab_size:
-                return f"{name} holds the token id {largest}, the vocabulary is 0 to {self._vocab_size - 1}"
+                message = f"{name} holds the token id {largest}, the vocabulary is 0 to {self._vocab_size - 1}"
+                return Failure(message, is_refusal=True)
         return None
 
 
 def _params(floats: dict[str, float], ints: dict[str, int], extras: SamplingExtras | None) -> SamplingParams:
-    """What a worker knows of a request's parameters, for processors."""
+    """The parameters of a request as far as the worker has them, for processors."""
     known: dict[str, Any] = {
         name: value for name, value in floats.items() if name in SamplingParams.__dataclass_fields__
     }

@@ -19,6 +19,7 @@ from rustvllm.sample.token_rules import TokenRules
 
 if TYPE_CHECKING:
     from rustvllm._core import SamplingExtras
+    from rustvllm.worker.verify import DeviceDrafts
 
 _Ids = npt.NDArray[np.int64]
 _NOTHING = -1
@@ -66,9 +67,9 @@ class RowRules:
         """Take the rules of a new or resumed request in.
 
         Args:
-            row: where it is.
-            extras: its parameters that are lists; ids are in the vocabulary.
-            output_token_ids: what it has generated so far.
+            row: Where it is.
+            extras: Its parameters that are lists; ids are in the vocabulary.
+            output_token_ids: What it has generated so far.
         """
         words = extras.bad_words
         several = [word for word in words if len(word) > 1]
@@ -152,12 +153,15 @@ class RowRules:
             ),
         )
 
-    def now(self, selected: SelectedRules) -> TokenRules:
-        """The rules of a step, with what the outputs end in now."""
+    def now(self, selected: SelectedRules, drafts: DeviceDrafts | None = None) -> TokenRules:
+        """The rules of a step, with what the outputs end in now, and in a row of logits behind drafts, with these."""
         if selected.persistent_rows is None or selected.beginnings is None:
             return selected.rules
         beginnings = selected.beginnings
-        endings = self._recent[selected.persistent_rows, self._recent.shape[1] - beginnings.shape[1] :]
+        endings = self._recent[selected.persistent_rows]
+        if drafts is not None and selected.rules.word_rows is not None:
+            endings = drafts.push(endings, selected.rules.word_rows)
+        endings = endings[:, self._recent.shape[1] - beginnings.shape[1] :]
         matches = ((endings == beginnings) | (beginnings == _ANYTHING)).all(dim=1)
         return replace(selected.rules, word_matches=matches)
 
@@ -172,6 +176,21 @@ class RowRules:
             return
         which = self._send(rows.astype(np.int64))
         self._recent[which] = torch.cat((self._recent[which, 1:], token_ids[:, None]), dim=1)
+
+    def append_accepted(self, rows: npt.NDArray[np.int32], ids: Tensor) -> None:
+        """Remember what a step with drafts gave.
+
+        Args:
+            rows: ``[r]``, each once.
+            ids: int32 ``[r, c]`` on the device; negative after the last of a row.
+        """
+        if not self._by_row or not self._recent.shape[1]:
+            return
+        which = self._send(rows.astype(np.int64))
+        longer = torch.cat((self._recent[which], ids.to(torch.int64)), dim=1)
+        columns = torch.arange(self._recent.shape[1], device=ids.device)
+        num_new = (ids >= 0).sum(dim=1, keepdim=True)
+        self._recent[which] = longer.gather(1, num_new + columns)
 
     def _send(self, array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

@@ -44,13 +44,13 @@ class StepBuffers:
     what reads it, ``release``. Without, the device is the CPU, which reads the set itself.
 
     Args:
-        spec: the arrays.
-        device: where the mirror lies.
-        streams: of the device.
+        spec: The arrays.
+        device: Where the mirror lies.
+        streams: Of the device.
 
     Attributes:
-        tensors: the arrays as torch sees them, on the host.
-        arrays: the same memory as numpy sees it.
+        tensors: The arrays as torch sees them, on the host.
+        arrays: The same memory as numpy sees it.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class StepBuffers:
         self._next_staged = self._first_staged
         self._is_sent = False
         self._mirror: Tensor | None = None
-        self._mirror_read: Event | None = None  # by whoever computed with it last
+        self._mirror_read: Event | None = None  # recorded after the last computation with it
         self._on_device = self.tensors
         if streams is not None:
             self._mirror = torch.zeros(self._end_staged, dtype=torch.uint8, device=device)
@@ -99,7 +99,7 @@ class StepBuffers:
         return self._on_device[name][:length]
 
     def begin(self) -> None:
-        """Forget what was staged for the step before in this set: nobody reads it any more."""
+        """Forget what was staged in this set before: the step that read it is over."""
         self._next_staged = self._first_staged
         self._is_sent = False
 
@@ -107,7 +107,7 @@ class StepBuffers:
         """An array of the host on the device, to be had until the set is used again, and only after ``send``.
 
         Raises:
-            RuntimeError: the step was sent already.
+            RuntimeError: The step was sent already.
         """
         array = np.ascontiguousarray(array)
         if self._mirror is None or self._streams is None:
@@ -137,7 +137,7 @@ class StepBuffers:
         self._streams.compute.wait_event(arrived)
 
     def release(self, computed: Event) -> None:
-        """Say behind which event nobody reads the mirror any more."""
+        """Set the event after which the mirror is free."""
         self._mirror_read = computed
 
 

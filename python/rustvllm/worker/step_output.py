@@ -25,15 +25,16 @@ class ModelRunnerOutput:
     """What a step sampled. It is its own ``AsyncModelRunnerOutput``, of a step that was over when it was launched.
 
     Attributes:
-        sampled_token_ids: int32 ``[num_sampled, 1]``, C-contiguous, in the order of ``sampled_rows``; a negative number
-            where a row has no token.
+        sampled_token_ids: int32 ``[num_sampled, 1]``, or ``[num_sampled, 1 + d]`` in a step with at most ``d`` drafts
+            for a request; C-contiguous, in the order of ``sampled_rows``. A negative number where a row has no token,
+            or no more.
         logprobs: Of the tokens whose requests asked for them: places among the sampled ids (int32 ``[m]``), token ids
-            (int32 ``[m, 1 + k]``, the sampled one first), log-probabilities (float32, as many) and ranks (int32
-            ``[m]``). None when nobody asked.
+            (int32 ``[m, 1 + k]``, the sampled one first), log-probabilities (float32, same shape) and ranks (int32
+            ``[m]``). None if no request asked.
         prompt_logprobs: Of the places of prompts that the step was asked for: candidates per place (int32, one per
             request that asks), token ids and log-probabilities (int32 and float32, row after row without gaps, each
-            place's own token first) and ranks (int32, one per place). None when nobody asked.
-        row_error: Why rows have no token, as far as there is more to say than their numbers; None: nothing.
+            place's own token first) and ranks (int32, one per place). None if no request asked.
+        row_error: Why rows have no token, in addition to their codes; None if the codes say all.
     """
 
     sampled_token_ids: npt.NDArray[np.int32]
@@ -42,13 +43,13 @@ class ModelRunnerOutput:
     row_error: str | None = None
 
     def with_tokens(self, token_ids: npt.NDArray[np.int32]) -> ModelRunnerOutput:
-        """The same with the step's tokens, int32 ``[num_sampled]``; negative ones have no log-probabilities."""
+        """The same with the step's tokens, int32 ``[num_sampled, c]``; negative ones have no log-probabilities."""
         logprobs = self.logprobs
         if logprobs is not None and (token_ids < 0).any():
             places, ids, values, ranks = logprobs
-            kept = token_ids[places] >= 0
+            kept = token_ids.reshape(-1)[places] >= 0
             logprobs = (places[kept], ids[kept], values[kept], ranks[kept]) if kept.any() else None
-        return replace(self, sampled_token_ids=token_ids[:, None], logprobs=logprobs)
+        return replace(self, sampled_token_ids=token_ids, logprobs=logprobs)
 
     def is_done(self) -> bool:
         """See ``AsyncModelRunnerOutput``."""
@@ -65,7 +66,7 @@ LogprobsTuple = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[
 def make_output(
     logprobs: LogprobsTuple | None, row_errors: Iterable[str], prompt_logprobs: LogprobsTuple | None = None
 ) -> ModelRunnerOutput:
-    """What there is to say of a step beside its tokens.
+    """The results of a step in addition to its tokens.
 
     Args:
         logprobs: As the attribute, of any of the rows.

@@ -1,9 +1,9 @@
-"""The streams of a device: which work runs beside which, and the events that put it in order.
+"""The streams of a device: which work overlaps, and the events that put it in order.
 
 ``compute`` runs the model and the sampler, in the order of the steps. What must not hold it up has a stream of its own:
 ``inputs`` brings a step's arrays to the device while the step before still computes, ``outputs`` brings back what was
-sampled while the next step begins, ``swaps`` moves KV blocks. Streams know nothing of each other: whoever reads what
-another stream wrote, or writes what another one read, waits for that one's event first.
+sampled while the next step begins, ``swaps`` moves KV blocks. Streams are independent: work that reads what another
+stream wrote, or writes what another one read, waits for that one's event first.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Stream(Protocol):
     """Work in order."""
 
     def record_event(self) -> Event:
-        """The point behind everything that was launched so far."""
+        """An event after everything that was launched so far."""
         ...
 
     def wait_event(self, event: Any) -> None:
-        """What is launched from now on runs behind an event; the host does not wait."""
+        """Run what is launched from now on after an event; the host does not wait."""
         ...
 
 
@@ -45,12 +45,12 @@ class DeviceStreams:
     """See the module.
 
     Attributes:
-        compute: the stream that is current unless ``use`` says otherwise.
-        inputs: host to device, arrays of a step.
-        outputs: device to host, what was sampled.
+        compute: The stream that is current unless ``use`` says otherwise.
+        inputs: Host to device, arrays of a step.
+        outputs: Device to host, what was sampled.
         swaps: KV blocks between the device and CPU memory.
-        use: makes a stream the current one within a ``with``.
-        synchronize: holds the host until every stream is idle.
+        use: Makes a stream the current one within a ``with``.
+        synchronize: Holds the host until every stream is idle.
     """
 
     compute: Stream
@@ -62,7 +62,7 @@ class DeviceStreams:
 
 
 def make_streams(device: torch.device) -> DeviceStreams | None:
-    """The streams of a CUDA device; None for the CPU, which does everything in the order it is told."""
+    """The streams of a CUDA device; None for the CPU, which does everything in order."""
     if device.type != "cuda":
         return None
     inputs, outputs, swaps = (torch.cuda.Stream(device) for _ in range(3))  # type: ignore[no-untyped-call]

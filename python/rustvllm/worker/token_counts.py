@@ -68,6 +68,22 @@ class TokenCounts:
             ids = token_ids[torch.from_numpy(counted).to(device)]
             self.output_counts[torch.from_numpy(slots[counted]).to(device), ids] += 1
 
+    def add_accepted(self, rows: npt.NDArray[np.int32], ids: Tensor) -> None:
+        """Count the tokens that each row was given in a step with drafts.
+
+        Args:
+            rows: ``[r]``, each once.
+            ids: int32 ``[r, c]`` on the device; negative after the last of a row.
+        """
+        slots = self._slot_of_row[rows]
+        counted = np.flatnonzero(slots >= 0)
+        if counted.size:
+            device = self.output_counts.device
+            chosen = ids[torch.from_numpy(counted).to(device)].to(torch.int64)  # [k, c]
+            in_slots = torch.from_numpy(slots[counted]).to(device)[:, None].expand_as(chosen)
+            once = (chosen >= 0).to(self.output_counts.dtype)
+            self.output_counts.index_put_((in_slots, chosen.clamp(min=0)), once, accumulate=True)
+
     def _take_slot(self) -> int:
         if not self._free:
             capacity, vocab_size = self.output_counts.shape

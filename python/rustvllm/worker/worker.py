@@ -16,6 +16,8 @@ from torch import Tensor
 from rustvllm import _core
 from rustvllm.attention.selector import make_attention_backend
 from rustvllm.attention.static_batch import StaticAttentionBackend
+from rustvllm.config.byte_sizes import readable_size
+from rustvllm.config.devices import why_no_cuda
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
 from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.logger import init_logger
@@ -31,6 +33,7 @@ from rustvllm.worker.dense_layers import make_batch_invariant, make_linear_packe
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.step_buffers import BufferSpec, StepBuffers
+from rustvllm.worker.step_memory import step_bytes
 from rustvllm.worker.streams import make_streams
 
 if TYPE_CHECKING:
@@ -63,14 +66,14 @@ class Worker:
     """See the module.
 
     Args:
-        config: of the engine.
-        float_columns: names of the columns of ``sampling_float``.
-        int_columns: names of the columns of ``sampling_int``.
+        config: Of the engine.
+        float_columns: Names of the columns of ``sampling_float``.
+        int_columns: Names of the columns of ``sampling_int``.
 
     Attributes:
-        device: where everything lies.
-        dtype: of weights, and of the cache unless that has eight bits.
-        runner: there once the model is loaded.
+        device: Where everything lies.
+        dtype: Of weights, and of the cache unless that has eight bits.
+        runner: There once the model is loaded.
     """
 
     def __init__(self, config: EngineConfig, float_columns: Sequence[str], int_columns: Sequence[str]) -> None:
@@ -98,7 +101,7 @@ class Worker:
         """Load the weights.
 
         Raises:
-            ModelLoadError: see ``model_loader.load_model``.
+            ModelLoadError: See ``model_loader.load_model``.
         """
         on_cpu = self.device.type == "cpu"
         model = load_model(
@@ -152,10 +155,10 @@ class Worker:
 
         The override when given, else what fits into ``kv_cache_memory_bytes`` when given, else a share of the memory:
         on CPU ``cpu_kv_cache_fraction`` of the container's limit, within what is free now and within ``CPU_CACHE_CAP``;
-        on CUDA what ``gpu_memory_utilization`` leaves beside the weights and the largest step.
+        on CUDA what ``gpu_memory_utilization`` leaves after the weights and the largest step.
 
         Raises:
-            ModelLoadError: not even one usable block fits, or more was asked for than there is.
+            ModelLoadError: Not even one usable block fits, or more was asked for than there is.
         """
         cache = self.config.cache
         per_block = self.num_bytes_per_block
@@ -167,6 +170,7 @@ class Worker:
                     f"num_gpu_blocks_override is {num_blocks}, but at most {most} blocks can be numbered"
                 )
             self._check_room(num_blocks * per_block, "num_gpu_blocks_override", num_blocks, per_block)
+            self._warn_of_tight_memory(num_blocks * per_block)
             return num_blocks
         if cache.kv_cache_memory_bytes is not None:
             self._check_room(cache.kv_cache_memory_bytes, "kv_cache_memory_bytes", cache.kv_cache_memory_bytes, 1)
@@ -179,9 +183,11 @@ class Worker:
         if num_blocks < 2:
             share = "cpu_kv_cache_fraction" if self.device.type == "cpu" else "gpu_memory_utilization"
             raise ModelLoadError(
-                f"the KV cache has {budget} bytes, but two blocks of {cache.block_size} tokens need {2 * per_block}; "
+                f"the KV cache has {readable_size(budget)}, but two blocks of {cache.block_size} tokens need "
+                f"{readable_size(2 * per_block)} ({2 * per_block} bytes); "
                 f"raise kv_cache_memory_bytes or {share}, or lower block_size"
             )
+        self._warn_of_tight_memory(num_blocks * per_block)
         return int(num_blocks)
 
     def determine_num_cpu_blocks(self, num_blocks: int) -> int:
@@ -210,7 +216,7 @@ class Worker:
             advice = f"set it to {_gib(available)} or less" if available >= per_block else "free some"
             raise ConfigError(
                 f"swap_space is {swap_space:g} GiB, but {max(available, 0) / 2**30:.2f} GiB of CPU memory are free"
-                f"{' beside the KV cache' if self.device.type == 'cpu' else ''}: {advice}, or set preemption_mode to "
+                f"{' after the KV cache' if self.device.type == 'cpu' else ''}: {advice}, or set preemption_mode to "
                 "recompute"
             )
         return num_cpu_blocks
@@ -251,7 +257,7 @@ class Worker:
         A model that cannot run in one does without, unless sizes were asked for.
 
         Raises:
-            ModelLoadError: there is no memory for them, or one that was asked for cannot be captured.
+            ModelLoadError: There is no memory for them, or one that the configuration names cannot be captured.
         """
         runner = self._loaded()
         if runner.graphs is None:
@@ -276,7 +282,7 @@ class Worker:
 
         Args:
             error: torch's.
-            what: was being done.
+            what: Was being done.
         """
         torch.cuda.empty_cache()
         scheduler, cache = self.config.scheduler, self.config.cache
@@ -365,13 +371,34 @@ class Worker:
         available = self._available_memory()
         if needed > available:
             raise ModelLoadError(
-                f"{name} is {value}, which takes {needed} bytes, but {available} bytes are free on {self.device}; "
-                f"at most {available // unit} would fit"
+                f"{name} is {value}, which takes {readable_size(needed)}, but {readable_size(available)} are free on "
+                f"{self.device}; at most {available // unit} would fit"
             )
+
+    def _warn_of_tight_memory(self, cache_bytes: int) -> None:
+        """Say so when the KV cache leaves less than the largest step is likely to take: it may be killed under load."""
+        if self.device.type != "cpu":
+            return
+        available, step = host_resources.memory_available(), self._step_bytes()
+        if cache_bytes + step > available:
+            scheduler = self.config.scheduler
+            logger.warning(
+                "memory is tight: %d MiB are free, the KV cache takes %d and the largest step about %d; the engine may "
+                "be killed under load. Lower kv_cache_memory_bytes (to %d, say), max_num_batched_tokens (%d) or "
+                "max_num_seqs (%d), use quantization int8, or give it more memory",
+                *(available >> 20, cache_bytes >> 20, step >> 20, max(0, available - step)),
+                *(scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
+            )
+
+    def _step_bytes(self) -> int:
+        return step_bytes(self.config.model, self.config.scheduler, self.dtype.itemsize)
 
     def _cpu_budget(self) -> int:
         limit, available = host_resources.memory_limit(), host_resources.memory_available()
         share = int(min(self.config.cache.cpu_kv_cache_fraction * limit, CPU_CACHE_SHARE_OF_AVAILABLE * available))
+        # What the largest step takes is left free where that leaves anything, so that load does not end the engine.
+        if self._step_bytes() < available:
+            share = min(share, available - self._step_bytes())
         share //= self.config.parallel.data_parallel_size  # the machine's other engines want as much
         blocks_per_seq = -(-self.config.model.max_model_len // self.config.cache.block_size)
         useful = 1 + CPU_CACHE_CAP * self.config.scheduler.max_num_seqs * blocks_per_seq
@@ -427,7 +454,7 @@ def graph_bytes(free: Sequence[int], num_graphs: int) -> int:
 
     Args:
         free: bytes of the device before the largest was captured, after it, and after each of a few more.
-        num_graphs: graphs in all.
+        num_graphs: Graphs in all.
     """
     if len(free) < 2:
         return 0
@@ -461,5 +488,8 @@ def _gib(num_bytes: int, *, up: bool = False) -> str:
 
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise ModelLoadError(f"device is 'cuda', but torch {torch.__version__} finds no CUDA device; use device='cpu'")
+        raise ModelLoadError(
+            f"device is 'cuda', but torch {torch.__version__} finds no CUDA device: {why_no_cuda()}. The processor "
+            "serves, too: --device cpu (in Python device='cpu')"
+        )
     return torch.device(name, 0) if name == "cuda" else torch.device(name)

@@ -10,7 +10,7 @@ import sys
 
 URL, MODEL, CHECKPOINT, TASKS, CACHE = sys.argv[1:]
 os.environ["HF_HOME"] = CACHE
-os.chdir(TASKS)  # the data files of the tasks are named as they lie beside them
+os.chdir(TASKS)  # the data files of the tasks are named relative to their folder
 
 import lm_eval  # noqa: E402 (reads its environment when it is imported)
 from lm_eval.models.huggingface import HFLM  # noqa: E402

@@ -15,9 +15,12 @@ from server_process import REAL, ServerProcess
 
 @pytest.fixture(scope="session")
 def conformance_server() -> Iterator[ServerProcess]:
-    """A server of the embedded model under two names, which computes long prompts in pieces."""
+    """A server of the embedded model under two names, which computes long prompts in pieces.
+
+    Streamed and whole must have the same bits, though a busy machine may put their prompts into steps of other company.
+    """
     command = [*REAL, "--served-model-name", "tiny", "alias/tiny", "--port", "0", "--max-num-seqs", "16"]
-    command += ["--max-num-batched-tokens", "128", "--trust-request-chat-template"]
+    command += ["--max-num-batched-tokens", "128", "--trust-request-chat-template", "--batch-invariant"]
     with ServerProcess(command) as process:
         process.wait_until_ready()
         yield process

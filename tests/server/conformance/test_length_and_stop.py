@@ -70,6 +70,8 @@ CASES = [
         text=ANSWER[:-1],
         tokens=None,
     ),
+    Case("stop", "edge", {**GREEDY, "stop": [f"no{i}" for i in range(1024)]}, finish="length", text=STORY),
+    bad("stop", {"stop": [f"no{i}" for i in range(1025)]}, "stop", "1025", "1024"),
     bad("stop", {"stop": ""}, "stop", "empty string"),
     bad("stop", {"stop": ["a", ""]}, "stop", "empty string"),
     bad("stop", {"stop": [1]}, "stop", "valid string"),

@@ -22,7 +22,7 @@ def prompt_tokens(number):
 
 def prompt_is(*ids):
     def check(answer):
-        shown = answer["prompt_token_ids"] if "prompt_token_ids" in answer else answer["choices"][0]["prompt_token_ids"]
+        shown = (answer if "prompt_token_ids" in answer else answer["choices"][0])["prompt_token_ids"]
         assert shown == list(ids)
 
     return check
@@ -148,13 +148,13 @@ CASES = [
         "messages",
         chat("a", role="wizard"),
         "messages",
-        "'wizard'",
-        "system, developer, user, assistant, tool",
+        "The chat template refused",
+        "not wizard",
         url=CHAT,
     ),
     bad("messages", chat("a", role="tool"), "messages", "the roles system, user and assistant, not tool", url=CHAT),
-    bad("messages", chat(None), "messages", "content is required", "'user'", url=CHAT),
-    bad("messages", chat([]), "messages", "empty list", url=CHAT),
+    Case("messages", "edge", {**chat(None), **GREEDY}, CHAT),
+    Case("messages", "edge", {**chat([]), **GREEDY}, CHAT),
     bad(
         "messages",
         chat([{"type": "image_url", "image_url": {"url": "x"}}]),
@@ -186,13 +186,13 @@ CASES = [
     Case(TOOLS, "edge", {"tools": None, "tool_choice": None}, CHAT),
     bad(TOOLS, {"tools": []}, "tools", "empty list", url=CHAT),
     bad(TOOLS, {"tools": "look"}, "tools", "valid array", url=CHAT),
-    bad(TOOLS, {"tools": [TOOL], "tool_choice": "auto"}, "tool_choice", "not supported yet", url=CHAT),
-    bad(TOOLS, {"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "not supported yet", url=CHAT),
+    bad(TOOLS, {"tools": [TOOL], "tool_choice": "auto"}, "tool_choice", "--tool-call-parser", url=CHAT),
+    bad(TOOLS, {"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "--tool-call-parser", url=CHAT),
     bad(
         TOOLS,
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}},
         "tool_choice",
-        "not supported yet",
+        "--tool-call-parser",
         url=CHAT,
     ),
     Case(

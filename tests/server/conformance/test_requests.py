@@ -8,6 +8,9 @@ from fake_engine import FakeEngine
 IGNORED = "user, metadata, store, service_tier, unknown fields"
 BEAMS = "use_beam_search, length_penalty"
 TEXT = {"response_format": {"type": "text"}}
+NAMELESS = {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}
+SCHEMALESS = {"type": "json_schema", "json_schema": {"name": "a", "schema": "{}"}}
+NEGATED = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"properties": {"a": {"not": {}}}}}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
 UNKNOWN = {"user": "Ann", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "not_a_parameter": [1, {}]}
 
@@ -23,10 +26,47 @@ CASES = [
     Case("response_format", "valid", TEXT),
     Case("response_format", "valid", TEXT, CHAT),
     Case("response_format", "edge", {"response_format": None}),
-    bad("response_format", {"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
-    bad("response_format", {"response_format": SCHEMA}, "response_format", "only the type 'text' is", url=CHAT),
-    bad("response_format", {"response_format": {"type": "json_schema"}}, "response_format", "not supported", url=CHAT),
-    bad("response_format", {"response_format": "json"}, "response_format", "not supported yet"),
+    Case("response_format", "valid", {"response_format": {"type": "json_object"}}),
+    Case("response_format", "valid", {"response_format": SCHEMA}, CHAT),
+    bad(
+        "response_format",
+        {"response_format": {"type": "json_schema"}},
+        "response_format",
+        "needs json_schema",
+        url=CHAT,
+    ),
+    bad("response_format", {"response_format": NAMELESS}, "response_format", "json_schema.name must have 1 to 64"),
+    bad(
+        "response_format", {"response_format": SCHEMALESS}, "response_format", "must be an object or a boolean, got str"
+    ),
+    bad("response_format", {"response_format": {"type": "xml"}}, "response_format", "text, json_object or json_schema"),
+    bad("response_format", {"response_format": {"type": "structural_tag"}}, "response_format", "not supported yet"),
+    bad("response_format", {"response_format": "json"}, "response_format", "input should be an object"),
+    bad("response_format", {"response_format": NEGATED}, "response_format", "/properties/a/not is not supported"),
+    Case("structured_outputs", "valid", {"structured_outputs": {"regex": "a*"}}),
+    Case("structured_outputs", "valid", {"structured_outputs": {"choice": ["a", "b"], "regex": None}}, CHAT),
+    Case("structured_outputs", "edge", {"structured_outputs": None}),
+    bad(
+        "structured_outputs",
+        {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+        "structured_outputs",
+        "exactly one of",
+    ),
+    bad("structured_outputs", {"structured_outputs": {"regexp": "a"}}, "structured_outputs", "has the field regexp"),
+    bad("structured_outputs", {"structured_outputs": {"choice": []}}, "structured_outputs", "one or more texts"),
+    bad("structured_outputs", {"structured_outputs": {"json_object": False}}, "structured_outputs", "must be true"),
+    bad(
+        "structured_outputs",
+        {"structured_outputs": {"structural_tag": "{}"}},
+        "structured_outputs",
+        "not supported yet",
+    ),
+    bad(
+        "structured_outputs",
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+        "structured_outputs",
+        "send one of them",
+    ),
     Case("priority", "valid", {"priority": 0}),
     Case("priority", "edge", {"priority": None}, CHAT),
     bad("priority", {"priority": 1}, "priority", "priority is 1", "scheduling_policy='priority'"),
@@ -73,7 +113,6 @@ LATER = {
     "guided_regex": "a*",
     "guided_choice": ["a"],
     "guided_grammar": "root ::= a",
-    "structured_outputs": {"regex": "a*"},
     "logits_processors": ["a"],
     "kv_transfer_params": {"a": 1},
     "repetition_detection": {"a": 1},

@@ -16,7 +16,7 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 140), st.integers(1, 70)), min_size
 
 
 def make_step(requests, num_heads, num_kv_heads, head_dim, block_size, dtype, seed):
-    """Metadata, query, key, value and a cache that holds what was computed, and NaN where nobody wrote."""
+    """Metadata, query, key, value and a cache that holds what was computed, and NaN elsewhere."""
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)
     seq_lens = np.array([computed + new for computed, new in requests], np.int32)

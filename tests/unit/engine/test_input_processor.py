@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rustvllm.engine.input_processor import InputProcessor, default_sampling_params, logger
-from rustvllm.engine.tokenizer import Tokenizer
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.sampling_params import SamplingParams
+from rustvllm.sampling_params import PromptOnlyParams, SamplingParams
+from rustvllm.text.tokenizer import Tokenizer
 
 EOS, EXTRA_EOS, MAX_LEN = 256, ord("~"), 64
 
@@ -98,7 +98,7 @@ def test_too_long_names_input_tokens(processor):
 
 
 def test_a_full_prompt_may_be_run_without_output(processor):
-    assert processor.process([1] * 64, SamplingParams(max_tokens=0)).max_tokens == 0
+    assert processor.process([1] * 64, PromptOnlyParams(max_tokens=0)).max_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_max_tokens_is_clamped_to_the_room(processor, num_prompt, max_tokens, ex
 def test_truncation(processor, keep, side, expected):
     params = SamplingParams(truncate_prompt_tokens=keep, truncation_side=side)
     if expected is None:
-        with pytest.raises(InvalidRequestError, match="truncate_prompt_tokens is 100, more than"):
+        with pytest.raises(InvalidRequestError, match=r"is 64 tokens .* but truncate_prompt_tokens is 100"):
             processor.process(list(range(10)), params)
     else:
         assert processor.process(list(range(10)), params).prompt_token_ids == expected
@@ -258,7 +258,7 @@ def test_any_prompt_gives_a_request_or_the_one_error(shared_processor, prompt):
 
 @pytest.fixture(scope="module")
 def shared_processor(toy_model):
-    from rustvllm.engine_args import EngineArgs
+    from rustvllm.config.engine_args import EngineArgs
 
     config = EngineArgs(model=toy_model, device="cpu").create_engine_config()
     return InputProcessor(config, Tokenizer.from_folder(config.model.tokenizer_path))

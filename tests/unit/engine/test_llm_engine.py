@@ -4,7 +4,7 @@ import pytest
 
 from rustvllm import LLMEngine, SamplingParams
 from rustvllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, QueueFullError
-from rustvllm.sampling_params import RequestOutputKind
+from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 
@@ -76,7 +76,7 @@ def test_a_prompt_in_pieces_tells_how_far_it_is(make, async_scheduling):
 
 def test_a_prompt_that_only_is_computed_tells_it_too(make):
     engine = make(max_num_batched_tokens=8)
-    params = GREEDY.clone(output_kind=RequestOutputKind.DELTA, prompt_progress=True, max_tokens=0)
+    params = PromptOnlyParams(output_kind=RequestOutputKind.DELTA, prompt_progress=True, max_tokens=0)
     engine.add_request("r", "a" * 21, params)
     outputs = finish(engine)["r"]
     assert [output.num_computed_prompt_tokens for output in outputs] == [8, 16, 21]
@@ -118,7 +118,7 @@ def test_output_kinds(make):
         ("a", {"stop": ["zz", "de"]}, "bc", "stop", "de"),
         ("a", {"stop": "d", "include_stop_str_in_output": True}, "bcd", "stop", "d"),
         ("a", {"stop_token_ids": [100]}, "bc", "stop", 100),
-        ([254], {}, "\ufffd", "stop", None),  # 255 is no whole character; then EOS
+        ([254], {}, "\ufffd", "stop", None),  # 255 is not a whole character; then EOS
         ("z", {}, "{|}", "stop", None),  # then the model's second EOS id
         ("z", {"stop_token_ids": [126]}, "{|}", "stop", 126),
         ("z", {"ignore_eos": True, "max_tokens": 5}, "{|}~\x7f", "length", None),
@@ -142,7 +142,7 @@ def test_generation_ends_at_the_context_limit(make):
 
 def test_max_tokens_zero_runs_the_prompt_only(make, toy_executors):
     engine = make()
-    engine.add_request("r", "abc", SamplingParams(max_tokens=0))
+    engine.add_request("r", "abc", PromptOnlyParams(max_tokens=0))
     [sample] = finish(engine)["r"][-1].outputs
     assert (sample.token_ids, sample.finish_reason) == ([], "length")
     assert toy_executors[0].steps == [3]
@@ -281,16 +281,16 @@ def test_use_after_shutdown(make, toy_executors):
 
 
 def test_a_pool_too_small_says_what_fits(make, toy_executors, monkeypatch):
-    from rustvllm.engine import core
+    from rustvllm.engine import start as engine_start
 
-    real = core._make_executor
+    real = engine_start.make_executor
 
     def small(config):
         executor = real(config)
         executor.determine_num_blocks = lambda: 5
         return executor
 
-    monkeypatch.setattr(core, "_make_executor", small)
+    monkeypatch.setattr(engine_start, "make_executor", small)
     with pytest.raises(ConfigError, match="set max_model_len to 16 or less"):
         make()
 

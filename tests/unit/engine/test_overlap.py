@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from rustvllm import AsyncLLM, LLMEngine, SamplingParams
-from rustvllm.engine import core
-from rustvllm.engine_args import AsyncEngineArgs, EngineArgs
+from rustvllm.config.engine_args import AsyncEngineArgs, EngineArgs
+from rustvllm.engine import start as engine_start
 from rustvllm.exceptions import ConfigError, EngineDeadError, RequestFailedError
 from rustvllm.executor.sim import SimExecutor, SimStepOutput
 from rustvllm.sampling_params import RequestOutputKind
@@ -23,7 +23,7 @@ FINAL = RequestOutputKind.FINAL_ONLY
 
 
 class ScriptedExecutor(SimExecutor):
-    """A simulation whose launches and waits are written down, and fail where they are told to.
+    """A simulation whose launches and waits are written down, and fail where the test says so.
 
     Attributes:
         events: ``launch n`` and ``wait n``, in order, n counted from 1.
@@ -77,7 +77,7 @@ def make(monkeypatch):
         make.executor = ScriptedExecutor(config, config.sim)
         return make.executor
 
-    monkeypatch.setattr(core, "_make_executor", make_executor)
+    monkeypatch.setattr(engine_start, "make_executor", make_executor)
 
     def make(*, asynchronous=False, **arguments):
         given = {"executor": "sim", "skip_tokenizer_init": False, "num_gpu_blocks_override": 200} | arguments

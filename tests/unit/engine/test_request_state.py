@@ -1,4 +1,4 @@
-"""Deltas gathered into outputs: merged while nobody looks, never lost, never given twice."""
+"""Deltas gathered into outputs: merged until the caller reads, never lost, never given twice."""
 
 from types import SimpleNamespace
 
@@ -29,6 +29,7 @@ def delta(
     stop=None,
     error=None,
     kind=None,
+    is_step_error=False,
     cached=0,
     scheduled=0.0,
     last=0.0,
@@ -43,6 +44,7 @@ def delta(
         stop_reason=stop,
         error=error,
         error_kind=kind,
+        is_step_error=is_step_error,
         error_param="prompt" if kind == "invalid" else None,
         num_cached_tokens=cached,
         first_scheduled_ts=scheduled,
@@ -114,7 +116,7 @@ def test_what_comes_after_the_end_is_dropped():
 
 def test_errors_carry_their_cause():
     state = make(RequestOutputKind.CUMULATIVE)
-    state.apply(delta(finish="error", error="the step failed"), "RuntimeError: boom")
+    state.apply(delta(finish="error", error="the step failed", is_step_error=True), "RuntimeError: boom")
     assert state.take().error == "the step failed; RuntimeError: boom"
 
 
@@ -155,6 +157,20 @@ def test_a_failure_is_raised_as_what_it_is(kind, error):
     assert getattr(caught.value, "param", None) == ("prompt" if kind == "invalid" else None)
 
 
+@pytest.mark.parametrize(
+    ("error", "is_step_error", "message"),
+    [
+        ("the model failed", True, "the model failed; ValueError: now"),
+        ("the model produced no valid token", False, "the model produced no valid token"),
+        ("the grammar could not be compiled", False, "the grammar could not be compiled"),
+    ],
+)
+def test_the_error_of_a_step_explains_only_what_came_of_it(error, is_step_error, message):
+    state = make(RequestOutputKind.FINAL_ONLY)
+    state.apply(delta(finish="error", error=error, kind="failed", is_step_error=is_step_error), "ValueError: now")
+    assert str(state.failure()) == message
+
+
 def test_progress_of_the_prompt_is_news_until_the_first_token():
     state = RequestState("r", "p", [1] * 9, RequestOutputKind.DELTA, [(10, "r")], frozenset(), prompt_progress=True)
     state.apply(delta(computed=4, scheduled=1.0, last=2.0))
@@ -184,8 +200,8 @@ def test_best_of_returns_the_likeliest_first_and_counts_the_others(shows):
         "r", "p", [1], RequestOutputKind.FINAL_ONLY, samples, frozenset(), with_logprobs=True, choice=choice
     )
     for index, value in enumerate((-3.0, -1.0, -4.0, -1.0)):
-        beside = [(0, [(index, value, 1, b"x")])]
-        state.apply(delta(10 + index, ids=[index], logprobs=beside, finish="length", text="abcd"[index]))
+        candidates = [(0, [(index, value, 1, b"x")])]
+        state.apply(delta(10 + index, ids=[index], logprobs=candidates, finish="length", text="abcd"[index]))
     output = state.take()
     assert [(sample.index, sample.text, sample.cumulative_logprob) for sample in output.outputs] == [
         (0, "b", -1.0),
@@ -193,3 +209,23 @@ def test_best_of_returns_the_likeliest_first_and_counts_the_others(shows):
     ]
     assert output.num_unreturned_tokens == 2
     assert [sample.logprobs is not None for sample in output.outputs] == [shows] * 2
+
+
+def test_the_last_token_is_the_last_of_all_samples():
+    state = make(RequestOutputKind.CUMULATIVE, n=2)
+    state.apply(delta(key=10, ids=[1], last=9.0))
+    state.apply(delta(key=11, ids=[2], last=8.0))  # read after the other's, sampled before it
+    assert state.metrics.last_token_time == 9.0
+
+
+def test_news_of_many_samples_are_taken_some_at_a_time():
+    state = make(RequestOutputKind.DELTA, n=300)
+    for index in reversed(range(300)):
+        state.apply(delta(key=10 + index, text=str(index), ids=[index], finish="stop"))
+    taken = []
+    while state.ready:
+        taken.append(state.take(128))
+    assert [len(output.outputs) for output in taken] == [128, 128, 44]
+    assert [output.finished for output in taken] == [False, False, True]
+    texts = {sample.index: sample.text for output in taken for sample in output.outputs}
+    assert texts == {index: str(index) for index in range(300)}

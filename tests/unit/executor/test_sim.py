@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rustvllm import LLM, SamplingParams, _core
-from rustvllm.engine_args import EngineArgs
+from rustvllm.config.engine_args import EngineArgs
 from rustvllm.exceptions import ConfigError, ModelLoadError, SchedulerStateError
 from rustvllm.executor.sim import SimExecutor
 
@@ -92,6 +92,20 @@ def test_eos_comes_when_asked_for(make_llm, asked, length):
     [sample] = output.outputs
     assert sample.finish_reason == ("length" if length == 24 else "stop")
     assert len(sample.text.split()) == (23 if length == 24 else length)
+
+
+def test_stop_ids_wait_for_min_tokens(make_llm):
+    llm = make_llm()
+    prompt = [[5, 6, 7]]
+    [[plain]] = generate(llm, prompt, GREEDY)
+    stops = [plain[0], plain[1]]
+    [[at_once]] = generate(llm, prompt, GREEDY.clone(stop_token_ids=stops))
+    assert at_once == plain[:1], "the stop id is really met"
+    [[later]] = generate(llm, prompt, GREEDY.clone(stop_token_ids=stops, min_tokens=6))
+    assert len(later) > 6
+    assert not set(stops) & set(later[:6])
+    [[again]] = generate(llm, prompt, GREEDY.clone(stop_token_ids=stops))
+    assert again == at_once, "the row's next request has none"
 
 
 def test_a_step_takes_its_time(make_llm):

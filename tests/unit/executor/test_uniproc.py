@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rustvllm import _core
-from rustvllm.engine_args import EngineArgs
+from rustvllm.config.engine_args import EngineArgs
 from rustvllm.exceptions import DeviceMemoryError, SchedulerStateError
 from rustvllm.executor.uniproc import UniProcExecutor
 

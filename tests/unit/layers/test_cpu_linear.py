@@ -1,6 +1,7 @@
 """Kernels of dense layers on the CPU against float64; which of them is chosen, and what is kept of a weight."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,10 +83,10 @@ def test_what_follows_the_product_is_the_same_fused(threads, dtype, activation):
         for rows in (0, 1, 4, 70):
             x, residual = random(rows, 24, dtype=dtype, seed=2), random(rows, 40, dtype=dtype, seed=3)
             before = residual.clone()
-            for beside in (None, residual):
-                found = kernel.forward(x, function, beside)
-                assert_near(found, exact(x, weight, bias, function, beside), dtype)
-            assert torch.equal(residual, before)  # it is read, and written by nobody
+            for added in (None, residual):
+                found = kernel.forward(x, function, added)
+                assert_near(found, exact(x, weight, bias, function, added), dtype)
+            assert torch.equal(residual, before)  # it is read and never written
 
 
 def test_rows_may_lie_apart_and_shapes_may_have_more_dimensions(threads):
@@ -321,6 +322,8 @@ def pack(threads, model, *, options=None, room=1 << 30, tied=True):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kernel", [None, "torch", "core", "onednn"])
 def test_a_packed_model_computes_the_same(threads, dtype, kernel, caplog):
+    if kernel == "onednn" and not OneDnnLinear.is_available(dtype):
+        pytest.skip(f"oneDNN has no products in {dtype} on this processor")
     plain, model = Model(dtype), Model(dtype)
     pack(threads, plain, options=LinearOptions("torch"))
     with caplog.at_level("INFO"):
@@ -380,3 +383,18 @@ def test_int8_counts_less(threads):
     assert packer.resident_bytes(plain) == plain - 3 * weights + 4 * (2 * 2048 + 16)
     pack(threads, model, options=LinearOptions("core", "int8"), tied=False)
     assert sum(layer.kernel.nbytes for layer in (*model.layers, model.small)) < 1.1 * (weights + 4 * (2 * 2048 + 16))
+
+
+@pytest.mark.parametrize("refused", [[], ["avx2"]])
+def test_the_log_names_what_computes_rounded_activations(threads, monkeypatch, caplog, refused):
+    found = SimpleNamespace(w8a8_kernel=lambda: ("portable", refused))
+    monkeypatch.setattr("rustvllm.layers.cpu_linear_packer._core", SimpleNamespace(PackedLinear=found))
+    with caplog.at_level("INFO", logger="rustvllm"):
+        pack(threads, Model(), options=LinearOptions("core", "int8", round_activations=True), tied=False)
+    lines = [record.getMessage() for record in caplog.records if "8-bit weights" in record.getMessage()]
+    assert lines[0].startswith("8-bit weights: activations are rounded to 8 bits in ")
+    assert " by portable products" in lines[0]
+    assert lines[1:] == [
+        f"8-bit weights: the {name} products are not used, because on this processor they differ from plain code"
+        for name in refused
+    ]

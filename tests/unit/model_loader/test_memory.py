@@ -1,4 +1,4 @@
-"""What loading takes at its worst: the weights, and no more than one tensor beside them.
+"""What loading takes at its worst: the weights, and no more than one tensor in addition.
 
 Measured in a process of its own, as its highest resident memory above what it had with torch and the loader imported.
 """
@@ -24,7 +24,7 @@ import json, sys
 from pathlib import Path
 import torch
 from rustvllm.config import LoadConfig
-from rustvllm.model_config import read_model_config
+from rustvllm.config.model_folder import read_model_config
 from rustvllm.model_loader import load_model
 
 def status(name):

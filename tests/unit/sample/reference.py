@@ -1,6 +1,7 @@
 """The sampler's rules once more, one row at a time in float64 and plain loops."""
 
 import math
+import statistics
 
 MASK = (1 << 64) - 1
 
@@ -50,11 +51,21 @@ def choose(logits, temperature, seed, position, **kept):
     return draw(distribution(logits, temperature, **kept), uniform(seed, position))
 
 
-def distribution(logits, temperature=1.0, min_p=0.0, top_k=0, top_p=1.0):
-    """Probability of every id: temperature, then min_p, top_k, top_p; equals of the last kept one are kept."""
+def within_sigma(logits, n):
+    """Whether each logit is at most ``n`` standard deviations below the largest; masked ones do not count."""
+    finite = [x for x in logits if x > -math.inf]
+    lowest = max(finite) - n * statistics.pstdev(finite)
+    return [x >= lowest for x in logits]
+
+
+def distribution(logits, temperature=1.0, top_n_sigma=0.0, min_p=0.0, top_k=0, top_p=1.0):
+    """Probability of every id: temperature, then top_n_sigma, min_p, top_k, top_p; equals of the last one are kept."""
     scaled = [x / temperature for x in logits]
     top = max(scaled)
     weights = [math.exp(x - top) for x in scaled]
+    if top_n_sigma > 0:
+        is_near = within_sigma(scaled, top_n_sigma)
+        weights = [w if is_kept else 0.0 for w, is_kept in zip(weights, is_near, strict=True)]
     weights = [w if w >= min_p * 1.0 else 0.0 for w in weights]
     if 0 < top_k < len(weights):
         smallest = sorted(weights, reverse=True)[top_k - 1]

@@ -36,7 +36,7 @@ def test_any_mixture_equals_the_reference_and_torch(rows, seed, vocab_size):
         ([np.inf, 0] * 3, 0),
     ],
 )
-@pytest.mark.parametrize("row", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}])
+@pytest.mark.parametrize("row", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}, {"top_n_sigma": 1.0}])
 def test_a_bad_row_harms_nobody(bad, expected, row):
     good = torch.tensor([[1.0, 2.0, 3.0, 2.0, 1.0, 0.0]])
     rows = [row | {"seed": seed} for seed in range(3)]
@@ -45,7 +45,8 @@ def test_a_bad_row_harms_nobody(bad, expected, row):
 
 
 @pytest.mark.parametrize(
-    "row", [{}, {"top_k": 30}, {"top_p": 0.8}, {"min_p": 0.1}, {"temperature": 2.0, "top_p": 0.99}]
+    "row",
+    [{}, {"top_k": 30}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_n_sigma": 1.0}, {"temperature": 2.0, "top_p": 0.99}],
 )
 def test_the_distribution_is_right(row):
     """Chi-square over fixed seeds and 200 ids."""
@@ -62,17 +63,10 @@ def test_the_distribution_is_right(row):
 
 
 def test_wrong_arrays_are_refused():
-    def draw(logits=None, rows=(0,), top_k=None, **more):
-        count = len(rows)
-        columns = {
-            "temperature": np.ones(count, np.float32),
-            "min_p": np.zeros(count, np.float32),
-            "top_k": np.zeros(count, np.int64) if top_k is None else top_k,
-            "top_p": np.ones(count, np.float32),
-            "uniforms": np.zeros(count),
-        }
+    def draw(logits=None, rows=(0,), uniforms=None, **numbers):
         logits = np.zeros((2, 3), np.float32) if logits is None else logits
-        return _core.draw_token_ids(THREADS, logits, np.array(rows, np.int64), **(columns | more))
+        uniforms = np.zeros(len(rows)) if uniforms is None else uniforms
+        return _core.draw_token_ids(THREADS, logits, np.array(rows, np.int64), uniforms, numbers)
 
     assert draw() == [0]
     assert draw(rows=[]) == []
@@ -84,6 +78,12 @@ def test_wrong_arrays_are_refused():
         draw(top_k=np.zeros(2, np.int64))
     with pytest.raises(TypeError, match="top_k has another dtype"):
         draw(top_k=np.zeros(1, np.float32))
+    with pytest.raises(TypeError, match="top_p has another dtype"):
+        draw(top_p=np.zeros(1))
+    with pytest.raises(ValueError, match=r"uniforms must have the shape \[1\], got \[3\]"):
+        draw(uniforms=np.zeros(3))
+    with pytest.raises(ValueError, match="numbers has top_q, which is not in SAMPLING_NUMBERS"):
+        draw(top_q=np.zeros(1))
     with pytest.raises(TypeError, match="float32"):
         draw(np.zeros((2, 3)))
     with pytest.raises(ValueError, match="2 dimensions"):

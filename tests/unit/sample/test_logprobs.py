@@ -67,7 +67,7 @@ def test_processed_ones_are_what_is_drawn_from():
     random = torch.tensor([1, 2, 3])
     sampling = SamplingMetadata(
         random_rows=random, temperature=torch.tensor([0.5, 1.0, 2.0]), seeds=random, positions=random,
-        top_k=torch.tensor([3, 0, 0]), masked_rows=torch.tensor([0]), masked_ids=torch.tensor([5]),
+        filters={"top_k": torch.tensor([3, 0, 0])}, masked_rows=torch.tensor([0]), masked_ids=torch.tensor([5]),
         logprobs=wanted, processed=processed,
     )  # fmt: skip
     expected = logits.double()

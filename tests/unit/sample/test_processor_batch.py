@@ -1,4 +1,4 @@
-"""The updates that batch processors are told: applied one after the other they turn one batch into the next."""
+"""The updates that batch processors get: applied one after the other they turn one batch into the next."""
 
 import numpy as np
 import pytest

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from rustvllm.sample import sampler as sampler_module
 from rustvllm.sample.metadata import Penalties, SamplingMetadata
-from rustvllm.sample.sampler import NO_TOKEN, Sampler, apply_min_p, apply_top_k_top_p
+from rustvllm.sample.sampler import NO_TOKEN, Sampler, apply_min_p, apply_top_k_top_p, apply_top_n_sigma
+from rustvllm.sampling_table import FILTERS
 
-DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0}
+DEFAULTS = {"temperature": 1.0, "seed": 0, "position": 0} | {number.name: number.default for number in FILTERS}
 
 
 def metadata(rows, **more):
@@ -24,14 +25,13 @@ def metadata(rows, **more):
     def column(name, dtype):
         return torch.tensor([rows[i][name] for i in random], dtype=dtype)
 
+    filters = {each.name: column(each.name, torch.int64 if each.is_integer else torch.float32) for each in FILTERS}
     return SamplingMetadata(
         random_rows=torch.tensor(random),
         temperature=column("temperature", torch.float32),
         seeds=column("seed", torch.int64),
         positions=column("position", torch.int64),
-        top_k=column("top_k", torch.int64) if any(rows[i]["top_k"] > 0 for i in random) else None,
-        top_p=column("top_p", torch.float32) if any(rows[i]["top_p"] < 1 for i in random) else None,
-        min_p=column("min_p", torch.float32) if any(rows[i]["min_p"] > 0 for i in random) else None,
+        filters={name: values for name, values in filters.items() if (values != DEFAULTS[name]).any()},
         **more,
     )
 
@@ -44,9 +44,8 @@ def expected_token(logits, row):
     row = DEFAULTS | row
     if row["temperature"] < 1e-5:
         return int(np.argmax(logits))
-    kept = {name: row[name] for name in ("temperature", "top_k", "top_p", "min_p")}
-    kept["temperature"] = float(np.float32(row["temperature"]))
-    probabilities = reference.distribution(logits, **kept)
+    kept = {number.name: row[number.name] for number in FILTERS}
+    probabilities = reference.distribution(logits, float(np.float32(row["temperature"])), **kept)
     return reference.draw(probabilities, reference.uniform(row["seed"], row["position"]))
 
 
@@ -55,6 +54,7 @@ ROWS = st.fixed_dictionaries(
         "temperature": st.sampled_from([0.0, 0.01, 0.5, 1.0, 2.0]),
         "top_k": st.sampled_from([-1, 0, 1, 2, 5, 16, 40, 1000]),
         "top_p": st.sampled_from([0.01, 0.3, 0.77, 0.95, 1.0]),
+        "top_n_sigma": st.sampled_from([-1.0, 0.0, 0.0, 0.37, 1.0, 1.9]),
         "min_p": st.sampled_from([0.0, 0.013, 0.21, 1.0]),
         "seed": st.integers(-(2**63), 2**63 - 1),
         "position": st.integers(0, 10_000),
@@ -99,6 +99,10 @@ def test_equal_logits_are_kept_or_dropped_together():
         ({"top_k": 3}, 3),
         ({"top_p": 1e-6}, 1),
         ({"min_p": 1.0}, 1),
+        ({"top_n_sigma": 0.5}, 2),
+        ({"top_n_sigma": 1.5}, 3),
+        ({"top_n_sigma": 1.5, "temperature": 0.4}, 3),
+        ({"top_n_sigma": -1.0}, 6),
         ({"top_k": 10**9}, 6),
         ({}, 6),
     ],
@@ -146,7 +150,15 @@ def test_a_row_does_not_depend_on_its_company(rows, seed, vocab_size, shuffler):
 )
 @pytest.mark.parametrize(
     "row",
-    [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}, {"top_k": 3, "top_p": 0.9, "min_p": 0.1}],
+    [
+        {"temperature": 0.0},
+        {},
+        {"top_k": 2},
+        {"top_p": 0.5},
+        {"min_p": 0.5},
+        {"top_n_sigma": 1.0},
+        {"top_k": 3, "top_p": 0.9, "min_p": 0.1},
+    ],
 )
 def test_a_bad_row_gives_no_token_and_harms_nobody(bad, row):
     good = torch.tensor([[1.0, 2.0, 3.0, 2.0, 1.0, 0.0]])
@@ -220,6 +232,24 @@ def test_what_has_no_probability_is_never_drawn_whatever_is_rounded(vocab_size):
 def test_half_precision_logits_are_sampled_in_float32():
     logits = torch.tensor([[1.0, 3.0, 2.0]], dtype=torch.bfloat16)
     assert sample(logits, [{"temperature": 0.0}]) == [1]
+
+
+@given(st.integers(0, 2**31), st.sampled_from([0.1, 0.77, 1.0, 2.5]), st.sampled_from([1, 5, 64, 130]))
+def test_top_n_sigma_equals_the_reference_whatever_is_masked(seed, n, vocab_size):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(3, vocab_size, generator=generator) * 3
+    logits[:, 1:][torch.rand(3, vocab_size - 1, generator=generator) < 0.4] = -torch.inf
+    kept = logits.clone()
+    apply_top_n_sigma(kept, torch.tensor([n, 0.0, -1.0]))
+    near = torch.tensor(reference.within_sigma(logits[0].tolist(), float(np.float32(n))))
+    assert torch.equal(kept[0], torch.where(near, logits[0], -torch.inf))
+    assert torch.equal(kept[1:], logits[1:])
+
+
+def test_top_n_sigma_keeps_equals_whose_deviation_is_nothing():
+    logits = torch.full((3, 70), 2.5)
+    apply_top_n_sigma(logits, torch.tensor([0.5, 1e30, torch.inf]))
+    assert (logits == 2.5).all()
 
 
 def test_min_p_zero_keeps_everything():

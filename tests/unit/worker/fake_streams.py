@@ -23,7 +23,7 @@ class FakeEvent:
         self._detector, self._clock, self._is_done = race_detector, dict(clock), False
 
     def query(self):
-        """Never by itself: nobody may count on a device being quick."""
+        """Never by itself: no code may count on a quick device."""
         return self._is_done
 
     def synchronize(self):
@@ -47,7 +47,7 @@ class FakeStream:
 @dataclass
 class _Access:
     who: str
-    count: int  # of whoever it was
+    count: int  # of that stream
     what: str
     begin: int  # bytes within the storage
     end: int
@@ -62,7 +62,7 @@ class RaceDetector(TorchDispatchMode):
         races: what was found, as text.
         num_accesses: of each stream, how many were looked at.
         host_memory: data pointers; an operation on one of them is the host's.
-        deaf: names of streams that do not heed events, to see whether anybody notices.
+        deaf: names of streams that do not heed events, to see whether a test notices.
     """
 
     def __init__(self, deaf=()):
@@ -74,15 +74,15 @@ class RaceDetector(TorchDispatchMode):
         self.num_accesses = dict.fromkeys(self.names, 0)
         self.host_memory = set()
         self._current = "compute"
-        self._accesses = {}  # data pointer of a storage -> what may still race with somebody
-        self._kept = []  # memory that was freed and given to somebody else would look like one that is shared
+        self._accesses = {}  # data pointer of a storage -> accesses that may still race
+        self._kept = []  # memory that was freed and used again would look like one that is shared
         self.streams = DeviceStreams(
             **{name: FakeStream(self, name) for name in self.names[1:]}, use=self._use, synchronize=self._synchronize
         )
 
     @classmethod
     def _should_skip_dynamo(cls):
-        return False  # torch would import its compiler to be told that there is nothing to compile
+        return False  # torch would import its compiler to learn that there is nothing to compile
 
     def learn(self, who, clock):
         mine = self.clocks[who]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from rustvllm import _core
 from rustvllm.attention.selector import make_attention_backend
 from rustvllm.attention.torch_backend import TorchAttentionBackend
 from rustvllm.models.interface import CausalLM
@@ -18,22 +19,9 @@ from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.step_buffers import StepBuffers
 from rustvllm.worker.streams import make_streams
 
-FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-INT_COLUMNS = ("top_k", "seed", "min_tokens", "num_prompt_tokens", "num_logprobs", "num_prompt_logprobs", "has_extras")
-DEFAULTS = {
-    "temperature": 0.0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "top_k": 0,
-    "seed": 0,
-    "min_tokens": 0,
-    "num_logprobs": -1,
-    "num_prompt_logprobs": -1,
-    "has_extras": 0,
-}
+FLOAT_COLUMNS, INT_COLUMNS = _core.SAMPLING_FLOAT_COLUMNS, _core.SAMPLING_INT_COLUMNS
+DEFAULTS = {number["name"]: number["default"] for number in _core.SAMPLING_NUMBERS}
+DEFAULTS |= {"temperature": 0.0, "min_tokens": 0, "has_extras": 0}
 
 
 def buffer_spec(max_num_seqs, max_num_batched_tokens, max_blocks_per_seq):
@@ -263,6 +251,7 @@ class NaiveEngine:
             max_num_scheduled_tokens=max(arrays["num_scheduled_tokens"], default=0),
             max_seq_len=max(arrays["seq_lens"], default=0),
             num_sampled=len(sampled),
+            num_logits=len(sampled),
             num_prompt_logprobs=0,
             num_new_reqs=len(arrays["new_rows"]),
             num_block_table_updates=len(arrays["bt_rows"]),

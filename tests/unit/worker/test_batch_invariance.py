@@ -1,4 +1,4 @@
-"""With ``batch_invariant`` a request's logits have the same bits alone, in company, in pieces and after preemption."""
+"""With ``batch_invariant`` a request's logits have the same bits alone, with others, in pieces and after preemption."""
 
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from naive_schedule import NaiveEngine, Request
 from rustvllm import _core
 from rustvllm.config import DeviceConfig, EngineConfig, LoadConfig, ModelConfig
 from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.layers.linear import Linear
 from rustvllm.model_loader import load_model
 from rustvllm.worker.cpu_decoder import use_core_decoder
 from rustvllm.worker.dense_layers import make_linear_packer
@@ -21,18 +22,39 @@ SMALL_GPT2 = GPT2 | {"n_embd": 36, "n_head": 3, "n_inner": 101}
 SMALL_LLAMA = LLAMA | {"hidden_size": 36, "intermediate_size": 53, "head_dim": 12}
 
 
-@pytest.fixture(scope="module", params=["gpt2", "gpt2-bfloat16", "gpt2-int8", "llama", "llama-bfloat16"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "gpt2",
+        "gpt2-bfloat16",
+        "gpt2-int8",
+        "gpt2-int8-float",
+        "llama",
+        "llama-bfloat16",
+        "llama-int8-g32",
+        "qwen3",
+    ],
+)
 def model(request):
-    base, architecture = (
-        (SMALL_GPT2, "GPT2LMHeadModel") if "gpt2" in request.param else (SMALL_LLAMA, "LlamaForCausalLM")
-    )
-    dtype = torch.bfloat16 if "bfloat16" in request.param else torch.float32
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RUSTVLLM_ACTIVATIONS", "float" if "float" in request.param.split("-") else "int8")
+        return make_model(request.param)
+
+
+def make_model(name):
+    base, architecture = {
+        "gpt2": (SMALL_GPT2, "GPT2LMHeadModel"),
+        "llama": (SMALL_LLAMA, "LlamaForCausalLM"),
+        "qwen3": (SMALL_LLAMA, "Qwen3ForCausalLM"),
+    }[name.partition("-")[0]]
+    dtype = torch.bfloat16 if "bfloat16" in name else torch.float32
+    quantization = name.partition("-")[2].removesuffix("-float") if "int8" in name else None
     config = EngineConfig(
         model=ModelConfig(
             model="m", path=Path("/nowhere"), hf_config=base, architecture=architecture, max_model_len=128,
             vocab_size=97, hidden_size=36, num_layers=3, num_attention_heads=4, num_kv_heads=2, head_dim=8,
         ),
-        load=LoadConfig(load_format="dummy", quantization="int8" if "int8" in request.param else None),
+        load=LoadConfig(load_format="dummy", quantization=quantization),
         device=DeviceConfig(batch_invariant=True),
     )  # fmt: skip
     threads = _core.CpuThreads(2)
@@ -42,12 +64,16 @@ def model(request):
     )  # fmt: skip
     use_core_norms(model, threads)
     use_core_decoder(model)
-    assert (model.decoder_kernel is not None) == ("gpt2" in request.param)
+    if "int8" in name:
+        assert {m.kernel.packed.kind for m in model.modules() if isinstance(m, Linear)} == {
+            "int8" if "float" in name else "w8a8"
+        }
+    assert model.decoder_kernel is not None
     return model
 
 
 def requests(indices, **options):
-    """The same requests whoever else is there: prompts of 1 to 50 tokens."""
+    """The same requests, whatever else is in the batch: prompts of 1 to 50 tokens."""
     made = []
     for index in indices:
         rng = np.random.default_rng(index)

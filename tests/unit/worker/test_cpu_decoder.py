@@ -3,16 +3,22 @@
 import numpy as np
 import pytest
 import torch
-from checkpoints import GPT2, LLAMA
+from checkpoints import GEMMA, GPT2, LLAMA, YARN_ROPE
 from naive_schedule import NaiveEngine, Request
 
 from rustvllm import _core
 from rustvllm.attention.cpu_backend import CPUAttentionPlan
+from rustvllm.exceptions import ConfigError
 from rustvllm.layers.cpu_linear import CoreLinear, LinearByRows, TorchLinear
 from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.models.gemma2 import Gemma2ForCausalLM
 from rustvllm.models.gpt2 import GPT2LMHeadModel
 from rustvllm.models.llama import LlamaForCausalLM
+from rustvllm.models.mistral import MistralForCausalLM
 from rustvllm.models.opt import OPTForCausalLM
+from rustvllm.models.phi3 import Phi3ForCausalLM
+from rustvllm.models.qwen2 import Qwen2ForCausalLM
+from rustvllm.models.qwen3 import Qwen3ForCausalLM
 from rustvllm.worker.cpu_decoder import use_core_decoder
 
 OPT = {
@@ -52,7 +58,16 @@ def logits(model, **options):
         return [torch.stack(request.logits) for request in engine.run(wanted)]
 
 
-@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, None), (torch.bfloat16, None), (torch.float32, "int8")])
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        (torch.float32, None),
+        (torch.bfloat16, None),
+        (torch.float32, "int8"),
+        (torch.float32, "w8a8"),
+        (torch.bfloat16, "w8a8"),
+    ],
+)
 @pytest.mark.parametrize("architecture", [GPT2LMHeadModel, OPTForCausalLM])
 def test_one_call_has_the_bits_of_the_modules(threads, architecture, dtype, kind):
     model = make(threads, architecture, GPT2 if architecture is GPT2LMHeadModel else OPT, dtype, kind)
@@ -63,6 +78,51 @@ def test_one_call_has_the_bits_of_the_modules(threads, architecture, dtype, kind
         assert torch.equal(found, one_by_one)
     assert len(model.decoder_kernel.times) == 3
     assert all(ns > 0 for ns in model.decoder_kernel.times)
+
+
+SIZES = LLAMA | {"hidden_size": 36, "intermediate_size": 53, "head_dim": 12}
+ROTARY = {
+    "llama": (LlamaForCausalLM, SIZES | {"attention_bias": True, "mlp_bias": True}),
+    "llama-yarn": (LlamaForCausalLM, SIZES | {"rope_parameters": YARN_ROPE}),
+    "mistral-window": (MistralForCausalLM, SIZES | {"sliding_window": 9}),
+    "qwen2": (Qwen2ForCausalLM, SIZES),
+    "qwen3": (Qwen3ForCausalLM, SIZES | {"head_dim": 16}),
+    "phi3-partial": (Phi3ForCausalLM, SIZES | {"partial_rotary_factor": 0.5}),
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "atol"),
+    [
+        (torch.float32, None, 1e-5),
+        (torch.float32, "int8", 1e-5),
+        # A number that was nearly halfway between two whole ones may be rounded to the other.
+        (torch.float32, "w8a8", 2e-2),
+        (torch.bfloat16, None, 5e-2),
+    ],
+)
+@pytest.mark.parametrize("variant", ROTARY)
+def test_one_call_computes_what_rotary_modules_do(threads, variant, dtype, kind, atol):
+    model = make(threads, *ROTARY[variant], dtype, kind)
+    expected = logits(model, chunk=16)
+    use_core_decoder(model)
+    assert model.decoder_kernel is not None
+    found = logits(model, chunk=16)
+    assert all(ns > 0 for ns in model.decoder_kernel.times), "the modules ran"
+    largest = max(float(one.float().abs().max()) for one in expected)
+    for ours, one_by_one in zip(found, expected, strict=True):
+        # The first step of a request has seen the same tokens; later ones follow what was drawn.
+        torch.testing.assert_close(ours[0], one_by_one[0], atol=atol * largest, rtol=0)
+
+
+def test_the_environment_may_ask_for_the_modules(threads, monkeypatch):
+    model = make(threads, *ROTARY["llama"])
+    monkeypatch.setenv("RUSTVLLM_DECODER", "modules")
+    use_core_decoder(model)
+    assert model.decoder_kernel is None
+    monkeypatch.setenv("RUSTVLLM_DECODER", "torch")
+    with pytest.raises(ConfigError, match="RUSTVLLM_DECODER must be one of core, modules, got 'torch'"):
+        use_core_decoder(model)
 
 
 def test_other_attention_is_for_the_modules(threads):
@@ -84,10 +144,13 @@ def test_rows_that_another_kernel_computes_are_for_the_modules(threads):
     assert [kernel.takes(torch.empty(rows, 32), plan) for rows in (1, 4, 5, 300)] == [True, True, False, False]
 
 
-@pytest.mark.parametrize("change", ["torch", "no kernel", "norm", "activation", "llama", "post-norm"])
+@pytest.mark.parametrize("change", ["torch", "no kernel", "norm", "activation", "head norm", "gemma", "post-norm"])
 def test_models_that_stay_with_their_modules(threads, change):
-    if change == "llama":
-        model = make(threads, LlamaForCausalLM, LLAMA)
+    if change == "gemma":
+        model = make(threads, Gemma2ForCausalLM, GEMMA)
+    elif change == "head norm":
+        model = make(threads, *ROTARY["qwen3"])
+        model.layers[1].self_attn.k_norm.kernel = None
     elif change == "post-norm":
         model = make(threads, OPTForCausalLM, OPT | {"do_layer_norm_before": False})
     else:
@@ -113,7 +176,11 @@ def core_decoder(threads, **changes):
         layers[name] = _core.PackedLinear(threads, *changes.get(name, shape), "f32")
         layers[name].pack_rows(0, np.ones(changes.get(name, shape), np.float32))
     norm = (np.ones(8, np.float32), None, 1e-5)
-    block = (norm, layers["qkv"], 1.0, layers["out"], norm, layers["up"], changes.get("act", "relu"), layers["down"])
+    block = {
+        "attention_norm": norm, "mlp_norm": norm, "head_norms": None, "is_rotary": False, "scale": 1.0,
+        "sliding_window": None, "soft_cap": None, "is_gated": False, "activation": "relu", **layers,
+    }  # fmt: skip
+    block |= {name: value for name, value in changes.items() if name in block and name not in layers}
     return _core.CpuDecoder([block], changes.get("norm", norm), 1, 1, 8), layers
 
 
@@ -121,7 +188,7 @@ def test_what_the_core_refuses(threads):
     with pytest.raises(ValueError, match=r"block 0: qkv has 23 features, but 24 are needed"):
         core_decoder(threads, qkv=(23, 8))
     with pytest.raises(ValueError, match='activation is "tanh", but it must be one of none, relu'):
-        core_decoder(threads, act="tanh")
+        core_decoder(threads, activation="tanh")
     with pytest.raises(TypeError, match="the weight of a norm must be an array of float32"):
         core_decoder(threads, norm=(np.ones(8), None, 1e-5))
     decoder, layers = core_decoder(threads)
@@ -146,9 +213,30 @@ def test_what_the_core_refuses(threads):
         ((hidden, [cache[:, ::2]], out), "must be C-contiguous"),
         ((hidden, [np.zeros((2, 4, 16, 2, 4), np.float32)], out), "the caches have 2 heads of 4 features"),
         ((hidden, [np.zeros((2, 1, 16, 1, 8), np.float32)], out), "the batch names block 1"),
-        ((hidden, [cache], hidden), "overlap, but all of them are written"),
+        ((hidden, [cache], hidden), "overlap, but the first three are written"),
     ]:
         with pytest.raises(ValueError, match=message):
             decoder.forward(plan, *bad)
     with pytest.raises(TypeError, match="a KV cache must be an array of float32"):
         decoder.forward(plan, hidden, [cache.astype(np.float64)], out)
+
+
+def test_what_heads_are_turned_by_must_fit(threads):
+    decoder, _ = core_decoder(threads, is_rotary=True)
+    plan = plan_of_one_token().core
+    hidden, out = np.ones((2, 1, 8), np.float32)
+    cache = np.zeros((2, 4, 16, 1, 8), np.float32)
+    cos, sin = np.ones((2, 1, 4), np.float32)
+    decoder.forward(plan, hidden, [cache], out, (cos, sin))
+    assert np.isfinite(out).all()
+    for rotary, message in [
+        (None, "heads are turned by their positions, but no cosines and sines are given"),
+        ((cos[:, :3], sin[:, :3]), "have 3 features, but heads of 8 need an even number from 2 to 8"),
+        ((cos, sin[:, :2]), "sin has 2 elements, but 4 are needed"),
+        ((cos, out[:, :4]), "overlap"),
+        ((cos, cache[0, 0, 0]), "overlap"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            decoder.forward(plan, hidden, [cache], out, rotary)
+    with pytest.raises(TypeError, match="cos must be an array of float32"):
+        decoder.forward(plan, hidden, [cache], out, (cos.astype(np.float64), sin))

@@ -1,4 +1,4 @@
-"""Decode graphs on a fake recorder: their sizes, padding that touches nobody, when they are captured."""
+"""Decode graphs on a fake recorder: their sizes, padding that touches no request, when they are captured."""
 
 from types import SimpleNamespace
 

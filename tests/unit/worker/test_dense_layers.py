@@ -1,5 +1,6 @@
 """What flags and environment ask of the dense layers, and how much may be kept twice."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,30 @@ from rustvllm.worker.dense_layers import linear_options, make_linear_packer
         ("int8-g64", True, "core", LinearOptions("core", "int8", 64, matrix_unit=False)),
     ],
 )
-def test_options(monkeypatch, quantization, batch_invariant, forced, expected):
+@pytest.mark.parametrize("activations", ["float", "INT8"])
+def test_options(monkeypatch, quantization, batch_invariant, forced, expected, activations):
     monkeypatch.setenv("RUSTVLLM_LINEAR_KERNEL", forced)
+    monkeypatch.setenv("RUSTVLLM_ACTIVATIONS", activations)
+    expected = replace(expected, round_activations=activations == "INT8")
     assert linear_options(quantization, torch.float32, batch_invariant=batch_invariant) == expected
+
+
+@pytest.mark.parametrize("has_matrix_unit", [False, True])
+def test_activations_are_rounded_where_no_matrix_unit_computes(monkeypatch, has_matrix_unit):
+    monkeypatch.delenv("RUSTVLLM_LINEAR_KERNEL", raising=False)
+    monkeypatch.delenv("RUSTVLLM_ACTIVATIONS", raising=False)
+    monkeypatch.setattr(CoreLinear, "has_matrix_unit", staticmethod(lambda: has_matrix_unit))
+    for quantization in ("int8", "gguf", None):
+        for batch_invariant in (False, True):
+            options = linear_options(quantization, torch.float32, batch_invariant=batch_invariant)
+            assert options.round_activations == (batch_invariant or not has_matrix_unit)
+            assert options.whole_kind == ("w8a8" if options.round_activations else "int8")
+
+
+def test_an_unknown_kind_of_activations_is_refused(monkeypatch):
+    monkeypatch.setenv("RUSTVLLM_ACTIVATIONS", "int4")
+    with pytest.raises(ConfigError, match="RUSTVLLM_ACTIVATIONS must be one of float, int8, got 'int4'"):
+        linear_options("int8", torch.float32, batch_invariant=False)
 
 
 @pytest.mark.parametrize(
@@ -93,5 +115,5 @@ def test_int8_is_packed_while_loading_and_needs_less_memory(monkeypatch):
     assert all(isinstance(linear.kernel, CoreLinear) and linear.weight.is_meta for linear in linears)
     plain = sum(parameter.nbytes for parameter in load(LLAMA, "LlamaForCausalLM").parameters())
     load(LLAMA, "LlamaForCausalLM", quantization="int8", available=plain * 3 // 4)
-    with pytest.raises(Exception, match="bytes are free on cpu"):
+    with pytest.raises(Exception, match="are free on cpu"):
         load(LLAMA, "LlamaForCausalLM", available=plain * 3 // 4)

@@ -23,7 +23,7 @@ print(before, min(faults() for _ in range(3)))  # a heap that happens to move gr
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
 def test_memory_that_was_freed_is_used_again():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=100, check=True)
     told, before, after = done.stdout.split()

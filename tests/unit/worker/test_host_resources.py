@@ -1,5 +1,7 @@
 """Memory and cores as control groups of both versions limit them, on made-up machines."""
 
+import resource
+
 import pytest
 
 from rustvllm.worker.host_resources import memory_available, memory_limit, num_compute_threads
@@ -20,6 +22,13 @@ def machine(tmp_path):
         return tmp_path
 
     return write
+
+
+def test_the_address_space_counts(machine, monkeypatch):
+    root = machine({"proc/self/statm": f"{GIB // resource.getpagesize()} 9 9 9 9 9 9\n"})
+    assert memory_available(root) == 8 * GIB
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (3 * GIB, resource.RLIM_INFINITY))
+    assert memory_available(root) == 2 * GIB
 
 
 def test_without_control_groups_it_is_the_machine(machine):

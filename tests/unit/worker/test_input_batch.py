@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_schedule import DEFAULTS, FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
 
+from rustvllm.sampling_table import FILTERS
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers
 
@@ -32,6 +33,7 @@ PARAMS = st.fixed_dictionaries(
         "temperature": st.sampled_from([0.0, 1e-6, 0.5, 1.0]),
         "top_p": st.sampled_from([0.5, 1.0]),
         "min_p": st.sampled_from([0.0, 0.25]),
+        "top_n_sigma": st.sampled_from([0.0, 1.5]),
         "presence_penalty": st.sampled_from([0.0, 0.0, 1.5]),
         "top_k": st.sampled_from([-1, 0, 3]),
         "seed": st.integers(-(2**63), 2**63 - 1),
@@ -113,12 +115,10 @@ def check(batch, requests, rng, step):
         assert metadata.random_rows.tolist() == random
         assert metadata.positions.tolist() == [len(asked[i].tokens) for i in random]
         assert metadata.seeds.tolist() == [asked[i].params["seed"] for i in random]
-        for name in ("temperature", "top_k", "top_p", "min_p"):
-            expected, off = [asked[i].params[name] for i in random], DEFAULTS[name]
-            got = getattr(metadata, name)
-            assert (got.tolist() if got is not None else [off] * len(random)) == (
-                expected if got is not None else [off if e <= 0 else e for e in expected]
-            )
+        assert metadata.temperature.tolist() == [asked[i].params["temperature"] for i in random]
+        wanted = {number.name: [asked[i].params[number.name] for i in random] for number in FILTERS}
+        wanted = {name: values for name, values in wanted.items() if set(values) != {DEFAULTS[name]}}
+        assert {name: values.tolist() for name, values in metadata.filters.items()} == wanted
     masked = [
         (i, token)
         for i, r in enumerate(asked)

@@ -7,6 +7,7 @@ from checkpoints import VARIANTS, load, make, prompts
 from naive_schedule import NaiveEngine, Request
 
 from rustvllm.exceptions import SchedulerStateError
+from rustvllm.sample.grammar_output import GrammarOutput
 from rustvllm.worker.model_runner import STATE_ERROR
 from rustvllm.worker.step_output import ModelRunnerOutput
 
@@ -230,15 +231,15 @@ def test_a_bitmask_decides_what_its_row_may_take(model):
     engine = NaiveEngine(model)
     engine.admit([Request([1, 2, 3], 1), Request([4, 5], 1, {"num_logprobs": 2}), Request([6], 1, {"num_logprobs": 1})])
     sample = engine.runner.sample_tokens
-    bitmask = np.zeros((3, 4), np.int32)
-    bitmask[0, 2] = 1 << 5  # 69 alone
-    bitmask[1] = -1
+    bitmask = np.zeros((2, 4), np.int32)
+    bitmask[1, 2] = 1 << 5  # 69 alone
+    grammar = GrammarOutput(bitmask, np.array([2, 0], np.int32), np.array([-2, 0], np.int32))
     outputs = []
 
     def sample_with_grammar():
         with pytest.raises(SchedulerStateError):
             engine.runner.execute_model(engine.steps[-1])
-        outputs.append(sample(bitmask))
+        outputs.append(sample(grammar))
         return outputs[-1]
 
     engine.runner.sample_tokens = sample_with_grammar
@@ -247,7 +248,7 @@ def test_a_bitmask_decides_what_its_row_may_take(model):
     ids = output.sampled_token_ids[:, 0].tolist()
     assert ids[0] == 69
     assert 0 <= ids[1] < 97
-    assert ids[2] == -2, "nothing is allowed there"
+    assert ids[2] == -2, "what stands for no token there"
     places, token_ids, _, _ = output.logprobs
     assert places.tolist() == [1], "and nothing is said of it"
     assert token_ids[0, 0] == ids[1]
@@ -256,7 +257,8 @@ def test_a_bitmask_decides_what_its_row_may_take(model):
 def test_a_bitmask_of_another_shape_is_refused_and_the_step_is_gone(model):
     engine = NaiveEngine(model)
     sample = engine.runner.sample_tokens
-    engine.runner.sample_tokens = lambda: sample(np.zeros((1, 1), np.int32))
+    wrong = GrammarOutput(np.zeros((1, 1), np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
+    engine.runner.sample_tokens = lambda: sample(wrong)
     engine.admit([Request([1, 2, 3], 1)])
     with pytest.raises(ValueError, match=r"must be int32 of shape \(1, 4\), got int32 of shape \(1, 1\)"):
         engine.step()

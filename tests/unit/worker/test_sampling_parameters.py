@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from naive_schedule import DEFAULTS, FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
 
 from rustvllm import _core
+from rustvllm.sample.processor_batch import Failure
 from rustvllm.sample.sampler import Sampler
+from rustvllm.sampling_table import FILTERS
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers
 
@@ -26,6 +28,7 @@ PARAMS = st.fixed_dictionaries(
         "top_k": st.sampled_from([0, 0, 1, 3, 1000]),
         "top_p": st.sampled_from([1.0, 1.0, 0.3, 0.77]),
         "min_p": st.sampled_from([0.0, 0.0, 0.21]),
+        "top_n_sigma": st.sampled_from([0.0, 0.0, 0.37, 1.0]),
         "presence_penalty": st.sampled_from([0.0, 0.0, 1.5, -2.0]),
         "frequency_penalty": st.sampled_from([0.0, 0.0, 0.25]),
         "repetition_penalty": st.sampled_from([1.0, 1.0, 1.7]),
@@ -126,9 +129,10 @@ def expected_token(request, logits):
         params["temperature"],
         params["seed"],
         len(request.prompt) + len(request.output),
-        top_k=params["top_k"],
-        top_p=float(np.float32(params["top_p"])),
-        min_p=float(np.float32(params["min_p"])),
+        **{
+            each.name: params[each.name] if each.is_integer else float(np.float32(params[each.name]))
+            for each in FILTERS
+        },
     )
 
 
@@ -237,9 +241,10 @@ def test_an_id_outside_the_vocabulary_ends_its_own_request():
     requests.update([request(0), *(request(row, **rules) for row, rules in enumerate(wrong, 1))])
     rows = np.arange(4, dtype=np.int32)
     metadata = requests.batch.sampling_metadata(rows, np.full(4, 2, np.int32), requests.step)
-    assert Sampler().sample(torch.zeros(4, VOCAB), metadata).tolist() == [0, -3, -3, -3]
+    assert Sampler().sample(torch.zeros(4, VOCAB), metadata).tolist() == [0, -4, -4, -4]
     assert sorted(metadata.processors.failures) == [1, 2, 3]
-    assert metadata.processors.failures[2] == "logit_bias holds the token id 20, the vocabulary is 0 to 12"
+    failure = metadata.processors.failures[2]
+    assert failure == Failure("logit_bias holds the token id 20, the vocabulary is 0 to 12", is_refusal=True)
 
 
 def test_nothing_left_to_sample_is_no_token():

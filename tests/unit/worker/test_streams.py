@@ -9,7 +9,7 @@ import torch
 from fake_streams import FakeRecorder, RaceDetector, StaticTorchBackend
 
 from rustvllm import LLMEngine, SamplingParams
-from rustvllm.engine_args import EngineArgs
+from rustvllm.config.engine_args import EngineArgs
 from rustvllm.worker import worker as worker_module
 from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.device_output import DeviceStepOutput
@@ -256,7 +256,7 @@ def test_a_device_that_fails_says_so_when_its_step_is_awaited():
 
     rest = ModelRunnerOutput(np.empty((0, 1), np.int32))
     output = DeviceStepOutput(torch.zeros(1, dtype=torch.int32), torch.zeros(1), FailedEvent(), rest)
-    assert output.is_done(), "nobody waits for it"
+    assert output.is_done(), "the step does not wait for it"
     with pytest.raises(RuntimeError, match="illegal memory access"):
         output.get_output()
 

@@ -15,6 +15,7 @@ from rustvllm.config import CUDAGraphConfig, LoadConfig
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.worker import host_resources
 from rustvllm.worker import worker as worker_module
+from rustvllm.worker.step_memory import step_bytes
 from rustvllm.worker.worker import Worker, resolve_dtype
 
 BYTES_PER_BLOCK = 2 * 3 * 16 * 32 * 4  # keys and values, layers, tokens, heads x head_dim, float32
@@ -47,6 +48,7 @@ def make(tmp_path, monkeypatch):
             model=SimpleNamespace(
                 model="m", path=tmp_path, hf_config=base, architecture=architecture, dtype=dtype, seed=0,
                 max_model_len=max_model_len, model_impl="rustvllm", logits_processors=(), logprobs_mode="raw_logprobs",
+                hidden_size=32, vocab_size=100,
             ),
             cache=SimpleNamespace(**(options | cache)),
             scheduler=SimpleNamespace(
@@ -98,6 +100,29 @@ def test_cpu_takes_a_fraction_of_the_limit_within_what_is_free(make, monkeypatch
     assert worker.determine_num_blocks() == 1 + 4 * 8 * 8
 
 
+def test_the_default_cache_leaves_what_the_largest_step_takes(make, monkeypatch):
+    worker = make(cpu_kv_cache_fraction=1.0)
+    step = step_bytes(worker.config.model, worker.config.scheduler, 4)
+    assert step > 32 << 20
+    monkeypatch.setattr(worker_module, "CPU_CACHE_CAP", 1 << 30)
+    memory(monkeypatch, 1 << 40, 2 * step)
+    assert worker.determine_num_blocks() == step // BYTES_PER_BLOCK
+
+
+@pytest.mark.parametrize("option", ["kv_cache_memory_bytes", "num_gpu_blocks_override"])
+def test_a_cache_that_leaves_no_room_for_a_step_is_said_to_be_tight(make, monkeypatch, caplog, option):
+    unit = 1 if option == "kv_cache_memory_bytes" else BYTES_PER_BLOCK
+    worker = make(**{option: 40 * BYTES_PER_BLOCK // unit})
+    step = step_bytes(worker.config.model, worker.config.scheduler, 4)
+    memory(monkeypatch, 1 << 40, 41 * BYTES_PER_BLOCK + step)
+    assert worker.determine_num_blocks() == 40
+    assert "memory is tight" not in caplog.text
+    memory(monkeypatch, 1 << 40, 39 * BYTES_PER_BLOCK + step)
+    assert worker.determine_num_blocks() == 40
+    assert "memory is tight" in caplog.text
+    assert f"kv_cache_memory_bytes (to {39 * BYTES_PER_BLOCK}, say), max_num_batched_tokens (256)" in caplog.text
+
+
 def test_too_little_memory_names_the_numbers(make, monkeypatch):
     worker = make(kv_cache_memory_bytes=BYTES_PER_BLOCK)
     with pytest.raises(ModelLoadError, match=rf"has {BYTES_PER_BLOCK} bytes, .* need {2 * BYTES_PER_BLOCK}"):
@@ -144,7 +169,7 @@ def test_swap_space_beside_the_cache_must_be_there(make, monkeypatch):
     memory(monkeypatch, 1 << 50, 30 * BYTES_PER_BLOCK)
     assert worker.determine_num_cpu_blocks(20) == 10
     with pytest.raises(
-        ConfigError, match=r"^swap_space is .* GiB, but 0.00 GiB of CPU memory are free beside"
+        ConfigError, match=r"^swap_space is .* GiB, but 0.00 GiB of CPU memory are free after"
     ) as caught:
         worker.determine_num_cpu_blocks(24)
     # What the message says would work does.
@@ -208,7 +233,7 @@ def test_dtypes(dtype, device, stored, expected):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device_is_a_clear_error(make):
-    with pytest.raises(ModelLoadError, match="finds no CUDA device; use device='cpu'"):
+    with pytest.raises(ModelLoadError, match=r"finds no CUDA device: .*The processor serves, too: --device cpu"):
         make(device="cuda")
 
 

@@ -146,3 +146,9 @@ pub(crate) fn all_shared() -> Vec<(&'static str, Arc<Tokenizer>)> {
     ];
     names.into_iter().filter_map(|name| Some((name, shared(name)?))).collect()
 }
+
+/// Stop strings that are valid.
+pub(crate) fn stop_strings(texts: &[&str]) -> std::sync::Arc<output::StopStrings> {
+    let texts = texts.iter().map(ToString::to_string).collect();
+    std::sync::Arc::new(output::StopStrings::new(texts).expect("valid stop strings"))
+}

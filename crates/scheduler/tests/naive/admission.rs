@@ -1,5 +1,7 @@
 //! The walk over the queue: who is ready, who fits, and with which blocks it begins.
 
+use scheduler::SchedulingPolicy;
+
 use super::{Live, NaiveScheduler, Status, Step};
 
 /// What a request has before it takes new blocks.
@@ -25,6 +27,7 @@ impl NaiveScheduler {
     pub(super) fn plan_waiting(&mut self, plan: &mut Step) {
         let mut blocked: Vec<u64> = Vec::new();
         let mut num_tried_past = 0;
+        self.count_overtaken();
         for arrival in self.waiting() {
             let has_seat = self.running.len() < self.config.max_num_seqs() && self.num_free_rows() > 0;
             // Whoever comes needs a block of its own.
@@ -50,6 +53,15 @@ impl NaiveScheduler {
                 blocked.push(arrival);
             }
         }
+    }
+
+    fn count_overtaken(&mut self) {
+        let waiting = self.waiting();
+        let priority = |arrival: u64| self.requests[&arrival].new.priority;
+        let is_overtaken = |pair: &&[u64]| priority(pair[0]) == priority(pair[1]) && pair[0] > pair[1];
+        let is_fcfs = self.config.base.scheduling_policy == SchedulingPolicy::Fcfs;
+        let count = if is_fcfs { 0 } else { waiting.windows(2).filter(is_overtaken).count() };
+        self.num_overtaken += count;
     }
 
     /// Rows that nobody has and that no step in flight names.
@@ -105,6 +117,13 @@ impl NaiveScheduler {
             self.pool.touch(block);
         }
         let num_shared = shared.len();
+        self.count_lookup(arrival, is_fork);
+        let is_long = wanted > self.config.base.long_prefill_token_threshold as usize;
+        let may_be_cut = self.config.base.enable_chunked_prefill;
+        let has_threshold = self.config.base.long_prefill_token_threshold > 0;
+        if has_threshold && is_long && !may_be_cut && self.requests.len() > 1 {
+            self.num_long_and_whole += usize::from(num_tokens == wanted);
+        }
         let request = self.request(arrival);
         let was_swapped = request.status == Status::Swapped;
         if was_swapped || request.status == Status::Preempted {
@@ -132,6 +151,17 @@ impl NaiveScheduler {
         self.notes.swap_in.extend(missing);
         self.notes.copies.extend(copy_from.map(|from| (from, blocks[num_shared])));
         true
+    }
+
+    /// What an admission asked the prefix cache for: all its tokens, or nothing.
+    fn count_lookup(&mut self, arrival: u64, is_fork: bool) {
+        let request = &self.requests[&arrival];
+        let reads = self.config.base.enable_prefix_caching && !request.new.skip_reading_prefix_cache;
+        let asks = reads && !is_fork && request.status != Status::Swapped;
+        if asks {
+            self.num_queried[usize::from(request.was_admitted)] += request.tokens.len();
+        }
+        self.num_unasked += usize::from(!asks);
     }
 
     fn beginning(&self, arrival: u64, plan: &Step) -> Beginning {

@@ -20,10 +20,9 @@ mod preemption;
 mod running;
 mod update;
 
-use std::collections::HashMap;
+use std::{cmp::Reverse, collections::HashMap};
 
 use pool::NaivePool;
-use running::Turns;
 use scheduler::{PreemptionMode, RequestStatus, SchedulerConfig, SchedulingPolicy, StepBuffers};
 
 /// The configuration of the real one, in the widths that are natural here.
@@ -97,6 +96,8 @@ pub struct NaiveRequest {
     pub needs_grammar: bool,
     /// Id of the live request whose blocks it may share.
     pub fork_from: Option<String>,
+    /// For how long it was under way before it was handed in: longer than any run takes, or 0.
+    pub age: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -242,6 +243,22 @@ pub struct NaiveScheduler {
     pub num_taken_out: usize,
     /// Blocks that they had made findable.
     pub num_withdrawn: usize,
+    /// Admissions right after a plan that preempted and came to nothing.
+    pub num_after_vain_plan: usize,
+    /// Turns behind a request that gave up its own blocks.
+    pub num_behind_who_gave_up: usize,
+    /// Drafts that there was no room, no budget or no spare block for.
+    pub num_cut_drafts: usize,
+    /// Blocks that a step in flight fills for a victim.
+    pub num_filled_in_flight: usize,
+    /// Prompts longer than the threshold that ran whole, because they may not be cut.
+    pub num_long_and_whole: usize,
+    /// Tokens looked up by first admissions, and by later ones.
+    pub num_queried: [usize; 2],
+    /// Admissions that looked nothing up.
+    pub num_unasked: usize,
+    /// Of two with one priority, the one handed in later was tried first.
+    pub num_overtaken: usize,
 }
 
 impl NaiveScheduler {
@@ -260,6 +277,14 @@ impl NaiveScheduler {
             left: Vec::new(),
             num_taken_out: 0,
             num_withdrawn: 0,
+            num_after_vain_plan: 0,
+            num_behind_who_gave_up: 0,
+            num_cut_drafts: 0,
+            num_filled_in_flight: 0,
+            num_long_and_whole: 0,
+            num_queried: [0; 2],
+            num_unasked: 0,
+            num_overtaken: 0,
         }
     }
 
@@ -281,13 +306,19 @@ impl NaiveScheduler {
         assert!(self.in_flight.len() < self.config.max_steps_in_flight, "a step must be updated first");
         self.drain_inbox();
         let mut plan = Step { number: self.last_step + 1, rows: Vec::new() };
+        // What a plan that came to nothing preempted is told with this one, but no preemption of this one.
+        let told_late = self.notes.preempted.len();
         self.swap_out_pending(&plan);
-        // Who gave up its own blocks was the worst: with them the others may run.
-        while self.plan_running(&mut plan) == Turns::UntilOneGaveUp && plan.rows.is_empty() {}
-        let preempted = !self.notes.preempted.is_empty() || self.is_swap_out_pending();
+        self.plan_running(&mut plan);
+        let preempted = self.notes.preempted.len() > told_late;
         if (!preempted || self.running.is_empty()) && !self.is_swap_out_pending() {
+            let num_before = self.running.len();
             self.plan_waiting(&mut plan);
+            if told_late > 0 && num_before > 0 {
+                self.num_after_vain_plan += self.running.len() - num_before;
+            }
         }
+        self.plan_drafts(&mut plan);
         if plan.rows.is_empty() {
             return None;
         }
@@ -379,11 +410,14 @@ impl NaiveScheduler {
         waiting
     }
 
-    fn queue_key(&self, arrival: u64) -> (i32, u64) {
+    /// Under PRIORITY, of two that are as important the one that came to its front end first.
+    fn queue_key(&self, arrival: u64) -> (i32, Reverse<u64>, u64) {
         let request = &self.requests[&arrival];
         match self.config.base.scheduling_policy {
-            SchedulingPolicy::Fcfs => (if request.status == Status::Swapped { -1 } else { 0 }, arrival),
-            SchedulingPolicy::Priority => (request.new.priority, arrival),
+            SchedulingPolicy::Fcfs => {
+                (if request.status == Status::Swapped { -1 } else { 0 }, Reverse(0), arrival)
+            }
+            SchedulingPolicy::Priority => (request.new.priority, Reverse(request.new.age), arrival),
         }
     }
 
@@ -392,10 +426,13 @@ impl NaiveScheduler {
         self.config.max_num_batched_tokens() - planned
     }
 
-    /// How many of `wanted` tokens a request may run: the threshold counts only in company.
+    /// How many of `wanted` tokens a request may run: the threshold counts only in company, and only where prompts may
+    /// be cut.
     fn clip(&self, wanted: usize, plan: &Step) -> usize {
-        let threshold = self.config.base.long_prefill_token_threshold as usize;
-        let limit = if threshold > 0 && self.requests.len() > 1 { threshold } else { usize::MAX };
+        let base = &self.config.base;
+        let threshold = base.long_prefill_token_threshold as usize;
+        let cuts = threshold > 0 && base.enable_chunked_prefill && self.requests.len() > 1;
+        let limit = if cuts { threshold } else { usize::MAX };
         wanted.min(limit).min(self.budget_left(plan))
     }
 

@@ -91,6 +91,14 @@ impl NaiveScheduler {
     }
 
     fn recompute(&mut self, victim: u64) {
+        self.register_late(victim);
+        // A row in flight that gives a token computes all that is known now. It counts as the next step's.
+        if self.rows_in_flight(victim).any(|row| row.sampled) {
+            let request = &self.requests[&victim];
+            let (num_tokens, num_before) = (request.tokens.len(), request.num_offered_blocks);
+            self.register(victim, num_tokens, self.last_step + 1);
+            self.num_filled_in_flight += self.requests[&victim].num_offered_blocks - num_before;
+        }
         self.give_up_blocks_and_row(victim);
         self.forget_progress(victim);
     }

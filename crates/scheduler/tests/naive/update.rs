@@ -45,9 +45,7 @@ impl NaiveScheduler {
     fn apply(&mut self, row: &Row, generated: &[i32]) {
         if generated.is_empty() {
             // What it computed is as little a number as its logits.
-            for block in self.requests[&row.arrival].blocks.clone() {
-                self.pool.forget(block);
-            }
+            self.forget_content(row.arrival);
             self.leave(row.arrival, Leave::Failed);
             return;
         }
@@ -66,6 +64,23 @@ impl NaiveScheduler {
             {
                 self.finish(row.arrival);
                 return;
+            }
+        }
+    }
+
+    /// Nobody may find what a request has computed; of one without blocks, whatever has its content.
+    fn forget_content(&mut self, arrival: u64) {
+        let request = self.requests[&arrival].clone();
+        for block in &request.blocks {
+            self.pool.forget(*block);
+        }
+        if request.status == Status::Preempted {
+            let block_size = self.config.block_size();
+            for num_blocks in (1..=request.tokens.len() / block_size).rev() {
+                let prefix = &request.tokens[..num_blocks * block_size];
+                while let Some(block) = self.pool.find(&request.new.extra_keys, prefix) {
+                    self.pool.forget(block);
+                }
             }
         }
     }

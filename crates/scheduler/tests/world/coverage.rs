@@ -13,12 +13,16 @@ pub(crate) struct Coverage {
     pub(crate) look_past: u64,
     pub(crate) drafts: u64,
     pub(crate) accepted: u64,
+    /// Those that the scheduler's own drafter made.
+    pub(crate) host_drafts: u64,
+    pub(crate) host_accepted: u64,
     pub(crate) failed_steps: u64,
     pub(crate) truncated_steps: u64,
     pub(crate) late_tokens: u64,
     pub(crate) overlapping_steps: u64,
     pub(crate) full_of_tokens: u64,
     pub(crate) overdue: u64,
+    pub(crate) settled_ends: u64,
 }
 
 impl Coverage {
@@ -33,12 +37,15 @@ impl Coverage {
         self.look_past += other.look_past;
         self.drafts += other.drafts;
         self.accepted += other.accepted;
+        self.host_drafts += other.host_drafts;
+        self.host_accepted += other.host_accepted;
         self.failed_steps += other.failed_steps;
         self.truncated_steps += other.truncated_steps;
         self.late_tokens += other.late_tokens;
         self.overlapping_steps += other.overlapping_steps;
         self.full_of_tokens += other.full_of_tokens;
         self.overdue += other.overdue;
+        self.settled_ends += other.settled_ends;
     }
 
     /// A run that did not meet the hard cases proves nothing.
@@ -56,11 +63,14 @@ impl Coverage {
         at_least("look-past", self.look_past, 100);
         at_least("drafts", self.drafts, 10_000);
         at_least("accepted drafts", self.accepted, 3_000);
+        at_least("drafts of the scheduler's own", self.host_drafts, 3_000);
+        at_least("accepted drafts of its own", self.host_accepted, 1_000);
         at_least("failed steps", self.failed_steps, 1_000);
         at_least("truncated steps", self.truncated_steps, 500);
         at_least("tokens after a preemption", self.late_tokens, 200);
         at_least("overlapping steps", self.overlapping_steps, 30_000);
         at_least("refusals for tokens", self.full_of_tokens, 500);
         at_least("requests that waited too long", self.overdue, 200);
+        at_least("ends that a front end settled", self.settled_ends, 1_000);
     }
 }

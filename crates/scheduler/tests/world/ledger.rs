@@ -8,6 +8,7 @@ use scheduler::{EngineCoreOutput, FinishReason, HistogramSnapshot, MetricsSnapsh
 struct Entry {
     num_prompt: u64,
     max_tokens: u64,
+    has_stop_strings: bool,
     group: usize,
     num_tokens: u64,
     had_record: bool,
@@ -33,6 +34,7 @@ impl Ledger {
             let entry = Entry {
                 num_prompt: request.prompt_token_ids.len() as u64,
                 max_tokens: request.params.max_tokens.into(),
+                has_stop_strings: request.has_stop_strings,
                 group: self.num_groups,
                 num_tokens: 0,
                 had_record: false,
@@ -66,6 +68,16 @@ impl Ledger {
             }
         }
         entry.end = record.finish_reason;
+    }
+
+    /// A front end has said why a request ended that had come to its length.
+    pub(super) fn settle(&mut self, key: RequestKey, found_stop: bool) {
+        let entry = self.requests.get_mut(&key).expect("taken in");
+        assert!(entry.has_stop_strings, "the engine knows why it ended");
+        assert_eq!(entry.end, Some(FinishReason::Length));
+        if found_stop {
+            entry.end = Some(FinishReason::Stop);
+        }
     }
 
     /// Every request has ended: hold what was counted against it.

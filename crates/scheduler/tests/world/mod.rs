@@ -2,6 +2,7 @@
 
 mod coverage;
 mod ledger;
+mod plan;
 mod queue;
 
 use std::{
@@ -10,9 +11,9 @@ use std::{
 };
 
 use scheduler::{
-    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, NewRequest, PreemptionMode, RequestError,
-    RequestKey, RequestStatus, SamplingParams, Scheduler, SchedulerConfig, SchedulerOutput, SchedulingPolicy,
-    TokenRows, egress::Consumer,
+    AddRequestError, DrafterConfig, DraftingMethod, EngineCoreOutput, ExtraKeys, FinishReason, NewRequest,
+    PreemptionMode, RequestError, RequestKey, RequestStatus, SamplingParams, Scheduler, SchedulerConfig,
+    SchedulerOutput, SchedulingPolicy, StepRows, SuffixLimits, TokenRows, egress::Consumer,
 };
 
 use crate::common::{
@@ -85,6 +86,7 @@ fn config_of(seed: u64, random: &mut Random) -> SchedulerConfig {
     let sometimes = |random: &mut Random, percent: u32, low: u32, high: u32| {
         if random.chance(percent) { random.between(low, high) } else { 0 }
     };
+    let num_speculative_tokens = sometimes(random, 50, 1, 4);
     SchedulerConfig {
         num_blocks: random.between(enough, enough + 12).clamp(4, 64),
         block_size,
@@ -98,7 +100,8 @@ fn config_of(seed: u64, random: &mut Random) -> SchedulerConfig {
         watermark: f64::from(sometimes(random, 30, 5, 40)) / 100.0,
         max_num_queued_reqs: 64,
         max_steps_in_flight: if is(2) { random.between(2, 3) } else { 1 },
-        num_speculative_tokens: sometimes(random, 50, 1, 4),
+        num_speculative_tokens,
+        drafter: (num_speculative_tokens > 0 && is(6)).then(|| drafter_of(is(5))),
         preemption_mode: if swaps { PreemptionMode::Swap } else { PreemptionMode::Recompute },
         num_cpu_blocks: if swaps { random.between(0, 24) } else { 0 },
         preemption_immunity_steps: sometimes(random, 70, 1, 6),
@@ -109,6 +112,16 @@ fn config_of(seed: u64, random: &mut Random) -> SchedulerConfig {
         queue_timeout: Duration::ZERO,
         collect_metrics: true,
     }
+}
+
+/// One whose drafts depend on the tokens alone: a run can be repeated.
+fn drafter_of(counts_votes: bool) -> DrafterConfig {
+    let method = if counts_votes {
+        DraftingMethod::Suffix(SuffixLimits { max_match: 8, max_factor: 2.0, min_share: 0.3 })
+    } else {
+        DraftingMethod::Ngram { min: 1, max: 2 }
+    };
+    DrafterConfig { method, caps: Vec::new(), adaptive: false }
 }
 
 impl World {
@@ -194,6 +207,7 @@ impl World {
             extra_keys: ExtraKeys::new(None, salt, Vec::new()),
             skip_reading_prefix_cache: random.chance(5),
             waits_for_grammar: random.chance(5),
+            has_stop_strings: random.chance(30),
             ..NewRequest::new(self.scheduler.handle().new_key(), &request_id, prompt, params)
         }
     }
@@ -339,6 +353,7 @@ impl World {
             assert!(self.scheduler.schedule().is_err(), "no more steps in flight than agreed");
             return true;
         }
+        let num_gave_way_before = self.num_gave_way();
         let planned = self.scheduler.schedule().expect("a free set");
         self.check_queue();
         let Some(mut output) = planned else {
@@ -352,7 +367,7 @@ impl World {
         }
         self.coverage.steps += 1;
         self.coverage.overlapping_steps += u64::from(!self.flights.is_empty());
-        self.check_plan(&output);
+        self.check_plan(&output, num_gave_way_before);
         self.check_rows(&output);
         let arrays = self.scheduler.buffers(&output).expect("in flight");
         self.mirror.apply(&output, arrays);
@@ -426,12 +441,14 @@ impl World {
         let drafts = self.random_drafts(flight.output.num_sampled as usize);
         let num_columns = if drafts.is_empty() { 0 } else { self.config.num_speculative_tokens as usize };
         let drafts = TokenRows { token_ids: &drafts, num_columns };
-        self.scheduler.update_with_drafts(&flight.output, rows, drafts).expect("in flight");
+        let rows = StepRows { drafts, ..StepRows::from(rows) };
+        self.scheduler.update_from_output(&flight.output, rows).expect("in flight");
         self.drain();
     }
 
     fn random_drafts(&mut self, num_rows: usize) -> Vec<i32> {
-        if self.config.max_steps_in_flight > 1 || self.random.chance(20) {
+        let makes_none = self.config.max_steps_in_flight > 1 || self.config.drafter.is_some();
+        if makes_none || self.random.chance(20) {
             return Vec::new();
         }
         let num_ids = num_rows * self.config.num_speculative_tokens as usize;
@@ -475,59 +492,18 @@ impl World {
         self.drain();
     }
 
-    fn check_plan(&mut self, output: &SchedulerOutput) {
-        let view = self.scheduler.step_view(output).expect("in flight");
-        let total: u32 = view.scheduled.iter().map(|row| row.num_scheduled_tokens).sum();
-        assert_eq!(total, output.total_num_scheduled_tokens);
-        let longest = view.scheduled.iter().map(|row| row.num_scheduled_tokens).max();
-        assert_eq!(longest, Some(output.max_num_scheduled_tokens));
-        assert!(total <= self.config.max_num_batched_tokens, "the token budget holds");
-        assert!(view.scheduled.len() <= self.config.max_num_seqs as usize);
-        let mut ids = HashSet::new();
-        for row in &view.scheduled {
-            assert!(row.num_scheduled_tokens >= 1 && ids.insert(row.request_id.clone()), "each request once");
-            assert!(row.spec_token_ids.len() <= self.config.num_speculative_tokens as usize);
-            assert!(row.num_computed_tokens + row.num_scheduled_tokens <= self.config.max_model_len);
-            if self.seen.insert(row.request_id.clone()) && self.plain.contains(&row.request_id) {
-                self.first_scheduled.push(row.request_id.parse().expect("a number"));
-            }
-        }
-        let is_admission = |row: &scheduler::ScheduledRequest| row.is_new || row.is_resumed;
-        assert!(
-            view.preempted_req_ids.is_empty()
-                || !view.scheduled.iter().any(is_admission)
-                || view.scheduled.iter().all(is_admission),
-            "no admission beside a preemption, unless nobody is left to be protected"
-        );
-    }
-
-    /// Whose row is new shares it with no step in flight: what those still give is somebody else's.
-    fn check_rows(&self, output: &SchedulerOutput) {
-        let arrays = |output| self.scheduler.buffers(output).expect("in flight");
-        let new_rows = arrays(output).new_rows.to_vec(output.num_new_reqs as usize);
-        for flight in &self.flights {
-            let rows = arrays(&flight.output).idx_mapping.to_vec(flight.output.num_reqs as usize);
-            for row in &new_rows {
-                let step = flight.output.step;
-                assert!(!rows.contains(row), "row {row} is reused while step {step} names it");
-            }
-        }
-    }
-
-    /// The worker that applied only differences knows exactly the scheduler's block tables.
-    fn check_mirror(&self) {
-        for id in self.scheduler.running_request_ids() {
-            let state = self.scheduler.request_state(&id).expect("running");
-            let blocks: Vec<u32> = state.block_table.iter().map(|block| block.0).collect();
-            assert_eq!(self.mirror.of_row(state.row.expect("running")), blocks, "request {id}");
-        }
-    }
-
     fn drain(&mut self) {
         let mut records = Vec::new();
         self.consumer.drain(|record| records.push(record));
         for record in records {
             self.ledger.note(&record);
+            if record.is_unsettled() {
+                // Its last text has come to a stop string, or not.
+                let found_stop = self.random.chance(50);
+                self.ledger.settle(record.key, found_stop);
+                self.scheduler.handle().settle_end(found_stop);
+                self.coverage.settled_ends += 1;
+            }
             self.receive(&record);
         }
     }
@@ -591,6 +567,8 @@ impl World {
             look_past: stats.num_look_past,
             drafts: stats.num_draft_tokens,
             accepted: stats.num_accepted_tokens,
+            host_drafts: if self.config.drafter.is_some() { stats.num_draft_tokens } else { 0 },
+            host_accepted: if self.config.drafter.is_some() { stats.num_accepted_tokens } else { 0 },
             ..std::mem::take(&mut self.coverage)
         }
     }

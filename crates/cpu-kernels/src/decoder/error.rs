@@ -1,0 +1,74 @@
+//! What is wrong with a decoder or with what it is given.
+
+use thiserror::Error;
+
+use crate::{attention::AttentionError, packed::LinearError, rotary::RotaryError};
+
+/// What is wrong with a decoder or with what it is given.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum DecoderError {
+    /// A part whose size is not that of its neighbours.
+    #[error("block {block}: {name} has {found} features, but {expected} are needed")]
+    Features {
+        /// Which block; one more than there are: the norm at the end.
+        block: usize,
+        /// The part.
+        name: &'static str,
+        /// Its size.
+        found: usize,
+        /// What it should be.
+        expected: usize,
+    },
+    /// A block whose heads are turned, and nothing to turn them by.
+    #[error("the heads are turned by their positions, but no cosines and sines are given")]
+    NoRotary,
+    /// Not a cache for each block.
+    #[error("caches of {found} blocks are given, but there are {expected} blocks")]
+    Caches {
+        /// How many.
+        found: usize,
+        /// Blocks.
+        expected: usize,
+    },
+    /// A block whose cache there is not.
+    #[error("a block has cache {index}, but there are {found}")]
+    CacheIndex {
+        /// Which.
+        index: usize,
+        /// How many there are.
+        found: usize,
+    },
+    /// Caches of other heads.
+    #[error(
+        "the caches have {found_heads} heads of {found_dim} features, but the decoder has {num_kv_heads} of {head_dim}"
+    )]
+    Cache {
+        /// Heads of a cache.
+        found_heads: usize,
+        /// Features of each.
+        found_dim: usize,
+        /// Heads of keys and values.
+        num_kv_heads: usize,
+        /// Features of each.
+        head_dim: usize,
+    },
+    /// No memory for what lies between the parts.
+    #[error(
+        "{num_bytes} bytes for the activations of {num_tokens} tokens cannot be had; fewer tokens in a step take fewer"
+    )]
+    Memory {
+        /// What they need.
+        num_bytes: usize,
+        /// Tokens of the step.
+        num_tokens: usize,
+    },
+    /// Of what heads are turned by.
+    #[error(transparent)]
+    Rotary(#[from] RotaryError),
+    /// Of a product or a norm.
+    #[error(transparent)]
+    Linear(#[from] LinearError),
+    /// Of attention.
+    #[error(transparent)]
+    Attention(#[from] AttentionError),
+}

@@ -1,0 +1,194 @@
+//! A step of a decoder: what lies between the parts of its blocks, and the order in which they run.
+
+use std::time::{Duration, Instant};
+
+use super::{Decoder, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes};
+use crate::{
+    attention::{CacheLayout, TokenRows, attend, write_kv},
+    attention_options::AttentionOptions,
+    batch::RaggedBatch,
+    element::Element,
+    finish::Activation,
+    gates::apply_gates,
+    heads::{Heads, prepare_heads},
+    kernel::Kernel,
+    linear::{Epilogue, OutRows, Residual, linear},
+    lines::Lines,
+    norm::{Sum, norm},
+    rotary::Rotary,
+    threads::Threads,
+};
+
+/// What lies between the parts of a block.
+pub(super) struct Step<'a, E> {
+    heads: Heads,
+    num_tokens: usize,
+    hidden_size: usize,
+    /// `[num_tokens, hidden_size]`
+    normed: &'a mut [E],
+    /// `[num_tokens, query · key · value]`
+    qkv: &'a mut [E],
+    /// `[num_tokens, query]`
+    attended: &'a mut [E],
+    /// `[num_tokens, inner_size]`
+    inner: &'a mut [E],
+    times: DecoderTimes,
+    /// When the part began that runs now.
+    began: Instant,
+}
+
+impl<'a, E: Element> Step<'a, E> {
+    pub(super) fn new(
+        decoder: &Decoder,
+        num_tokens: usize,
+        room: &'a mut Option<Lines>,
+    ) -> Result<Self, DecoderError> {
+        let heads = decoder.heads;
+        let widths = [
+            decoder.hidden_size,
+            heads.query_row() + 2 * heads.key_row(),
+            heads.query_row(),
+            decoder.inner_size,
+        ];
+        let width: usize = widths.iter().sum();
+        let num_bytes = num_tokens.saturating_mul(width).saturating_mul(size_of::<E>());
+        let memory = DecoderError::Memory { num_bytes, num_tokens };
+        let all = Lines::at_least(num_bytes, room).ok_or(memory)?.as_mut_slice::<E>();
+        let (normed, rest) = all.split_at_mut(num_tokens * widths[0]);
+        let (qkv, rest) = rest.split_at_mut(num_tokens * widths[1]);
+        let (attended, rest) = rest.split_at_mut(num_tokens * widths[2]);
+        let inner = &mut rest[..num_tokens * widths[3]];
+        let (hidden_size, times, began) = (decoder.hidden_size, DecoderTimes::default(), Instant::now());
+        Ok(Self { heads, num_tokens, hidden_size, normed, qkv, attended, inner, times, began })
+    }
+
+    /// One block: `hidden` is the stream before and after it.
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a block")]
+    pub(super) fn run(
+        &mut self,
+        block: &DecoderBlock,
+        batch: &RaggedBatch,
+        hidden: &mut [E],
+        cache: &mut [E],
+        layout: CacheLayout,
+        rotary: Option<&Rotary<'_>>,
+        threads: &Threads,
+    ) -> Result<(), DecoderError> {
+        self.attend(block, batch, hidden, cache, layout, rotary, threads)?;
+        self.multiply(block, hidden, threads)
+    }
+
+    /// Where the time went; the norm at the end was the last part.
+    pub(super) fn finish(mut self) -> DecoderTimes {
+        self.times.norms += lap(&mut self.began);
+        self.times
+    }
+
+    /// Attention on the normed stream, added to it.
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a block")]
+    fn attend(
+        &mut self,
+        block: &DecoderBlock,
+        batch: &RaggedBatch,
+        hidden: &mut [E],
+        cache: &mut [E],
+        layout: CacheLayout,
+        rotary: Option<&Rotary<'_>>,
+        threads: &Threads,
+    ) -> Result<(), DecoderError> {
+        let (num_tokens, width, heads) = (self.num_tokens, self.hidden_size, self.heads);
+        let products = Kernel::best_for_products();
+        let plain = Epilogue { activation: Activation::None, residual: Residual::None };
+
+        let stream = TokenRows { data: &*hidden, stride: width };
+        let normed = OutRows { data: &mut *self.normed, stride: width };
+        norm(&block.attention_norm.of(), stream, num_tokens, Sum::None, products, threads, normed)?;
+        self.times.norms += lap(&mut self.began);
+
+        let (query_row, key_row) = (heads.query_row(), heads.key_row());
+        let qkv_row = query_row + 2 * key_row;
+        let normed = TokenRows { data: &*self.normed, stride: width };
+        let qkv = OutRows { data: &mut *self.qkv, stride: qkv_row };
+        linear(&block.qkv, normed, num_tokens, &plain, threads, qkv)?;
+        self.times.products += lap(&mut self.began);
+
+        let norms = block.head_norms.as_ref().map(|norms| norms.each_ref().map(DecoderNorm::of));
+        let rotary = rotary.filter(|_| block.is_rotary);
+        prepare_heads(self.qkv, num_tokens, heads, norms.as_ref(), rotary, products, threads)?;
+        self.times.norms += lap(&mut self.began);
+
+        let part = |first: usize| TokenRows { data: self.qkv.get(first..).unwrap_or(&[]), stride: qkv_row };
+        let (query, key, value) = (part(0), part(query_row), part(query_row + key_row));
+        write_kv(batch, key, value, cache, layout)?;
+        let options = AttentionOptions {
+            scale: block.scale,
+            sliding_window: block.sliding_window,
+            soft_cap: block.soft_cap,
+            alibi_slopes: &[],
+        };
+        let kernel = Kernel::best(layout.head_dim);
+        let attended = &mut *self.attended;
+        attend(batch, query, heads.num_heads, cache, layout, &options, kernel, threads, attended)?;
+        self.times.attention += lap(&mut self.began);
+
+        let attended = TokenRows { data: &*self.attended, stride: query_row };
+        let stream = OutRows { data: &mut *hidden, stride: width };
+        linear(
+            &block.out,
+            attended,
+            num_tokens,
+            &Epilogue { activation: Activation::None, residual: Residual::Out },
+            threads,
+            stream,
+        )?;
+        self.times.products += lap(&mut self.began);
+        Ok(())
+    }
+
+    /// The MLP on the normed stream, added to it.
+    fn multiply(
+        &mut self,
+        block: &DecoderBlock,
+        hidden: &mut [E],
+        threads: &Threads,
+    ) -> Result<(), DecoderError> {
+        let (num_tokens, width) = (self.num_tokens, self.hidden_size);
+        let products = Kernel::best_for_products();
+        let stream = TokenRows { data: &*hidden, stride: width };
+        let normed = OutRows { data: &mut *self.normed, stride: width };
+        norm(&block.mlp_norm.of(), stream, num_tokens, Sum::None, products, threads, normed)?;
+        self.times.norms += lap(&mut self.began);
+
+        let inner_row = block.up.out_features();
+        let normed = TokenRows { data: &*self.normed, stride: width };
+        let activation = if block.is_gated { Activation::None } else { block.activation };
+        let activated = Epilogue { activation, residual: Residual::None };
+        let inner = OutRows { data: &mut *self.inner, stride: inner_row };
+        linear(&block.up, normed, num_tokens, &activated, threads, inner)?;
+        if block.is_gated {
+            self.times.products += lap(&mut self.began);
+            let inner = &mut self.inner[..num_tokens * inner_row];
+            apply_gates(inner, inner_row, block.activation, products, threads);
+            self.times.norms += lap(&mut self.began);
+        }
+
+        let inner = TokenRows { data: &*self.inner, stride: inner_row };
+        let stream = OutRows { data: hidden, stride: width };
+        linear(
+            &block.down,
+            inner,
+            num_tokens,
+            &Epilogue { activation: Activation::None, residual: Residual::Out },
+            threads,
+            stream,
+        )?;
+        self.times.products += lap(&mut self.began);
+        Ok(())
+    }
+}
+
+/// What the part took that is over now; the next one begins.
+fn lap(began: &mut Instant) -> Duration {
+    let now = Instant::now();
+    now - std::mem::replace(began, now)
+}

@@ -1,0 +1,126 @@
+//! Heads of queries and keys before attention reads them: each is normed, where the model does that, and turned.
+
+use std::cell::RefCell;
+
+use crate::{
+    element::Element,
+    kernel::Kernel,
+    norm_row::{MAX_LANES, Norm, NormRows},
+    rotary::{Rotary, RotaryError},
+    threads::Threads,
+};
+
+/// Features below which nobody is asked to help.
+const MIN_SHARED_FEATURES: usize = 1 << 15;
+
+/// Sizes of attention, the same in all blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// Of queries: a multiple of the next.
+    pub num_heads: usize,
+    /// Of keys and of values.
+    pub num_kv_heads: usize,
+    /// Features of each.
+    pub head_dim: usize,
+}
+
+impl Heads {
+    pub(crate) fn query_row(&self) -> usize {
+        self.num_heads.saturating_mul(self.head_dim)
+    }
+
+    pub(crate) fn key_row(&self) -> usize {
+        self.num_kv_heads.saturating_mul(self.head_dim)
+    }
+}
+
+/// Norm and turn the heads of queries and keys in place.
+///
+/// `rows` has the queries, keys and values of `num_tokens` tokens, one token after the other; norms are of a head's features,
+/// of queries and of keys.
+///
+/// # Errors
+///
+/// Cosines and sines that do not fit; nothing is written then.
+///
+/// # Panics
+///
+/// Fewer rows, or norms of other heads.
+pub fn prepare_heads<E: Element>(
+    rows: &mut [E],
+    num_tokens: usize,
+    heads: Heads,
+    norms: Option<&[Norm<'_>; 2]>,
+    rotary: Option<&Rotary<'_>>,
+    kernel: &Kernel,
+    threads: &Threads,
+) -> Result<(), RotaryError> {
+    if norms.is_none() && rotary.is_none() {
+        return Ok(());
+    }
+    let dim = heads.head_dim;
+    let stride = heads.query_row() + 2 * heads.key_row();
+    rotary.map_or(Ok(()), |rotary| rotary.check(num_tokens, dim))?;
+    assert!(rows.len() >= num_tokens * stride, "each token has its row");
+    let fit = norms.is_none_or(|norms| norms.iter().all(|norm| norm.weight.len() == dim));
+    assert!(fit, "norms are of a head's features");
+    let start = Start(rows.as_mut_ptr());
+    let (norm, turn) = (E::norm_of(kernel), E::turn_of(kernel));
+    let num_features = num_tokens * (heads.query_row() + heads.key_row());
+    threads.for_each(num_tokens, num_features >= MIN_SHARED_FEATURES, |token| {
+        let first = start.at(token * stride);
+        if let Some([of_queries, of_keys]) = norms {
+            let keys = first.wrapping_add(heads.query_row());
+            for (norm_of, place, count) in
+                [(of_queries, first, heads.num_heads), (of_keys, keys, heads.num_kv_heads)]
+            {
+                let rows = NormRows {
+                    x: place.cast_const(),
+                    x_stride: dim,
+                    residual: std::ptr::null(),
+                    residual_stride: 0,
+                    sum_out: std::ptr::null_mut(),
+                    sum_out_stride: 0,
+                    out: place,
+                    out_stride: dim,
+                    norm: norm_of,
+                };
+                SCRATCH.with_borrow_mut(|scratch| {
+                    // Up to a whole vector.
+                    scratch.resize(dim.next_multiple_of(MAX_LANES), 0.0);
+                    for head in 0..count {
+                        // SAFETY: a kernel is only reachable where it was detected; the heads lie in the token's row, which
+                        // is this part's alone, and each is read before it is written.
+                        unsafe { norm(&rows, head, scratch.as_mut_ptr()) };
+                    }
+                });
+            }
+        }
+        if let Some(rotary) = rotary {
+            let (cos, sin) = (&rotary.cos[token * rotary.width..], &rotary.sin[token * rotary.width..]);
+            for head in 0..heads.num_heads + heads.num_kv_heads {
+                // SAFETY: a kernel is only reachable where it was detected; queries and keys lie side by side in the token's
+                // row, which is this part's alone; `Rotary::check` saw that heads, cosines and sines are as wide.
+                unsafe { turn(first.wrapping_add(head * dim), cos.as_ptr(), sin.as_ptr(), rotary.width) };
+            }
+        }
+    });
+    Ok(())
+}
+
+/// The first row; parts write rows of their own.
+struct Start<E>(*mut E);
+
+// SAFETY: each part touches the row of its own token, see `prepare_heads`.
+unsafe impl<E: Send> Sync for Start<E> {}
+
+impl<E> Start<E> {
+    fn at(&self, offset: usize) -> *mut E {
+        self.0.wrapping_add(offset)
+    }
+}
+
+thread_local! {
+    /// A head as 32 bits.
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}

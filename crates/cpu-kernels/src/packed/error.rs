@@ -1,0 +1,107 @@
+//! What packing and products refuse.
+
+use thiserror::Error;
+
+use super::WeightKind;
+
+/// What is wrong with a layer, its weights or the arrays of a product.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum LinearError {
+    /// A size that is 0 or too large.
+    #[error("{name} is {value}, but it must lie between 1 and {most}")]
+    Size {
+        /// What.
+        name: &'static str,
+        /// How large.
+        value: usize,
+        /// The limit.
+        most: usize,
+    },
+    /// A group size for weights that have no scales.
+    #[error("group_size is {group_size}, but only int8 weights have groups")]
+    Group {
+        /// As given.
+        group_size: usize,
+    },
+    /// No memory for the weights.
+    #[error(
+        "{num_bytes} bytes for {out_features} x {in_features} weights cannot be had; fewer bits per weight take fewer"
+    )]
+    Memory {
+        /// What they need.
+        num_bytes: usize,
+        /// Outputs.
+        out_features: usize,
+        /// Inputs.
+        in_features: usize,
+    },
+    /// An array with too few or too many elements.
+    #[error("{name} has {found} elements, but {expected} are needed")]
+    Length {
+        /// The array.
+        name: &'static str,
+        /// Its elements.
+        found: usize,
+        /// What it should have.
+        expected: usize,
+    },
+    /// Rows that lie closer together than they are long.
+    #[error("rows of {name} lie {stride} elements apart, but each has {row}")]
+    Stride {
+        /// The array.
+        name: &'static str,
+        /// Elements from one row to the next.
+        stride: usize,
+        /// Elements of a row.
+        row: usize,
+    },
+    /// Rows of weights that the layer does not have.
+    #[error("rows {first} to {end} (excluded) of the weight are given, but it has {out_features}")]
+    Rows {
+        /// The first.
+        first: usize,
+        /// The one after the last.
+        end: usize,
+        /// What there is.
+        out_features: usize,
+    },
+    /// A product before all rows are packed.
+    #[error("{missing} of the weight's {out_features} rows have not been packed")]
+    NotPacked {
+        /// How many.
+        missing: usize,
+        /// What there is.
+        out_features: usize,
+    },
+    /// A group that is not made of whole blocks of rounded activations.
+    #[error(
+        "group_size is {group_size}, but where activations are rounded to 8 bits it must be 16, a multiple of 32, or all {in_features} inputs"
+    )]
+    RoundedGroup {
+        /// As given.
+        group_size: usize,
+        /// Inputs.
+        in_features: usize,
+    },
+    /// Rounded activations, which the matrix unit does not take.
+    #[error("the weights are packed for activations of 8 bits, which the matrix unit does not multiply here")]
+    RoundedOnMatrixUnit,
+    /// No matrix unit.
+    #[error("this machine has no matrix unit that the kernel {kernel} can use")]
+    NoMatrixUnit {
+        /// What the weights are packed for.
+        kernel: &'static str,
+    },
+    /// Whole numbers for weights that are kept otherwise.
+    #[error("whole numbers with scales are given, but the weights are kept as {kind:?} and not as int8")]
+    NotWhole {
+        /// How.
+        kind: WeightKind,
+    },
+    /// A weight that cannot be rounded to 8 bits.
+    #[error("row {row} of the weight has an element that is not finite, which int8 cannot hold")]
+    NotFinite {
+        /// Which.
+        row: usize,
+    },
+}

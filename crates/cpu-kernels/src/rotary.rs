@@ -1,0 +1,126 @@
+//! Rotary positions: pairs of a head's features, turned by angles that grow with the token's position.
+
+#![allow(clippy::inline_always, reason = "see `simd`")]
+
+use half::bf16;
+
+use thiserror::Error;
+
+use crate::{
+    norm_row::{load, store},
+    number::Number,
+    simd::Simd,
+};
+
+/// What is wrong with what heads are turned by.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum RotaryError {
+    /// Cosines and sines that do not fit the heads.
+    #[error(
+        "cosines and sines have {width} features, but heads of {head_dim} need an even number from 2 to {head_dim}"
+    )]
+    Width {
+        /// As given.
+        width: usize,
+        /// Features of a head.
+        head_dim: usize,
+    },
+    /// Cosines or sines of other tokens.
+    #[error("{name} has {found} elements, but {expected} are needed")]
+    Length {
+        /// Which of them.
+        name: &'static str,
+        /// Its elements.
+        found: usize,
+        /// What it should have.
+        expected: usize,
+    },
+}
+
+/// What the tokens of a step are turned by: the first `width` features of each head, of which `i` and `i + width / 2` are a
+/// pair.
+#[derive(Debug, Clone, Copy)]
+pub struct Rotary<'a> {
+    /// `[num_tokens, width]`
+    pub cos: &'a [f32],
+    /// The same; those of the first half are negative.
+    pub sin: &'a [f32],
+    /// Features that are turned.
+    pub width: usize,
+}
+
+impl Rotary<'_> {
+    /// Whether there are cosines and sines for all tokens, and no more than a head has features.
+    pub(crate) fn check(&self, num_tokens: usize, head_dim: usize) -> Result<(), RotaryError> {
+        let width = self.width;
+        if width == 0 || width > head_dim || !width.is_multiple_of(2) {
+            return Err(RotaryError::Width { width, head_dim });
+        }
+        let expected = num_tokens.saturating_mul(width);
+        for (name, found) in [("cos", self.cos.len()), ("sin", self.sin.len())] {
+            if found != expected {
+                return Err(RotaryError::Length { name, found, expected });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One compiled form of [`turn`].
+pub(crate) type TurnFn<E> = unsafe fn(*mut E, *const f32, *const f32, usize);
+
+/// Turn a head's first `width` features in place.
+///
+/// # Safety
+///
+/// As many may be read and written, and as many cosines and sines read; the machine has the instructions of `S`.
+#[inline(always)]
+unsafe fn turn<S: Simd, E: Number>(head: *mut E, cos: *const f32, sin: *const f32, width: usize) {
+    let half = width / 2;
+    for at in (0..half).step_by(S::LANES) {
+        let count = half - at;
+        // SAFETY: the caller lets `width` features, cosines and sines be read, and the features be written; a vector that
+        // is not full is of `count` elements, within its half.
+        unsafe {
+            let first = load::<S, E>(head.add(at), count);
+            let second = load::<S, E>(head.add(half + at), count);
+            let turned = |x, y, at: usize| {
+                let (cos, sin) = (load::<S, f32>(cos.add(at), count), load::<S, f32>(sin.add(at), count));
+                S::fma(y, sin, S::mul(x, cos))
+            };
+            store::<S, E>(head.add(at), turned(first, second, at), count);
+            store::<S, E>(head.add(half + at), turned(second, first, half + at), count);
+        }
+    }
+}
+
+/// Entry points: the one place where it gets its instruction set.
+macro_rules! entry_points {
+    ($f32:ident, $bf16:ident, $simd:ty $(, $features:literal)?) => {
+        /// # Safety
+        ///
+        /// See [`turn`].
+        $(#[target_feature(enable = $features)])?
+        pub(crate) unsafe fn $f32(head: *mut f32, cos: *const f32, sin: *const f32, width: usize) {
+            // SAFETY: the caller gives `width` features, cosines and sines; `Kernel::available` lists this form only where
+            // its instructions were found.
+            unsafe { turn::<$simd, f32>(head, cos, sin, width) }
+        }
+        /// # Safety
+        ///
+        /// See [`turn`].
+        $(#[target_feature(enable = $features)])?
+        pub(crate) unsafe fn $bf16(head: *mut bf16, cos: *const f32, sin: *const f32, width: usize) {
+            // SAFETY: the caller gives `width` features, cosines and sines; `Kernel::available` lists this form only where
+            // its instructions were found.
+            unsafe { turn::<$simd, bf16>(head, cos, sin, width) }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+entry_points!(avx512_f32, avx512_bf16, crate::avx512::Avx512, "avx512f,avx2,fma");
+#[cfg(target_arch = "x86_64")]
+entry_points!(avx2_f32, avx2_bf16, crate::avx2::Avx2, "avx2,fma");
+entry_points!(portable_f32, portable_bf16, crate::portable::Portable<8>);
+entry_points!(scalar_f32, scalar_bf16, crate::portable::Portable<1>);

@@ -1,0 +1,36 @@
+//! `Estimate`: how often the drafts of one request are right.
+
+/// Trials after which an observation counts half.
+const HALF_LIFE: f32 = 32.0;
+
+/// What is believed of a request before anything is known: half of its drafts are right.
+const PRIOR_TRIALS: f32 = 2.0;
+
+/// Counts with forgetting.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Estimate {
+    hits: f32,
+    trials: f32,
+}
+
+impl Default for Estimate {
+    fn default() -> Self {
+        Self { hits: PRIOR_TRIALS / 2.0, trials: PRIOR_TRIALS }
+    }
+}
+
+impl Estimate {
+    /// The probability that a draft is right, given that those before it were.
+    #[must_use]
+    pub fn acceptance(self) -> f32 {
+        self.hits / self.trials
+    }
+
+    /// `num_right` guesses were right, and the one behind them was wrong if `missed`.
+    pub fn observe(&mut self, num_right: u32, missed: bool) {
+        let trials = num_right as f32 + f32::from(u8::from(missed));
+        let kept = (-trials / HALF_LIFE).exp2();
+        self.hits = self.hits * kept + num_right as f32;
+        self.trials = self.trials * kept + trials;
+    }
+}

@@ -1,0 +1,45 @@
+//! Drafts without a model: guesses of the tokens that follow, out of the tokens that a request holds already, and how
+//! many of them a step should run.
+//!
+//! ```text
+//!  prompt ──▶ History ◀── each new token          one per request
+//!               │ propose: what stood behind the same tokens before
+//!               ▼
+//!            Drafter ── Controller: how many pay  ──▶ drafts of the step
+//!               ▲                                     one per scheduler
+//!               └── what the steps took and gave
+//! ```
+//!
+//! A draft is verified by sampling: it is kept while it equals what the sampler draws. So a wrong one costs time and
+//! changes nothing, and the only question here is what pays.
+//!
+//! | file | noun |
+//! |---|---|
+//! | `config.rs` | which drafter, and its limits |
+//! | `ngram.rs` | the earliest place of each n-gram |
+//! | `suffix.rs` | the newest places of each triple of tokens, and their longest matches |
+//! | `history.rs`, `estimate.rs` | what a request's drafts are made of; how often they are right |
+//! | `drafter.rs` | all requests of a step together |
+//! | `costs.rs`, `choice.rs`, `brake.rs` | what a step takes; which drafts pay; when to stop for a while |
+
+#![forbid(unsafe_code)]
+
+mod brake;
+mod choice;
+mod config;
+mod costs;
+mod drafter;
+mod estimate;
+mod history;
+mod ngram;
+mod suffix;
+
+pub use brake::Brake;
+pub use choice::{Candidate, Chooser};
+pub use config::{DrafterConfig, DrafterConfigError, DraftingMethod, MAX_NGRAM_LENGTHS, TokenCap};
+pub use costs::StepCosts;
+pub use drafter::{Drafter, DrafterStats, Round};
+pub use estimate::Estimate;
+pub use history::History;
+pub use ngram::NgramIndex;
+pub use suffix::{MAX_MATCH_TOKENS, SuffixIndex, SuffixLimits};

@@ -1,0 +1,194 @@
+//! What decides how many drafts run: costs, estimates and the brake, with times that are given.
+
+use drafting::{
+    Brake, Candidate, Chooser, Drafter, DrafterConfig, DraftingMethod, Estimate, History, Round, StepCosts,
+    TokenCap,
+};
+
+/// Steps that take `base` and `per_token` for each token (ns).
+fn costs(base: u64, per_token: u64, sizes: &[u32]) -> StepCosts {
+    let mut costs = StepCosts::default();
+    for &size in sizes {
+        for _ in 0..4 {
+            costs.measure(size, base + per_token * u64::from(size));
+        }
+    }
+    costs
+}
+
+fn chosen(costs: &StepCosts, num_rows: u32, found: &[(u32, f32)]) -> Vec<u32> {
+    let mut candidates: Vec<Candidate> = found
+        .iter()
+        .enumerate()
+        .map(|(index, &(num_drafts, acceptance))| Candidate { index: index as u32, num_drafts, acceptance })
+        .collect();
+    Chooser::default().choose(costs, num_rows, num_rows, &mut candidates);
+    candidates.iter().map(|candidate| candidate.num_drafts).collect()
+}
+
+#[test]
+fn drafts_that_cost_little_run_as_far_as_they_are_likely() {
+    let cheap = costs(1_000_000, 30_000, &[1, 2, 4, 8, 16]);
+    assert_eq!(chosen(&cheap, 1, &[(8, 0.95)]), [8]);
+    let some = chosen(&cheap, 1, &[(8, 0.5)])[0];
+    assert!((1..8).contains(&some), "{some}");
+    assert_eq!(chosen(&cheap, 1, &[(8, 0.02)]), [0], "less likely than what they cost");
+}
+
+#[test]
+fn drafts_that_cost_as_much_as_tokens_do_not_run() {
+    let dear = costs(0, 1_000_000, &[1, 2, 4, 8, 16]);
+    assert_eq!(chosen(&dear, 1, &[(8, 0.9)]), [0]);
+}
+
+#[test]
+fn a_row_without_drafts_is_not_slowed_by_its_neighbour() {
+    let sizes: Vec<u32> = (1..=16).collect();
+    let cheap = costs(1_000_000, 30_000, &sizes);
+    let alone = chosen(&cheap, 1, &[(8, 0.95)])[0];
+    let beside = chosen(&cheap, 4, &[(8, 0.95)])[0];
+    assert_eq!(alone, 8);
+    assert!((0..=1).contains(&beside), "each draft takes 2.7 % of the step: {beside}");
+    assert_eq!(chosen(&cheap, 4, &[(3, 0.95); 4]), [3; 4], "all gain");
+}
+
+#[test]
+fn nothing_runs_before_a_step_was_measured() {
+    assert_eq!(chosen(&StepCosts::default(), 1, &[(8, 1.0)]), [0]);
+}
+
+#[test]
+fn costs_between_two_sizes_lie_between_theirs() {
+    let costs = costs(1000, 100, &[2, 10]);
+    assert_eq!(costs.expected(1), None);
+    assert_eq!(costs.expected(2), Some(1200.0));
+    assert_eq!(costs.expected(6), Some(1600.0));
+    assert_eq!(costs.expected(10), Some(2000.0));
+    assert_eq!(costs.expected(15), Some(2300.0), "beyond: 3 % for each");
+}
+
+#[test]
+fn a_size_is_measured_again_after_a_while() {
+    let mut costs = costs(1000, 100, &[1]);
+    assert!(!costs.is_stale(1));
+    assert!(costs.is_stale(2));
+    for _ in 0..64 {
+        costs.measure(5, 2000);
+    }
+    assert!(costs.is_stale(1));
+}
+
+#[test]
+fn an_estimate_follows_what_was_right() {
+    let mut estimate = Estimate::default();
+    assert!((estimate.acceptance() - 0.5).abs() < 1e-6);
+    for _ in 0..20 {
+        estimate.observe(4, false);
+    }
+    assert!(estimate.acceptance() > 0.95);
+    for _ in 0..100 {
+        estimate.observe(0, true);
+    }
+    assert!(estimate.acceptance() < 0.15);
+    estimate.observe(0, false);
+    assert!(estimate.acceptance().is_finite());
+}
+
+/// 64 slow steps, then so many steps without drafts, twice as many each time, up to a limit.
+#[test]
+fn the_brake_holds_longer_each_time() {
+    let mut brake = Brake::default();
+    for pause in [256, 512, 1024, 2048, 4096, 8192, 8192] {
+        assert!(!brake.is_on());
+        for _ in 0..64 {
+            brake.observe(1, 1100, 1, 1000.0);
+        }
+        for _ in 0..pause {
+            assert!(brake.is_on());
+            brake.pass_step();
+        }
+    }
+    assert_eq!(brake.num_pulled(), 7);
+    for _ in 0..64 {
+        brake.observe(3, 1100, 1, 1000.0);
+    }
+    assert!(!brake.is_on(), "three tokens in hardly more time");
+    for _ in 0..64 {
+        brake.observe(1, 1100, 1, 1000.0);
+    }
+    for _ in 0..256 {
+        brake.pass_step();
+    }
+    assert!(!brake.is_on(), "a good window makes it short again");
+}
+
+fn config(adaptive: bool, caps: Vec<TokenCap>) -> DrafterConfig {
+    DrafterConfig { method: DraftingMethod::Ngram { min: 2, max: 2 }, caps, adaptive }
+}
+
+/// Runs one request whose text repeats, whose steps take `ns(tokens)`; the drafts of each step.
+fn run(config: &DrafterConfig, num_running: u32, num_steps: u64, ns: impl Fn(u32) -> u64) -> Vec<usize> {
+    let mut drafter = Drafter::new(config.clone(), 4);
+    let mut tokens = vec![1, 2, 3, 4, 1, 2];
+    let mut history = History::new(config, &tokens, 64, 9);
+    let (mut now_ns, mut counts) = (0, Vec::new());
+    for step in 1..=num_steps {
+        drafter.begin_round(Round { step, num_running, num_rows: 1, num_tokens: 1, now_ns });
+        drafter.propose(0, &mut history, &tokens, 100);
+        let drafts: Vec<i32> = drafter.end_round().flat_map(|(_, drafts)| drafts.to_vec()).collect();
+        now_ns += ns(1 + drafts.len() as u32);
+        // Every draft is right.
+        for _ in 0..=drafts.len() {
+            tokens.push(tokens[tokens.len() - 4]);
+        }
+        drafter.end_step(step, 1 + drafts.len() as u32, 1, 1 + drafts.len() as u32, now_ns);
+        counts.push(drafts.len());
+    }
+    counts
+}
+
+#[test]
+fn without_the_controller_all_that_is_found_runs() {
+    assert_eq!(run(&config(false, Vec::new()), 1, 5, |_| 1000), [4; 5]);
+}
+
+#[test]
+fn the_first_cap_that_holds_the_running_requests_counts() {
+    let caps =
+        vec![TokenCap { first: 8, last: 8, num_tokens: 3 }, TokenCap { first: 4, last: 100, num_tokens: 0 }];
+    assert_eq!(run(&config(false, caps.clone()), 1, 3, |_| 1000), [4; 3]);
+    assert_eq!(run(&config(false, caps.clone()), 8, 3, |_| 1000), [3; 3]);
+    assert_eq!(run(&config(false, caps), 9, 3, |_| 1000), [0; 3]);
+}
+
+#[test]
+fn with_it_steps_are_measured_without_drafts_first_and_now_and_then() {
+    let counts = run(&config(true, Vec::new()), 1, 300, |tokens| 1000 + 20 * u64::from(tokens));
+    assert_eq!(counts[..2], [0, 0]);
+    assert_eq!(counts[3], 4);
+    let num_plain = counts.iter().filter(|&&count| count == 0).count();
+    assert!((4..=12).contains(&num_plain), "{num_plain} of 300");
+}
+
+#[test]
+fn with_it_drafts_that_turn_out_dear_stop() {
+    let counts = run(&config(true, Vec::new()), 1, 300, |tokens| 1_000_000 * u64::from(tokens * tokens));
+    assert!(counts.iter().sum::<usize>() < 40, "{counts:?}");
+}
+
+#[test]
+fn steps_overlap_where_nothing_is_found() {
+    let config = config(true, Vec::new());
+    let mut drafter = Drafter::new(config, 4);
+    let waits: Vec<bool> = (1..=80)
+        .map(|step| {
+            let waits = drafter.needs_tokens();
+            drafter.begin_round(Round { step, num_running: 1, num_rows: 1, num_tokens: 1, now_ns: step });
+            assert_eq!(drafter.end_round().count(), 0);
+            waits
+        })
+        .collect();
+    assert_eq!(waits[..8], [true; 8]);
+    assert_eq!(waits[8..40], [false; 32]);
+    assert_eq!(waits[40..48], [true; 8], "it looks again");
+}

@@ -1,0 +1,124 @@
+//! A `GrammarSpec` as the library's grammar, and the library's limits.
+
+use llguidance::{
+    Matcher, ParserFactory,
+    api::{ParserLimits, TopLevelGrammar},
+};
+use scheduler::{GrammarKind, GrammarSpec};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES, error::GrammarError, gbnf, guarded::guarded, lint,
+};
+
+/// Whitespace in JSON: so much in a row at most, else a model may go on with it until its tokens are spent.
+const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
+
+/// What a grammar may cost. Fuel is counted work, so a grammar compiles or does not whatever else the machine does.
+pub(crate) fn limits() -> ParserLimits {
+    ParserLimits {
+        initial_lexer_fuel: 1_000_000,
+        step_lexer_fuel: 200_000,
+        step_max_items: 50_000,
+        max_grammar_size: 500_000,
+        max_lexer_states: 50_000,
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+/// Compile a grammar for a vocabulary.
+///
+/// # Errors
+/// Why it cannot be enforced.
+pub(crate) fn compile(spec: &GrammarSpec, factory: &ParserFactory) -> Result<Matcher, GrammarError> {
+    let grammar = grammar_of(spec)?;
+    guarded(|| {
+        let parser = factory.create_parser(grammar);
+        let mut matcher = Matcher::new(parser);
+        // Where nothing is left to say, the library has stopped already; a mask tells whether there is a first token.
+        let has_mask = matcher.compute_mask_or_eos();
+        match (matcher.get_error(), has_mask) {
+            (None, Ok(mask)) if mask.num_set() > 0 => Ok(matcher),
+            (None, Ok(_)) => Err(GrammarError::NoText),
+            (Some(error), _) => Err(GrammarError::refused(&error)),
+            (None, Err(error)) => Err(GrammarError::refused(&error.to_string())),
+        }
+    })
+}
+
+/// The grammar in the library's terms, its size checked first.
+fn grammar_of(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
+    let limit = if spec.kind == GrammarKind::Regex { MAX_REGEX_BYTES } else { MAX_GRAMMAR_BYTES };
+    let what = match spec.kind {
+        GrammarKind::JsonSchema | GrammarKind::JsonObject => "schema",
+        GrammarKind::Regex => "regular expression",
+        GrammarKind::Choice => "list of choices",
+        GrammarKind::Grammar => "grammar",
+    };
+    check_size(what, &spec.text, limit)?;
+    if let Some(pattern) = &spec.whitespace_pattern {
+        check_size("whitespace_pattern", pattern, MAX_REGEX_BYTES)?;
+    }
+    match spec.kind {
+        GrammarKind::JsonObject => {
+            Ok(json_grammar(Map::from_iter([("type".to_owned(), json!("object"))]), spec))
+        }
+        GrammarKind::JsonSchema => schema_grammar(spec),
+        GrammarKind::Regex => Ok(TopLevelGrammar::from_regex(&spec.text)),
+        GrammarKind::Choice => choice_grammar(&spec.text),
+        GrammarKind::Grammar if spec.text.contains("::=") => {
+            Ok(TopLevelGrammar::from_lark(gbnf::to_lark(&spec.text)?))
+        }
+        GrammarKind::Grammar => Ok(TopLevelGrammar::from_lark(spec.text.to_string())),
+    }
+}
+
+fn check_size(what: &'static str, text: &str, limit: usize) -> Result<(), GrammarError> {
+    let got = text.len();
+    if got > limit { Err(GrammarError::TooLarge { what, got, limit, unit: "bytes" }) } else { Ok(()) }
+}
+
+fn schema_grammar(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
+    let mut schema: Value =
+        serde_json::from_str(&spec.text).map_err(|error| GrammarError::NotJson(error.to_string()))?;
+    lint::check_schema(&schema)?;
+    if spec.disable_additional_properties {
+        lint::close_objects(&mut schema);
+    }
+    match schema {
+        Value::Object(keywords) => Ok(json_grammar(keywords, spec)),
+        Value::Bool(true) => Ok(json_grammar(Map::new(), spec)),
+        Value::Bool(false) => Err(GrammarError::NoText),
+        Value::Null => Err(GrammarError::NotASchema("null")),
+        Value::Number(_) => Err(GrammarError::NotASchema("a number")),
+        Value::String(_) => Err(GrammarError::NotASchema("a text")),
+        Value::Array(_) => Err(GrammarError::NotASchema("a list")),
+    }
+}
+
+/// A schema with our options in the place of any that a client has put there.
+fn json_grammar(mut keywords: Map<String, Value>, spec: &GrammarSpec) -> TopLevelGrammar {
+    let whitespace = spec.whitespace_pattern.as_deref().unwrap_or(WHITESPACE);
+    let options = if spec.disable_any_whitespace {
+        json!({"whitespace_flexible": false})
+    } else {
+        json!({"whitespace_pattern": whitespace})
+    };
+    keywords.insert("x-guidance".to_owned(), options);
+    TopLevelGrammar::from_json_schema(Value::Object(keywords))
+}
+
+fn choice_grammar(text: &str) -> Result<TopLevelGrammar, GrammarError> {
+    let choices: Vec<String> = serde_json::from_str(text).map_err(|_| GrammarError::BadChoice)?;
+    if choices.len() > MAX_CHOICES {
+        let (got, limit) = (choices.len(), MAX_CHOICES);
+        return Err(GrammarError::TooLarge { what: "list of choices", got, limit, unit: "texts" });
+    }
+    if choices.is_empty() || choices.iter().any(String::is_empty) {
+        return Err(GrammarError::BadChoice);
+    }
+    let quoted: Vec<String> = choices.into_iter().map(|choice| Value::String(choice).to_string()).collect();
+    // One lexeme: the library has as many of them as it has choices to make.
+    Ok(TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", quoted.join(" | "))))
+}

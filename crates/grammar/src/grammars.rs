@@ -1,0 +1,177 @@
+//! `Grammars`: the grammars of an engine's requests, from their arrival to their last mask.
+//!
+//! The thread that steps the engine owns it. Compile threads make a matcher of each grammar that arrives and then let its
+//! request run. Once a step is planned, mask threads take in the tokens that its requests got and compute what may
+//! follow, beside the forward pass; what they have not begun when the masks are wanted, the owner does itself.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use scheduler::{EngineHandle, GrammarNews, GrammarSpec, RequestKey, Scheduler, SchedulerOutput};
+
+use crate::{
+    cache::Cache,
+    compile::compile,
+    error::GrammarError,
+    sample::{Matching, Sample, Verdict, lock},
+    vocabulary::Vocabulary,
+    work_queue::{Threads, WorkQueue},
+};
+
+/// Grammars that may wait to be compiled; the requests of further ones fail.
+pub const MAX_WAITING_COMPILES: usize = 1024;
+
+/// Recursion of the library's compiler takes 2.5 KB a level of a schema, and more in products of `allOf`.
+const COMPILE_STACK_BYTES: usize = 16 << 20;
+const MASK_STACK_BYTES: usize = 4 << 20;
+const COMPILE_NICENESS: i32 = 5;
+
+/// See the module docs.
+#[derive(Debug)]
+pub struct Grammars {
+    vocabulary: Arc<Vocabulary>,
+    handle: EngineHandle,
+    samples: HashMap<RequestKey, Constrained>,
+    compiles: WorkQueue<CompileJob>,
+    masks: WorkQueue<Arc<Sample>>,
+}
+
+#[derive(Debug)]
+struct Constrained {
+    sample: Arc<Sample>,
+    /// Output tokens that the sample was told of.
+    num_told: usize,
+}
+
+#[derive(Debug)]
+struct CompileJob {
+    key: RequestKey,
+    spec: Arc<GrammarSpec>,
+    sample: Arc<Sample>,
+    ignores_eos: bool,
+}
+
+impl Grammars {
+    /// Start the threads.
+    ///
+    /// # Errors
+    /// The system starts no further thread.
+    pub fn start(handle: EngineHandle, vocabulary: Vocabulary) -> io::Result<Self> {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let vocabulary = Arc::new(vocabulary);
+        let (compiling, answering) = (vocabulary.clone(), handle.clone());
+        let cache = Mutex::new(Cache::default());
+        let compiles = WorkQueue::start(
+            &Threads {
+                name: "grammar-compile",
+                count: (cores / 2).clamp(1, 2),
+                stack_bytes: COMPILE_STACK_BYTES,
+                niceness: COMPILE_NICENESS,
+            },
+            move |job: CompileJob| match job.run(&compiling, &cache) {
+                Ok(()) => answering.grammar_ready(job.key),
+                Err(_) => answering.grammar_failed(job.key),
+            },
+        )?;
+        let masking = vocabulary.clone();
+        let masks = WorkQueue::start(
+            &Threads {
+                name: "grammar-mask",
+                count: (cores / 2).clamp(1, 4),
+                stack_bytes: MASK_STACK_BYTES,
+                niceness: 0,
+            },
+            move |sample: Arc<Sample>| sample.settle(masking.eos_token_ids(), |_| ()),
+        )?;
+        Ok(Self { vocabulary, handle, samples: HashMap::new(), compiles, masks })
+    }
+
+    /// Words of 32 bits that a mask has.
+    #[must_use]
+    pub fn num_mask_words(&self) -> usize {
+        self.vocabulary.num_mask_words()
+    }
+
+    /// Take in who came and who left, once a step was planned.
+    pub fn take_news(&mut self, scheduler: &mut Scheduler) {
+        for news in scheduler.take_grammar_news() {
+            match news {
+                GrammarNews::Arrived { key, spec, ignores_eos } => {
+                    let sample = Arc::new(Sample::new());
+                    self.samples.insert(key, Constrained { sample: sample.clone(), num_told: 0 });
+                    let job = CompileJob { key, spec, sample, ignores_eos };
+                    if self.compiles.push(job, MAX_WAITING_COMPILES).is_err() {
+                        self.handle.grammar_failed(key);
+                    }
+                }
+                GrammarNews::Left(key) => {
+                    self.samples.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// Have the masks of a step's samples computed, as far as their tokens are known.
+    pub fn begin_masks(&mut self, scheduler: &Scheduler, output: &SchedulerOutput) {
+        for constrained in scheduler.constrained_samples(output) {
+            let Some(own) = self.samples.get_mut(&constrained.key) else { continue };
+            let tokens = scheduler.output_tokens_from(constrained.key, own.num_told);
+            if tokens.is_empty() {
+                continue;
+            }
+            own.num_told += tokens.len();
+            own.sample.push(tokens.into_iter().map(|token| token as u32));
+            // A full queue: the owner computes it.
+            let _ = self.masks.push(own.sample.clone(), usize::MAX);
+        }
+    }
+
+    /// Give the masks of a step's samples to `take`: the place among the step's samples, what may follow, and the mask.
+    pub fn take_masks(
+        &mut self,
+        scheduler: &Scheduler,
+        output: &SchedulerOutput,
+        mut take: impl FnMut(u32, Verdict, &[u32]),
+    ) {
+        self.begin_masks(scheduler, output);
+        let samples = scheduler.constrained_samples(output);
+        // From the other end than the threads.
+        for constrained in samples.into_iter().rev() {
+            let own = self.samples.get(&constrained.key);
+            let mut settle = |matching: Option<&Matching>| match matching {
+                Some(matching) => take(constrained.place, matching.verdict(), matching.mask()),
+                // It has no matcher although it runs: nobody may answer in its place.
+                None => take(constrained.place, Verdict::Rejected, &[]),
+            };
+            match own {
+                Some(own) => own.sample.settle(self.vocabulary.eos_token_ids(), settle),
+                None => settle(None),
+            }
+        }
+    }
+}
+
+impl CompileJob {
+    fn run(&self, vocabulary: &Vocabulary, cache: &Mutex<Cache>) -> Result<(), GrammarError> {
+        if Arc::strong_count(&self.sample) == 1 {
+            return Ok(()); // Its request has left.
+        }
+        let factory = vocabulary.factory()?;
+        let cached = lock(cache).get(&self.spec);
+        let matcher = if let Some(matcher) = cached {
+            matcher
+        } else {
+            let matcher = compile(&self.spec, factory)?;
+            let own = matcher.deep_clone();
+            lock(cache).put(self.spec.clone(), matcher);
+            own
+        };
+        let (eos, num_words) = (vocabulary.eos_token_ids(), vocabulary.num_mask_words());
+        self.sample.begin(Matching::new(matcher, eos, num_words, self.ignores_eos));
+        Ok(())
+    }
+}

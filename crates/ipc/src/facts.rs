@@ -1,0 +1,62 @@
+//! `EngineFacts`: what the engine is, as its welcome says it.
+
+use scheduler::RequestLimits;
+
+use crate::{
+    error::DecodeError,
+    wire::{Reader, Writer},
+};
+
+/// What a front end needs to know of an engine. Fixed for the engine's life.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EngineFacts {
+    /// What a request must keep to.
+    pub limits: RequestLimits,
+    /// Running requests at most.
+    pub max_num_seqs: u32,
+    /// Waiting requests at most.
+    pub max_num_queued_reqs: u32,
+    /// Largest frame that the engine takes.
+    pub max_frame_bytes: u32,
+    /// Its process.
+    pub pid: u32,
+    /// Whatever else its owner wants front ends to know, as its owner wrote it.
+    pub info: Box<[u8]>,
+}
+
+/// Append what the engine is.
+pub(crate) fn write_facts(facts: &EngineFacts, body: &mut Writer<'_>) {
+    let limits = &facts.limits;
+    for value in [limits.max_model_len, limits.max_num_batched_tokens, limits.block_size, limits.num_blocks] {
+        body.u32(value);
+    }
+    body.bool(limits.enable_chunked_prefill);
+    body.u32(facts.max_num_seqs);
+    body.u32(facts.max_num_queued_reqs);
+    body.u32(facts.max_frame_bytes);
+    body.u32(facts.pid);
+    body.bytes(&facts.info);
+}
+
+/// Read what the engine is; numbers that no engine has are refused.
+pub(crate) fn read_facts(body: &mut Reader<'_>) -> Result<EngineFacts, DecodeError> {
+    let facts = EngineFacts {
+        limits: RequestLimits {
+            max_model_len: body.u32()?,
+            max_num_batched_tokens: body.u32()?,
+            block_size: body.u32()?,
+            num_blocks: body.u32()?,
+            enable_chunked_prefill: body.bool()?,
+        },
+        max_num_seqs: body.u32()?,
+        max_num_queued_reqs: body.u32()?,
+        max_frame_bytes: body.u32()?,
+        pid: body.u32()?,
+        info: body.bytes()?.into(),
+    };
+    let RequestLimits { max_model_len, block_size, num_blocks, .. } = facts.limits;
+    if max_model_len == 0 || block_size == 0 || num_blocks == 0 {
+        return Err(DecodeError::BadValue { what: "a number of tokens or blocks", value: 0 });
+    }
+    Ok(facts)
+}

@@ -1,0 +1,26 @@
+//! A model's turn, read while it comes: what it says, what it thinks, and the tools it calls.
+//!
+//! * [`TurnFormat`], [`ReasoningFormat`]: how models write calls and thoughts, one row of a table each.
+//! * [`TurnParser`]: text in, in pieces of any size; [`TurnEvent`]s out, whose joined text does not depend on the pieces.
+//! * [`CallGrammar`]: the same row, written as a grammar. What it accepts the parser reads back.
+//!
+//! Nothing fails: what is no call is content. Held back is at most a marker, the head of a call, a value that has to be
+//! whole to be read, and whitespace that a call may follow.
+
+mod arguments;
+mod event;
+mod format;
+mod grammar;
+mod header;
+mod json_span;
+mod parser;
+mod progress;
+mod python_values;
+mod tool;
+mod xml_values;
+
+pub use event::TurnEvent;
+pub use format::{ReasoningFormat, TurnFormat};
+pub use grammar::{CallGrammar, GrammarRefusal, Thinking};
+pub use parser::TurnParser;
+pub use tool::Tool;

@@ -1,0 +1,152 @@
+//! The arguments of a call, as JSON text while they come.
+
+use serde_json::Value;
+
+use super::json_span::{JsonSpan, Span};
+use super::progress::Progress;
+use super::python_values::PythonValues;
+use super::tool::Tool;
+use super::xml_values::XmlValues;
+
+/// Reads arguments, however they are written.
+#[derive(Debug, Clone)]
+pub(super) enum Arguments {
+    /// As JSON.
+    Json(JsonArguments),
+    /// As elements.
+    Xml(XmlValues),
+    /// As literals with their names.
+    Python(PythonValues),
+}
+
+impl Arguments {
+    /// Read on, and append what is certain to `out`.
+    pub(super) fn read(&mut self, text: &str, tool: Option<&Tool>, out: &mut String) -> Progress {
+        match self {
+            Self::Json(arguments) => arguments.read(text, out),
+            Self::Xml(values) => values.read(text, tool, out),
+            Self::Python(values) => values.read(text, out),
+        }
+    }
+
+    /// The text has ended within them: append what was held back of a text.
+    pub(super) fn cut(&mut self, rest: &str, out: &mut String) {
+        match self {
+            Self::Json(JsonArguments { part: Part::Single(_, value), .. }) => out.push_str(value),
+            Self::Json(_) | Self::Python(_) => {}
+            Self::Xml(values) => values.cut(rest, out),
+        }
+    }
+}
+
+/// JSON that passes as it is written.
+#[derive(Debug, Clone)]
+pub(super) struct JsonArguments {
+    part: Part,
+    /// Members of the object that they stand in may follow.
+    in_object: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Part {
+    /// Nothing yet.
+    Start,
+    /// An object or a list, which passes.
+    Passing(JsonSpan),
+    /// Another value, which is looked at when it is whole.
+    Single(JsonSpan, String),
+    /// They stood before their name.
+    Ready(String),
+    /// The rest of the object around them, which says nothing.
+    Rest(JsonSpan),
+}
+
+impl JsonArguments {
+    /// The next value; nothing else belongs to the call.
+    pub(super) fn alone() -> Self {
+        Self { part: Part::Start, in_object: false }
+    }
+
+    /// A member of an object: the next value, or one that stood before.
+    pub(super) fn in_object(before: Option<&str>) -> Self {
+        let part = before.map_or(Part::Start, |value| Part::Ready(unwrapped(value)));
+        Self { part, in_object: true }
+    }
+
+    /// All of it is known.
+    pub(super) fn whole(value: &str) -> Self {
+        Self { part: Part::Ready(unwrapped(value)), in_object: false }
+    }
+
+    fn read(&mut self, text: &str, out: &mut String) -> Progress {
+        let mut at = 0;
+        loop {
+            let rest = &text[at..];
+            match &mut self.part {
+                Part::Start => {
+                    at = text.len() - rest.trim_start().len();
+                    match text.as_bytes().get(at) {
+                        None => return Progress::Open(at),
+                        Some(b'{' | b'[') => self.part = Part::Passing(JsonSpan::default()),
+                        Some(_) => self.part = Part::Single(JsonSpan::default(), String::new()),
+                    }
+                }
+                Part::Passing(span) => match span.scan(rest) {
+                    Span::Open => {
+                        out.push_str(rest);
+                        return Progress::Open(text.len());
+                    }
+                    Span::Breaks(end) => {
+                        out.push_str(&rest[..end]);
+                        return Progress::Done(at + end);
+                    }
+                    Span::Ends(end) => {
+                        out.push_str(&rest[..end]);
+                        at += end;
+                        if !self.in_object {
+                            return Progress::Done(at);
+                        }
+                        self.part = Part::Rest(JsonSpan::within(1));
+                    }
+                },
+                Part::Single(span, value) => match span.scan(rest) {
+                    Span::Open => {
+                        value.push_str(rest);
+                        return Progress::Open(text.len());
+                    }
+                    Span::Ends(end) | Span::Breaks(end) => {
+                        value.push_str(&rest[..end]);
+                        at += end;
+                        self.part = Part::Ready(unwrapped(value));
+                    }
+                },
+                Part::Ready(value) => {
+                    out.push_str(value);
+                    if !self.in_object {
+                        return Progress::Done(at);
+                    }
+                    self.part = Part::Rest(JsonSpan::within(1));
+                }
+                Part::Rest(span) => {
+                    return match span.scan(rest) {
+                        Span::Open => Progress::Open(text.len()),
+                        Span::Ends(end) | Span::Breaks(end) => Progress::Done(at + end),
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// A value that is not an object as one where it stands for one: the text of an object, or null; else as it is.
+fn unwrapped(value: &str) -> String {
+    match serde_json::from_str(value) {
+        Ok(Value::Null) => "{}".to_owned(),
+        Ok(Value::String(text))
+            if serde_json::from_str(&text).is_ok_and(|inner: Value| inner.is_object()) =>
+        {
+            text
+        }
+        _ => value.to_owned(),
+    }
+}

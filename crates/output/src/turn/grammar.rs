@@ -1,0 +1,425 @@
+//! A format as a grammar (Lark) that calls obey; the parser reads back what it accepts.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value, json};
+
+use super::format::{CallSyntax, ReasoningFormat, TurnFormat};
+use super::tool::{Tool, is_text};
+
+/// Why a tool's arguments cannot be held to their schema in a format.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the tool {tool:?} cannot be enforced with the format {format}: {what}")]
+pub struct GrammarRefusal {
+    tool: String,
+    format: &'static str,
+    what: String,
+}
+
+/// What may stand before calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Thinking {
+    /// Nothing.
+    #[default]
+    None,
+    /// Thoughts, with the marker that begins them.
+    MayBegin(&'static ReasoningFormat),
+    /// The rest of thoughts that the prompt began.
+    HasBegun(&'static ReasoningFormat),
+}
+
+/// What a turn with calls may be.
+#[derive(Debug, Clone)]
+pub struct CallGrammar<'a> {
+    /// How calls are written.
+    pub format: &'static TurnFormat,
+    /// Tools that may be called.
+    pub tools: Vec<&'a Tool>,
+    /// More than one call.
+    pub is_parallel: bool,
+    /// Before them.
+    pub thinking: Thinking,
+    /// Markers that are one token each, which is no text.
+    pub ids: &'a HashMap<String, u32>,
+}
+
+/// JSON as models write it in calls: one space at most behind a comma or a colon.
+const JSON_STYLE: [(&str, &str); 2] = [("item_separator", ", ?"), ("key_separator", ": ?")];
+
+impl CallGrammar<'_> {
+    /// A turn of one call or more.
+    ///
+    /// # Errors
+    /// The schema of a tool says what the format cannot be held to.
+    pub fn of_calls(&self) -> Result<String, GrammarRefusal> {
+        self.write("calls", self.format.written.before, |_| true)
+    }
+
+    /// A turn of calls, or of JSON of a schema instead.
+    ///
+    /// # Errors
+    /// As [`Self::of_calls`].
+    pub fn of_calls_or_json(&self, schema: &Map<String, Value>) -> Result<String, GrammarRefusal> {
+        let mut lark = self.write("(calls | answer)", self.format.written.before, |tool| tool.strict)?;
+        line(&mut lark, "answer", &json_rule(schema.clone()));
+        Ok(lark)
+    }
+
+    /// A turn of text and calls, of which those of strict tools obey their schemas; none where calls have no marker that
+    /// tells them from text.
+    ///
+    /// # Errors
+    /// As [`Self::of_calls`].
+    pub fn of_text_and_calls(&self) -> Result<Option<String>, GrammarRefusal> {
+        let Some(open) = self.format.open.first().filter(|_| self.format.bare.is_none()) else {
+            return Ok(None);
+        };
+        let body = if self.is_parallel { "(text calls)* tail" } else { "(text calls)? tail" };
+        // The marker ends the text before it, so calls begin behind it.
+        let before = self.format.written.before.strip_prefix(open).unwrap_or_default();
+        let mut lark = self.write(body, before, |tool| tool.strict)?;
+        let marker = self.literal(open);
+        if marker.starts_with("<[") {
+            line(&mut lark, "text", &format!("/(?s:.*)/ {marker}"));
+            line(&mut lark, "tail", "/(?s:.*)/");
+        } else {
+            let _ = writeln!(lark, "text[suffix={marker}]: /(?s:.*)/");
+            line(&mut lark, "tail", "TAIL");
+            line(&mut lark, "TAIL", &format!("~/(?s:.*){}(?s:.*)/", escaped(open)));
+        }
+        Ok(Some(lark))
+    }
+
+    fn write(
+        &self,
+        body: &str,
+        before: &str,
+        obeys: impl Fn(&Tool) -> bool,
+    ) -> Result<String, GrammarRefusal> {
+        let mut lark = String::new();
+        self.write_thinking(body, &mut lark);
+        let written = &self.format.written;
+        let more = if self.is_parallel {
+            format!("({} call)*", self.literal(written.between))
+        } else {
+            String::new()
+        };
+        let parts = [self.literal(before), "call".to_owned(), more, self.literal(written.behind)];
+        let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        line(&mut lark, "calls", &parts.join(" "));
+        let names: Vec<String> = (0..self.tools.len()).map(|index| format!("f{index}")).collect();
+        line(&mut lark, "call", &names.join(" | "));
+        for (name, tool) in names.iter().zip(&self.tools) {
+            self.write_tool(name, tool, obeys(tool), &mut lark)?;
+        }
+        Ok(lark)
+    }
+
+    fn write_thinking(&self, body: &str, lark: &mut String) {
+        let (begin, format) = match self.thinking {
+            Thinking::None => return line(lark, "start", body),
+            Thinking::MayBegin(format) => (format!("({} think)?", self.literal(format.open)), format),
+            Thinking::HasBegun(format) => ("think".to_owned(), format),
+        };
+        line(lark, "start", &format!("{begin} {body}"));
+        let close = self.literal(format.close);
+        if self.ids.contains_key(format.close) {
+            line(lark, "think", &format!(r"/(?s:.*)/ {close} /\n{{0,2}}/"));
+        } else {
+            line(lark, "think", r"thought /\n{0,2}/");
+            let _ = writeln!(lark, "thought[suffix={close}]: /(?s:.*)/");
+        }
+    }
+
+    fn write_tool(
+        &self,
+        rule: &str,
+        tool: &Tool,
+        obeys: bool,
+        lark: &mut String,
+    ) -> Result<(), GrammarRefusal> {
+        let any_object = || Map::from_iter([("type".to_owned(), json!("object"))]);
+        let arguments = || if obeys { self.arguments(tool) } else { Ok(any_object()) };
+        let name = &tool.name;
+        match self.format.syntax {
+            CallSyntax::Object { arguments: key } => {
+                Self::write_object(rule, tool, key, arguments()?, lark);
+            }
+            CallSyntax::Named { writes_objects: true, .. } => {
+                Self::write_object(rule, tool, "arguments", arguments()?, lark);
+            }
+            CallSyntax::Named { separator, .. } => {
+                line(lark, rule, &format!("{} {} {rule}_args", quoted(name), self.literal(separator)));
+                line(lark, &format!("{rule}_args"), &json_rule(arguments()?));
+            }
+            CallSyntax::Xml if !obeys => {
+                let head = quoted(&format!("<function={name}>\n"));
+                let key = r#""<parameter=" /[^>\n]{1,64}/ ">\n""#;
+                line(lark, rule, &format!("{head} ({key} {rule}_value \"\\n\")* \"</function>\""));
+                self.write_text_value(&format!("{rule}_value"), tool, &json!({}), lark)?;
+            }
+            CallSyntax::Xml => self.write_elements(rule, tool, lark)?,
+            CallSyntax::Python => self.write_literals(rule, tool, lark)?,
+        }
+        Ok(())
+    }
+
+    fn write_object(rule: &str, tool: &Tool, key: &str, schema: Map<String, Value>, lark: &mut String) {
+        let head = quoted(&format!(r#"{{"name": "{}", "{key}": "#, tool.name));
+        line(lark, rule, &format!("{head} {rule}_args \"}}\""));
+        line(lark, &format!("{rule}_args"), &json_rule(schema));
+    }
+
+    fn write_elements(&self, rule: &str, tool: &Tool, lark: &mut String) -> Result<(), GrammarRefusal> {
+        let mut parts = vec![quoted(&format!("<function={}>\n", tool.name))];
+        for (index, parameter) in self.parameters(tool)?.into_iter().enumerate() {
+            let Parameter { name, schema, is_required } = parameter;
+            if name.is_empty() || name.trim() != name || name.contains(['>', '\n']) {
+                return Err(self.refusal(tool, format!("{name:?} cannot be the name of an element")));
+            }
+            let value = format!("{rule}_{index}");
+            let element = format!("({} {value} \"\\n\")", quoted(&format!("<parameter={name}>\n")));
+            parts.push(element + if is_required { "" } else { "?" });
+            if is_text(&schema) {
+                self.write_text_value(&value, tool, &schema, lark)?;
+            } else {
+                line(lark, &value, &format!("{value}_json \"\\n</parameter>\""));
+                line(lark, &format!("{value}_json"), &json_rule(self.subschema(tool, &schema)?));
+            }
+        }
+        parts.push(quoted("</function>"));
+        line(lark, rule, &parts.join(" "));
+        Ok(())
+    }
+
+    /// A text and the tag that ends it.
+    fn write_text_value(
+        &self,
+        rule: &str,
+        tool: &Tool,
+        schema: &Value,
+        lark: &mut String,
+    ) -> Result<(), GrammarRefusal> {
+        let fixed = schema.get("const").into_iter();
+        let listed = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
+        let texts: Vec<&str> = fixed.chain(listed).filter_map(Value::as_str).collect();
+        if texts.iter().any(|text| text.contains("</parameter>")) {
+            return Err(self.refusal(tool, "a text that holds </parameter>".to_owned()));
+        }
+        if !texts.is_empty() {
+            let texts: Vec<String> =
+                texts.into_iter().map(|text| quoted(&format!("{text}\n</parameter>"))).collect();
+            line(lark, rule, &texts.join(" | "));
+            return Ok(());
+        }
+        if let Some(keyword) =
+            ["pattern", "format", "contentEncoding"].iter().find(|it| schema.get(**it).is_some())
+        {
+            return Err(self.refusal(tool, format!("{keyword} of a text that is written without quotes")));
+        }
+        let limit = |keyword: &str| schema.get(keyword).and_then(Value::as_u64);
+        let least = limit("minLength").unwrap_or(0);
+        let most = limit("maxLength").map_or(String::new(), |most| most.to_string());
+        let terminal = rule.to_uppercase();
+        let _ = writeln!(lark, "{rule}[suffix=\"</parameter>\"]: {terminal}");
+        let text = format!("/(?s:.{{{least},{most}}})\\n/ & ~/(?s:.*)<\\/parameter>(?s:.*)/");
+        line(lark, &terminal, &text);
+        Ok(())
+    }
+
+    fn write_literals(&self, rule: &str, tool: &Tool, lark: &mut String) -> Result<(), GrammarRefusal> {
+        let mut parameters = self.parameters(tool)?;
+        parameters.sort_by_key(|parameter| !parameter.is_required);
+        let num_required = parameters.iter().filter(|parameter| parameter.is_required).count();
+        for (index, Parameter { name, schema, .. }) in parameters.iter().enumerate() {
+            let is_name = |char: char| char.is_ascii_alphanumeric() || char == '_';
+            if !name.chars().all(is_name)
+                || name.is_empty()
+                || name.starts_with(|char: char| char.is_ascii_digit())
+            {
+                return Err(self.refusal(tool, format!("{name:?} cannot be the name of an argument")));
+            }
+            let value = format!("{rule}_{index}");
+            line(lark, &value, &format!("{} {value}_value", quoted(&format!("{name}="))));
+            let literal = match schema.get("type").and_then(Value::as_str) {
+                Some("boolean")
+                    if schema
+                        .as_object()
+                        .is_some_and(|it| !it.contains_key("enum") && !it.contains_key("const")) =>
+                {
+                    r#""True" | "False""#.to_owned()
+                }
+                Some("null") => r#""None""#.to_owned(),
+                _ => json_rule(self.subschema(tool, schema)?),
+            };
+            line(lark, &format!("{value}_value"), &literal);
+            // What may follow once something stands before it.
+            let rest = format!("{rule}_{}_rest", index + 1);
+            let more = format!("(\", \" {value}){} {rest}", if index < num_required { "" } else { "?" });
+            line(lark, &format!("{value}_rest"), &more);
+        }
+        line(lark, &format!("{rule}_{}_rest", parameters.len()), "\"\"");
+        let firsts = if num_required > 0 { 0..1 } else { 0..parameters.len() };
+        let mut bodies: Vec<String> =
+            firsts.map(|index| format!("{rule}_{index} {rule}_{}_rest", index + 1)).collect();
+        if num_required == 0 {
+            bodies.push("\"\"".to_owned());
+        }
+        line(lark, rule, &format!("{} ({}) \")\"", quoted(&format!("{}(", tool.name)), bodies.join(" | ")));
+        Ok(())
+    }
+
+    /// The schema of a tool's arguments, which are an object.
+    fn arguments(&self, tool: &Tool) -> Result<Map<String, Value>, GrammarRefusal> {
+        let mut schema = tool.parameters.clone();
+        match schema.get("type") {
+            None => {
+                schema.insert("type".to_owned(), json!("object"));
+            }
+            Some(kind) if *kind == json!("object") => {}
+            Some(kind) => {
+                return Err(self.refusal(tool, format!("parameters of the type {kind}, not object")));
+            }
+        }
+        Ok(schema)
+    }
+
+    /// The arguments one by one, in the order of the schema.
+    fn parameters(&self, tool: &Tool) -> Result<Vec<Parameter>, GrammarRefusal> {
+        const AS_A_WHOLE: [&str; 8] = [
+            "anyOf",
+            "oneOf",
+            "allOf",
+            "$ref",
+            "patternProperties",
+            "minProperties",
+            "maxProperties",
+            "enum",
+        ];
+        let schema = self.arguments(tool)?;
+        if let Some(keyword) = AS_A_WHOLE.iter().find(|keyword| schema.contains_key(**keyword)) {
+            return Err(
+                self.refusal(tool, format!("{keyword} of all parameters, which are written one by one"))
+            );
+        }
+        let mut required: Vec<&str> = schema
+            .get("required")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let mut parameters = Vec::new();
+        for (name, schema) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
+            let is_required = required.contains(&name.as_str());
+            required.retain(|required| required != name);
+            let schema = if *schema == Value::Bool(true) { json!({}) } else { schema.clone() };
+            if schema.is_object() {
+                parameters.push(Parameter { name: name.clone(), schema, is_required });
+            } else if is_required {
+                return Err(
+                    self.refusal(tool, format!("the parameter {name:?} has no schema, but is required"))
+                );
+            }
+        }
+        for name in required {
+            parameters.push(Parameter {
+                name: name.to_owned(),
+                schema: json!({"type": "string"}),
+                is_required: true,
+            });
+        }
+        Ok(parameters)
+    }
+
+    /// A part of a tool's schema that stands by itself: with the definitions that it refers to.
+    fn subschema(&self, tool: &Tool, schema: &Value) -> Result<Map<String, Value>, GrammarRefusal> {
+        let mut schema = schema.as_object().cloned().unwrap_or_default();
+        for key in ["$defs", "definitions"] {
+            if let Some(definitions) = tool.parameters.get(key) {
+                schema.entry(key).or_insert_with(|| definitions.clone());
+            }
+        }
+        if let Some(pointer) = stray_reference(&Value::Object(schema.clone())) {
+            return Err(self.refusal(tool, format!("the reference {pointer}, which leads out of $defs")));
+        }
+        Ok(schema)
+    }
+
+    fn refusal(&self, tool: &Tool, what: String) -> GrammarRefusal {
+        GrammarRefusal { tool: tool.name.clone(), format: self.format.name, what }
+    }
+
+    /// A text of the format, in which markers that are tokens stand as such.
+    fn literal(&self, text: &str) -> String {
+        let mut parts = Vec::new();
+        let mut rest = text;
+        loop {
+            let found = self
+                .ids
+                .iter()
+                .filter_map(|(marker, id)| Some((rest.find(marker.as_str())?, marker.len(), id)));
+            let Some((at, len, id)) = found.min() else { break };
+            if at > 0 {
+                parts.push(quoted(&rest[..at]));
+            }
+            parts.push(format!("<[{id}]>"));
+            rest = &rest[at + len..];
+        }
+        if !rest.is_empty() {
+            parts.push(quoted(rest));
+        }
+        parts.join(" ")
+    }
+}
+
+struct Parameter {
+    name: String,
+    schema: Value,
+    is_required: bool,
+}
+
+/// A reference that leads elsewhere than to a definition.
+fn stray_reference(schema: &Value) -> Option<&str> {
+    match schema {
+        Value::Object(members) => members.iter().find_map(|(key, value)| match value {
+            Value::String(to) if key == "$ref" => {
+                (!to.starts_with("#/$defs/") && !to.starts_with("#/definitions/")).then_some(to.as_str())
+            }
+            value => stray_reference(value),
+        }),
+        Value::Array(members) => members.iter().find_map(stray_reference),
+        _ => None,
+    }
+}
+
+fn line(lark: &mut String, rule: &str, body: &str) {
+    let _ = writeln!(lark, "{rule}: {body}");
+}
+
+/// A text as a literal of Lark.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// A text within a regular expression of Lark.
+fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    for char in text.chars() {
+        if r"\^$.|?*+()[]{}/".contains(char) {
+            out.push('\\');
+        }
+        out.push(char);
+    }
+    out
+}
+
+/// JSON of a schema, with our options in the place of any that stood there.
+fn json_rule(mut schema: Map<String, Value>) -> String {
+    let style = JSON_STYLE.iter().map(|(name, separator)| ((*name).to_owned(), json!(separator)));
+    let mut options: Map<String, Value> = style.collect();
+    options.insert("whitespace_flexible".to_owned(), json!(false));
+    schema.insert("x-guidance".to_owned(), Value::Object(options));
+    format!("%json {}", Value::Object(schema))
+}

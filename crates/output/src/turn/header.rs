@@ -1,0 +1,215 @@
+//! The head of a call: from its beginning to where its arguments begin.
+
+use super::arguments::{Arguments, JsonArguments};
+use super::format::CallSyntax;
+use super::json_span::{JsonSpan, Span};
+use super::python_values::PythonValues;
+use super::xml_values::XmlValues;
+
+/// Most bytes of a head, arguments that stand before their name among them. What is longer is content.
+pub(super) const MAX_HEAD_BYTES: usize = 16 << 10;
+/// Most bytes of the name of a tool.
+const MAX_NAME_BYTES: usize = 256;
+
+/// What a text that a call may begin with is.
+#[derive(Debug)]
+pub(super) enum Head {
+    /// More text decides.
+    Undecided,
+    /// No head: so many bytes of it are content, the rest has not been looked at.
+    Wrong(usize),
+    /// A call.
+    Call {
+        /// Of the tool.
+        name: String,
+        /// Bytes of the text that the head has.
+        len: usize,
+        /// Reads what follows.
+        arguments: Arguments,
+    },
+}
+
+/// Read a head. `is_bare`: no marker stands before it, so it must look like a call in full. `may_list`: a list of calls may
+/// begin here.
+pub(super) fn read_head(syntax: CallSyntax, text: &str, is_bare: bool, may_list: bool) -> Head {
+    let mut cursor = Cursor { text, at: 0 };
+    let read = match syntax {
+        CallSyntax::Object { .. } => cursor.object(is_bare),
+        CallSyntax::Named { separator, .. } => cursor.named(separator, may_list),
+        CallSyntax::Xml => cursor.xml(),
+        CallSyntax::Python => cursor.python(may_list),
+    };
+    match read {
+        Ok((name, arguments)) => Head::Call { name, len: cursor.at, arguments },
+        Err(Stop::Undecided) if text.len() <= MAX_HEAD_BYTES => Head::Undecided,
+        Err(_) => Head::Wrong(cursor.at),
+    }
+}
+
+/// Why a head was not read to its end.
+enum Stop {
+    Undecided,
+    Wrong,
+}
+
+type Read<T> = Result<T, Stop>;
+
+struct Cursor<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    fn skip_space(&mut self) {
+        self.at = self.text.len() - self.rest().trim_start().len();
+    }
+
+    /// The next character, once whitespace is passed.
+    fn peek(&mut self) -> Read<char> {
+        self.skip_space();
+        self.rest().chars().next().ok_or(Stop::Undecided)
+    }
+
+    fn expect(&mut self, literal: &str) -> Read<()> {
+        let rest = self.rest();
+        if rest.starts_with(literal) {
+            self.at += literal.len();
+            Ok(())
+        } else if literal.starts_with(rest) {
+            Err(Stop::Undecided)
+        } else {
+            Err(Stop::Wrong)
+        }
+    }
+
+    /// Characters of a name that tools may have; at least one, and something else behind it.
+    fn name(&mut self) -> Read<String> {
+        let is_part =
+            |char: char| char.is_ascii_alphanumeric() || matches!(char, '_' | '-' | '.' | '/' | ':');
+        let rest = self.rest();
+        let end = rest.find(|char| !is_part(char)).unwrap_or(rest.len());
+        if end > MAX_NAME_BYTES || (end == 0 && !rest.is_empty()) {
+            return Err(Stop::Wrong);
+        }
+        if end == rest.len() {
+            return Err(Stop::Undecided);
+        }
+        self.at += end;
+        Ok(rest[..end].to_owned())
+    }
+
+    fn json_text(&mut self) -> Read<String> {
+        if self.peek()? != '"' {
+            return Err(Stop::Wrong);
+        }
+        let value = self.json_value()?;
+        serde_json::from_str(value).map_err(|_| Stop::Wrong)
+    }
+
+    fn json_value(&mut self) -> Read<&'a str> {
+        self.skip_space();
+        let rest = self.rest();
+        match JsonSpan::default().scan(rest) {
+            Span::Open => Err(Stop::Undecided),
+            Span::Breaks(_) => Err(Stop::Wrong),
+            Span::Ends(end) => {
+                self.at += end;
+                Ok(&rest[..end])
+            }
+        }
+    }
+
+    fn object(&mut self, is_bare: bool) -> Read<(String, Arguments)> {
+        self.peek()?;
+        self.expect("{")?;
+        let mut name: Option<String> = None;
+        let mut arguments: Option<&str> = None;
+        loop {
+            match self.peek()? {
+                '}' => {
+                    let name = name.filter(|_| !is_bare || arguments.is_some()).ok_or(Stop::Wrong)?;
+                    self.at += 1;
+                    return Ok((name, Arguments::Json(JsonArguments::whole(arguments.unwrap_or("{}")))));
+                }
+                ',' if name.is_some() || arguments.is_some() => self.at += 1,
+                _ => {}
+            }
+            let key = self.json_text()?;
+            if self.peek()? != ':' {
+                return Err(Stop::Wrong);
+            }
+            self.at += 1;
+            match key.as_str() {
+                "name" => {
+                    let value = self.json_text()?;
+                    if value.is_empty() || value.len() > MAX_NAME_BYTES {
+                        return Err(Stop::Wrong);
+                    }
+                    if let Some(arguments) = arguments {
+                        return Ok((value, Arguments::Json(JsonArguments::in_object(Some(arguments)))));
+                    }
+                    name = Some(value);
+                }
+                "arguments" | "parameters" => {
+                    self.peek()?;
+                    if let Some(name) = name {
+                        return Ok((name, Arguments::Json(JsonArguments::in_object(None))));
+                    }
+                    arguments = Some(self.json_value()?);
+                }
+                _ => {
+                    self.json_value()?;
+                }
+            }
+        }
+    }
+
+    fn named(&mut self, separator: &str, may_list: bool) -> Read<(String, Arguments)> {
+        if may_list && self.peek()? == '[' {
+            self.at += 1;
+        }
+        if self.peek()? == '{' {
+            return self.object(false);
+        }
+        let name = self.name()?;
+        if self.peek()? == '{' {
+            return Ok((name, Arguments::Json(JsonArguments::alone())));
+        }
+        self.expect(separator)?;
+        self.peek()?;
+        Ok((name, Arguments::Json(JsonArguments::alone())))
+    }
+
+    fn xml(&mut self) -> Read<(String, Arguments)> {
+        self.peek()?;
+        self.expect("<function=")?;
+        let name = self.name()?;
+        self.expect(">")?;
+        Ok((name, Arguments::Xml(XmlValues::default())))
+    }
+
+    fn python(&mut self, may_list: bool) -> Read<(String, Arguments)> {
+        if may_list {
+            self.peek()?;
+            self.expect("[")?;
+        }
+        if !self.peek()?.is_ascii_alphabetic() && self.peek()? != '_' {
+            return Err(Stop::Wrong);
+        }
+        let name = self.name()?;
+        self.expect("(")?;
+        let arguments = self.at;
+        if self.peek()? != ')' {
+            // An argument with its name: not a remark in brackets.
+            self.name()?;
+            self.peek()?;
+            self.expect("=")?;
+        }
+        self.at = arguments;
+        Ok((name, Arguments::Python(PythonValues::default())))
+    }
+}

@@ -1,0 +1,318 @@
+//! Reads a turn while it comes.
+
+use std::sync::Arc;
+
+use aho_corasick::{AhoCorasick, MatchKind};
+
+use super::arguments::Arguments;
+use super::event::{TurnEvent, push};
+use super::format::{ReasoningFormat, TurnFormat};
+use super::header::{Head, read_head};
+use super::progress::Progress;
+use super::tool::Tool;
+
+/// Splits the text of one turn into what is said, thought and called. The same events come of the same text, joined,
+/// however it is cut into pieces.
+#[derive(Debug, Clone)]
+pub struct TurnParser {
+    format: Option<&'static TurnFormat>,
+    reasoning: Option<&'static ReasoningFormat>,
+    tools: Arc<[Tool]>,
+    /// Finds what begins a call (first) or thoughts (last).
+    markers: Option<AhoCorasick>,
+    marker_texts: Vec<&'static str>,
+    state: State,
+    /// Text that is not decided yet.
+    held: String,
+    /// Whitespace behind content, or before any: dropped if a call comes.
+    space: String,
+    /// Nothing but whitespace and thoughts came yet.
+    is_first: bool,
+    num_calls: u32,
+    events: Vec<TurnEvent>,
+}
+
+#[derive(Debug, Clone)]
+enum State {
+    Content,
+    /// Whether anything was thought yet; line breaks before that are dropped.
+    Reasoning {
+        has_text: bool,
+    },
+    /// Line breaks behind thoughts are dropped.
+    BehindReasoning,
+    /// Bytes of the marker that `held` begins with. Whether a list may begin behind it.
+    Head {
+        marker_len: usize,
+        may_list: bool,
+    },
+    Arguments {
+        reader: Arguments,
+        tool: Option<usize>,
+    },
+    /// Behind a call; whether its group may go on without a marker.
+    Between {
+        may_go_on: bool,
+    },
+}
+
+/// Whether a step of the parser changed anything.
+enum Step {
+    On,
+    NeedsMore,
+}
+
+impl TurnParser {
+    /// A parser at the beginning of a turn.
+    ///
+    /// `format`: calls are looked for. `reasoning`: so are thoughts, within which the turn begins if `begins_within`.
+    #[must_use]
+    pub fn new(
+        format: Option<&'static TurnFormat>,
+        reasoning: Option<&'static ReasoningFormat>,
+        tools: Arc<[Tool]>,
+        begins_within: bool,
+    ) -> Self {
+        let mut marker_texts: Vec<&'static str> = format.map_or_else(Vec::new, |format| format.open.to_vec());
+        marker_texts.extend(reasoning.map(|reasoning| reasoning.open));
+        let markers = AhoCorasick::builder().match_kind(MatchKind::LeftmostFirst).build(&marker_texts);
+        let is_inside = begins_within && reasoning.is_some();
+        Self {
+            format,
+            reasoning,
+            tools,
+            markers: markers.ok().filter(|_| !marker_texts.is_empty()),
+            marker_texts,
+            state: if is_inside { State::Reasoning { has_text: false } } else { State::Content },
+            held: String::new(),
+            space: String::new(),
+            is_first: true,
+            num_calls: 0,
+            events: Vec::new(),
+        }
+    }
+
+    /// Take more text; what became certain of it.
+    pub fn push(&mut self, text: &str) -> Vec<TurnEvent> {
+        self.held.push_str(text);
+        let mut at = 0;
+        let held = std::mem::take(&mut self.held);
+        while let Step::On = self.step(&held, &mut at) {}
+        self.held = held;
+        self.held.drain(..at);
+        std::mem::take(&mut self.events)
+    }
+
+    /// The text has ended; what was held back.
+    pub fn finish(&mut self) -> Vec<TurnEvent> {
+        let rest = std::mem::take(&mut self.held);
+        match std::mem::replace(&mut self.state, State::Content) {
+            State::Content | State::Head { .. } | State::BehindReasoning => {
+                // A line break that was dropped, or would have been before a call, is all there may be.
+                let rest = std::mem::take(&mut self.space) + &rest;
+                self.emit(TurnEvent::Content, &rest);
+            }
+            State::Reasoning { .. } => self.emit(TurnEvent::Reasoning, rest.trim_end_matches('\n')),
+            State::Arguments { mut reader, .. } => {
+                let mut out = String::new();
+                reader.cut(&rest, &mut out);
+                self.emit(TurnEvent::CallArgs, &out);
+            }
+            State::Between { .. } => self.say(&rest),
+        }
+        std::mem::take(&mut self.events)
+    }
+
+    /// Whether what comes now is thought.
+    #[must_use]
+    pub fn is_reasoning(&self) -> bool {
+        matches!(self.state, State::Reasoning { .. })
+    }
+
+    fn step(&mut self, held: &str, at: &mut usize) -> Step {
+        let rest = &held[*at..];
+        match self.state {
+            State::Content => self.step_content(rest, at),
+            State::Reasoning { has_text } => self.step_reasoning(rest, at, has_text),
+            State::BehindReasoning => {
+                let text = rest.trim_start_matches('\n');
+                *at += rest.len() - text.len();
+                if text.is_empty() {
+                    return Step::NeedsMore;
+                }
+                self.state = State::Content;
+                Step::On
+            }
+            State::Head { marker_len, may_list } => self.step_head(rest, at, marker_len, may_list),
+            State::Arguments { .. } => self.step_arguments(rest, at),
+            State::Between { may_go_on } => self.step_between(rest, at, may_go_on),
+        }
+    }
+
+    fn step_content(&mut self, rest: &str, at: &mut usize) -> Step {
+        let mut rest = rest;
+        if self.is_first
+            && let Some(bare) = self.format.and_then(|format| format.bare)
+        {
+            let text = rest.trim_start();
+            self.space.push_str(&rest[..rest.len() - text.len()]);
+            *at += rest.len() - text.len();
+            if text.starts_with(bare) {
+                self.state = State::Head { marker_len: 0, may_list: true };
+                return Step::On;
+            }
+            rest = text;
+        }
+        let found = self.markers.as_ref().and_then(|markers| markers.find(rest));
+        let Some(found) = found else {
+            let sure = rest.len() - self.undecided(rest);
+            *at += sure;
+            self.say(&rest[..sure]);
+            return Step::NeedsMore;
+        };
+        *at += found.start();
+        self.say(&rest[..found.start()]);
+        let is_reasoning =
+            self.reasoning.is_some() && found.pattern().as_usize() + 1 == self.marker_texts.len();
+        if is_reasoning {
+            if self.is_first {
+                self.space.clear();
+            }
+            *at += found.len();
+            self.state = State::Reasoning { has_text: false };
+        } else {
+            self.state = State::Head { marker_len: found.len(), may_list: true };
+        }
+        Step::On
+    }
+
+    /// How many bytes at the end of a text may begin a marker.
+    fn undecided(&self, text: &str) -> usize {
+        self.marker_texts.iter().map(|marker| begun(text, marker)).max().unwrap_or(0)
+    }
+
+    fn step_reasoning(&mut self, rest: &str, at: &mut usize, has_text: bool) -> Step {
+        let close = self.reasoning.map_or("", |reasoning| reasoning.close);
+        let text = if has_text { rest } else { rest.trim_start_matches('\n') };
+        *at += rest.len() - text.len();
+        if let Some(end) = text.find(close) {
+            self.emit(TurnEvent::Reasoning, text[..end].trim_end_matches('\n'));
+            *at += end + close.len();
+            self.state = State::BehindReasoning;
+            return Step::On;
+        }
+        let sure = text[..text.len() - begun(text, close)].trim_end_matches('\n');
+        *at += sure.len();
+        self.state = State::Reasoning { has_text: has_text || !sure.is_empty() };
+        self.emit(TurnEvent::Reasoning, sure);
+        Step::NeedsMore
+    }
+
+    fn step_head(&mut self, rest: &str, at: &mut usize, marker_len: usize, may_list: bool) -> Step {
+        let Some(format) = self.format else { return Step::NeedsMore };
+        let is_bare = marker_len == 0 && may_list;
+        match read_head(format.syntax, &rest[marker_len..], is_bare, may_list) {
+            Head::Undecided => return Step::NeedsMore,
+            Head::Wrong(len) => {
+                *at += marker_len + len;
+                self.state = State::Content;
+                self.say(&rest[..marker_len + len]);
+                self.is_first = false;
+            }
+            Head::Call { name, len, arguments } => {
+                *at += marker_len + len;
+                self.space.clear();
+                self.is_first = false;
+                let tool = self.tools.iter().position(|tool| tool.name == name);
+                self.state = State::Arguments { reader: arguments, tool };
+                push(&mut self.events, TurnEvent::CallBegin { index: self.num_calls, name });
+                self.num_calls += 1;
+            }
+        }
+        Step::On
+    }
+
+    fn step_arguments(&mut self, rest: &str, at: &mut usize) -> Step {
+        let State::Arguments { reader, tool } = &mut self.state else { return Step::NeedsMore };
+        let mut out = String::new();
+        let tool = tool.and_then(|index| self.tools.get(index));
+        let progress = reader.read(rest, tool, &mut out);
+        self.emit(TurnEvent::CallArgs, &out);
+        match progress {
+            Progress::Open(len) => {
+                *at += len;
+                Step::NeedsMore
+            }
+            Progress::Done(len) => {
+                *at += len;
+                push(&mut self.events, TurnEvent::CallEnd);
+                self.state = State::Between { may_go_on: true };
+                Step::On
+            }
+        }
+    }
+
+    fn step_between(&mut self, rest: &str, at: &mut usize, may_go_on: bool) -> Step {
+        let Some(format) = self.format else { return Step::NeedsMore };
+        let text = rest.trim_start();
+        *at += rest.len() - text.len();
+        if text.is_empty() {
+            return Step::NeedsMore;
+        }
+        let begins =
+            |literals: &[&'static str]| literals.iter().find(|literal| text.starts_with(**literal)).copied();
+        if let Some(end) = begins(format.ends) {
+            *at += end.len();
+            return Step::On;
+        }
+        if let Some(closer) = begins(format.closers) {
+            *at += closer.len();
+            self.state = State::Between { may_go_on: false };
+            return Step::On;
+        }
+        if let Some(open) = begins(format.open) {
+            self.state = State::Head { marker_len: open.len(), may_list: true };
+            return Step::On;
+        }
+        if may_go_on && let Some(separator) = begins(format.separators) {
+            // What follows decides whether it is one.
+            let next = text[separator.len()..].trim_start();
+            if next.is_empty() {
+                return Step::NeedsMore;
+            }
+            if next.starts_with(|char: char| format.syntax.begins_with(char)) {
+                *at += text.len() - next.len();
+                self.state = State::Head { marker_len: 0, may_list: false };
+                return Step::On;
+            }
+        } else if format.literals().any(|literal| literal.starts_with(text)) {
+            return Step::NeedsMore;
+        }
+        self.state = State::Content;
+        Step::On
+    }
+
+    /// Content, of which whitespace at the end waits.
+    fn say(&mut self, text: &str) {
+        let said = text.trim_end();
+        if !said.is_empty() {
+            let space = std::mem::take(&mut self.space);
+            self.emit(TurnEvent::Content, &space);
+            self.emit(TurnEvent::Content, said);
+            self.is_first = false;
+        }
+        self.space.push_str(&text[said.len()..]);
+    }
+
+    fn emit(&mut self, kind: fn(String) -> TurnEvent, text: &str) {
+        if !text.is_empty() {
+            push(&mut self.events, kind(text.to_owned()));
+        }
+    }
+}
+
+/// How many bytes at the end of a text begin a marker.
+fn begun(text: &str, marker: &str) -> usize {
+    let lens = marker.char_indices().map(|(len, _)| len).rev();
+    lens.filter(|&len| len > 0).find(|&len| text.ends_with(&marker[..len])).unwrap_or(0)
+}

@@ -1,0 +1,299 @@
+//! Turns: what is said, thought and called is found, however the text is cut; a naive twin finds the same.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use output::{ReasoningFormat, Tool, TurnEvent, TurnFormat, TurnParser};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// What all events of a turn amount to.
+#[derive(Debug, Default, Clone, PartialEq)]
+struct Turn {
+    content: String,
+    reasoning: String,
+    /// Name, arguments, and whether the call came to its end.
+    calls: Vec<(String, String, bool)>,
+}
+
+impl Turn {
+    fn add(&mut self, events: Vec<TurnEvent>) {
+        for event in events {
+            match event {
+                TurnEvent::Content(text) => self.content.push_str(&text),
+                TurnEvent::Reasoning(text) => self.reasoning.push_str(&text),
+                TurnEvent::CallBegin { index, name } => {
+                    assert_eq!(index as usize, self.calls.len());
+                    self.calls.push((name, String::new(), false));
+                }
+                TurnEvent::CallArgs(text) => self.calls.last_mut().expect("a call").1.push_str(&text),
+                TurnEvent::CallEnd => self.calls.last_mut().expect("a call").2 = true,
+            }
+        }
+    }
+}
+
+fn tools() -> Arc<[Tool]> {
+    let parameters = json!({"type": "object", "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "tags": {"type": "array"},
+        "deep": {"type": ["object", "null"]},
+    }});
+    let Value::Object(parameters) = parameters else { panic!("an object") };
+    Arc::new([Tool { name: "weather".to_owned(), parameters, strict: false }])
+}
+
+fn parser(format: &str, reasoning: Option<&str>) -> TurnParser {
+    let format = TurnFormat::named(format).expect("a format");
+    let reasoning = reasoning.map(|name| ReasoningFormat::named(name).expect("a format"));
+    TurnParser::new(Some(format), reasoning, tools(), false)
+}
+
+fn read<'a>(mut parser: TurnParser, pieces: impl IntoIterator<Item = &'a str>) -> Turn {
+    let mut turn = Turn::default();
+    for piece in pieces {
+        turn.add(parser.push(piece));
+    }
+    turn.add(parser.finish());
+    turn
+}
+
+/// The turn of a text, the same whole, cut in two anywhere, and character by character.
+fn turn_of(format: &str, text: &str) -> Turn {
+    let parser = parser(format, Some("qwen3"));
+    let whole = read(parser.clone(), [text]);
+    for (at, _) in text.char_indices() {
+        assert_eq!(read(parser.clone(), [&text[..at], &text[at..]]), whole, "{text:?} cut at {at}");
+    }
+    let characters = text.char_indices().map(|(at, char)| &text[at..at + char.len_utf8()]);
+    assert_eq!(read(parser, characters), whole, "{text:?} by characters");
+    whole
+}
+
+fn called(content: &str, calls: &[(&str, &str)]) -> Turn {
+    let calls =
+        calls.iter().map(|(name, arguments)| ((*name).to_owned(), (*arguments).to_owned(), true)).collect();
+    Turn { content: content.to_owned(), reasoning: String::new(), calls }
+}
+
+#[test]
+fn each_format_is_read() {
+    let paris = r#"{"city": "Paris"}"#;
+    for (format, text, expected) in [
+        (
+            "hermes",
+            "Sure. \n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>\n\
+             <tool_call>{\"arguments\": {}, \"name\": \"g\"}</tool_call> Done.",
+            called("Sure.Done.", &[("weather", paris), ("g", "{}")]),
+        ),
+        (
+            "hermes",
+            r#"<tool_call>{"name": "f", "arguments": "{\"a\": 1}", "id": [1]}</tool_call>"#,
+            called("", &[("f", r#"{"a": 1}"#)]),
+        ),
+        ("hermes", r#"<tool_call>{"name": "f"}</tool_call>"#, called("", &[("f", "{}")])),
+        (
+            "llama3_json",
+            r#" {"name": "weather", "parameters": {"city": "Paris"}}; {"name": "g", "parameters": {}}"#,
+            called("", &[("weather", paris), ("g", "{}")]),
+        ),
+        (
+            "llama3_json",
+            r#"Look: <|python_tag|>{"name": "g", "parameters": {"a": [1, {}]}}"#,
+            called("Look:", &[("g", r#"{"a": [1, {}]}"#)]),
+        ),
+        (
+            "mistral",
+            r#"[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "g"}]"#,
+            called("", &[("weather", paris), ("g", "{}")]),
+        ),
+        (
+            "mistral",
+            r#"[TOOL_CALLS]weather[ARGS]{"city": "Paris"}[TOOL_CALLS]g{}"#,
+            called("", &[("weather", paris), ("g", "{}")]),
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=weather>\n<parameter=city>\nNew\n\"York\"</parameter>\n<parameter=days>\n3\n\
+             </parameter>\n<parameter=deep>\n{\"a\": [True]}\n</parameter>\n</function>\n</tool_call>",
+            called("", &[("weather", r#"{"city": "New\n\"York\"", "days": 3, "deep": "{\"a\": [True]}"}"#)]),
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=g></function></tool_call>\n<tool_call><function=weather><parameter=days>many\
+             </parameter><parameter=deep>None</parameter></function></tool_call>",
+            called("", &[("g", "{}"), ("weather", r#"{"days": "many", "deep": null}"#)]),
+        ),
+        (
+            "pythonic",
+            "[weather(city='Pa\\'ris', tags=[1, (True, None)]), a.b()]",
+            called("", &[("weather", r#"{"city": "Pa'ris", "tags": [1, [true, null]]}"#), ("a.b", "{}")]),
+        ),
+        (
+            "deepseek_v31",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Paris\"}<｜tool▁call▁end｜>\
+             <｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            called("", &[("weather", paris), ("g", "{}")]),
+        ),
+    ] {
+        assert_eq!(turn_of(format, text), expected, "{format}: {text}");
+    }
+}
+
+#[test]
+fn what_is_no_call_is_content_as_it_stands() {
+    for (format, text) in [
+        ("hermes", "a < b <tool_cal and <tool_call>not JSON</tool_call> \n"),
+        ("hermes", "<tool_call>{\"name\": 3}"),
+        ("hermes", "<tool_call>{\"arguments\": {\"a\": 1}}"),
+        ("hermes", "<tool_call>\n{\"name\": \"f\", \"argum"),
+        ("llama3_json", " {\"name\": \"Bob\", \"age\": 3} "),
+        ("llama3_json", "{\"a\": [1, 2"),
+        ("llama3_json", "Say {\"name\": \"f\", \"parameters\": {}}"),
+        ("mistral", "[TOOL_CALLS] no [1]"),
+        ("qwen3_coder", "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}"),
+        ("pythonic", "[1, 2, 3]"),
+        ("pythonic", "[see(the note)]"),
+        ("pythonic", "Then [f(a=1)]"),
+        ("deepseek_v31", "<｜tool▁calls▁begin｜>x<｜tool▁call▁begin｜>no name here"),
+    ] {
+        assert_eq!(turn_of(format, text), called(text, &[]), "{format}: {text}");
+    }
+}
+
+#[test]
+fn a_call_that_was_announced_stays() {
+    for (format, text, arguments) in [
+        ("hermes", r#"<tool_call>{"name": "weather", "arguments": {"city": "Par"#, r#"{"city": "Par"#),
+        ("qwen3_coder", "<tool_call><function=weather><parameter=city>\nPar</para", r#"{"city": "Par</para"#),
+        ("pythonic", "[weather(city='Par', days=1", r#"{"city": "Par""#),
+    ] {
+        let cut =
+            Turn { calls: vec![("weather".to_owned(), arguments.to_owned(), false)], ..Turn::default() };
+        assert_eq!(turn_of(format, text), cut, "{text}");
+    }
+    // What cannot be in the arguments ends them.
+    let broken = turn_of("hermes", r#"<tool_call>{"name": "f", "arguments": {"a": 1 </tool_call> then"#);
+    assert_eq!(broken, called("then", &[("f", r#"{"a": 1 "#)]));
+}
+
+#[test]
+fn thoughts_are_told_from_what_is_said() {
+    let text =
+        "<think>\n\nWhere is\n <tool_call>?\n</think>\n\nHere. <tool_call>{\"name\": \"f\"}</tool_call>";
+    let expected =
+        Turn { reasoning: "Where is\n <tool_call>?".to_owned(), ..called("Here.", &[("f", "{}")]) };
+    assert_eq!(turn_of("hermes", text), expected);
+    let alone = Turn { reasoning: "On and on".to_owned(), ..Turn::default() };
+    assert_eq!(turn_of("hermes", "<think>On and on\n"), alone);
+    assert_eq!(turn_of("llama3_json", "<think>On and on</think>\n"), alone);
+
+    let r1 = ReasoningFormat::named("deepseek_r1").expect("a format");
+    let inside = TurnParser::new(None, Some(r1), Arc::default(), r1.begins_within("<|Assistant|>"));
+    let turn = read(inside, ["so", " it is</th", "ink>Yes"]);
+    assert_eq!((turn.reasoning.as_str(), turn.content.as_str()), ("so it is", "Yes"));
+    let qwen = ReasoningFormat::named("glm45").expect("a format");
+    for (prompt, is_inside) in [("hi", false), ("hi<think>\n", true), ("<think>\n\n</think>\n\n", false)] {
+        assert_eq!(qwen.begins_within(prompt), is_inside, "{prompt}");
+    }
+}
+
+#[test]
+fn what_is_held_back_is_bounded() {
+    let mut parser = parser("hermes", None);
+    parser.push("<tool_call>{\"arguments\": {\"a\": \"");
+    let mut shown = 0;
+    for _ in 0..10_000 {
+        for event in parser.push("xxxxxxxxxx") {
+            let TurnEvent::Content(text) = event else { panic!("no call was announced") };
+            shown += text.len();
+        }
+    }
+    assert!(shown > 90_000, "{shown}");
+}
+
+/// Calls of the hermes format by a search over the whole text.
+fn naive_hermes(text: &str) -> (Vec<(String, Value)>, String) {
+    let (mut calls, mut content) = (Vec::new(), String::new());
+    let mut rest = text;
+    while let Some((before, behind)) = rest.split_once("<tool_call>") {
+        let (call, next) = behind.split_once("</tool_call>").expect("whole calls only");
+        let call: Value = serde_json::from_str(call).expect("JSON");
+        calls.push((call["name"].as_str().expect("a name").to_owned(), call["arguments"].clone()));
+        content += before.trim();
+        rest = next;
+    }
+    (calls, content + rest.trim())
+}
+
+fn json_value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        "[ -~é😀\n]{0,8}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 16, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map("[a-z\"{}]{1,3}", inner, 0..4)
+                .prop_map(|members| Value::Object(members.into_iter().collect())),
+        ]
+    })
+}
+
+fn pieces<'a>(text: &'a str, cuts: &[prop::sample::Index]) -> Vec<&'a str> {
+    let places: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
+    let mut at: Vec<usize> = cuts.iter().map(|cut| *cut.get(&places)).chain([0, text.len()]).collect();
+    at.sort_unstable();
+    at.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn a_naive_twin_finds_the_same_calls(
+        parts in prop::collection::vec(("[a-z <{]{0,6}", "[a-z_]{1,5}", json_value()), 0..4),
+        tail in "[a-z. ]{0,6}",
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+    ) {
+        let mut text = String::new();
+        for (said, name, value) in &parts {
+            let value = json!({"v": value});
+            let value = value.to_string().replace("</tool_call>", "");
+            let _ = write!(text, "{said}<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {value}}}\n</tool_call>");
+        }
+        text += &tail;
+        let turn = read(parser("hermes", None), pieces(&text, &cuts));
+        let (calls, content) = naive_hermes(&text);
+        let found: Vec<(String, Value)> = turn.calls.iter().map(|(name, arguments, is_whole)| {
+            assert!(is_whole);
+            (name.clone(), serde_json::from_str(arguments).expect("JSON"))
+        }).collect();
+        prop_assert_eq!(found, calls);
+        let squeezed = |text: &str| text.replace(' ', "");
+        prop_assert_eq!(squeezed(&turn.content), squeezed(&content));
+    }
+
+    #[test]
+    fn no_cut_changes_a_turn_and_without_a_call_no_text_is_lost(
+        format in prop::sample::select(TurnFormat::all().iter().map(|format| format.name).collect::<Vec<_>>()),
+        parts in prop::collection::vec(prop::sample::select(vec![
+            "<tool_call>", "</tool_call>", "{\"name\": \"weather\"", ", \"arguments\": ", "{\"city\": \"Pa\"", "}", "[",
+            "]", "; ", "<function=weather>", "<parameter=city>", "\n", "</parameter>", "</function>", "weather(", "city=",
+            "'x", "')", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "weather", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>",
+            " ", "é", "<think>", "</think>", "\"parameters\": {", "\\",
+        ]), 0..14),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+    ) {
+        let text = parts.concat();
+        let parser = parser(format, Some("qwen3"));
+        let whole = read(parser.clone(), [text.as_str()]);
+        prop_assert_eq!(&read(parser, pieces(&text, &cuts)), &whole);
+        if whole.calls.is_empty() && !text.contains("<think>") {
+            prop_assert_eq!(whole.content, text);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! `_core.Grammars`: the masks of structured output.
+
+use ::grammar::{Grammars, Verdict, Vocabulary};
+use ::scheduler::{COMPLETED_BY_GRAMMAR, REJECTED_BY_GRAMMAR, Scheduler};
+use pyo3::{buffer::PyBuffer, exceptions::PyValueError, prelude::*};
+
+use crate::{
+    buffers::native_buffer,
+    scheduler::{PyScheduler, PySchedulerOutput},
+    tokenizer::PyTokenizer,
+};
+
+/// The grammars of an engine's requests; belongs to the thread that steps it.
+#[pyclass(name = "Grammars", module = "rustvllm._core")]
+pub(crate) struct PyGrammars {
+    inner: Grammars,
+    scheduler: Py<PyScheduler>,
+    /// `[samples, words]`, a mask a row.
+    bitmask: PyBuffer<i32>,
+    places: PyBuffer<i32>,
+    verdicts: PyBuffer<i32>,
+    /// The masks of one step, until they are copied out.
+    words: Vec<i32>,
+    places_of_rows: Vec<i32>,
+    verdicts_of_rows: Vec<i32>,
+}
+
+#[pymethods]
+impl PyGrammars {
+    #[new]
+    fn new(
+        scheduler: Bound<'_, PyScheduler>,
+        load_tokenizer: Py<PyAny>,
+        vocab_size: u32,
+        bitmask: &Bound<'_, PyAny>,
+        places: &Bound<'_, PyAny>,
+        verdicts: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let load = move || {
+            Python::attach(|py| {
+                let loaded = load_tokenizer.call0(py).map_err(|error| error.to_string())?;
+                let (tokenizer, eos_token_ids): (Py<PyTokenizer>, Vec<u32>) =
+                    loaded.extract(py).map_err(|error: PyErr| error.to_string())?;
+                Ok((tokenizer.get().inner.clone(), eos_token_ids))
+            })
+        };
+        let vocabulary = Vocabulary::new(Box::new(load), vocab_size);
+        let handle = scheduler.try_borrow_mut()?.owned().handle();
+        let inner = Grammars::start(handle, vocabulary)?;
+        let (bitmask, places, verdicts) =
+            (native_buffer::<i32>(bitmask)?, native_buffer::<i32>(places)?, native_buffer::<i32>(verdicts)?);
+        let num_rows = places.item_count();
+        let fits = bitmask.shape() == [num_rows, inner.num_mask_words()] && verdicts.item_count() == num_rows;
+        if !fits
+            || [&bitmask, &places, &verdicts].iter().any(|view| view.readonly() || !view.is_c_contiguous())
+        {
+            return Err(PyValueError::new_err(format!(
+                "bitmask must be a writable int32 array of shape (n, {}), places and verdicts of shape (n,)",
+                inner.num_mask_words()
+            )));
+        }
+        let scheduler = scheduler.unbind();
+        Ok(Self {
+            inner,
+            scheduler,
+            bitmask,
+            places,
+            verdicts,
+            words: Vec::new(),
+            places_of_rows: Vec::new(),
+            verdicts_of_rows: Vec::new(),
+        })
+    }
+
+    /// Take in which requests with a grammar came and left.
+    fn take_news(&mut self, py: Python<'_>) -> PyResult<()> {
+        let mut scheduler = self.scheduler.bind(py).try_borrow_mut()?;
+        self.inner.take_news(scheduler.owned());
+        Ok(())
+    }
+
+    /// Have the masks of a step computed by other threads, as far as its tokens are known.
+    fn begin_masks(&mut self, py: Python<'_>, output: &PySchedulerOutput) -> PyResult<()> {
+        let mut scheduler = self.scheduler.bind(py).try_borrow_mut()?;
+        self.inner.begin_masks(scheduler.owned(), &output.inner);
+        Ok(())
+    }
+
+    /// Write the masks of a step into the registered arrays, waiting for them without the interpreter; returns how many.
+    fn take_masks(&mut self, py: Python<'_>, output: &PySchedulerOutput) -> PyResult<usize> {
+        let Self { inner, scheduler, words, places_of_rows, verdicts_of_rows, .. } = self;
+        let mut scheduler = scheduler.bind(py).try_borrow_mut()?;
+        let (scheduler, output) = (scheduler.owned(), output.inner);
+        py.detach(|| collect_masks(inner, scheduler, &output, words, places_of_rows, verdicts_of_rows));
+        write_start(&mut self.bitmask, &self.words)?;
+        write_start(&mut self.places, &self.places_of_rows)?;
+        write_start(&mut self.verdicts, &self.verdicts_of_rows)?;
+        Ok(self.places_of_rows.len())
+    }
+}
+
+fn collect_masks(
+    grammars: &mut Grammars,
+    scheduler: &mut Scheduler,
+    output: &::scheduler::SchedulerOutput,
+    words: &mut Vec<i32>,
+    places: &mut Vec<i32>,
+    verdicts: &mut Vec<i32>,
+) {
+    words.clear();
+    places.clear();
+    verdicts.clear();
+    let num_words = grammars.num_mask_words();
+    grammars.take_masks(scheduler, output, |place, verdict, mask| {
+        words.extend(mask.iter().map(|&word| word as i32));
+        words.resize((places.len() + 1) * num_words, 0);
+        places.push(place as i32);
+        verdicts.push(match verdict {
+            Verdict::Masked => 0,
+            Verdict::Complete => COMPLETED_BY_GRAMMAR,
+            Verdict::Rejected => REJECTED_BY_GRAMMAR,
+        });
+    });
+}
+
+/// Copy numbers to the start of an array.
+fn write_start(array: &mut PyBuffer<i32>, values: &[i32]) -> PyResult<()> {
+    if values.len() > array.item_count() {
+        return Err(PyValueError::new_err("more samples obey grammars than there are rows for masks"));
+    }
+    // SAFETY: the view is writable and C-contiguous (checked where it was registered), keeps its memory in place, and has
+    // room for the values; the interpreter is held, so no other thread of Python writes there.
+    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), array.buf_ptr().cast::<i32>(), values.len()) };
+    Ok(())
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyGrammars>()
+}

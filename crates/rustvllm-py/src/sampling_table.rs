@@ -1,0 +1,33 @@
+//! The table of sampling parameters as plain data of Python's, and the columns that follow from it.
+
+use ::scheduler::{
+    sampling_params::{Number, SAMPLING_NUMBERS, SamplingNumber},
+    step_buffers::{SAMPLING_FLOAT_COLUMNS, SAMPLING_INT_COLUMNS},
+};
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyTuple},
+};
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    let rows = SAMPLING_NUMBERS.iter().map(|number| row(py, number)).collect::<PyResult<Vec<_>>>()?;
+    module.add("SAMPLING_NUMBERS", PyTuple::new(py, rows)?)?;
+    module.add("SAMPLING_FLOAT_COLUMNS", PyTuple::new(py, SAMPLING_FLOAT_COLUMNS)?)?;
+    module.add("SAMPLING_INT_COLUMNS", PyTuple::new(py, SAMPLING_INT_COLUMNS)?)
+}
+
+fn row<'py>(py: Python<'py>, number: &SamplingNumber) -> PyResult<Bound<'py, PyDict>> {
+    let row = PyDict::new(py);
+    row.set_item("name", number.name)?;
+    row.set_item("description", number.description.trim())?;
+    match number.default {
+        Number::Float(default) => row.set_item("default", default)?,
+        Number::Int(default) => row.set_item("default", default)?,
+    }
+    row.set_item("role", number.role.as_str())?;
+    row.set_item("low", number.range.low)?;
+    row.set_item("high", number.range.high)?;
+    row.set_item("is_low_excluded", number.range.is_low_excluded)?;
+    Ok(row)
+}

@@ -1,0 +1,64 @@
+//! What a plan must keep to, and what a worker learns from it.
+
+use std::collections::HashSet;
+
+use scheduler::SchedulerOutput;
+
+use super::World;
+
+impl World {
+    /// How often a request gave up its blocks.
+    pub(super) fn num_gave_way(&self) -> u64 {
+        let stats = self.scheduler.handle().stats();
+        stats.num_preemptions + stats.num_swapped_out
+    }
+
+    /// The plan keeps to every limit. `num_gave_way_before`: preemptions and swap-outs before it was made.
+    pub(super) fn check_plan(&mut self, output: &SchedulerOutput, num_gave_way_before: u64) {
+        let view = self.scheduler.step_view(output).expect("in flight");
+        let total: u32 = view.scheduled.iter().map(|row| row.num_scheduled_tokens).sum();
+        assert_eq!(total, output.total_num_scheduled_tokens);
+        let longest = view.scheduled.iter().map(|row| row.num_scheduled_tokens).max();
+        assert_eq!(longest, Some(output.max_num_scheduled_tokens));
+        assert!(total <= self.config.max_num_batched_tokens, "the token budget holds");
+        assert!(view.scheduled.len() <= self.config.max_num_seqs as usize);
+        let mut ids = HashSet::new();
+        for row in &view.scheduled {
+            assert!(row.num_scheduled_tokens >= 1 && ids.insert(row.request_id.clone()), "each request once");
+            assert!(row.spec_token_ids.len() <= self.config.num_speculative_tokens as usize);
+            assert!(row.num_computed_tokens + row.num_scheduled_tokens <= self.config.max_model_len);
+            if self.seen.insert(row.request_id.clone()) && self.plain.contains(&row.request_id) {
+                self.first_scheduled.push(row.request_id.parse().expect("a number"));
+            }
+        }
+        let is_admission = |row: &scheduler::ScheduledRequest| row.is_new || row.is_resumed;
+        assert!(
+            self.num_gave_way() == num_gave_way_before
+                || !view.scheduled.iter().any(is_admission)
+                || view.scheduled.iter().all(is_admission),
+            "no admission beside a preemption, unless nobody is left to be protected"
+        );
+    }
+
+    /// Whose row is new shares it with no step in flight: what those still give is somebody else's.
+    pub(super) fn check_rows(&self, output: &SchedulerOutput) {
+        let arrays = |output| self.scheduler.buffers(output).expect("in flight");
+        let new_rows = arrays(output).new_rows.to_vec(output.num_new_reqs as usize);
+        for flight in &self.flights {
+            let rows = arrays(&flight.output).idx_mapping.to_vec(flight.output.num_reqs as usize);
+            for row in &new_rows {
+                let step = flight.output.step;
+                assert!(!rows.contains(row), "row {row} is reused while step {step} names it");
+            }
+        }
+    }
+
+    /// The worker that applied only differences knows exactly the scheduler's block tables.
+    pub(super) fn check_mirror(&self) {
+        for id in self.scheduler.running_request_ids() {
+            let state = self.scheduler.request_state(&id).expect("running");
+            let blocks: Vec<u32> = state.block_table.iter().map(|block| block.0).collect();
+            assert_eq!(self.mirror.of_row(state.row.expect("running")), blocks, "request {id}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+"""Types of structured output in ``rustvllm._core``, where they are found; there is no module of this name."""
+
+from collections.abc import Callable
+from typing import Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from rustvllm._core import Scheduler, SchedulerOutput
+from rustvllm._core_tokenizer import Tokenizer
+
+@final
+class GrammarSpec:
+    """What the output of a request must be; immutable, and shared by its samples."""
+
+    def __new__(
+        cls,
+        kind: str,
+        text: str = "",
+        *,
+        whitespace_pattern: str | None = None,
+        disable_any_whitespace: bool = False,
+        disable_additional_properties: bool = False,
+    ) -> Self:
+        """A grammar of kind ``json`` (the text of a schema), ``json_object`` (no text), ``regex``, ``choice`` (the JSON
+        text of a list of texts) or ``grammar`` (Lark, or GBNF where ``::=`` occurs). Raises ``ValueError`` for others.
+        """
+    def check(self, param: str) -> None:
+        """Raise InvalidRequestError, about ``param``, when it cannot be enforced.
+
+        Compiles it, without the interpreter: a millisecond for most schemas, some hundred for the largest.
+        """
+
+    def accepts(self, text: str) -> bool:
+        """Whether a text obeys it as a whole; for tests and measurements. Raises ``ValueError`` as ``check`` does."""
+
+@final
+class Grammars:
+    """The grammars of an engine's requests, compiled and made into masks by threads of the core.
+
+    Belongs to the thread that steps the engine.
+    """
+
+    def __new__(
+        cls,
+        scheduler: Scheduler,
+        load_tokenizer: Callable[[], tuple[Tokenizer, list[int]]],
+        vocab_size: int,
+        bitmask: npt.NDArray[np.int32],
+        places: npt.NDArray[np.int32],
+        verdicts: npt.NDArray[np.int32],
+    ) -> Self:
+        """Start the threads; ``load_tokenizer`` is called in one of them when the first grammar is compiled, and gives
+        the ids that end an answer too.
+
+        The arrays are those that ``take_masks`` writes: int32 ``[n, ceil(vocab_size / 32)]`` and twice ``[n]``.
+        """
+    def take_news(self) -> None:
+        """Have the grammars of requests compiled that came, and drop those of requests that left."""
+    def begin_masks(self, output: SchedulerOutput) -> None:
+        """Have the masks of a step computed, as far as its tokens are known."""
+    def take_masks(self, output: SchedulerOutput) -> int:
+        """Wait for the masks of a step and write them to the arrays; returns how many there are.
+
+        Row ``i`` of ``bitmask`` is for the step's sample ``places[i]``, unless ``verdicts[i]`` is not 0: that number
+        stands for its token then.
+        """

@@ -1,0 +1,78 @@
+"""Types of tool calls and reasoning in ``rustvllm._core``, where they are found; there is no module of this name."""
+
+from collections.abc import Mapping, Sequence
+from typing import Self, final
+
+@final
+class Tools:
+    """Functions that a model may call; immutable."""
+
+    def __new__(cls, tools: Sequence[tuple[str, str, bool]]) -> Self:
+        """Name, parameters (the JSON text of a schema's object) and strictness of each."""
+    def check(self, only_strict: bool) -> None:
+        """Raise InvalidRequestError about the first tool whose schema cannot be enforced; a walk, nothing is compiled.
+
+        ``only_strict``: leave out the tools that are not strict.
+        """
+    def grammar(
+        self,
+        call_format: str,
+        *,
+        kind: str = "calls",
+        parallel: bool = True,
+        thinking: str | None = None,
+        begins_within: bool = False,
+        ids: Mapping[str, int] = ...,
+        schema: str = "{}",
+    ) -> str | None:
+        """A grammar in Lark of an answer with calls in a format.
+
+        Kind ``calls``: one call or more. ``text``: text with calls in it, of which those of strict tools obey their
+        schema; None where the format does not mark calls. ``json``: calls, or JSON of ``schema``. ``parallel``: more
+        than one call. ``thinking``: the format of thoughts that may stand before, and begin within the prompt.
+        ``ids``: markers that are one token each. Raises InvalidRequestError.
+        """
+
+@final
+class TurnParser:
+    """Reads one answer while it comes. The events, joined, do not depend on how the text is cut.
+
+    An event is its kind and its text: ``content``, ``reasoning``, ``call`` (the name of a tool), ``arguments`` (more
+    JSON text of the call that began last) or ``end`` (that call is whole).
+    """
+
+    def __new__(
+        cls,
+        call_format: str | None = None,
+        reasoning: str | None = None,
+        tools: Tools | None = None,
+        begins_within: bool = False,
+    ) -> Self:
+        """Calls are looked for in ``call_format``, thoughts in ``reasoning``, within which the text begins if
+        ``begins_within``. ``tools`` give the types of arguments that are not written as JSON.
+        """
+    def push(self, text: str) -> list[tuple[str, str]]:
+        """Take more text; what became certain of it."""
+    def finish(self) -> list[tuple[str, str]]:
+        """The text has ended; what was held back."""
+
+def tool_call_formats() -> list[tuple[str, list[str]]]:
+    """The formats of calls, with their other names."""
+
+def reasoning_formats() -> list[tuple[str, list[str]]]:
+    """The formats of reasoning, with their other names."""
+
+def find_tool_call_format(template: str) -> str | None:
+    """The format in which a chat template writes calls."""
+
+def find_reasoning_format(template: str) -> str | None:
+    """The format in which a chat template marks thoughts."""
+
+def tool_call_format_facts(name: str) -> tuple[list[str], bool]:
+    """Markers that a grammar of the format has, and whether ids of calls have 9 characters."""
+
+def reasoning_markers(name: str) -> tuple[str, str]:
+    """What begins thoughts and what ends them."""
+
+def begins_within_reasoning(name: str, prompt: str) -> bool:
+    """Whether an answer to this prompt begins within thoughts."""

@@ -1,0 +1,94 @@
+"""What ``bench throughput`` and ``bench latency`` share: an engine in this process, and prompts."""
+
+import argparse
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rustvllm import _core
+from rustvllm.cli.bench.arguments import whole_number
+from rustvllm.cli.bench.machine import machine, require_release_build, versions
+from rustvllm.cli.bench.report import check_output
+from rustvllm.cli.parser import FlexibleArgumentParser
+from rustvllm.config.engine_args import EngineArgs
+from rustvllm.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from rustvllm.llm import LLM
+
+FIRST_ID = 4
+"""Ids below it are often special."""
+
+
+def make_parser(prog: str, description: str, input_len: int, output_len: int) -> FlexibleArgumentParser:
+    """A parser with the lengths of prompts and answers, the report's place and every argument of the engine."""
+    parser = FlexibleArgumentParser(prog=prog, usage=f"{prog} [flags]", description=description)
+    for flag, default, text in (("--input-len", input_len, "a prompt"), ("--output-len", output_len, "an answer")):
+        parser.add_argument(
+            flag, type=whole_number(1), default=str(default), metavar="N", help=f"tokens of {text} (default: {default})"
+        )
+    parser.add_argument("--output-json", metavar="FILE", help="write the report there as well")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    EngineArgs.add_cli_args(parser)
+    return parser
+
+
+def parse(parser: FlexibleArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parsed flags.
+
+    Raises:
+        ConfigError: The core is a debug build, or the report's file cannot be written.
+    """
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.refuse_unknown(unknown)
+    require_release_build()
+    check_output(args.output_json)
+    return args
+
+
+def make_llm(args: argparse.Namespace) -> "LLM":
+    """The engine that the flags describe.
+
+    Raises:
+        ConfigError: A flag is wrong, or prompts and answers do not fit the model.
+        ModelLoadError: The model cannot be found or read.
+    """
+    from rustvllm.llm import LLM
+
+    engine_args = EngineArgs.from_cli_args(args)
+    given = {name: value for name, value in vars(engine_args).items() if name != "model"}
+    llm = LLM(engine_args.model, **given)
+    longest = llm.llm_engine.config.model.max_model_len
+    if args.input_len + args.output_len > longest:
+        llm.shutdown()
+        raise ConfigError(
+            f"--input-len {args.input_len} and --output-len {args.output_len} are more than the model's {longest} "
+            "tokens together"
+        )
+    return llm
+
+
+def random_prompts(llm: "LLM", count: int, input_len: int) -> list[Any]:
+    """Prompts of random token ids, the same for the same ``--seed``."""
+    model = llm.llm_engine.config.model
+    source = random.Random(model.seed)
+    ids = range(min(FIRST_ID, model.vocab_size - 1), model.vocab_size)
+    return [{"prompt_token_ids": source.choices(ids, k=input_len)} for _ in range(count)]
+
+
+def describe(llm: "LLM", args: argparse.Namespace) -> dict[str, Any]:
+    """What a report begins with: machine, versions, model, lengths."""
+    config = llm.llm_engine.config
+    return {
+        "machine": machine(),
+        "versions": versions(),
+        "build_profile": _core.build_profile,
+        "model_id": config.model.served_model_name[0],
+        "executor": "sim" if config.sim is not None else "uniproc",
+        "device": config.device.device,
+        "dtype": config.model.dtype,
+        "input_len": args.input_len,
+        "output_len": args.output_len,
+        "max_num_seqs": config.scheduler.max_num_seqs,
+    }

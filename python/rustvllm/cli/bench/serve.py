@@ -1,0 +1,330 @@
+"""``rustvllm bench serve``: sends requests to an OpenAI-compatible server and times their streams.
+
+The load is made and the streams are read in Rust; what is here are the flags, the data sets that need a tokenizer, and
+the report.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rustvllm import _core
+from rustvllm.cli.api_client import ApiClient
+from rustvllm.cli.bench.arguments import seconds, whole_number
+from rustvllm.cli.bench.lengths import DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN, choose_lengths
+from rustvllm.cli.bench.machine import require_release_build
+from rustvllm.cli.bench.progress import LoadProgress
+from rustvllm.cli.bench.report import check_output, publish
+from rustvllm.cli.bench.serve_report import METRICS, build_report, summary
+from rustvllm.cli.bench.sharegpt import read_sharegpt
+from rustvllm.cli.parser import FlexibleArgumentParser
+from rustvllm.exceptions import ConfigError, RequestFailedError
+
+PROGRAM: Final = "rustvllm bench serve"
+ENDPOINTS: Final = ("/v1/completions", "/v1/chat/completions")
+DATASETS: Final = ("random", "prefix", "sharegpt", "trace")
+API_KEY_VARIABLES: Final = ("RUSTVLLM_API_KEY", "OPENAI_API_KEY")
+"""Where the server's key is looked for, in this order; never on the command line, which other users can read."""
+DEFAULT_VOCAB_SIZE: Final = 256
+"""Every model has that many token ids."""
+
+
+def make_parser() -> FlexibleArgumentParser:
+    """The parser of ``rustvllm bench serve``."""
+    parser = FlexibleArgumentParser(
+        prog=PROGRAM,
+        description="Send requests to an OpenAI-compatible server, this one or another, and time their streams. "
+        f"An API key is taken from ${' or $'.join(API_KEY_VARIABLES)}.",
+    )
+    server = parser.add_argument_group("server")
+    server.add_argument("--base-url", metavar="URL", help="http://HOST:PORT; wins over --host and --port")
+    server.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
+    server.add_argument("--port", type=whole_number(1, 65535), default="8000", metavar="N", help="(default: 8000)")
+    server.add_argument("--endpoint", choices=ENDPOINTS, default=ENDPOINTS[0], help="(default: %(default)s)")
+    server.add_argument("--model", help="name to ask for (default: the first of /v1/models)")
+
+    load = parser.add_argument_group("load")
+    load.add_argument(
+        "--num-prompts", type=whole_number(1), default="1000", metavar="N", help="requests (default: 1000)"
+    )
+    load.add_argument(
+        "--request-rate", type=_rate, default=math.inf, metavar="R", help="requests per second (default: inf, at once)"
+    )
+    load.add_argument(
+        "--burstiness",
+        type=_number,
+        default=1.0,
+        metavar="B",
+        help="shape of the gaps between requests: 1 is a Poisson process, less is burstier (default: 1)",
+    )
+    load.add_argument("--max-concurrency", type=whole_number(1), metavar="N", help="requests open at a time at most")
+    load.add_argument(
+        "--warmup",
+        "--num-warmups",
+        type=whole_number(0),
+        default="0",
+        metavar="N",
+        help="requests before, not measured",
+    )
+    load.add_argument(
+        "--seed", type=whole_number(0), default="0", metavar="N", help="of arrivals and prompts (default: 0)"
+    )
+    load.add_argument(
+        "--request-timeout",
+        type=seconds,
+        default=3600.0,
+        metavar="S",
+        help="a request may take so long (default: 3600)",
+    )
+
+    data = parser.add_argument_group("data set")
+    data.add_argument("--dataset-name", choices=DATASETS, default=DATASETS[0], help="(default: %(default)s)")
+    data.add_argument("--dataset-path", metavar="FILE", help="of sharegpt (JSON) or trace (Mooncake's or Azure's)")
+    lengths = (
+        ("--random-input-len", "--input-len", "prompt", DEFAULT_INPUT_LEN),
+        ("--random-output-len", "--output-len", "answer", DEFAULT_OUTPUT_LEN),
+    )
+    for flag, other, what, default in lengths:
+        data.add_argument(
+            flag,
+            other,
+            type=whole_number(0),
+            metavar="N",
+            help=f"tokens of each {what}, of random and prefix (default: {default}, fewer if the context is shorter)",
+        )
+    data.add_argument(
+        "--prefix-len",
+        "--random-prefix-len",
+        type=whole_number(0),
+        default="0",
+        metavar="N",
+        help="tokens before them that prompts share (default: 0; prefix: 256)",
+    )
+    data.add_argument(
+        "--num-prefixes", type=whole_number(1), metavar="N", help="such beginnings (default: 1; prefix: 10)"
+    )
+    data.add_argument(
+        "--random-range-ratio",
+        type=_number,
+        default=0.0,
+        metavar="R",
+        help="lengths vary by this share of themselves, up and down (default: 0)",
+    )
+    data.add_argument(
+        "--vocab-size",
+        type=whole_number(0),
+        default=str(DEFAULT_VOCAB_SIZE),
+        metavar="N",
+        help="prompts are token ids below it; 0: plain words, as chats always are (default: %(default)s)",
+    )
+    data.add_argument("--sharegpt-output-len", type=whole_number(1), metavar="N", help="tokens of every answer")
+    data.add_argument(
+        "--tokenizer", metavar="FOLDER", help="counts the answers of sharegpt, when --sharegpt-output-len does not say"
+    )
+
+    sampling = parser.add_argument_group("requests")
+    sampling.add_argument("--ignore-eos", action="store_true", help="answers are as long as asked for")
+    sampling.add_argument("--temperature", type=_number, default=0.0, metavar="T", help="(default: 0, greedy)")
+    sampling.add_argument(
+        "--extra-body", type=_json_object, default={}, metavar="JSON", help="more fields of each request"
+    )
+
+    report = parser.add_argument_group("report")
+    report.add_argument(
+        "--percentile-metrics",
+        type=_metrics,
+        default=",".join(METRICS),
+        metavar="M,M,...",
+        help="what the table shows (default: %(default)s)",
+    )
+    report.add_argument(
+        "--metric-percentiles", type=_percentiles, default="99", metavar="P,P,...", help="(default: %(default)s)"
+    )
+    report.add_argument(
+        "--goodput",
+        type=_goodput,
+        nargs="+",
+        default=[],
+        metavar="M:MS",
+        help="limits of a good request in milliseconds, for instance ttft:200,tpot:30,e2el:5000",
+    )
+    report.add_argument("--output-json", metavar="FILE", help="write the report there as well")
+    report.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    report.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    return parser
+
+
+def bench_serve(argv: Sequence[str]) -> int:
+    """Run ``rustvllm bench serve``.
+
+    Returns:
+        The exit code 0.
+
+    Raises:
+        ConfigError: The core is a debug build, or arguments contradict each other.
+        ConnectionError: There is no server, or it does not say what it serves.
+        RequestFailedError: No request came to its end.
+        TraceError: The trace cannot be read.
+        ValueError: A number is outside its limits.
+    """
+    parser = make_parser()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.refuse_unknown(unknown)
+    require_release_build()
+    _check_data_set(args)
+    base_url = args.base_url or f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{args.port}"
+    api_key = next((os.environ[name] for name in API_KEY_VARIABLES if os.environ.get(name)), None)
+    check_output(args.output_json)
+    _allow_many_connections()
+    model = args.model or _core.served_model(base_url, api_key=api_key)
+    options = _data_set(args, base_url, model, api_key)
+    fields = {
+        "model": model,
+        "temperature": args.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **({"ignore_eos": True} if args.ignore_eos else {}),
+        **args.extra_body,
+    }
+    goodput = {name: limit for part in args.goodput for name, limit in part.items()}
+    with LoadProgress(args.num_prompts, enabled=not args.disable_tqdm) as progress:
+        measured = _core.bench_serve(
+            base_url,
+            args.endpoint,
+            json.dumps(fields),
+            num_prompts=args.num_prompts,
+            request_rate=args.request_rate if math.isfinite(args.request_rate) else None,
+            burstiness=args.burstiness,
+            as_recorded=args.dataset_name == "trace" and not math.isfinite(args.request_rate),
+            max_concurrency=args.max_concurrency,
+            num_warmups=args.warmup,
+            seed=args.seed,
+            timeout_s=args.request_timeout,
+            percentiles=args.metric_percentiles,
+            **{f"goodput_{name}_ms": limit for name, limit in goodput.items()},
+            api_key=api_key,
+            progress=progress,
+            **options,
+        )
+        progress.finish(measured)
+    report = build_report(args, base_url, model, goodput, measured)
+    publish(args, report, summary(report, args.percentile_metrics, args.metric_percentiles))
+    if not report["completed"]:
+        kind, example = next(iter(report["error_examples"].items()))
+        raise RequestFailedError(f"none of {args.num_prompts} requests came to its end; first {kind}: {example}")
+    return 0
+
+
+def _check_data_set(args: argparse.Namespace) -> None:
+    if args.dataset_name not in ("random", "prefix") and args.dataset_path is None:
+        raise ConfigError(f"--dataset-name {args.dataset_name} needs --dataset-path FILE")
+
+
+def _data_set(args: argparse.Namespace, base_url: str, model: str, api_key: str | None) -> dict[str, Any]:
+    """The core's arguments for the prompts."""
+    is_chat = args.endpoint == ENDPOINTS[1]
+    vocab_size = None if is_chat or args.vocab_size == 0 else args.vocab_size
+    name = args.dataset_name
+    if name in ("random", "prefix"):
+        is_prefix = name == "prefix"
+        prefix_len = args.prefix_len or (256 if is_prefix else 0)
+        lengths = choose_lengths(
+            args.random_input_len,
+            args.random_output_len,
+            prefix_len=prefix_len,
+            range_ratio=args.random_range_ratio,
+            is_text=vocab_size is None,
+            context_len=ApiClient(base_url, api_key, model).context_len(),
+        )
+        if lengths.note:
+            print(f"{PROGRAM}: {lengths.note}", file=sys.stderr)
+        return {
+            "vocab_size": vocab_size,
+            "random": {
+                "input_len": lengths.input_len,
+                "output_len": lengths.output_len,
+                "range_ratio": args.random_range_ratio,
+                "prefix_len": prefix_len,
+                "num_prefixes": args.num_prefixes or (10 if is_prefix else 1),
+            },
+        }
+    if name == "trace":
+        return {"vocab_size": vocab_size, "trace": args.dataset_path}
+    texts = read_sharegpt(args.dataset_path, args.num_prompts, args.seed, args.sharegpt_output_len, args.tokenizer)
+    return {"texts": texts}
+
+
+def _allow_many_connections() -> None:
+    """Raise the soft limit of open files to the hard one: each open request has a connection."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            print(f"rustvllm bench serve: the limit of open files stays {soft}: {error}", file=sys.stderr)
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}")
+    return number
+
+
+def _rate(text: str) -> float:
+    if text.lower() in ("inf", "infinity"):
+        return math.inf
+    rate = _number(text)
+    if rate <= 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, or inf, got {text!r}")
+    return rate
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return value
+
+
+def _metrics(text: str) -> list[str]:
+    names = text.split(",")
+    if not set(names) <= set(METRICS):
+        raise argparse.ArgumentTypeError(f"must be some of {', '.join(METRICS)}, separated by commas, got {text!r}")
+    return names
+
+
+def _percentiles(text: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [math.nan]
+    if not all(0 <= number <= 100 for number in numbers):
+        raise argparse.ArgumentTypeError(f"must be numbers from 0 to 100, separated by commas, got {text!r}")
+    return numbers
+
+
+def _goodput(text: str) -> dict[str, float]:
+    limits = {}
+    for part in text.split(","):
+        name, _, number = part.partition(":")
+        try:
+            limits[name] = float(number)
+        except ValueError:
+            limits[name] = -1.0
+        if name not in ("ttft", "tpot", "e2el") or not 0 < limits[name] < math.inf:
+            raise argparse.ArgumentTypeError(f"must be like ttft:200,tpot:30,e2el:5000 (milliseconds), got {text!r}")
+    return limits

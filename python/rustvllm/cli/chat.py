@@ -1,0 +1,108 @@
+"""``rustvllm chat``: a conversation with a server."""
+
+import sys
+from collections.abc import Generator, Sequence
+
+from rustvllm.cli.api_client import ApiClient, ApiError, add_client_flags, make_client, sampling
+from rustvllm.cli.dialogue import EXIT_FAILURE, hold_dialogue
+from rustvllm.cli.parser import FlexibleArgumentParser
+
+PROGRAM = "rustvllm chat"
+HELP = """\
+/help          show this list
+/clear         forget the conversation, keep the system prompt
+/system        show the system prompt
+/system TEXT   replace the system prompt and forget the conversation
+/bye           end; so does Ctrl-D
+Ctrl-C ends an answer, and at the prompt the program. Begin a message with a space if it starts with a slash."""
+
+
+def chat(argv: Sequence[str]) -> int:
+    """Run ``rustvllm chat``.
+
+    Returns:
+        The exit code: 0, 1 after an error, 130 after Ctrl-C during an answer.
+    """
+    parser = FlexibleArgumentParser(prog=PROGRAM, description="Talk with a model that a server serves.")
+    add_client_flags(parser)
+    parser.add_argument("--system-prompt", metavar="TEXT", help="begin the conversation with it")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="say this, print the answer and end")
+    args = parser.parse_args(argv)
+    try:
+        client = make_client(args)
+    except ApiError as error:
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    conversation = Conversation(client, args.system_prompt, sampling(args))
+    if args.quick is None and sys.stdin.isatty():
+        print("Type a message, or /help for the commands.")
+    return hold_dialogue(PROGRAM, args.quick, conversation.answer, conversation.command)
+
+
+class Conversation:
+    """The messages of a chat so far; an answer that broke off counts as far as it came.
+
+    Args:
+        client: The server.
+        system_prompt: The first message; None or empty sends none.
+        parameters: Fields of each request, next to the messages.
+    """
+
+    def __init__(self, client: ApiClient, system_prompt: str | None, parameters: dict[str, object]) -> None:
+        self._client = client
+        self._parameters = parameters
+        self._begin(system_prompt)
+
+    def _begin(self, system_prompt: str | None) -> None:
+        self._system_prompt = system_prompt
+        self.messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
+
+    def command(self, line: str) -> bool:
+        """Do what a line with a slash asks for; False ends the conversation."""
+        name, _, text = line.strip().partition(" ")
+        text = text.strip()
+        if name in ("/bye", "/exit", "/quit"):
+            return False
+        if name in ("/help", "/?"):
+            print(HELP)
+        elif name == "/clear":
+            self._begin(self._system_prompt)
+            print("The conversation is forgotten.")
+        elif name == "/system" and text:
+            self._begin(text)
+            print("The system prompt is replaced; the conversation is forgotten.")
+        elif name == "/system":
+            print(self._system_prompt or "There is no system prompt; /system TEXT sets one.")
+        else:
+            print(f"Unknown command {name}; /help lists the commands. Begin with a space to send it as a message.")
+        return True
+
+    def answer(self, text: str) -> Generator[str]:
+        """Say something, and hear the answer piece by piece; thoughts stand before it in brackets.
+
+        Raises:
+            ApiError: The server cannot be reached or refuses; then nothing was said.
+        """
+        self.messages.append({"role": "user", "content": text})
+        said: list[str] = []
+        is_thinking = False
+        try:
+            body = {"messages": self.messages, **self._parameters}
+            for event in self._client.stream("/chat/completions", body):
+                for choice in event.get("choices", []):
+                    if thought := choice["delta"].get("reasoning"):
+                        yield thought if is_thinking else f"({thought}"
+                        is_thinking = True
+                    piece = choice["delta"].get("content") or ""
+                    if piece and is_thinking:
+                        is_thinking = False
+                        yield ")\n"
+                    said.append(piece)
+                    yield piece
+            if is_thinking:
+                yield ")"
+        finally:
+            if any(said):
+                self.messages.append({"role": "assistant", "content": "".join(said)})
+            else:
+                self.messages.pop()

@@ -1,0 +1,110 @@
+"""``rustvllm inspect``: what a checkpoint is and what it needs, from its headers alone.
+
+Neither torch is loaded nor a weight read.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rustvllm.cli.parser import FlexibleArgumentParser
+from rustvllm.config import ModelConfig, hub
+from rustvllm.config.checkpoint_forms import read_forms, resident_bytes
+from rustvllm.config.model_folder import read_model_config
+from rustvllm.exceptions import RustVLLMError
+from rustvllm.text.tokenizer import read_chat_template
+from rustvllm.worker.host_resources import memory_limit
+
+_ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
+_LENGTHS: Final = (2048, 8192, 32768)
+
+
+def inspect(argv: Sequence[str]) -> int:
+    """Run ``rustvllm inspect``.
+
+    Returns:
+        The exit code: 0, or 1 if the checkpoint cannot be served.
+    """
+    parser = FlexibleArgumentParser(
+        prog="rustvllm inspect", description="Say what a checkpoint is and what it needs, without loading it."
+    )
+    parser.add_argument("model", help="folder, GGUF file or hub name; folder:Q4_K_M chooses among GGUF files")
+    parser.add_argument("--revision", help="branch, tag or commit on the hub")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args(argv)
+    try:
+        facts = describe(args.model, args.revision)
+    except RustVLLMError as error:
+        refusal = {"model": args.model, "runs": False, "why": str(error)}
+        print(json.dumps(refusal) if args.json else f"{args.model} cannot be served: {error}")
+        return 1
+    print(json.dumps(facts, indent=2) if args.json else "\n".join(_lines(facts)))
+    return 0
+
+
+def describe(model: str, revision: str | None = None) -> dict[str, Any]:
+    """The facts of a checkpoint on the CPU of this machine.
+
+    Raises:
+        RustVLLMError: It cannot be found or served; says why.
+    """
+    found = hub.resolve_model(model, revision)
+    config = read_model_config(found.path, model=found.name)
+    forms = read_forms(found.path)
+    bytes_of: Counter[str] = Counter()
+    for form in forms:
+        bytes_of[form.kind] += form.num_bytes
+    num_bytes = sum(bytes_of.values())
+    is_tied = not any(form.name in ("output.weight", "lm_head.weight") for form in forms)
+    template = read_chat_template(found.path)
+    weights = {dtype: resident_bytes(forms, size, is_tied=is_tied) for dtype, size in _ITEM_BYTES.items()}
+    lengths = sorted({*(length for length in _LENGTHS if length < config.max_model_len), config.max_model_len})
+    memory = memory_limit()
+    return {
+        "model": found.name,
+        "path": str(found.path),
+        "architecture": config.architecture,
+        "modelling_code": config.model_impl,
+        "parameters": sum(form.num_parameters for form in forms),
+        "layers": config.num_layers,
+        "vocabulary": config.vocab_size,
+        "context": config.max_model_len,
+        "bytes": num_bytes,
+        "forms": {kind: round(size / max(num_bytes, 1), 4) for kind, size in bytes_of.most_common()},
+        "chat_template": template is not None,
+        "tools": template is not None and "tools" in template,
+        "weights_bytes": weights,
+        "kv_cache_bytes": {str(length): {d: _kv_bytes(config, length, d) for d in _ITEM_BYTES} for length in lengths},
+        "memory_bytes": memory,
+        "runs": weights[config.dtype] + _kv_bytes(config, lengths[0], config.dtype) < memory,
+    }
+
+
+def _kv_bytes(config: ModelConfig, length: int, dtype: str) -> int:
+    """What the keys and values of one sequence take."""
+    return 2 * length * config.num_layers * config.num_kv_heads * config.head_dim * _ITEM_BYTES[dtype]
+
+
+def _lines(facts: Mapping[str, Any]) -> list[str]:
+    forms = ", ".join(f"{kind} {share:.0%}" for kind, share in facts["forms"].items())
+    tools = "with tools" if facts["tools"] else "without tools"
+    lines = [
+        f"{facts['model']}: {facts['architecture']} ({facts['modelling_code']}'s code)",
+        f"  parameters  {facts['parameters']:,} in {facts['layers']} layers, vocabulary {facts['vocabulary']:,}",
+        f"  stored      {_size(facts['bytes'])}: {forms}",
+        f"  context     {facts['context']:,} tokens",
+        f"  template    {f'yes, {tools}' if facts['chat_template'] else 'none: chats need --chat-template'}",
+    ]
+    for dtype, weights in facts["weights_bytes"].items():
+        caches = ", ".join(f"{int(n):,}: {_size(size[dtype])}" for n, size in facts["kv_cache_bytes"].items())
+        lines.append(f"  {dtype:<11} weights {_size(weights)}; KV cache of one request by tokens: {caches}")
+    verdict = (
+        "runs" if facts["runs"] else "does not fit in its default type; see --dtype bfloat16 and --quantization int8"
+    )
+    lines.append(f"  this CPU    {_size(facts['memory_bytes'])} of memory: {verdict}")
+    return lines
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,117 @@
+"""``rustvllm``: finds the command and runs it.
+
+Nothing slow is imported here, so that ``--help`` and ``--version`` are instant.
+"""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+
+from rustvllm.cli.parser import FlexibleArgumentParser
+from rustvllm.exceptions import ConfigError
+from rustvllm.process.output.standard_streams import leave, open_missing
+from rustvllm.process.startup_memory import check_address_space
+
+COMMANDS = {
+    "serve": "serve a model behind an OpenAI-compatible HTTP server",
+    "chat": "talk with a model that a server serves",
+    "complete": "have a model that a server serves continue texts",
+    "inspect": "say what a checkpoint is and what memory it needs, without loading it",
+    "trace": "print the life of a request, step by step",
+    "run-batch": "answer a file of requests, in the format of OpenAI's batches",
+    "bench": "measure the scheduler, an engine or a server",
+    "collect-env": "print versions, machine and settings, for a report of a problem",
+}
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def make_parser() -> FlexibleArgumentParser:
+    """The parser of the bare command; each command has its own."""
+    lines = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
+    parser = FlexibleArgumentParser(
+        prog="rustvllm",
+        usage="rustvllm [--help] [--version] COMMAND ...",
+        description="Serve language models.",
+        epilog=f"commands:\n{lines}\n\n'rustvllm COMMAND --help' says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-v", "--version", action="store_true", help="show the version and end")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: Arguments without the program's name; None: those of the process.
+
+    Returns:
+        The exit code: 0, 1 for a failure, 2 for wrong usage.
+    """
+    open_missing()  # before a socket or a pipe takes one of their numbers
+    args = list(sys.argv[1:] if argv is None else argv)
+    parser = make_parser()
+    if not args or args[0] in ("-h", "--help"):
+        parser.print_help()
+        return EXIT_OK if args else EXIT_USAGE
+    if args[0] in ("-v", "--version"):
+        import rustvllm
+
+        print(rustvllm.__version__)
+        return EXIT_OK
+    command, *rest = args
+    try:
+        check_address_space()
+    except ConfigError as error:
+        print(f"rustvllm {command}: error: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    if command == "serve":
+        try:
+            from rustvllm.cli.serve import serve
+
+            return serve(rest)
+        except KeyboardInterrupt:  # before serve takes care of it: the imports take a moment
+            return EXIT_OK
+    if command == "bench":
+        from rustvllm.cli.bench.main import bench
+
+        return bench(rest)
+    if command == "trace":
+        try:
+            from rustvllm.cli.trace import trace
+
+            code = trace(rest)
+        except KeyboardInterrupt:  # before trace takes care of it: the imports take a moment
+            code = EXIT_INTERRUPTED
+        if code == EXIT_INTERRUPTED and argv is None:
+            leave(code)  # the interpreter would take torch apart first, for a second or two
+        return code
+    if command == "chat":
+        from rustvllm.cli.chat import chat
+
+        return chat(rest)
+    if command == "complete":
+        from rustvllm.cli.complete import complete
+
+        return complete(rest)
+    if command == "run-batch":
+        from rustvllm.cli.run_batch import run_batch
+
+        return run_batch(rest)
+    if command == "inspect":
+        from rustvllm.cli.inspect import inspect
+
+        return inspect(rest)
+    if command == "collect-env":
+        from rustvllm.cli.collect_env import collect_env
+
+        return collect_env(rest)
+    likely = difflib.get_close_matches(command, COMMANDS, n=1)
+    hint = f"did you mean {likely[0]!r}? Commands" if likely else "commands"
+    print(f"rustvllm: error: unknown command {command!r}; {hint} are {', '.join(COMMANDS)}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

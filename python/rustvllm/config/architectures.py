@@ -1,0 +1,74 @@
+"""The architectures that have a model of their own here, as plain data: names, modules, and what they leave unsaid."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One row of :data:`ARCHITECTURES`.
+
+    Attributes:
+        name: The model's class, as ``architectures`` in ``config.json`` names it.
+        model_type: Stands for the class when ``architectures`` names none.
+        module: The class's module in ``rustvllm.models``.
+        head_dim: Width of a head where ``config.json`` has no ``head_dim``; None: ``hidden_size /
+            num_attention_heads``.
+        is_multi_head: Every query head has keys and values of its own, whatever the configuration says besides.
+    """
+
+    name: str
+    model_type: str
+    module: str
+    head_dim: int | None = None
+    is_multi_head: bool = False
+
+
+ARCHITECTURES: Final[Mapping[str, Architecture]] = {
+    row.name: row
+    for row in (
+        Architecture("GPT2LMHeadModel", "gpt2", "gpt2", is_multi_head=True),
+        Architecture("GPTNeoXForCausalLM", "gpt_neox", "gpt_neox", is_multi_head=True),
+        Architecture("Gemma2ForCausalLM", "gemma2", "gemma2", head_dim=256),
+        Architecture("Gemma3ForCausalLM", "gemma3_text", "gemma3", head_dim=256),
+        Architecture("Gemma3ForConditionalGeneration", "gemma3", "gemma3", head_dim=256),
+        Architecture("LlamaForCausalLM", "llama", "llama"),
+        Architecture("MistralForCausalLM", "mistral", "mistral"),
+        Architecture("OPTForCausalLM", "opt", "opt", is_multi_head=True),
+        Architecture("Phi3ForCausalLM", "phi3", "phi3"),
+        Architecture("Qwen2ForCausalLM", "qwen2", "qwen2"),
+        Architecture("Qwen3ForCausalLM", "qwen3", "qwen3", head_dim=128),
+    )
+}
+"""By name. ``models/registry`` imports a row's module when a model of it is made; docs/loading.md has the same rows."""
+SUPPORTED_ARCHITECTURES: Final = tuple(sorted(ARCHITECTURES))
+MODEL_TYPES: Final[Mapping[str, str]] = {row.model_type: row.name for row in ARCHITECTURES.values()}
+"""``model_type`` → the class that it stands for."""
+MULTI_HEAD: Final = frozenset(row.name for row in ARCHITECTURES.values() if row.is_multi_head)
+HEAD_DIMS: Final[Mapping[str, int]] = {row.name: row.head_dim for row in ARCHITECTURES.values() if row.head_dim}
+_GEMMA3_TEXT: Final[Mapping[str, Any]] = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
+"""What a nested ``text_config`` leaves out when it is the default."""
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of the text model; of a multimodal one, ``text_config`` and the other keys of its parent.
+
+    Args:
+        config: ``config.json``, parsed.
+    """
+    named = config.get("architectures")
+    names = named if isinstance(named, list) else [MODEL_TYPES.get(str(config.get("model_type")))]
+    text = config.get("text_config")
+    if "Gemma3ForConditionalGeneration" not in names or not isinstance(text, Mapping):
+        return dict(config)
+    shared = {key: value for key, value in config.items() if key not in ("text_config", "vision_config")}
+    return {**_GEMMA3_TEXT, **text, **shared}

@@ -1,0 +1,249 @@
+"""From a GGUF file's metadata to what a ``config.json`` and a ``generation_config.json`` would say of the model."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from rustvllm.config.gguf_file import GgufFile
+from rustvllm.exceptions import ModelLoadError
+
+_ROPE_TYPES: Final = ("none", "linear", "yarn", "longrope")
+_SAMPLING: Final[Mapping[str, str]] = {
+    # key behind general.sampling. -> name in generation_config.json
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+_END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_NAMES: Final = frozenset(
+    ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+)
+"""Control tokens that end a turn whatever the file's eos is: converters name one alone."""
+_CONTROL: Final = 3
+_WIDEST_GEMMA: Final = {"gemma2": 46, "gemma3": 62}
+"""Layers of the one size whose attention is scaled by its width over its heads; the file does not say how."""
+
+
+def read_config(file: GgufFile) -> dict[str, Any]:
+    """The configuration that a checkpoint of the same model would have.
+
+    Raises:
+        ModelLoadError: The architecture is not served, a value is missing, or it says what is not served.
+    """
+    make = _ARCHITECTURES.get(file.architecture)
+    if make is None:
+        raise ModelLoadError(
+            f"{file.path} has the architecture {file.architecture!r}, which is not served as GGUF; served are "
+            f"{', '.join(sorted(_ARCHITECTURES))}: take the model's safetensors"
+        )
+    config = make(file)
+    shapes = {name: shape for name, _, shape, *_ in file.header.tensors()}
+    embedding = shapes.get("token_embd.weight")
+    if embedding is None or len(embedding) != 2:
+        raise ModelLoadError(f"{file.path} has no token_embd.weight of two dimensions, so it holds no model")
+    config["vocab_size"] = embedding[0]
+    config["tie_word_embeddings"] = "output.weight" not in shapes
+    config["dtype"] = _dtype(file)
+    config["bos_token_id"] = file.integer("tokenizer.ggml.bos_token_id")
+    config["eos_token_id"] = _end_ids(file) or None
+    return config
+
+
+def read_generation_config(file: GgufFile) -> dict[str, Any]:
+    """The model's own sampling defaults."""
+    named = ((name, file.number(f"general.sampling.{key}")) for key, name in _SAMPLING.items())
+    return {name: value for name, value in named if value is not None}
+
+
+def _end_ids(file: GgufFile) -> list[int]:
+    ids = [file.integer(f"tokenizer.ggml.{key}") for key in _END_KEYS]
+    tokens, types = file.items("tokenizer.ggml.tokens", str), file.items("tokenizer.ggml.token_type", int)
+    ids += [
+        i
+        for i, (token, kind) in enumerate(zip(tokens, types, strict=False))
+        if kind == _CONTROL and token in _END_NAMES
+    ]
+    return list(dict.fromkeys(token_id for token_id in ids if token_id is not None))
+
+
+def _dtype(file: GgufFile) -> str:
+    """What most of the file's bytes are; blocks are nearest to bfloat16."""
+    bytes_of: dict[str, int] = {}
+    for _, kind, _, _, _, nbytes in file.header.tensors():
+        bytes_of[kind] = bytes_of.get(kind, 0) + nbytes
+    most = max(bytes_of, key=lambda kind: bytes_of[kind], default="F32")
+    return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
+
+
+def _common(file: GgufFile, architecture: str) -> dict[str, Any]:
+    """What all families have."""
+    prefix = file.architecture
+    if file.integer(f"{prefix}.expert_count", 0):
+        raise ModelLoadError(
+            f"{file.path} is a mixture of experts ({prefix}.expert_count), which is not served as GGUF: take the "
+            "model's safetensors"
+        )
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": prefix,
+        "hidden_size": _needed(file, "embedding_length"),
+        "num_hidden_layers": _needed(file, "block_count"),
+        "num_attention_heads": _needed(file, "attention.head_count"),
+        "intermediate_size": _needed(file, "feed_forward_length"),
+        "max_position_embeddings": _needed(file, "context_length"),
+    }
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    config["num_key_value_heads"] = file.integer(f"{prefix}.attention.head_count_kv") or heads
+    default = hidden // heads
+    config["head_dim"] = file.integer(f"{prefix}.attention.key_length") or default
+    value_length = file.integer(f"{prefix}.attention.value_length") or default
+    if value_length != config["head_dim"]:
+        raise ModelLoadError(
+            f"{file.path}: keys have {config['head_dim']} features and values {value_length}, which is not served"
+        )
+    return config
+
+
+def _needed(file: GgufFile, key: str) -> int:
+    value = file.integer(f"{file.architecture}.{key}")
+    if value is None or value <= 0:
+        raise ModelLoadError(f"{file.path}: {file.architecture}.{key} must be a positive number, got {value}")
+    return value
+
+
+def _rotary(file: GgufFile, architecture: str) -> dict[str, Any]:
+    """What all families with rotary positions and RMSNorm have."""
+    config, prefix = _common(file, architecture), file.architecture
+    config["rms_norm_eps"] = file.number(f"{prefix}.attention.layer_norm_rms_epsilon", 1e-6)
+    theta = file.number(f"{prefix}.rope.freq_base", 10_000.0)
+    config["rope_theta"] = theta
+    turned = file.integer(f"{prefix}.rope.dimension_count")
+    if turned is not None and turned != config["head_dim"]:
+        config["partial_rotary_factor"] = turned / config["head_dim"]
+    scaling = _rope_scaling(file, config)
+    if scaling is not None:
+        config["rope_scaling"] = scaling
+    return config
+
+
+def _rope_scaling(file: GgufFile, config: dict[str, Any]) -> dict[str, Any] | None:
+    key = f"{file.architecture}.rope.scaling"
+    trained = file.integer(f"{key}.original_context_length")
+    factors = file.numbers_of("rope_freqs.weight")
+    if factors is not None:  # Llama 3.1: the frequencies' own factors are stored, whatever they were made of
+        config["original_max_position_embeddings"] = config["max_position_embeddings"]
+        return {
+            "rope_type": "longrope",
+            "factor": 1.0,
+            "attention_factor": 1.0,
+            "short_factor": factors,
+            "long_factor": factors,
+        }
+    kind = file.text(f"{key}.type", "none")
+    long, short = (file.numbers_of(f"rope_factors_{name}.weight") for name in ("long", "short"))
+    if long is not None and short is not None:
+        kind = "longrope"
+    factor = file.number(f"{key}.factor")
+    if kind not in _ROPE_TYPES:
+        raise ModelLoadError(f"{file.path}: {key}.type is {kind!r:.80}; served are {', '.join(_ROPE_TYPES)}")
+    if kind == "none":
+        return None
+    if kind == "longrope":
+        if trained is not None:
+            config["original_max_position_embeddings"] = trained
+        scaling: dict[str, Any] = {"rope_type": kind, "short_factor": short, "long_factor": long}
+        attention = file.number(f"{key}.attn_factor")
+        return scaling if attention is None else scaling | {"attention_factor": attention}
+    if factor is None or factor <= 0:
+        raise ModelLoadError(f"{file.path}: {key}.type is {kind}, but {key}.factor is {factor}")
+    scaling = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = trained or config["max_position_embeddings"]
+        for theirs, ours in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+            if (value := file.number(f"{key}.{theirs}")) is not None:
+                scaling[ours] = value
+        attention = file.number(f"{key}.attn_factor")
+        if attention is not None:  # on top of what follows from the factor
+            scaling["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
+    return scaling
+
+
+def _llama(file: GgufFile) -> dict[str, Any]:
+    config = _rotary(file, "LlamaForCausalLM")
+    names = {name for name, *_ in file.header.tensors()}
+    config["attention_bias"] = "blk.0.attn_q.bias" in names
+    config["mlp_bias"] = "blk.0.ffn_up.bias" in names
+    return config
+
+
+def _qwen2(file: GgufFile) -> dict[str, Any]:
+    return _rotary(file, "Qwen2ForCausalLM")
+
+
+def _qwen3(file: GgufFile) -> dict[str, Any]:
+    config = _rotary(file, "Qwen3ForCausalLM")
+    config["attention_bias"] = any(name == "blk.0.attn_q.bias" for name, *_ in file.header.tensors())
+    return config
+
+
+def _phi3(file: GgufFile) -> dict[str, Any]:
+    config = _rotary(file, "Phi3ForCausalLM")
+    config["sliding_window"] = file.integer("phi3.attention.sliding_window") or None
+    return config
+
+
+def _gemma(file: GgufFile, architecture: str) -> dict[str, Any]:
+    config, prefix = _rotary(file, architecture), file.architecture
+    config["hidden_activation"] = "gelu_pytorch_tanh"
+    config["sliding_window"] = file.integer(f"{prefix}.attention.sliding_window") or 4096
+    is_widest = config["num_hidden_layers"] == _WIDEST_GEMMA[prefix]
+    heads_width = config["hidden_size"] / config["num_attention_heads"]
+    config["query_pre_attn_scalar"] = heads_width if is_widest else config["head_dim"]
+    return config
+
+
+def _gemma2(file: GgufFile) -> dict[str, Any]:
+    config = _gemma(file, "Gemma2ForCausalLM")
+    config["attn_logit_softcapping"] = file.number("gemma2.attn_logit_softcapping", 50.0) or None
+    config["final_logit_softcapping"] = file.number("gemma2.final_logit_softcapping", 30.0) or None
+    return config
+
+
+def _gemma3(file: GgufFile) -> dict[str, Any]:
+    config = _gemma(file, "Gemma3ForCausalLM") | {"model_type": "gemma3_text"}
+    config["final_logit_softcapping"] = file.number("gemma3.final_logit_softcapping") or None
+    config["rope_local_base_freq"] = file.number("gemma3.rope.freq_base_swa", 10_000.0)
+    pattern = file.header.get("gemma3.attention.sliding_window_pattern")
+    if isinstance(pattern, list):  # for each layer whether it slides
+        config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+    elif pattern is not None:
+        config["sliding_window_pattern"] = file.integer("gemma3.attention.sliding_window_pattern")
+    return config
+
+
+def _gpt2(file: GgufFile) -> dict[str, Any]:
+    config = _common(file, "GPT2LMHeadModel")
+    return {
+        "architectures": config["architectures"],
+        "model_type": "gpt2",
+        "n_embd": config["hidden_size"],
+        "n_layer": config["num_hidden_layers"],
+        "n_head": config["num_attention_heads"],
+        "n_inner": config["intermediate_size"],
+        "n_positions": config["max_position_embeddings"],
+        "layer_norm_epsilon": file.number("gpt2.attention.layer_norm_epsilon", 1e-5),
+        "activation_function": "gelu_new",
+    }
+
+
+_ARCHITECTURES: Final[Mapping[str, Callable[[GgufFile], dict[str, Any]]]] = {
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "phi3": _phi3,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+}

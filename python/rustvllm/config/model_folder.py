@@ -1,0 +1,374 @@
+"""From a model's folder to :class:`ModelConfig`: reads ``config.json`` and ``generation_config.json`` as plain JSON.
+
+Neither torch nor transformers is needed, so a wrong model is refused before seconds are spent importing them.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rustvllm.config import ModelConfig, gguf_config
+from rustvllm.config.architectures import HEAD_DIMS, MODEL_TYPES, MULTI_HEAD, SUPPORTED_ARCHITECTURES, text_config
+from rustvllm.config.gguf_file import GgufFile, is_gguf
+from rustvllm.config.quantized_folders import refuse_quantized
+from rustvllm.exceptions import ConfigError, ModelLoadError
+from rustvllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+MAX_CONFIG_BYTES: Final = 16 << 20
+_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    # what is needed -> its names in config.json, the first that is there counts
+    "vocab_size": ("vocab_size",),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "max_positions": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"),
+}
+_NAMES_OF_ARCHITECTURE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    # where a name comes first that others call otherwise, so that messages name what its checkpoints have
+    "GPT2LMHeadModel": {
+        "hidden_size": ("n_embd", "hidden_size"),
+        "num_layers": ("n_layer", "num_hidden_layers"),
+        "num_attention_heads": ("n_head", "num_attention_heads"),
+        "max_positions": ("n_positions", "n_ctx", "max_position_embeddings"),
+    },
+}
+
+
+MAX_DIGITS: Final = 300
+MAX_INTEGER: Final = 2**31 - 1
+"""Of what is counted here: positions, heads and sizes are numbers of 32 bits in the core."""
+MAX_LAYERS: Final = 4096
+"""Far more than any model has; each costs time even before it has memory."""
+_FALLBACK_ENDINGS: Final = ("ForCausalLM", "LMHeadModel")
+"""How transformers calls what predicts the next token."""
+_UNREACHABLE: Final[Mapping[str, str]] = {
+    # model_type -> why transformers' modelling code cannot run over a paged cache; the rest is found out while loading
+    **dict.fromkeys(
+        ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma", "jamba", "bamba", "zamba", "zamba2"),
+        "it keeps a recurrent state, which the paged KV cache has no place for",
+    ),
+    **dict.fromkeys(("bloom", "mpt"), "its ALiBi biases are added inside its own attention, which cannot be replaced"),
+    **dict.fromkeys(
+        ("falcon", "gptj", "gpt_neo", "codegen", "openai-gpt", "xglm", "xlnet", "xlm"),
+        "its attention does not go through transformers' attention interface",
+    ),
+}
+
+
+def read_model_config(
+    path: Path,
+    *,
+    model: str,
+    max_model_len: int | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+    generation_config: str = "auto",
+    override_generation_config: Mapping[str, Any] | None = None,
+    hf_overrides: Mapping[str, Any] | None = None,
+    model_impl: str = "auto",
+    trust_remote_code: bool = False,
+    hf_config_path: Path | None = None,
+    **fields: Any,
+) -> ModelConfig:
+    """Read a model's folder, or its GGUF file.
+
+    Args:
+        path: Folder with ``config.json``, or a GGUF file.
+        model: The model's name, for messages and as its served name.
+        max_model_len: Most tokens of prompt and output; None: what the model was made for.
+        dtype: ``auto`` or a type; auto is float32 on the CPU, on a GPU what the weights are in (float32 as float16).
+        device: ``cpu`` or ``cuda``, which decides what auto means.
+        generation_config: ``auto`` reads the folder's, ``vllm`` and ``none`` read nothing, else a folder or file.
+        override_generation_config: Values that win over those read.
+        hf_overrides: Values that win over those of ``config.json``; an object is merged into the object it meets.
+        model_impl: ``rustvllm`` or ``transformers``: whose modelling code runs; ``auto``: ours where there is one.
+        trust_remote_code: Code of the model's folder may run, where neither knows the architecture.
+        hf_config_path: Folder whose ``config.json`` counts instead.
+        fields: Further fields of :class:`ModelConfig`.
+
+    Raises:
+        ModelLoadError: ``config.json`` is missing, no JSON, of an unknown architecture or lacks keys (which it names).
+        ConfigError: ``max_model_len`` is more than the model can do.
+    """
+    gguf = GgufFile(path) if is_gguf(path) else None
+    if gguf is not None and model_impl == "transformers":
+        raise ConfigError(f"model_impl is transformers, but {path.name} is a GGUF file: leave model_impl out")
+    stored = _read_stored(path, gguf, hf_config_path)
+    config = merge_overrides(stored, hf_overrides or {})
+    refuse_quantized(config, path)
+    architecture, model_impl = find_architecture(config, path, model_impl)
+    if model_impl == "rustvllm":
+        config = text_config(config)
+    numbers: dict[str, Any] = dict(_read_numbers(config, architecture, path))
+    positions = numbers.pop("max_positions")
+    heads = numbers["num_attention_heads"]
+    kv_heads = heads if architecture in MULTI_HEAD else _optional_int(config, "num_key_value_heads", path, heads)
+    head_dim = _optional_int(config, "head_dim", path, HEAD_DIMS.get(architecture, 0))
+    if not head_dim:
+        if numbers["hidden_size"] % heads:
+            raise ModelLoadError(
+                f"{path / 'config.json'}: hidden_size {numbers['hidden_size']} is not a multiple of "
+                f"num_attention_heads {heads}"
+            )
+        head_dim = numbers["hidden_size"] // heads
+    if gguf is not None and generation_config == "auto":
+        generation = gguf_config.read_generation_config(gguf)
+    else:
+        generation = _read_generation_config(path, generation_config)
+    generation.update(override_generation_config or {})
+    longest = _longest(config, positions, path)
+    try:
+        return ModelConfig(
+            model=model,
+            path=path,
+            hf_config=config,
+            architecture=architecture,
+            dtype=resolve_dtype(dtype, device, config),
+            max_model_len=_check_max_model_len(max_model_len, longest, model),
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            eos_token_ids=_eos_token_ids(generation, config, numbers["vocab_size"], path),
+            generation_config=generation,
+            model_impl=model_impl,
+            trust_remote_code=trust_remote_code,
+            **numbers,
+            **fields,
+        )
+    except ConfigError as error:
+        if str(error).startswith("num_attention_heads"):
+            raise ModelLoadError(f"{path / 'config.json'}: {error}") from error
+        raise
+
+
+def _read_stored(path: Path, gguf: GgufFile | None, hf_config_path: Path | None) -> dict[str, Any]:
+    """The configuration as it is stored: in the folder named for it, in a GGUF file, or in the model's folder."""
+    if gguf is not None:
+        gguf.refuse_unread_types()
+    if hf_config_path is None and gguf is not None:
+        return gguf_config.read_config(gguf)
+    folder = hf_config_path or path
+    stored = _read_json(folder / "config.json")
+    if stored is None:
+        raise ModelLoadError(f"{folder} has no config.json")
+    if gguf is not None:  # what the weights of another checkpoint are says nothing of these
+        stored.pop("quantization_config", None)
+    return stored
+
+
+def merge_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration in which other values win.
+
+    Args:
+        config: As it was read.
+        overrides: An object in it is merged, key by key, into the object of that name; anything else replaces.
+    """
+    merged = dict(config)
+    for name, value in overrides.items():
+        before = merged.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            merged[name] = merge_overrides(before, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def find_architecture(config: Mapping[str, Any], path: Path, model_impl: str = "auto") -> tuple[str, str]:
+    """The class that serves a model, and whose it is.
+
+    The first of ``architectures`` that this project has, or the one that ``model_type`` stands for when none is named;
+    else the first that transformers may have. Whether that can run is known once transformers is imported.
+
+    Returns:
+        The class's name, and ``rustvllm`` or ``transformers``.
+
+    Raises:
+        ModelLoadError: Names what the model is and what is supported.
+    """
+    named = config.get("architectures")
+    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    model_type = config.get("model_type")
+    if not names and isinstance(model_type, str) and model_type in MODEL_TYPES:
+        names = [MODEL_TYPES[model_type]]
+    if model_impl != "transformers":
+        for name in names:
+            if name in SUPPORTED_ARCHITECTURES:
+                return name, "rustvllm"
+    if names:
+        what = f"has the architecture {', '.join(names)}"
+    elif isinstance(model_type, str):
+        what = f"has the model_type {model_type}"
+    else:
+        what = "names no architecture (neither 'architectures' nor 'model_type')"
+    supported = f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
+    if model_impl == "rustvllm":
+        raise ModelLoadError(
+            f"{path / 'config.json'} {what}; with --model-impl rustvllm {supported}; --model-impl auto also tries "
+            "transformers' modelling code"
+        )
+    others = "and, through transformers' modelling code, decoders whose class ends in ForCausalLM"
+    candidate = next((name for name in names if name.endswith(_FALLBACK_ENDINGS)), None)
+    if candidate is None:
+        raise ModelLoadError(f"{path / 'config.json'} {what}; {supported}, {others}")
+    why = _UNREACHABLE.get(model_type) if isinstance(model_type, str) else None
+    if config.get("is_encoder_decoder") is True:
+        why = "it is an encoder and a decoder, and only decoders are served"
+    if why is not None:
+        raise ModelLoadError(
+            f"{path / 'config.json'} {what}, which is not built here, and transformers' modelling code of it cannot be "
+            f"served: {why}; {supported}, {others}"
+        )
+    return candidate, "transformers"
+
+
+def resolve_dtype(dtype: str, device: str, config: Mapping[str, Any]) -> str:
+    """The type to compute in: ``auto`` becomes a definite one, other names become torch's.
+
+    Raises:
+        ConfigError: Not a type a model can compute in.
+    """
+    names = {"half": "float16", "float": "float32", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+    dtype = str(dtype).removeprefix("torch.")
+    dtype = names.get(dtype, dtype)
+    if dtype not in ("auto", "float16", "bfloat16", "float32"):
+        raise ConfigError(f"dtype must be one of auto, float32, float16, half, bfloat16, float, got {dtype!r}")
+    if dtype != "auto":
+        return dtype
+    if device == "cpu":
+        return "float32"
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    return "bfloat16" if stored == "bfloat16" else "float16"
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file; None when there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ModelLoadError(f"{path} has {path.stat().st_size} bytes; at most {MAX_CONFIG_BYTES} are read")
+        value = json.loads(path.read_bytes(), parse_int=_parse_int)
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _parse_int(digits: str) -> int:
+    """An integer that fits into a float, whatever it is compared with or divided by later."""
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits, and may have {MAX_DIGITS}")
+    return int(digits)
+
+
+def _read_numbers(config: Mapping[str, Any], architecture: str, path: Path) -> dict[str, int]:
+    numbers: dict[str, int] = {}
+    missing = []
+    for field, names in ({**_NAMES, **_NAMES_OF_ARCHITECTURE.get(architecture, {})}).items():
+        name = next((name for name in names if config.get(name) is not None), None)
+        if name is None:
+            missing.append(names[0])
+        else:
+            numbers[field] = _positive_int(config[name], name, path)
+            if field == "num_layers" and numbers[field] > MAX_LAYERS:
+                raise ModelLoadError(
+                    f"{path / 'config.json'}: {name} is {numbers[field]}, but at most {MAX_LAYERS} layers are built"
+                )
+    if missing:
+        raise ModelLoadError(
+            f"{path / 'config.json'} lacks {', '.join(missing)}, which {architecture} needs (--hf-overrides can add it)"
+        )
+    return numbers
+
+
+def _positive_int(value: object, name: str, path: Path) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ModelLoadError(f"{path / 'config.json'}: {name} must be a positive integer, got {value!r:.80}")
+    if value > MAX_INTEGER:
+        raise ModelLoadError(f"{path / 'config.json'}: {name} is {value!s:.80}, but may be at most {MAX_INTEGER}")
+    return value
+
+
+def _optional_int(config: Mapping[str, Any], name: str, path: Path, default: int) -> int:
+    value = config.get(name)
+    return default if value is None else _positive_int(value, name, path)
+
+
+def _longest(config: Mapping[str, Any], positions: int, path: Path) -> int:
+    """Positions the model can tell apart, with the scaling of its rotary embedding.
+
+    Raises:
+        ModelLoadError: A number of the scaling is none, or the product is more than can be counted.
+    """
+    # Newer configurations say rope_parameters for what older ones call rope_scaling.
+    scaling = config.get("rope_parameters") or config.get("rope_scaling")
+    # Gemma 3 scales some of its layers only, and counts it already.
+    if not isinstance(scaling, Mapping) or str(config.get("model_type")).startswith("gemma3"):
+        return positions
+    kind = scaling.get("rope_type") or scaling.get("type")
+    factor = scaling.get("factor")
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 1:
+        return positions
+    trained = positions
+    if kind == "yarn":
+        original = scaling.get("original_max_position_embeddings")
+        if isinstance(original, bool) or not isinstance(original, int) or original <= 0:
+            return positions
+        trained = original
+    elif kind not in ("linear", "dynamic"):
+        return positions  # llama3 and longrope: max_position_embeddings counts the scaling already
+    stretched = trained * float(factor)
+    if not stretched <= MAX_INTEGER:  # true for NaN too
+        raise ModelLoadError(
+            f"{path / 'config.json'}: the rope scaling has the factor {factor!r:.80}, which makes {stretched:g} of "
+            f"{trained} positions, but there may be at most {MAX_INTEGER}"
+        )
+    return int(stretched)
+
+
+def _check_max_model_len(asked: int | None, longest: int, model: str) -> int:
+    if asked is None:
+        return longest
+    if asked > longest:
+        raise ConfigError(
+            f"max_model_len is {asked}, but {model} was made for {longest} tokens: set it to {longest} or less"
+        )
+    return asked
+
+
+def _read_generation_config(path: Path, source: str) -> dict[str, Any]:
+    if source in ("vllm", "none"):
+        return {}
+    if source == "auto":
+        return _read_json(path / "generation_config.json") or {}
+    place = Path(source).expanduser()
+    file = place / "generation_config.json" if place.is_dir() else place
+    value = _read_json(file)
+    if value is None:
+        raise ConfigError(f"generation_config names {source!r}, but there is no {file}")
+    return value
+
+
+def _eos_token_ids(
+    generation: Mapping[str, Any], config: Mapping[str, Any], vocab_size: int, path: Path
+) -> tuple[int, ...]:
+    """Ids that end a generation: from generation_config.json, else config.json. Either may name one or several."""
+    for source, file in ((generation, "generation_config.json"), (config, "config.json")):
+        value = source.get("eos_token_id")
+        if value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                raise ModelLoadError(f"{path / file}: eos_token_id must hold token ids, got {value!r:.80}")
+        outside = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
+        if outside:  # a default that a configuration with a smaller vocabulary inherited: it can never be sampled
+            logger.warning("%s: eos_token_id %s is outside the vocabulary of %d", path / file, outside, vocab_size)
+        ids = [token_id for token_id in ids if 0 <= token_id < vocab_size]
+        return tuple(dict.fromkeys(ids))
+    return ()

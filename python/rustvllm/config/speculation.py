@@ -1,0 +1,184 @@
+"""``--speculative-config``: which drafts an engine makes, by vLLM's names, and what it does not have."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rustvllm.exceptions import ConfigError
+
+METHODS: Final = ("ngram", "suffix", "auto")
+"""``auto`` is what drafts best without a model: ``suffix`` with its defaults."""
+MAX_SPECULATIVE_TOKENS: Final = 64
+MAX_MATCH_TOKENS: Final = 64
+MAX_NGRAM_LENGTHS: Final = 16
+"""Lengths that ``ngram`` keeps apart at most: each is an index of its own."""
+_AUTO_TOKENS: Final = 16
+_NO_BATCH: Final = 2**31 - 1
+_NEEDS_MODEL: Final = (
+    "draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash", "ngram_gpu", "custom_class",
+)  # fmt: skip
+"""What vLLM has besides."""
+_NGRAM: Final = ("prompt_lookup_min", "prompt_lookup_max")
+_SUFFIX: Final = (
+    "suffix_decoding_max_tree_depth",
+    "suffix_decoding_max_cached_requests",
+    "suffix_decoding_max_spec_factor",
+    "suffix_decoding_min_token_prob",
+)
+_KEYS: Final = (
+    "method", "model", "num_speculative_tokens", *_NGRAM, *_SUFFIX, "num_speculative_tokens_per_batch_size",
+    "disable_by_batch_size", "rejection_sample_method", "adaptive",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationConfig:
+    """Drafts that the scheduler makes out of a request's own tokens, checked by sampling.
+
+    Attributes:
+        method: ``ngram`` or ``suffix``.
+        num_speculative_tokens: Drafts per request and step at most.
+        prompt_lookup_min: Shortest suffix that ``ngram`` looks for.
+        prompt_lookup_max: Longest.
+        suffix_decoding_max_tree_depth: Tokens that ``suffix`` compares, at most.
+        suffix_decoding_max_spec_factor: Drafts per token of the match, at most.
+        suffix_decoding_min_token_prob: Share of the matches that must agree on a draft and those before it.
+        caps: First and last number of running requests, and drafts per request while so many run.
+        adaptive: Fewer drafts, or none, where more would not pay.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    prompt_lookup_min: int = 5
+    prompt_lookup_max: int = 5
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    caps: tuple[tuple[int, ...], ...] = ()
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        if self.method not in ("ngram", "suffix"):
+            raise ConfigError(f"speculative_config: method must be ngram or suffix, got {self.method!r}")
+        _require_int("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)
+        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
+        _require_int("prompt_lookup_max", longest, 1, MAX_MATCH_TOKENS)
+        _require_int("prompt_lookup_min", shortest, 1, MAX_MATCH_TOKENS)
+        if shortest > longest:
+            raise ConfigError(
+                f"speculative_config: prompt_lookup_min={shortest} must be <= prompt_lookup_max={longest}"
+            )
+        if longest - shortest >= MAX_NGRAM_LENGTHS:
+            raise ConfigError(
+                f"speculative_config: prompt_lookup_min={shortest} to prompt_lookup_max={longest} are "
+                f"{longest - shortest + 1} lengths, at most {MAX_NGRAM_LENGTHS} are possible"
+            )
+        _require_int("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 1, MAX_MATCH_TOKENS)
+        _require_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0, 1000)
+        _require_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0, 1)
+        if not isinstance(self.adaptive, bool):
+            raise ConfigError(f"speculative_config: adaptive must be true or false, got {self.adaptive!r}")
+
+
+def make_speculation_config(given: object) -> SpeculationConfig | None:
+    """What the keys of vLLM's ``speculative_config`` ask for; None if nothing is asked for.
+
+    Raises:
+        ConfigError: A key is unknown, a value out of range, or the method needs what is not there.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"speculative_config must be an object such as {{'method': 'ngram'}}, got {given!r:.200}")
+    if unknown := [key for key in given if key not in _KEYS]:
+        raise ConfigError(f"speculative_config: unknown key {unknown[0]!r}; the keys are {', '.join(_KEYS)}")
+    method = _method_of(given)
+    _refuse_what_is_not_there(given)
+    numbers: dict[str, Any] = {key: given[key] for key in _SUFFIX[:1] + _SUFFIX[2:] if given.get(key) is not None}
+    shortest, longest = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
+    if shortest is not None or longest is not None:
+        numbers["prompt_lookup_min"] = longest if shortest is None else shortest
+        numbers["prompt_lookup_max"] = shortest if longest is None else longest
+    num_tokens = given.get("num_speculative_tokens")
+    if num_tokens is None and method == "auto":
+        num_tokens = _AUTO_TOKENS
+    if num_tokens is None and method == "suffix":
+        num_tokens = numbers.get("suffix_decoding_max_tree_depth", SpeculationConfig.suffix_decoding_max_tree_depth)
+    if num_tokens is None:
+        raise ConfigError(
+            "speculative_config: ngram needs num_speculative_tokens, the most drafts per request and step"
+        )
+    return SpeculationConfig(
+        method="suffix" if method == "auto" else method,
+        num_speculative_tokens=num_tokens,
+        caps=_caps_of(given),
+        adaptive=given.get("adaptive", True),
+        **numbers,
+    )
+
+
+def _method_of(given: Mapping[Any, Any]) -> str:
+    method, model = given.get("method"), given.get("model")
+    if method is None and model in ("ngram", "[ngram]"):
+        return "ngram"
+    if method is None:
+        method = "draft_model" if model is not None else None
+    if method in METHODS:
+        if model not in (None, "ngram", "[ngram]"):
+            raise ConfigError(f"speculative_config: {method} needs no model, got model {model!r}: leave it out")
+        return str(method)
+    there = f"what there is: {', '.join(METHODS)}"
+    if method in _NEEDS_MODEL:
+        raise ConfigError(f"speculative_config: method {method!r} is not supported yet; {there}")
+    raise ConfigError(f"speculative_config: method must be one of {', '.join(METHODS)}, got {method!r}")
+
+
+def _refuse_what_is_not_there(given: Mapping[Any, Any]) -> None:
+    cached = given.get("suffix_decoding_max_cached_requests")
+    if cached is not None:
+        _require_int("suffix_decoding_max_cached_requests", cached, 0, 2**31 - 1)
+    if cached:
+        raise ConfigError(
+            f"speculative_config: suffix_decoding_max_cached_requests={cached} asks for drafts out of other requests, "
+            "which are not supported yet: leave it out, or say 0"
+        )
+    sampling = given.get("rejection_sample_method")
+    if sampling not in (None, "standard", "strict"):
+        raise ConfigError(
+            f"speculative_config: rejection_sample_method {sampling!r} is not supported; drafts are kept while they "
+            "equal what is sampled, which is standard"
+        )
+
+
+def _caps_of(given: Mapping[Any, Any]) -> tuple[tuple[int, ...], ...]:
+    caps: list[tuple[int, ...]] = []
+    limit = given.get("disable_by_batch_size")
+    if limit is not None:
+        _require_int("disable_by_batch_size", limit, 1, _NO_BATCH)
+        caps.append((limit, _NO_BATCH, 0))
+    table = given.get("num_speculative_tokens_per_batch_size")
+    if table is None:
+        return tuple(caps)
+    name = "num_speculative_tokens_per_batch_size"
+    if not isinstance(table, list | tuple):
+        raise ConfigError(f"speculative_config: {name} must be [[first, last, k], …], got {table!r:.200}")
+    for row in table:
+        is_row = isinstance(row, list | tuple) and len(row) == 3
+        if not is_row or any(isinstance(each, bool) or not isinstance(each, int) for each in row):
+            raise ConfigError(f"speculative_config: {name} must be [[first, last, k], …], got the row {row!r:.200}")
+        first, last, num_tokens = row
+        _require_int(f"{name}: first", first, 1, _NO_BATCH)
+        _require_int(f"{name}: last", last, first, _NO_BATCH)
+        _require_int(f"{name}: k", num_tokens, 0, MAX_SPECULATIVE_TOKENS)
+        caps.append((first, last, num_tokens))
+    return tuple(caps)
+
+
+def _require_int(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"speculative_config: {name} must be an integer between {low} and {high}, got {value!r}")
+
+
+def _require_number(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ConfigError(f"speculative_config: {name} must be a number between {low} and {high}, got {value!r}")

@@ -1,0 +1,92 @@
+"""What an engine makes of a request's ``SamplingParams``: a copy in one form, which nothing changes."""
+
+from copy import deepcopy
+from typing import Any, Final, NoReturn
+
+from rustvllm.logger import init_logger
+from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams, as_strings
+from rustvllm.sampling_table import FILTERS
+
+logger = init_logger(__name__)
+
+LOWEST_TEMPERATURE: Final = 1e-2
+"""Lower temperatures that are not greedy are raised to this: logits divided by less overflow float16."""
+SMALLEST: Final = 1e-30
+LARGEST: Final = 1e30
+"""A smaller ``top_p`` counts as the smallest, a ``repetition_penalty`` beyond the two as the nearer: they have 32
+bits where they are computed."""
+MAX_BIAS: Final = 100.0
+"""Biases are clamped to it and to its negative."""
+
+
+class EngineParams(SamplingParams):
+    """Checked and normalised: tuples for lists, neutral filters for a greedy request. Made by :func:`engine_params`."""
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{name} of a request that was made cannot be changed")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """``stop``, which is a tuple already."""
+        return self.stop  # type: ignore[return-value]
+
+    def clone(self, **changes: Any) -> SamplingParams:
+        """A copy of its own for a caller, which may be changed."""
+        return PromptOnlyParams(**{**vars(self), **changes})
+
+    def with_output_kind(self, kind: RequestOutputKind) -> "EngineParams":
+        """The same with another ``output_kind``."""
+        return self if self.output_kind is kind else _made_of({**vars(self), "output_kind": kind})
+
+
+def engine_params(params: SamplingParams) -> EngineParams:
+    """The engine's own copy of parameters, the same one for as long as they do not change.
+
+    Raises:
+        InvalidRequestError: They were changed to something wrong.
+    """
+    if isinstance(params, EngineParams):
+        return params
+    if params.recheck() or params.engine_copy is None:
+        params.engine_copy = _normalised(params)
+    made: EngineParams = params.engine_copy
+    return made
+
+
+def _made_of(values: dict[str, Any]) -> EngineParams:
+    made = EngineParams.__new__(EngineParams)
+    vars(made).update(values)
+    return made
+
+
+def _normalised(params: SamplingParams) -> EngineParams:
+    values = dict(vars(params))
+    values["stop"] = as_strings(params.stop)
+    values["stop_token_ids"] = tuple(params.stop_token_ids or ())
+    if params.logit_bias is not None:
+        bias = params.logit_bias.items()
+        values["logit_bias"] = {token_id: float(min(MAX_BIAS, max(-MAX_BIAS, by))) for token_id, by in bias}
+    for name in ("allowed_token_ids", "bad_words"):
+        if values[name] is not None:
+            values[name] = tuple(dict.fromkeys(values[name]))
+    if params.logits_processors is not None:
+        values["logits_processors"] = tuple(params.logits_processors)
+    if params.extra_args is not None:
+        values["extra_args"] = deepcopy(params.extra_args)
+    if params.seed == -1:
+        values["seed"] = None
+    if params.top_k == -1:
+        values["top_k"] = 0
+    values["top_p"] = max(params.top_p, SMALLEST)
+    values["repetition_penalty"] = min(max(params.repetition_penalty, SMALLEST), LARGEST)
+    if params.best_of == params.n:  # all of them are returned: there is nothing to choose
+        values["best_of"] = None
+    elif params.best_of is not None and params.output_kind is RequestOutputKind.CUMULATIVE:
+        values["output_kind"] = RequestOutputKind.FINAL_ONLY
+    if params.is_greedy:
+        values["temperature"] = 0.0
+        values.update((number.name, number.default) for number in FILTERS)  # cannot change the most probable token
+    elif params.temperature < LOWEST_TEMPERATURE:
+        logger.warning("temperature %g is raised to %g: lower ones overflow", params.temperature, LOWEST_TEMPERATURE)
+        values["temperature"] = LOWEST_TEMPERATURE
+    return _made_of(values)

@@ -1,0 +1,52 @@
+"""``GrammarMasks``: the masks of an engine's steps, between the core's threads that compute them and the executor."""
+
+import numpy as np
+
+from rustvllm import _core
+from rustvllm.config import EngineConfig
+from rustvllm.sample.grammar_output import GrammarOutput
+from rustvllm.text.tokenizer import Tokenizer
+
+
+class GrammarMasks:
+    """Belongs to the thread that steps the engine; costs nothing while no request has a grammar."""
+
+    def __init__(self, config: EngineConfig, scheduler: _core.Scheduler) -> None:
+        num_rows, num_words = config.scheduler.max_num_seqs, -(-config.model.vocab_size // 32)
+        self._bitmask = np.zeros((num_rows, num_words), np.int32)
+        self._places = np.zeros(num_rows, np.int32)
+        self._verdicts = np.zeros(num_rows, np.int32)
+        path, eos_token_ids = config.model.tokenizer_path, list(config.model.eos_token_ids)
+
+        def load_tokenizer() -> tuple[_core.Tokenizer, list[int]]:
+            """In a thread of the core, when the first grammar is compiled."""
+            if path is None:
+                raise ValueError("there is no tokenizer")
+            tokenizer = Tokenizer.from_folder(path)
+            own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+            return tokenizer.core, [*eos_token_ids, *own]
+
+        self._core = _core.Grammars(
+            scheduler,
+            load_tokenizer,
+            config.model.vocab_size,
+            self._bitmask,
+            self._places,
+            self._verdicts,
+        )
+
+    def take_news(self) -> None:
+        """Have the grammars of new requests compiled, and drop those of requests that have left."""
+        self._core.take_news()
+
+    def begin(self, output: _core.SchedulerOutput) -> None:
+        """Have a step's masks computed while it executes."""
+        if output.num_structured_output_reqs:
+            self._core.begin_masks(output)
+
+    def of_step(self, output: _core.SchedulerOutput) -> GrammarOutput | None:
+        """The masks of a step, once the steps before it are updated; None where every sample may be any token."""
+        if not output.num_structured_output_reqs:
+            return None
+        count = self._core.take_masks(output)
+        return GrammarOutput(self._bitmask[:count], self._places[:count], self._verdicts[:count]) if count else None

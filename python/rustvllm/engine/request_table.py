@@ -1,0 +1,261 @@
+"""The front end's half of the engine: which requests run, what came out of them, in :class:`RequestTable`.
+
+``LLMEngine`` and ``AsyncLLM`` share it; they differ only in how a caller waits.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from time import monotonic_ns
+
+from rustvllm import _core
+from rustvllm.engine.core_client import EngineCoreClient
+from rustvllm.engine.front_tracer import FrontTracer
+from rustvllm.engine.input_processor import EngineCoreRequest
+from rustvllm.engine.request_state import BestOf, EventSink, RequestState
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.logprobs import PromptLogprobs
+from rustvllm.sampling_params import RequestOutputKind
+from rustvllm.sampling_table import SAMPLING_NUMBERS
+
+SAMPLES_AT_ONCE = 64
+"""Samples that are expected in one go: a millisecond of work."""
+
+
+class RequestTable:
+    """Requests under way, by the caller's id and by the engine's key. Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self, client: EngineCoreClient, tokenizer: _core.Tokenizer | None, tracer: FrontTracer | None = None
+    ) -> None:
+        self._client = client
+        self._tracer = tracer
+        self._output_processor = _core.OutputProcessor(tokenizer)
+        self._tokenizer = tokenizer
+        self._by_id: dict[str, RequestState] = {}
+        self._by_key: dict[int, RequestState] = {}
+        self._engine_ids: set[str] = set()
+        self._unread: deque[tuple[_core.RequestDelta, str | None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._by_id
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all requests that have not ended."""
+        return len(self._by_key)
+
+    def states(self) -> list[RequestState]:
+        """Every request under way."""
+        return list(self._by_id.values())
+
+    def _check_id(self, request_id: object) -> None:
+        if not isinstance(request_id, str) or not request_id:
+            raise InvalidRequestError(f"request_id must be a non-empty string, got {request_id!r}", "request_id")
+        if request_id in self._by_id or request_id in self._engine_ids:
+            raise InvalidRequestError(f"request_id {request_id!r} belongs to a request that still runs", "request_id")
+
+    def add(
+        self,
+        request_id: str,
+        request: EngineCoreRequest,
+        sink: EventSink | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> RequestState:
+        """Hand a request to the engine, once per sample; ``sink`` takes new text as events.
+
+        ``trace_headers`` are the W3C trace context of the client.
+
+        Raises:
+            InvalidRequestError: The id is taken, or the engine refuses the request.
+            QueueFullError: The engine takes no more; nothing of this request remains.
+        """
+        state = self.begin(request_id, request, sink, trace_headers)
+        try:
+            for _ in self.expecting(state, request):
+                pass
+            self.hand_in(state, request)
+        except BaseException:
+            self.forget(state, abort=True)
+            raise
+        return state
+
+    def begin(
+        self,
+        request_id: str,
+        request: EngineCoreRequest,
+        sink: EventSink | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> RequestState:
+        """:meth:`add` in three steps, for requests of many samples: take the id, :meth:`expecting`, :meth:`hand_in`.
+
+        A caller whose later steps fail has to :meth:`forget` the request.
+        """
+        self._check_id(request_id)
+        params = request.params
+        state = RequestState(
+            request_id,
+            request.prompt,
+            request.prompt_token_ids,
+            params.output_kind,
+            (),
+            request.hidden_stop_ids,
+            sink,
+            arrival_time=request.arrival_ns * 1e-9,
+            with_logprobs=request.num_logprobs >= 0,
+            choice=None if params.best_of is None else BestOf(params.n, shows_logprobs=params.logprobs is not None),
+            prompt_logprobs=self._prompt_logprobs(request),
+            prompt_progress=params.prompt_progress,
+        )
+        self._by_id[request_id] = state
+        if self._tracer is not None:
+            self._tracer.taken(request_id, request, trace_headers)
+        return state
+
+    def expecting(self, state: RequestState, request: EngineCoreRequest) -> Iterator[None]:
+        """Expect the outputs of a request's samples, some at a time: between two of them others may have their turn."""
+        num_samples, request_id, sink = request.params.num_samples, state.request_id, state.sink
+        for first in range(0, num_samples, SAMPLES_AT_ONCE):
+            samples = []
+            for index in range(first, min(first + SAMPLES_AT_ONCE, num_samples)):
+                engine_id = request_id if num_samples == 1 else f"{index}_{request_id}"
+                if engine_id in self._engine_ids:
+                    raise InvalidRequestError(
+                        f"request_id {engine_id!r} belongs to a request that still runs", "request_id"
+                    )
+                samples.append((self._client.handle.new_key(), engine_id))
+            state.expect(samples)
+            for index, (key, engine_id) in enumerate(samples, first):
+                self._by_key[key] = state
+                self._engine_ids.add(engine_id)
+                self._expect_outputs(key, request, None if sink is None else sink.templates[index])
+            yield
+
+    def _expect_outputs(self, key: int, request: EngineCoreRequest, event_template: tuple[bytes, bytes] | None) -> None:
+        params = request.params
+        self._output_processor.add_request(
+            key,
+            request.prompt_token_ids,
+            detokenize=params.detokenize and self._tokenizer is not None,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+            stop=request.stop or (),
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+            at_the_end=params.output_kind is RequestOutputKind.FINAL_ONLY,
+            event_template=event_template,
+            logprobs=request.num_logprobs >= 0,
+            prompt_logprobs=request.num_prompt_logprobs >= 0,
+        )
+
+    def _prompt_logprobs(self, request: EngineCoreRequest) -> PromptLogprobs | None:
+        if request.num_prompt_logprobs < 0:
+            return None
+        has_text = request.params.detokenize and self._tokenizer is not None
+        return PromptLogprobs(self._tokenizer.token_bytes if has_text and self._tokenizer is not None else None)
+
+    def hand_in(self, state: RequestState, request: EngineCoreRequest) -> None:
+        """All samples at once: the first computes the prompt, the others fork it. May run in any thread."""
+        params = request.params
+        (key, engine_id), *others = ((sample.key, sample.request_id) for sample in state.samples)
+        self._client.handle.add_request(
+            key,
+            engine_id,
+            request.prompt_token_ids,
+            max_tokens=request.max_tokens,
+            # A prompt near the limit may leave less room than min_tokens asks for.
+            min_tokens=min(params.min_tokens, request.max_tokens),
+            eos_token_id=request.eos_token_id,
+            stop_token_ids=request.stop_token_ids,
+            **{name: getattr(params, name) for name in SAMPLING_NUMBERS},
+            seed=request.seed_of(0),
+            num_logprobs=request.num_logprobs,
+            num_prompt_logprobs=request.num_prompt_logprobs,
+            reports_prompt_progress=params.prompt_progress,
+            has_stop_strings=bool(params.stop_strings),
+            sampling_extras=request.sampling_extras,
+            grammar=request.grammar,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            arrival_ns=request.arrival_ns,
+            samples=[(other, other_id, request.seed_of(index)) for index, (other, other_id) in enumerate(others, 1)],
+        )
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether a bounded :meth:`poll` has left something for the next."""
+        return bool(self._unread)
+
+    def poll(self, most: int | None = None) -> list[RequestState]:
+        """Drain the engine's outputs: events go to their sinks.
+
+        Args:
+            most: News of samples to look at now; None: all. What is left is looked at by the next call.
+
+        Returns:
+            The other requests that changed, each once, finished ones already taken out.
+        """
+        began_ns = 0 if self._tracer is None else monotonic_ns()
+        events, deltas = self._output_processor.poll(self._client.handle)
+        by_key = self._by_key
+        if self._tracer is not None and (events or deltas):
+            self._tracer.polled(began_ns, by_key, events, deltas)
+        for key, event in events:
+            state = by_key.get(key)
+            if state is not None and state.sink is not None and not state.sink.write(event):
+                self._output_processor.hold(state.keys())
+        # What an engine says of a failed step is over before the outputs are there that it explains.
+        unread, step_error = self._unread, self._client.last_step_error if deltas else None
+        unread.extend((delta, step_error) for delta in deltas)
+        changed: dict[str, RequestState] = {}
+        for _ in range(len(unread) if most is None else min(most, len(unread))):
+            delta, step_error = unread.popleft()
+            state = by_key.get(delta.key)
+            if state is None:  # the reader has gone
+                continue
+            state.apply(delta, step_error)
+            if delta.finish_reason is not None:  # taken out here, so that the end of many samples is not one long piece
+                by_key.pop(delta.key, None)
+                self._engine_ids.discard(state.engine_id(delta.key))
+            changed[state.request_id] = state
+        for state in changed.values():
+            if state.finished:
+                self.forget(state, abort=False)
+        return list(changed.values())
+
+    def resume(self, state: RequestState) -> bool:
+        """Its sink takes events again; whether there are some, which the next :meth:`poll` brings."""
+        return self._output_processor.release(state.keys())
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ask the engine to end requests; each gives one last output. Unknown ids are ignored."""
+        ids = [
+            engine_id
+            for request_id in request_ids
+            if (state := self._by_id.get(request_id)) is not None
+            for engine_id in state.unfinished_ids()
+        ]
+        if ids:
+            self._client.handle.abort_requests(ids)
+
+    def forget(self, state: RequestState, *, abort: bool) -> None:
+        """Take out a request whose caller no longer waits.
+
+        Args:
+            state: The request; one that is not in the table is left alone.
+            abort: End what still runs of it in the engine.
+        """
+        if self._by_id.get(state.request_id) is not state:
+            return
+        del self._by_id[state.request_id]
+        if self._tracer is not None:
+            self._tracer.ended(state, is_abandoned=abort and not state.finished)
+        if abort:
+            self._client.handle.abort_requests(state.unfinished_ids())
+        for sample in [sample for sample in state.samples if sample.key in self._by_key]:
+            del self._by_key[sample.key]
+            self._engine_ids.discard(sample.request_id)
+            if sample.finish_reason is None:
+                self._output_processor.discard(sample.key)

@@ -1,1 +1,0 @@
-"""Ways to use the engine: the class ``LLM``, the command line and the HTTP server."""

@@ -1,0 +1,124 @@
+"""The tensors of a GGUF file under the names, and with the order of rows, that the models' own checkpoints have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from rustvllm.config.gguf_file import FLOAT_TYPES, GgufFile
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.model_loader.checkpoint import StoredTensor
+
+_ROTARY: Final[Mapping[str, str]] = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA: Final[Mapping[str, str]] = {
+    **_ROTARY,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GPT2: Final[Mapping[str, str]] = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_LAYERS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    # architecture -> what comes before a layer's number, and its modules
+    "gemma2": ("model.layers", _GEMMA),
+    "gemma3": ("model.layers", _GEMMA),
+    "gpt2": ("h", _GPT2),
+    "llama": ("model.layers", _ROTARY),
+    "phi3": ("model.layers", {**_ROTARY, "ffn_up": "mlp.gate_up_proj"}),
+    "qwen2": ("model.layers", _ROTARY),
+    "qwen3": ("model.layers", _ROTARY),
+}
+_AROUND: Final[Mapping[str, str]] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_AROUND_GPT2: Final[Mapping[str, str]] = {
+    "token_embd": "wte",
+    "position_embd": "wpe",
+    "output_norm": "ln_f",
+    "output": "lm_head",
+}
+_OF_THE_CONFIGURATION: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that are read with the metadata."""
+_BLOCK: Final = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+
+
+def read_gguf_headers(path: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a GGUF model, by the name that a checkpoint has for it.
+
+    Raises:
+        ModelLoadError: The file is damaged, or of an architecture or a type that is not served.
+    """
+    file = GgufFile(path)
+    file.refuse_unread_types()
+    heads = file.integer(f"{file.architecture}.attention.head_count") or 0
+    kv_heads = file.integer(f"{file.architecture}.attention.head_count_kv") or heads
+    tensors: dict[str, StoredTensor] = {}
+    paths = file.header.paths
+    for name, kind, shape, part, offset, nbytes in file.header.tensors():
+        if name in _OF_THE_CONFIGURATION:
+            continue
+        if kind not in FLOAT_TYPES and len(shape) != 2:
+            raise ModelLoadError(
+                f"{path}: the tensor {name!r} has the type {kind} and the shape {shape}, not 2 dimensions"
+            )
+        renamed = _checkpoint_name(name, file.architecture)
+        is_turned = file.architecture == "gpt2" and len(shape) == 2 and name.startswith("blk.")
+        tensors[renamed] = StoredTensor(
+            paths[part],
+            renamed,
+            tuple(reversed(shape)) if is_turned else tuple(shape),
+            kind,
+            offset,
+            nbytes,
+            is_turned=is_turned,
+            interleaved_rows=_interleaved_rows(name, shape, heads, kv_heads) if file.architecture == "llama" else 0,
+            added=1.0 if file.architecture in ("gemma2", "gemma3") and name.endswith("norm.weight") else 0.0,
+        )
+    return tensors
+
+
+def _checkpoint_name(name: str, architecture: str) -> str:
+    """The name in a checkpoint; one that is not known stays, and is refused with what does not fit the model."""
+    prefix, modules = _LAYERS.get(architecture, ("", {}))
+    if (match := _BLOCK.fullmatch(name)) is not None:
+        layer, module, kind = match.groups()
+        return f"{prefix}.{layer}.{modules[module]}.{kind}" if module in modules else name
+    stem, _, kind = name.rpartition(".")
+    around = _AROUND_GPT2 if architecture == "gpt2" else _AROUND
+    return f"{around[stem]}.{kind}" if stem in around else name
+
+
+def _interleaved_rows(name: str, shape: list[int], heads: int, kv_heads: int) -> int:
+    """Rows of a head whose two halves lie in turns, as llama.cpp turns pairs that are neighbours; 0: none do."""
+    match = _BLOCK.fullmatch(name)
+    if match is None or match[2] not in ("attn_q", "attn_k"):
+        return 0
+    num_heads = heads if match[2] == "attn_q" else kv_heads
+    if num_heads == 0 or shape[0] % (2 * num_heads):
+        raise ModelLoadError(
+            f"the tensor {name!r} has {shape[0]} rows, which do not make {num_heads} heads of two halves"
+        )
+    return shape[0] // num_heads

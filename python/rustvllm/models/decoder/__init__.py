@@ -1,0 +1,1 @@
+"""What decoders of several families share."""

@@ -1,0 +1,130 @@
+"""Grouped-query attention with rotary positions, as most architectures since Llama have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rustvllm.attention.backend import AttentionPlan
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.linear import Linear
+from rustvllm.layers.rotary import apply_rotary
+from rustvllm.models.hf_config import HFConfig
+from rustvllm.models.interface import linear_parts
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """The sizes of attention.
+
+    Attributes:
+        hidden_size: Width of the residual stream.
+        num_heads: Query heads.
+        num_kv_heads: Heads of keys and of values; it divides ``num_heads``.
+        head_dim: Features per head, an even number.
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def from_config(cls, config: HFConfig, *, head_dim: int | None = None) -> HeadSizes:
+        """Under the names that these architectures share.
+
+        Args:
+            config: The model's.
+            head_dim: Where the configuration has none; None: ``hidden_size / num_attention_heads``.
+
+        Raises:
+            ModelLoadError: A size is missing, or they do not fit each other.
+        """
+        hidden_size = config.positive_int("hidden_size")
+        num_heads = config.positive_int("num_attention_heads")
+        num_kv_heads = config.positive_int("num_key_value_heads", default=num_heads)
+        if num_heads % num_kv_heads:
+            raise ModelLoadError(
+                f"config.json: num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads "
+                f"({num_kv_heads})"
+            )
+        head_dim = config.positive_int("head_dim", default=head_dim or hidden_size // num_heads)
+        if head_dim % 2:
+            raise ModelLoadError(f"config.json: head_dim must be even for rotary positions, got {head_dim}")
+        return cls(hidden_size, num_heads, num_kv_heads, head_dim)
+
+
+class RotaryAttention(nn.Module):
+    """See the module. Query, key and value are one projection.
+
+    Args:
+        sizes: Of the heads.
+        qkv_bias: Whether that projection has a bias.
+        out_bias: Whether the output projection has one.
+        scale: Factor on the products of queries and keys; None: ``head_dim ** -0.5``.
+        sliding_window: Tokens that a query sees, itself included; None: all.
+        soft_cap: See ``AttentionPlan.forward``.
+        head_norm: Makes the norm of each query's and each key's head before they are turned; None: there is none.
+        stored_fused: Whether checkpoints store the one projection (``qkv_proj``) or its three parts.
+    """
+
+    def __init__(
+        self,
+        sizes: HeadSizes,
+        *,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        scale: float | None = None,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        head_norm: Callable[[], nn.Module] | None = None,
+        stored_fused: bool = False,
+    ) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.scale = sizes.head_dim**-0.5 if scale is None else scale
+        self.sliding_window = sliding_window
+        self.soft_cap = soft_cap
+        self.stored_fused = stored_fused
+        num_rows = (sizes.num_heads + 2 * sizes.num_kv_heads) * sizes.head_dim
+        self.qkv_proj = Linear(sizes.hidden_size, num_rows, bias=qkv_bias)
+        self.o_proj = Linear(sizes.num_heads * sizes.head_dim, sizes.hidden_size, bias=out_bias)
+        self.q_norm = head_norm() if head_norm else None
+        self.k_norm = head_norm() if head_norm else None
+
+    def forward(
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: Tensor,
+        attention: AttentionPlan,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        num_heads, num_kv_heads = self.sizes.num_heads, self.sizes.num_kv_heads
+        qkv = self.qkv_proj(hidden).unflatten(-1, (-1, self.sizes.head_dim))  # [T, H + KVH + KVH, D]
+        query_key, value = qkv[:, :-num_kv_heads], qkv[:, -num_kv_heads:]
+        if self.q_norm is not None and self.k_norm is not None:
+            query_key = torch.cat((self.q_norm(query_key[:, :num_heads]), self.k_norm(query_key[:, num_heads:])), 1)
+        turned = apply_rotary(query_key, cos, sin)
+        out = attention.forward(
+            turned[:, :num_heads],
+            turned[:, num_heads:],
+            value,
+            kv_cache,
+            self.scale,
+            sliding_window=self.sliding_window,
+            soft_cap=self.soft_cap,
+        )
+        projected: Tensor = self.o_proj(out.flatten(1), residual=residual)
+        return projected
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Names within the layer; see ``CausalLM.checkpoint_tensors``."""
+        head_dim, kv_rows = self.sizes.head_dim, self.sizes.num_kv_heads * self.sizes.head_dim
+        tensors = {name: tensor for name, tensor in self.named_parameters() if not name.startswith("qkv_proj.")}
+        parts = {"q_proj": self.sizes.num_heads * head_dim, "k_proj": kv_rows, "v_proj": kv_rows}
+        return tensors | linear_parts(self.qkv_proj, {"qkv_proj": sum(parts.values())} if self.stored_fused else parts)

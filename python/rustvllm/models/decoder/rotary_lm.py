@@ -1,0 +1,118 @@
+"""What Llama and those that follow its plan share: an embedding, pre-norm layers with rotary positions, a norm.
+
+An architecture's own file says what its layers are.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rustvllm.attention.backend import AttentionPlan
+from rustvllm.attention.metadata import KVCacheSpec
+from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
+from rustvllm.layers.linear import Embedding, Linear
+from rustvllm.layers.norm import RMSNorm
+from rustvllm.layers.rotary import RotaryEmbedding
+from rustvllm.models.decoder.gated_mlp import GatedMLP
+from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
+from rustvllm.models.hf_config import HFConfig
+from rustvllm.models.interface import CausalLM
+
+_INV_FREQ = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+
+
+class PreNormLayer(nn.Module):
+    """Attention and MLP, each on the normed stream and added to it."""
+
+    def __init__(self, eps: float, self_attn: RotaryAttention, mlp: GatedMLP) -> None:
+        super().__init__()
+        hidden_size = self_attn.sizes.hidden_size
+        self.input_layernorm = RMSNorm(hidden_size, eps)
+        self.self_attn = self_attn
+        self.post_attention_layernorm = RMSNorm(hidden_size, eps)
+        self.mlp = mlp
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+        hidden = self.self_attn(self.input_layernorm(hidden), cos, sin, kv_cache, attention, residual=hidden)
+        out: Tensor = self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
+        return out
+
+    def outline(self) -> PreNormBlock:
+        """What ``forward`` does, as parts."""
+        attn, mlp = self.self_attn, self.mlp
+        norms = attn.q_norm, attn.k_norm
+        return PreNormBlock(
+            self.input_layernorm, attn.qkv_proj, attn.scale, attn.o_proj,
+            self.post_attention_layernorm, mlp.gate_up_proj, mlp.act, mlp.down_proj,
+            head_norms=None if norms[0] is None or norms[1] is None else (norms[0], norms[1]),
+            is_rotary=True, sliding_window=attn.sliding_window, soft_cap=attn.soft_cap, is_gated=True,
+        )  # fmt: skip
+
+
+class RotaryLM(CausalLM):
+    """See the module.
+
+    Attributes:
+        default_head_dim: Where a configuration has no ``head_dim``; None: ``hidden_size / num_attention_heads``.
+        partial_rotary: Whether a part of each head may be turned only.
+    """
+
+    prefixes = ("model.",)
+    embed_tokens_name = "embed_tokens.weight"
+    default_head_dim: ClassVar[int | None] = None
+    partial_rotary: ClassVar[bool] = False
+
+    def __init__(self, hf_config: Mapping[str, Any], max_model_len: int) -> None:
+        """See ``CausalLM.__init__``."""
+        super().__init__(hf_config, max_model_len)
+        config = HFConfig(hf_config)
+        config.refuse_unless("quantization_config", supported=None)
+        sizes = HeadSizes.from_config(config, head_dim=self.default_head_dim)
+        num_layers = config.positive_int("num_hidden_layers")
+        self.vocab_size = config.positive_int("vocab_size")
+        self.max_positions = None  # rotary angles exist for every position
+        self.kv_cache_spec = KVCacheSpec(num_layers, sizes.num_kv_heads, sizes.head_dim)
+
+        self.embed_tokens = Embedding(self.vocab_size, sizes.hidden_size)
+        self.layers = nn.ModuleList(self.make_layers(config, sizes, num_layers))
+        self.norm = RMSNorm(sizes.hidden_size, config.positive_float("rms_norm_eps", 1e-6))
+        self.rotary = RotaryEmbedding.from_config(hf_config, sizes.head_dim, max_model_len, partial=self.partial_rotary)
+        tied = config.boolean("tie_word_embeddings", default=False)
+        self.lm_head = None if tied else Linear(sizes.hidden_size, self.vocab_size, bias=False)
+
+    @abstractmethod
+    def make_layers(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Sequence[PreNormLayer]:
+        """The architecture's layers.
+
+        Raises:
+            ModelLoadError: The configuration lacks a key, or asks for what is not supported.
+        """
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
+    ) -> Tensor:
+        """See ``CausalLM.forward``."""
+        hidden = self.embed_tokens(input_ids)
+        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
+            rotary = self.rotary.cos_sin(positions, torch.float32)
+            return self.decoder_kernel.forward(hidden, kv_caches, attention, rotary)
+        cos, sin = self.rotary.cos_sin(positions, hidden.dtype)
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            hidden = layer(hidden, cos, sin, kv_cache, attention)
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+    def decoder_outline(self) -> PreNormDecoder:
+        """See ``CausalLM.decoder_outline``."""
+        blocks = (layer.outline() for layer in self.layers if isinstance(layer, PreNormLayer))
+        return PreNormDecoder(tuple(blocks), self.norm)
+
+    def is_ignored(self, name: str) -> bool:
+        """The rotary frequencies that older checkpoints carry along: they follow from the configuration."""
+        return _INV_FREQ.fullmatch(name) is not None

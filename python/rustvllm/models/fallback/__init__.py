@@ -1,0 +1,1 @@
+"""Models run by transformers' own modelling code over the paged KV cache."""

@@ -1,0 +1,84 @@
+"""``EngineWatch``: everything that watches one engine; the seam between its main loop and traces, metrics and pages.
+
+The engine says when a step begins and when it has ended. What is recorded of that, and for whom, is decided here and
+never in the loop. Lives in the thread that steps.
+"""
+
+from time import monotonic_ns
+
+from rustvllm import _core
+from rustvllm.observe.steps.times import StepObserver, StepTimes
+from rustvllm.observe.steps.trace_file import StepTrace
+from rustvllm.observe.trace.step_tracer import StepTracer
+from rustvllm.observe.trace.tracer import Tracer
+
+
+class EngineWatch:
+    """Tells observers of each step.
+
+    Args:
+        scheduler: The watched engine's.
+        step_trace: A file with a line for each step; None disables it.
+        has_clients: Requests come from other processes: the scheduler knows them as ``id@client``.
+
+    Attributes:
+        observers: Called with the times of each step when it has ended, in this order.
+        tracer: Gets a record of every step and of what it did to requests; None disables tracing.
+    """
+
+    def __init__(
+        self, scheduler: _core.Scheduler, step_trace: StepTrace | None = None, *, has_clients: bool = False
+    ) -> None:
+        self.observers: tuple[StepObserver, ...] = ()
+        self.tracer: Tracer | None = None
+        self._scheduler = scheduler
+        self._has_clients = has_clients
+        self._step_tracer: StepTracer | None = None
+        self._step_trace = step_trace
+        if step_trace is not None:
+            self.add(step_trace.record)
+
+    def add(self, observer: StepObserver) -> None:
+        """Call an observer from the next step's end on."""
+        self.observers = (*self.observers, observer)
+
+    def remove(self, observer: StepObserver) -> None:
+        """Call an observer no more; it may remove itself while it is called."""
+        self.observers = tuple(each for each in self.observers if each != observer)
+
+    def trace_to(self, tracer: Tracer | None) -> None:
+        """Replace the tracer, from the next step on; None ends tracing.
+
+        Not while another thread steps.
+        """
+        if (before := self._step_tracer) is not None:
+            self.remove(before.observe)
+            before.end()
+        self.tracer, self._step_tracer = tracer, None
+        if tracer is not None:
+            self._step_tracer = StepTracer(self._scheduler, tracer, has_clients=self._has_clients)
+            self.add(self._step_tracer.observe)
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        if self._step_tracer is not None:
+            self._step_tracer.begin()
+
+    def end_step(self, times: StepTimes) -> None:
+        """A step has ended, or has failed: complete its times and tell the observers."""
+        if self.observers:
+            times.end_ns = monotonic_ns()
+            for observe in self.observers:
+                observe(times)
+
+    def flush(self) -> None:
+        """Write what waits to be written, and what happened to requests outside of steps."""
+        if self._step_tracer is not None:
+            self._step_tracer.flush()
+        if self._step_trace is not None:
+            self._step_trace.flush()
+
+    def close(self) -> None:
+        """End the step trace's file; the tracer belongs to its maker."""
+        if self._step_trace is not None:
+            self._step_trace.close()

@@ -1,0 +1,1 @@
+"""Questions to an engine that runs, and their answers."""

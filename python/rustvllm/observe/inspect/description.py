@@ -1,0 +1,50 @@
+"""A few log lines on a loaded engine: what it serves, where, and how much fits at a time."""
+
+from rustvllm.config import CacheConfig, EngineConfig
+
+_HASH_FUNCTIONS = {"siphash13": "SipHash-1-3, 128 bits", "sha256": "SHA-256, the first 128 bits"}
+
+
+def describe_engine(config: EngineConfig, num_blocks: int) -> list[str]:
+    """Start-up lines: model, device, KV cache and the concurrency it allows.
+
+    Args:
+        config: What the engine was built from.
+        num_blocks: KV blocks, the null block included.
+    """
+    model, cache, scheduler = config.model, config.cache, config.scheduler
+    usable = num_blocks - 1
+    full_length = usable / -(-model.max_model_len // cache.block_size)
+    lines = [
+        f"Model       {model.served_model_name[0]} ({model.architecture}, context {model.max_model_len} tokens)",
+        _device_line(config),
+        f"KV cache    {usable} blocks of {cache.block_size} tokens = {usable * cache.block_size} tokens"
+        + (", in eight bits (e4m3)" if cache.is_fp8 else "")
+        + (f", prefix caching ({_hash_function(cache)})" if cache.enable_prefix_caching else ""),
+        f"Concurrency up to {scheduler.max_num_seqs} requests; the KV cache holds {full_length:.1f} of full length",
+    ]
+    if scheduler.preemption_mode == "swap":
+        lines.append(f"Preemption  by swap, {cache.swap_space:g} GiB of CPU memory")
+    if (speculation := config.speculation) is not None:
+        lines.append(
+            f"Drafts      by {speculation.method}, at most {speculation.num_speculative_tokens} per request and step"
+            + (", as many as pay" if speculation.adaptive else ", as many as are found")
+        )
+    return lines
+
+
+def _hash_function(cache: CacheConfig) -> str:
+    """What names a cached block, and for which name of vLLM it stands."""
+    name = cache.prefix_caching_hash_algo
+    asked = "" if name == "builtin" else f" for {name}"
+    return f"hash{asked}: {_HASH_FUNCTIONS[cache.hash_algorithm]}, keyed"
+
+
+def _device_line(config: EngineConfig) -> str:
+    sim = config.sim
+    if sim is None:
+        return f"Device      {config.device.device}, {config.model.dtype}"
+    return (
+        f"Device      simulated: a step takes {sim.step_time:g} ms + {sim.time_per_token:g} ms per token + "
+        f"{sim.time_per_context_token:g} ms per token of context"
+    )

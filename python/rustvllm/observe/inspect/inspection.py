@@ -1,0 +1,117 @@
+"""``Inspection``: answers questions about an engine while it runs; questions and answers are JSON.
+
+| kind | asks for | says |
+|---|---|---|
+| ``state`` | ``since_step``, ``max_steps``, ``max_requests``, ``max_cells`` | counters, steps, requests, KV blocks |
+| ``journey`` | ``do`` (``begin``, ``take``, ``end``), ``request_id``, ``since`` | the records of one request |
+
+``docs/dashboard.md`` has the fields. Lives in the thread that steps, between two steps.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from time import monotonic_ns
+from typing import Any, Final, Protocol
+
+from rustvllm import _core
+from rustvllm.config import EngineConfig
+from rustvllm.exceptions import InvalidRequestError, RustVLLMError
+from rustvllm.logger import init_logger
+from rustvllm.observe.engine_watch import EngineWatch
+from rustvllm.observe.inspect.queries import Query
+from rustvllm.observe.inspect.request_watch import RequestWatch
+from rustvllm.observe.inspect.step_summary import MAX_STEPS, StepSummary
+
+logger = init_logger(__name__)
+
+KINDS: Final = ("state", "journey")
+MAX_REQUESTS: Final = 256
+"""Rows of requests at most."""
+MAX_CELLS: Final = 65_536
+"""Cells of the block map at most."""
+BLOCK_USES: Final = ("free", "used", "cached", "shared", "null")
+"""What the bytes of the block map mean."""
+
+
+class InspectedEngine(Protocol):
+    """What an inspection reads of an engine."""
+
+    config: EngineConfig
+    scheduler: _core.Scheduler
+    watch: EngineWatch
+    num_blocks: int
+    last_step_error: str | None
+
+
+class Inspection:
+    """Answers questions about an engine."""
+
+    def __init__(self, engine: InspectedEngine) -> None:
+        self._engine = engine
+        self._steps = StepSummary(engine.watch)
+        self._watch = RequestWatch(engine.watch)
+
+    def answer(self, query: Query) -> None:
+        """Answer what was asked. A question that cannot be answered says why; the engine goes on."""
+        try:
+            answer = json.dumps(self._answer(query), separators=(",", ":")).encode()
+        except RustVLLMError as error:
+            query.fail(str(error))
+        except Exception as error:
+            logger.exception("the query %r failed", query.kind)
+            query.fail(f"the query {query.kind!r} failed: {type(error).__name__}: {error}")
+        else:
+            query.answer(answer)
+
+    def _answer(self, query: Query) -> dict[str, Any]:
+        if query.kind not in KINDS:
+            raise InvalidRequestError(f"there is no query {query.kind!r}; there are {', '.join(KINDS)}")
+        try:
+            wanted = json.loads(query.payload or b"{}")
+        except ValueError as error:
+            raise InvalidRequestError(f"the payload of the query {query.kind!r} is not JSON: {error}") from error
+        if not isinstance(wanted, dict):
+            raise InvalidRequestError(f"the payload of the query {query.kind!r} must be an object, got {wanted!r:.80}")
+        return self._state(wanted) if query.kind == "state" else self._watch.answer(wanted)
+
+    def _state(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        scheduler, config = self._engine.scheduler, self._engine.config
+        max_requests = number(wanted, "max_requests", MAX_REQUESTS, MAX_REQUESTS)
+        cells, blocks_per_cell, counts = scheduler.block_map(max(1, number(wanted, "max_cells", 4096, MAX_CELLS)))
+        stats = scheduler.stats()
+        return {
+            "time_ns": monotonic_ns(),
+            "limits": {
+                "num_blocks": self._engine.num_blocks,
+                "block_size": config.cache.block_size,
+                "max_model_len": config.model.max_model_len,
+                "max_num_seqs": config.scheduler.max_num_seqs,
+                "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
+                "async_scheduling": config.scheduler.async_scheduling,
+            },
+            "stats": stats,
+            "steps": self._steps.state(
+                number(wanted, "since_step", 0, 1 << 62), number(wanted, "max_steps", MAX_STEPS, MAX_STEPS)
+            ),
+            "requests": scheduler.request_summaries(max_requests),
+            "blocks": {
+                "uses": BLOCK_USES,
+                "blocks_per_cell": blocks_per_cell,
+                "counts": counts,
+                "cells": base64.b64encode(cells).decode("ascii"),
+            },
+            "last_step_error": self._engine.last_step_error,
+        }
+
+
+def number(wanted: Mapping[str, Any], name: str, default: int, limit: int) -> int:
+    """A whole number of a question.
+
+    Raises:
+        InvalidRequestError: It is none, or not from 0 to ``limit``.
+    """
+    value = wanted.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
+        raise InvalidRequestError(f"{name} must be a whole number from 0 to {limit}, got {value!r:.80}", name)
+    return value

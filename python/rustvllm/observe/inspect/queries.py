@@ -1,0 +1,122 @@
+"""Questions to the thread that steps an engine: :class:`Query`, where they come from, and the queue within a process.
+
+They come from other processes through ``_core.EngineServer``, from another thread of this one through
+:class:`QueryQueue`; the thread takes them between two steps (``run_loop.py``) and ``inspection.py`` answers.
+"""
+
+import concurrent.futures
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from rustvllm.exceptions import EngineDeadError, QueryError, QueryTimeoutError
+
+MAX_OPEN_QUERIES: Final = 8
+"""Questions without an answer, as many as a client of another process may have."""
+
+
+class Query(Protocol):
+    """A question; its taker answers it once, or fails it."""
+
+    @property
+    def kind(self) -> str:
+        """What is asked."""
+
+    @property
+    def payload(self) -> bytes:
+        """What is said about it."""
+
+    def answer(self, answer: bytes, /) -> None:
+        """Give the answer."""
+
+    def fail(self, message: str, /) -> None:
+        """Say why there is none."""
+
+
+class QuerySource(Protocol):
+    """Has questions for the thread that steps."""
+
+    def take_queries(self) -> Sequence[Query]:
+        """Those that wait, oldest first; called after every step, so it must be cheap."""
+
+
+class LocalQuery:
+    """A question from another thread of this process."""
+
+    def __init__(self, kind: str, payload: bytes) -> None:
+        self.kind, self.payload = kind, payload
+        self.outcome: concurrent.futures.Future[bytes] = concurrent.futures.Future()
+
+    def answer(self, answer: bytes) -> None:
+        """Give the answer."""
+        self.outcome.set_result(answer)
+
+    def fail(self, message: str) -> None:
+        """Say why there is none."""
+        self.outcome.set_exception(QueryError(message))
+
+
+class QueryQueue:
+    """Questions from threads of this process.
+
+    Args:
+        wake: Called when there is a new one.
+    """
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._wake = wake
+        self._waiting: deque[LocalQuery] = deque()
+        self._lock = threading.Lock()
+        self._num_open = 0
+        self._death: str | None = None
+
+    def ask(self, kind: str, payload: bytes, timeout: float) -> bytes:
+        """Ask, and wait for the answer.
+
+        Raises:
+            QueryTimeoutError: There is none within ``timeout`` seconds.
+            QueryError: Too many are open, or the engine says why there is none.
+            EngineDeadError: The engine has ended.
+        """
+        query = LocalQuery(kind, payload)
+        with self._lock:
+            if self._death is not None:
+                raise EngineDeadError(self._death)
+            if self._num_open >= MAX_OPEN_QUERIES:
+                raise QueryError(
+                    f"{MAX_OPEN_QUERIES} queries have no answer yet, no more are asked; the engine is in a long step "
+                    "or stands still"
+                )
+            self._num_open += 1
+            self._waiting.append(query)
+        query.outcome.add_done_callback(self._close_one)
+        self._wake()
+        try:
+            return query.outcome.result(timeout)
+        except concurrent.futures.TimeoutError:
+            raise QueryTimeoutError(
+                f"the engine gave no answer within {timeout:g} s: it is in a long step or stands still"
+            ) from None
+
+    def take_queries(self) -> Sequence[LocalQuery]:
+        """Those that wait, oldest first."""
+        if not self._waiting:
+            return ()
+        with self._lock:
+            taken = list(self._waiting)
+            self._waiting.clear()
+        return taken
+
+    def close(self, reason: str) -> None:
+        """The engine has ended: fail the waiting questions, and those still to come, with the reason."""
+        with self._lock:
+            self._death = reason
+            taken = list(self._waiting)
+            self._waiting.clear()
+        for query in taken:
+            query.outcome.set_exception(EngineDeadError(reason))
+
+    def _close_one(self, _: object) -> None:
+        with self._lock:
+            self._num_open -= 1

@@ -1,0 +1,104 @@
+"""Metrics as Prometheus reads them: text format 0.0.4, or OpenMetrics 1.0.
+
+A scrape has some 1,100 lines per engine, and the process that answers it has streams to serve meanwhile. The constant
+part of a line is put together once, so that a scrape is a pass over the numbers.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from rustvllm.config import METRICS_PREFIX, EngineConfig
+from rustvllm.observe.metrics.counters import EngineMetrics, HistogramValues
+from rustvllm.observe.metrics.families import (
+    FAMILIES,
+    Family,
+    cache_config_labels,
+    shown_bound,
+)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+class PrometheusText:
+    """Renders the metrics of one server's engines. One thread uses it at a time."""
+
+    def __init__(self, config: EngineConfig, model_name: str, prefix: str = METRICS_PREFIX) -> None:
+        """Nothing is rendered yet.
+
+        Args:
+            config: Of the engines.
+            model_name: Label of every series.
+            prefix: Before every name.
+        """
+        self._config = config
+        self._model_name = model_name
+        self._prefix = prefix
+        self._lines: dict[tuple[str, str, int], list[str]] = {}
+        """By family, label and engine: lines up to their numbers."""
+
+    def render(self, engines: Sequence[EngineMetrics], *, openmetrics: bool = False) -> str:
+        """All series of all engines.
+
+        Args:
+            engines: What each has counted.
+            openmetrics: Render OpenMetrics 1.0 instead of text 0.0.4; they differ in the heads of counters, and an end.
+        """
+        out: list[str] = []
+        for family in FAMILIES:
+            lines: list[str] = []
+            for engine in engines:
+                for value, number in family.values(engine):
+                    starts = self._lines.get((family.name, value, engine.engine))
+                    if starts is None:
+                        starts = self._start_lines(family, value, engine.engine, number)
+                    lines += _lines(starts, number)
+            if lines:
+                out += self._head(family.name, family.kind, family.help, openmetrics=openmetrics)
+                out += lines
+        out += self._cache_config(engines, openmetrics=openmetrics)
+        if openmetrics:
+            out.append("# EOF\n")
+        return "".join(out)
+
+    def _head(self, name: str, kind: str, help_text: str, *, openmetrics: bool) -> list[str]:
+        shown = self._prefix + name + ("_total" if kind == "counter" and not openmetrics else "")
+        return [f"# HELP {shown} {help_text}\n", f"# TYPE {shown} {kind}\n"]
+
+    def _start_lines(self, family: Family, value: str, engine: int, number: float | HistogramValues) -> list[str]:
+        name = self._prefix + family.name
+        own = {family.label: value} if family.label else {}
+        labels = _labels({"model_name": self._model_name, "engine": str(engine), **own})
+        if isinstance(number, HistogramValues):
+            bounds = [*map(shown_bound, number.bounds), "+Inf"]
+            starts = [f'{name}_bucket{{{labels},le="{bound}"}} ' for bound in bounds]
+            starts += [f"{name}_count{{{labels}}} ", f"{name}_sum{{{labels}}} "]
+        else:
+            starts = [f"{name}{'_total' if family.kind == 'counter' else ''}{{{labels}}} "]
+        self._lines[family.name, value, engine] = starts
+        return starts
+
+    def _cache_config(self, engines: Sequence[EngineMetrics], *, openmetrics: bool) -> list[str]:
+        if not engines:
+            return []
+        out = self._head("cache_config_info", "gauge", "How the KV cache is made.", openmetrics=openmetrics)
+        for engine in engines:
+            labels = {**cache_config_labels(self._config, engine), "engine": str(engine.engine)}
+            out.append(f"{self._prefix}cache_config_info{{{_labels(labels)}}} 1\n")
+        return out
+
+
+def _lines(starts: Sequence[str], number: float | HistogramValues) -> list[str]:
+    if not isinstance(number, HistogramValues):
+        return [f"{starts[0]}{number}\n"]
+    counts = list(accumulate(number.counts))
+    numbers = [*counts, counts[-1], number.sum]
+    return [f"{start}{value}\n" for start, value in zip(starts, numbers, strict=True)]
+
+
+def _labels(labels: dict[str, str]) -> str:
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

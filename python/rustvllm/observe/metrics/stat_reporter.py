@@ -1,0 +1,133 @@
+""":class:`StatReporter`: reads what engines have counted every few seconds and tells their :class:`StatLogger`."""
+
+import atexit
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from rustvllm import envs
+from rustvllm.config import EngineConfig
+from rustvllm.logger import init_logger
+from rustvllm.observe.metrics.counters import EngineMetrics
+from rustvllm.observe.metrics.stat_logger import IterationStats, SchedulerStats, StatLogger, StatLoggerFactory
+
+logger = init_logger(__name__)
+
+_END_TIMEOUT = 1.0
+"""Seconds to wait at the end for loggers that are still at work."""
+
+
+class StatReporter:
+    """A thread that sleeps, reads, tells.
+
+    Args:
+        source: What each engine has counted; it must keep nothing alive that ends the reporter when it is dropped.
+        loggers: What makes the loggers, once for each engine that is seen.
+        config: Of the engines.
+
+    Raises:
+        ConfigError: ``RUSTVLLM_LOG_STATS_INTERVAL`` is not a number of seconds.
+    """
+
+    def __init__(
+        self,
+        source: Callable[[], Sequence[EngineMetrics]],
+        loggers: Sequence[StatLoggerFactory],
+        config: EngineConfig,
+    ) -> None:
+        self._source = source
+        self._factories = tuple(loggers)
+        self._config = config
+        self._interval = envs.log_stats_interval()
+        self._loggers: dict[int, list[StatLogger]] = {}
+        self._last: dict[int, tuple[float, Mapping[str, int]]] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rustvllm-stats", daemon=True)
+
+    def start(self) -> None:
+        """Read for the first time, and begin."""
+        self._look(tell=False)
+        self._thread.start()
+        # A thread that comes back from native code into an interpreter that is ending takes the process down.
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Tell the rest, as far as engines still answer, and end. Idempotent."""
+        self._stopping.set()
+        atexit.unregister(self.stop)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_END_TIMEOUT)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval):
+            self._look(tell=True)
+        self._look(tell=True)
+
+    def _look(self, *, tell: bool) -> None:
+        try:
+            engines = self._source()
+        except Exception as error:  # noqa: BLE001 -- an engine that is going
+            logger.debug("no statistics: %s", error)
+            return
+        for metrics in engines:
+            self._note(metrics, tell=tell)
+
+    def _note(self, metrics: EngineMetrics, *, tell: bool) -> None:
+        rank, now, counters = metrics.engine, time.monotonic(), metrics.counters
+        if rank not in self._loggers:
+            self._loggers[rank] = []
+            for make in self._factories:
+                with _logged(rank):
+                    made = make(self._config, rank)
+                    made.log_engine_initialized()
+                    self._loggers[rank].append(made)
+        then, before = self._last.get(rank, (now, counters))
+        self._last[rank] = (now, counters)
+        if not tell:
+            return
+        if counters["num_requests"] < before["num_requests"]:
+            before = dict.fromkeys(counters, 0)  # an engine was started in this one's place
+        scheduler_stats, iteration_stats = _interval_stats(metrics, before, now - then)
+        for each in self._loggers[rank]:
+            with _logged(rank):
+                each.record(scheduler_stats, iteration_stats, rank)
+                each.log()
+
+
+@contextmanager
+def _logged(rank: int) -> Iterator[None]:
+    """What a logger raises is logged: the others, and the engine, have nothing to do with it."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("a stat logger of engine %d failed", rank, exc_info=error)
+
+
+def _interval_stats(
+    metrics: EngineMetrics, before: Mapping[str, int], seconds: float
+) -> tuple[SchedulerStats, IterationStats]:
+    counters = metrics.counters
+
+    def since(name: str) -> int:
+        return counters[name] - before[name]
+
+    return (
+        SchedulerStats(
+            num_running_reqs=counters["num_running"],
+            num_waiting_reqs=metrics.num_waiting,
+            kv_cache_usage=metrics.kv_cache_usage,
+            prefix_cache_queries=since("prefix_cache_queries"),
+            prefix_cache_hits=since("prefix_cache_hits"),
+        ),
+        IterationStats(
+            seconds=seconds,
+            num_steps=since("num_steps"),
+            num_prompt_tokens=since("num_prompt_tokens"),
+            num_prompt_tokens_cached=since("num_prompt_tokens_cached"),
+            num_generation_tokens=since("num_generation_tokens"),
+            num_preempted_reqs=since("num_preemptions"),
+            num_finished_reqs={reason: since(f"num_finished_{reason}") for reason in metrics.finished},
+            metrics=metrics,
+        ),
+    )

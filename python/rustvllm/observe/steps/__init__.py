@@ -1,0 +1,1 @@
+"""The times of an engine's steps, and a file of them."""

@@ -1,1 +1,0 @@
-"""Other engines in this process, to be compared with; nothing that serves imports them."""

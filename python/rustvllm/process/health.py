@@ -1,0 +1,61 @@
+"""How an engine is, as far as its front end can tell without asking it."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rustvllm import _core
+
+
+@dataclass(frozen=True)
+class EngineHealth:
+    """One engine.
+
+    Attributes:
+        rank: Which one of several.
+        death: Why it is dead; None while it lives.
+        heartbeat_age: Seconds since its process answered; 0.0 for an engine in this process.
+        step_age: Seconds for which it has had something to do and has done nothing; 0.0 when idle.
+    """
+
+    rank: int
+    death: str | None
+    heartbeat_age: float
+    step_age: float
+
+    @property
+    def stalled_for(self) -> float:
+        """Seconds without a sign of life."""
+        return max(self.heartbeat_age, self.step_age)
+
+
+def health_of(client: _core.EngineClient) -> list[EngineHealth]:
+    """The health of every engine of a client, from its last heartbeats."""
+    found = (client.engine_health(rank) for rank in range(client.num_engines))
+    return [
+        EngineHealth(rank, each["death"], each["last_heartbeat_age"], each["step_age"])
+        for rank, each in enumerate(found)
+    ]
+
+
+class StepWatch:
+    """Says for how long an engine of this process has had something to do and has done nothing.
+
+    As exact as :meth:`step_age` is called often.
+    """
+
+    def __init__(self) -> None:
+        self._last_step = -1
+        self._since = time.monotonic()
+
+    def step_age(self, stats: Mapping[str, int | float]) -> float:
+        """Seconds.
+
+        Args:
+            stats: Of ``EngineHandle.stats``.
+        """
+        now = time.monotonic()
+        is_busy = stats["num_running"] + stats["num_waiting"] + stats["num_queued"] > 0
+        if not is_busy or stats["last_updated_step"] != self._last_step:
+            self._last_step, self._since = int(stats["last_updated_step"]), now
+        return now - self._since

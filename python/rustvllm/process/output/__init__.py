@@ -1,0 +1,1 @@
+"""Output of a serving process, which never waits for a reader and never fails without one."""

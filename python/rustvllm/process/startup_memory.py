@@ -1,0 +1,51 @@
+"""Too little memory to begin with: said in one line, where libraries would end with tracebacks of their own."""
+
+import resource
+
+from rustvllm.exceptions import ConfigError
+
+LEAST_ADDRESS_SPACE = 256 << 20
+"""Of a process that loads the core and numpy, and starts its threads."""
+_SIGNS = ("failed to map segment", "cannot allocate memory", "can't start new thread", "unable to allocate")
+
+
+def check_address_space() -> None:
+    """Refuse to start where not even the first libraries fit.
+
+    Raises:
+        ConfigError: Names the limit and what is needed.
+    """
+    limit = _address_space()
+    if limit is not None and limit < LEAST_ADDRESS_SPACE:
+        raise ConfigError(
+            f"the address space of this process is limited to {_mib(limit)}, but loading the core and numpy takes at "
+            f"least {_mib(LEAST_ADDRESS_SPACE)}, and torch several GiB more: raise it (ulimit -v)"
+        )
+
+
+def explain_shortage(error: BaseException) -> str | None:
+    """One line for an error of a start that a lack of memory has caused; None for any other.
+
+    Args:
+        error: As a library raised it.
+    """
+    text = str(error)
+    if not isinstance(error, MemoryError) and not (
+        isinstance(error, ImportError | OSError | RuntimeError) and any(sign in text.lower() for sign in _SIGNS)
+    ):
+        return None
+    limit = _address_space()
+    where = "" if limit is None else f"; its address space is limited to {_mib(limit)}, raise it (ulimit -v)"
+    return (
+        f"there is not enough memory to start ({text or type(error).__name__}): torch alone takes up to 4 GiB of "
+        f"address space, of which some 600 MiB are used{where}"
+    )
+
+
+def _address_space() -> int | None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.0f} MiB"

@@ -1,0 +1,40 @@
+"""``GrammarOutput``: what the samples of a step may be that obey grammars."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarOutput:
+    """Which ids some samples of a step may take; the others may take any.
+
+    Attributes:
+        bitmask: int32 ``[n, ceil(vocab_size / 32)]``; bit ``i % 32`` of word ``i // 32`` is for id ``i``.
+        places: int32 ``[n]``, which of the step's samples.
+        verdicts: int32 ``[n]``; 0, or the negative number that stands for a sample without a token: −2 what was
+            sampled is refused, −5 the grammar is complete.
+    """
+
+    bitmask: npt.NDArray[np.int32]
+    places: npt.NDArray[np.int32]
+    verdicts: npt.NDArray[np.int32]
+
+    def check(self, num_sampled: int, vocab_size: int) -> None:
+        """Refuse arrays of another dtype or shape.
+
+        Raises:
+            ValueError: Names what they are and what they should be.
+        """
+        num_rows = self.places.shape[0]
+        expected = {"bitmask": (num_rows, -(-vocab_size // 32)), "places": (num_rows,), "verdicts": (num_rows,)}
+        for name, shape in expected.items():
+            array = getattr(self, name)
+            if array.dtype != np.int32 or array.shape != shape:
+                raise ValueError(
+                    f"the {name} of a GrammarOutput must be int32 of shape {shape}, got {array.dtype} of shape "
+                    f"{array.shape}"
+                )
+        if num_rows and not 0 <= int(self.places.min()) <= int(self.places.max()) < num_sampled:
+            raise ValueError(f"places of a GrammarOutput must be in 0 to {num_sampled - 1}, got {self.places.tolist()}")

@@ -1,0 +1,94 @@
+"""The endpoints of the live page: the page, the state of the engines, the journey of a request."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from rustvllm.server.dashboard.access import check_access
+from rustvllm.server.dashboard.journey_stream import journey_events
+from rustvllm.server.dashboard.page import DATA_HEADERS, page
+from rustvllm.server.dashboard.state_feed import StateFeed
+from rustvllm.server.errors import BadRequestError, UnavailableError
+from rustvllm.server.state import ServerState
+
+MAX_JOURNEYS: Final = 8
+"""Journeys that are watched at the same time, of one API process: an engine has room for those of two."""
+_MAX_ID_CHARS: Final = 256
+
+
+async def dashboard(request: Request) -> Response:
+    """The page; it has no data, so it needs no key and is there before the model is."""
+    check_access(request, _state(request).settings.dashboard)
+    html, headers = page()
+    return HTMLResponse(html, headers=headers)
+
+
+async def dashboard_with_a_slash(request: Request) -> Response:
+    """The page's address relative to this one, so that a proxy's path in front of it stays."""
+    check_access(request, _state(request).settings.dashboard)
+    return RedirectResponse("../dashboard")
+
+
+async def events(request: Request) -> Response:
+    """The state of all engines, again and again."""
+    state = _state(request)
+    check_access(request, state.settings.dashboard)
+    feed: StateFeed = request.app.state.dashboard_feed
+    feed.check_room()
+    return _EventStream(feed.watch())
+
+
+async def journey(request: Request) -> Response:
+    """What happens to the request whose id begins so, from now on."""
+    state = _state(request)
+    check_access(request, state.settings.dashboard)
+    request_id = request.query_params.get("request_id", "")
+    if not 0 < len(request_id) <= _MAX_ID_CHARS or not request_id.isprintable():
+        raise BadRequestError(
+            f"request_id must have 1 to {_MAX_ID_CHARS} printable characters, got {len(request_id)}.",
+            param="request_id",
+        )
+    if request.app.state.num_journeys >= MAX_JOURNEYS:
+        raise UnavailableError(
+            f"At most {MAX_JOURNEYS} journeys can be watched at once; try again later.", retry_after=5
+        )
+    return _EventStream(_counted(request, request_id))
+
+
+async def _counted(request: Request, request_id: str) -> AsyncGenerator[bytes, None]:
+    app_state, model = request.app.state, _state(request).model
+
+    def text_of(token_id: int) -> str:
+        return "" if model.tokenizer is None else str(model.tokenizer.decode([token_id], skip_special_tokens=False))
+
+    app_state.num_journeys += 1
+    try:
+        async with aclosing(journey_events(model.engine, request_id, text_of)) as events_of_it:
+            async for event in events_of_it:
+                yield event
+    finally:
+        app_state.num_journeys -= 1
+
+
+def _state(request: Request) -> ServerState:
+    state: ServerState = request.app.state.server
+    return state
+
+
+class _EventStream(StreamingResponse):
+    """Events until they end or the reader goes, which ends them at once."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=DATA_HEADERS)
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the stream (the ASGI entry point)."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()

@@ -1,0 +1,1 @@
+"""One module per endpoint, and how its request becomes a prompt and sampling parameters."""

@@ -1,0 +1,250 @@
+"""A conversation on its way to the prompt: messages checked and made what templates take, then rendered.
+
+``LLM.chat`` has its messages checked here too, so this needs no HTTP.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.logger import init_logger
+from rustvllm.server.schemas.protocol import ChatCompletionRequest, ChatMessage, Conversation
+from rustvllm.text.chat_renderer import render_once
+from rustvllm.text.chat_template import check_template_variables, special_tokens
+
+if TYPE_CHECKING:
+    from rustvllm.server.state import ServedModel, ServerState
+
+logger = init_logger(__name__)
+
+AtSize = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs work on a request where its size says: on the event loop or in a thread."""
+MAX_TEMPLATE_CHARS = 64 << 10
+"""Of a template that comes with a request; those of models have some thousands."""
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+_SET_BY_FIELDS = frozenset({"add_generation_prompt", "continue_final_message"})
+"""Variables of the template that a request's fields set, whatever its ``chat_template_kwargs`` say."""
+_MEDIA_PARTS = (
+    "image_url",
+    "image",
+    "input_image",
+    "image_pil",
+    "image_embeds",
+    "input_audio",
+    "audio_url",
+    "audio",
+    "video_url",
+    "video",
+    "file",
+    "input_file",
+)
+
+
+def build_conversation(messages: Sequence[ChatMessage], chat_template: str, *, in_parts: bool) -> list[dict[str, Any]]:
+    """Messages as :func:`~rustvllm.text.chat_template.render_chat` takes them.
+
+    ``content`` is a string, in which text parts are joined by line breaks, or, ``in_parts``, a list of text parts.
+    ``developer`` becomes ``system`` for templates that do not know it, and the arguments of tool calls, which clients
+    send as JSON text, become objects, which is what templates print; text that is not an object's becomes an empty one,
+    because a model's slip in a conversation must not end it. A role may be any name: the template decides.
+
+    Raises:
+        InvalidRequestError: No message, or a part that is not text.
+    """
+    if not messages:
+        raise InvalidRequestError("messages must not be empty.", "messages")
+    knows_developer = "developer" in chat_template
+    return [
+        _build_message(index, message, knows_developer, in_parts=in_parts) for index, message in enumerate(messages)
+    ]
+
+
+def shows_parts(content_format: str, walks_through_parts: bool) -> bool:
+    """Whether a template is to get lists of parts: ``openai``, or ``auto`` and a template that walks through them."""
+    return walks_through_parts if content_format == "auto" else content_format == "openai"
+
+
+def _build_message(index: int, message: ChatMessage, knows_developer: bool, *, in_parts: bool) -> dict[str, Any]:
+    role = message.role
+    if role == "developer" and not knows_developer:
+        role = "system"
+    built: dict[str, Any] = dict(message.model_extra or {})
+    built["role"] = role
+    texts = _texts(index, message)
+    built["content"] = [{"type": "text", "text": text} for text in texts] if in_parts else "\n".join(texts)
+    if message.name is not None:
+        built["name"] = message.name
+    if message.tool_call_id is not None:
+        built["tool_call_id"] = message.tool_call_id
+    thought = built.get("reasoning") or built.get("reasoning_content")
+    if isinstance(thought, str):  # templates know one name or the other
+        built.update(reasoning=thought, reasoning_content=thought)
+    if message.tool_calls:
+        built["tool_calls"] = [_build_tool_call(index, call) for call in message.tool_calls]
+    return built
+
+
+def message_text(index: int, message: ChatMessage) -> str:
+    """The text of a message: its content, or that of its parts, one line each.
+
+    Raises:
+        InvalidRequestError: A part that is not text.
+    """
+    return "\n".join(_texts(index, message))
+
+
+def _texts(index: int, message: ChatMessage) -> list[str]:
+    content = message.content
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    texts = (_part_text(f"messages[{index}].content[{number}]", part) for number, part in enumerate(content))
+    return [text for text in texts if text]
+
+
+def _part_text(where: str, part: dict[str, Any]) -> str:
+    kind = part.get("type", "text" if "text" in part else None)
+    if kind in _MEDIA_PARTS:
+        raise InvalidRequestError(
+            f"{where} has the type {kind!r}, which is not supported yet; this server takes text parts only.", "messages"
+        )
+    key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        shown = repr(kind)[:64]
+        raise InvalidRequestError(f"{where} has the type {shown}; it must be 'text'.", "messages")
+    text = part.get(key)
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{where} must have a string as its {key!r}.", "messages")
+    return text
+
+
+def _build_tool_call(index: int, call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequestError(f"messages[{index}].tool_calls must hold functions with a name.", "messages")
+    return {**call, "function": {**function, "arguments": _arguments(function)}}
+
+
+def _arguments(function: dict[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and arguments:
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            logger.warning(
+                "a conversation has arguments of %.64r that are not a JSON object: an empty one takes their place",
+                function["name"],
+            )
+    return arguments if isinstance(arguments, dict) else {}
+
+
+async def render_prompt(
+    request: Conversation,
+    state: "ServerState",
+    model: "ServedModel",
+    at_size: AtSize,
+    *,
+    hides_tools: bool = False,
+) -> str:
+    """The conversation as prompt text, which a process of its own makes of it.
+
+    Args:
+        request: With the messages, and how they are to be rendered.
+        state: For the server's settings.
+        model: For its template.
+        at_size: Runs what takes long for a long conversation.
+        hides_tools: The template does not get the tools.
+
+    Raises:
+        InvalidRequestError: No tokenizer, a template that may not be sent, messages that the template refuses, or that
+            take it over its limits.
+    """
+    if model.tokenizer is None:
+        raise InvalidRequestError(
+            "Chat needs a tokenizer, but this server runs with skip_tokenizer_init; use /v1/completions with token ids."
+        )
+    _check_template(request.chat_template, state)
+    if request.tools is not None and not request.tools:
+        raise InvalidRequestError("tools must not be an empty list; leave it out instead.", "tools")
+    variables = {name: of for name, of in (request.chat_template_kwargs or {}).items() if name not in _SET_BY_FIELDS}
+    if variables:
+        check_template_variables(variables)
+    options = {
+        "add_generation_prompt": _opens_turn(request),
+        "continue_final_message": bool(request.continue_final_message),
+        "tools": None if hides_tools else request.tools,
+        "documents": request.documents,
+        **_effort(request),
+        **state.settings.default_chat_template_kwargs,
+        **variables,
+    }
+    own = request.chat_template
+    template = model.chat_template if own is None else own
+
+    def build(walks_through_parts: bool) -> list[dict[str, Any]]:
+        in_parts = shows_parts(state.settings.chat_template_content_format, walks_through_parts)
+        return build_conversation(request.messages, template, in_parts=in_parts)
+
+    if own is not None:
+        return await render_once(template, special_tokens(model.tokenizer), build, options)
+    renderer = model.chat_renderer
+    prepared = await at_size(lambda: renderer.prepare(build(renderer.walks_through_parts), options))
+    return await renderer.render(prepared)
+
+
+def _effort(request: Conversation) -> dict[str, Any]:
+    """What templates of reasoning models know of the effort that is asked for."""
+    effort = request.reasoning_effort if isinstance(request, ChatCompletionRequest) else None
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+
+
+def _check_template(template: str | None, state: "ServerState") -> None:
+    """Refuse a template in a request where that is not allowed, or one that is too long."""
+    if template is None:
+        return
+    if not state.settings.trust_request_chat_template:
+        raise InvalidRequestError(
+            "This server does not take chat templates from requests; "
+            "start it with --trust-request-chat-template to allow that.",
+            "chat_template",
+        )
+    if len(template) > MAX_TEMPLATE_CHARS:
+        raise InvalidRequestError(
+            f"chat_template has {len(template)} characters; {MAX_TEMPLATE_CHARS} are taken at most.", "chat_template"
+        )
+
+
+def echoed_message(request: ChatCompletionRequest, role: str) -> str:
+    """What ``echo`` puts before each choice: the last message, when the answer has its role."""
+    if not request.echo or request.messages[-1].role != role:
+        return ""
+    return message_text(len(request.messages) - 1, request.messages[-1])
+
+
+def answering_role(request: Conversation, state: "ServerState") -> str:
+    """The role of the answer: that of the last message where no new one is opened."""
+    return state.settings.response_role if _opens_turn(request) else request.messages[-1].role
+
+
+def _opens_turn(request: Conversation) -> bool:
+    """Whether the prompt ends with what opens a new message."""
+    if request.add_generation_prompt is None:  # sent together the two contradict each other; so one follows the other
+        return not request.continue_final_message
+    return request.add_generation_prompt
+
+
+def adds_special_tokens(asked: bool | None, model: "ServedModel") -> bool:
+    """Whether the tokenizer adds its own: a model's template writes them itself, the plain one leaves them to it."""
+    return not model.has_own_chat_template if asked is None else asked

@@ -1,0 +1,35 @@
+"""``GET /v1/models`` and ``GET /v1/models/{id}``."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
+
+from rustvllm.server.state import ServedModel, ServerState
+
+
+def _card(model: ServedModel, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "rustvllm",
+        "root": model.engine.config.model.model,
+        "parent": None,
+        "max_model_len": model.max_model_len,
+        "permission": [],
+    }
+
+
+async def list_models(request: Request) -> dict[str, Any]:
+    """One card per served name."""
+    state: ServerState = request.app.state.server
+    return {"object": "list", "data": [_card(state.model, name) for name in state.model.names]}
+
+
+async def get_model(request: Request, model_id: str) -> Any:
+    """The card of one name, which may hold slashes; without a name, where the list is."""
+    state: ServerState = request.app.state.server
+    if not model_id:
+        return RedirectResponse("../models")
+    return _card(state.model, state.model.resolve_name(model_id))

@@ -1,0 +1,252 @@
+"""What happens to a request for text, whichever API it came by: read, checked, generated for, answered.
+
+:func:`respond` is the whole of it. What differs between the APIs is the request's :class:`Face`: how its fields become
+prompts and sampling parameters on the way in, and what its samples look like on the way out, streamed or whole.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rustvllm.outputs import CompletionOutput, PromptIds, RequestOutput
+from rustvllm.sampling_params import SamplingParams
+from rustvllm.server.answers.large_answers import json_response
+from rustvllm.server.answers.logprobs import LogprobsRenderer, num_prompt_logprobs
+from rustvllm.server.answers.timings import Timings
+from rustvllm.server.answers.usage import UsageCounter
+from rustvllm.server.endpoints.sampling import build_sampling_params, check_num_choices, check_stream_options
+from rustvllm.server.http.front_door import ARRIVAL_NS
+from rustvllm.server.schemas.protocol import GenerationRequest
+from rustvllm.server.schemas.refusals import Refusals
+from rustvllm.server.schemas.request_body import at_size, read_request, refuse_unbuilt
+from rustvllm.server.state import ServedModel, ServerState
+from rustvllm.server.stream.chunks import ChunkRenderer, ChunkStream
+from rustvllm.server.stream.generation import Generation, new_request_id, until_disconnect
+from rustvllm.server.stream.sse import EventStreamResponse
+
+if TYPE_CHECKING:
+    from rustvllm.engine.input_processor import TextPrompt, TokensPrompt
+
+R = TypeVar("R", bound=GenerationRequest)
+C = TypeVar("C", bound=ChunkRenderer)
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs what takes long with a large body: on the event loop or in a thread, as the body's size says."""
+
+
+class Face(ABC, Generic[R]):
+    """One request as its API sees it; what is wrong with it is raised as ``InvalidRequestError``.
+
+    Attributes:
+        shape: Of the body.
+        refusals: Fields that ask for what is not built.
+        id_prefix: Of the answer's id.
+        kind: ``object`` of an answer.
+        chunk_kind: ``object`` of an event.
+        text_frame: What stands before and after the text in a chunk's choice.
+        chunk_nulls: Members of a chunk's choice, with their leading commas, that are null beside its text.
+        answer_nulls: Members of a whole answer that are null unless something fills them.
+        choice_nulls: The same of its choices.
+        request: The body.
+        state: Of the server.
+        model: What answers.
+        params: The sampling parameters, once the fields are read.
+        logprobs: Renders a sample's log-probabilities; None: they are not asked for.
+    """
+
+    shape: ClassVar[type[GenerationRequest]]
+    refusals: ClassVar[Refusals]
+    id_prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    text_frame: ClassVar[tuple[bytes, bytes]]
+    chunk_nulls: ClassVar[bytes]
+    answer_nulls: ClassVar[dict[str, Any]]
+    choice_nulls: ClassVar[dict[str, Any]]
+    params: SamplingParams
+    logprobs: LogprobsRenderer | None = None
+
+    def __init__(self, request: R, state: ServerState, model: ServedModel) -> None:
+        self.request = request
+        self.state = state
+        self.model = model
+
+    # -- the way in -----------------------------------------------------------------------------------------------
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts of the request."""
+        return 1
+
+    @abstractmethod
+    def max_tokens(self) -> tuple[int | None, str]:
+        """Most tokens to generate (None: as many as fit), and the field that says so."""
+
+    @abstractmethod
+    def num_logprobs(self) -> int | None:
+        """Candidates to show for each token (None: not even its own); sets :attr:`logprobs`."""
+
+    def echoed_logprobs(self) -> int | None:
+        """Candidates to show for each place of a prompt that the answer repeats; None: none."""
+        return None
+
+    def check(self) -> None:
+        """What else can be wrong with the fields, once :attr:`params` are known."""
+
+    @abstractmethod
+    async def prompts(self, run: Run) -> Sequence["TextPrompt | TokensPrompt"]:
+        """The prompts for the engine, which checks them against its limits."""
+
+    def read_fields(self) -> None:
+        """Check what the request's fields ask for, and make :attr:`params` of them; may run in a thread."""
+        request = self.request
+        if self.state.settings.return_tokens_as_token_ids:
+            self.state.settings.complete(request)
+        refuse_unbuilt(request, self.refusals)
+        check_stream_options(request)
+        max_tokens, param = self.max_tokens()
+        num_logprobs, echoed = self.num_logprobs(), self.echoed_logprobs()
+        asks_of_prompt = request.prompt_logprobs is not None or echoed is not None
+        self.params = build_sampling_params(
+            request,
+            self.model,
+            max_tokens=max_tokens,
+            param=param,
+            logprobs=num_logprobs,
+            prompt_logprobs=num_prompt_logprobs(request, echoed) if asks_of_prompt else None,
+        )
+        check_num_choices(self.num_prompts, self.params)
+        self.check()
+
+    # -- the way out ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def opening(self, chunks: ChunkRenderer, prompt_index: int, prompt_ids: PromptIds) -> bytes:
+        """The chunks that a prompt's choices begin with."""
+
+    def look_at(self, prompt_index: int, output: RequestOutput) -> None:
+        """Note what an output says of its prompt, before anything is made of the output."""
+
+    def chunk_renderer(self, header: dict[str, Any], usage: UsageCounter) -> ChunkRenderer:
+        """What makes the chunks of a stream."""
+        return self.make_renderer(ChunkRenderer, header, usage)
+
+    def make_renderer(self, kind: type[C], header: dict[str, Any], usage: UsageCounter) -> C:
+        """A renderer of a kind, for this request."""
+        force_usage = self.state.settings.enable_force_include_usage
+        return kind(
+            header, *self.text_frame, self.chunk_nulls, self.request, usage, self.logprobs, force_usage=force_usage
+        )
+
+    def new_usage(self) -> UsageCounter:
+        """A counter for the answer."""
+        return UsageCounter(show_cached=self.state.settings.enable_prompt_tokens_details)
+
+    @abstractmethod
+    def choice(self, prompt_index: int, output: RequestOutput, sample: CompletionOutput) -> dict[str, Any]:
+        """What a sample said, as members of its choice in a whole answer; ``output`` is its prompt's."""
+
+    def finish_reason(self, sample: CompletionOutput) -> str | None:
+        """Why a sample of a whole answer ended; asked once :meth:`choice` has said what it is."""
+        return sample.finish_reason
+
+    @abstractmethod
+    def add_prompt_facts(self, answer: dict[str, Any], outputs: Sequence[RequestOutput]) -> None:
+        """Put the prompts' ids and log-probabilities into a whole answer, where they are asked for."""
+
+
+async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
+    """Answer a request for text.
+
+    Raises:
+        RustVLLMError: The request is wrong, or the engine failed.
+        ServerError: The request cannot be read.
+    """
+    state: ServerState = raw_request.app.state.server
+    request = await read_request(raw_request, face_type.shape)
+    model = state.model
+    name = model.resolve_name(request.model)
+    face = face_type(request, state, model)  # type: ignore[arg-type]  # its shape is R
+    run = partial(at_size, raw_request)
+    await run(face.read_fields)
+    request_id = new_request_id(face.id_prefix, raw_request, request.request_id)
+    start = partial(
+        Generation.start,
+        state,
+        model,
+        await face.prompts(run),
+        face.params,
+        request_id,
+        request.priority or 0,
+        arrival_ns=raw_request.scope[ARRIVAL_NS],
+    )
+    header = {
+        "id": request_id,
+        "object": face.chunk_kind if request.stream else face.kind,
+        "created": int(time.time()),
+        "model": name,
+        "system_fingerprint": model.fingerprint,
+    }
+    usage = face.new_usage()
+    if request.stream:
+        stream = _stream(face, header, usage)
+        generation = await start(sinks=stream)
+        return EventStreamResponse(stream, generation, request_id, state.settings.sse_keep_alive_interval)
+    async with aclosing(await start()) as generation:
+        outputs, samples = await until_disconnect(
+            raw_request.receive, generation.collect(face.num_prompts, face.params.n)
+        )
+    return await json_response(outputs, samples, partial(_whole, face, header, usage, outputs, samples))
+
+
+def _stream(face: Face[Any], header: dict[str, Any], usage: UsageCounter) -> ChunkStream:
+    """The answer event by event."""
+    chunks = face.chunk_renderer(header, usage)
+    return ChunkStream(chunks, usage, face.params.n, face.num_prompts, partial(face.opening, chunks), face.look_at)
+
+
+def _whole(
+    face: Face[Any],
+    header: dict[str, Any],
+    usage: UsageCounter,
+    outputs: Sequence[RequestOutput],
+    samples: Sequence[CompletionOutput],
+) -> dict[str, Any]:
+    """The answer in one piece.
+
+    Args:
+        face: Of the request.
+        header: What it begins with.
+        usage: Counts it.
+        outputs: The last of each prompt.
+        samples: All, prompt by prompt.
+    """
+    request, n = face.request, face.params.n
+    timings = Timings(face.params.num_samples) if request.timings or request.timings_per_token else None
+    for index, output in enumerate(outputs):
+        usage.add(index, output)
+        face.look_at(index, output)
+        if timings is not None:
+            timings.add(index, output)
+    choices = []
+    for index, sample in enumerate(samples):
+        choice = {
+            **face.choice_nulls,
+            "index": index,
+            **face.choice(index // n, outputs[index // n], sample),
+            "finish_reason": face.finish_reason(sample),
+            "stop_reason": sample.stop_reason,
+        }
+        if request.return_token_ids:
+            choice["token_ids"] = sample.token_ids
+        choices.append(choice)
+    answer: dict[str, Any] = {**header, **face.answer_nulls, "choices": choices, "usage": usage.of_whole_answer()}
+    face.add_prompt_facts(answer, outputs)
+    if timings is not None:
+        answer["timings"] = timings.as_dict()
+    return answer

@@ -1,0 +1,135 @@
+"""From a request's fields to ``SamplingParams``: the model's own defaults below what the client sent."""
+
+import math
+import re
+from typing import Any
+
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams
+from rustvllm.sampling_table import SAMPLING_NUMBERS
+from rustvllm.server.endpoints.structured import read_structured_outputs
+from rustvllm.server.schemas.protocol import MAX_CHOICES, GenerationRequest
+from rustvllm.server.state import ServedModel
+
+DEFAULT_COMPLETION_MAX_TOKENS = 16
+
+_FIELDS = (
+    "n",
+    "best_of",
+    *SAMPLING_NUMBERS,
+    "seed",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "truncate_prompt_tokens",
+    "truncation_side",
+)
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+
+
+def build_sampling_params(
+    request: GenerationRequest,
+    model: ServedModel,
+    *,
+    max_tokens: int | None,
+    param: str = "max_tokens",
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """The sampling parameters of a request; one instance serves all its prompts.
+
+    Args:
+        request: The parsed request.
+        model: For its defaults and limits.
+        max_tokens: Most tokens to generate, already defaulted; None: as many as fit.
+        param: The field ``max_tokens`` came from, for messages.
+        logprobs: How many candidates' log-probabilities to give; None: none at all.
+        prompt_logprobs: The same for each place of the prompt.
+
+    Raises:
+        InvalidRequestError: A value is out of its range; ``param`` names the field.
+    """
+    if max_tokens is not None:
+        model.engine.input_processor.check_max_tokens(max_tokens, param)
+    for name in ("logit_bias", "allowed_token_ids"):
+        entries = getattr(request, name)
+        if entries is not None and len(entries) > model.vocab_size:
+            raise InvalidRequestError(
+                f"{name} has {len(entries)} entries, more than the vocabulary has tokens ({model.vocab_size}): "
+                "name each token once.",
+                name,
+            )
+    values: dict[str, Any] = dict(model.default_sampling)
+    values.update((name, value) for name in _FIELDS if (value := getattr(request, name)) is not None)
+    if request.logit_bias:
+        values["logit_bias"] = _logit_bias(request.logit_bias, model.vocab_size)
+    if request.response_format is not None or request.structured_outputs is not None:
+        values["structured_outputs"] = read_structured_outputs(request)
+    if request.vllm_xargs:
+        values["extra_args"] = _extra_args(request.vllm_xargs)
+    kind = PromptOnlyParams if max_tokens == 0 else SamplingParams
+    return kind(
+        **values,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        prompt_progress=bool(request.stream and request.return_progress),
+        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def check_stream_options(request: GenerationRequest) -> None:
+    """Refuse what only a stream can show where nothing is streamed; empty ``stream_options`` pass, as in vLLM."""
+    if request.return_progress and not request.stream:
+        raise InvalidRequestError("return_progress can only be used with stream=true.", "return_progress")
+    options = request.stream_options
+    if options is not None and not request.stream and (options.model_fields_set or options.model_extra):
+        raise InvalidRequestError("stream_options can only be used with stream=true.", "stream_options")
+
+
+def check_num_choices(num_prompts: int, params: SamplingParams) -> None:
+    """Refuse a request for more answers than one request may have, those of ``best_of`` included."""
+    num_samples = params.num_samples
+    if num_prompts * num_samples > MAX_CHOICES:
+        name = "n" if params.best_of is None else "best_of"
+        raise InvalidRequestError(
+            f"{num_prompts} prompts with {name}={num_samples} are {num_prompts * num_samples} choices; "
+            f"one request may have {MAX_CHOICES}.",
+            "prompt" if num_samples == 1 else name,
+        )
+
+
+def _logit_bias(bias: dict[str, Any], vocab_size: int) -> dict[int, float]:
+    """Keys as token ids, values clamped to [-100, 100]."""
+    checked: dict[int, float] = {}
+    for key, value in bias.items():
+        if not _INTEGER.fullmatch(key) or not 0 <= int(key) < vocab_size:
+            raise InvalidRequestError(
+                f"logit_bias has the key {key[:32]!r}; keys must be token ids from 0 to {vocab_size - 1}.", "logit_bias"
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+            raise InvalidRequestError(f"logit_bias[{key}] must be a number.", "logit_bias")
+        checked[int(key)] = float(min(100.0, max(-100.0, value)))
+    return checked
+
+
+def _extra_args(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for logits processors: texts, numbers, truth values, and lists of these."""
+    for name, value in arguments.items():
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, str | int | float) or (isinstance(item, float) and not math.isfinite(item)):
+                raise InvalidRequestError(
+                    f"vllm_xargs[{name[:32]!r}] must be a string, a finite number, true or false, or a list of these.",
+                    "vllm_xargs",
+                )
+            if isinstance(item, int) and not -(2**63) <= item < 2**63:
+                raise InvalidRequestError(
+                    f"vllm_xargs[{name[:32]!r}] holds an integer that does not fit into 64 bits.", "vllm_xargs"
+                )
+    return arguments

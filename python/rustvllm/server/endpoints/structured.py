@@ -1,0 +1,81 @@
+"""``response_format`` and ``structured_outputs`` of a request, as what its output must be."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, ClassVar
+
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.server.schemas.protocol import GenerationRequest
+from rustvllm.structured_outputs import StructuredOutputsParams
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FIELDS = tuple(field.name for field in fields(StructuredOutputsParams))
+
+
+class _ResponseFormat(StructuredOutputsParams):
+    """The same under its name of OpenAI's, for errors."""
+
+    param: ClassVar[str] = "response_format"
+
+
+def read_structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | None:
+    """What the output of a request must be; None: any text.
+
+    Raises:
+        InvalidRequestError: A field is wrong, or both ask for something; ``param`` names the field.
+    """
+    by_format = _of_response_format(request.response_format)
+    if request.structured_outputs is None:
+        return by_format
+    if by_format is not None:
+        raise InvalidRequestError(
+            "response_format and structured_outputs both say what the answer must be: send one of them.",
+            "structured_outputs",
+        )
+    unknown = sorted(request.structured_outputs.keys() - set(_FIELDS))
+    if unknown:
+        raise InvalidRequestError(
+            f"structured_outputs has the field {unknown[0]:.64}; possible are {', '.join(_FIELDS)}.",
+            "structured_outputs",
+        )
+    given = {name: value for name, value in request.structured_outputs.items() if value is not None}
+    return StructuredOutputsParams(**given)
+
+
+def _of_response_format(response_format: Mapping[str, Any] | None) -> StructuredOutputsParams | None:
+    if response_format is None:
+        return None
+    match response_format.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return _ResponseFormat(json_object=True)
+        case "json_schema":
+            return _ResponseFormat(json=_schema(response_format.get("json_schema")))
+        case "structural_tag":
+            raise InvalidRequestError("response_format of type structural_tag is not supported yet.", "response_format")
+        case other:
+            raise InvalidRequestError(
+                f"response_format must have the type text, json_object or json_schema, got {other!r:.80}.",
+                "response_format",
+            )
+
+
+def _schema(asked: object) -> Mapping[str, Any] | bool:
+    """The schema of ``json_schema``; ``strict`` changes nothing: a schema is always enforced or refused."""
+    if not isinstance(asked, Mapping):
+        raise InvalidRequestError(
+            "response_format of type json_schema needs json_schema with a name and a schema.", "response_format"
+        )
+    name, schema = asked.get("name"), asked.get("schema")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequestError(
+            f"json_schema.name must have 1 to 64 of the characters A-Z a-z 0-9 _ -, got {name!r:.80}.",
+            "response_format",
+        )
+    if not isinstance(schema, Mapping | bool):
+        raise InvalidRequestError(
+            f"json_schema.schema must be an object or a boolean, got {type(schema).__name__}.", "response_format"
+        )
+    return schema

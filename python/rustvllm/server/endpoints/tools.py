@@ -1,0 +1,259 @@
+"""``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a request, checked; and the grammar that calls obey."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.server.schemas.protocol import ChatCompletionRequest
+from rustvllm.structured_outputs import CallGrammar, StructuredOutputsParams
+from rustvllm.text.turn_formats import Tools, TurnFormats, tool_call_formats
+
+MAX_TOOLS: Final = 1024
+"""Most tools of one request."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
+Mode = Literal["auto", "required", "named"]
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """Tools that an answer may call.
+
+    Attributes:
+        tools: Those that may be called.
+        mode: ``auto``: the model decides. ``required``: one call or more. ``named``: the one tool, once.
+        is_parallel: More than one call.
+        has_strict: Some of the tools have arguments that obey their schema whenever they are called.
+    """
+
+    tools: Tools
+    mode: Mode
+    is_parallel: bool
+    has_strict: bool
+
+    @property
+    def must_call(self) -> bool:
+        """Whether an answer without a call is none."""
+        return self.mode != "auto"
+
+
+def read_tool_use(request: ChatCompletionRequest, formats: TurnFormats) -> ToolUse | None:
+    """What a request says of tools; None: nothing is called.
+
+    Raises:
+        InvalidRequestError: A tool or the choice is wrong, or the server cannot read the calls of its model.
+    """
+    functions = _functions(request.tools)
+    choice = request.tool_choice
+    if choice is None and not functions:
+        return None
+    if choice == "none":
+        return None
+    if not functions:
+        raise InvalidRequestError("tool_choice needs tools: send tools, or leave it out.", "tool_choice")
+    mode, names = _read_choice(choice, functions)
+    if formats.tool_calls is None:
+        if choice is None:
+            return None  # the template may show them all the same, and what the model says of them is text
+        known = ", ".join(tool_call_formats())
+        raise InvalidRequestError(
+            "tool_choice needs the format of the model's calls, which its chat template does not tell: start the "
+            f"server with --tool-call-parser and one of {known}, or leave tool_choice out.",
+            "tool_choice",
+        )
+    called = [function for name, function in functions.items() if name in names]
+    tools = _core_tools([_core_tool(function) for function in called], "tools")
+    tools.check(only_strict=mode == "auto")
+    return ToolUse(
+        tools,
+        mode,
+        is_parallel=mode != "named" and request.parallel_tool_calls is not False,
+        has_strict=any(function.get("strict") for function in called),
+    )
+
+
+def call_grammar(
+    use: ToolUse, formats: TurnFormats, wanted: StructuredOutputsParams | None, *, begins_within: bool
+) -> StructuredOutputsParams | None:
+    """What an answer must be for its calls to be right; None: anything.
+
+    Args:
+        use: The tools.
+        formats: Of the model.
+        wanted: What an answer without a call must be.
+        begins_within: The prompt ends within thoughts.
+
+    Raises:
+        InvalidRequestError: A schema says what cannot be enforced in the format.
+    """
+    assert formats.tool_calls is not None
+    kind, schema = "calls", "{}"
+    if not use.must_call and wanted is not None:
+        kind, schema = "json", _schema_text(wanted)
+    elif not use.must_call:
+        kind = "text"
+        if not use.has_strict:
+            return None
+    written: list[str] = []
+    for ids in ({}, formats.marker_ids):
+        grammar = use.tools.grammar(
+            formats.tool_calls,
+            kind=kind,
+            parallel=use.is_parallel,
+            thinking=formats.reasoning,
+            begins_within=begins_within,
+            ids=ids,
+            schema=schema,
+        )
+        if grammar is None:
+            return None
+        written.append(grammar)
+    return CallGrammar(text_grammar=written[0], grammar=written[1])
+
+
+def check_wanted(use: ToolUse, wanted: StructuredOutputsParams | None) -> None:
+    """Refuse what an answer must be, next to tools that it cannot stand beside.
+
+    Raises:
+        InvalidRequestError: Says what would work.
+    """
+    if wanted is None:
+        return
+    if use.must_call:
+        raise InvalidRequestError(
+            f"{wanted.param} says what the answer must be, and tool_choice that it is a call: send one of them, or "
+            "tool_choice auto.",
+            "tool_choice",
+        )
+    if wanted.kind not in ("json", "json_object") or wanted.whitespace_pattern is not None:
+        raise InvalidRequestError(
+            f"{wanted.param} next to tools may ask for JSON alone: send tool_choice none, or a schema without "
+            "whitespace_pattern.",
+            wanted.param,
+        )
+    _schema_text(wanted)
+
+
+def _schema_text(wanted: StructuredOutputsParams) -> str:
+    """The schema of JSON that is wanted, as text."""
+    schema: Any = {"type": "object"} if wanted.json_object else wanted.json
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            schema = None
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        raise InvalidRequestError(f"The schema of {wanted.param} next to tools must be an object.", wanted.param)
+    text = json.dumps(schema)
+    _core_tools([("answer", text, True)], wanted.param).check(only_strict=False)
+    return text
+
+
+def _core_tools(tools: list[tuple[str, str, bool]], param: str) -> Tools:
+    try:
+        return Tools(tools)
+    except ValueError as error:
+        raise InvalidRequestError(f"A schema in {param} cannot be read: {error}.", param) from None
+
+
+def _functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
+    """The functions of all tools by their names."""
+    if tools is None:
+        return {}
+    if not tools:
+        raise InvalidRequestError("tools must not be an empty list; leave it out instead.", "tools")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequestError(f"tools has {len(tools)} entries, at most {MAX_TOOLS} are possible.", "tools")
+    functions: dict[str, Mapping[str, Any]] = {}
+    for index, tool in enumerate(tools):
+        function = _function(f"tools[{index}]", tool)
+        if function["name"] in functions:
+            raise InvalidRequestError(
+                f"tools[{index}].function.name is {function['name']!r}, which another tool has: names must differ.",
+                "tools",
+            )
+        functions[function["name"]] = function
+    return functions
+
+
+def _function(where: str, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    if tool.get("type", "function") != "function":
+        raise InvalidRequestError(f"{where}.type must be 'function', got {tool.get('type')!r:.80}.", "tools")
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise InvalidRequestError(f"{where}.function must be an object with a name, got {function!r:.80}.", "tools")
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequestError(
+            f"{where}.function.name must have 1 to 64 of the characters A-Z a-z 0-9 _ . -, got {name!r:.80}.", "tools"
+        )
+    parameters, strict = function.get("parameters"), function.get("strict")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise InvalidRequestError(
+            f"{where}.function.parameters must be the schema of an object, got {parameters!r:.80}.", "tools"
+        )
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidRequestError(f"{where}.function.strict must be true or false, got {strict!r:.80}.", "tools")
+    return function
+
+
+def _core_tool(function: Mapping[str, Any]) -> tuple[str, str, bool]:
+    parameters = function.get("parameters")
+    try:
+        text = json.dumps(_NO_PARAMETERS if parameters is None else parameters, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"The parameters of {function['name']!r} cannot be JSON: {error}.", "tools") from None
+    return function["name"], text, bool(function.get("strict"))
+
+
+def _read_choice(choice: object, functions: Mapping[str, Any]) -> tuple[Mode, set[str]]:
+    """How tools are chosen, and which of them may be."""
+    names = set(functions)
+    if choice is None or choice == "auto":
+        return "auto", names
+    if choice == "required":
+        return "required", names
+    if isinstance(choice, Mapping):
+        if choice.get("type") == "function":
+            return "named", {_named("tool_choice", choice, functions)}
+        if choice.get("type") == "allowed_tools":
+            return _read_allowed(choice.get("allowed_tools"), functions)
+    raise InvalidRequestError(
+        "tool_choice must be none, auto, required, or an object of the type function (with function.name) or "
+        f"allowed_tools, got {choice!r:.80}.",
+        "tool_choice",
+    )
+
+
+def _read_allowed(allowed: object, functions: Mapping[str, Any]) -> tuple[Mode, set[str]]:
+    mode = allowed.get("mode") if isinstance(allowed, Mapping) else None
+    tools = allowed.get("tools") if isinstance(allowed, Mapping) else None
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+        raise InvalidRequestError(
+            "tool_choice.allowed_tools must have mode (auto or required) and tools (one or more), "
+            f"got {allowed!r:.80}.",
+            "tool_choice",
+        )
+    if len(tools) > len(functions):
+        raise InvalidRequestError(
+            f"tool_choice.allowed_tools.tools has {len(tools)} entries, tools has {len(functions)}.", "tool_choice"
+        )
+    return mode, {
+        _named(f"tool_choice.allowed_tools.tools[{index}]", tool, functions) for index, tool in enumerate(tools)
+    }
+
+
+def _named(where: str, choice: object, functions: Mapping[str, Any]) -> str:
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or name not in functions:
+        known = ", ".join(list(functions)[:8])
+        raise InvalidRequestError(
+            f"{where}.function.name must be that of one of the tools ({known:.400}), got {name!r:.80}.", "tool_choice"
+        )
+    return name

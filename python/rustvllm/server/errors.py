@@ -1,0 +1,234 @@
+"""What went wrong, as HTTP: the one module that knows status codes.
+
+Everything else raises exceptions; here each becomes a status and the body that OpenAI clients parse,
+``{"error": {"message", "type", "param", "code"}}``.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from rustvllm.exceptions import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestFailedError,
+)
+from rustvllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+_TYPES = {
+    HTTPStatus.BAD_REQUEST: "BadRequestError",
+    HTTPStatus.UNAUTHORIZED: "AuthenticationError",
+    HTTPStatus.FORBIDDEN: "PermissionDeniedError",
+    HTTPStatus.NOT_FOUND: "NotFoundError",
+    HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
+    HTTPStatus.REQUEST_TIMEOUT: "RequestTimeoutError",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "BadRequestError",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "BadRequestError",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "UnprocessableEntityError",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
+    HTTPStatus.NOT_IMPLEMENTED: "NotImplementedError",
+    HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
+}
+
+
+_MAX_MESSAGE_CHARACTERS = 1024
+_MAX_NAMES, _MAX_NAME_CHARACTERS = 4, 128
+"""Of models in a message."""
+
+
+class ServerError(Exception):
+    """An error of the HTTP layer itself, with everything its answer needs.
+
+    Attributes:
+        status: HTTP status code.
+        param: Name of the offending request field, or None.
+        retry_after: Seconds after which trying again makes sense, or None.
+    """
+
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.retry_after = retry_after
+
+
+class BadRequestError(ServerError):
+    """The request cannot be read as what the endpoint takes."""
+
+    status = HTTPStatus.BAD_REQUEST
+
+
+class BodyTooLargeError(ServerError):
+    """The body is over the server's limit."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+class BodyTooSlowError(ServerError):
+    """The client has stopped in the middle of its body."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+
+
+class UnsupportedEncodingError(ServerError):
+    """The body is compressed, which this server does not undo."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+
+
+class UnknownModelError(ServerError):
+    """The request names a model that this server does not serve."""
+
+    status = HTTPStatus.NOT_FOUND
+
+    def __init__(self, model: str, served: Sequence[str]) -> None:
+        names = ", ".join(f"`{name[:_MAX_NAME_CHARACTERS]}`" for name in served[:_MAX_NAMES])
+        more = f" and {len(served) - _MAX_NAMES} more (GET /v1/models)" if len(served) > _MAX_NAMES else ""
+        super().__init__(
+            f"The model `{model[:_MAX_NAME_CHARACTERS]}` does not exist. Served here: {names}{more}.", param="model"
+        )
+
+
+class NotSupportedYetError(ServerError):
+    """The endpoint exists in this API, but not in this server yet."""
+
+    status = HTTPStatus.NOT_IMPLEMENTED
+
+
+class UnavailableError(ServerError):
+    """The server is loading, stopping or full."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+class ClientDisconnectedError(Exception):
+    """The client has gone before it was answered."""
+
+
+def describe(exc: BaseException) -> tuple[HTTPStatus, str, str | None, int | None]:
+    """Status, message, param and retry-after (seconds) that answer an exception.
+
+    An unforeseen exception answers as 500 with a message that says nothing of its text, which may hold paths or
+    parts of other requests; the log has it in full.
+    """
+    match exc:
+        case ServerError():
+            return exc.status, str(exc), exc.param, exc.retry_after
+        case InvalidRequestError():
+            return HTTPStatus.BAD_REQUEST, str(exc), exc.param, None
+        case QueueFullError() | QueueTimeoutError():
+            return HTTPStatus.SERVICE_UNAVAILABLE, str(exc), None, exc.retry_after or 1
+        case EngineDeadError():
+            return HTTPStatus.INTERNAL_SERVER_ERROR, str(exc) or "The engine has stopped.", None, None
+        case RequestFailedError():
+            return HTTPStatus.INTERNAL_SERVER_ERROR, str(exc), None, None
+        case _:
+            return (
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                "Internal server error; the server's log has the details.",
+                None,
+                None,
+            )
+
+
+_FORESEEN = (
+    ServerError,
+    InvalidRequestError,
+    QueueFullError,
+    QueueTimeoutError,
+    EngineDeadError,
+    RequestFailedError,
+)
+
+
+def is_foreseen(exc: BaseException) -> bool:
+    """Whether the exception is one that :func:`describe` knows by name, and so needs no traceback in the log."""
+    return isinstance(exc, _FORESEEN)
+
+
+def error_body(exc: BaseException) -> dict[str, Any]:
+    """The JSON object that answers an exception, also inside a stream."""
+    status, message, param, _ = describe(exc)
+    return _body(status, message, param)
+
+
+def error_response(exc: BaseException) -> JSONResponse:
+    """The whole response that answers an exception."""
+    status, message, param, retry_after = describe(exc)
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    return JSONResponse(_body(status, message, param), status_code=status, headers=headers)
+
+
+def unauthorized_response() -> JSONResponse:
+    """The answer to a missing or wrong API key; it has this short form in the API we follow."""
+    return JSONResponse(
+        {"error": "Unauthorized"}, status_code=HTTPStatus.UNAUTHORIZED, headers={"WWW-Authenticate": "Bearer"}
+    )
+
+
+def status_response(ok: bool, content: dict[str, Any]) -> JSONResponse:
+    """A health answer: 200 when ``ok``, else 503."""
+    if ok:
+        return JSONResponse(content)
+    return JSONResponse(content, status_code=HTTPStatus.SERVICE_UNAVAILABLE, headers={"Retry-After": "1"})
+
+
+async def handle_exception(request: Request, exc: Exception) -> Response:
+    """FastAPI's handler for everything an endpoint raises on purpose."""
+    if isinstance(exc, ClientDisconnectedError):
+        # No client reads this status; 499 is what proxies write in their logs for it.
+        return Response(status_code=499)
+    status, message, _, _ = describe(exc)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED:
+        logger.warning("%s %s answered %d: %s", request.method, request.url.path, status, message)
+    return error_response(exc)
+
+
+async def handle_unforeseen(request: Request, exc: Exception) -> Response:
+    """The handler of last resort; the ASGI server logs the traceback when the exception reaches it after this."""
+    logger.error("%s %s failed: %s: %s", request.method, request.url.path, type(exc).__name__, exc)
+    return error_response(exc)
+
+
+async def handle_http_exception(request: Request, exc: HTTPException) -> Response:
+    """Routing errors (unknown path, wrong method) in OpenAI's shape."""
+    status = HTTPStatus(exc.status_code)
+    if status == HTTPStatus.NOT_FOUND:
+        message = f"No endpoint {request.method} {request.url.path[:256]}."
+    elif status == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (exc.headers or {}).get("Allow", "another method")
+        message = f"{request.url.path[:256]} does not accept {request.method[:32]}; use {allowed}."
+    else:
+        message = exc.detail
+    return JSONResponse(_body(status, message, None), status_code=status, headers=exc.headers)
+
+
+def error_event(exc: BaseException) -> bytes:
+    """An error as one server-sent event: in a stream the status line has already gone out as 200."""
+    return b"data: " + json.dumps(error_body(exc), ensure_ascii=False).encode() + b"\n\n"
+
+
+def log_stream_error(exc: BaseException, request_id: str) -> None:
+    """Note in the log that a stream ended with an error."""
+    if is_foreseen(exc):
+        logger.warning("stream %s ended with an error: %s", request_id, exc)
+    elif not isinstance(exc, asyncio.CancelledError):
+        logger.error("stream %s failed", request_id, exc_info=exc)
+
+
+def _body(status: HTTPStatus, message: str, param: str | None) -> dict[str, Any]:
+    if len(message) > _MAX_MESSAGE_CHARACTERS:  # it may repeat a number of thousands of digits
+        message = message[:_MAX_MESSAGE_CHARACTERS] + "…"
+    kind = _TYPES.get(status, "BadRequestError" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "InternalServerError")
+    return {"error": {"message": message, "type": kind, "param": param, "code": int(status)}}

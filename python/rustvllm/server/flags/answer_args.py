@@ -1,0 +1,95 @@
+"""The flags that say what requests become and how answers look, with a server and without one (``run-batch``)."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from rustvllm.config.flags import parse_json_object
+from rustvllm.exceptions import ConfigError
+
+CONTENT_FORMATS = ("auto", "string", "openai")
+
+
+def add_answer_args(group: Any) -> None:
+    """Add them to a group of a parser."""
+    group.add_argument(
+        "--chat-template", metavar="FILE_OR_TEXT", help="Jinja chat template to use instead of the model's"
+    )
+    group.add_argument(
+        "--chat-template-content-format",
+        choices=CONTENT_FORMATS,
+        default="auto",
+        help="what a template gets as a message's content: string, its text; openai, a list of its parts; auto, a list "
+        "if the template walks through it (default: %(default)s)",
+    )
+    group.add_argument(
+        "--default-chat-template-kwargs",
+        type=parse_json_object,
+        default={},
+        metavar="JSON",
+        help="variables for the chat template, unless a request's chat_template_kwargs say otherwise",
+    )
+    group.add_argument(
+        "--response-role",
+        type=_role,
+        default="assistant",
+        metavar="ROLE",
+        help="role of the messages that chat answers with; one that goes on with the last message has that one's "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--return-tokens-as-token-ids",
+        action="store_true",
+        help="show tokens beside log-probabilities as token_id:123, unless a request says otherwise",
+    )
+    group.add_argument(
+        "--tool-call-parser",
+        type=_tool_call_parser,
+        default="auto",
+        metavar="NAME",
+        help="format in which the model calls tools: hermes, llama3_json, mistral, qwen3_coder, pythonic, "
+        "deepseek_v31; auto, what its chat template says; none, calls are text (default: %(default)s)",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        type=_reasoning_parser,
+        default="auto",
+        metavar="NAME",
+        help="format in which the model thinks: qwen3, deepseek_r1, mistral, seed_oss; auto, what its chat template "
+        "says; none, thoughts are text (default: %(default)s)",
+    )
+    group.add_argument(
+        "--enable-auto-tool-choice",
+        action="store_true",
+        help="changes nothing: a model whose format of calls is known may always call tools",
+    )
+    group.add_argument(
+        "--exclude-tools-when-tool-choice-none",
+        action="store_true",
+        help="do not show tools to the model where tool_choice is none",
+    )
+
+
+def _tool_call_parser(text: str) -> str:
+    from rustvllm.text.turn_formats import check_tool_call_parser
+
+    return _named(check_tool_call_parser, text)
+
+
+def _reasoning_parser(text: str) -> str:
+    from rustvllm.text.turn_formats import check_reasoning_parser
+
+    return _named(check_reasoning_parser, text)
+
+
+def _named(check: Callable[[str], str], text: str) -> str:
+    try:
+        return check(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _role(text: str) -> str:
+    if not text.strip() or not text.isprintable() or len(text) > 64:
+        raise argparse.ArgumentTypeError(f"must be a word of 1 to 64 characters, got {text[:80]!r}")
+    return text

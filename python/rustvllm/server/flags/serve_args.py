@@ -1,0 +1,249 @@
+"""The command-line flags of the server's front end. Light on purpose: ``--help`` imports this and no FastAPI."""
+
+import argparse
+import os
+import re
+from pathlib import Path
+
+from rustvllm.config import METRICS_PREFIX
+from rustvllm.exceptions import ConfigError
+from rustvllm.server.flags.answer_args import add_answer_args
+from rustvllm.server.flags.dashboard_args import add_dashboard_args
+from rustvllm.server.flags.http_args import add_http_args
+from rustvllm.server.flags.http_settings import DEFAULT_KEEP_ALIVE_SECONDS
+from rustvllm.server.flags.log_args import add_log_args
+from rustvllm.server.flags.vllm_flags import add_vllm_flags
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+DEFAULT_MAX_BODY_BYTES = 8 << 20
+DEFAULT_STALL_TIMEOUT = 60.0
+MAX_PROCESSES = 64
+"""API processes, or engines, of one server at most."""
+API_KEY_VARIABLE = "RUSTVLLM_API_KEY"
+
+
+def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the flags of the front end and of the server's processes, each as a group."""
+    _add_server_args(parser)
+    _add_chat_args(parser)
+    add_http_args(parser)
+    add_log_args(parser)
+    _add_process_args(parser)
+    return parser
+
+
+def add_unsupported_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add what does not work yet, as flags that say so; the last to be added, after the engine's."""
+    add_vllm_flags(parser)
+    return parser
+
+
+def _add_process_args(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("processes", "Who runs where; docs/processes.md has the picture.")
+    group.add_argument(
+        "--api-server-count",
+        "-asc",
+        type=_process_count,
+        metavar="N",
+        help="API processes behind one listening socket; 0: none, the same as --headless (default: 1)",
+    )
+    group.add_argument(
+        "--data-parallel-size",
+        "-dp",
+        type=_process_count,
+        metavar="N",
+        help="engine processes, each with the whole model (default: 1)",
+    )
+    group.add_argument(
+        "--disable-frontend-multiprocessing",
+        action="store_true",
+        help="API and engine in one process, as threads",
+    )
+    group.add_argument(
+        "--headless", action="store_true", help="engines only; front ends connect to them with --engine-address"
+    )
+    group.add_argument(
+        "--engine-address",
+        nargs="+",
+        action="extend",
+        metavar="ADDRESS",
+        help="unix:/path or tcp:HOST:PORT of each engine: where engines listen with --headless (default: a private "
+        "directory), and without it which running engines to serve",
+    )
+    group.add_argument(
+        "--engine-secret-file",
+        metavar="FILE",
+        help="file with the secret of 16 bytes or more that TCP needs at both ends (default: $RUSTVLLM_ENGINE_SECRET)",
+    )
+    group.add_argument(
+        "--restart-engine",
+        action="store_true",
+        help="start an engine that died again, 3 times within 5 minutes at most, instead of ending; without engines of "
+        "its own, a front end waits for theirs to come back",
+    )
+    group.add_argument(
+        "--stall-timeout",
+        type=_seconds,
+        default=DEFAULT_STALL_TIMEOUT,
+        metavar="SECONDS",
+        help="/health says 503 when an engine shows no sign of life for so long; 0: never (default: %(default)g)",
+    )
+    group.add_argument(
+        "--stall-action",
+        choices=("report", "end"),
+        default="report",
+        help="what becomes of an engine without a sign of life: report: /health says it; end: after twice the stall "
+        "timeout its requests end with an error and it is killed, and --restart-engine starts another "
+        "(default: %(default)s)",
+    )
+
+
+def _add_server_args(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server", "The HTTP front end.")
+    group.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default: %(default)s)")
+    group.add_argument(
+        "--port", type=_port, default=DEFAULT_PORT, help="port to listen on; 0 takes a free one (default: %(default)s)"
+    )
+    group.add_argument(
+        "--uds",
+        metavar="PATH",
+        help="listen on a Unix socket, for this user alone (mode 600), instead of host and port",
+    )
+    group.add_argument(
+        "--root-path", type=_root_path, default="", metavar="PATH", help="path under which a proxy shows this server"
+    )
+    group.add_argument(
+        "--api-key",
+        nargs="+",
+        metavar="KEY",
+        help=f"keys that clients must send, one of them, as a bearer token; everybody on the machine can read a "
+        f"command line (default: the words in ${API_KEY_VARIABLE})",
+    )
+    group.add_argument(
+        "--max-body-bytes",
+        type=positive,
+        default=DEFAULT_MAX_BODY_BYTES,
+        metavar="BYTES",
+        help="largest request body taken (default: %(default)s)",
+    )
+    group.add_argument(
+        "--enable-prompt-tokens-details", action="store_true", help="report cached prompt tokens in usage"
+    )
+    group.add_argument(
+        "--enable-force-include-usage", action="store_true", help="send usage at the end of every stream"
+    )
+    add_dashboard_args(group)
+    group.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs and no /openapi.json")
+    group.add_argument(
+        "--enable-server-load-tracking",
+        action="store_true",
+        help="taken for compatibility: /load always says how many requests are open",
+    )
+    group.add_argument(
+        "--metrics-prefix",
+        type=_metrics_prefix,
+        default=METRICS_PREFIX,
+        metavar="PREFIX",
+        help="before the names of all metrics (default: %(default)s)",
+    )
+    group.add_argument(
+        "--shutdown-timeout",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long a stop waits for open requests before it aborts them (default: 0)",
+    )
+
+
+def _add_chat_args(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("answers", "What requests become, and how answers look.")
+    add_answer_args(group)
+    group.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="let requests bring a chat template of their own, each rendered in a process with little time and memory",
+    )
+    group.add_argument(
+        "--sse-keep-alive-interval",
+        type=_seconds,
+        default=DEFAULT_KEEP_ALIVE_SECONDS,
+        metavar="SECONDS",
+        help="a stream that is silent for so long sends a comment; 0: never (default: %(default)g)",
+    )
+
+
+def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    """The keys given, else those in the environment, else none.
+
+    Raises:
+        ConfigError: A key is empty, or holds what a header cannot.
+    """
+    if args.api_key is None:
+        return tuple(os.environ.get(API_KEY_VARIABLE, "").split())
+    for number, key in enumerate(args.api_key, 1):
+        if not key:
+            raise ConfigError(
+                f"--api-key: key {number} is empty, perhaps a variable that is not set; leave the flag out to serve "
+                "without a key"
+            )
+        if any(character.isspace() or not character.isprintable() for character in key):
+            raise ConfigError(f"--api-key: key {number} holds a space or a control character, which no client can send")
+    return tuple(args.api_key)
+
+
+def read_chat_template(value: str | None) -> str | None:
+    """The template's text: ``value`` names a file, or is the text itself when it looks like Jinja.
+
+    Raises:
+        ConfigError: No such file, and no Jinja in it either.
+    """
+    if value is None:
+        return None
+    if "{" in value or "\n" in value:
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"cannot read --chat-template {value}: {getattr(exc, 'strerror', None) or exc}") from exc
+
+
+def _metrics_prefix(text: str) -> str:
+    if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*|", text):
+        raise argparse.ArgumentTypeError(f"must be letters, digits, _ and :, with no digit first, got {text!r}")
+    return text
+
+
+def _root_path(text: str) -> str:
+    if text and (not text.startswith("/") or text.endswith("/") or not text.isascii() or not text.isprintable()):
+        raise argparse.ArgumentTypeError(f"must begin with / and not end with it, such as /models/a, got {text!r}")
+    return text
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """A flag's whole number of at least 1."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _process_count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > MAX_PROCESSES:
+        raise argparse.ArgumentTypeError(f"must be a whole number up to {MAX_PROCESSES}, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds from 0 to 86400, got {text!r}")
+    return seconds

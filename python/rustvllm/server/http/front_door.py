@@ -1,0 +1,209 @@
+"""What every request passes before its endpoint: is the server up, is the key right, is the body small enough.
+
+Plain ASGI: nothing here copies a body or stands between a stream and its client. Behind the :class:`FrontDoor` the
+endpoints that every token's time depends on are called at once, without the framework (:class:`DirectRoutes`).
+"""
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from time import monotonic_ns
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rustvllm.server.errors import (
+    BadRequestError,
+    BodyTooLargeError,
+    BodyTooSlowError,
+    UnavailableError,
+    error_response,
+    unauthorized_response,
+)
+from rustvllm.server.http.endpoint import Endpoint
+from rustvllm.server.state import ServerState
+
+ARRIVAL_NS: Final = "rustvllm.arrival_ns"
+"""In the ASGI scope: when the request came in, in nanoseconds of CLOCK_MONOTONIC; its latencies count from then."""
+DIRECT_SEND: Final = "rustvllm.direct_send"
+"""In the ASGI scope: ``send`` as it was before any layer wrapped it, for what only the client needs to see."""
+BODY_SILENCE_SECONDS = 60.0
+"""How long a client may send nothing in the middle of a body."""
+
+DirectHandler = Callable[[Request], Awaitable[Response]]
+ExceptionHandler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+class FrontDoor:
+    """Turns away what no endpoint should see, with an OpenAI-shaped error.
+
+    Args:
+        app: Answers what may pass.
+        state: Of the server.
+        endpoints: Say what guards their paths; any other path has all guards.
+    """
+
+    def __init__(self, app: ASGIApp, state: ServerState, endpoints: Iterable[Endpoint]) -> None:
+        self._app = app
+        self._state = state
+        rows = tuple(endpoints)
+        self._open = frozenset(row.path for row in rows if row.is_open)
+        self._watching = frozenset(row.path for row in rows if row.is_watching)
+        self._generating = frozenset((row.method, row.path) for row in rows if row.generates)
+        self._keyless = frozenset(state.settings.http.keyless_paths)
+        self._max_body_bytes = state.settings.max_body_bytes
+        # Digests have one length, so that comparing them says nothing about the keys.
+        self._key_digests = [_digest(key.encode()) for key in state.settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection (the ASGI entry point)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope[ARRIVAL_NS] = monotonic_ns()
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path in self._open:
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        if self._key_digests and _count(scope, b"authorization") > 1:
+            # A proxy in front may have looked at another one than we would.
+            await error_response(BadRequestError("The request must have at most one Authorization header."))(
+                scope, receive, send
+            )
+            return
+        if self._key_digests and path not in self._keyless and not self._is_authorized(headers):
+            await unauthorized_response()(scope, receive, send)
+            return
+        try:
+            self._state.check_serving()
+        except UnavailableError as exc:
+            await error_response(exc)(scope, receive, send)
+            return
+        if scope["http_version"] != "1.0" and b"host" not in headers:
+            await error_response(BadRequestError("The request must have exactly one Host header."))(
+                scope, receive, send
+            )
+            return
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            await error_response(self._too_large(f"{int(length)} bytes"))(scope, receive, send)
+            return
+        if path in self._watching:
+            await self._app(scope, receive, send)
+            return
+        with self._state.open_request(generates=(scope["method"], path) in self._generating):
+            await self._app(scope, self._limited(receive), send)
+
+    def _is_authorized(self, headers: dict[bytes, bytes]) -> bool:
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        digest = _digest(key.strip())
+        # Every key is compared, whichever matches, so that the time taken says nothing.
+        matches = [hmac.compare_digest(digest, known) for known in self._key_digests]
+        return scheme.lower() == b"bearer" and any(matches)
+
+    def _limited(self, receive: Receive) -> Receive:
+        """``receive`` that counts, because a chunked body has no length to check beforehand, and waits for so long."""
+        received, is_whole = 0, False
+
+        async def limited() -> Message:
+            nonlocal received, is_whole
+            if is_whole:
+                return await receive()  # what comes now is the client's end, whenever that is
+            try:
+                async with asyncio.timeout(BODY_SILENCE_SECONDS):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTooSlowError(
+                    f"No data of the request's body arrived for {BODY_SILENCE_SECONDS:g} seconds."
+                ) from None
+            is_whole = not message.get("more_body", False)
+            received += len(message.get("body", b""))
+            if received > self._max_body_bytes:
+                raise self._too_large("more")
+            return message
+
+        return limited
+
+    def _too_large(self, size: str) -> BodyTooLargeError:
+        return BodyTooLargeError(
+            f"The body is {size}; this server takes {self._max_body_bytes} bytes at most (--max-body-bytes)."
+        )
+
+
+class DirectRoutes:
+    """Middleware that calls some endpoints itself.
+
+    They take a request and return a response; routing and dependency injection would find that out anew for each call,
+    in a fifth of the processor time that a request costs. FastAPI knows the same functions under the same paths, for
+    its documents and for everything that is not an exact match.
+
+    Args:
+        app: Answers all others.
+        endpoints: By method and path.
+        handlers: What answers exceptions of a kind; the first that fits. Others go on to the caller.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        endpoints: Mapping[tuple[str, str], DirectHandler],
+        handlers: Mapping[type[Exception], ExceptionHandler],
+    ) -> None:
+        self._app = app
+        self._endpoints = endpoints
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request (the ASGI entry point)."""
+        endpoint = None
+        if scope["type"] == "http":
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            endpoint = self._endpoints.get((scope["method"], path))
+        if endpoint is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        is_started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            response = await endpoint(request)
+            await response(scope, receive, noting)
+        except Exception as exc:
+            handler = next((self._handlers[kind] for kind in self._handlers if isinstance(exc, kind)), None)
+            if handler is None or is_started:
+                raise
+            response = await handler(request, exc)
+            await response(scope, receive, send)
+
+
+class DirectSend:
+    """Middleware around all others that notes the server's ``send`` as :data:`DIRECT_SEND`.
+
+    Args:
+        app: Answers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request (the ASGI entry point)."""
+        scope[DIRECT_SEND] = send
+        await self._app(scope, receive, send)
+
+
+def _count(scope: Scope, header: bytes) -> int:
+    return sum(name == header for name, _ in scope["headers"])
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

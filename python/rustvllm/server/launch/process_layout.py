@@ -1,0 +1,108 @@
+"""Which processes a command line asks for: how many, where their engines are, and what does not go together."""
+
+import argparse
+import dataclasses
+from dataclasses import dataclass, field
+
+from rustvllm.config.engine_args import AsyncEngineArgs
+from rustvllm.engine.remote_client import check_addresses
+from rustvllm.exceptions import ConfigError
+from rustvllm.process.address import EngineAddress, read_secret
+
+_OF_FRONT_ENDS = frozenset({"served_model_name", "tokenizer", "trace", "trace_file", "otlp_traces_endpoint"})
+"""Engine arguments that a front end of running engines may have: it may call the model what it likes, and has traces of
+its own."""
+
+
+@dataclass(frozen=True)
+class ProcessLayout:
+    """The processes of one server.
+
+    Attributes:
+        num_api_processes: 0 with ``--headless``.
+        num_engines: Engine processes, started here or running elsewhere.
+        starts_engines: Whether they are started here.
+        in_one_process: API and engine are threads of one process.
+        addresses: Where engines are; empty: in a private directory of this server's.
+        secret: What TCP needs.
+    """
+
+    num_api_processes: int = 1
+    num_engines: int = 1
+    starts_engines: bool = True
+    in_one_process: bool = False
+    addresses: tuple[EngineAddress, ...] = ()
+    secret: bytes | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> "ProcessLayout":
+        """The layout of a command line.
+
+        Raises:
+            ConfigError: Two flags contradict each other, or an address or secret is wrong.
+        """
+        is_headless = args.headless or args.api_server_count == 0
+        if args.headless and args.api_server_count:
+            raise ConfigError(
+                f"--headless and --api-server-count {args.api_server_count} contradict each other: leave one out"
+            )
+        if args.stall_action == "end" and not args.stall_timeout:
+            raise ConfigError("--stall-action end needs a --stall-timeout of more than 0 seconds, got 0")
+        if args.data_parallel_size == 0:
+            raise ConfigError("--data-parallel-size must be at least 1, got 0")
+        if args.disable_frontend_multiprocessing:
+            _refuse_beside_one_process(args, is_headless=is_headless)
+            return cls(in_one_process=True)
+        addresses = tuple(EngineAddress.parse(text) for text in args.engine_address or ())
+        secret = read_secret(args.engine_secret_file) if any(address.is_tcp for address in addresses) else None
+        if addresses:
+            check_addresses(addresses, secret)
+            _check_count(args.data_parallel_size, len(addresses), is_headless=is_headless)
+        if addresses and not is_headless:
+            _refuse_engine_flags(args)
+            if any(address.is_tcp and address.port == 0 for address in addresses):
+                raise ConfigError("--engine-address of a running engine needs its port, got 0")
+        return cls(
+            num_api_processes=0 if is_headless else args.api_server_count or 1,
+            num_engines=len(addresses) or args.data_parallel_size or 1,
+            starts_engines=is_headless or not addresses,
+            addresses=addresses,
+            secret=secret,
+        )
+
+
+def _refuse_beside_one_process(args: argparse.Namespace, *, is_headless: bool) -> None:
+    others = {
+        f"--api-server-count {args.api_server_count}": args.api_server_count not in (None, 1),
+        f"--data-parallel-size {args.data_parallel_size}": args.data_parallel_size not in (None, 1),
+        "--headless": is_headless,
+        "--engine-address": bool(args.engine_address),
+        "--restart-engine": args.restart_engine,
+        "--stall-action end": args.stall_action == "end",
+    }
+    for flag, is_given in others.items():
+        if is_given:
+            raise ConfigError(
+                f"--disable-frontend-multiprocessing puts one API and one engine into one process, and {flag} needs "
+                "several: leave one of them out"
+            )
+
+
+def _check_count(data_parallel_size: int | None, num_addresses: int, *, is_headless: bool) -> None:
+    num_engines = (data_parallel_size or 1) if is_headless else (data_parallel_size or num_addresses)
+    if num_engines != num_addresses:
+        raise ConfigError(
+            f"--data-parallel-size {num_engines} needs as many engine addresses, in the order of the engines, got "
+            f"{num_addresses}"
+        )
+
+
+def _refuse_engine_flags(args: argparse.Namespace) -> None:
+    """A front end of running engines takes the model as it is there."""
+    names = [item.name for item in dataclasses.fields(AsyncEngineArgs)]
+    for name in names:
+        if hasattr(args, name) and name not in _OF_FRONT_ENDS:
+            raise ConfigError(
+                f"{name} is an engine setting, and --engine-address names an engine that runs already: pass it to the "
+                "--headless process, or leave --engine-address out"
+            )

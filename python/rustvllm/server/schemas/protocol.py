@@ -1,0 +1,301 @@
+"""The requests that the endpoints take, as pydantic models.
+
+A field the models do not know is kept in ``model_extra``: refused if it asks for something that is not built
+(``refusals.py``), else ignored with a line in the log. Ranges of sampling parameters are checked by ``SamplingParams``.
+"""
+
+from math import isfinite
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
+
+from rustvllm.sampling_params import MAX_BAD_WORDS, MAX_LISTED_TOKENS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from rustvllm.sampling_table import SAMPLING_NUMBERS
+from rustvllm.text.tokenizer import TokenIds
+
+MAX_CHOICES = 16384
+"""Most choices (prompts × n) of one request."""
+MAX_MESSAGES = 8192
+"""Most messages of a conversation."""
+MAX_FREE_VALUES = 1 << 16
+"""Most JSON values of a body in the fields that have no shape of their own: tools, parts, variables, unknown ones."""
+MAX_CONTAINERS = 1 << 17
+"""Most lists and objects of a body, counted before anything is made of it."""
+FEW_IDS = 4096
+"""Longer lists of token ids become an array while the body is parsed."""
+
+
+class _FirstError(FailFast):
+    """Stops at a list's first wrong element: a million of them must not cost a million messages.
+
+    Hashable, which pydantic's own class is not and unions of annotated types must be.
+    """
+
+    __hash__ = object.__hash__
+
+
+_FIRST_ERROR = _FirstError()
+TokenIdList = list[int] | TokenIds
+Ids = Annotated[list[int], _FIRST_ERROR]
+Strings = Annotated[list[str], _FIRST_ERROR]
+Objects = Annotated[list[dict[str, Any]], _FIRST_ERROR]
+
+_PROMPT_SCHEMA = {
+    "description": "Text, a list of texts, token ids, or a list of lists of token ids.",
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        {
+            "type": "array",
+            "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+            "minItems": 1,
+        },
+    ],
+}
+
+
+def _kind(value: Any) -> str:
+    """The JSON name of a value's type, for messages."""
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _is_ids(value: list[Any]) -> bool:
+    return set(map(type, value)) == {int}  # one pass in C; bool is a type of its own here
+
+
+def _compact(ids: list[int], where: str) -> TokenIdList:
+    """Many ids as an array: what comes after the parse neither walks through them nor frees them one by one."""
+    if len(ids) <= FEW_IDS:
+        return ids
+    try:
+        return TokenIds(ids)
+    except ValueError:
+        wrong = next(position for position, token_id in enumerate(ids) if not 0 <= token_id < 2**31 - 1)
+        raise ValueError(f"{where} {str(ids[wrong])[:32]} at position {wrong}, which is not a token id") from None
+
+
+def _compact_tokens(ids: list[int]) -> TokenIdList:
+    return _compact(ids, "holds")
+
+
+def parse_prompts(value: Any) -> list[str | TokenIdList]:
+    """The four shapes of ``prompt`` as one list of texts and token-id lists.
+
+    Written by hand rather than as a union of types: a wrong element in a list of a million ids must cost one message,
+    not a million. Emptiness and the range of ids are checked later, where the tokenizer is known.
+
+    Raises:
+        ValueError: Another shape; says which element is wrong.
+    """
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError(f"must be a string, a list of strings, token ids, or a list of those, not {_kind(value)}")
+    if not value:
+        raise ValueError("must not be an empty list")
+    if _is_ids(value):
+        return [_compact(value, "holds")]
+    if len(value) > MAX_CHOICES:
+        raise ValueError(f"has {len(value)} elements that are prompts of their own; one request may have {MAX_CHOICES}")
+    prompts: list[str | TokenIdList] = []
+    for index, item in enumerate(value):
+        if isinstance(item, str):
+            prompts.append(item)
+        elif isinstance(item, list) and (not item or _is_ids(item)):
+            prompts.append(_compact(item, f"element {index} holds"))
+        elif isinstance(item, list):
+            wrong = next(element for element in item if type(element) is not int)
+            raise ValueError(f"element {index} must hold integer token ids only, but holds {_kind(wrong)}")
+        else:
+            raise ValueError(f"element {index} is {_kind(item)}, expected a string or token ids")
+    if len({isinstance(prompt, str) for prompt in prompts}) > 1:
+        raise ValueError("must not mix strings and token ids")
+    return prompts
+
+
+def _none_if_false(value: Any) -> Any:
+    return None if value is False else value
+
+
+def _described(description: str, default: Any = None, **schema: Any) -> Any:
+    """A field with what the OpenAPI document says of it; ``schema`` is said there and checked elsewhere."""
+    return Field(default=default, description=description, json_schema_extra=schema or None)
+
+
+def _sampling_number(name: str) -> Any:
+    """A field with what the table of sampling parameters says of it."""
+    number = SAMPLING_NUMBERS[name]
+    limits = {
+        "exclusiveMinimum" if number.is_low_excluded else "minimum": number.low,
+        "maximum": number.high,
+    }
+    schema = {key: int(limit) if limit == int(limit) else limit for key, limit in limits.items() if isfinite(limit)}
+    return _described(number.description, **schema)
+
+
+class StreamOptions(BaseModel):
+    """Options of a streamed answer."""
+
+    model_config = ConfigDict(extra="allow")
+
+    include_usage: bool | None = _described("End with an event that has `usage` and no choices.", False)
+    continuous_usage_stats: bool | None = _described("With `include_usage`: put `usage` into every event.", False)
+
+
+class GenerationRequest(BaseModel):
+    """What completions and chat completions have in common."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = _described("A name by which this server serves its model; left out: the first of them.")
+    n: int | None = _described("Choices per prompt; greedy sampling allows 1.", minimum=1, maximum=MAX_CHOICES)
+    best_of: int | None = _described(
+        "Draw so many samples and return the `n` with the highest cumulative log-probability, best first. "
+        "`usage` counts all of them. Not with greedy sampling, and in a stream `n` at most.",
+        minimum=1,
+        maximum=MAX_CHOICES,
+    )
+    temperature: float | None = _sampling_number("temperature")
+    top_p: float | None = _sampling_number("top_p")
+    top_k: int | None = _sampling_number("top_k")
+    top_n_sigma: float | None = _sampling_number("top_n_sigma")
+    min_p: float | None = _sampling_number("min_p")
+    presence_penalty: float | None = _sampling_number("presence_penalty")
+    frequency_penalty: float | None = _sampling_number("frequency_penalty")
+    repetition_penalty: float | None = _sampling_number("repetition_penalty")
+    seed: int | None = _described("64 bits; choice i uses seed + i. -1: none.", minimum=-(2**63), maximum=2**63 - 1)
+    max_tokens: int | None = _described("Most tokens to generate; clamped to the room behind the prompt.", minimum=0)
+    min_tokens: int | None = _described("No end before so many tokens, by EOS or by a stop.", minimum=0)
+    stop: str | Annotated[Strings, Field(max_length=MAX_STOP_STRINGS)] | None = _described(
+        "Strings that end the text, which is cut before them; 64 KiB together."
+    )
+    stop_token_ids: Annotated[Ids, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = _described(
+        "Token ids that end the text."
+    )
+    ignore_eos: bool | None = _described("Go on past the end-of-sequence token.")
+    include_stop_str_in_output: bool | None = _described("Cut behind the stop string.")
+    skip_special_tokens: bool | None = _described("Leave special tokens out of the text; the default.")
+    spaces_between_special_tokens: bool | None = _described("Put spaces between special tokens that are shown.")
+    logit_bias: Annotated[dict[str, Any], Field(max_length=MAX_LISTED_TOKENS)] | None = _described(
+        "Token id (as a string) to a number that is added to its logit, clamped to [-100, 100].",
+        additionalProperties={"type": "number"},
+    )
+    allowed_token_ids: Annotated[Ids, Field(max_length=MAX_LISTED_TOKENS)] | None = _described("Sample nothing else.")
+    bad_words: Annotated[Strings, Field(max_length=MAX_BAD_WORDS)] | None = _described("Words that are not generated.")
+    response_format: dict[str, Any] | None = _described(
+        'What the answer must be: `{"type": "text"}`, `{"type": "json_object"}`, or '
+        '`{"type": "json_schema", "json_schema": {"name", "schema"}}`.'
+    )
+    structured_outputs: dict[str, Any] | None = _described(
+        "What the answer must be: one of `json` (a schema), `json_object`, `regex`, `choice`, `grammar` (Lark or GBNF)."
+    )
+    vllm_xargs: dict[str, Any] | None = _described("Arguments for the server's own logits processors.")
+    truncate_prompt_tokens: int | None = _described("Keep so many tokens of the prompt; -1: as fit.", minimum=-1)
+    truncation_side: Literal["left", "right"] | None = _described("Which end is cut off; `left` by default.")
+    add_special_tokens: bool | None = _described("Let the tokenizer add its beginning-of-sequence token and the like.")
+    stream: bool | None = _described("Answer with server-sent events.", False)
+    stream_options: StreamOptions | None = _described("Only with `stream`.")
+    prompt_logprobs: int | None = _described(
+        "Candidates to show for each place of the prompt; not with `stream`.", minimum=-1
+    )
+    return_tokens_as_token_ids: bool | None = _described("Show tokens as `token_id:123` in log-probabilities.")
+    return_token_ids: bool | None = _described("Add `token_ids` to each choice, and `prompt_token_ids`.")
+    timings: bool | None = _described("Add `timings` to the answer, in a stream to each choice's last event.")
+    timings_per_token: bool | None = _described("The same, in a stream with every event that has text.")
+    return_progress: bool | None = _described(
+        "In a stream, events with `prompt_progress` while the prompt is computed."
+    )
+    priority: int | None = _described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
+    cache_salt: str | None = _described(
+        "Share cached blocks only with requests of the same salt.", minLength=1, maxLength=128
+    )
+    request_id: str | None = _described("Part of the answer's id; the header `X-Request-Id` wins.", maxLength=256)
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of ``POST /v1/completions``."""
+
+    prompt: Annotated[Any, AfterValidator(parse_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+    logprobs: Annotated[int | None, BeforeValidator(_none_if_false)] = _described(
+        "Candidates to show for each token beside its own; 0: its own alone.", minimum=-1
+    )
+    echo: bool | None = _described("Begin each choice with the prompt; `max_tokens` may be 0 then.", False)
+    suffix: str | None = _described("Not supported: a 400 unless empty.", maxLength=0)
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation; further fields reach the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | Objects | None = None
+    name: str | None = None
+    tool_calls: Objects | None = None
+    tool_call_id: str | None = None
+
+
+class Conversation(BaseModel):
+    """Messages, and how they become a prompt."""
+
+    model_config = ConfigDict(extra="allow")
+
+    messages: Annotated[list[ChatMessage], _FIRST_ERROR] = Field(
+        max_length=MAX_MESSAGES, json_schema_extra={"minItems": 1}
+    )
+    tools: Objects | None = _described("Functions that the model may call.", minItems=1)
+    documents: Objects | None = _described("Texts for templates of retrieval models.")
+    add_generation_prompt: bool | None = _described("End where the assistant's answer begins; the default.")
+    continue_final_message: bool | None = _described("Leave the last message open and go on with it.")
+    chat_template: str | None = _described("Jinja template; needs `--trust-request-chat-template`.")
+    chat_template_kwargs: dict[str, Any] | None = _described("Further variables for the template.")
+
+
+class ChatCompletionRequest(GenerationRequest, Conversation):
+    """Body of ``POST /v1/chat/completions``."""
+
+    max_completion_tokens: int | None = _described("The newer name of `max_tokens`, and wins over it.", minimum=1)
+    logprobs: bool | None = _described("Show the log-probabilities of the answer's tokens.", False)
+    top_logprobs: int | None = _described("Candidates to show for each token; needs `logprobs`.", minimum=-1)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = _described(
+        "For the chat template; `none`: without thoughts."
+    )
+    echo: bool | None = _described("Begin each choice with the last message, if the answer has its role.", False)
+    tool_choice: str | dict[str, Any] | None = _described(
+        "`auto` (the default with tools): text or calls; `required`: calls; `none`: text; the type `function`: a call "
+        "of this one; the type `allowed_tools`: `auto` or `required` of these."
+    )
+    parallel_tool_calls: bool | None = _described("More than one call; the default.")
+    include_reasoning: bool | None = _described("Show the model's thoughts; the default.")
+
+
+class TokenizeRequest(BaseModel):
+    """Body of ``POST /tokenize`` with a text; with ``messages`` it is a :class:`TokenizeChatRequest`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = False
+
+
+class TokenizeChatRequest(Conversation):
+    """Body of ``POST /tokenize`` with a conversation."""
+
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = False
+
+
+class DetokenizeRequest(BaseModel):
+    """Body of ``POST /detokenize``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    tokens: Annotated[Ids, AfterValidator(_compact_tokens)]

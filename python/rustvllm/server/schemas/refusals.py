@@ -1,0 +1,65 @@
+"""What this API has elsewhere and this server does not have yet: refused by name, never ignored.
+
+A request field in these tables may be sent with a value that asks for nothing (null, false, the default): that is what
+many clients do. Anything else gets a 400 naming it. Fields in no table and in no model are accepted and ignored, which
+the log says once per name.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def _nothing(value: Any) -> bool:
+    return value is None or value is False or value == "" or value == [] or value == {}
+
+
+def _one(value: Any) -> bool:
+    return value is None or (value == 1 and value is not True)
+
+
+def _text_modality(value: Any) -> bool:
+    return value is None or value == ["text"]
+
+
+def _no_tool(value: Any) -> bool:
+    return value is None or value == "none"
+
+
+Refusals = Mapping[str, tuple[Callable[[Any], bool], str]]
+"""Field -> whether a value asks for nothing, and what to do instead (may be empty)."""
+
+_SHARED: Refusals = {
+    "use_beam_search": (_nothing, ""),
+    "length_penalty": (_one, "it is for beam search"),
+    "early_stopping": (_nothing, "it is for beam search"),
+    "guided_json": (_nothing, "send structured_outputs with json"),
+    "guided_json_object": (_nothing, "send structured_outputs with json_object"),
+    "guided_regex": (_nothing, "send structured_outputs with regex"),
+    "guided_choice": (_nothing, "send structured_outputs with choice"),
+    "guided_grammar": (_nothing, "send structured_outputs with grammar"),
+    "guided_decoding_backend": (_nothing, "there is one"),
+    "guided_whitespace_pattern": (_nothing, "send structured_outputs with whitespace_pattern"),
+    "prompt_embeds": (_nothing, "send text or token ids"),
+    "logprob_token_ids": (_nothing, ""),
+    "logits_processors": (_nothing, "use those that the server was started with, by vllm_xargs"),
+    "kv_transfer_params": (_nothing, ""),
+    "ec_transfer_params": (_nothing, ""),
+    "repetition_detection": (_nothing, ""),
+    "lora_request": (_nothing, ""),
+    "thinking_token_budget": (_nothing, ""),
+    "mm_processor_kwargs": (_nothing, "messages and prompts hold text alone"),
+}
+COMPLETION_REFUSALS: Refusals = {
+    **_SHARED,
+    "suffix": (_nothing, ""),
+}
+CHAT_REFUSALS: Refusals = {
+    **_SHARED,
+    "functions": (_nothing, "send them as tools"),
+    "function_call": (_no_tool, "send functions as tools"),
+    "audio": (_nothing, "answers are text"),
+    "modalities": (_text_modality, "answers are text"),
+    "prediction": (_nothing, ""),
+    "web_search_options": (_nothing, ""),
+    "media_io_kwargs": (_nothing, ""),
+}

@@ -1,0 +1,225 @@
+"""Reads the body of a request: JSON, an object, of the model's shape, or one clear 400.
+
+How long anything takes that is done with a body depends on its size: what :func:`at_size` does with a small one happens
+on the event loop, and with a large one in a thread.
+"""
+
+import asyncio
+import codecs
+import json
+import re
+import reprlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.logger import init_logger
+from rustvllm.server.errors import BadRequestError, ClientDisconnectedError, UnsupportedEncodingError
+from rustvllm.server.schemas.protocol import MAX_CONTAINERS, MAX_FREE_VALUES
+from rustvllm.server.schemas.refusals import Refusals
+
+logger = init_logger(__name__)
+
+RequestModel = TypeVar("RequestModel", bound=BaseModel)
+T = TypeVar("T")
+
+OFF_LOOP_BYTES = 8 << 10
+"""What bodies over this hold is looked at in a thread, so that other clients' streams go on meanwhile: in one of this
+size some thousand numbers have room."""
+_PARSE_OFF_LOOP_BYTES = 64 << 10
+_MAX_NAMES_LOGGED = 256
+_logged_names: set[str] = set()
+_BODY_SIZE = "rustvllm.body_size"
+_JSON_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_SHAPED = frozenset({"prompt", "tokens", "allowed_token_ids", "logit_bias", "bad_words", "stop", "stop_token_ids"})
+"""Fields with limits of their own."""
+
+
+async def read_request(request: Request, model: type[RequestModel]) -> RequestModel:
+    """The body of ``request`` as ``model``.
+
+    Raises:
+        BadRequestError: Not JSON by its content type or by its content, or not an object.
+        UnsupportedEncodingError: The body is compressed.
+        InvalidRequestError: A field is missing or of the wrong type; ``param`` names it.
+        ClientDisconnectedError: The client went away while sending.
+    """
+    content_type = request.headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if not (
+        media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
+    ):
+        sent = f"got {content_type[:100]!r}" if content_type else "got none"
+        raise BadRequestError(f"The Content-Type must be application/json, {sent}.")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        # Unpacked, a small body can be of any size.
+        raise UnsupportedEncodingError(
+            f"The Content-Encoding {encoding[:100]!r} is not supported; send the body as it is."
+        )
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise ClientDisconnectedError from None
+    request.scope[_BODY_SIZE] = len(body)
+    if len(body) > _PARSE_OFF_LOOP_BYTES:
+        return await asyncio.to_thread(parse_request, body, model)
+    return parse_request(body, model)
+
+
+async def at_size(request: Request, work: Callable[[], T]) -> T:
+    """The result of ``work``, which looks at all of the body of ``request``: here, or in a thread if that is large.
+
+    Raises:
+        Exception: What ``work`` raises.
+    """
+    if request.scope[_BODY_SIZE] > OFF_LOOP_BYTES:
+        return await asyncio.to_thread(work)
+    return work()
+
+
+def parse_request(body: bytes, model: type[RequestModel]) -> RequestModel:
+    """``body`` as ``model``; raises as :func:`read_request` does."""
+    body = body.removeprefix(codecs.BOM_UTF8)  # some editors put it before a file's text
+    if not body.strip():
+        raise BadRequestError("The body is empty; send a JSON object.")
+    _check_num_containers(body)
+    try:
+        request = _validated(body, model)
+    except ValidationError as exc:
+        # from None: the cause would drag the whole body through tracebacks and logs.
+        raise _as_request_error(exc) from None
+    except RecursionError:
+        raise BadRequestError("The body is nested too deeply.") from None
+    if len(body) > 2 * MAX_FREE_VALUES:  # a value takes two characters at least
+        _check_num_values(request)
+    return request
+
+
+def _validated(body: bytes, model: type[RequestModel]) -> RequestModel:
+    """``body`` as ``model``, with deeper values in fields that the model does not know than its parser reads."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+        if first["type"] != "json_invalid" or "recursion limit" not in first["msg"]:
+            raise
+        problem = exc
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):  # too deep for this one, too, or wrong behind what is deep
+        raise problem from None
+    if not isinstance(fields, dict):
+        raise problem
+    # Nothing reads what such a field holds; that it asks for something still counts.
+    shallow = {name: value if name in model.model_fields else bool(value) for name, value in fields.items()}
+    return model.model_validate_json(json.dumps(shallow))
+
+
+def refuse_unbuilt(request: BaseModel, refusals: Refusals) -> None:
+    """Raise for a field of ``request`` that asks for something not built yet, and log the fields that are ignored.
+
+    Args:
+        request: A parsed request; fields unknown to its model count too.
+        refusals: One of the tables above.
+
+    Raises:
+        InvalidRequestError: With ``param`` naming the field.
+    """
+    for name in sorted(request.model_fields_set & refusals.keys()):
+        asks_nothing, instead = refusals[name]
+        if not asks_nothing(getattr(request, name)):
+            hint = f"; {instead}" if instead else ""
+            raise InvalidRequestError(f"{name} is not supported yet{hint}.", name)
+    for name in request.model_extra or ():
+        if name not in refusals and name not in _logged_names and len(_logged_names) < _MAX_NAMES_LOGGED:
+            _logged_names.add(name)
+            logger.warning("request field %.64r is not known and is ignored (said once)", name)
+
+
+def _check_num_containers(body: bytes) -> None:
+    """Refuse a body that is mostly brackets: each costs a hundred times what its two characters do."""
+    if body.count(b"[") + body.count(b"{") <= MAX_CONTAINERS:
+        return
+    bare = _JSON_STRING.sub(b"", body)
+    count = bare.count(b"[") + bare.count(b"{")
+    if count > MAX_CONTAINERS:
+        raise BadRequestError(
+            f"The body holds {count} lists and objects; {MAX_CONTAINERS} are taken at most: send several requests."
+        )
+
+
+def _check_num_values(request: BaseModel) -> None:
+    """Refuse more values than what reads them, and frees them, gets through in a few milliseconds."""
+    left = MAX_FREE_VALUES
+    for name, value in {**request.__dict__, **(request.model_extra or {})}.items():
+        if name in _SHAPED:
+            continue
+        waiting = [value]
+        while waiting and left >= 0:
+            item = waiting.pop()
+            if isinstance(item, BaseModel):
+                waiting += item.__dict__.values()
+                item = item.model_extra or {}
+            if isinstance(item, dict | list):
+                left -= len(item)
+                if left >= 0:
+                    waiting += item.values() if isinstance(item, dict) else item
+        if left < 0:
+            raise InvalidRequestError(
+                f"The body holds more than {MAX_FREE_VALUES} values in {str(name)[:64]} and the fields before it; "
+                f"{MAX_FREE_VALUES} are taken at most: send fewer messages, tools or variables.",
+                str(name)[:64],
+            )
+
+
+def _as_request_error(exc: ValidationError) -> Exception:
+    errors = exc.errors(include_url=False)
+    # Of what several shapes say of a field, that it is too long is what the client needs to know.
+    first = next((error for error in errors if error["type"] == "too_long"), errors[0])
+    kind, location, value = first["type"], first["loc"], first.get("input")
+    message = first["msg"].removeprefix("Value error, ")
+    if kind == "json_invalid":
+        return BadRequestError(f"The body is not valid JSON: {message.removeprefix('Invalid JSON: ')}.")
+    if not location:
+        return BadRequestError(f"The body must be a JSON object, got {_shorten(value)}.")
+    path = _path(location)
+    param = str(location[0])[:256]
+    if kind == "too_long":
+        limits = first["ctx"]
+        count, most = limits["actual_length"], limits["max_length"]
+        given = f"more than {most}" if count is None else count
+        return InvalidRequestError(f"{path} has {given} entries, at most {most} are possible: send fewer.", param)
+    if kind == "missing" and param == "prompt" and isinstance(value, dict) and value.get("prompt_embeds"):
+        return InvalidRequestError(
+            "prompt_embeds is not supported yet; send text or token ids as prompt.", "prompt_embeds"
+        )
+    if kind == "missing":
+        return InvalidRequestError(f"{path} is required.", param)
+    if kind == "value_error":
+        return InvalidRequestError(f"{path} {message}.", param)
+    return InvalidRequestError(f"{path}: {message[:1].lower()}{message[1:]}, got {_shorten(value)}.", param)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """``messages[0].role`` from a pydantic location; the names of a union's branches are left out."""
+    path = str(location[0])[:256]
+    for step in location[1:]:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif step.isidentifier() and step not in ("str", "int"):
+            path += f".{step}"
+    return path
+
+
+def _shorten(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    shortener = reprlib.Repr()
+    shortener.maxstring = shortener.maxother = 80
+    shortener.maxlist = shortener.maxdict = 4
+    shortener.maxlevel = 2
+    return shortener.repr(value)

@@ -1,0 +1,196 @@
+"""What the running server knows: its settings, how far it is, and the model it serves."""
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from rustvllm import __version__
+from rustvllm.config import TracingConfig
+from rustvllm.engine.input_processor import default_sampling_params
+from rustvllm.logger import init_logger
+from rustvllm.observe.metrics.prometheus import PrometheusText
+from rustvllm.sampling_params import SamplingParams
+from rustvllm.server.errors import UnavailableError, UnknownModelError
+from rustvllm.server.flags.settings import ServerSettings
+from rustvllm.server.request_load import ServerLoad
+from rustvllm.text.chat_renderer import ChatRenderer
+from rustvllm.text.chat_template import PLAIN_CHAT_TEMPLATE, special_tokens
+from rustvllm.text.turn_formats import find_turn_formats
+
+if TYPE_CHECKING:
+    from rustvllm.config import EngineConfig, ModelConfig
+    from rustvllm.engine.async_llm import AsyncLLM
+    from rustvllm.engine.front_tracer import FrontTracer
+
+logger = init_logger(__name__)
+
+
+class ServerStatus(Enum):
+    """How far the server is."""
+
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    DEAD = "dead"
+
+
+class ServedModel:
+    """The engine with what requests need to know of its model; blocks until its chat template has been looked at.
+
+    Raises:
+        InvalidRequestError: The chat template is not valid, or goes over its limits.
+        OSError: There is no process to render chat templates in.
+    """
+
+    def __init__(self, engine: "AsyncLLM", settings: ServerSettings) -> None:
+        config: EngineConfig = engine.config
+        self.engine = engine
+        self.names: tuple[str, ...] = tuple(config.model.served_model_name) or (config.model.model,)
+        self.max_model_len = config.model.max_model_len
+        self.vocab_size = config.model.vocab_size
+        self.check_num_logprobs = config.model.check_num_logprobs
+        self.created = int(time.time())
+        self.default_sampling = _default_sampling(config.model)
+        own_limit = config.model.generation_config.get("max_new_tokens")
+        self.default_max_tokens = default_sampling_params(config.model).max_tokens if own_limit else None
+        self.tokenizer: Any = engine.tokenizer
+        self.has_own_chat_template = False
+        self.chat_template = PLAIN_CHAT_TEMPLATE
+        if own := settings.chat_template or getattr(self.tokenizer, "chat_template", None):
+            self.has_own_chat_template = True
+            self.chat_template = own
+        elif self.tokenizer is not None:
+            logger.warning(
+                "%s has no chat template: /v1/chat/completions uses a plain one (a single user message as it is, "
+                "several as lines of 'role: text'); give another with --chat-template",
+                self.names[0],
+            )
+        tokens = {} if self.tokenizer is None else special_tokens(self.tokenizer)
+        self.chat_renderer = ChatRenderer(self.chat_template, tokens, f"the chat template of {self.names[0]}")
+        self.turn_formats = find_turn_formats(
+            self.chat_template, self.tokenizer, settings.tool_call_parser, settings.reasoning_parser
+        )
+        if self.turn_formats.tool_calls or self.turn_formats.reasoning:
+            logger.info(
+                "tool calls are read as %s, reasoning as %s (--tool-call-parser %s, --reasoning-parser %s)",
+                self.turn_formats.tool_calls or "text",
+                self.turn_formats.reasoning or "text",
+                settings.tool_call_parser,
+                settings.reasoning_parser,
+            )
+        self.prometheus_text = PrometheusText(config, self.names[0], settings.metrics_prefix)
+        build = f"{__version__} {config.model.model} {config.model.revision} {config.model.dtype}"
+        self.fingerprint = f"rustvllm-{__version__}-{hashlib.sha256(build.encode()).hexdigest()[:8]}"
+
+    def resolve_name(self, model: str | None) -> str:
+        """The name to answer with: the one the client typed, or the first.
+
+        Raises:
+            UnknownModelError: Not a name of this model.
+        """
+        if model is None or model == "":
+            return self.names[0]
+        if model not in self.names:
+            raise UnknownModelError(model, self.names)
+        return model
+
+
+def _default_sampling(model: "ModelConfig") -> dict[str, Any]:
+    """The model's own sampling parameters where they differ from the API's, as far as the engine can honour them."""
+    own, api = default_sampling_params(model), SamplingParams()
+    names = (field.name for field in dataclasses.fields(SamplingParams) if field.name != "max_tokens")
+    return {name: getattr(own, name) for name in names if getattr(own, name) != getattr(api, name)}
+
+
+class ServerState:
+    """Shared by all endpoints; owned by the event loop's thread."""
+
+    def __init__(self, settings: ServerSettings | None = None, load: ServerLoad | None = None) -> None:
+        self.settings = settings or ServerSettings()
+        self.status = ServerStatus.LOADING
+        self._model: ServedModel | None = None
+        # Ids of the engine requests in flight, so that a stop can end them with an answer.
+        self.engine_request_ids: set[str] = set()
+        self.num_open_requests = 0
+        self.tracer: FrontTracer | None = None
+        self.load = load or ServerLoad()
+
+    @property
+    def model(self) -> ServedModel:
+        """The served model; raises :class:`UnavailableError` while there is none."""
+        if self._model is None:
+            raise UnavailableError("The model is still loading.", retry_after=1)
+        return self._model
+
+    def set_ready(self, engine: "AsyncLLM", model: ServedModel | None = None) -> None:
+        """The engine is loaded: serve. ``model`` holds it with what takes long to find out; None: found out here."""
+        self._model = model or ServedModel(engine, self.settings)
+        self.status = ServerStatus.READY
+        if self.settings.tracing != TracingConfig():
+            self.tracer = engine.tracer
+
+    def check_serving(self) -> None:
+        """Raise :class:`UnavailableError` unless requests can be served now."""
+        if self.status is ServerStatus.LOADING:
+            raise UnavailableError("The model is still loading.", retry_after=1)
+        if self.status is ServerStatus.STOPPING:
+            raise UnavailableError("The server is stopping.", retry_after=5)
+        if self.settings.restart_engine and self.status is ServerStatus.READY and self.model.engine.errored:
+            self.status = ServerStatus.RESTARTING
+        if self.status is ServerStatus.RESTARTING:
+            raise UnavailableError("The engine has died and is being started again.", retry_after=2)
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Whether requests are served, and what ``/health`` says about it.
+
+        No engine is asked: one that hangs must not make this hang as well.
+        """
+        if self.status is not ServerStatus.READY:
+            return False, {"status": self.status.value}
+        engines = self.model.engine.health()
+        alive = [engine for engine in engines if engine.death is None]
+        if not alive:
+            status = ServerStatus.RESTARTING if self.settings.restart_engine else ServerStatus.DEAD
+            return False, {"status": status.value, "message": engines[0].death}
+        worst = max(alive, key=lambda engine: engine.stalled_for)
+        limit = self.settings.stall_timeout
+        if limit and worst.stalled_for > limit:
+            return False, {
+                "status": "stalled",
+                "engine": worst.rank,
+                "seconds": round(worst.stalled_for, 1),
+                "message": f"engine {worst.rank} has shown no sign of life for {worst.stalled_for:.1f} s "
+                f"(--stall-timeout {limit:g})",
+            }
+        content: dict[str, Any] = {"status": "ok"}
+        if len(alive) < len(engines):
+            content["dead_engines"] = [engine.rank for engine in engines if engine.death is not None]
+        return True, content
+
+    @contextmanager
+    def open_request(self, *, generates: bool) -> Iterator[None]:
+        """Count a request as open, and as load if it generates."""
+        self.num_open_requests += 1
+        self.load.own[0] += generates
+        try:
+            yield
+        finally:
+            self.num_open_requests -= 1
+            self.load.own[0] -= generates
+
+    def close(self) -> None:
+        """End the processes that render chat templates."""
+        if self._model is not None:
+            self._model.chat_renderer.close()
+
+    async def abort_all(self) -> None:
+        """Abort every engine request; each open answer ends with finish reason ``abort``."""
+        if self._model is None:
+            return
+        for request_id in list(self.engine_request_ids):
+            await self._model.engine.abort(request_id)

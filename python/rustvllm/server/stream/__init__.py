@@ -1,0 +1,1 @@
+"""Generation for one HTTP request, and the events of its stream."""

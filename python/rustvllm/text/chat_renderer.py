@@ -1,0 +1,445 @@
+""":class:`ChatRenderer`: a chat template and the processes that render it, which wait for the next conversation.
+
+A model's template comes from anywhere, as a request's does, and has the same limits: whatever it does, it does in a
+process of its own (:mod:`rustvllm.text.template_worker`). What goes over a limit gets an error here, and slows nothing
+else down. The plain template is this program's own and is rendered in place.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.text.chat_template import PLAIN_CHAT_TEMPLATE, render_chat
+from rustvllm.text.template_worker import CPU_SECONDS, FACTS, LENGTH_BYTES, MAX_TEXT_CHARS, MEMORY_BYTES, TEXT
+
+LONG_ORDER_BYTES = 32 << 10
+"""Longer conversations have a process of their own, so that short ones need not wait for them."""
+ONCE_AT_A_TIME = 2
+"""Templates that come with requests: so many are rendered at a time."""
+_ATTEMPTS = 2
+"""Processes that an order may see end after they have begun with it."""
+_MOST_ENDS = 8
+"""Processes that it may see end in all: others' orders end them, too."""
+WALL_SECONDS = 20.0
+"""For an order, on a machine that is busy otherwise; the processor time is what ends a loop."""
+_KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "TZ")
+_NO_END = "it did not come to its end"
+_MAX_ANSWER_BYTES = 1 + 4 * MAX_TEXT_CHARS  # a character has four bytes at most
+
+_slots: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
+
+
+class ChatRenderer:
+    """Renders one template, for one event loop or for callers that block.
+
+    Attributes:
+        template: Its source.
+        walks_through_parts: Whether the template expects the content of a message as a list of parts.
+    """
+
+    def __init__(self, template: str, tokens: Mapping[str, Any], owner: str) -> None:
+        """Look at the template; blocks until that is done.
+
+        Args:
+            template: Its source.
+            tokens: The special tokens that it may name.
+            owner: Whose it is, for messages.
+
+        Raises:
+            InvalidRequestError: It is not valid, or goes over the limits.
+            OSError: There is no process to render it in.
+        """
+        self.template = template
+        self._tokens = dict(tokens)
+        self._is_plain = template == PLAIN_CHAT_TEMPLATE
+        self._short, self._long = _Lane(template), _Lane(template)
+        self.walks_through_parts = False
+        if not self._is_plain:
+            try:
+                self.walks_through_parts = self._short.start()
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"{owner}: {error}", error.param) from None
+
+    def prepare(self, messages: Any, options: Mapping[str, Any]) -> str | bytes:
+        """The prompt text, or the order for it: what of the work takes long for a long conversation.
+
+        Args:
+            messages: As :func:`~rustvllm.text.chat_template.render_chat` takes them.
+            options: Its other arguments.
+
+        Raises:
+            InvalidRequestError: As that function does.
+        """
+        if self._is_plain:
+            return render_chat(_Tokens(self._tokens), messages, chat_template=self.template, **options)
+        return render_order(self._tokens, messages, options)
+
+    async def render(self, prepared: str | bytes) -> str:
+        """The prompt text of what :meth:`prepare` returned.
+
+        Raises:
+            InvalidRequestError: As for :func:`~rustvllm.text.chat_template.render_chat`, or for a limit.
+            OSError: There is no process to render it in.
+        """
+        if isinstance(prepared, str):
+            return prepared
+        return read_text(await self._lane(prepared).ask(prepared))
+
+    def render_blocking(self, prepared: str | bytes) -> str:
+        """The same without an event loop."""
+        if isinstance(prepared, str):
+            return prepared
+        return read_text(self._lane(prepared).ask_blocking(prepared))
+
+    def close(self) -> None:
+        """End the processes."""
+        self._short.close()
+        self._long.close()
+
+    def _lane(self, order: bytes) -> "_Lane":
+        return self._long if len(order) > LONG_ORDER_BYTES else self._short
+
+
+class _Lane:
+    """A process that is started when it is needed, and again when it has ended."""
+
+    def __init__(self, template: str) -> None:
+        self._template = template
+        self._process: TemplateProcess | None = None
+        self._link: TemplateLink | None = None
+        self._starting: asyncio.Task[TemplateLink] | None = None
+
+    def start(self) -> bool:
+        """Start the process; blocks. Whether the template walks through parts."""
+        process = TemplateProcess()
+        try:
+            answer = read_probe(process.ask(probe_order(self._template)))
+        except BaseException:
+            process.close()
+            raise
+        self._process = process
+        return answer
+
+    async def ask(self, order: bytes) -> bytes:
+        """The answer to an order; from another process if the one that has it ends, and not because of the order."""
+        attempts = 0
+        for _ in range(_MOST_ENDS):
+            link = self._link
+            try:
+                if link is None or not link.is_open:
+                    if self._starting is None:
+                        self._starting = asyncio.ensure_future(self._connect())
+                    link = await asyncio.shield(self._starting)
+                return await link.ask(order)
+            except ProcessEndedError as error:
+                attempts += error.was_served
+                if attempts == _ATTEMPTS:
+                    break
+        raise OSError("the processes for chat templates end before they answer")
+
+    async def _connect(self) -> "TemplateLink":
+        try:
+            if self._process is None or not self._process.is_alive:
+                await asyncio.to_thread(self.start)
+            assert self._process is not None
+            self._link = await self._process.connect()
+            return self._link
+        finally:
+            self._starting = None
+
+    def ask_blocking(self, order: bytes) -> bytes:
+        """The same without an event loop."""
+        for _ in range(_ATTEMPTS):
+            if self._process is None or not self._process.is_alive:
+                self.start()
+            assert self._process is not None
+            try:
+                return self._process.ask(order)
+            except ProcessEndedError:
+                continue
+        raise OSError("the processes for chat templates end before they answer")
+
+    def close(self) -> None:
+        """End the process."""
+        if self._link is not None:
+            self._link.close()
+        if self._process is not None:
+            self._process.close()
+
+
+async def render_once(
+    template: str, tokens: Mapping[str, Any], build: Callable[[bool], Any], options: Mapping[str, Any]
+) -> str:
+    """The prompt text of a template that is used once, in a process that is used once.
+
+    Args:
+        template: Its source.
+        tokens: The special tokens that it may name.
+        build: Makes the messages, given whether the template walks through their parts.
+        options: As for :meth:`ChatRenderer.prepare`.
+
+    Raises:
+        InvalidRequestError: As for :class:`ChatRenderer`.
+        OSError: There is no process to render it in.
+    """
+    loop = asyncio.get_running_loop()
+    for other in [each for each in _slots if each.is_closed()]:
+        del _slots[other]
+
+    def prepare(in_parts: bool) -> bytes:
+        return render_order(tokens, build(in_parts), options)
+
+    async with _slots.setdefault(loop, asyncio.Semaphore(ONCE_AT_A_TIME)):
+        process = await asyncio.to_thread(TemplateProcess)
+        try:
+            link = await process.connect()
+            in_parts = read_probe(await link.ask(probe_order(template)))
+            return read_text(await link.ask(await asyncio.to_thread(prepare, in_parts)))
+        except ProcessEndedError as error:
+            raise OSError(str(error)) from None
+        finally:
+            await asyncio.to_thread(process.close)
+
+
+class _Tokens:
+    """Stands for the tokenizer, of which a template sees the special tokens alone."""
+
+    def __init__(self, tokens: Mapping[str, Any]) -> None:
+        self.special_tokens_map = tokens
+
+
+class ProcessEndedError(Exception):
+    """The process is gone, and no limit was the reason.
+
+    Attributes:
+        was_served: It had begun with this order: the order may be the reason.
+    """
+
+    def __init__(self, *, was_served: bool) -> None:
+        super().__init__("the process that renders chat templates has ended")
+        self.was_served = was_served
+
+
+class TemplateProcess:
+    """One process; it serves one order after the other, and its object's end is its end."""
+
+    def __init__(self) -> None:
+        """Start it; it takes orders at once and answers when it has loaded what it needs.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        self._channel, theirs = socket.socketpair()
+        self._channel.settimeout(WALL_SECONDS)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rustvllm.text.template_worker"],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
+                start_new_session=True,  # a Ctrl-C of the terminal is for the server
+            )
+        self._end = weakref.finalize(self, _end, self._process, self._channel)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked."""
+        return bool(self._end.alive) and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return int(self._process.pid)
+
+    def close(self) -> None:
+        """End it. Idempotent; may wait some milliseconds until its memory is gone."""
+        self._end()
+
+    def ask(self, order: bytes) -> bytes:
+        """The answer to an order; blocks. Without one the process is ended.
+
+        Raises:
+            InvalidRequestError: The order takes too long.
+            ProcessEndedError: The process is gone.
+        """
+        try:
+            self._channel.sendall(framed(order))
+            with self._channel.makefile("rb") as answers:
+                size = int.from_bytes(_read_all(answers.read(LENGTH_BYTES), LENGTH_BYTES), "big")
+                return _read_all(answers.read(size), size)
+        except OSError as error:
+            raise self.end_because(timed_out=isinstance(error, TimeoutError), was_served=True) from None
+
+    async def connect(self) -> "TemplateLink":
+        """The process for the running event loop; it is not to be asked otherwise from then on."""
+        _, link = await asyncio.get_running_loop().create_connection(
+            lambda: TemplateLink(self), sock=self._channel.dup()
+        )
+        return link
+
+    def end_because(self, *, timed_out: bool, was_served: bool) -> InvalidRequestError | ProcessEndedError:
+        """End it, and what that means for an order it has not answered."""
+        self.close()
+        if was_served and (timed_out or self._process.returncode == -signal.SIGPROF):
+            return _too_much(_NO_END)
+        return ProcessEndedError(was_served=was_served)
+
+
+class TemplateLink(asyncio.Protocol):
+    """Orders on their way to a process and its answers, which come in the same order."""
+
+    def __init__(self, process: TemplateProcess) -> None:
+        self._process = process
+        self._waiting: deque[asyncio.Future[bytes]] = deque()
+        self._received = bytearray()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timed_out = False
+        self.is_open = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by the event loop; uvloop's transports are not asyncio's by class."""
+        self._transport = transport
+        self.is_open = True
+
+    async def ask(self, order: bytes) -> bytes:
+        """The answer to an order; raises as :meth:`TemplateProcess.ask` does."""
+        if not self.is_open:
+            raise ProcessEndedError(was_served=False)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[bytes] = loop.create_future()
+        self._waiting.append(answer)
+        if self._timer is None:
+            self._timer = loop.call_later(WALL_SECONDS, self._give_up)
+        self._transport.write(framed(order))
+        return await answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        received = self._received
+        received += data
+        while len(received) >= LENGTH_BYTES:
+            size = int.from_bytes(received[:LENGTH_BYTES], "big")
+            if size > _MAX_ANSWER_BYTES:
+                self._give_up()
+                return
+            end = LENGTH_BYTES + size
+            if len(received) < end:
+                return
+            answer = bytes(received[LENGTH_BYTES:end])
+            del received[:end]
+            self._answered(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- asyncio's
+        """Called by the event loop: the process has ended, most likely over its first order."""
+        self.is_open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        for index, answer in enumerate(self._waiting):
+            reason = self._process.end_because(timed_out=self._timed_out, was_served=index == 0)
+            if not answer.done():
+                answer.set_exception(reason)
+        self._waiting.clear()
+        self._process.close()
+
+    def _answered(self, answer: bytes) -> None:
+        first = self._waiting.popleft()
+        if not first.done():  # else its request was given up
+            first.set_result(answer)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(WALL_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        self._timed_out = True
+        self.is_open = False
+        self.close()
+
+
+def framed(order: bytes) -> bytes:
+    """An order with its length before it."""
+    return len(order).to_bytes(LENGTH_BYTES, "big") + order
+
+
+def probe_order(template: str) -> bytes:
+    """Asks what a template is like, which the orders after this one use."""
+    return json.dumps({"template": template, "probe": True}).encode()
+
+
+def render_order(tokens: Mapping[str, Any], messages: Any, options: Mapping[str, Any]) -> bytes:
+    """Asks for a text: of the template's special tokens, messages, and other variables."""
+    order = {"tokens": tokens, "messages": messages, "options": options}
+    return json.dumps(order, default=_as_json).encode()
+
+
+def read_probe(answer: bytes) -> bool:
+    """Whether the template walks through the parts of messages.
+
+    Raises:
+        InvalidRequestError: The template is not valid, or goes over the limits.
+    """
+    return bool(_read_facts(answer, "chat_template")["walks_through_parts"])
+
+
+def read_text(answer: bytes) -> str:
+    """The text.
+
+    Raises:
+        InvalidRequestError: As for :func:`~rustvllm.text.chat_template.render_chat`, or for a limit.
+    """
+    if answer.startswith(TEXT):
+        return answer[len(TEXT) :].decode(errors="surrogatepass")
+    return str(_read_facts(answer, "messages")["text"])
+
+
+def _read_facts(answer: bytes, param: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(answer.removeprefix(FACTS))
+    if "limit" in facts:
+        raise _too_much(facts["limit"], param)
+    if "message" in facts:
+        raise InvalidRequestError(facts["message"], facts["param"])
+    return facts
+
+
+def _read_all(received: bytes, size: int) -> bytes:
+    if len(received) < size:
+        raise ConnectionResetError
+    return received
+
+
+def _as_json(value: Any) -> Any:
+    """What a template gets for a value that JSON does not have."""
+    return dict(value) if isinstance(value, Mapping) else f"<{type(value).__name__}>"
+
+
+def _too_much(reason: str, param: str = "chat_template") -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The chat template went over the limits: {reason} (a template has {CPU_SECONDS} seconds of processor time, "
+        f"{MEMORY_BYTES >> 20} MiB of memory and {MAX_TEXT_CHARS >> 20} Mi characters of text). "
+        "Use another template, or send fewer or shorter messages.",
+        param,
+    )
+
+
+def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+    channel.close()
+    with contextlib.suppress(OSError):
+        process.kill()
+    process.wait()

@@ -1,0 +1,222 @@
+"""The tokenizer of a model: the Rust core's, with the settings of ``tokenizer_config.json``.
+
+Neither transformers nor torch is imported: a model without ``tokenizer.json`` has its files converted in another
+process (:mod:`rustvllm.text.tokenizer_json`).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rustvllm import _core
+from rustvllm.config.gguf_file import GgufFile, is_gguf
+from rustvllm.exceptions import InvalidRequestError, ModelLoadError
+from rustvllm.sampling_params import is_valid_unicode
+from rustvllm.text import gguf_tokenizer
+from rustvllm.text.tokenizer_json import check_size, load_tokenizer_json, read_object
+from rustvllm.text.tokenizer_pool import TokenizerPool
+
+TokenIds = _core.TokenIds
+"""Token ids as an array: what entry points make of long lists."""
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_DEFAULT_TEMPLATE = "default"
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Attributes:
+        core: The Rust tokenizer, for an output processor.
+        chat_template: Jinja source of the model's chat template; None when it has none.
+        special_tokens_map: Special tokens by name (``bos_token`` …), as text.
+        bos_token_id: Id of the beginning-of-sequence token; None without one.
+        eos_token_id: Id of the end-of-sequence token; None without one.
+    """
+
+    def __init__(
+        self,
+        core: _core.Tokenizer,
+        config: dict[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        """Put a core tokenizer and a parsed ``tokenizer_config.json`` together."""
+        config = config or {}
+        self.core = core
+        self._pool: TokenizerPool | None = None  # made for the first long text
+        self.chat_template = chat_template
+        self.special_tokens_map = _special_tokens(config)
+        self.bos_token_id = self._id_of("bos_token")
+        self.eos_token_id = self._id_of("eos_token")
+        # transformers replaces the post-processor of tokenizer.json as soon as the configuration names one of these.
+        self._own_affixes = any(isinstance(config.get(name), bool) for name in ("add_bos_token", "add_eos_token"))
+        self._prefix = [self.bos_token_id] if config.get("add_bos_token") and self.bos_token_id is not None else []
+        self._suffix = [self.eos_token_id] if config.get("add_eos_token") and self.eos_token_id is not None else []
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Read the tokenizer of a model folder, or the one inside a GGUF file.
+
+        Raises:
+            ModelLoadError: There is none, or it cannot be read.
+        """
+        if is_gguf(folder):
+            file = GgufFile(folder)
+            return cls(
+                read_core_tokenizer(folder), gguf_tokenizer.tokenizer_config(file), gguf_tokenizer.chat_template(file)
+            )
+        config = read_object(folder / "tokenizer_config.json")
+        core = read_core_tokenizer(folder)
+        return cls(core, config, _chat_template(folder, config))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``.
+
+        Args:
+            text: Any valid Unicode.
+            add_special_tokens: Put the beginning-of-sequence token and the like where the model expects them.
+
+        Raises:
+            InvalidRequestError: ``text`` holds lone surrogates.
+        """
+        if not is_valid_unicode(text):
+            raise InvalidRequestError("the text is not valid Unicode: it holds a lone surrogate", "prompt")
+        if not add_special_tokens or self._own_affixes:
+            ids = self.core.encode(text, False)
+            return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+        return self.core.encode(text, True)
+
+    def encode_ids(self, text: str, add_special_tokens: bool = True) -> _core.TokenIds:
+        """The same as :meth:`encode` without a list, for a prompt on its way to the engine."""
+        if self._own_affixes or not is_valid_unicode(text):
+            return _core.TokenIds(self.encode(text, add_special_tokens))
+        return self.core.encode_ids(text, add_special_tokens)
+
+    async def encode_off_loop(self, text: str, add_special_tokens: bool = True) -> _core.TokenIds:
+        """The same for a long text, in a thread of the core, while the event loop goes on.
+
+        Raises:
+            InvalidRequestError: ``text`` holds lone surrogates.
+            QueueFullError: Too much text waits to be tokenised.
+            RuntimeError: Another event loop is waiting for this tokenizer.
+        """
+        if self._pool is None:
+            self._pool = TokenizerPool(self.core)
+        if not add_special_tokens or not self._own_affixes:
+            return await self._pool.encode(text, add_special_tokens)
+        ids = await self._pool.encode(text, False)
+        if not self._prefix and not self._suffix:
+            return ids
+        return _core.TokenIds([*self._prefix, *ids, *self._suffix])
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        """``{"input_ids": …}``, as transformers' tokenizers answer."""
+        return {"input_ids": self.encode(text, add_special_tokens)}
+
+    def decode(self, token_ids: Sequence[int] | _core.TokenIds, skip_special_tokens: bool = True) -> str:
+        """Text of ``token_ids``."""
+        ids = token_ids if isinstance(token_ids, _core.TokenIds) else list(token_ids)
+        return self.core.decode(ids, skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text, which need not be whole characters; special tokens as they are written."""
+        return self.core.token_bytes(token_id)
+
+    def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str | None]:
+        """The vocabulary's entry for each id; None for ids it does not have."""
+        return [self.core.id_to_token(token_id) for token_id in token_ids]
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        """The id of a vocabulary entry; None when there is no such entry."""
+        return self.core.token_to_id(token)
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries with the added tokens."""
+        return self.core.vocab_size
+
+    def __len__(self) -> int:
+        return self.core.vocab_size
+
+    @property
+    def bos_token(self) -> str | None:
+        """The beginning-of-sequence token."""
+        return self.special_tokens_map.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """The end-of-sequence token."""
+        return self.special_tokens_map.get("eos_token")
+
+    @property
+    def unk_token(self) -> str | None:
+        """The token for what the vocabulary does not have."""
+        return self.special_tokens_map.get("unk_token")
+
+    @property
+    def pad_token(self) -> str | None:
+        """The padding token."""
+        return self.special_tokens_map.get("pad_token")
+
+    def _id_of(self, name: str) -> int | None:
+        token = self.special_tokens_map.get(name)
+        return None if token is None else self.core.token_to_id(token)
+
+
+def read_chat_template(place: Path) -> str | None:
+    """The chat template of a model folder or a GGUF file; None without one.
+
+    Raises:
+        ModelLoadError: A file cannot be read.
+    """
+    if is_gguf(place):
+        return gguf_tokenizer.chat_template(GgufFile(place))
+    return _chat_template(place, read_object(place / "tokenizer_config.json"))
+
+
+def read_core_tokenizer(place: Path) -> _core.Tokenizer:
+    """The tokenizer of a model folder or a GGUF file, without its chat template and generation settings.
+
+    Raises:
+        ModelLoadError: There is none, or it cannot be read.
+    """
+    if not is_gguf(place):
+        return load_tokenizer_json(place, lambda path: _core.Tokenizer.from_file(str(path)))
+    content = gguf_tokenizer.tokenizer_json(GgufFile(place))
+    try:
+        return _core.Tokenizer.from_bytes(content)
+    except Exception as error:
+        raise ModelLoadError(f"cannot read the tokenizer in {place}: {error}") from error
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Special tokens that are set: each is written as a string, or as an object with its string in ``content``."""
+    tokens = {}
+    for name in SPECIAL_TOKEN_NAMES:
+        value = config.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            tokens[name] = value
+    return tokens
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+    """The chat template: a file of its own wins over the one in ``tokenizer_config.json``."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        check_size(path)
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelLoadError(f"cannot read the chat template {path}: {error}") from error
+    template = config.get("chat_template")
+    if template is None:
+        template = read_object(folder / "chat_template.json").get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = {
+            entry.get("name"): entry.get("template")
+            for entry in template
+            if isinstance(entry, dict) and isinstance(entry.get("template"), str)
+        }
+        template = named.get(_DEFAULT_TEMPLATE)
+    return template if isinstance(template, str) else None

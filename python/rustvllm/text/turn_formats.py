@@ -1,0 +1,105 @@
+""":class:`TurnFormats`: how a model writes tool calls and thoughts, found from its chat template or said by a flag."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rustvllm import _core
+from rustvllm.exceptions import ConfigError
+
+Tools = _core.Tools
+TurnParser = _core.TurnParser
+AUTO: Final = "auto"
+NONE: Final = "none"
+
+
+@dataclass(frozen=True)
+class TurnFormats:
+    """The formats of one model.
+
+    Attributes:
+        tool_calls: The format of its calls; None: not known.
+        reasoning: The format of its thoughts; None: it has none.
+        has_short_ids: Ids of calls have 9 letters and digits, which its template asks for.
+        marker_ids: Markers that are special tokens, which text never is.
+        reasoning_ids: Tokens that begin and end thoughts; None if they are not one token each.
+    """
+
+    tool_calls: str | None = None
+    reasoning: str | None = None
+    has_short_ids: bool = False
+    marker_ids: Mapping[str, int] = field(default_factory=dict)
+    reasoning_ids: tuple[int, int] | None = None
+
+    def begins_within(self, prompt: str) -> bool:
+        """Whether an answer to this prompt begins within thoughts."""
+        return self.reasoning is not None and _core.begins_within_reasoning(self.reasoning, prompt)
+
+
+def find_turn_formats(
+    template: str, tokenizer: Any, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
+) -> TurnFormats:
+    """The formats of a model.
+
+    Args:
+        template: Its chat template.
+        tokenizer: Its tokenizer; None: without one nothing is read.
+        tool_call_parser: Name of a format, ``auto`` or ``none``.
+        reasoning_parser: The same for thoughts.
+    """
+    if tokenizer is None:
+        return TurnFormats()
+    calls = _core.find_tool_call_format(template) if tool_call_parser == AUTO else tool_call_parser
+    reasoning = _core.find_reasoning_format(template) if reasoning_parser == AUTO else reasoning_parser
+    calls, reasoning = (None if name == NONE else name for name in (calls, reasoning))
+    markers: list[str] = []
+    has_short_ids = False
+    if calls is not None:
+        markers, has_short_ids = _core.tool_call_format_facts(calls)
+    reasoning_ids = None
+    if reasoning is not None:
+        thoughts = _core.reasoning_markers(reasoning)
+        markers = [*markers, *thoughts]
+        begin, end = (tokenizer.convert_tokens_to_ids(marker) for marker in thoughts)
+        reasoning_ids = None if begin is None or end is None else (begin, end)
+    return TurnFormats(calls, reasoning, has_short_ids, _special_ids(markers, tokenizer), reasoning_ids)
+
+
+def tool_call_formats() -> list[str]:
+    """The names of the formats of calls, without their other names."""
+    return [name for name, _ in _core.tool_call_formats()]
+
+
+def check_tool_call_parser(name: str) -> str:
+    """``name`` if it is a format of calls, ``auto`` or ``none``.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    return _check(name, "--tool-call-parser", _core.tool_call_formats())
+
+
+def check_reasoning_parser(name: str) -> str:
+    """``name`` if it is a format of reasoning, ``auto`` or ``none``.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    return _check(name, "--reasoning-parser", _core.reasoning_formats())
+
+
+def _check(name: str, flag: str, formats: list[tuple[str, list[str]]]) -> str:
+    known = [AUTO, NONE, *(known for first, others in formats for known in (first, *others))]
+    if name not in known:
+        raise ConfigError(f"{flag} has no format {name[:64]!r}; possible are {', '.join(known)}")
+    return name
+
+
+def _special_ids(markers: list[str], tokenizer: Any) -> dict[str, int]:
+    """Those markers that are tokens which are left out of texts."""
+    ids = {marker: tokenizer.convert_tokens_to_ids(marker) for marker in markers}
+    return {
+        marker: token_id
+        for marker, token_id in ids.items()
+        if token_id is not None and not tokenizer.decode([token_id], skip_special_tokens=True)
+    }

@@ -1,0 +1,63 @@
+"""Drafts on the device: which of them are what was sampled, and what follows from those before a row.
+
+Each row of logits is sampled as if its request had decoded up to there. A draft that equals the token of its place is
+kept, so what a request gets is what it would have got without drafts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rustvllm.worker.draft_rows import NO_TOKEN, DraftRows
+from rustvllm.worker.step_buffers import StepBuffers
+
+
+class DeviceDrafts:
+    """The drafts of one step.
+
+    Args:
+        rows: Its rows of logits.
+        step: Where they are staged, so it must be sent before they are looked at.
+
+    Attributes:
+        rows: The same.
+    """
+
+    def __init__(self, rows: DraftRows, step: StepBuffers) -> None:
+        self.rows = rows
+        self._places = step.stage(rows.places)
+        self._drafts = step.stage(rows.drafts)
+        self._requests = step.stage(rows.requests)
+        self._depths = step.stage(rows.depths)
+
+    def accept(self, sampled: Tensor) -> Tensor:
+        """See ``DraftRows.accept``: int32 ``[n]`` to int32 ``[num_sampled, 1 + d]``."""
+        num_samples, num_columns = self._drafts.shape
+        ids = sampled.new_full((num_samples * (1 + num_columns),), NO_TOKEN)
+        ids = ids.index_copy(0, self._places, sampled).view(num_samples, 1 + num_columns)
+        num_right = (ids[:, :-1] == self._drafts).cumprod(dim=1).sum(dim=1)
+        columns = torch.arange(1 + num_columns, device=ids.device)
+        return torch.where(columns <= num_right[:, None], ids, NO_TOKEN)
+
+    def push(self, endings: Tensor, rows: Tensor) -> Tensor:
+        """What outputs end in once the drafts before a row are counted to them.
+
+        Args:
+            endings: int64 ``[w, length]``, the last ids of an output.
+            rows: int64 ``[w]``, the row of logits that each is wanted for.
+        """
+        longer = torch.cat((endings, self._drafts[self._requests[rows]]), dim=1)
+        columns = torch.arange(endings.shape[1], device=endings.device)
+        return longer.gather(1, self._depths[rows][:, None] + columns)
+
+
+def last_tokens(ids: Tensor) -> Tensor:
+    """The last id of each row, int32 ``[r, c]`` to int32 ``[r]``; 0 where a row has none."""
+    last = (ids >= 0).sum(dim=1, keepdim=True).sub(1).clamp(min=0)
+    return ids.gather(1, last)[:, 0].clamp(min=0)
+
+
+def add_counts(counts: Tensor, rows: Tensor, ids: Tensor) -> None:
+    """Count ids in place: int32 ``[p, vocab_size]``, int64 ``[k]`` of its rows and int64 ``[k]``; pairs may repeat."""
+    counts.index_put_((rows, ids), torch.ones_like(ids, dtype=counts.dtype), accumulate=True)

@@ -1,0 +1,239 @@
+"""Drafts change no token: the same requests with and without, over parameters and ways to run.
+
+Without the controller, so that drafts run wherever some are found: each cell must have seen accepted and rejected ones.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from rustvllm import LLM, SamplingParams
+from rustvllm.config.engine_args import AsyncEngineArgs
+from rustvllm.engine.async_llm import AsyncLLM
+from rustvllm.exceptions import ConfigError
+from rustvllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+PROMPTS = [
+    "Tom had a red ball. Tom had a red ball. Tom had a red",
+    "One day, a girl named Lily went to the park. One day, a girl named Lily",
+    "the cat and the dog and the cat and the dog and the",
+    "She was happy. He was happy. They were happy. She was",
+]
+LENGTH = 60
+EVERYTHING = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 6, "suffix_decoding_max_spec_factor": 2.0}
+ORDINARY = {"num_gpu_blocks_override": 257}
+WORLDS = {
+    "chunked": {**ORDINARY, "max_num_batched_tokens": 12, "max_num_seqs": 12},
+    "preempted": {"num_gpu_blocks_override": 13, "max_num_seqs": 12, "max_model_len": 128},
+    "swapped": {
+        "num_gpu_blocks_override": 13,
+        "max_num_seqs": 12,
+        "max_model_len": 128,
+        "preemption_mode": "swap",
+        "swap_space": 0.01,
+    },
+    "overlapping": {**ORDINARY, "async_scheduling": True},
+    "without cached prefixes": {**ORDINARY, "enable_prefix_caching": False},
+}
+CELLS = {
+    "greedy": {"temperature": 0},
+    "random": {"temperature": 0.7, "seed": 7},
+    "top_p": {"temperature": 0.9, "top_p": 0.6, "seed": 3},
+    "top_k and min_p": {"temperature": 0.8, "top_k": 8, "min_p": 0.05, "seed": 5},
+    "top_n_sigma": {"temperature": 0.8, "top_n_sigma": 1.0, "seed": 11},
+    # What is drawn from is compared too: most mistakes change no token, but all change a logarithm.
+    "penalties": {
+        "temperature": 0,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.05,
+        "repetition_penalty": 1.01,
+        "logprobs": 5,
+    },
+    "bad words": {
+        "temperature": 0,
+        "logprobs": 5,
+        "bad_words": [
+            " Tom had",
+            " had a",
+            " a red",
+            " girl named",
+            " named Lily",
+            " cat and",
+            " was happy",
+            " very proud",
+        ],
+    },
+    "bias": {"temperature": 0.6, "seed": 1, "logit_bias": {5: 0.5, 9: -1.0}},
+    "allowed ids": {"temperature": 0.5, "seed": 2, "allowed_token_ids": list(range(3, 400))},
+    "min_tokens": {"temperature": 0, "min_tokens": 30, "stop_token_ids": list(range(10, 200, 3))},
+    "stop ids": {"temperature": 0.5, "seed": 13, "stop_token_ids": list(range(10, 100, 9))},
+    "logprobs": {"temperature": 0.6, "seed": 4, "logprobs": 3},
+    "prompt_logprobs": {"temperature": 0, "logprobs": 0, "prompt_logprobs": 1},
+    "samples": {"temperature": 0.6, "seed": 6, "n": 2},
+    "stop strings": {
+        "temperature": 0,
+        "stop": ["ball. Tom", "park and", "dog and the"],
+        "include_stop_str_in_output": True,
+    },
+    "past EOS": {"temperature": 0.4, "seed": 8, "ignore_eos": True},
+}
+
+
+@dataclass
+class Pair:
+    """The same engine without drafts and with."""
+
+    plain: LLM
+    speculative: LLM
+
+    def compare(self, params, prompts=PROMPTS):
+        """Run with and without; the drafts that ran and those that were accepted."""
+        expected = self.plain.generate(prompts, params, use_tqdm=False)
+        before = stats_of(self.speculative)
+        got = self.speculative.generate(prompts, params, use_tqdm=False)
+        after = stats_of(self.speculative)
+        assert [facts(output) for output in got] == [facts(output) for output in expected]
+        drafted, accepted = (after[name] - before[name] for name in ("num_draft_tokens", "num_accepted_tokens"))
+        return drafted, accepted
+
+
+def stats_of(llm):
+    return llm.llm_engine.engine_core.core.scheduler.stats()
+
+
+def facts(output):
+    """All that a client can see, but for times."""
+    samples = [
+        (each.index, each.token_ids, each.text, each.finish_reason, each.stop_reason, logprobs_of(each.logprobs))
+        for each in output.outputs
+    ]
+    return output.prompt_token_ids, logprobs_of(output.prompt_logprobs), samples
+
+
+def logprobs_of(places):
+    if places is None:
+        return None
+    return [
+        place and {token_id: (each.logprob, each.rank, each.decoded_token) for token_id, each in place.items()}
+        for place in places
+    ]
+
+
+def make(speculative_config, **engine):
+    return LLM(**({"max_model_len": 256} | engine), batch_invariant=True, speculative_config=speculative_config)
+
+
+def pair_of(speculative_config=EVERYTHING, **engine):
+    return Pair(make(None, **engine), make({**speculative_config, "adaptive": False}, **engine))
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return pair_of(**ORDINARY, logprobs_mode="processed_logprobs")
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_no_parameter_sees_drafts(pair, cell):
+    drafted, accepted = pair.compare(SamplingParams(max_tokens=LENGTH, **CELLS[cell]))
+    assert 0 < accepted < drafted
+
+
+def test_every_parameter_in_one_batch(pair):
+    params = [SamplingParams(max_tokens=LENGTH, **cell) for cell in CELLS.values()]
+    prompts = [PROMPTS[index % len(PROMPTS)] for index in range(len(params))]
+    drafted, accepted = pair.compare(params, prompts)
+    assert 0 < accepted < drafted
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_no_way_to_run_sees_drafts(world):
+    pair = pair_of(**WORLDS[world])
+    params = [
+        SamplingParams(max_tokens=LENGTH, **CELLS[cell])
+        for cell in ("greedy", "random", "penalties", "bad words", "min_tokens", "logprobs", "samples", "past EOS")
+    ]
+    drafted, accepted = pair.compare(params, 2 * PROMPTS)
+    assert 0 < accepted < drafted
+    stats = stats_of(pair.speculative)
+    assert stats["num_preemptions"] > 0 or world not in ("preempted", "swapped")
+    assert stats["num_swapped_out"] > 0 or world != "swapped"
+
+
+def test_longest_matches_give_drafts_too():
+    pair = pair_of(SUFFIX, **ORDINARY)
+    params = [SamplingParams(max_tokens=100, **CELLS[cell]) for cell in ("greedy", "random", "logprobs", "past EOS")]
+    drafted, accepted = pair.compare(params)
+    assert 0 < accepted < drafted
+
+
+def test_drafts_save_steps(pair):
+    before = stats_of(pair.speculative)
+    output = pair.speculative.generate(PROMPTS[:1], SamplingParams(temperature=0, max_tokens=LENGTH), use_tqdm=False)
+    after = stats_of(pair.speculative)
+    num_steps = after["num_steps"] - before["num_steps"]
+    num_tokens = len(output[0].outputs[0].token_ids)
+    assert num_steps == num_tokens - (after["num_accepted_tokens"] - before["num_accepted_tokens"]) < num_tokens
+
+
+def test_a_request_with_a_processor_of_its_own_has_no_drafts(pair):
+    def prefer(output_token_ids, logits):
+        logits[20 + len(output_token_ids) % 2] += 100.0
+        return logits
+
+    params = SamplingParams(temperature=0, max_tokens=12, logits_processors=[prefer])
+    assert pair.compare(params) == (0, 0)
+    drafted, accepted = pair.compare([params, SamplingParams(temperature=0, max_tokens=LENGTH)], 2 * PROMPTS[:1])
+    assert 0 < accepted < drafted, "its neighbour has"
+
+
+def test_a_request_with_a_grammar_has_no_drafts(pair):
+    params = SamplingParams(
+        temperature=0, max_tokens=30, structured_outputs=StructuredOutputsParams(regex=r"( the cat| and){1,8}\.")
+    )
+    assert pair.compare(params) == (0, 0)
+    drafted, accepted = pair.compare([params, SamplingParams(temperature=0, max_tokens=LENGTH)], 2 * PROMPTS[:1])
+    assert 0 < accepted < drafted, "its neighbour has"
+
+
+def test_the_controller_changes_no_token_either():
+    pair = Pair(make(None, **ORDINARY), make({"method": "auto"}, **ORDINARY))
+    params = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+    drafted, _ = pair.compare(params)
+    stats = stats_of(pair.speculative)
+    assert drafted + stats["num_withheld_draft_tokens"] > 0
+
+
+async def test_streams_of_another_process_see_no_drafts(pair, monkeypatch):
+    cells = [CELLS["greedy"], CELLS["logprobs"], CELLS["samples"], CELLS["stop strings"]]
+    monkeypatch.setenv("RUSTVLLM_ENABLE_MULTIPROCESSING", "1")
+    config = {**EVERYTHING, "adaptive": False}
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(max_model_len=256, batch_invariant=True, speculative_config=config, **ORDINARY)
+    )
+
+    async def stream(index, prompt, cell):
+        params = SamplingParams(max_tokens=LENGTH, output_kind=RequestOutputKind.DELTA, **cell)
+        texts, most_at_once = {}, 0
+        async for output in engine.generate(prompt, params, f"r{index}"):
+            for sample in output.outputs:
+                texts[sample.index] = texts.get(sample.index, "") + sample.text
+                most_at_once = max(most_at_once, len(sample.token_ids))
+        return texts, most_at_once
+
+    try:
+        results = await asyncio.gather(*(stream(i, *each) for i, each in enumerate(zip(PROMPTS, cells, strict=True))))
+    finally:
+        engine.shutdown()
+    params = [SamplingParams(max_tokens=LENGTH, **cell) for cell in cells]
+    expected = pair.plain.generate(PROMPTS, params, use_tqdm=False)
+    assert [texts for texts, _ in results] == [
+        {sample.index: sample.text for sample in output.outputs} for output in expected
+    ]
+    assert max(most for _, most in results) > 1, "some steps gave several tokens"
+
+
+def test_what_is_not_there_is_refused_before_a_model_is_loaded():
+    with pytest.raises(ConfigError, match="method 'eagle3' is not supported yet; what there is: ngram, suffix, auto"):
+        LLM(speculative_config={"method": "eagle3", "model": "some/head", "num_speculative_tokens": 3})

@@ -1,0 +1,187 @@
+"""Structured output through the whole engine, with a model that has not learnt any: valid, or cut by ``length``."""
+
+import asyncio
+import json
+import re
+
+import pytest
+
+from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams, StructuredOutputsParams
+from rustvllm.exceptions import InvalidRequestError
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "size": {"enum": ["small", "large"]},
+        "parts": {"type": "array", "items": {"type": "integer", "minimum": -5, "maximum": 99}, "maxItems": 3},
+    },
+    "required": ["name", "size", "parts"],
+    "additionalProperties": False,
+}
+CHOICES = ["yes", "no", "it is not known"]
+LENGTH = 60
+NUM_KINDS = 7
+
+
+def is_of_schema(text):
+    value = json.loads(text)
+    return (
+        list(value) == ["name", "size", "parts"]
+        and len(value["name"]) <= 8
+        and value["size"] in ("small", "large")
+        and len(value["parts"]) <= 3
+        and all(type(part) is int and -5 <= part <= 99 for part in value["parts"])
+    )
+
+
+KINDS = [
+    (StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True), is_of_schema),
+    (StructuredOutputsParams(regex=r"[0-9]{3}-[a-c]{1,4}"), re.compile(r"[0-9]{3}-[a-c]{1,4}").fullmatch),
+    (StructuredOutputsParams(choice=CHOICES), CHOICES.__contains__),
+    (StructuredOutputsParams(grammar='start: "a" start | "b"'), re.compile("a*b").fullmatch),
+    (StructuredOutputsParams(grammar='root ::= "<" [x-z]{2,3} ">"'), re.compile("<[x-z]{2,3}>").fullmatch),
+    (StructuredOutputsParams(json_object=True), lambda text: isinstance(json.loads(text), dict)),
+    (None, lambda text: True),
+]
+assert len(KINDS) == NUM_KINDS
+PROMPTS = [f"Once upon a time there were {index} mice" for index in range(2 * NUM_KINDS)]
+PARAMS = [
+    SamplingParams(
+        temperature=[1.0, 0.0][index // NUM_KINDS],
+        seed=index,
+        max_tokens=LENGTH,
+        structured_outputs=KINDS[index % NUM_KINDS][0],
+    )
+    for index in range(2 * NUM_KINDS)
+]
+
+
+def generate(prompts=PROMPTS, params=PARAMS, **options):
+    """Texts, token ids and ends, and the scheduler's counters."""
+    with LLM(device="cpu", dtype="float32", max_model_len=128, block_size=8, **options) as llm:
+        results = llm.generate(prompts, params, use_tqdm=False)
+        scheduler = llm.llm_engine.engine_core.core.scheduler
+        scheduler.check_invariants()
+        samples = [sample for result in results for sample in result.outputs]
+        return [(one.text, list(one.token_ids), one.finish_reason) for one in samples], scheduler.stats()
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return generate()[0]
+
+
+def test_what_was_asked_for_is_what_comes(expected):
+    free, _ = generate(params=[params.clone(structured_outputs=None) for params in PARAMS])
+    num_valid = 0
+    for index, ((text, _, finish_reason), (free_text, _, _)) in enumerate(zip(expected, free, strict=True)):
+        is_valid = KINDS[index % NUM_KINDS][1]
+        if PARAMS[index].structured_outputs is None:
+            assert text == free_text
+            continue
+        assert text != free_text, "the mask forbade something"
+        if finish_reason == "stop":
+            assert is_valid(text), text
+            num_valid += 1
+        else:
+            assert finish_reason == "length"
+    assert num_valid >= NUM_KINDS, "some must have come to their end"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"async_scheduling": True},
+        {"max_num_seqs": 1},
+        {"max_num_batched_tokens": 16},
+        {"num_gpu_blocks_override": 26, "preemption_mode": "recompute"},
+        {"num_gpu_blocks_override": 26, "preemption_mode": "swap", "swap_space": 0.05},
+        {"num_gpu_blocks_override": 26, "preemption_mode": "recompute", "async_scheduling": True},
+    ],
+    ids=str,
+)
+def test_neither_company_nor_overlap_nor_preemption_changes_a_token(expected, options):
+    results, stats = generate(**options)
+    assert results == expected
+    if "preemption_mode" in options:
+        assert stats["num_preemptions"] > 0
+        assert (stats["num_swapped_out"] > 0) == (options["preemption_mode"] == "swap")
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_simulated_executor_obeys_too(async_scheduling):
+    results, _ = generate(executor="sim", async_scheduling=async_scheduling)
+    num_valid = 0
+    for index, (text, _, finish_reason) in enumerate(results):
+        if PARAMS[index].structured_outputs is not None and finish_reason == "stop":
+            assert KINDS[index % NUM_KINDS][1](text), text
+            num_valid += 1
+    assert num_valid >= NUM_KINDS
+
+
+def test_samples_of_one_request_each_obey(expected):
+    params = SamplingParams(n=4, seed=1, max_tokens=LENGTH, structured_outputs=KINDS[1][0], logprobs=2)
+    samples, _ = generate(["Once"], params)
+    assert len({text for text, _, _ in samples}) > 1
+    assert all(KINDS[1][1](text) and end == "stop" for text, _, end in samples)
+
+
+def test_a_grammar_that_is_complete_ends_its_request_whatever_else_was_asked_for():
+    params = [
+        SamplingParams(max_tokens=LENGTH, ignore_eos=True, structured_outputs=StructuredOutputsParams(choice=["yes"])),
+        SamplingParams(max_tokens=LENGTH, min_tokens=30, structured_outputs=StructuredOutputsParams(choice=["yes"])),
+    ]
+    results, _ = generate(["Once", "Twice"], params)
+    assert [(text, end) for text, _, end in results] == [("yes", "stop")] * 2
+
+
+def test_ignore_eos_goes_on_while_anything_else_may_follow():
+    params = SamplingParams(
+        max_tokens=LENGTH, ignore_eos=True, structured_outputs=StructuredOutputsParams(regex="[ab]+")
+    )
+    [(text, token_ids, end)], _ = generate(["Once"], params)
+    assert (end, len(token_ids)) == ("length", LENGTH)
+    assert set(text) <= {"a", "b"}
+
+
+def test_what_cannot_be_enforced_is_refused_and_harms_nobody(expected):
+    with LLM(device="cpu", dtype="float32", max_model_len=128, block_size=8) as llm:
+        for wanted, what in [
+            (StructuredOutputsParams(json={"properties": {"a": {"not": {}}}}), "/properties/a/not is not supported"),
+            (StructuredOutputsParams(json='{"type": "string", "enum": ["\\ud800"]}'), "not valid JSON"),
+            (StructuredOutputsParams(json={"enum": ["\ud800"]}), "not valid JSON"),
+            (StructuredOutputsParams(regex="\ud800"), "valid Unicode"),
+            (StructuredOutputsParams(regex="(?<=a)b"), "invalid regex"),
+            (StructuredOutputsParams(choice=["a"] * 50_000), None),
+            (StructuredOutputsParams(json={"enum": ["\0"]}), None),
+            (
+                StructuredOutputsParams(json={"type": "string", "x-guidance": {"lenient": True}, "contains": {}}),
+                "/contains",
+            ),
+        ]:
+            params = SamplingParams(max_tokens=2, structured_outputs=wanted)
+            if what is None:
+                assert llm.generate("Once", params, use_tqdm=False)
+                continue
+            with pytest.raises(InvalidRequestError, match=what) as refused:
+                llm.generate("Once", params, use_tqdm=False)
+            assert refused.value.param == "structured_outputs"
+        results = llm.generate(PROMPTS[:NUM_KINDS], PARAMS[:NUM_KINDS], use_tqdm=False)
+        assert [result.outputs[0].text for result in results] == [text for text, _, _ in expected[:NUM_KINDS]]
+
+
+async def test_an_engine_in_a_process_of_its_own_gives_the_same(expected, monkeypatch):
+    monkeypatch.setenv("RUSTVLLM_ENABLE_MULTIPROCESSING", "1")
+    arguments = AsyncEngineArgs(device="cpu", dtype="float32", max_model_len=128, block_size=8)
+    engine = AsyncLLM.from_engine_args(arguments)
+    try:
+
+        async def text_of(index):
+            outputs = engine.generate(PROMPTS[index], PARAMS[index], f"request {index}")
+            return [output async for output in outputs][-1].outputs[0].text
+
+        texts = await asyncio.gather(*map(text_of, range(len(PROMPTS))))
+    finally:
+        engine.shutdown()
+    assert texts == [text for text, _, _ in expected]

@@ -1,0 +1,188 @@
+"""Models out of GGUF files against transformers with the numbers that the files' blocks have."""
+
+import pytest
+import torch
+from checkpoints import (
+    GEMMA,
+    GEMMA3,
+    GPT2,
+    LLAMA,
+    LLAMA3_ROPE,
+    YARN_ROPE,
+    assert_matches,
+    make,
+    prompts,
+)
+from naive_schedule import NaiveEngine, Request
+
+from rustvllm import _core
+from rustvllm.config import LoadConfig
+from rustvllm.config.model_folder import read_model_config
+from rustvllm.layers.cpu_linear import CoreLinear
+from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
+from rustvllm.layers.linear import Linear
+from rustvllm.model_loader import load_model
+
+gguf_files = pytest.importorskip("gguf_files", reason="the gguf package is not installed", exc_type=ImportError)
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
+LARGE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+VARIANTS = {
+    # name -> kind of checkpoint, what its configuration has besides
+    "gpt2": ("gpt2", GPT2 | {"n_embd": 64}),
+    "gpt2-untied": ("gpt2", GPT2 | {"n_embd": 64, "tie_word_embeddings": False, "n_inner": 96}),
+    "llama": ("llama", LLAMA | SIZES),
+    "llama-tied": ("llama", LLAMA | SIZES | {"tie_word_embeddings": True}),
+    "llama-biases": ("llama", LLAMA | SIZES | {"attention_bias": True, "mlp_bias": True}),
+    "llama-rope-llama3": ("llama", LLAMA | SIZES | {"rope_parameters": LLAMA3_ROPE}),
+    "llama-rope-linear": (
+        "llama", LLAMA | SIZES | {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    ),
+    "qwen2": ("qwen2", LLAMA | SIZES | {"tie_word_embeddings": True}),
+    "qwen2-yarn": (
+        "qwen2", LLAMA | SIZES | {"rope_parameters": {k: v for k, v in YARN_ROPE.items() if "beta" not in k}},
+    ),
+    "qwen3": ("qwen3", LLAMA | SIZES | {"head_dim": 24, "num_attention_heads": 8}),
+    "phi3": ("phi3", LLAMA | SIZES | {"sliding_window": 7}),
+    "gemma2": ("gemma2", GEMMA | SIZES | {"head_dim": 16, "query_pre_attn_scalar": 16}),
+    "gemma3": ("gemma3", GEMMA3 | SIZES | {"head_dim": 16, "query_pre_attn_scalar": 16}),
+}  # fmt: skip
+Q4_K_M = {"ffn_down": "Q6_K", "attn_v": "Q6_K", "token_embd": "Q6_K", "output.": "Q6_K"}
+
+
+def write(path, variant, kind_of, **options):
+    kind, config = VARIANTS[variant]
+    reference = make(kind, config | options)
+    gguf_files.write_model(path, reference, kind_of)
+    return reference.eval()
+
+
+def load(path, *, whole=True, dtype=torch.float32, options=None, available=1 << 30):
+    """As a worker on the CPU does, or without its packer."""
+    config = read_model_config(path, model=str(path))
+
+    def packer(outline):
+        return LinearPacker(_core.CpuThreads(1), options or LinearOptions(), outline, outline.tied_embedding, 0)
+
+    return load_model(config, LoadConfig(), dtype, torch.device("cpu"), available, packer if whole else None)
+
+
+def check(reference, model):
+    requests = [Request(prompt, 16) for prompt in prompts(97, [1, 2, 5, 9, 17, 30])]
+    NaiveEngine(model, chunk=11).run(requests)
+    assert len({token for r in requests for token in r.output}) >= 4, "it repeats itself"
+    clear = sum(assert_matches(reference, r) for r in requests)
+    assert clear > 0.9 * sum(len(r.output) for r in requests), "margins too small to say anything"
+
+
+def whole_layers(model):
+    kernels = [module.kernel for module in model.modules() if isinstance(module, Linear)]
+    return [kernel for kernel in kernels if isinstance(kernel, CoreLinear) and kernel.packed.kind == "int8"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_q8_0_is_computed_from_its_own_whole_numbers(variant, tmp_path):
+    path = tmp_path / "m-Q8_0.gguf"
+    reference = write(path, variant, lambda _: "Q8_0")
+    model = load(path)
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    assert len(whole_layers(model)) == len(linears) > 0
+    assert all(linear.weight.device.type == "meta" for linear in linears), "a layer is there twice"
+    if model.lm_head is None:
+        assert model.head_kernel.packed.kind == "int8"
+    check(reference, model)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_f16_equals_transformers(variant, tmp_path):
+    path = tmp_path / "m-F16.gguf"
+    reference = write(path, variant, lambda _: "F16")
+    check(reference, load(path))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "BF16", "F32"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_every_type_of_small_blocks(kind, whole, tmp_path):
+    path = tmp_path / f"m-{kind}.gguf"
+    reference = write(path, "llama", lambda _: kind)
+    model = load(path, whole=whole)
+    assert bool(whole_layers(model)) == (whole and kind in ("Q4_0", "Q5_0"))
+    check(reference, model)
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("kinds", [{}, Q4_K_M, {"": "Q5_K"}, {"": "Q6_K"}], ids=["Q4_K", "Q4_K_M", "Q5_K", "Q6_K"])
+def test_large_blocks_mixed_as_they_are(kinds, variant, tmp_path):
+    path = tmp_path / "m.gguf"
+
+    def kind_of(name):
+        return next((kind for part, kind in kinds.items() if part in name), "Q4_K")
+
+    large = {"n_embd": 256, "n_layer": 2} if variant == "gpt2" else LARGE
+    if variant == "gemma2":
+        large = large | {"head_dim": 64, "query_pre_attn_scalar": 64}
+    reference = write(path, variant, kind_of, **large)
+    model = load(path)
+    assert bool(whole_layers(model)) == bool(kinds and kinds != {"": "Q5_K"})
+    check(reference, model)
+
+
+def test_a_fused_layer_with_one_part_in_other_blocks_is_dense(tmp_path):
+    path = tmp_path / "m.gguf"
+    reference = write(path, "llama", lambda name: "Q4_1" if "attn_v" in name else "Q8_0")
+    model = load(path)
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    assert len(linears) - len(whole_layers(model)) == reference.config.num_hidden_layers
+    check(reference, model)
+
+
+def test_parts_of_two_groups_take_the_smaller(tmp_path):
+    path = tmp_path / "m.gguf"
+    reference = write(path, "llama", lambda name: "Q6_K" if "attn_v" in name else "Q8_0", **LARGE)
+    model = load(path)
+    assert len(whole_layers(model)) == len([m for m in model.modules() if isinstance(m, Linear)])
+    check(reference, model)
+
+
+def test_half_precision_keeps_the_whole_numbers(tmp_path):
+    path = tmp_path / "m.gguf"
+    write(path, "llama", lambda _: "Q8_0")
+    exact, rounded = load(path), load(path, dtype=torch.bfloat16)
+    for one, other in zip(whole_layers(exact), whole_layers(rounded), strict=True):
+        assert torch.equal(one.unpack(one.packed.out_features), other.unpack(other.packed.out_features))
+
+
+def test_what_is_rounded_on_request_is_what_could_not_be_kept(tmp_path):
+    path = tmp_path / "m.gguf"
+    write(path, "llama", lambda name: "Q4_1" if "ffn_down" in name else "Q8_0")
+    model = load(path, options=LinearOptions("core", "int8", 32))
+    kept = load(path)
+    for ours, exact in zip(model.layers, kept.layers, strict=True):
+        a, b = (each.self_attn.o_proj.kernel for each in (ours, exact))
+        assert torch.equal(a.unpack(64), b.unpack(64))
+        assert ours.mlp.down_proj.kernel.packed.kind == "int8"
+        assert exact.mlp.down_proj.kernel not in whole_layers(kept)
+
+
+def test_a_shard_is_part_of_the_model(tmp_path):
+    import gguf
+
+    reference = make(*("llama", VARIANTS["llama"][1]))
+    gguf_files.write_model(tmp_path / "whole.gguf", reference, lambda _: "Q8_0")
+    reader = gguf.GGUFReader(tmp_path / "whole.gguf")
+    names = [tensor.name for tensor in reader.tensors]
+    for part, chosen in enumerate([names[:7], names[7:]]):
+        writer = gguf.GGUFWriter(tmp_path / f"m-0000{part + 1}-of-00002.gguf", "llama")
+        if part == 0:
+            gguf_files.write_config(writer, reference.config, "llama")
+        writer.add_uint16("split.no", part)
+        writer.add_uint16("split.count", 2)
+        writer.add_int32("split.tensors.count", len(names))
+        for tensor in reader.tensors:
+            if tensor.name in chosen:
+                writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    check(reference.eval(), load(tmp_path / "m-00001-of-00002.gguf"))

@@ -1,0 +1,142 @@
+"""Large answers hold up no other request: openings, ends, log-probabilities and JSON of thousands of choices.
+
+A real engine with a simulated model runs in a thread beside the event loop. The application is called without a client
+that would work in the same loop; no callback may take 5 ms of processor time.
+"""
+
+import asyncio
+import gc
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from loop_watch import ATTEMPTS, longest_callback, watched_loop
+
+import rustvllm
+from rustvllm import AsyncEngineArgs
+from rustvllm.engine.async_llm import AsyncLLM
+from rustvllm.server.app import build_app
+from rustvllm.server.state import ServerState
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MAX_MODEL_LEN = 8192
+USER = {"role": "user", "content": "x"}
+STOP = [f"w{number:059d}" for number in range(1024)]
+SAMPLED = {"temperature": 1.0, "ignore_eos": True}
+LONG = "word " * 1800
+CASES = {
+    "n": (COMPLETIONS, {"prompt": "a", "max_tokens": 1, "n": 16384, **SAMPLED}),
+    "n, streamed": (COMPLETIONS, {"prompt": "a", "max_tokens": 1, "n": 16384, "stream": True, **SAMPLED}),
+    "n of a chat": (CHAT, {"messages": [USER], "max_tokens": 1, "n": 16384, **SAMPLED}),
+    "n of a chat, streamed": (CHAT, {"messages": [USER], "max_tokens": 1, "n": 16384, "stream": True, **SAMPLED}),
+    "echo": (COMPLETIONS, {"prompt": LONG[:4000], "max_tokens": 1, "n": 1000, "echo": True, "stream": True, **SAMPLED}),
+    "stop": (COMPLETIONS, {"prompt": "a", "max_tokens": 3, "stop": STOP}),
+    "stop of many samples": (COMPLETIONS, {"prompt": "a", "max_tokens": 3, "stop": STOP, "n": 1000, **SAMPLED}),
+    "stop of many prompts": (COMPLETIONS, {"prompt": ["a"] * 200, "max_tokens": 3, "stop": STOP}),
+    "prompts": (COMPLETIONS, {"prompt": ["a"] * 2000, "max_tokens": 1}),
+    "prompt_logprobs": (COMPLETIONS, {"prompt": LONG, "max_tokens": 1, "prompt_logprobs": 20}),
+    "echo, logprobs": (COMPLETIONS, {"prompt": LONG, "max_tokens": 1, "logprobs": 20, "echo": True}),
+    "echo, logprobs, streamed": (
+        COMPLETIONS,
+        {"prompt": LONG, "max_tokens": 1, "logprobs": 20, "echo": True, "stream": True},
+    ),
+    "logprobs": (COMPLETIONS, {"prompt": "a", "max_tokens": 1500, "logprobs": 20, "ignore_eos": True}),
+    "logprobs of many samples": (COMPLETIONS, {"prompt": "a", "max_tokens": 50, "logprobs": 20, "n": 128, **SAMPLED}),
+    "logprobs of many samples, streamed": (
+        COMPLETIONS,
+        {"prompt": "a", "max_tokens": 20, "logprobs": 20, "n": 128, "stream": True, **SAMPLED},
+    ),
+    "logprobs of a chat": (
+        CHAT,
+        {"messages": [USER], "max_tokens": 1500, "logprobs": True, "top_logprobs": 20, "ignore_eos": True},
+    ),
+    "token ids": (
+        COMPLETIONS,
+        {"prompt": list(range(5, 1900)), "max_tokens": 1, "n": 500, "return_token_ids": True, **SAMPLED},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The embedded model with a longer context: a simulation has no weights that would mind."""
+    folder = tmp_path_factory.mktemp("long-model")
+    (assets,) = (path.parent for path in Path(rustvllm.__file__).parent.glob("assets/**/config.json"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(assets / name, folder)
+    config = json.loads((assets / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "n_positions": MAX_MODEL_LEN}))
+    return folder
+
+
+async def call(app, path: str, body: bytes) -> tuple[int, int, bytes]:
+    """One request, as an ASGI server passes it on: status, size of the answer, its last bytes."""
+    status, size, last = 0, 0, b""
+    gone = asyncio.Event()
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        nonlocal status, size, last
+        status = message.get("status", status)
+        part = message.get("body", b"")
+        size, last = size + len(part), part[-200:] or last
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers,
+        "client": ("127.0.0.1", 1), "server": ("localhost", 80), "state": {},
+    }  # fmt: skip
+    await app(scope, receive, send)
+    gone.set()
+    return status, size, last
+
+
+async def test_no_part_of_a_large_answer_holds_the_event_loop(model):
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(model=str(model), executor="sim", sim_step_time=1.0, max_model_len=MAX_MODEL_LEN)
+    )
+    state = ServerState()
+    state.set_ready(engine)
+    app = build_app(state)
+    too_long = []
+    try:
+        for path in (COMPLETIONS, CHAT):  # what is imported and compiled once
+            first = {"prompt": "a"} if path == COMPLETIONS else {"messages": [USER]}
+            assert (await call(app, path, json.dumps({**first, "max_tokens": 1}).encode()))[0] == 200
+        gc.collect()
+        gc.freeze()
+        gc.disable()  # a collection walks over everything that there is, whoever made it
+        for name, (path, fields) in CASES.items():
+            body = json.dumps(fields).encode()
+            limit = longest_callback()
+            longest = []
+            while len(longest) < ATTEMPTS and min(longest, default=limit) >= limit:
+                with watched_loop() as watch:
+                    status, size, last = await call(app, path, body)
+                    await asyncio.sleep(0.05)  # its end, too
+                assert status == 200, (name, last)
+                assert size > 300
+                assert watch.count > 5
+                longest.append(watch.longest)
+            if min(longest) >= limit:
+                shown = ", ".join(f"{seconds * 1000:.1f}" for seconds in longest)
+                too_long.append(f"{name}: {shown} ms of processor time, {limit * 1000:.1f} are possible")
+    finally:
+        gc.enable()
+        gc.unfreeze()
+        engine.shutdown()
+        state.close()
+    assert not too_long, "\n".join(too_long)
+
+
+def test_every_case_is_at_a_limit_or_large():
+    assert sum(map(len, STOP)) > 60_000
+    assert max(fields.get("n", 1) for _, fields in CASES.values()) == 16384

@@ -1,0 +1,120 @@
+"""``response_format`` and ``structured_outputs`` over HTTP: an answer is valid, or cut by ``length``."""
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from server_process import REAL, ServerProcess
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+SCHEMA = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["glad", "sad"]}, "age": {"type": "integer", "minimum": 0, "maximum": 120}},
+    "required": ["mood", "age"],
+    "additionalProperties": False,
+}
+BY_SCHEMA = {"type": "json_schema", "json_schema": {"name": "mouse", "schema": SCHEMA, "strict": True}}
+NEGATED = {"properties": {"a": {"not": {}}}}
+SEEDS = range(4)
+PROMPT = "Once upon a time there was a mouse"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ServerProcess([*REAL, "--port", "0", "--max-num-seqs", "8", "--max-model-len", "256"]) as process:
+        process.wait_until_ready()
+        yield process
+
+
+def is_mouse(text):
+    value = json.loads(text)
+    age = value["age"]
+    return list(value) == ["mood", "age"] and value["mood"] in ("glad", "sad") and type(age) is int and 0 <= age <= 120
+
+
+def is_object(text):
+    return isinstance(json.loads(text), dict)
+
+
+KINDS = {
+    "schema": ({"response_format": BY_SCHEMA}, is_mouse),
+    "object": ({"response_format": {"type": "json_object"}}, is_object),
+    "regex": ({"structured_outputs": {"regex": "[0-9]{3}-[a-c]{1,4}"}}, re.compile("[0-9]{3}-[a-c]{1,4}").fullmatch),
+    "choice": ({"structured_outputs": {"choice": ["yes", "no"]}}, ["yes", "no"].__contains__),
+}
+
+
+def body_of(url, seed, **fields):
+    asked = {"messages": [{"role": "user", "content": PROMPT}]} if url == CHAT else {"prompt": PROMPT}
+    return {**asked, "max_tokens": 200, "seed": seed, **fields}
+
+
+def answer(server, url, body):
+    """Text and end of a whole answer."""
+    response = httpx.post(server.url + url, json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    [choice] = response.json()["choices"]
+    return choice["message"]["content"] if url == CHAT else choice["text"], choice["finish_reason"]
+
+
+def streamed(server, url, body):
+    """The same of a stream, put together."""
+    with httpx.stream("POST", server.url + url, json={**body, "stream": True}, timeout=60) as response:
+        assert response.status_code == 200, response.read()
+        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert events.pop() == "[DONE]"
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    texts = [choice["delta"].get("content") or "" if url == CHAT else choice["text"] for choice in choices]
+    [end] = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    return "".join(texts), end
+
+
+@pytest.mark.parametrize("url", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_is_what_was_asked_for_whole_and_streamed(server, kind, url):
+    fields, is_valid = KINDS[kind]
+    num_valid = 0
+    for seed in SEEDS:
+        whole = answer(server, url, body_of(url, seed, **fields))
+        assert streamed(server, url, body_of(url, seed, **fields)) == whole
+        text, end = whole
+        if end == "stop":
+            assert is_valid(text), text
+            num_valid += 1
+        else:
+            assert end == "length"
+    assert num_valid > 0 or kind == "object", "a model may go on with an object for as long as it likes"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("url", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": NEGATED}}},
+            "response_format",
+        ),
+        ({"structured_outputs": {"json": NEGATED}}, "structured_outputs"),
+    ],
+)
+def test_a_schema_that_cannot_be_enforced_is_refused_under_its_field(server, url, fields, param, stream):
+    response = httpx.post(server.url + url, json=body_of(url, 1, stream=stream, **fields), timeout=60)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith("/properties/a/not is not supported"), error
+
+
+def test_a_constrained_neighbour_changes_nothing_of_a_free_stream(server):
+    free = body_of(COMPLETIONS, 7, ignore_eos=True)
+    alone = streamed(server, COMPLETIONS, free)
+    assert alone[1] == "length"
+    constrained = body_of(COMPLETIONS, 7, **KINDS["regex"][0])
+    with ThreadPoolExecutor(6) as pool:
+        running = [pool.submit(streamed, server, COMPLETIONS, body) for body in [free, constrained] * 3]
+        beside = [future.result() for future in running]
+    assert beside[::2] == [alone] * 3
+    assert all(KINDS["regex"][1](text) and end == "stop" for text, end in beside[1::2])

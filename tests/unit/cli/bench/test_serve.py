@@ -1,0 +1,231 @@
+"""``rustvllm bench serve``: what it sends, what it reports with which names, and mistakes."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rustvllm import _core
+from rustvllm.cli.main import main
+
+sys.path.insert(0, str(Path(__file__).parent))
+from stream_server import HEAD, WHOLE, StreamServer, event, text_event
+
+VLLM_KEYS = {
+    "date", "backend", "model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency", "duration",
+    "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput",
+    "output_throughput", "total_token_throughput", "max_concurrent_requests",
+    *(
+        f"{kind}_{metric}_ms"
+        for kind in ("mean", "median", "std", "p99")
+        for metric in ("ttft", "tpot", "itl", "e2el")
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def serve():
+    """Makes servers of ready answers."""
+    made = []
+
+    def make(*answers):
+        made.append(StreamServer(*answers))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.shutdown()
+        server.server_close()
+
+
+def run(capsys, server, *argv, exit_code=0):
+    assert main(["bench", "serve", "--base-url", server.url, "--num-prompts", "4", "--json", *argv]) == exit_code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_report_has_the_names_that_others_have(capsys, serve, tmp_path):
+    server, path = serve(WHOLE), tmp_path / "report.json"
+    report = run(
+        capsys, server, "--output-json", str(path), "--max-concurrency", "2", "--goodput", "ttft:5000,e2el:9000"
+    )
+    assert set(report) >= VLLM_KEYS
+    assert json.loads(path.read_text()) == report
+    assert (report["completed"], report["failed"], report["model_id"]) == (4, 0, "ready-made")
+    assert (report["total_input_tokens"], report["total_output_tokens"]) == (20, 24)
+    assert (report["content_events"], report["tokens_per_event"], report["output_tokens_from"]) == (8, 3.0, "usage")
+    assert report["events_per_stream"] == {"mean": 2.0, "median": 2.0, "min": 2.0, "max": 2.0}
+    assert report["output_throughput"] == pytest.approx(24 / report["duration"])
+    assert report["request_goodput"] == pytest.approx(4 / report["duration"])
+    assert (report["errors_by_kind"], report["goodput"]) == ({}, {"ttft": 5000.0, "e2el": 9000.0})
+    assert report["machine"]["cores"] >= 1
+    assert "rustvllm" in report["versions"]
+    assert 0 <= report["mean_ttft_ms"] <= report["mean_e2el_ms"]
+
+
+def test_what_is_sent(capsys, serve, monkeypatch):
+    monkeypatch.setenv("RUSTVLLM_API_KEY", "secret")
+    server = serve(WHOLE)
+    lengths = ["--random-input-len", "7", "--random-output-len", "9", "--vocab-size", "2K"]
+    report = run(capsys, server, "--ignore-eos", "--temperature", "0.5", "--extra-body", '{"top_k": 3}', *lengths)
+    assert "secret" not in json.dumps(report)
+    assert len(server.requests) == 4
+    for head, body in server.requests:
+        assert head.startswith("POST /v1/completions ")
+        assert "authorization: bearer secret" in head.lower()
+        prompt = body.pop("prompt")
+        assert len(prompt) == 7
+        assert all(4 <= token < 2048 for token in prompt)
+        assert body == {
+            "model": "ready-made", "max_tokens": 9, "temperature": 0.5, "stream": True, "ignore_eos": True, "top_k": 3,
+            "stream_options": {"include_usage": True},
+        }  # fmt: skip
+    run(capsys, server, "--endpoint", "/v1/chat/completions", "--model", "other", "--dataset-name", "prefix", *lengths)
+    head, body = server.requests[-1]
+    assert head.startswith("POST /v1/chat/completions ")
+    assert body["model"] == "other"
+    [message] = body["messages"]
+    assert message["role"] == "user"
+    assert len(message["content"].split()) == 256 + 7
+    assert "ignore_eos" not in body
+
+
+def test_sharegpt_and_traces(capsys, serve, tmp_path):
+    conversations = tmp_path / "c.json"
+    turns = [{"value": "Hello there"}, {"value": "Hi"}]
+    conversations.write_text(json.dumps([{"conversations": turns}]))
+    server = serve(WHOLE)
+    run(
+        capsys, server, "--dataset-name", "sharegpt", "--dataset-path", str(conversations), "--sharegpt-output-len", "3"
+    )
+    assert [(body["prompt"], body["max_tokens"]) for _, body in server.requests] == [("Hello there", 3)] * 4
+    trace = tmp_path / "t.jsonl"
+    line = {"timestamp": 0, "input_length": 20, "output_length": 2, "hash_ids": [3]}
+    trace.write_text("".join(json.dumps(line | {"timestamp": at}) + "\n" for at in (0, 150)))
+    report = run(capsys, server, "--dataset-name", "trace", "--dataset-path", str(trace))
+    assert (report["completed"], report["num_prompts"]) == (2, 4)
+    assert report["duration"] > 0.15
+    assert server.requests[-1][1]["prompt"] == server.requests[-2][1]["prompt"]
+
+
+def test_failures_are_counted_by_kind(capsys, serve):
+    full = b'HTTP/1.1 503 Full\r\nContent-Length: 29\r\nConnection: close\r\n\r\n{"error":{"message":"full!"}}'
+    cut = HEAD + text_event("a")
+    gave_up = HEAD + text_event("a") + event({"error": {"message": "the engine died", "code": 500}})
+    server = serve(full, cut, gave_up, WHOLE)
+    report = run(capsys, server, "--max-concurrency", "1")
+    assert (report["completed"], report["failed"]) == (1, 3)
+    assert report["errors_by_kind"] == {"cut": 1, "error_event": 1, "http_503": 1}
+    assert report["error_examples"]["http_503"] == "HTTP status 503: full!"
+    assert report["error_examples"]["error_event"].endswith("the engine died")
+    assert report["total_output_tokens"] == 6
+
+
+def test_the_table_and_its_notes(capsys, serve):
+    server = serve(HEAD + text_event("a") + text_event("é") + event("[DONE]"))
+    argv = [
+        "--base-url",
+        server.url,
+        "--num-prompts",
+        "3",
+        "--percentile-metrics",
+        "ttft",
+        "--metric-percentiles",
+        "50,99.9",
+    ]
+    assert main(["bench", "serve", *argv, "--vocab-size", "0", "--request-rate", "500"]) == 0
+    text = capsys.readouterr().out
+    for part in ("Serving Benchmark Result", "Successful requests:", "P99.9 TTFT (ms):", "Request rate configured"):
+        assert part in text
+    assert "ITL" not in text
+    assert "3 answers came without usage: each of their events counts as one token." in text
+    assert "The number of tokens is unknown of 3 prompts." in text
+
+
+def test_nothing_came_to_its_end(capsys, serve):
+    server = serve(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    assert main(["bench", "serve", "--base-url", server.url, "--num-prompts", "2"]) == 1
+    captured = capsys.readouterr()
+    assert "none of 2 requests came to its end; first http_500" in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert main(["bench", "serve", "--base-url", server.url, "--num-prompts", "2", "--warmup", "1"]) == 1
+    assert "a warm-up request failed: HTTP status 500" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--base-url", "https://localhost"], "https is not supported"),
+        (["--base-url", "localhost:80"], "must be of the form http://HOST:PORT"),
+        (["--port", "1"], "http://127.0.0.1:1: cannot connect: Connection refused"),
+        (["--port", "1", "--model", "m"], "http://127.0.0.1:1: cannot connect: Connection refused"),
+        (["--host", "::1", "--port", "1"], "http://[::1]:1: cannot connect"),
+        (["--dataset-name", "sharegpt"], "--dataset-name sharegpt needs --dataset-path FILE"),
+        (["--dataset-name", "trace", "--dataset-path", "/no/such", "--model", "m"], "cannot read /no/such"),
+        (
+            ["--output-json", "/no/such/folder/x.json"],
+            "cannot write --output-json /no/such/folder/x.json: No such file",
+        ),
+        (["--model", "m", "--random-input-len", "0"], "random_input_len must be between 1 and"),
+        (["--model", "m", "--random-range-ratio", "1"], "random_range_ratio must be at least 0 and below 1"),
+        (["--model", "m", "--vocab-size", "3"], "vocab_size must be between 6 and"),
+        (["--model", "m", "--request-rate", "5", "--burstiness", "0"], "burstiness must be above 0"),
+    ],
+)
+def test_what_cannot_be_run(capsys, argv, message):
+    assert main(["bench", "serve", *argv]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("rustvllm bench serve: error: ")
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--num-prompts", "0"], "must be a whole number between 1 and"),
+        (["--request-rate", "0"], "must be above 0, or inf, got '0'"),
+        (["--request-rate", "fast"], "must be a number, got 'fast'"),
+        (["--goodput", "itl:3"], "must be like ttft:200,tpot:30,e2el:5000"),
+        (["--goodput", "ttft"], "must be like ttft:200"),
+        (["--percentile-metrics", "ttft,x"], "must be some of ttft, tpot, itl, e2el"),
+        (["--metric-percentiles", "101"], "must be numbers from 0 to 100"),
+        (["--metric-percentiles", "many"], "must be numbers from 0 to 100"),
+        (["--extra-body", "[]"], "must be a JSON object, got '[]'"),
+        (["--request-timeout", "0"], "must be a number of seconds above 0"),
+        (["--endpoint", "/v1/embeddings"], "invalid choice"),
+        (["--max-concurency", "3"], "did you mean --max-concurrency?"),
+    ],
+)
+def test_wrong_usage(capsys, argv, message):
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", "serve", *argv])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_progress_is_told_and_its_exception_ends_the_run(serve):
+    server = serve(WHOLE)
+    random = {"input_len": 4, "output_len": 4, "range_ratio": 0.0, "prefix_len": 0, "num_prefixes": 1}
+    told = []
+
+    def progress(*counts):
+        told.append(counts)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _core.bench_serve(
+            server.url, "/v1/completions", "{}", num_prompts=100, random=random, vocab_size=50, request_rate=20.0,
+            progress=progress,
+        )  # fmt: skip
+    assert len(told) == 3
+    assert all(failed == 0 and not is_warmup for _, failed, _, is_warmup in told)
+    assert told[-1][0] <= 20
+    with pytest.raises(ValueError, match="give exactly one of random, texts and trace"):
+        _core.bench_serve(server.url, "/v1/completions", "{}", num_prompts=1)
+    with pytest.raises(ValueError, match="must be one JSON object"):
+        _core.bench_serve(server.url, "/v1/completions", "[", num_prompts=1, random=random, vocab_size=50)
+    with pytest.raises(ValueError, match="timeout_s is -1"):
+        _core.bench_serve(server.url, "/v1/completions", "{}", num_prompts=1, random=random, timeout_s=-1.0)

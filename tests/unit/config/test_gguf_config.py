@@ -1,0 +1,124 @@
+"""What a GGUF file's metadata becomes, and what is refused by name before any weight is read."""
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+
+from rustvllm.config.engine_args import EngineArgs
+from rustvllm.config.model_folder import read_model_config
+from rustvllm.exceptions import ConfigError, ModelLoadError
+
+BASE = {
+    "context_length": 64, "embedding_length": 32, "block_count": 2, "feed_forward_length": 64,
+    "attention.head_count": 4, "attention.head_count_kv": 2,
+}  # fmt: skip
+
+
+def write(path, *, arch="llama", values=BASE, keys=None, kind="F32"):
+    writer = gguf.GGUFWriter(path, arch)
+    for name, value in values.items():
+        writer.add_uint32(f"{arch}.{name}", value)
+    for name, value in (keys or {}).items():
+        add = writer.add_string if isinstance(value, str) else writer.add_array if isinstance(value, list) else None
+        (add or (writer.add_float32 if isinstance(value, float) else writer.add_uint32))(name, value)
+    block, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    if kind == "F32":
+        writer.add_tensor("token_embd.weight", np.zeros((97, 32), np.float32))
+    else:
+        rows = np.zeros((97, -(-32 // block) * num_bytes), np.uint8)
+        writer.add_tensor("token_embd.weight", rows, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_metadata_becomes_a_configuration(tmp_path):
+    keys = {
+        "tokenizer.ggml.tokens": ["a", "b", "<|im_end|>", "<|x|>"], "tokenizer.ggml.token_type": [1, 1, 3, 3],
+        "tokenizer.ggml.eos_token_id": 1, "general.sampling.temp": 0.5, "general.sampling.top_k": 7,
+    }  # fmt: skip
+    config = read_model_config(write(tmp_path / "m.gguf", keys=keys), model="m")
+    assert config.architecture == "LlamaForCausalLM"
+    assert (config.vocab_size, config.max_model_len, config.num_kv_heads, config.head_dim) == (97, 64, 2, 8)
+    assert config.eos_token_ids == (1, 2), "a control token that ends a turn ends it"
+    assert dict(config.generation_config) == {"temperature": 0.5, "top_k": 7}
+    assert config.hf_config["tie_word_embeddings"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"arch": "mamba"}, "'mamba', which is not served as GGUF; served are gemma2, gemma3, gpt2, llama"),
+        (
+            {"kind": "IQ4_NL"},
+            "1 tensors (token_embd.weight, …) have the type IQ4_NL, which is not served; served are F32",
+        ),
+        ({"kind": "MXFP4"}, "MXFP4"),
+        ({"values": {**BASE, "expert_count": 8}}, "a mixture of experts"),
+        ({"values": {**BASE, "attention.value_length": 4}}, "keys have 8 features and values 4"),
+        (
+            {"values": {k: v for k, v in BASE.items() if k != "block_count"}},
+            "llama.block_count must be a positive number",
+        ),
+        ({"keys": {"general.type": "adapter"}}, "holds no model: its general.type is 'adapter'"),
+        ({"keys": {"llama.rope.scaling.type": "odd"}}, "llama.rope.scaling.type is 'odd'"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(options, says, tmp_path):
+    with pytest.raises(ModelLoadError) as caught:
+        read_model_config(write(tmp_path / "m.gguf", **options), model="m")
+    assert says in str(caught.value)
+    assert "m.gguf" in str(caught.value)
+
+
+def test_a_damaged_file_is_refused_with_its_name(tmp_path):
+    path = write(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelLoadError, match=r"m\.gguf: the tensor \"token_embd.weight\" ends at byte .* truncated"):
+        read_model_config(path, model="m")
+    with pytest.raises(ModelLoadError, match=r"none\.gguf: cannot be read"):
+        read_model_config(tmp_path / "none.gguf", model="m")
+
+
+def test_another_configuration_counts_where_it_is_named(tmp_path):
+    path = write(tmp_path / "m.gguf")
+    (tmp_path / "other").mkdir()
+    other = dict(read_model_config(path, model="m").hf_config) | {"max_position_embeddings": 48}
+    (tmp_path / "other/config.json").write_text(json.dumps(other))
+    arguments = {"model": str(path), "skip_tokenizer_init": True, "device": "cpu"}
+    assert EngineArgs(**arguments).create_engine_config().model.max_model_len == 64
+    config = EngineArgs(**arguments, hf_config_path=str(tmp_path / "other")).create_engine_config()
+    assert config.model.max_model_len == 48
+    assert EngineArgs(**arguments, quantization="gguf").create_engine_config().load.quantization == "gguf"
+
+
+def test_settings_that_contradict_the_file_are_errors(tmp_path):
+    with pytest.raises(ConfigError, match="quantization is gguf, but rustvllm-tiny is not a GGUF file"):
+        EngineArgs(quantization="gguf", device="cpu").create_engine_config()
+    with pytest.raises(ConfigError, match=r"model_impl is transformers, but m\.gguf is a GGUF file"):
+        read_model_config(write(tmp_path / "m.gguf"), model="m", model_impl="transformers")
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "this checkpoint is AWQ of 4 bits"),
+        ({"quant_method": "gptq", "bits": 8}, "this checkpoint is GPTQ of 8 bits"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+            "this checkpoint is bitsandbytes nf4",
+        ),
+        ({"quant_method": "compressed-tensors"}, "this checkpoint is compressed-tensors"),
+        ({"quant_method": "new"}, "this checkpoint is new"),
+    ],
+)
+def test_other_quantised_folders_are_refused_with_what_works(how, says, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": how}))
+    with pytest.raises(ModelLoadError) as caught:
+        read_model_config(tmp_path, model="m")
+    assert says in str(caught.value)
+    assert "Use a GGUF file" in str(caught.value)

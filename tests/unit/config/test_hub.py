@@ -1,0 +1,402 @@
+"""Names of models: folders, the embedded model, and a hub played by a small HTTP server with every kind of answer."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from rustvllm.config import hub
+from rustvllm.exceptions import ModelLoadError, ModelNotFoundError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = {
+    "config.json": b'{"architectures": ["GPT2LMHeadModel"]}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": b"weights",
+    "pytorch_model.bin": b"pickle",
+    "README.md": b"text",
+    "onnx/config.json": b"{}",
+    "consolidated.safetensors": b"again",
+}
+GGUF_FILES = {
+    "m-Q4_K_M.gguf": b"four",
+    "m-Q8_0-00001-of-00002.gguf": b"eight",
+    "m-Q8_0-00002-of-00002.gguf": b"more",
+    "mmproj-F16.gguf": b"pictures",
+    "BF16/m-BF16.gguf": b"sixteen",
+}
+# What the hub says, by repository: status and error code.
+ANSWERS = {
+    "acme/gated": (403, "GatedRepo"),
+    "acme/missing": (404, "RepoNotFound"),
+    "acme/private": (401, "RepoNotFound"),
+    "acme/branchless": (404, "RevisionNotFound"),
+    "acme/broken": (500, None),
+    "acme/forbidden": (403, None),
+}
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from rustvllm.config import hub
+name, revision, download_dir, weights = json.loads(sys.argv[1])
+try:
+    found = hub.resolve_model(name, revision, download_dir and Path(download_dir), with_weights=weights)
+    folder = found.path if found.path.is_dir() else found.path.parent
+    files = sorted(path.name for path in folder.iterdir())
+    print(json.dumps({"files": files, "name": found.name, "aliases": found.aliases, "path": str(found.path)}))
+except Exception as error:
+    print(json.dumps({"error": type(error).__name__, "message": str(error)}))
+assert "torch" not in sys.modules
+"""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Enough of the hub's HTTP API for a snapshot."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        self.server.requests.append((self.path, self.headers.get("Authorization")))
+        path = self.path.split("?")[0]
+        parts = path.strip("/").split("/")
+        repo = "/".join(parts[2:4]) if path.startswith("/api/models/") else "/".join(parts[:2])
+        if repo in ANSWERS:
+            status, code = ANSWERS[repo]
+            return self.answer(status, b'{"error": "no"}', {"X-Error-Code": code} if code else {})
+        files = FILES | GGUF_FILES if repo == "acme/gguf" else FILES
+        names = ["config.json", "pytorch_model.bin"] if repo == "acme/pickled" else list(files)
+        if repo == "acme/gguf":
+            names = [name for name in names if name not in FILES or name == "README.md"]
+        if path.startswith("/api/models/"):
+            info = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
+            if "/tree/" in path:
+                info = [{"type": "file", "path": name, "size": len(files[name]), "oid": COMMIT} for name in names]
+            return self.answer(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+        content = files.get("/".join(parts[4:]))
+        if content is None:
+            return self.answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+        return self.answer(200, content, {"X-Repo-Commit": COMMIT, "ETag": f'"{hash(content) & 0xFFFFFFFF:x}"'})
+
+    def answer(self, status, body, headers):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.requests = []
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def resolve(server, tmp_path):
+    def run(name, *, revision=None, download_dir=None, weights=True, **environment):
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING", "RUSTVLLM"))}
+        env |= {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
+        env |= {"PYTHONPATH": str(Path(hub.__file__).parents[2])} | environment
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, json.dumps([name, revision, download_dir, weights])],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_only_safetensors_and_text_are_fetched(resolve, tmp_path):
+    found = resolve("acme/model")
+    assert found["files"] == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert found["path"].startswith(str(tmp_path / "home"))
+    offline = resolve("acme/model", HF_HUB_OFFLINE="1")
+    assert offline == found
+
+
+def test_a_cached_model_outlives_its_hub(resolve):
+    found = resolve("acme/model")
+    assert resolve("acme/model", HF_ENDPOINT="http://127.0.0.1:9") == found
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "path"),
+    [
+        ("acme/gguf:q4_k_m", ["m-Q4_K_M.gguf"], "m-Q4_K_M.gguf"),
+        ("acme/gguf/BF16/m-BF16.gguf", ["m-BF16.gguf"], "BF16/m-BF16.gguf"),
+        (
+            "acme/gguf:Q8_0",
+            ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"],
+            "m-Q8_0-00001-of-00002.gguf",
+        ),
+    ],
+)
+def test_one_gguf_model_is_fetched_with_its_parts(resolve, name, files, path):
+    found = resolve(name)
+    assert found["files"] == files
+    assert found["path"].endswith(path)
+    assert found["name"] == name
+    assert resolve(name, HF_HUB_OFFLINE="1") == found
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("acme/gguf:Q5_0", "ModelNotFoundError", ["no GGUF file of 'Q5_0'", "BF16, Q4_K_M, Q8_0"]),
+        ("acme/gguf/none.gguf", "ModelNotFoundError", ["acme/gguf has no file none.gguf"]),
+        ("acme/model:Q8_0", "ModelNotFoundError", ["acme/model has no GGUF file of a model"]),
+        ("acme/gguf", "ModelLoadError", ["has no config.json", "acme/gguf:Q8_0"]),
+        ("acme/missing:Q8_0", "ModelNotFoundError", ["no model acme/missing"]),
+        ("acme/gated/m.gguf", "ModelAccessError", ["acme/gated (asked for as acme/gated/m.gguf) is gated"]),
+    ],
+)
+def test_gguf_names_that_lead_nowhere_say_what_there_is(resolve, name, error, words):
+    answer = resolve(name)
+    assert answer["error"] == error, answer
+    for word in words:
+        assert word in answer["message"]
+
+
+def test_gguf_files_in_folders(tmp_path):
+    def found(name):
+        return hub.resolve_model(str(name)).path
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/m-Q8_0.gguf").write_bytes(b"")
+    (tmp_path / "one/mmproj-m.gguf").write_bytes(b"")
+    assert found(tmp_path / "one") == found(tmp_path / "one/m-Q8_0.gguf") == tmp_path / "one/m-Q8_0.gguf"
+    (tmp_path / "one/config.json").write_bytes(b"{}")
+    assert found(tmp_path / "one") == tmp_path / "one/m-Q8_0.gguf", "a configuration alone is no model"
+    (tmp_path / "one/model.safetensors").write_bytes(b"")
+    assert found(tmp_path / "one") == tmp_path / "one"
+    assert found(f"{tmp_path / 'one'}:Q8_0") == tmp_path / "one/m-Q8_0.gguf"
+    with pytest.raises(ModelNotFoundError, match=r"no GGUF file of 'Q4_0'; there are Q8_0"):
+        found(f"{tmp_path / 'one'}:Q4_0")
+    (tmp_path / "two").mkdir()
+    for name in ("a-Q4_0.gguf", "a-Q4_K_M.gguf"):
+        (tmp_path / "two" / name).write_bytes(b"")
+    with pytest.raises(ModelNotFoundError, match=r"several GGUF files \(Q4_0, Q4_K_M\); name one, such as .*two:Q4_0"):
+        found(tmp_path / "two")
+    assert found(f"{tmp_path / 'two'}:q4_k_m") == tmp_path / "two/a-Q4_K_M.gguf"
+    with pytest.raises(ModelNotFoundError, match=r"there is no folder .*, and no GGUF file"):
+        found(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt-2", "GPT2"])
+def test_short_names(resolve, server, name):
+    server.requests.clear()
+    found = resolve(name)
+    assert found["name"] == name
+    assert "openai-community/gpt2" in found["aliases"]
+    assert name not in found["aliases"]
+    assert any("openai-community/gpt2" in path for path, _ in server.requests)
+
+
+def test_dummy_weights_need_no_download_of_weights(resolve):
+    assert resolve("acme/model", weights=False)["files"] == ["config.json", "tokenizer.json"]
+
+
+def test_download_dir_and_token(resolve, server, tmp_path):
+    server.requests.clear()
+    found = resolve("acme/model", download_dir=str(tmp_path / "there"), HF_TOKEN="hf_secretsecretsecret")
+    assert found["path"].startswith(str(tmp_path / "there"))
+    assert ("Bearer hf_secretsecretsecret") in {token for _, token in server.requests}
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("acme/gated", "ModelAccessError", ["acme/gated is gated", "accept its licence", "HF_TOKEN"]),
+        ("acme/missing", "ModelNotFoundError", ["no model acme/missing", "check the spelling"]),
+        ("acme/private", "ModelNotFoundError", ["no model acme/private", "set HF_TOKEN"]),
+        ("acme/forbidden", "ModelAccessError", ["HTTP 403", "HF_TOKEN"]),
+        ("acme/broken", "ModelLoadError", ["HTTP 500", "try again"]),
+        ("acme/pickled", "ModelLoadError", ["no *.safetensors"]),
+    ],
+)
+def test_refusals_are_told_apart(resolve, name, error, words):
+    answer = resolve(name)
+    assert answer["error"] == error, answer
+    for word in words:
+        assert word in answer["message"]
+
+
+def test_unknown_revision(resolve):
+    answer = resolve("acme/branchless", revision="v9")
+    assert answer["error"] == "ModelNotFoundError"
+    assert "no revision 'v9'" in answer["message"]
+
+
+def test_a_token_is_never_in_a_message(resolve):
+    for name in ANSWERS:
+        assert "hf_secret" not in json.dumps(resolve(name, HF_TOKEN="hf_secretsecretsecret"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"HF_HUB_OFFLINE": "1"}, "offline mode is on (HF_HUB_OFFLINE)"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
+    ],
+)
+def test_without_a_network_the_message_says_what_where_and_what_to_do(resolve, tmp_path, environment, reason):
+    started = time.monotonic()
+    answer = resolve("gpt2", **environment)
+    assert answer["error"] == "HubUnreachableError", answer
+    for word in ("openai-community/gpt2", "asked for as gpt2", str(tmp_path / "home"), reason, "local folder"):
+        assert word in answer["message"]
+    assert "\n" not in answer["message"]
+    assert time.monotonic() - started < 20
+
+
+def put_in_cache(folder, repo_id, files):
+    """A snapshot as a tool that keeps no list of a repository's files leaves it."""
+    storage = folder / ("models--" + repo_id.replace("/", "--"))
+    snapshot = storage / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (storage / "refs").mkdir()
+    (storage / "refs" / "main").write_text(COMMIT)
+    for name in files:
+        (snapshot / name).write_bytes(FILES[name])
+    return snapshot
+
+
+NO_NETWORK = [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}]
+WHOLE = ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+@pytest.mark.parametrize("environment", NO_NETWORK)
+@pytest.mark.parametrize("name", ["gpt2", "openai-community/gpt2", "gpt-2"])
+@pytest.mark.parametrize("own_dir", [False, True])
+def test_a_cache_under_the_short_name_is_found(resolve, tmp_path, name, environment, own_dir):
+    folder = tmp_path / "there" if own_dir else tmp_path / "home" / "hub"
+    snapshot = put_in_cache(folder, "gpt2", WHOLE)
+    # A copy under the full name that is of no use does not hide it.
+    put_in_cache(folder, "openai-community/gpt2", ["tokenizer.json"])
+    found = resolve(name, download_dir=str(folder) if own_dir else None, **environment)
+    assert found["path"] == str(snapshot), found
+    assert found["files"] == WHOLE
+
+
+def downloads(server):
+    return [path for path, _ in server.requests if "/resolve/" in path]
+
+
+def test_the_same_commit_under_the_short_name_is_not_downloaded_again(resolve, server, tmp_path):
+    snapshot = put_in_cache(tmp_path / "home" / "hub", "gpt2", WHOLE)
+    server.requests.clear()
+    assert resolve("gpt2")["path"] == str(snapshot)
+    assert server.requests, "the hub was asked which commit is the present one"
+    assert downloads(server) == []
+
+
+@pytest.mark.parametrize("left_out", WHOLE)
+def test_a_part_under_the_short_name_is_downloaded_whole(resolve, server, tmp_path, left_out):
+    put_in_cache(tmp_path / "home" / "hub", "gpt2", [name for name in WHOLE if name != left_out])
+    server.requests.clear()
+    found = resolve("gpt2")
+    assert "models--openai-community--gpt2" in found["path"]
+    assert found["files"] == WHOLE
+    assert len({path.partition("/resolve/")[2] for path in downloads(server)}) == len(WHOLE)
+
+
+@pytest.mark.parametrize("environment", NO_NETWORK)
+@pytest.mark.parametrize(
+    ("files", "weights", "missing"),
+    [
+        (["config.json", "tokenizer.json"], True, "has no *.safetensors"),
+        (["model.safetensors"], True, "has no config.json"),
+        (["tokenizer.json"], True, "has no config.json and no *.safetensors"),
+        (["tokenizer.json"], False, "has no config.json"),
+    ],
+)
+def test_a_part_of_a_model_without_a_network(resolve, tmp_path, environment, files, weights, missing):
+    cache = tmp_path / "home" / "hub"
+    snapshot = put_in_cache(cache, "acme/model", files)
+    answer = resolve("acme/model", weights=weights, **environment)
+    assert answer["error"] == "HubUnreachableError", answer
+    for word in (f"the cache in {cache} has only a part", f"{snapshot} {missing})", "Connect to the network", "copy"):
+        assert word in answer["message"]
+    assert "language model" not in answer["message"]
+    assert "other formats" not in answer["message"]
+
+
+def test_a_download_without_weights_is_a_part_for_one_who_wants_them(resolve, tmp_path):
+    resolve("acme/model", weights=False)  # leaves the list of files, by which the hub's client itself sees the gap
+    answer = resolve("acme/model", HF_HUB_OFFLINE="1")
+    assert answer["error"] == "HubUnreachableError", answer
+    assert "has only a part of what is needed" in answer["message"]
+    assert resolve("acme/model", weights=False, HF_HUB_OFFLINE="1")["files"] == ["config.json", "tokenizer.json"]
+
+
+def test_every_name_that_was_looked_for_is_listed(resolve):
+    message = resolve("gpt2", HF_HUB_OFFLINE="1")["message"]
+    assert "(looked for openai-community/gpt2, gpt2, gpt-2)" in message
+
+
+def test_a_hub_that_never_answers_is_given_up(resolve):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts and says nothing
+        started = time.monotonic()
+        answer = resolve("gpt2", HF_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}", RUSTVLLM_HUB_TIMEOUT="1")
+        assert answer["error"] == "HubUnreachableError", answer
+        assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a/b/c", "has space", "../up", "/nowhere/at/all", "~nobody/x", "é", "a" * 300, "", "x--y/z", "x\x00y", "a\nb"],
+)
+def test_names_that_cannot_be(name):
+    with pytest.raises(ModelNotFoundError):
+        hub.resolve_model(name)
+
+
+def test_folders(tmp_path):
+    with pytest.raises(ModelNotFoundError, match=r"has no config\.json"):
+        hub.resolve_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert hub.resolve_model(str(tmp_path)).path == tmp_path
+    with pytest.raises(ModelNotFoundError, match="is a file"):
+        hub.resolve_model(str(tmp_path / "config.json"))
+
+
+def test_embedded_model(monkeypatch, tmp_path):
+    monkeypatch.setattr(hub, "embedded_model_path", lambda: tmp_path)
+    with pytest.raises(ModelNotFoundError, match="no embedded model"):
+        hub.resolve_model(None)
+    (tmp_path / "config.json").write_text("{}")
+    for name in (None, "rustvllm-tiny"):
+        found = hub.resolve_model(name)
+        assert (found.name, found.path) == ("rustvllm-tiny", tmp_path)
+
+
+def test_timeout_is_checked(monkeypatch):
+    monkeypatch.setenv("RUSTVLLM_HUB_TIMEOUT", "soon")
+    with pytest.raises((ModelLoadError, ValueError), match="RUSTVLLM_HUB_TIMEOUT must be a number"):
+        hub.resolve_model("acme/model")

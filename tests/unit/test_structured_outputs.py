@@ -1,0 +1,38 @@
+"""What ``StructuredOutputsParams`` takes, and what it says of the rest."""
+
+import pytest
+
+from rustvllm import StructuredOutputsParams
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.sampling_params import StructuredOutputsParams as InItsHomeOfVllm
+
+WRONG = [
+    ({}, "exactly one of json, regex, choice, grammar, json_object, got none"),
+    ({"regex": "a", "json": {}}, "got json and regex"),
+    ({"json": 3}, "json of structured_outputs must be a schema .*, got 3"),
+    ({"regex": ""}, "regex of structured_outputs must be a text that is not empty, got ''"),
+    ({"grammar": 3}, "grammar of structured_outputs must be a text"),
+    ({"choice": []}, "a list of one or more texts"),
+    ({"choice": "yes"}, "a list of one or more texts, got 'yes'"),
+    ({"choice": ["a", ""]}, "texts that are not empty, got ''"),
+    ({"choice": ["a"] * 50_001}, "choice has 50001 texts, at most 50000"),
+    ({"json_object": False}, "json_object of structured_outputs must be true, got False"),
+    ({"json": {}, "whitespace_pattern": ""}, "whitespace_pattern of structured_outputs must be a text"),
+    ({"json": {}, "disable_any_whitespace": 1}, "disable_any_whitespace of structured_outputs must be true or false"),
+    ({"structural_tag": "{}"}, "structural_tag is not supported yet"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), WRONG)
+def test_what_is_wrong_is_named(values, message):
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        StructuredOutputsParams(**values)
+    assert caught.value.param == "structured_outputs"
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("kind", ["json", "regex", "choice", "grammar", "json_object"])
+def test_the_kind_is_what_was_given(kind):
+    value = {"json": True, "regex": "a", "choice": ("a",), "grammar": "start: A", "json_object": True}[kind]
+    assert StructuredOutputsParams(**{kind: value}).kind == kind
+    assert InItsHomeOfVllm is StructuredOutputsParams

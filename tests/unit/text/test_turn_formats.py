@@ -1,0 +1,68 @@
+"""The formats of calls and thoughts are found from chat templates, and markers that are tokens from the vocabulary."""
+
+import pytest
+
+from rustvllm.text.turn_formats import TurnFormats, find_turn_formats
+
+FOUND = {
+    "template_alpaca.jinja": None,
+    "template_chatml.jinja": None,
+    "tool_chat_template_hermes.jinja": "hermes",
+    "tool_chat_template_llama3.1_json.jinja": "llama3_json",
+    "tool_chat_template_mistral.jinja": "mistral",
+}
+
+
+class Vocabulary:
+    """Some words with ids, of which the first are special."""
+
+    def __init__(self, *words, num_special=0):
+        self.words = words
+        self.num_special = num_special
+
+    def convert_tokens_to_ids(self, token):
+        return self.words.index(token) if token in self.words else None
+
+    def decode(self, token_ids, skip_special_tokens):
+        assert skip_special_tokens
+        return "".join(self.words[token_id] for token_id in token_ids if token_id >= self.num_special)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_templates_of_the_field(shared_dir, name):
+    template = (shared_dir / "data" / "chat-templates" / name).read_text()
+    formats = find_turn_formats(template, Vocabulary())
+    assert (formats.tool_calls, formats.reasoning) == (FOUND[name], None)
+
+
+@pytest.mark.parametrize(
+    ("template", "calls", "reasoning"),
+    [
+        ("{{ tools }}<tool_call><function=f><parameter=k></think>", "qwen3_coder", "qwen3"),
+        ("{{ tools }}[TOOL_CALLS]f[ARGS]", "mistral_args", None),
+        ("{{ tools }}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>", "deepseek_v31", None),
+        ("{{ tools }}[func_name1(params_name1=params_value1)]", "pythonic", None),
+        ("<tool_call> without a word of what may be called", None, None),
+        ("<seed:think></seed:think>", None, "seed_oss"),
+    ],
+)
+def test_signs_of_formats(template, calls, reasoning):
+    formats = find_turn_formats(template, Vocabulary())
+    assert (formats.tool_calls, formats.reasoning) == (calls, reasoning)
+    assert find_turn_formats(template, Vocabulary(), "none", "none") == TurnFormats()
+    named = find_turn_formats(template, Vocabulary(), "granite4", "glm45")
+    assert (named.tool_calls, named.reasoning) == ("granite4", "glm45")
+    assert find_turn_formats(template, None) == TurnFormats()
+
+
+def test_markers_that_are_special_tokens_have_ids():
+    template = "{{ tools }}[TOOL_CALLS] <think></think>"
+    vocabulary = Vocabulary("[TOOL_CALLS]", "<think>", "</think>", num_special=1)
+    formats = find_turn_formats(template, vocabulary)
+    assert formats == TurnFormats(
+        "mistral", "qwen3", has_short_ids=True, marker_ids={"[TOOL_CALLS]": 0}, reasoning_ids=(1, 2)
+    )
+    assert find_turn_formats(template, Vocabulary("[TOOL_CALLS]", "<think>")).reasoning_ids is None
+    # One that only stands before calls must be shown as well, to be found.
+    llama = find_turn_formats("", Vocabulary("<|python_tag|>", num_special=1), "llama3_json")
+    assert llama.marker_ids == {"<|python_tag|>": 0}
