@@ -166,7 +166,10 @@ def as_schema(value):
     if not isinstance(kind, str):
         return fixed
     kind = TYPES.get(kind, kind)
-    return {**SHORT.get(kind, {}), **fixed, "type": kind}
+    # Some functions of the data require members that they do not describe: those objects stay open.
+    is_closed = set(fixed.get("required", ())) <= set(fixed.get("properties", ()))
+    short = SHORT.get(kind, {}) if kind != "object" or is_closed else {}
+    return {**short, **fixed, "type": kind}
 
 
 def is_of(schema, value):
