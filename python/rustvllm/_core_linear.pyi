@@ -58,8 +58,10 @@ class PackedLinear:
     def kernel() -> Literal["avx512", "avx2", "portable", "scalar"]:
         """Which kernel computes products on this machine."""
     @staticmethod
-    def w8a8_kernel() -> tuple[Literal["avx512-vnni", "avx2", "portable", "scalar"], list[str]]:
-        """Which kernel computes ``w8a8`` products on this machine, and which it should have but fail here.
+    def w8a8_kernels() -> tuple[list[str], list[str]]:
+        """Which kernels compute ``w8a8`` products of few rows and of many, and which fail on this machine.
+
+        Names are "amx-int8", "avx512-vnni", "avx-vnni", "avx2", "portable" and "scalar".
 
         Each is compared with plain code before its first use, and not used unless the results have the same bits.
         """

@@ -12,6 +12,7 @@ ENGINE_SECRET = "RUSTVLLM_ENGINE_SECRET"  # noqa: S105 -- a name, not the secret
 LINEAR_KERNELS = ("torch", "onednn", "core")
 ACTIVATIONS = ("float", "int8")
 DECODERS = ("core", "modules")
+CPU_INSTRUCTIONS = ("portable", "avx2", "avx-vnni", "avx512", "avx512-vnni", "amx")
 LOGGING_FORMATS = ("text", "json")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -126,12 +127,26 @@ def linear_kernel() -> str | None:
 def activations() -> str | None:
     """``RUSTVLLM_ACTIVATIONS``: what 8-bit weights on the CPU meet: int8, activations rounded to 8 bits, or float.
 
-    By default int8, but float where the processor's matrix unit (AMX) computes.
+    By default int8, whose products are as fast as the processor allows.
     """
     name = os.environ.get("RUSTVLLM_ACTIVATIONS", "").strip().lower() or None
     if name is not None and name not in ACTIVATIONS:
         raise ConfigError(
             f"environment variable RUSTVLLM_ACTIVATIONS must be one of {', '.join(ACTIVATIONS)}, got {name!r}"
+        )
+    return name
+
+
+def cpu_instructions() -> str | None:
+    """``RUSTVLLM_CPU_INSTRUCTIONS``: the most that the CPU's kernels use of the processor (default: all that it has).
+
+    portable, avx2, avx-vnni, avx512, avx512-vnni or amx, each with those before it; for tests and comparisons. The core
+    reads it when it first looks for an instruction.
+    """
+    name = os.environ.get("RUSTVLLM_CPU_INSTRUCTIONS", "").strip().lower() or None
+    if name is not None and name not in CPU_INSTRUCTIONS:
+        raise ConfigError(
+            f"environment variable RUSTVLLM_CPU_INSTRUCTIONS must be one of {', '.join(CPU_INSTRUCTIONS)}, got {name!r}"
         )
     return name
 

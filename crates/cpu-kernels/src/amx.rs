@@ -7,6 +7,8 @@
 
 use std::{arch::asm, sync::OnceLock};
 
+use crate::instructions;
+
 /// Rows of a tile, and vectors of 32 bits in each.
 pub(crate) const TILE_ROWS: usize = 16;
 /// Numbers of 16 bits in a row of a tile: so many inputs are multiplied by one instruction.
@@ -19,16 +21,12 @@ const ROW_BYTES: usize = 64;
 /// Whether the machine has a matrix unit for `bf16`, with AVX-512 beside it, and the system lets this process use it.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| {
-        /// CPUID leaf 7, EDX: `amx-bf16` and `amx-tile`.
-        const FEATURES: u32 = 1 << 22 | 1 << 24;
-        let leaf = std::arch::x86_64::__cpuid_count(7, 0);
-        leaf.edx & FEATURES == FEATURES
-            && is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_permitted()
-    })
+    *AVAILABLE.get_or_init(|| instructions::have_amx() && is_permitted())
+}
+
+/// The same for whole numbers of 8 bits.
+pub(crate) fn multiplies_whole_numbers() -> bool {
+    instructions::have_amx_int8() && is_available()
 }
 
 /// Ask the system for the tile registers, which it gives on demand alone, because they make contexts large.
@@ -81,12 +79,23 @@ impl Tiles {
     ///
     /// [`is_available`], and nothing else on this thread uses tile registers meanwhile.
     pub(crate) unsafe fn new(rows: usize) -> Self {
-        debug_assert!((1..=TILE_ROWS).contains(&rows));
+        // SAFETY: the caller found the unit available and lets no other code of this thread use tiles.
+        unsafe { Self::with_inputs(rows, ROW_BYTES) }
+    }
+
+    /// The same where activations are `bytes` of inputs, up to 64, four of which meet each row of a tile of weights.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::new`].
+    pub(crate) unsafe fn with_inputs(rows: usize, bytes: usize) -> Self {
+        debug_assert!((1..=TILE_ROWS).contains(&rows) && bytes.is_multiple_of(4) && bytes <= ROW_BYTES);
         let mut shapes =
             Shapes { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         shapes.row_bytes[..8].fill(ROW_BYTES as u16);
+        shapes.row_bytes[4..6].fill(bytes as u16);
         shapes.rows[..6].fill(rows as u8);
-        shapes.rows[6..8].fill(TILE_ROWS as u8);
+        shapes.rows[6..8].fill((bytes / 4) as u8);
         // SAFETY: 64 bytes are read; the shapes fit palette 1; the caller found the unit available and lets no other code
         // of this thread use tiles.
         unsafe {
@@ -196,3 +205,35 @@ sum_instructions!(
     2: zero_2 load_2 store_2 multiply_2 by 5 6
     3: zero_3 load_3 store_3 multiply_3 by 5 7
 );
+
+/// The sums of products of whole numbers of 8 bits, as whole numbers of 32 bits, to `to`, whose rows lie side by side: rows
+/// of activations that are `ROW` bytes apart by weights of which each four inputs are `QUAD` bytes apart.
+///
+/// # Safety
+///
+/// A [`Tiles`] of [`Tiles::with_inputs`] lives; as much may be read and written as its registers hold.
+#[inline(always)]
+pub(crate) unsafe fn multiply_whole_numbers<const ROW: usize, const QUAD: usize>(
+    rows: *const i8,
+    weights: *const i8,
+    to: *mut i32,
+) {
+    // SAFETY: the caller keeps a `Tiles` alive, with shapes that fit each other, and what is read and written lies where the
+    // caller may read and write.
+    unsafe {
+        asm!(
+            "tileloadd tmm4, [{rows} + {row_bytes}]",
+            "tileloadd tmm6, [{weights} + {quad_bytes}]",
+            "tilezero tmm0",
+            "tdpbssd tmm0, tmm4, tmm6",
+            "tilestored [{to} + {to_bytes}], tmm0",
+            rows = in(reg) rows,
+            row_bytes = in(reg) ROW,
+            weights = in(reg) weights,
+            quad_bytes = in(reg) QUAD,
+            to = in(reg) to,
+            to_bytes = in(reg) ROW_BYTES,
+            options(nostack, preserves_flags),
+        );
+    }
+}

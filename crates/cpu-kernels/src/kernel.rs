@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
+#[cfg(target_arch = "x86_64")]
+use crate::instructions;
 use crate::{
     finish::{self, FinishFn},
     gate_row::{self, GateFn},
@@ -41,11 +43,7 @@ static KERNELS: &[Kernel] = &[
     Kernel {
         name: "avx512",
         lanes: 16,
-        is_detected: || {
-            is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-        },
+        is_detected: instructions::have_avx512,
         tile_f32: tile::avx512_f32,
         tile_bf16: tile::avx512_bf16,
         products: product::AVX512,
@@ -63,7 +61,7 @@ static KERNELS: &[Kernel] = &[
     Kernel {
         name: "avx2",
         lanes: 8,
-        is_detected: || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+        is_detected: instructions::have_avx2,
         tile_f32: tile::avx2_f32,
         tile_bf16: tile::avx2_bf16,
         products: product::AVX2,
@@ -147,10 +145,10 @@ impl Kernel {
         return false;
     }
 
-    /// What computes products with rounded activations: `avx512-vnni`, `avx2`, `portable` or `scalar`.
+    /// What computes products with rounded activations, of few rows and of many: `avx512-vnni` and `amx-int8`, for example.
     #[must_use]
-    pub fn w8a8_name(&self) -> &'static str {
-        form::chosen(self.w8a8).name
+    pub fn w8a8_names(&self) -> [&'static str; 2] {
+        [1, usize::MAX].map(|num_rows| form::chosen(self.w8a8, num_rows).name)
     }
 
     /// What the machine has for that but computes something else than plain code does, and so is not used.

@@ -42,6 +42,7 @@ pub mod finish;
 mod gate_row;
 pub mod gates;
 pub mod heads;
+mod instructions;
 pub mod kernel;
 pub mod linear;
 mod lines;

@@ -8,6 +8,8 @@
 //!
 //! What equals the smallest logit that is kept is kept too. A row's id depends on the row and its parameters alone.
 
+#[cfg(target_arch = "x86_64")]
+use crate::instructions;
 use crate::{simd::Simd, threads::Threads};
 
 /// Logits whose exponentials are summed together.
@@ -117,18 +119,14 @@ static PASSES: &[Passes] = &[
     #[cfg(target_arch = "x86_64")]
     Passes {
         name: "avx512",
-        is_detected: || {
-            is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-        },
+        is_detected: instructions::have_avx512,
         temper: avx512::temper,
         sum_blocks: avx512::sum_blocks,
     },
     #[cfg(target_arch = "x86_64")]
     Passes {
         name: "avx2",
-        is_detected: || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+        is_detected: instructions::have_avx2,
         temper: avx2::temper,
         sum_blocks: avx2::sum_blocks,
     },

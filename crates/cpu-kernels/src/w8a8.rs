@@ -9,6 +9,8 @@ pub(crate) mod dot;
 pub(crate) mod form;
 mod product;
 mod rows;
+#[cfg(target_arch = "x86_64")]
+mod unit;
 
 use self::form::chosen;
 use self::product::Product;
@@ -16,7 +18,7 @@ pub(crate) use self::rows::{RoundedRows, round_rows};
 use crate::packed::PackedLinear;
 
 /// Rows that are handed out together: a multiple of what any form computes at once.
-pub(crate) const TILE_ROWS: usize = 8;
+pub(crate) const TILE_ROWS: usize = 16;
 /// How far ahead of their use weights are asked for where they are used but once.
 const AHEAD: usize = 8192;
 
@@ -33,7 +35,7 @@ pub(crate) unsafe fn sum(
     num_rows: usize,
     sums: *mut f32,
 ) {
-    let form = chosen(layer.kernel().w8a8);
+    let form = chosen(layer.kernel().w8a8, num_rows);
     let (outputs, block) = (layer.kernel().panel(), layer.kind().block());
     let num_blocks = layer.padded_inputs() / block;
     let group_size = layer.group_size();
@@ -54,6 +56,7 @@ pub(crate) unsafe fn sum(
         let what = Product {
             numbers: rows.numbers(first_row + start),
             scales: rows.scales(first_row + start),
+            starts: rows.starts(first_row + start),
             row_stride: rows.num_rows(),
             num_blocks,
             blocks_per_group,

@@ -109,11 +109,12 @@ impl CpuLinear {
         Kernel::best_for_products().name()
     }
 
-    /// What computes products of rounded activations, and what the machine has for them but computes something else.
+    /// What computes products of rounded activations, of few rows and of many, and what the machine has for them but computes
+    /// something else.
     #[staticmethod]
-    fn w8a8_kernel() -> (&'static str, Vec<&'static str>) {
+    fn w8a8_kernels() -> ([&'static str; 2], Vec<&'static str>) {
         let kernel = Kernel::best_for_products();
-        (kernel.w8a8_name(), kernel.w8a8_refused())
+        (kernel.w8a8_names(), kernel.w8a8_refused())
     }
 
     /// Whether this machine's matrix unit multiplies packed weights.

@@ -381,12 +381,12 @@ def _log_rounding(kernels: Sequence[LinearKernel | None]) -> None:
     rounding = [kernel for kernel in kernels if isinstance(kernel, CoreLinear) and kernel.packed.kind == "w8a8"]
     if not rounding:
         return
-    name, refused = _core.PackedLinear.w8a8_kernel()
+    names, refused = _core.PackedLinear.w8a8_kernels()
     logger.info(
         "8-bit weights: activations are rounded to 8 bits in %d layers, by %s products (RUSTVLLM_ACTIVATIONS=float "
         "leaves them as they are)",
         len(rounding),
-        name,
+        " and ".join(dict.fromkeys(names)),
     )
     if refused:
         logger.warning(

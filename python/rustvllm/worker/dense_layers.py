@@ -8,7 +8,7 @@ import torch
 
 from rustvllm import _core, envs
 from rustvllm.exceptions import ConfigError, ModelLoadError
-from rustvllm.layers.cpu_linear import CoreLinear, OneDnnLinear
+from rustvllm.layers.cpu_linear import OneDnnLinear
 from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
 
 if TYPE_CHECKING:
@@ -90,25 +90,14 @@ def linear_options(quantization: str | None, dtype: torch.dtype, *, batch_invari
             "RUSTVLLM_LINEAR_KERNEL is core, whose products are in float32 and bfloat16, but dtype is float16: unset "
             "the variable, or set dtype to float32 or bfloat16"
         )
-    matrix_unit, rounded = not batch_invariant, _rounds_activations(batch_invariant=batch_invariant)
+    envs.cpu_instructions()  # the core takes no value that it does not know
+    matrix_unit, rounded = not batch_invariant, envs.activations() != "float"
     if quantization is not None:
         _, _, group_size = quantization.partition("-g")
         groups = int(group_size) if group_size else None
         return LinearOptions("core", "int8", groups, matrix_unit=matrix_unit, round_activations=rounded)
     kernel = "core" if batch_invariant else forced
     return LinearOptions(kernel, matrix_unit=matrix_unit, round_activations=rounded)
-
-
-def _rounds_activations(*, batch_invariant: bool) -> bool:
-    """Whether weights of 8 bits meet rounded activations.
-
-    Where the matrix unit may compute they meet activations as they are, unless the environment asks otherwise: which of
-    the two is faster there has not been measured.
-    """
-    asked = envs.activations()
-    if asked is not None:
-        return asked == "int8"
-    return batch_invariant or not CoreLinear.has_matrix_unit()
 
 
 def _stored_itemsize(hf_config: Mapping[str, Any], dtype: torch.dtype) -> int:

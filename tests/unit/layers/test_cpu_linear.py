@@ -387,7 +387,7 @@ def test_int8_counts_less(threads):
 
 @pytest.mark.parametrize("refused", [[], ["avx2"]])
 def test_the_log_names_what_computes_rounded_activations(threads, monkeypatch, caplog, refused):
-    found = SimpleNamespace(w8a8_kernel=lambda: ("portable", refused))
+    found = SimpleNamespace(w8a8_kernels=lambda: (["portable", "portable"], refused))
     monkeypatch.setattr("rustvllm.layers.cpu_linear_packer._core", SimpleNamespace(PackedLinear=found))
     with caplog.at_level("INFO", logger="rustvllm"):
         pack(threads, Model(), options=LinearOptions("core", "int8", round_activations=True), tied=False)

@@ -1,5 +1,8 @@
 """Packed products and norms of the core against torch in float64, and what they refuse."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -151,11 +154,46 @@ def test_rounded_activations_are_off_by_half_a_step_of_their_block():
 
 
 def test_what_computes_rounded_activations_is_right():
-    kernel, refused = _core.PackedLinear.w8a8_kernel()
-    assert kernel in ("avx512-vnni", "avx2", "portable")
+    [few, many], refused = _core.PackedLinear.w8a8_kernels()
+    assert few in ("avx512-vnni", "avx-vnni", "avx2", "portable")
+    assert many in (few, "amx-int8")
     assert refused == []
-    if _core.PackedLinear.kernel() == "avx2":
-        assert kernel == "avx2"
+
+
+ROUNDED_PRODUCT = """
+import hashlib, sys
+import numpy as np
+from rustvllm import _core
+weight, x = (np.random.default_rng(i).standard_normal((rows, 320), np.float32) for i, rows in enumerate((70, 40)))
+layer = _core.PackedLinear(_core.CpuThreads(1), 70, 320, "w8a8", 64)
+layer.pack_rows(0, weight)
+out = np.empty((40, 70), np.float32)
+for rows in (1, 7, 32):
+    layer.forward(x[:rows], out[:rows])
+    print(rows, hashlib.sha256(out[:rows].tobytes()).hexdigest())
+print(_core.PackedLinear.kernel(), *_core.PackedLinear.w8a8_kernels()[0], file=sys.stderr)
+"""
+"""The bits of products of several numbers of rows; what computed them goes to standard error."""
+
+
+def test_rounded_products_have_the_same_bits_with_fewer_instructions():
+    """Each level in a process of its own; one that the machine lacks computes with what there is."""
+
+    def run(level):
+        environment = {**os.environ, "RUSTVLLM_CPU_INSTRUCTIONS": level}
+        command = [sys.executable, "-c", ROUNDED_PRODUCT]
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        return found.stdout, found.stderr.split()
+
+    bits, best = run("")
+    assert len(bits.splitlines()) == 3
+    for level in ("portable", "avx2", "avx-vnni", "avx512", "avx512-vnni"):
+        found, names = run(level)
+        assert found == bits, level
+        assert names[0] in ("portable", level.removesuffix("-vnni"), "avx2")
+        assert "amx-int8" not in names
+        if best[0] == "avx512":
+            assert names[0] == {"avx-vnni": "avx2"}.get(level, level.removesuffix("-vnni"))
 
 
 def test_threads_are_shared_with_attention():

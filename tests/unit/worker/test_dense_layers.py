@@ -36,16 +36,20 @@ def test_options(monkeypatch, quantization, batch_invariant, forced, expected, a
     assert linear_options(quantization, torch.float32, batch_invariant=batch_invariant) == expected
 
 
-@pytest.mark.parametrize("has_matrix_unit", [False, True])
-def test_activations_are_rounded_where_no_matrix_unit_computes(monkeypatch, has_matrix_unit):
+def test_activations_are_rounded_by_default(monkeypatch):
     monkeypatch.delenv("RUSTVLLM_LINEAR_KERNEL", raising=False)
     monkeypatch.delenv("RUSTVLLM_ACTIVATIONS", raising=False)
-    monkeypatch.setattr(CoreLinear, "has_matrix_unit", staticmethod(lambda: has_matrix_unit))
     for quantization in ("int8", "gguf", None):
         for batch_invariant in (False, True):
             options = linear_options(quantization, torch.float32, batch_invariant=batch_invariant)
-            assert options.round_activations == (batch_invariant or not has_matrix_unit)
-            assert options.whole_kind == ("w8a8" if options.round_activations else "int8")
+            assert options.round_activations
+            assert options.whole_kind == "w8a8"
+
+
+def test_unknown_instructions_are_refused(monkeypatch):
+    monkeypatch.setenv("RUSTVLLM_CPU_INSTRUCTIONS", "sse2")
+    with pytest.raises(ConfigError, match=r"RUSTVLLM_CPU_INSTRUCTIONS must be one of portable, avx2, .*, got 'sse2'"):
+        linear_options(None, torch.float32, batch_invariant=False)
 
 
 def test_an_unknown_kind_of_activations_is_refused(monkeypatch):

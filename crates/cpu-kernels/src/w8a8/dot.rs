@@ -21,7 +21,7 @@ pub(crate) const QUAD: usize = 4;
 /// # Safety
 ///
 /// Every function needs a machine that has the instructions; loads need [`QUAD`] numbers, for weights in each lane, that may
-/// be read. No sum leaves 32 bits while at most 2¹⁷ products are added; activations are not below −127.
+/// be read, and `start` one. No sum leaves 32 bits while at most 2¹⁷ products are added; activations are not below −127.
 pub(crate) trait Dot {
     type Lanes: Simd;
     /// Weights of all lanes, four inputs each.
@@ -31,7 +31,9 @@ pub(crate) trait Dot {
     /// A whole number of 32 bits in each lane.
     type Sums: Copy;
 
-    unsafe fn zero() -> Self::Sums;
+    /// What a block's sums begin with; `starts` is −128 times the sum of the block's activations, for forms that take 128 more
+    /// than each weight.
+    unsafe fn start(starts: *const i32) -> Self::Sums;
     /// `[output][input]`
     unsafe fn weights(from: *const i8) -> Self::Weights;
     unsafe fn inputs(from: *const i8) -> Self::Inputs;
@@ -50,7 +52,7 @@ impl<const N: usize> Dot for PortableDot<N> {
     type Sums = [i32; N];
 
     #[inline(always)]
-    unsafe fn zero() -> [i32; N] {
+    unsafe fn start(_: *const i32) -> [i32; N] {
         [0; N]
     }
     #[inline(always)]
@@ -89,7 +91,7 @@ impl Dot for Avx2Dot {
     type Sums = __m256i;
 
     #[inline(always)]
-    unsafe fn zero() -> __m256i {
+    unsafe fn start(_: *const i32) -> __m256i {
         // SAFETY: the caller promises a machine with AVX2.
         unsafe { _mm256_setzero_si256() }
     }
@@ -121,30 +123,30 @@ impl Dot for Avx2Dot {
     }
 }
 
-/// `vpdpbusd`, which adds four products to a lane at once, one factor without a sign: see [`Avx2Dot`].
+/// Makes of a weight, by an exclusive or, the number without a sign that is 128 more.
 #[cfg(target_arch = "x86_64")]
-pub(crate) struct VnniDot;
+const SIGNS: i8 = i8::MIN;
+
+/// `vpdpbusd`, which adds four products to a lane at once, one factor without a sign: the weights and 128.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Vnni512Dot;
 
 #[cfg(target_arch = "x86_64")]
-impl Dot for VnniDot {
+impl Dot for Vnni512Dot {
     type Lanes = Avx512;
-    /// Which are negative, and their sizes.
-    type Weights = (__mmask64, __m512i);
+    type Weights = __m512i;
     type Inputs = __m512i;
     type Sums = __m512i;
 
     #[inline(always)]
-    unsafe fn zero() -> __m512i {
-        // SAFETY: the caller promises a machine with AVX-512 F.
-        unsafe { _mm512_setzero_si512() }
+    unsafe fn start(starts: *const i32) -> __m512i {
+        // SAFETY: the caller promises a machine with AVX-512 F, and a number that may be read.
+        unsafe { _mm512_set1_epi32(*starts) }
     }
     #[inline(always)]
-    unsafe fn weights(from: *const i8) -> (__mmask64, __m512i) {
-        // SAFETY: the caller promises a machine with AVX-512 BW, and 64 weights that may be read.
-        unsafe {
-            let weights = _mm512_loadu_si512(from.cast());
-            (_mm512_movepi8_mask(weights), _mm512_abs_epi8(weights))
-        }
+    unsafe fn weights(from: *const i8) -> __m512i {
+        // SAFETY: the caller promises a machine with AVX-512 F, and 64 weights that may be read.
+        unsafe { _mm512_xor_si512(_mm512_loadu_si512(from.cast()), _mm512_set1_epi8(SIGNS)) }
     }
     #[inline(always)]
     unsafe fn inputs(from: *const i8) -> __m512i {
@@ -152,16 +154,51 @@ impl Dot for VnniDot {
         unsafe { _mm512_set1_epi32(from.cast::<i32>().read_unaligned()) }
     }
     #[inline(always)]
-    unsafe fn add(sums: __m512i, (negative, sizes): (__mmask64, __m512i), inputs: __m512i) -> __m512i {
-        // SAFETY: the caller promises a machine with AVX-512 BW and VNNI; no memory is touched.
-        unsafe {
-            let signed = _mm512_mask_sub_epi8(inputs, negative, _mm512_setzero_si512(), inputs);
-            _mm512_dpbusd_epi32(sums, sizes, signed)
-        }
+    unsafe fn add(sums: __m512i, weights: __m512i, inputs: __m512i) -> __m512i {
+        // SAFETY: the caller promises a machine with AVX-512 VNNI; no memory is touched.
+        unsafe { _mm512_dpbusd_epi32(sums, weights, inputs) }
     }
     #[inline(always)]
     unsafe fn to_float(sums: __m512i) -> __m512 {
         // SAFETY: the caller promises a machine with AVX-512 F; no memory is touched.
         unsafe { _mm512_cvtepi32_ps(sums) }
+    }
+}
+
+/// The same instruction of processors without AVX-512 (AVX-VNNI), with half the lanes: see [`Vnni512Dot`].
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Vnni256Dot;
+
+#[cfg(target_arch = "x86_64")]
+impl Dot for Vnni256Dot {
+    type Lanes = Avx2;
+    type Weights = __m256i;
+    type Inputs = __m256i;
+    type Sums = __m256i;
+
+    #[inline(always)]
+    unsafe fn start(starts: *const i32) -> __m256i {
+        // SAFETY: the caller promises a machine with AVX2, and a number that may be read.
+        unsafe { _mm256_set1_epi32(*starts) }
+    }
+    #[inline(always)]
+    unsafe fn weights(from: *const i8) -> __m256i {
+        // SAFETY: the caller promises a machine with AVX2, and 32 weights that may be read.
+        unsafe { _mm256_xor_si256(_mm256_loadu_si256(from.cast()), _mm256_set1_epi8(SIGNS)) }
+    }
+    #[inline(always)]
+    unsafe fn inputs(from: *const i8) -> __m256i {
+        // SAFETY: the caller promises a machine with AVX2, and four activations that may be read.
+        unsafe { _mm256_set1_epi32(from.cast::<i32>().read_unaligned()) }
+    }
+    #[inline(always)]
+    unsafe fn add(sums: __m256i, weights: __m256i, inputs: __m256i) -> __m256i {
+        // SAFETY: the caller promises a machine with AVX-VNNI; no memory is touched.
+        unsafe { _mm256_dpbusd_avx_epi32(sums, weights, inputs) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(sums: __m256i) -> __m256 {
+        // SAFETY: the caller promises a machine with AVX2; no memory is touched.
+        unsafe { _mm256_cvtepi32_ps(sums) }
     }
 }

@@ -18,6 +18,8 @@ pub(crate) struct Product {
     pub(crate) numbers: *const i8,
     /// Their scales, `[block][row]`.
     pub(crate) scales: *const f32,
+    /// −128 times the sum of a block's numbers, `[block][row]`.
+    pub(crate) starts: *const i32,
     /// Rows of a block.
     pub(crate) row_stride: usize,
     /// Blocks of inputs.
@@ -53,10 +55,15 @@ pub(crate) unsafe fn product<D: Dot, const ROWS: usize, const BLOCK: usize>(what
         // SAFETY: the caller gives arrays as `Product` says, with `ROWS` rows, so every offset below stays within them.
         unsafe {
             let zero = D::Lanes::splat(0.0);
-            let mut totals = [[zero; VECTORS]; ROWS];
+            let totals = what.sums.add(first);
+            for r in 0..ROWS {
+                for n in 0..VECTORS {
+                    D::Lanes::store(totals.add(r * what.panel + n * lanes), zero);
+                }
+            }
             let mut groups = [[zero; VECTORS]; ROWS];
-            let (mut numbers, mut scales, mut weight_scales) =
-                (what.numbers, what.scales, what.weight_scales.add(first));
+            let (mut numbers, mut scales, mut starts) = (what.numbers, what.scales, what.starts);
+            let mut weight_scales = what.weight_scales.add(first);
             let (mut weights, mut ahead) = (what.weights.add(first * QUAD), what.ahead);
             let mut left_of_group = what.blocks_per_group;
             for block in 0..what.num_blocks {
@@ -66,7 +73,10 @@ pub(crate) unsafe fn product<D: Dot, const ROWS: usize, const BLOCK: usize>(what
                     }
                     ahead = ahead.wrapping_add(what.ahead_step);
                 }
-                let mut sums = [[D::zero(); VECTORS]; ROWS];
+                let mut sums = [[D::start(starts); VECTORS]; ROWS];
+                for r in 1..ROWS {
+                    sums[r] = [D::start(starts.add(r)); VECTORS];
+                }
                 for quad in 0..BLOCK / QUAD {
                     let mut loaded = [D::weights(weights); VECTORS];
                     for n in 1..VECTORS {
@@ -89,23 +99,21 @@ pub(crate) unsafe fn product<D: Dot, const ROWS: usize, const BLOCK: usize>(what
                 }
                 numbers = numbers.wrapping_add(what.row_stride * BLOCK);
                 scales = scales.wrapping_add(what.row_stride);
+                starts = starts.wrapping_add(what.row_stride);
                 left_of_group -= 1;
                 if left_of_group == 0 || block + 1 == what.num_blocks {
                     for n in 0..VECTORS {
                         let scale = D::Lanes::load(weight_scales.add(n * lanes));
                         for r in 0..ROWS {
+                            // Totals are touched once for each group, so they leave the registers to the blocks.
+                            let total = totals.add(r * what.panel + n * lanes);
                             let scaled = D::Lanes::mul(groups[r][n], scale);
-                            totals[r][n] = D::Lanes::add(totals[r][n], scaled);
+                            D::Lanes::store(total, D::Lanes::add(D::Lanes::load(total), scaled));
                             groups[r][n] = zero;
                         }
                     }
                     weight_scales = weight_scales.wrapping_add(what.panel);
                     left_of_group = what.blocks_per_group;
-                }
-            }
-            for r in 0..ROWS {
-                for n in 0..VECTORS {
-                    D::Lanes::store(what.sums.add(r * what.panel + first + n * lanes), totals[r][n]);
                 }
             }
         }
