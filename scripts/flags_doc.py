@@ -9,7 +9,6 @@ import argparse
 import ast
 import re
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -35,6 +34,8 @@ REFUSED = """
 Flags that users of vLLM know, of features that are not built. Each is refused with its reason; a value that asks for
 nothing (`--tensor-parallel-size 1`) is taken.
 
+| flags | why, and what works |
+|---|---|
 """
 
 WITHOUT_EFFECT = """
@@ -60,7 +61,7 @@ def render() -> str:
     """The whole page."""
     from rustvllm.cli.grouped_help import groups
     from rustvllm.cli.serve import make_parser
-    from rustvllm.server.flags import vllm_flags
+    from rustvllm.config import refused_flags
 
     parser = make_parser()
     page = [HEAD]
@@ -69,11 +70,10 @@ def render() -> str:
         page += [f"| {_flag(action)} | {_cell(_help(parser, action))} |\n" for action in actions]
     page += [
         REFUSED,
-        textwrap.fill(", ".join(f"`{flag}`" for flag in _refused(parser)), 140, break_on_hyphens=False),
-        "\n\n| flags | why, and what works |\n|---|---|\n",
-        *_rows(vllm_flags.REFUSED),
+        *_argument_rows(parser),
+        *_rows(refused_flags.REFUSED),
         WITHOUT_EFFECT,
-        *_rows(vllm_flags.WITHOUT_EFFECT),
+        *_rows(refused_flags.WITHOUT_EFFECT),
     ]
     page += [ENVIRONMENT, *(f"| `{name}` | {_cell(text)} |\n" for name, text in _variables())]
     return "".join(page)
@@ -99,22 +99,16 @@ def _rows(table: Mapping[str, str]) -> Iterator[str]:
         yield f"| {names} | {_cell(reason)} |\n"
 
 
-def _refused(parser: argparse.ArgumentParser) -> list[str]:
-    """Those that are refused, or are other spellings, in no table."""
-    from rustvllm.server.flags.vllm_flags import REFUSED, WITHOUT_EFFECT, rows
+def _argument_rows(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """A row for each reason, with the flags of its engine arguments that are not flags of the server."""
+    from rustvllm.config.refused_flags import REFUSED_ARGUMENTS, flag_names, rows
 
-    listed = {name for table in (REFUSED, WITHOUT_EFFECT) for names, _, _ in rows(table) for name in names}
-    return sorted(
-        {
-            action.option_strings[0]
-            for action in parser._actions  # noqa: SLF001
-            if action.help is argparse.SUPPRESS
-            and action.option_strings
-            and "_" not in action.option_strings[0]
-            and not action.option_strings[0].startswith("--no-")
-            and action.option_strings[0] not in listed
-        }
-    )
+    of_reason: dict[str, list[str]] = {}
+    for [name], _, reason in rows(REFUSED_ARGUMENTS):
+        flag = flag_names(name)[0]
+        if parser._option_string_actions[flag].help is argparse.SUPPRESS:  # noqa: SLF001
+            of_reason.setdefault(reason, []).append(f"`{flag}`")
+    yield from (f"| {', '.join(flags)} | {_cell(reason)} |\n" for reason, flags in of_reason.items())
 
 
 def _variables() -> list[tuple[str, str]]:

@@ -37,6 +37,7 @@ from rustvllm.config import (
     devices,
     flags,
     hub,
+    refused_flags,
     require_choice,
     require_int,
 )
@@ -78,11 +79,11 @@ class EngineArgs(EngineFlags):
         for name, value in kwargs.items():
             if name in names:
                 continue
-            if name not in flags.NOT_SUPPORTED_YET:
-                near = difflib.get_close_matches(name, sorted([*names, *flags.NOT_SUPPORTED_YET]), n=1)
+            if name not in refused_flags.argument_names():
+                near = difflib.get_close_matches(name, sorted([*names, *refused_flags.argument_names()]), n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"there is no engine argument {name!r}{hint}")
-            flags.check_supported(name, value)
+            refused_flags.check_argument(name, value)
         return {name: value for name, value in kwargs.items() if name in names}
 
     @classmethod

@@ -40,7 +40,7 @@ def add_answer_args(group: Any) -> None:
     group.add_argument(
         "--return-tokens-as-token-ids",
         action="store_true",
-        help="show tokens beside log-probabilities as token_id:123, unless a request says otherwise",
+        help="show the tokens of log-probabilities as token_id:123, unless a request says otherwise",
     )
     group.add_argument(
         "--tool-call-parser",

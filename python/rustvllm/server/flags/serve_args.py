@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 from rustvllm.config import METRICS_PREFIX
+from rustvllm.config.refused_flags import add_vllm_flags
 from rustvllm.exceptions import ConfigError
 from rustvllm.server.flags.answer_args import add_answer_args
 from rustvllm.server.flags.dashboard_args import add_dashboard_args
 from rustvllm.server.flags.http_args import add_http_args
 from rustvllm.server.flags.http_settings import DEFAULT_KEEP_ALIVE_SECONDS
 from rustvllm.server.flags.log_args import add_log_args
-from rustvllm.server.flags.vllm_flags import add_vllm_flags
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -117,7 +117,7 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         "--api-key",
         nargs="+",
         metavar="KEY",
-        help=f"keys that clients must send, one of them, as a bearer token; everybody on the machine can read a "
+        help=f"keys that clients must send, one of them, as a bearer token; every user of the machine can read a "
         f"command line (default: the words in ${API_KEY_VARIABLE})",
     )
     group.add_argument(

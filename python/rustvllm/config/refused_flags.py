@@ -1,12 +1,15 @@
-"""vLLM's flags that are not flags here: each is taken without effect, or refused with its reason.
+"""Flags and engine arguments that are known and not built: each is refused with its reason, or taken without effect.
 
-A flag that asks for nothing (its neutral value, or ``--no-…``) passes, so a command line of vLLM is stopped by what it
-really needs. Flags that exist here are declared elsewhere and win over this table.
+One that asks for nothing (its neutral value, or ``--no-…``) passes, so a command line or script of vLLM is stopped by
+what it really needs. Flags that a parser has already win over these tables.
 """
 
 import argparse
-from collections.abc import Container, Iterator, Mapping, Sequence
+import ast
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from rustvllm.exceptions import ConfigError
 
 _MEDIA = "messages hold text alone: images, audio and video are not served"
 _ADAPTERS = "adapters (LoRA) are not served; merge one into the checkpoint and serve that"
@@ -27,6 +30,34 @@ _LOADING = "weights are mapped from safetensors and read once, in parallel"
 _PROBES = "one launcher starts and watches all processes; /health says how they are"
 _COMPILED = "models run as they are written, and decode steps as CUDA graphs (--cudagraph-capture-sizes)"
 _STEPS = "rustvllm bench step, --trace and --step-trace-file show what a step spends its time on"
+
+_ONE_DEVICE = "one device computes a model; -dp N starts N engines with the whole model each"
+_ONE_TASK = "only text is generated"
+
+REFUSED_ARGUMENTS: Final[Mapping[str, str]] = {
+    # the reason -> its engine arguments, which are flags as well, each with the values that ask for nothing
+    _ONE_DEVICE: "tensor_parallel_size=1 pipeline_parallel_size=1 distributed_executor_backend=None,uni",
+    "one engine runs in this process; rustvllm serve -dp N starts N": "data_parallel_size=1",
+    "adapters are not served; merge one into the checkpoint and serve that": "enable_lora=False",
+    "one backend enforces structured output, and needs no settings": (
+        "structured_outputs_config=None guided_decoding_backend=None,auto"
+    ),
+    "prompts are texts or token ids": "enable_prompt_embeds=False",
+    'hf_overrides takes it: {"rope_scaling": ...}': "rope_scaling=None",
+    "weights are not offloaded; quantization int8 or dtype bfloat16 makes them smaller": "cpu_offload_gb=0,0.0",
+    "KV blocks stay with their engine; preemption_mode swap moves them to CPU memory": "kv_offloading_size=None,0",
+    "a stream sends each token, and what a slow reader left behind is joined": "stream_interval=1",
+    "max_num_seqs and max_num_batched_tokens choose between latency and throughput": "performance_mode=None,balanced",
+    "tokenizers run in the core, one way": "tokenizer_mode=auto",
+    "name a folder as the tokenizer, or one revision for model and tokenizer": "tokenizer_revision=None",
+    "one revision holds for the model and its code": "code_revision=None",
+    _ONE_TASK: "runner=auto,generate task=auto,generate",
+    "messages hold text alone": "limit_mm_per_prompt=None",
+    "models run as they are written; cudagraph_capture_sizes names the sizes of CUDA graphs": "compilation_config=None",
+    "requests are logged with enable_log_requests alone, which the server has": "disable_log_requests=True",
+    "the server has it; a script sees its requests itself": "enable_log_requests=False",
+    "a model's sliding window is part of it; a lower max_model_len keeps within it": "disable_sliding_window=False",
+}
 
 REFUSED: Final[Mapping[str, str]] = {
     # the reason -> its flags, each with the values that ask for nothing
@@ -83,7 +114,7 @@ REFUSED: Final[Mapping[str, str]] = {
         "--tool-parser-plugin= --tool-server --tool-strict-level=auto"
     ),
     "reasoning is parsed by the parsers that are built in": "--reasoning-parser-plugin= --reasoning-config={}",
-    "give token ids as prompts, and --skip-tokenizer-init where there is to be no tokenizer": "--tokens-only",
+    "give token ids as prompts; --skip-tokenizer-init leaves the tokenizer out": "--tokens-only",
     "POST /tokenize and the model's folder say what its tokenizer is": "--enable-tokenizer-info-endpoint",
     "--enable-log-outputs logs whole answers": "--enable-log-deltas",
     "tracebacks of unforeseen errors are always in the log, and no other is": "--log-error-stack",
@@ -162,15 +193,53 @@ ALIASES: Final[Mapping[str, str]] = {
 
 
 def rows(table: Mapping[str, str]) -> Iterator[tuple[list[str], frozenset[str], str]]:
-    """The names of each flag, the values that ask for nothing, and the reason."""
-    for reason, flags in table.items():
-        for word in flags.split():
+    """The names of each row, the values that ask for nothing, and the reason."""
+    for reason, entries in table.items():
+        for word in entries.split():
             names, equals, neutral = word.partition("=")
             yield names.split(","), frozenset(neutral.split(",")) if equals else frozenset(), reason
 
 
+_ARGUMENTS: Final = {name: (neutral, reason) for [name], neutral, reason in rows(REFUSED_ARGUMENTS)}
+
+
+def argument_names() -> Iterable[str]:
+    """Engine arguments of features to come."""
+    return _ARGUMENTS.keys()
+
+
+def check_argument(name: str, value: Any) -> None:
+    """Refuse an engine argument of a feature to come, unless its value asks for nothing.
+
+    Raises:
+        ConfigError: Names argument and value.
+    """
+    neutral, reason = _ARGUMENTS[name]
+    if not any(type(value) is type(choice) and value == choice for choice in map(_value_of, neutral)):
+        raise ConfigError(f"{name}={value!r} is not supported yet: {reason}")
+
+
+def _value_of(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except ValueError:  # a word
+        return text
+
+
+def flag_names(argument: str) -> list[str]:
+    """The flags of an engine argument: ``-`` and ``_`` mean the same."""
+    flag = "--" + argument.replace("_", "-")
+    return [flag, "--" + argument] if "_" in argument else [flag]
+
+
+def add_refused_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of engine arguments of features to come."""
+    for name, (neutral, reason) in _ARGUMENTS.items():
+        _add(parser, flag_names(name), _Refused, neutral, reason)
+
+
 def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
-    """Add what of vLLM's command line no flag of the parser takes."""
+    """Add what of vLLM's command line no flag of the parser takes; the last to be added."""
     taken = parser._option_string_actions  # noqa: SLF001 -- argparse has no public way to ask
     for alias, name in ALIASES.items():
         if alias not in taken and name in taken:
@@ -237,6 +306,6 @@ class _Refused(_FromTable):
         option_string: str | None = None,
     ) -> None:
         given = [str(value) for value in values]
-        if not given or not self.neutral.issuperset(given):
+        if not self.neutral.issuperset(given or ["True"]):  # a bare flag is a switch
             shown = " ".join([str(option_string), *given])[:120]
             parser.error(f"{shown} is not supported yet: {self.reason}")
