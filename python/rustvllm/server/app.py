@@ -20,8 +20,7 @@ from rustvllm.server.flags.settings import ServerSettings
 from rustvllm.server.http.access_log import AccessLog
 from rustvllm.server.http.cross_origin import CrossOrigin
 from rustvllm.server.http.custom_middleware import add_custom_middleware
-from rustvllm.server.http.front_door import DirectRoutes, DirectSend, FrontDoor
-from rustvllm.server.http.host_check import HostCheck
+from rustvllm.server.http.front_door import DirectRoutes, DirectSend, FrontDoor, HostCheck
 from rustvllm.server.http.http_trace import HttpTrace
 from rustvllm.server.http.request_ids import RequestIds
 from rustvllm.server.state import ServerState

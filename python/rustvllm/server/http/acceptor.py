@@ -1,7 +1,7 @@
 """:class:`Acceptor`: takes connections from the listening socket for as long as there are descriptors for them.
 
 An event loop's own accepting goes on until the kernel refuses, and then closes what it has taken without a word. Here
-the last connections that there is room for are told so (503), and while there is none, clients wait in the kernel's
+the last connections that there is room for are answered with 503, and while there is none, clients wait in the kernel's
 queue.
 """
 

@@ -1,13 +1,13 @@
 """:class:`CrossOrigin`: what pages of other origins may do, decided before a key is asked for.
 
-A preflight has no key to show, and an error that a page may not read is no use to it; so this stands around all others.
+A preflight carries no key, and a page cannot use an error that it may not read; so this layer is around all others.
 """
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rustvllm.server.flags.http_settings import CorsSettings
-from rustvllm.server.http.host_check import is_own_page
+from rustvllm.server.http.front_door import is_own_page
 
 _EXPOSED = ("X-Request-Id", "Retry-After")
 
