@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve.
 
     Returns:
-        The exit code: 0 when it was told to stop, 1 when it has no engine or could not start.
+        The exit code: 0 after a request to stop, 1 when it has no engine or could not start.
     """
     serving_output.begin()
     flags = ("--listen-fd", "--load-fd", "--index")

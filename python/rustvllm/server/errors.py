@@ -1,7 +1,7 @@
-"""What went wrong, as HTTP: the one module that knows status codes.
+"""What went wrong, as HTTP: each exception becomes a status and the body that OpenAI clients parse.
 
-Everything else raises exceptions; here each becomes a status and the body that OpenAI clients parse,
-``{"error": {"message", "type", "param", "code"}}``.
+The body is ``{"error": {"message", "type", "param", "code"}}``. An error that one guard alone raises is a subclass of
+:class:`ServerError` in the guard's module; ``limited_protocol.py`` answers what is not HTTP before there is a request.
 """
 
 import asyncio

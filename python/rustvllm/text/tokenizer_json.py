@@ -31,7 +31,7 @@ CONVERSION_TIMEOUT: Final = 120.0
 _LAYOUT: Final = 1  # of what the converter writes; another one makes other cache entries
 _MAX_MESSAGE: Final = 2000
 _VOCABULARIES: Final = ("merges.txt", "tokenizer.model", "vocab.json", "vocab.txt")
-_BESIDE: Final = ("added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
+_SETTINGS: Final = ("added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
 _INSTEAD: Final = (
     "Give another tokenizer with tokenizer=…, save a tokenizer.json next to the model "
     "(transformers: AutoTokenizer.from_pretrained(…, use_fast=True).save_pretrained(…)), or pass "
@@ -61,7 +61,7 @@ def load_tokenizer_json(folder: Path, read: Callable[[Path], T]) -> T:
         raise ModelLoadError(
             f"no tokenizer in {folder}: there is neither tokenizer.json nor {', '.join(_VOCABULARIES)}. {_INSTEAD}"
         )
-    inputs = [*files, *(folder / name for name in _BESIDE if (folder / name).is_file())]
+    inputs = [*files, *(folder / name for name in _SETTINGS if (folder / name).is_file())]
     for file in inputs:
         check_size(file)
     class_name = _class_name(folder, files)

@@ -114,7 +114,7 @@ class BlockCopier:
             self._swap_in(*swap_in)
             self._copy(*copies)
         else:
-            self._execute_beside(self._streams, swap_out, swap_in, copies)
+            self._execute_on_its_stream(self._streams, swap_out, swap_in, copies)
 
     def _swap_out(self, blocks: _Blocks, cpu_blocks: _Blocks) -> None:
         for piece, cpu_piece in self._pieces(blocks, cpu_blocks):
@@ -134,7 +134,9 @@ class BlockCopier:
             for cache in self.kv_caches:
                 cache.index_copy_(1, target, cache.index_select(1, source))
 
-    def _execute_beside(self, streams: DeviceStreams, swap_out: _Blocks, swap_in: _Blocks, copies: _Blocks) -> None:
+    def _execute_on_its_stream(
+        self, streams: DeviceStreams, swap_out: _Blocks, swap_in: _Blocks, copies: _Blocks
+    ) -> None:
         swaps = streams.swaps
         swaps.wait_event(streams.compute.record_event())
         with streams.use(swaps):

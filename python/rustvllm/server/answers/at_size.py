@@ -1,4 +1,4 @@
-"""Where an answer is made: on the event loop if that takes a moment, else in a thread, where it holds nobody up."""
+"""Where an answer is made: on the event loop if that takes a moment, else in a thread, so that others need not wait."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -42,9 +42,9 @@ def completion_places(
 
     Args:
         token_ids: The tokens there.
-        places: What the model thought of each; None: nothing is known.
+        places: What the model thought of each; None if unknown.
         text_offsets: Where each begins in the text.
-        num_logprobs: Candidates to show beside the token itself; -1: all.
+        num_logprobs: Candidates to show in addition to the token itself; -1: all.
         as_ids: Show ids instead of text.
         texts: The tokens' text, for places of which nothing is known.
     """
@@ -62,7 +62,7 @@ def completion_places(
 
 
 def num_prompt_logprobs(request: GenerationRequest, echoed: int | None = None) -> int | None:
-    """How many candidates are needed for each place of the prompt; None: nothing is asked of it.
+    """How many candidates are needed for each place of the prompt; None if the request asks for none.
 
     Args:
         request: For ``prompt_logprobs``.

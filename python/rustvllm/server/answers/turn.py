@@ -89,7 +89,7 @@ class TurnReader:
         return self._deltas(self._parser.finish())
 
     def message(self, text: str, token_ids: Sequence[int]) -> dict[str, Any]:
-        """The members of a whole message; its content is None if there is none beside calls or thoughts."""
+        """The members of a whole message; its content is None if it has calls or thoughts alone."""
         content: list[str] = []
         reasoning: list[str] = []
         calls: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ MAX_HEADER_CHARS = 4096
 
 
 async def front_page(request: Request) -> Response:
-    """A browser is led to the live page, or where that is off to the documents; others are told the paths.
+    """A browser is led to the live page, or where that is off to the documents; others get a list of the paths.
 
     The address is relative to this one, so that a proxy's path in front of it stays.
     """

@@ -49,7 +49,7 @@ class Face(ABC, Generic[R]):
         kind: ``object`` of an answer.
         chunk_kind: ``object`` of an event.
         text_frame: What stands before and after the text in a chunk's choice.
-        chunk_nulls: Members of a chunk's choice, with their leading commas, that are null beside its text.
+        chunk_nulls: Members of a chunk's choice, with their leading commas, that are null where it has a text.
         answer_nulls: Members of a whole answer that are null unless something fills them.
         choice_nulls: The same of its choices.
         request: The body.
@@ -92,7 +92,7 @@ class Face(ABC, Generic[R]):
         """Candidates to show for each token (None: not even its own); sets :attr:`logprobs`."""
 
     def echoed_logprobs(self) -> int | None:
-        """Candidates to show for each place of a prompt that the answer repeats; None: none."""
+        """Candidates to show for each place of a prompt that the answer repeats; None if the answer repeats none."""
         return None
 
     def check(self) -> None:

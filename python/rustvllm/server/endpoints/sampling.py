@@ -49,7 +49,7 @@ def build_sampling_params(
         model: For its defaults and limits.
         max_tokens: Most tokens to generate, already defaulted; None: as many as fit.
         param: The field ``max_tokens`` came from, for messages.
-        logprobs: How many candidates' log-probabilities to give; None: none at all.
+        logprobs: How many candidates' log-probabilities to give; None if the request asks for none.
         prompt_logprobs: The same for each place of the prompt.
 
     Raises:

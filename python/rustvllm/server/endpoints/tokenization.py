@@ -34,11 +34,11 @@ class _Sources(BaseModel):
 
 
 MAX_TEXT_BYTES = 1 << 20
-"""Of a text whose tokens are told, in UTF-8, for models that cannot take more anyway."""
+"""Longest text, in UTF-8, that ``/tokenize`` takes for models with a shorter context."""
 _BYTES_PER_TOKEN = 8
 """A text of the longest prompt that a model takes has so many at least, with hardly an exception."""
 MAX_TOKENS = 1 << 18
-"""Token ids that are told as text, for models that cannot take more anyway."""
+"""Most token ids that ``/detokenize`` takes for models with a shorter context."""
 _SLICE = 4096
 """Token ids that become JSON at a time, which takes less than a millisecond; longer lists do so in a thread."""
 

@@ -41,7 +41,7 @@ class ToolUse:
 
 
 def read_tool_use(request: ChatCompletionRequest, formats: TurnFormats) -> ToolUse | None:
-    """What a request says of tools; None: nothing is called.
+    """What a request says of tools; None if no tool may be called.
 
     Raises:
         InvalidRequestError: A tool or the choice is wrong, or the server cannot read the calls of its model.
@@ -115,7 +115,7 @@ def call_grammar(
 
 
 def check_wanted(use: ToolUse, wanted: StructuredOutputsParams | None) -> None:
-    """Refuse what an answer must be, next to tools that it cannot stand beside.
+    """Refuse what an answer must be, where the tools of the request rule it out.
 
     Raises:
         InvalidRequestError: Says what would work.

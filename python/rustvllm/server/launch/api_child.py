@@ -8,7 +8,7 @@ from rustvllm.server.flags.settings import ServerSettings
 
 
 class ApiChild(ChildProcess):
-    """An API process on a socket that listens; it says ``loading`` until it is told where its engines are."""
+    """An API process on a socket that listens; it answers ``loading`` until it learns where its engines are."""
 
     def __init__(self, directory: Path, index: int, listen_fd: int, load_fd: int, settings: ServerSettings) -> None:
         super().__init__(

@@ -31,7 +31,7 @@ class Listener:
     uds: Path | None = None
 
     def with_tls(self) -> "Listener":
-        """The same, reached by HTTPS."""
+        """This listener, reached by HTTPS."""
         return dataclasses.replace(self, url=self.url.replace("http://", "https://", 1))
 
     def curl_target(self) -> str:
@@ -127,7 +127,7 @@ def _why_not(exc: OSError, host: str, port: int) -> str:
             "stop it, or choose another with --port (0 takes a free one)"
         )
     if exc.errno == errno.EACCES:
-        return f"port {port} needs privileges that this user has not; choose one of 1024 or more with --port"
+        return f"port {port} needs privileges that this user lacks; choose one of 1024 or more with --port"
     if exc.errno == errno.EADDRNOTAVAIL:
         return f"{host} is not an address of this machine; use --host 127.0.0.1, or 0.0.0.0 for all of its addresses"
     return f"cannot listen on {host}:{port}: {exc.strerror or exc}"

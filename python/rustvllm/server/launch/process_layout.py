@@ -51,7 +51,7 @@ class ProcessLayout:
         if args.data_parallel_size == 0:
             raise ConfigError("--data-parallel-size must be at least 1, got 0")
         if args.disable_frontend_multiprocessing:
-            _refuse_beside_one_process(args, is_headless=is_headless)
+            _refuse_what_needs_processes(args, is_headless=is_headless)
             return cls(in_one_process=True)
         addresses = tuple(EngineAddress.parse(text) for text in args.engine_address or ())
         secret = read_secret(args.engine_secret_file) if any(address.is_tcp for address in addresses) else None
@@ -71,7 +71,7 @@ class ProcessLayout:
         )
 
 
-def _refuse_beside_one_process(args: argparse.Namespace, *, is_headless: bool) -> None:
+def _refuse_what_needs_processes(args: argparse.Namespace, *, is_headless: bool) -> None:
     others = {
         f"--api-server-count {args.api_server_count}": args.api_server_count not in (None, 1),
         f"--data-parallel-size {args.data_parallel_size}": args.data_parallel_size not in (None, 1),

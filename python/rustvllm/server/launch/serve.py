@@ -109,7 +109,7 @@ def _listen(args: argparse.Namespace, settings: ServerSettings) -> Listener:
 
 
 def _with_known_hosts(settings: ServerSettings, listener: Listener, host: str) -> ServerSettings:
-    """The settings with the host's own name as the only one beside the loopback's, where nothing else is in the way.
+    """The settings with the host's own name as the only one besides the loopback's, if nothing rules that out.
 
     A browser on this machine reaches a loopback address, and a page in it may have a name of its own lead there.
     Without a key it could use the model and read what others ask. A Unix socket is out of a browser's reach.

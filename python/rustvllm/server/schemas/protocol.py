@@ -221,7 +221,7 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Annotated[Any, AfterValidator(parse_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
     logprobs: Annotated[int | None, BeforeValidator(_none_if_false)] = _described(
-        "Candidates to show for each token beside its own; 0: its own alone.", minimum=-1
+        "Candidates to show for each token besides its own; 0: its own alone.", minimum=-1
     )
     echo: bool | None = _described("Begin each choice with the prompt; `max_tokens` may be 0 then.", False)
     suffix: str | None = _described("Not supported: a 400 unless empty.", maxLength=0)

@@ -209,7 +209,7 @@ class ChatAnswer(_Answer):
     """The assistant's message."""
 
     role: str = Field(description="As `--response-role` says; that of the last message where that one goes on.")
-    content: str | None = Field(description="Null beside calls or thoughts without a word.")
+    content: str | None = Field(description="Null if the message has calls or thoughts alone.")
     reasoning: str | None = Field(description="The model's thoughts.")
     reasoning_content: str = _absent("The same under its older name.")
     tool_calls: list[ToolCall] = _absent()
@@ -249,7 +249,7 @@ class ChatChunkChoice(_Answer):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
     stop_reason: int | str | None
-    token_ids: list[int] | None = _absent("Beside text; null without `return_token_ids`.")
+    token_ids: list[int] | None = _absent("Ids of the text; null without `return_token_ids`.")
 
 
 class ChatCompletionResponse(_Whole):

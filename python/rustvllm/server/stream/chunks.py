@@ -31,7 +31,7 @@ class ChunkRenderer:
         header: What every chunk starts with: id, object, created, model, system_fingerprint.
         text_key: Bytes between a choice's index and its text, for instance ``,"text":``.
         text_end: Bytes between the text and ``logprobs``.
-        nulls: Members that are null beside a text.
+        nulls: Members that are null where there is a text.
         request: For its stream options, and for what else its chunks are to hold.
         usage: The counter that the caller feeds.
         logprobs: How to show log-probabilities; None: not at all.
@@ -94,7 +94,7 @@ class ChunkRenderer:
     def text(self, index: int, text: str, completion: CompletionOutput) -> bytes:
         """A chunk that adds ``text`` to choice ``index``, with the log-probabilities and ids of ``completion``."""
         top = self._timed() if self._times_each else b""
-        rest = self._rest(self._text(text), self._beside(completion), extra=self._ids(completion), top=top)
+        rest = self._rest(self._text(text), self._shown_logprobs(completion), extra=self._ids(completion), top=top)
         return b"".join((self._start, b"%d" % index, rest))
 
     def echo(
@@ -132,7 +132,7 @@ class ChunkRenderer:
     ) -> bytes:
         rest = self._rest(
             fields,
-            self._beside(completion),
+            self._shown_logprobs(completion),
             json_string(finish_reason),
             json_bytes(stop_reason),
             extra=self._ids(completion),
@@ -197,7 +197,7 @@ class ChunkRenderer:
     def _text(self, text: str) -> bytes:
         return b"".join((self._text_key, json_string(text), self._text_end))
 
-    def _beside(self, completion: CompletionOutput | None) -> bytes:
+    def _shown_logprobs(self, completion: CompletionOutput | None) -> bytes:
         if self._logprobs is None or completion is None or not completion.token_ids:
             return b"null"
         return json_bytes(self._logprobs(completion))

@@ -27,7 +27,7 @@ def in_a_task(function: Callable[..., Awaitable[T]]) -> Callable[..., Coroutine[
 class Driven:
     """Runs a coroutine: at once up to where it has to wait, then on from there.
 
-    What it awaits must be futures of asyncio or bare yields, as it is in ASGI's ``send`` and ``receive``; it is no
+    What it awaits must be futures of asyncio or bare yields, as it is in ASGI's ``send`` and ``receive``; it is not a
     task, so ``asyncio.timeout`` and the like do not work in it.
 
     Args:

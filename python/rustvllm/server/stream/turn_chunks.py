@@ -35,7 +35,7 @@ class TurnChunkRenderer(ChunkRenderer):
         fields = [self._delta(delta) for delta in deltas] or [_SAYS_NOTHING]
         before = [self._rest(delta, b"null", extra=self._ids(None)) for delta in fields[:-1]]
         top = self._timed() if self._times_each else b""
-        last = self._rest(fields[-1], self._beside(completion), extra=self._ids(completion), top=top)
+        last = self._rest(fields[-1], self._shown_logprobs(completion), extra=self._ids(completion), top=top)
         return b"".join(b"%b%d%b" % (self._start, index, rest) for rest in [*before, last])
 
     def finish(
