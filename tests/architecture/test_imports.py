@@ -1,5 +1,6 @@
 """Which Python module may import what; the layers themselves are import-linter contracts in pyproject.toml."""
 
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -59,6 +60,16 @@ def test_the_core_is_imported_only_where_it_belongs(python_modules: list[Any]) -
     assert strangers == set()
     unused = {name for name in CORE_IMPORTERS if not any(within(importer, (name,)) for importer in importers)}
     assert unused == set(), "these need not import the core any more: take them off the list"
+
+
+def test_the_folder_of_stubs_does_not_hide_the_core(repository: Path) -> None:
+    """A file of Python in it would make it a package, which comes before the extension module."""
+    stubs = [path for path in (repository / "python" / "rustvllm" / "_core").iterdir() if path.is_file()]
+    assert {path.suffix for path in stubs} == {".pyi"}
+    assert "__init__.pyi" in {path.name for path in stubs}
+    assert str(importlib.import_module("rustvllm._core").__file__).endswith(".so")
+    with pytest.raises(ModuleNotFoundError, match="is not a package"):
+        importlib.import_module("rustvllm._core._linear")
 
 
 def test_no_entry_point_imports_torch(python_modules: list[Any]) -> None:

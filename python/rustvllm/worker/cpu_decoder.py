@@ -27,7 +27,7 @@ from rustvllm.logger import init_logger
 from rustvllm.models.interface import CausalLM
 
 if TYPE_CHECKING:
-    from rustvllm._core_decoder import CoreBlock
+    from rustvllm._core._decoder import CoreBlock
 
 logger = init_logger(__name__)
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rustvllm._core import Scheduler, SchedulerOutput
-from rustvllm._core_tokenizer import Tokenizer
+from rustvllm._core._tokenizer import Tokenizer
 
 @final
 class GrammarSpec:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, Self, final
 
 from rustvllm._core import EngineClient, EngineHandle
-from rustvllm._core_tokenizer import TokenIds, Tokenizer
+from rustvllm._core._tokenizer import TokenIds, Tokenizer
 
 @final
 class RequestDelta:

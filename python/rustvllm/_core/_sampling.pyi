@@ -6,7 +6,7 @@ from typing import Any, Literal, Self, final
 import numpy as np
 import numpy.typing as npt
 
-from rustvllm._core_linear import CpuThreads
+from rustvllm._core._linear import CpuThreads
 
 SAMPLING_NUMBERS: tuple[dict[str, Any], ...]
 """The table of sampling parameters; ``rustvllm.sampling_table`` says what a row has."""

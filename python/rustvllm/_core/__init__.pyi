@@ -1,6 +1,10 @@
 """Types of the Rust core, ``rustvllm._core``: the scheduler, its handle, the tokenizer and the output processor.
 
 The arrays that cross the boundary every step are described in ``docs/boundary.md``.
+
+The other files of this folder are parts of the stub, by subject. At run time there is one module, ``_core.abi3.so``
+next to this folder: import from ``rustvllm._core`` alone, but for types that exist in the stub only
+(``TYPE_CHECKING``). A folder without ``__init__.py`` never comes before an extension module of its name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,34 +14,34 @@ from typing import Any, Literal, Self, TypeAlias, TypedDict, final, overload, ty
 import numpy as np
 import numpy.typing as npt
 
-from rustvllm._core_attention import CpuAttention as CpuAttention
-from rustvllm._core_attention import CpuAttentionPlan as CpuAttentionPlan
-from rustvllm._core_bench import bench_serve as bench_serve
-from rustvllm._core_bench import bench_step as bench_step
-from rustvllm._core_bench import bench_trace as bench_trace
-from rustvllm._core_bench import served_model as served_model
-from rustvllm._core_decoder import CpuDecoder as CpuDecoder
-from rustvllm._core_gguf import GgufFile, gguf_type_sizes, unpack_blocks
-from rustvllm._core_grammar import Grammars as Grammars
-from rustvllm._core_grammar import GrammarSpec as GrammarSpec
-from rustvllm._core_linear import CpuThreads as CpuThreads
-from rustvllm._core_linear import PackedLinear as PackedLinear
-from rustvllm._core_linear import layer_norm as layer_norm
-from rustvllm._core_linear import rms_norm as rms_norm
-from rustvllm._core_output import OutputProcessor as OutputProcessor
-from rustvllm._core_output import RequestDelta as RequestDelta
-from rustvllm._core_output import StopStrings as StopStrings
-from rustvllm._core_query import EngineQuery as EngineQuery
-from rustvllm._core_sampling import SAMPLING_FLOAT_COLUMNS as SAMPLING_FLOAT_COLUMNS
-from rustvllm._core_sampling import SAMPLING_INT_COLUMNS as SAMPLING_INT_COLUMNS
-from rustvllm._core_sampling import SAMPLING_NUMBERS as SAMPLING_NUMBERS
-from rustvllm._core_sampling import SamplingExtras as SamplingExtras
-from rustvllm._core_sampling import draw_kernel as draw_kernel
-from rustvllm._core_sampling import draw_token_ids as draw_token_ids
-from rustvllm._core_tokenizer import TokenIds as TokenIds
-from rustvllm._core_tokenizer import Tokenizer as Tokenizer
-from rustvllm._core_tokenizer import TokenizerPool as TokenizerPool
-from rustvllm._core_turn import (
+from rustvllm._core._attention import CpuAttention as CpuAttention
+from rustvllm._core._attention import CpuAttentionPlan as CpuAttentionPlan
+from rustvllm._core._bench import bench_serve as bench_serve
+from rustvllm._core._bench import bench_step as bench_step
+from rustvllm._core._bench import bench_trace as bench_trace
+from rustvllm._core._bench import served_model as served_model
+from rustvllm._core._decoder import CpuDecoder as CpuDecoder
+from rustvllm._core._gguf import GgufFile, gguf_type_sizes, unpack_blocks
+from rustvllm._core._grammar import Grammars as Grammars
+from rustvllm._core._grammar import GrammarSpec as GrammarSpec
+from rustvllm._core._linear import CpuThreads as CpuThreads
+from rustvllm._core._linear import PackedLinear as PackedLinear
+from rustvllm._core._linear import layer_norm as layer_norm
+from rustvllm._core._linear import rms_norm as rms_norm
+from rustvllm._core._output import OutputProcessor as OutputProcessor
+from rustvllm._core._output import RequestDelta as RequestDelta
+from rustvllm._core._output import StopStrings as StopStrings
+from rustvllm._core._query import EngineQuery as EngineQuery
+from rustvllm._core._sampling import SAMPLING_FLOAT_COLUMNS as SAMPLING_FLOAT_COLUMNS
+from rustvllm._core._sampling import SAMPLING_INT_COLUMNS as SAMPLING_INT_COLUMNS
+from rustvllm._core._sampling import SAMPLING_NUMBERS as SAMPLING_NUMBERS
+from rustvllm._core._sampling import SamplingExtras as SamplingExtras
+from rustvllm._core._sampling import draw_kernel as draw_kernel
+from rustvllm._core._sampling import draw_token_ids as draw_token_ids
+from rustvllm._core._tokenizer import TokenIds as TokenIds
+from rustvllm._core._tokenizer import Tokenizer as Tokenizer
+from rustvllm._core._tokenizer import TokenizerPool as TokenizerPool
+from rustvllm._core._turn import (
     Tools,
     TurnParser,
     begins_within_reasoning,

@@ -6,8 +6,8 @@ from typing import Any, Self, TypeAlias, TypedDict, final
 import numpy as np
 import numpy.typing as npt
 
-from rustvllm._core_attention import CpuAttentionPlan
-from rustvllm._core_linear import PackedLinear
+from rustvllm._core._attention import CpuAttentionPlan
+from rustvllm._core._linear import PackedLinear
 
 _Norm: TypeAlias = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, float]
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self, final
 import numpy as np
 import numpy.typing as npt
 
-from rustvllm._core_linear import CpuThreads
+from rustvllm._core._linear import CpuThreads
 
 @final
 class CpuAttention:
