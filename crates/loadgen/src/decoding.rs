@@ -119,7 +119,7 @@ impl Decoding {
         Ok(decoding)
     }
 
-    /// Blocks in the pool, to be stated beside a figure.
+    /// Blocks in the pool, to be stated with a figure.
     #[must_use]
     pub fn num_blocks(&self) -> u32 {
         self.scheduler.config().num_blocks
@@ -214,7 +214,7 @@ impl Decoding {
         self.drain();
     }
 
-    /// Consume the outputs, as the output thread would beside the step.
+    /// Consume the outputs, as the output thread would during the step.
     fn drain(&mut self) {
         self.consumer.drain(|record| {
             black_box(record);

@@ -64,7 +64,7 @@ pub use progress::ProgressCounts;
 pub use prompts::{Content, FIRST_ID, LoadRequest, Prompts, RandomPrompts, TextPrompt, Vocabulary};
 pub use random::Random;
 pub use record::{Failure, Record};
-pub use report::{Distribution, FailureCount, HttpLoadReport};
+pub use report::{Distribution, FailureCount, HttpLoadReport, RunTotals};
 pub use sse::{EventTooLong, MAX_EVENT_BYTES, SseParser};
 pub use target::{Target, TargetError};
 
@@ -77,7 +77,7 @@ use crate::TraceError;
 /// How often the caller is asked whether to go on.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Why a run brought no report. A request that fails is no such reason: the report counts it.
+/// Why a run brought no report. A failed request is not one: the report counts it.
 #[derive(Debug, Error)]
 pub enum HttpLoadError {
     /// A number outside its limits.
@@ -89,7 +89,7 @@ pub enum HttpLoadError {
     /// A field that no header can carry.
     #[error("the API key or the host has characters that an HTTP header cannot carry")]
     Header,
-    /// A body that is no JSON object.
+    /// A body that is not a JSON object.
     #[error("the fields of a request must be one JSON object, got {fields}")]
     Fields {
         /// Given.
@@ -155,7 +155,7 @@ pub fn http_load(
             let progress = Arc::clone(&progress);
             move || {
                 let result = run.run(&progress, stop_receiver);
-                drop(result_sender.send(result)); // nobody waits any more: the caller has ended it
+                drop(result_sender.send(result)); // an error: the caller has ended the run and does not wait
             }
         };
         std::thread::Builder::new()
@@ -194,8 +194,7 @@ struct Run<'a> {
 /// What one phase brought.
 struct Phase {
     records: Vec<Record>,
-    duration: Duration,
-    max_concurrent_requests: usize,
+    totals: RunTotals,
 }
 
 impl<'a> Run<'a> {
@@ -226,7 +225,7 @@ impl<'a> Run<'a> {
                 _ = stop => Err(HttpLoadError::Interrupted),
             }
         });
-        runtime.shutdown_background(); // a name that is still being looked up delays nobody
+        runtime.shutdown_background(); // a name that is still being looked up does not delay it
         result
     }
 
@@ -248,15 +247,8 @@ impl<'a> Run<'a> {
             }
         }
         progress.start_phase(false);
-        let cpu_before = thread_cpu();
         let measured = self.phase(&client, progress, options.num_requests, false).await?;
-        let client_cpu = thread_cpu().saturating_sub(cpu_before);
-        Ok(HttpLoadReport {
-            duration: measured.duration,
-            max_concurrent_requests: measured.max_concurrent_requests,
-            client_cpu,
-            ..HttpLoadReport::of(&measured.records, &options.percentiles, options.goodput)
-        })
+        Ok(HttpLoadReport::of(measured.totals, &measured.records, &options.percentiles, options.goodput))
     }
 
     /// Send `count` requests, each at its time, and wait for all.
@@ -267,6 +259,7 @@ impl<'a> Run<'a> {
         count: usize,
         is_warmup: bool,
     ) -> Result<Phase, HttpLoadError> {
+        let cpu_before = thread_cpu();
         let options = self.options;
         let limit = options.max_concurrency.unwrap_or(count).min(Semaphore::MAX_PERMITS);
         let permits = Arc::new(Semaphore::new(limit));
@@ -302,8 +295,12 @@ impl<'a> Run<'a> {
         }
         let all = u32::try_from(limit).unwrap_or(u32::MAX);
         drop(permits.acquire_many(all).await); // all are back: every request has ended
-        let duration = start.elapsed();
-        Ok(Phase { records: records.take(), duration, max_concurrent_requests: max_open })
+        let totals = RunTotals {
+            duration: start.elapsed(),
+            max_concurrent_requests: max_open,
+            client_cpu: thread_cpu().saturating_sub(cpu_before),
+        };
+        Ok(Phase { records: records.take(), totals })
     }
 }
 

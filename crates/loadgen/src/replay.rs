@@ -5,7 +5,7 @@
 //! an hour of traffic is replayed in seconds, with the same queues, batches, hits and evictions each time.
 //!
 //! Requests that wait are handed in only so far as one step could admit them. The order is first come, first served, so
-//! nobody can tell, and the tokens of a long queue need no memory.
+//! the result is the same, and the tokens of a long queue need no memory.
 
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -49,7 +49,7 @@ pub enum TraceError {
         error: io::Error,
     },
     /// A directory, a pipe or a device.
-    #[error("{} is no regular file; a trace is read twice, so give a file", path.display())]
+    #[error("{} is not a regular file; a trace is read twice, so give a file", path.display())]
     NotAFile {
         /// Given.
         path: PathBuf,
@@ -73,7 +73,7 @@ pub enum TraceError {
         /// Its first line, shortened.
         line: String,
     },
-    /// A line that is no record.
+    /// A line that is not a record.
     #[error("{}, line {line}: {problem}", path.display())]
     Line {
         /// File.

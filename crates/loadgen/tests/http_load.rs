@@ -1,4 +1,4 @@
-//! A load against servers that answer what they are told, cut where they are told: what is counted as what.
+//! A load against servers with scripted answers, some cut short: what is counted as what.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

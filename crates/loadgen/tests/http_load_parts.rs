@@ -8,7 +8,7 @@ use loadgen::{
     Trace,
     http_load::{
         Content, Distribution, FIRST_ID, Failure, Goodput, HttpLoadReport, LoadRequest, Prompts,
-        RandomPrompts, Rate, Record, Target, TextPrompt, Vocabulary, arrivals,
+        RandomPrompts, Rate, Record, RunTotals, Target, TextPrompt, Vocabulary, arrivals,
     },
 };
 
@@ -202,7 +202,11 @@ fn a_report_counts_tokens_events_and_failures() {
     };
     let records = [whole.clone(), silent, failed(503), failed(503), failed(500)];
     let limits = Goodput { tpot_ms: Some(20.0), ..Goodput::default() };
-    let report = HttpLoadReport::of(&records, &[50.0], limits);
+    let totals =
+        RunTotals { duration: milliseconds(60), max_concurrent_requests: 3, client_cpu: milliseconds(2) };
+    let report = HttpLoadReport::of(totals, &records, &[50.0], limits);
+    assert_eq!((report.duration, report.max_concurrent_requests), (milliseconds(60), 3));
+    assert_eq!(report.client_cpu, milliseconds(2));
     assert_eq!((report.completed, report.failed(), report.good), (2, 3, Some(1)));
     assert_eq!((report.input_tokens, report.output_tokens, report.events), (7, 7, 4));
     assert_eq!((report.requests_without_usage, report.requests_of_unknown_input), (1, 1));
@@ -211,5 +215,5 @@ fn a_report_counts_tokens_events_and_failures() {
     assert_eq!(kinds, [("http_500", 1), ("http_503", 2)]);
     assert_eq!(report.failures["http_503"].first, "HTTP status 503: full");
     assert_eq!((report.ttft_ms.mean, report.itl_ms.count, report.e2el_ms.max), (10.0, 2, 50.0));
-    assert_eq!(HttpLoadReport::of(&[], &[50.0], Goodput::default()).completed, 0);
+    assert_eq!(HttpLoadReport::of(totals, &[], &[50.0], Goodput::default()).completed, 0);
 }

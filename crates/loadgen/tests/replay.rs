@@ -80,7 +80,7 @@ fn a_small_pool_preempts_and_still_finishes_everything() {
     let options = ReplayOptions { num_blocks: 64, step_time: SLOW, ..ReplayOptions::default() };
     let report = run(&trace, &options);
     assert!(report.num_preemptions > 0);
-    // Unique prompts share nothing, whoever was preempted.
+    // Unique prompts share nothing, whichever was preempted.
     assert_eq!(report.blocks(), (80, 0));
     assert_eq!(report.num_output_tokens, 40 * 200);
     assert_eq!(report, run(&trace, &options), "the same again");
@@ -180,7 +180,7 @@ fn numbers_outside_their_limits_are_named() {
 
 #[test]
 fn equal_hash_ids_share_and_different_ones_never_do() {
-    // The same second block after different first ones is no hit, nor is an id that differs in its upper half.
+    // The same second block after different first ones is not a hit, nor is an id that differs in its upper half.
     let trace = [
         hash_request(0, 1024, 1, &[1, 2]),
         hash_request(0, 1024, 1, &[3, 2]),

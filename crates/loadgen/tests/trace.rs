@@ -177,7 +177,7 @@ fn files_that_are_no_traces_are_named() {
     assert_eq!(said, "cannot read /no/such/file: No such file or directory (os error 2)");
     for special in ["/", "/dev/null"] {
         let said = Trace::open(Path::new(special), None, None).expect_err("no file").to_string();
-        assert!(said.contains("is no regular file"), "{said}");
+        assert!(said.contains("is not a regular file"), "{said}");
     }
 }
 

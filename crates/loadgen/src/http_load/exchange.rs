@@ -14,7 +14,7 @@ use super::{
     sse::SseParser,
 };
 
-/// Of an answer that is no stream, so much is read to say what it is.
+/// Bytes that are read of an answer that is not a stream, to say what it is.
 const MAX_MESSAGE_BYTES: usize = 4096;
 
 /// What all requests of a run have in common.

@@ -1,4 +1,4 @@
-//! `Progress`: how far a run is, for whoever watches it from another thread.
+//! `Progress`: how far a run is, for a thread that watches it.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -66,6 +66,17 @@ pub struct FailureCount {
     pub first: String,
 }
 
+/// What is known of a run as a whole, in addition to the records of its requests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RunTotals {
+    /// From the first request to the end of the last one.
+    pub duration: Duration,
+    /// Requests open at a time, at most.
+    pub max_concurrent_requests: usize,
+    /// Processor time of the thread that makes the load.
+    pub client_cpu: Duration,
+}
+
 /// What a run brought. Times and tokens are those of completed requests.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct HttpLoadReport {
@@ -77,7 +88,7 @@ pub struct HttpLoadReport {
     pub failures: BTreeMap<String, FailureCount>,
     /// Tokens of prompts.
     pub input_tokens: u64,
-    /// Completed requests whose prompt's length nobody knows.
+    /// Completed requests whose prompt has an unknown length.
     pub requests_of_unknown_input: u64,
     /// Tokens of answers.
     pub output_tokens: u64,
@@ -110,9 +121,9 @@ fn milliseconds(time: Duration) -> f64 {
 }
 
 impl HttpLoadReport {
-    /// Sum up the records of a run; what concerns the run as a whole is left for the caller.
+    /// Sum up a run.
     #[must_use]
-    pub fn of(records: &[Record], percentiles: &[f64], goodput: Goodput) -> Self {
+    pub fn of(totals: RunTotals, records: &[Record], percentiles: &[f64], goodput: Goodput) -> Self {
         let mut failures: BTreeMap<String, FailureCount> = BTreeMap::new();
         for failure in records.iter().filter_map(|record| record.failure.as_ref()) {
             failures
@@ -127,6 +138,7 @@ impl HttpLoadReport {
         };
         let gaps = completed.iter().flat_map(|record| &record.gaps_ns).map(|&gap| gap as f64 / 1e6);
         Self {
+            duration: totals.duration,
             completed: completed.len() as u64,
             failures,
             input_tokens: sum(|record| record.num_prompt_tokens.unwrap_or(0)),
@@ -142,8 +154,9 @@ impl HttpLoadReport {
             tpot_ms: distribution(|record| record.time_per_token().map(milliseconds)),
             itl_ms: Distribution::of(gaps.collect(), percentiles),
             e2el_ms: distribution(|record| Some(milliseconds(record.end))),
+            max_concurrent_requests: totals.max_concurrent_requests,
             bytes_received: sum(|record| record.num_bytes),
-            ..Self::default()
+            client_cpu: totals.client_cpu,
         }
     }
 
@@ -161,7 +174,7 @@ fn is_good(record: &Record, goodput: Goodput) -> bool {
         && within(record.end, goodput.e2el_ms)
 }
 
-/// The first failure of a run, as text.
+/// The first failure of a run; `None` if every request was answered.
 pub(super) fn first_failure(records: &[Record]) -> Option<&Failure> {
     records.iter().find_map(|record| record.failure.as_ref())
 }

@@ -39,7 +39,7 @@ fn request(arrival_ms: u64, prompt: u32, output: u32, content: PromptContent) ->
     }
 }
 
-/// The recorded trace beside the clone, when it is there.
+/// The recorded trace next to the clone, if it is there.
 pub(crate) fn mooncake(limit: Option<u64>) -> Option<Trace> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("../../../shared/data/traces/mooncake_conversation_trace.jsonl");
