@@ -71,7 +71,7 @@ fn cost(tokenizer: &Arc<Tokenizer>, sample: &[u32], stop: &[String]) -> Result<V
                 run();
                 num_tokens += sample.len();
             }
-            // Once to warm the caches, so that the first place is no worse off than the others.
+            // Once to warm the caches, so that the first place is measured like the others.
             run();
             let started = Instant::now();
             run();

@@ -8,7 +8,7 @@ pub enum Delivery {
     /// A delta whenever something is new.
     #[default]
     Deltas,
-    /// One delta, with the end: nobody looks before.
+    /// One delta, with the end: the caller does not look before.
     AtTheEnd,
     /// New text as rendered events; all else, the end and the token ids, as a delta at the end.
     Events(EventTemplate),

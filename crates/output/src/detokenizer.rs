@@ -234,7 +234,7 @@ impl TextState {
         }
     }
 
-    /// Byte fallback: a token that is no byte, or the end, decides what the run was.
+    /// Byte fallback: a token that is not a byte, or the end, decides what the run was.
     fn close_run(&mut self, text: &mut String) {
         self.is_run_broken = false;
         if self.pending.is_empty() {

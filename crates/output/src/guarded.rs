@@ -26,8 +26,8 @@ pub(crate) fn guarded<T, E: ToString>(call: impl FnOnce() -> Result<T, E>) -> Re
     }
 }
 
-/// A panic is reported before it is caught, so what reports panics is told of those that become errors. All others are
-/// reported as before.
+/// A panic is reported before it is caught, so the hook that reports panics must know which of them become errors. It
+/// reports all others as before.
 fn silence_guarded_panics() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {

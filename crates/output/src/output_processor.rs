@@ -40,7 +40,7 @@ pub struct OutputOptions {
     pub min_tokens: u32,
     /// How its news is taken.
     pub delivery: Delivery,
-    /// Its tokens have log-probabilities beside them; see [`OutputProcessor::add_logprobs`]. Not with [`Delivery::Events`],
+    /// Its tokens come with log-probabilities; see [`OutputProcessor::add_logprobs`]. Not with [`Delivery::Events`],
     /// which have no place for them.
     pub logprobs: bool,
     /// So has its prompt; see [`OutputProcessor::add_prompt_logprobs`]. Not with [`Delivery::Events`] either.
@@ -114,7 +114,7 @@ pub struct RequestDelta {
     pub last_token_ns: u64,
 }
 
-/// What the engine is to be told after a record.
+/// What the caller passes on to the engine after a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// A stop string ended a request that the engine still runs.
@@ -257,7 +257,7 @@ impl OutputProcessor {
         self.requests.remove(&key).is_some()
     }
 
-    /// What a token of a request has beside it; its record comes later. Dropped where nobody asked for it.
+    /// Log-probabilities of a token whose record comes later. Dropped unless the request asked for them.
     pub fn add_logprobs(&mut self, logprobs: TokenLogprobs) {
         let request = self.requests.get_mut(&logprobs.key);
         if let Some(tracker) = request.and_then(|request| request.logprobs.as_mut()) {
@@ -265,8 +265,8 @@ impl OutputProcessor {
         }
     }
 
-    /// What places of a request's prompt have beside them; the request's first token comes later, and the news goes out
-    /// with it. Dropped where nobody asked for it.
+    /// Log-probabilities of places of a request's prompt. The request's first token comes later, and they go out with it.
+    /// Dropped unless the request asked for them.
     pub fn add_prompt_logprobs(&mut self, logprobs: PromptLogprobs) {
         let request = self.requests.get_mut(&logprobs.key);
         if let Some(request) = request.filter(|request| request.wants_prompt_logprobs) {
@@ -385,7 +385,7 @@ impl OutputProcessor {
         self.requests.is_empty()
     }
 
-    /// Records dropped so far because nobody waits for them.
+    /// Records dropped so far because their requests had been discarded.
     #[must_use]
     pub fn num_dropped(&self) -> u64 {
         self.num_dropped
@@ -393,8 +393,8 @@ impl OutputProcessor {
 }
 
 impl TrackedRequest {
-    /// Whether it is to be put into the queue of those whose news can be taken: there is some, somebody waits for it, and
-    /// it does not stand there yet.
+    /// Whether it is to be put into the queue of those whose news can be taken: there is news, its caller waits for it, and
+    /// it is not in the queue yet.
     fn queue_up(&mut self) -> bool {
         let is_finished = self.delta.finish_reason.is_some();
         let outbox = &mut self.outbox;

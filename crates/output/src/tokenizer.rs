@@ -147,7 +147,7 @@ impl Tokenizer {
     }
 
     /// Whether [`token_bytes`](Self::token_bytes) is what each token adds to a text. It is not where a decoder rewrites
-    /// tokens by what stands beside them.
+    /// tokens by their neighbours.
     #[must_use]
     pub fn has_token_bytes(&self) -> bool {
         self.pieces().chain() != Chain::Opaque

@@ -1,5 +1,5 @@
 //! `TokenizerPool`: long texts become token ids in threads of their own, so that a prompt of a hundred thousand tokens
-//! delays nobody.
+//! does not delay other requests.
 //!
 //! ```text
 //! submit ──▶ short ─┐                        ┌──▶ done ──▶ take
@@ -128,7 +128,7 @@ impl TokenizerPool {
         Ok(id)
     }
 
-    /// Nobody waits for a text any more: it is not begun, and what is done of it is dropped.
+    /// Drop a text whose caller no longer waits: it is not begun, or what is done of it is dropped.
     pub fn cancel(&self, id: u64) {
         let mut state = self.shared.lock();
         let State { short, long, running, done, num_bytes, .. } = &mut *state;

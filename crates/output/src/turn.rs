@@ -4,7 +4,7 @@
 //! * [`TurnParser`]: text in, in pieces of any size; [`TurnEvent`]s out, whose joined text does not depend on the pieces.
 //! * [`CallGrammar`]: the same row, written as a grammar. What it accepts the parser reads back.
 //!
-//! Nothing fails: what is no call is content. Held back is at most a marker, the head of a call, a value that has to be
+//! Nothing fails: what is not a call is content. Held back is at most a marker, the head of a call, a value that has to be
 //! whole to be read, and whitespace that a call may follow.
 
 mod arguments;

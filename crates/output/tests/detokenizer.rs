@@ -19,7 +19,7 @@ fn stream(tokenizer: &Arc<Tokenizer>, context: &[u32], output: &[u32], options: 
     text
 }
 
-/// `decode(context + output)` without `decode(context)`. Where the prompt's text is no prefix because it ended inside a
+/// `decode(context + output)` without `decode(context)`. Where the prompt's text is not a prefix because it ended inside a
 /// character, what both have in common belongs to the prompt.
 fn difference(tokenizer: &Tokenizer, context: &[u32], output: &[u32], skip_special_tokens: bool) -> String {
     let before = tokenizer.decode(context, skip_special_tokens).expect("decodes");

@@ -20,7 +20,7 @@ fn token(key: RequestKey, token_id: i32, finish_reason: Option<FinishReason>) ->
     }
 }
 
-fn beside(key: RequestKey, token_id: u32, logprob: f32) -> TokenLogprobs {
+fn logprobs_of(key: RequestKey, token_id: u32, logprob: f32) -> TokenLogprobs {
     let entries = [(token_id as i32, logprob), (0, -0.5), (token_id as i32, logprob)];
     TokenLogprobs { key, rank: 2, entries: entries.into() }
 }
@@ -52,7 +52,7 @@ fn bytes_of_the_tokens_are_the_text_and_offsets_are_places_in_it() {
         let mut text = String::new();
         let mut bytes = Vec::new();
         for (index, &id) in ids.iter().enumerate() {
-            processor.add_logprobs(beside(KEY, id, -(index as f32)));
+            processor.add_logprobs(logprobs_of(KEY, id, -(index as f32)));
             assert_eq!(processor.process(&token(KEY, id as i32, None)), None);
             let delta = one(&mut processor);
             let [position] = &delta.new_logprobs[..] else { panic!("one position for one token") };
@@ -80,9 +80,9 @@ fn they_may_come_long_before_their_tokens() {
     processor.add_request(KEY, &[1], wanting(&[])).expect("a new key");
     processor.add_request(other, &[1], OutputOptions::default()).expect("a new key");
     for id in 1..=3 {
-        processor.add_logprobs(beside(KEY, id, id as f32));
-        processor.add_logprobs(beside(other, id, 0.0)); // did not ask
-        processor.add_logprobs(beside(RequestKey(9), id, 0.0)); // has gone
+        processor.add_logprobs(logprobs_of(KEY, id, id as f32));
+        processor.add_logprobs(logprobs_of(other, id, 0.0)); // did not ask
+        processor.add_logprobs(logprobs_of(RequestKey(9), id, 0.0)); // has gone
     }
     for id in 1..=3 {
         processor.process(&token(KEY, id, None));
@@ -98,7 +98,7 @@ fn they_may_come_long_before_their_tokens() {
 fn a_token_of_which_nothing_is_known_has_an_empty_position() {
     let mut processor = OutputProcessor::new(None);
     processor.add_request(KEY, &[1], OutputOptions { detokenize: None, ..wanting(&[]) }).expect("a new key");
-    processor.add_logprobs(beside(KEY, 5, -1.0));
+    processor.add_logprobs(logprobs_of(KEY, 5, -1.0));
     processor.process(&token(KEY, 4, None));
     processor.process(&token(KEY, 5, None));
     let delta = one(&mut processor);
@@ -118,7 +118,7 @@ fn what_follows_a_stop_string_is_dropped_with_its_token() {
     let mut stopped = None;
     for text in ["a", "b", "c"] {
         let id = id_of(text);
-        processor.add_logprobs(beside(KEY, id, -1.0));
+        processor.add_logprobs(logprobs_of(KEY, id, -1.0));
         stopped = stopped.or(processor.process(&token(KEY, id as i32, None)));
     }
     assert_eq!(stopped, Some(Verdict::Stop(KEY)));

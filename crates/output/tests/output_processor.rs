@@ -91,7 +91,7 @@ fn the_engine_is_told_why_a_request_with_stop_strings_ended_at_its_length() {
 
     let (_, mut processor) = one_request(stop(&["aé"]));
     assert!(processor.discard(RequestKey(1)));
-    assert_eq!(processor.process(&unsettled(1, e)), verdict(false), "nobody has looked");
+    assert_eq!(processor.process(&unsettled(1, e)), verdict(false), "no caller has looked");
 }
 
 /// So much of the prompt is computed.
@@ -421,7 +421,7 @@ fn a_request_that_is_waited_for_to_the_end_gives_one_delta() {
 }
 
 #[test]
-fn what_is_on_hold_waits_merged_and_harms_nobody() {
+fn what_is_on_hold_waits_merged_and_harms_no_other_request() {
     for options in [events(), OutputOptions::default()] {
         let (tokenizer, mut processor) = one_request(options.clone());
         processor.add_request(RequestKey(2), &[0], options.clone()).expect("new");

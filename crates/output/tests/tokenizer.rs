@@ -1,4 +1,4 @@
-//! The tokenizer shell: what the library is asked for, and what happens with input that is no tokenizer.
+//! The tokenizer shell: what the library is asked for, and what happens with input that is not a tokenizer.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! The pool against the tokenizer itself: same ids, short texts past long ones, nothing left of what nobody waits for.
+//! The pool against the tokenizer itself: same ids, short texts past long ones, nothing left of cancelled texts.
 
 mod support;
 
@@ -77,7 +77,7 @@ fn a_short_text_passes_a_row_of_long_ones() {
 }
 
 #[test]
-fn what_nobody_waits_for_leaves_nothing() {
+fn a_cancelled_text_leaves_nothing() {
     let tokenizer = support::byte_level();
     let pool = TokenizerPool::new(tokenizer.clone(), 2, || {});
     let long = long_text(&tokenizer, 1 << 20);

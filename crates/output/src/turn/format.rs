@@ -66,6 +66,7 @@ pub(super) struct Written {
     pub(super) behind: &'static str,
 }
 
+/// Each call within tags of its own.
 const HERMES: TurnFormat = TurnFormat {
     name: "hermes",
     aliases: &["granite4", "longcat"],
@@ -121,18 +122,8 @@ const FORMATS: &[TurnFormat] = &[
         name: "qwen3_coder",
         aliases: &["qwen3_xml", "mimo", "step3p5"],
         signs: &["<function="],
-        open: &["<tool_call>"],
-        bare: None,
         syntax: CallSyntax::Xml,
-        ends: &["</tool_call>"],
-        separators: &[],
-        closers: &[],
-        written: Written {
-            before: "<tool_call>\n",
-            between: "\n</tool_call>\n<tool_call>\n",
-            behind: "\n</tool_call>",
-        },
-        has_short_ids: false,
+        ..HERMES
     },
     // Its newer templates write each call behind a marker of its own; what is read is the same.
     TurnFormat {

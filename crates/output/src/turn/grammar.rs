@@ -40,7 +40,7 @@ pub struct CallGrammar<'a> {
     pub is_parallel: bool,
     /// Before them.
     pub thinking: Thinking,
-    /// Markers that are one token each, which is no text.
+    /// Markers that are one token each, and so not text.
     pub ids: &'a HashMap<String, u32>,
 }
 

@@ -25,7 +25,7 @@ struct OpenValue {
     is_text: bool,
     /// The line break behind the opening tag is passed, if there was one.
     is_inside: bool,
-    /// What is there of a value that is no text.
+    /// The part read so far of a value that is not text.
     text: String,
 }
 

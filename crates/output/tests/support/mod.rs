@@ -122,14 +122,14 @@ pub(crate) fn note(text: &str) {
     println!("{text}");
 }
 
-/// A tokenizer of the data folder beside the repository; says so and gives `None` where there is none.
+/// A tokenizer of the data folder next to the repository; says so and gives `None` where there is none.
 pub(crate) fn shared(path: &str) -> Option<Arc<Tokenizer>> {
     let file = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("../../../shared/data")
         .join(path)
         .join("tokenizer.json");
     if !file.exists() {
-        note(&format!("skipped: no {path}/tokenizer.json in ../shared/data beside the repository"));
+        note(&format!("skipped: no {path}/tokenizer.json in ../shared/data next to the repository"));
         return None;
     }
     Some(Arc::new(Tokenizer::from_file(&file).expect("a valid tokenizer")))
