@@ -259,12 +259,12 @@ def test_places_where_no_engine_can_listen(engine: StepThread, tmp_path: Path) -
     file = tmp_path / "private"
     file.mkdir(mode=0o700)
     (file / "s").write_text("precious")
-    with pytest.raises(FileExistsError, match="is no socket"):
+    with pytest.raises(FileExistsError, match="is not a socket"):
         _core.EngineServer(engine.handle, file / "s")
     with pytest.raises(ConnectionError, match="cannot connect to the engine"):
-        _core.EngineClient.connect(tmp_path / "nobody", timeout=0.05)
+        _core.EngineClient.connect(tmp_path / "absent", timeout=0.05)
     with pytest.raises(ValueError, match="number of seconds"):
-        _core.EngineClient.connect(tmp_path / "nobody", timeout=-1.0)
+        _core.EngineClient.connect(tmp_path / "absent", timeout=-1.0)
 
 
 def test_an_event_loop_is_woken(server: _core.EngineServer, path: Path) -> None:

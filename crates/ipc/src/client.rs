@@ -9,7 +9,7 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::Ordering,
         mpsc::{self as std_mpsc, RecvTimeoutError},
     },
     thread::JoinHandle,
@@ -28,7 +28,7 @@ use crate::{
     facts::EngineFacts,
     frame::HEADER_BYTES,
     handshake::Welcome,
-    key::{client_of, counter_of, key_of},
+    key::{NewKeys, client_of, counter_of, key_of},
     message::{MAX_QUERY_BYTES, MAX_QUERY_KIND_BYTES, encode_add_requests},
     notifier::Notifier,
 };
@@ -39,12 +39,10 @@ pub struct EngineClient {
     shared: Arc<Shared>,
     commands: mpsc::UnboundedSender<Command>,
     thread: Option<JoinHandle<()>>,
-    /// In the keys of this side.
-    client_index: u32,
+    keys: NewKeys,
     /// In the keys of the engine's side; the same, unless this is one of several engines of a router.
     engine_index: u32,
     facts: EngineFacts,
-    next_counter: AtomicU64,
     max_unsent_bytes: usize,
 }
 
@@ -57,7 +55,7 @@ impl EngineClient {
         Self::connect_into(endpoint, options, Delivery::new()?, None)
     }
 
-    /// The same, with outputs going to a `delivery` that there is already, under keys of `client_index`.
+    /// Connect as [`Self::connect`] does; outputs go to an existing `delivery`, under keys of `client_index`.
     pub(crate) fn connect_into(
         endpoint: Endpoint,
         options: ClientOptions,
@@ -87,10 +85,9 @@ impl EngineClient {
             shared,
             commands,
             thread: Some(thread),
-            client_index: client_index.unwrap_or(welcome.client_index),
+            keys: NewKeys::of(client_index.unwrap_or(welcome.client_index)),
             engine_index: welcome.client_index,
             facts: welcome.facts,
-            next_counter: AtomicU64::new(1),
             max_unsent_bytes: options.max_unsent_bytes,
         })
     }
@@ -104,14 +101,13 @@ impl EngineClient {
     /// The number in the upper bits of this client's keys.
     #[must_use]
     pub fn client_index(&self) -> u32 {
-        self.client_index
+        self.keys.client_index
     }
 
     /// A fresh name for a request.
     #[must_use]
     pub fn new_key(&self) -> RequestKey {
-        // Relaxed: only uniqueness counts.
-        key_of(self.client_index, self.next_counter.fetch_add(1, Ordering::Relaxed))
+        self.keys.next()
     }
 
     /// Hand requests in that the engine is to take at once and in this order, all or none: a request and those that fork
@@ -131,7 +127,7 @@ impl EngineClient {
             let foreign = [Some(request.key), request.fork_from]
                 .into_iter()
                 .flatten()
-                .find(|key| client_of(*key) != self.client_index);
+                .find(|key| client_of(*key) != self.client_index());
             if let Some(key) = foreign {
                 return Err(ClientError::ForeignKey { key: key.0 });
             }
@@ -163,7 +159,7 @@ impl EngineClient {
         let _ = self.command(Command::AbortIds(request_ids.into_iter().map(Into::into).collect()));
     }
 
-    /// End requests whose texts have come to a stop string: they are complete, for whoever counts.
+    /// End requests whose texts have come to a stop string; they count as complete.
     pub fn stop_keys(&self, keys: Vec<RequestKey>) {
         let _ = self.command(Command::StopKeys(keys));
     }
@@ -283,7 +279,7 @@ impl EngineClient {
         self.close_because("this client was closed");
     }
 
-    /// The same; `reason` is what its requests, and whoever asks for [`Self::death`], are told.
+    /// Disconnect for a `reason`, which ends its requests and is what [`Self::death`] returns.
     pub fn close_because(&self, reason: &str) {
         let _ = self.commands.send(Command::Close(reason.into()));
     }

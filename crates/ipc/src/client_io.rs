@@ -1,4 +1,4 @@
-//! A client's I/O thread. It alone knows which requests have no last output yet, so nobody is forgotten when the
+//! A client's I/O thread. It alone knows which requests have no last output yet, so each gets one when the
 //! connection is lost.
 
 use std::{
@@ -86,7 +86,7 @@ pub(crate) fn run(
         let reason: Arc<str> = end.reason(pid).into();
         connection.die(&reason);
         drop(reader);
-        // Whoever did not know yet is told, until the client is closed; what was said before that is not forgotten.
+        // Until the client is closed, requests that are still handed in end at once, also those sent before the death.
         while let Some(command) = commands.recv().await {
             match command {
                 Command::Add { requests, .. } => {
@@ -130,7 +130,7 @@ async fn connect(
     }
 }
 
-/// Try again while nobody listens. What the last attempt said is the answer when the time is over.
+/// Try again while no engine listens. When the time is over, the last attempt's error is the answer.
 async fn until_there<T, F: Future<Output = io::Result<T>>>(
     deadline: Instant,
     connect: impl Fn() -> F,
@@ -238,7 +238,7 @@ struct Connection {
     by_id: HashMap<Box<str>, RequestKey>,
     metrics_queries: HashMap<u64, std_mpsc::SyncSender<MetricsSnapshot>>,
     stats_queries: HashMap<u64, std_mpsc::SyncSender<Counters>>,
-    /// Until they are answered, also when nobody waits any more: they count as long as the engine has them.
+    /// Until they are answered, also when the caller no longer waits: they count as long as the engine has them.
     queries: HashMap<u64, std_mpsc::SyncSender<QueryOutcome>>,
     next_id: u64,
     awaits_pong: bool,
@@ -456,16 +456,16 @@ impl Connection {
         }
     }
 
-    /// The connection is lost: give everybody their last output.
+    /// The connection is lost: give every request its last output.
     fn die(&mut self, reason: &Arc<str>) {
-        // Before the outputs: whoever gets one can ask why.
+        // Before the outputs: a caller that gets one can ask why.
         let _ = self.shared.death.set(reason.clone());
         self.stats_queries.clear();
         self.queries.clear();
         self.metrics_queries.clear();
         let batch = self.live.drain().map(|(key, _)| died(key, reason)).collect();
         self.shared.delivery.deliver(batch);
-        // Also when nothing ran: whoever sleeps is to see that the engine has gone.
+        // Also when nothing ran: a sleeping reader must see that the engine has gone.
         self.shared.delivery.notifier.notify();
     }
 }

@@ -58,7 +58,7 @@ pub struct Health {
 /// Names and values of counters.
 pub type Counters = Arc<Vec<(String, u64)>>;
 
-/// What the I/O thread is told.
+/// What callers send to the I/O thread.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// An `AddRequests` frame, and whose ends to wait for.
@@ -70,7 +70,7 @@ pub(crate) enum Command {
     AbortIds(Vec<Box<str>>),
     /// They are complete.
     StopKeys(Vec<RequestKey>),
-    /// Why one of them ended that the engine could not know it of.
+    /// Why a request ended, which the engine cannot know.
     SettleEnd {
         key: RequestKey,
         found_stop: bool,
@@ -84,7 +84,7 @@ pub(crate) enum Command {
         payload: Box<[u8]>,
         answer: std_mpsc::SyncSender<QueryOutcome>,
     },
-    /// Disconnect, and say this to whoever asks why.
+    /// Disconnect, for this reason.
     Close(Box<str>),
 }
 

@@ -104,7 +104,7 @@ async fn listen<R: AsyncRead + Unpin>(
 ) -> Result<(), ConnectionError> {
     let max_requests = io.facts.max_num_queued_reqs as usize;
     loop {
-        // Whoever does not read is not read from, so that its answers cannot grow without end.
+        // A client that does not read its answers is not read from, so that they cannot grow without end.
         client.outbox.wait_below(io.max_unsent_bytes).await;
         let (frame_kind, body) = match silence {
             None => reader.next().await?,
@@ -228,7 +228,7 @@ impl Drop for Registered<'_> {
             self.io.handle.abort_key(key);
         }
         for _ in self.client.take_unsettled() {
-            // Nobody says more of it than the engine has seen.
+            // The engine's own reason stands: no client will say another.
             self.io.handle.settle_end(false);
         }
     }

@@ -14,9 +14,9 @@ use crate::{
 pub enum ClientOutput {
     /// A token, an end, or both.
     Output(EngineCoreOutput),
-    /// What a token that follows has beside it.
+    /// Log-probabilities of a token that follows.
     Logprobs(TokenLogprobs),
-    /// What places of a prompt have beside them; the request's first token comes later.
+    /// Log-probabilities of places of a prompt; the request's first token comes later.
     PromptLogprobs(PromptLogprobs),
     /// The engine did not take the request; there is no other output.
     Refused {
@@ -86,7 +86,7 @@ impl Delivery {
         self.step_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Hand a batch to whoever drains.
+    /// Hand a batch to the thread that drains.
     pub(crate) fn deliver(&self, batch: Vec<ClientOutput>) {
         if !batch.is_empty() {
             self.outputs.push(batch);

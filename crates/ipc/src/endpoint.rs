@@ -229,7 +229,7 @@ fn remove_stale_socket(path: &Path) -> Result<(), EndpointError> {
         Ok(_) => {}
     }
     match UnixStream::connect(path) {
-        // Nobody listens: whoever did is dead.
+        // No process listens: the one that did is dead.
         Err(source) if source.kind() == ErrorKind::ConnectionRefused => match fs::remove_file(path) {
             Err(source) if source.kind() != ErrorKind::NotFound => {
                 Err(system("remove the old socket", path, source))

@@ -146,7 +146,8 @@ impl EngineIo {
         let mut num_dropped = 0;
         consumer.look();
         let mut logprobs: BTreeMap<u32, Vec<TokenLogprobs>> = BTreeMap::new();
-        consumer.take_logprobs(|beside| logprobs.entry(client_of(beside.key)).or_default().push(beside));
+        consumer
+            .take_logprobs(|of_token| logprobs.entry(client_of(of_token.key)).or_default().push(of_token));
         for (index, all) in &logprobs {
             // They leave with the tokens that follow, at the latest those of the next step.
             if let Some(client) = clients.get(index) {

@@ -109,7 +109,7 @@ fn listen_to(notifier: Arc<Notifier>) -> io::Result<AsyncFd<Arc<Notifier>>> {
 
 /// Drain the egress whenever the scheduler has published, whatever its clients do with it.
 async fn carry_outputs(io: Rc<EngineIo>, mut consumer: Consumer, signal: AsyncFd<Arc<Notifier>>) {
-    // What was published before anybody listened.
+    // What was published before this task listened.
     io.route(&mut consumer);
     while let Ok(mut guard) = signal.readable().await {
         // Before the descriptor is read: a `notify` from now on makes it ready again.

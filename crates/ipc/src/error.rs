@@ -36,7 +36,7 @@ pub enum DecodeError {
         /// What was there.
         value: u64,
     },
-    /// A text that is no text.
+    /// A text that is not valid UTF-8.
     #[error("a text is not UTF-8 from byte {at} on")]
     NotUtf8 {
         /// First wrong byte.
@@ -178,19 +178,19 @@ pub enum EndpointError {
         /// The path.
         path: PathBuf,
     },
-    /// Something that is no socket is in the way; it is left alone.
-    #[error("{} exists and is no socket", path.display())]
+    /// Something that is not a socket is in the way; it is left alone.
+    #[error("{} exists and is not a socket", path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,
     },
     /// An inherited descriptor of another kind.
-    #[error("descriptor {fd} is no Unix socket that listens")]
+    #[error("descriptor {fd} is not a Unix socket that listens")]
     NotAListener {
         /// The descriptor.
         fd: i32,
     },
-    /// Nobody to connect to.
+    /// No engine to connect to.
     #[error("a client needs at least one engine to connect to")]
     NoEngine,
     /// A secret that can be guessed.
@@ -247,7 +247,7 @@ pub enum ClientError {
         /// How many there are.
         num_engines: usize,
     },
-    /// An engine that cannot stand beside the others.
+    /// An engine that does not fit the others.
     #[error(
         "the engine of rank {rank} has {what} = {got}, the first one {expected}; start all with the same numbers"
     )]
@@ -261,7 +261,7 @@ pub enum ClientError {
         /// The first one's.
         expected: u32,
     },
-    /// A key of somebody else.
+    /// A key of another client.
     #[error("key {key} is not one of this client's; keys come from new_key")]
     ForeignKey {
         /// The key.

@@ -40,7 +40,7 @@ pub(crate) fn encode(requests: &[NewRequest], body: &mut Writer<'_>) {
     }
 }
 
-/// Whether a request waits, for a grammar that it brings or for one that whoever handed it in keeps.
+/// Whether a request waits, for a grammar that it brings or for one that its caller keeps.
 pub(crate) fn waits(request: &NewRequest) -> bool {
     request.waits_for_grammar || request.grammar.is_some()
 }

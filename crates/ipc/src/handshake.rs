@@ -189,7 +189,7 @@ pub(crate) enum Side {
     Engine,
 }
 
-/// What both sides of a TCP connection know and nobody else does.
+/// The secret that both sides of a TCP connection know.
 #[derive(Clone)]
 pub struct Secret(Box<[u8]>);
 

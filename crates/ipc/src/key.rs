@@ -1,5 +1,7 @@
 //! Keys: which client a request belongs to is part of its name, so outputs find their way by it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use scheduler::RequestKey;
 
 /// Bits that count a client's requests; those above name the client.
@@ -26,4 +28,22 @@ pub fn counter_of(key: RequestKey) -> u64 {
 #[must_use]
 pub fn key_of(client_index: u32, counter: u64) -> RequestKey {
     RequestKey(u64::from(client_index) << COUNTER_BITS | counter & COUNTER_MASK)
+}
+
+/// Keys for one client's requests, each a new one.
+#[derive(Debug)]
+pub(crate) struct NewKeys {
+    pub(crate) client_index: u32,
+    next_counter: AtomicU64,
+}
+
+impl NewKeys {
+    pub(crate) fn of(client_index: u32) -> Self {
+        Self { client_index, next_counter: AtomicU64::new(1) }
+    }
+
+    pub(crate) fn next(&self) -> RequestKey {
+        // Relaxed: only uniqueness counts.
+        key_of(self.client_index, self.next_counter.fetch_add(1, Ordering::Relaxed))
+    }
 }

@@ -14,7 +14,7 @@
 //! |---|---|
 //! | `wire.rs`, `frame.rs` | values as bytes; frames, and reading them from a stream |
 //! | `message.rs`, `request_codec.rs`, `outputs_codec.rs` | what frames say |
-//! | `handshake.rs`, `facts.rs` | who may talk; what a front end is told of the engine |
+//! | `handshake.rs`, `facts.rs` | who may talk; what a front end learns of the engine |
 //! | `endpoint.rs`, `key.rs` | where an engine listens; whose a request is |
 //! | `outbox.rs`, `notifier.rs` | bytes on their way; the eventfd that wakes a sleeper |
 //! | `server.rs`, `engine_thread.rs`, `connection.rs` | the engine's side: its owner's face, its thread, one client's connection |

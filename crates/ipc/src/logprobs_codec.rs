@@ -1,4 +1,4 @@
-//! `Logprobs`: what tokens of one client's requests have beside them. It comes before the `Outputs` that hold the tokens.
+//! `Logprobs`: log-probabilities of tokens of one client's requests. It comes before the `Outputs` that hold the tokens.
 //!
 //! ```text
 //! body:    records

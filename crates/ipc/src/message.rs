@@ -114,9 +114,9 @@ pub enum EngineMessage {
     },
     /// What a step gave.
     Outputs(Vec<EngineCoreOutput>),
-    /// What tokens of outputs that follow have beside them.
+    /// Log-probabilities of tokens whose outputs follow.
     Logprobs(Vec<TokenLogprobs>),
-    /// What prompts have beside them whose requests' first tokens follow.
+    /// Log-probabilities of prompts whose requests' first tokens follow.
     PromptLogprobs(Vec<PromptLogprobs>),
     /// Counters.
     Stats {
@@ -143,7 +143,7 @@ pub enum EngineMessage {
     },
     /// The engine died, and why.
     Fatal(String),
-    /// The engine ends as it was told to.
+    /// The engine ends on request.
     Goodbye,
     /// What a step raised: the reason of the failed outputs that follow.
     StepFailed(String),

@@ -5,8 +5,8 @@
 //! clear:   read the eventfd; flag := false; now fetch               the thread that was woken
 //! ```
 //!
-//! Both sides are wait-free: `write` to an eventfd that does not block returns at once. tokio's `Notify` would be no
-//! better: it takes a lock while somebody waits, and ends in a `write` to the runtime's own eventfd.
+//! Both sides are wait-free: `write` to an eventfd that does not block returns at once. tokio's `Notify` would gain
+//! nothing: it takes a lock while a task waits, and ends in a `write` to the runtime's own eventfd.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, eventfd};
 #[derive(Debug)]
 pub struct Notifier {
     fd: OwnedFd,
-    /// Whether the eventfd is readable and nobody has cleared it since.
+    /// Whether the eventfd is readable and has not been cleared since.
     notified: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! `Outbox`: bytes on their way to one peer. Whoever fills it never waits; one task empties it into the socket.
+//! `Outbox`: bytes on their way to one peer. Filling it never waits; one task empties it into the socket.
 //!
 //! Everything that collected while the last write was under way goes with the next: a slow peer gets fewer and larger
 //! writes. It belongs to one thread, so nothing in it is locked.

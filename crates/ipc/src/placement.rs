@@ -1,6 +1,6 @@
 //! `Placement`: which of several engines gets a request.
 //!
-//! Whoever has the least to do gets it: fewest requests, this client's and, by the last heartbeat, those of others. Of engines
+//! The engine with the least to do gets it: fewest requests, this client's and, by the last heartbeat, those of others. Of engines
 //! that are nearly equal in that ([`slack`]), the one that knows the longest beginning of the prompt; of those that are equal
 //! in that too, the one with the least to do, and then each in its turn.
 //!

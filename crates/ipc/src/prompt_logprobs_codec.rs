@@ -1,4 +1,4 @@
-//! `PromptLogprobs`: what places of the prompts of one client's requests have beside them. It comes before the `Outputs`
+//! `PromptLogprobs`: log-probabilities of places of the prompts of one client's requests. It comes before the `Outputs`
 //! that hold the requests' first tokens.
 //!
 //! ```text

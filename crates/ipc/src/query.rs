@@ -23,10 +23,10 @@ use crate::{
 
 /// Queries of one client without an answer.
 pub const MAX_OPEN_QUERIES: u32 = 8;
-/// Queries of all clients that nobody has taken yet: 16 MiB at most.
+/// Queries of all clients that the engine has not taken yet: 16 MiB at most.
 pub const MAX_WAITING_QUERIES: usize = 256;
 
-/// A question, in the hands of whoever answers it. Dropped without an answer, it tells its client so.
+/// A question, owned by what answers it. Dropped without an answer, it tells its client so.
 #[derive(Debug)]
 pub struct Query {
     kind: Box<str>,
@@ -99,12 +99,12 @@ impl Queries {
             return Err(query);
         }
         waiting.push(query);
-        // Relaxed: whoever sleeps is woken after this, and whoever steps looks again after the next step.
+        // Relaxed: a scheduler that sleeps is woken after this, and one that steps looks again after the next step.
         self.num_waiting.store(waiting.len(), Ordering::Relaxed);
         Ok(())
     }
 
-    /// Take all, oldest first; without a lock when there is none. Whoever puts one there wakes the scheduler.
+    /// Take all, oldest first; without a lock when there is none. Adding one wakes the scheduler.
     #[must_use]
     pub fn take(&self) -> Vec<Query> {
         if self.num_waiting.load(Ordering::Relaxed) == 0 {

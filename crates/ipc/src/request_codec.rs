@@ -108,7 +108,7 @@ fn is_same_extras(one: Option<&Arc<SamplingExtras>>, other: Option<&Arc<Sampling
     matches!((one, other), (Some(one), Some(other)) if Arc::ptr_eq(one, other))
 }
 
-/// What is attached stays behind: whoever attached it has refused to send it.
+/// An attachment is not sent: the binding refuses requests that have one before they come here.
 fn encode_extras(extras: &SamplingExtras, body: &mut Writer<'_>) {
     body.u32(extras.logit_bias().len() as u32);
     for (token_id, bias) in extras.logit_bias() {

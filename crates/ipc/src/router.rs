@@ -7,10 +7,7 @@
 //! With one engine there is nothing to choose: every call goes straight to its client.
 
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
@@ -23,7 +20,7 @@ use crate::{
     endpoint::Endpoint,
     error::{ClientError, EndpointError},
     facts::EngineFacts,
-    key::key_of,
+    key::NewKeys,
     notifier::Notifier,
     placement::Placement,
     prefix_table::PrefixHasher,
@@ -35,9 +32,7 @@ pub struct EngineRouter {
     /// By rank. The lock is held for as long as it takes to copy or exchange a pointer.
     engines: Box<[RwLock<Arc<EngineClient>>]>,
     delivery: Arc<Delivery>,
-    /// In all keys of this side.
-    client_index: u32,
-    next_counter: AtomicU64,
+    keys: NewKeys,
     facts: EngineFacts,
     options: ClientOptions,
     /// `None`: there is one engine. The lock is held while one request is placed: a look-up per block of its prompt.
@@ -75,8 +70,7 @@ impl EngineRouter {
         Ok(Self {
             engines: engines.into_iter().map(RwLock::new).collect(),
             delivery,
-            client_index,
-            next_counter: AtomicU64::new(1),
+            keys: NewKeys::of(client_index),
             facts,
             options,
             placement,
@@ -92,7 +86,7 @@ impl EngineRouter {
         self.engine(rank)?;
         let options = ClientOptions { connect_timeout: timeout, ..self.options };
         let engine =
-            EngineClient::connect_into(endpoint, options, self.delivery.clone(), Some(self.client_index))?;
+            EngineClient::connect_into(endpoint, options, self.delivery.clone(), Some(self.client_index()))?;
         check_alike(rank, engine.facts(), &self.facts)?;
         if let Some(mut placement) = self.placement() {
             placement.forget_prefixes(rank);
@@ -151,14 +145,13 @@ impl EngineRouter {
     /// The number in the upper bits of this client's keys.
     #[must_use]
     pub fn client_index(&self) -> u32 {
-        self.client_index
+        self.keys.client_index
     }
 
     /// A fresh name for a request.
     #[must_use]
     pub fn new_key(&self) -> RequestKey {
-        // Relaxed: only uniqueness counts.
-        key_of(self.client_index, self.next_counter.fetch_add(1, Ordering::Relaxed))
+        self.keys.next()
     }
 
     /// Hand requests in that one engine is to take at once and in this order, all or none: a request and those that fork it.
@@ -237,7 +230,7 @@ impl EngineRouter {
         self.abort_keys(keys);
     }
 
-    /// End requests whose texts have come to a stop string: they are complete, for whoever counts.
+    /// End requests whose texts have come to a stop string; they count as complete.
     pub fn stop_keys(&self, keys: Vec<RequestKey>) {
         self.by_engine(keys, EngineClient::stop_keys);
     }

@@ -30,7 +30,7 @@ pub(crate) struct ServedClient {
     unsettled: RefCell<HashSet<RequestKey>>,
     /// Where the frame of outputs that is being written begins, and its time.
     open_frame: Cell<Option<(usize, u64)>>,
-    /// The failed step that it was told of last.
+    /// The last failed step that was reported to it.
     last_step_error: Cell<u64>,
     /// That the engine has not answered.
     pub(crate) num_open_queries: Cell<u32>,

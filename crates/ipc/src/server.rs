@@ -73,8 +73,8 @@ impl EngineServer {
         }
     }
 
-    /// What a step raised. Called before the scheduler is told that it failed, it reaches every client whose requests that
-    /// ends, before their last outputs.
+    /// What a step raised. To be called before [`scheduler::Scheduler::fail_step`]: then it reaches every client whose
+    /// requests end with the step, before their last outputs.
     pub fn note_step_error(&self, message: &str) {
         let mut step_error = self.step_error.lock().unwrap_or_else(PoisonError::into_inner);
         step_error.number += 1;
@@ -87,7 +87,7 @@ impl EngineServer {
         self.queries.clone()
     }
 
-    /// Tell every client that the engine died and why, and end. Returns when they have been told, or after half a second.
+    /// Tell every client that the engine died and why, and end. Returns when they know, or after half a second.
     pub fn fail(&mut self, message: &str) {
         self.end(Control::Fail(message.to_owned()));
     }
@@ -109,7 +109,7 @@ impl EngineServer {
         self.counters.read()
     }
 
-    /// Why connections were refused or cut, for the log, since the last call. Beyond 64 that nobody took, further ones are
+    /// Why connections were refused or cut, for the log, since the last call. Beyond 64 that were not taken, further ones are
     /// only counted.
     #[must_use]
     pub fn take_complaints(&self) -> Vec<String> {
@@ -124,7 +124,7 @@ impl EngineServer {
     }
 }
 
-/// Complaints that wait for somebody to take them.
+/// Complaints kept until they are taken.
 const MAX_COMPLAINTS: usize = 64;
 
 fn start_error(action: &'static str, source: io::Error) -> EndpointError {

@@ -46,7 +46,7 @@ impl ServerOptions {
         }
     }
 
-    /// What clients are told.
+    /// What clients learn of the engine.
     pub(crate) fn facts(&self) -> EngineFacts {
         let config = self.handle.config();
         let info = &self.info[..self.info.len().min(MAX_INFO_BYTES)];

@@ -160,7 +160,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A number of items of at least `item_bytes` each. One that the rest of the frame cannot hold is refused here,
-    /// before anybody reserves room for it.
+    /// before room for it is reserved.
     pub(crate) fn count(&mut self, item_bytes: usize) -> Result<usize, DecodeError> {
         let count = self.u32()? as usize;
         match count.checked_mul(item_bytes) {

@@ -192,7 +192,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn beside()(
+    fn token_logprobs()(
         counter in 0..1u64 << 40,
         rank in any::<u32>(),
         entries in vec((any::<i32>(), -1e9f32..0.0), 0..21),
@@ -244,7 +244,7 @@ fn engine_message() -> impl Strategy<Value = EngineMessage> {
     let proof = option::of(any::<[u8; 32]>());
     prop_oneof![
         any::<u64>().prop_flat_map(|time| vec(output(time), 1..30)).prop_map(EngineMessage::Outputs),
-        vec(beside(), 0..9).prop_map(EngineMessage::Logprobs),
+        vec(token_logprobs(), 0..9).prop_map(EngineMessage::Logprobs),
         vec(of_a_prompt(), 0..5).prop_map(EngineMessage::PromptLogprobs),
         (keys, add_request_error()).prop_map(|(keys, error)| EngineMessage::Refused { keys, error }),
         (any::<u64>(), vec((".{0,9}", any::<u64>()), 0..5))

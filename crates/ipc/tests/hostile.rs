@@ -36,7 +36,7 @@ fn resident_bytes() -> usize {
 }
 
 #[test]
-fn garbage_closes_its_own_connection_and_nobody_elses() {
+fn garbage_closes_its_own_connection_alone() {
     let engine = Engine::start_with(config(), Duration::from_micros(200), |_| {});
     let client = engine.client();
     let streaming = request(&client, "streaming", 10, 4000);
@@ -59,7 +59,7 @@ fn garbage_closes_its_own_connection_and_nobody_elses() {
             2 => frame.truncate(below(&mut rng, frame.len())),
             // A frame of four gigabytes.
             3 => frame[..4].fill(0xff),
-            // A kind that nobody knows.
+            // An unknown kind.
             _ => frame[4] = 0x7f,
         }
         let _ = peer.stream.write_all(&frame);
@@ -201,13 +201,13 @@ fn clients_cut_at_any_byte_leave_nothing_behind() {
     assert_eq!(stats.num_requests, stats.num_finished);
     assert_eq!((stats.num_running, stats.num_waiting), (0, 0));
     let tokens_per_request = stats.num_scheduled_tokens / stats.num_requests.max(1);
-    assert!(tokens_per_request < 1000, "{tokens_per_request} tokens per request for nobody");
+    assert!(tokens_per_request < 1000, "{tokens_per_request} tokens per request without a reader");
     let growth = resident_bytes().saturating_sub(resident_before);
     assert!(growth < 20 << 20, "{growth} bytes more than after 200 clients");
 }
 
 #[test]
-fn a_reader_that_does_not_read_delays_nobody_and_is_bounded() {
+fn a_reader_that_does_not_read_delays_no_other_client_and_is_bounded() {
     let limit = 64 << 10;
     let engine = Engine::start_with(config(), Duration::ZERO, |options| options.max_unsent_bytes = limit);
     let mut slow = RawClient::greeted(&engine);

@@ -1,4 +1,4 @@
-//! Who gets a request: beside a router that keeps every prompt and every request in lists.
+//! Which engine gets a request, compared with a router that keeps every prompt and every request in lists.
 
 use std::collections::HashSet;
 

@@ -109,7 +109,7 @@ fn an_engine_that_does_not_answer_costs_no_more_than_the_timeout() {
     let client = engine.client();
     let timeout = Duration::from_millis(20);
     for _ in 0..MAX_OPEN_QUERIES {
-        let error = client.query("state", b"", timeout).expect_err("nobody answers");
+        let error = client.query("state", b"", timeout).expect_err("the engine does not answer");
         assert!(matches!(error, ClientError::QueryTimeout { .. }), "{error}");
         assert!(error.to_string().contains("no answer within 0.02 s"), "{error}");
     }
@@ -143,7 +143,7 @@ fn who_asks_for_too_much_is_refused_by_the_engine() {
         panic!("a refusal")
     };
     assert!(message.contains("8 queries of this client have no answer yet, at most 8 may"), "{message}");
-    // Many such clients fill the whole queue; they leave, and what they asked is answered to nobody.
+    // Many such clients fill the whole queue; they leave, and the answers to their queries are dropped.
     let num_clients = MAX_WAITING_QUERIES / MAX_OPEN_QUERIES as usize;
     let crowd: Vec<RawClient> = (1..num_clients)
         .map(|_| {

@@ -240,14 +240,14 @@ fn a_dead_rank_fails_its_own_and_the_others_go_on() {
     add_all(&router, &later);
     assert_eq!(collect(&router, 10).len(), 40, "all go to the one that lives");
     engines[0].server.fail("RuntimeError: that one too");
-    wait_until("nobody is left", || !router.is_alive());
+    wait_until("no engine is left", || !router.is_alive());
     let death = router.death().expect("a reason");
     assert_eq!(
         death,
         "no engine is alive: rank 0: the engine died: RuntimeError: that one too; \
          rank 1: the engine died: RuntimeError: out of luck"
     );
-    let error = router.add_requests(&[unlike(&router, 200, 1)]).expect_err("nobody");
+    let error = router.add_requests(&[unlike(&router, 200, 1)]).expect_err("no engine");
     assert_eq!(error.to_string(), death);
 }
 
@@ -311,7 +311,7 @@ fn engines_that_do_not_fit_are_not_put_together() {
     let expected =
         "the engine of rank 1 has max_model_len = 4096, the first one 16384; start all with the same numbers";
     assert_eq!(error.to_string(), expected);
-    let none = EngineRouter::connect(Vec::new(), ClientOptions::default()).expect_err("nobody");
+    let none = EngineRouter::connect(Vec::new(), ClientOptions::default()).expect_err("no engine");
     assert_eq!(none.to_string(), "a client needs at least one engine to connect to");
     let router = EngineRouter::connect(vec![endpoint(0)], ClientOptions::default()).expect("a client");
     assert!(matches!(router.reconnect(0, endpoint(1), PATIENCE), Err(ClientError::NotAlike { rank: 0, .. })));

@@ -67,7 +67,7 @@ fn a_client_says_why_a_request_with_stop_strings_ended_at_its_length() {
     };
     let (first, second) = (run(&client, "a"), run(&client, "b"));
     run(&other, "c");
-    assert_eq!(ends(), (3, 0, 0), "nobody has said why");
+    assert_eq!(ends(), (3, 0, 0), "no client has said why");
     client.settle_end(first, true);
     client.settle_end(first, true);
     client.settle_end(second, false);
@@ -230,7 +230,7 @@ fn a_client_that_goes_takes_its_requests_along() {
     assert_eq!(tokens_of(&collect(&stays, 1), kept.key).len(), 20);
     engine.wait_until_empty();
     let num_scheduled = engine.handle.stats().num_scheduled_tokens;
-    assert!(num_scheduled < 1000, "{num_scheduled} tokens for nobody");
+    assert!(num_scheduled < 1000, "{num_scheduled} tokens without a reader");
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn closing_a_client_ends_its_own_requests_at_once() {
 }
 
 #[test]
-fn everybody_learns_why_the_engine_died() {
+fn every_client_learns_why_the_engine_died() {
     let mut engine = Engine::start_with(config(), Duration::from_millis(1), |_| {});
     let clients = [engine.client(), engine.client()];
     for client in &clients {
@@ -281,7 +281,7 @@ fn a_server_that_stops_says_goodbye_and_takes_its_socket_away() {
     assert!(!engine.path.exists());
     assert!(!engine.path.parent().expect("a directory").exists());
     let options = ClientOptions { connect_timeout: Duration::from_millis(50), ..ClientOptions::default() };
-    let error = EngineClient::connect(Endpoint::Unix(engine.path.clone()), options).expect_err("nobody");
+    let error = EngineClient::connect(Endpoint::Unix(engine.path.clone()), options).expect_err("no engine");
     assert!(error.to_string().starts_with("cannot connect to the engine at /"), "{error}");
 }
 

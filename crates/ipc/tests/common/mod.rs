@@ -1,4 +1,4 @@
-//! A real scheduler with a model that says what it is told to, behind a server, in this process.
+//! A real scheduler with a model whose tokens a test chooses, behind a server, in this process.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -68,7 +68,7 @@ impl Engine {
                 let buffers = (0..2).map(|_| StepBuffers::owned(&config)).collect();
                 let mut scheduler = Scheduler::new(config, buffers).expect("a valid configuration");
                 let consumer = scheduler.take_consumer().expect("taken once");
-                sender.send((scheduler.handle(), consumer)).expect("somebody waits");
+                sender.send((scheduler.handle(), consumer)).expect("the test waits");
                 step(&mut scheduler, &notifier, step_time, &is_stopping, &is_paused);
             }
         });
