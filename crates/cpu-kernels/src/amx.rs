@@ -18,7 +18,7 @@ pub(crate) const TILE: usize = TILE_ROWS * TILE_INPUTS;
 /// Bytes from row to row of a tile that lies in one piece.
 const ROW_BYTES: usize = 64;
 
-/// Whether the machine has a matrix unit for `bf16`, with AVX-512 beside it, and the system lets this process use it.
+/// Whether the machine has a matrix unit for `bf16`, and AVX-512, and the system lets this process use it.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| instructions::have_amx() && is_permitted())
@@ -107,7 +107,7 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: whoever has a `Tiles` has a matrix unit.
+        // SAFETY: a `Tiles` exists only where there is a matrix unit.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }

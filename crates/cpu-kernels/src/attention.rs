@@ -15,7 +15,7 @@ use crate::{
 
 /// Largest head that is taken: it bounds the memory of a thread.
 pub const MAX_HEAD_DIM: usize = 1024;
-/// Multiplications below which nobody is asked to help. So many read a quarter of a mebibyte of the cache, some 20 µs; within a
+/// Multiplications below which no helper is woken. So many read a quarter of a mebibyte of the cache, some 20 µs; within a
 /// step the helpers look out for work between two products.
 const MIN_SHARED_WORK: usize = 1 << 16;
 

@@ -45,7 +45,7 @@ impl Activation {
         unsafe {
             match self {
                 Self::None => x,
-                // `max` gives its second operand when that is no number.
+                // `max` gives its second operand when that is NaN.
                 Self::Relu => S::max(S::splat(0.0), x),
                 Self::Silu => silu::<S>(x, x),
                 Self::GeluErf => S::mul(x, normal::<S>(x)),
@@ -79,7 +79,7 @@ unsafe fn silu<S: Simd>(x: S::V, y: S::V) -> S::V {
 
 /// Up to here Φ is summed as an odd polynomial about 0, beyond as an exponential: ln Φ(−t) + t²/2 is nearly straight.
 const TAIL: f32 = 1.0;
-/// Beyond, Φ(−t) is as good as 0 beside the 10⁻⁷ that is promised.
+/// Beyond, Φ(−t) is as good as 0 compared with the 10⁻⁷ that is promised.
 const END: f32 = 6.0;
 /// (Φ(t) − ½) / t in t² on [0, 1], highest power first: a weighted minimax fit, off by 7·10⁻¹⁰ of itself.
 const BODY: [f32; 6] =

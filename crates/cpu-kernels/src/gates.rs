@@ -2,7 +2,7 @@
 
 use crate::{element::Element, finish::Activation, kernel::Kernel, threads::Threads};
 
-/// Features below which nobody is asked to help.
+/// Features below which no helper is woken.
 const MIN_SHARED_FEATURES: usize = 1 << 14;
 
 /// Multiply each row's features by its gates; they take the gates' places.

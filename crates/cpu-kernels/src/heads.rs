@@ -10,7 +10,7 @@ use crate::{
     threads::Threads,
 };
 
-/// Features below which nobody is asked to help.
+/// Features below which no helper is woken.
 const MIN_SHARED_FEATURES: usize = 1 << 15;
 
 /// Sizes of attention, the same in all blocks.

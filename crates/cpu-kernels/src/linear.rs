@@ -1,6 +1,6 @@
 //! Products with packed weights: `out = activation(x · weightᵀ + bias) + residual`, for any number of rows.
 //!
-//! The bits of a row do not depend on the others: see [`crate::product`]. Only a layer that was told to use the matrix unit from
+//! The bits of a row do not depend on the others: see [`crate::product`]. Only a layer that uses the matrix unit from
 //! some number of rows on ([`PackedLinear::set_matrix_rows`]) sums those in another order. Up to [`ROW_BLOCK`] rows are computed with one
 //! reading of the weights, a panel at a time; a thread takes the next panel, or some rows of it where there are fewer
 //! panels than would keep all threads busy.
@@ -22,7 +22,7 @@ use crate::{
 
 /// The most rows that are computed with one reading of the weights.
 const ROW_BLOCK: usize = 256;
-/// Activations of those rows, in elements, that a second cache holds beside what else it has to; but rows as many as
+/// Activations of those rows, in elements, that a second cache holds in addition to the rest; but rows as many as
 /// [`LEAST_ROWS`] are always computed together, or the reading of weights would take as long as the products.
 const NEAR_ACTIVATIONS: usize = 1 << 18;
 const LEAST_ROWS: usize = 84;
@@ -30,9 +30,9 @@ const LEAST_ROWS: usize = 84;
 const NEAR_TILES: usize = 1 << 20;
 /// How far ahead of their use weights are asked for where they are used but once.
 const AHEAD: usize = 8192;
-/// Multiplications below which nobody is woken.
+/// Multiplications below which no helper is woken.
 const MIN_SHARED_WORK: usize = 1 << 16;
-/// Activations below which nobody is asked to help arrange them.
+/// Activations below which no helper is woken to arrange them.
 const MIN_SHARED_ROWS: usize = 1 << 16;
 /// With fewer tiles of rows, narrow weights are widened for each; with more, once for all.
 const MIN_TILES_TO_WIDEN: usize = 3;

@@ -50,7 +50,7 @@ impl Lines {
         if layout.align() == LARGE_PAGE {
             use rustix::mm::{Advice, madvise};
             // Before the memory is touched. A system that has no large pages gives small ones, which are slower and no worse.
-            // Whole ones alone: a large page under the rest would take memory that nobody uses.
+            // Whole ones alone: a large page under the rest would take memory that is never used.
             let whole = layout.size() / LARGE_PAGE * LARGE_PAGE;
             // SAFETY: the memory is this allocation's, and how it is paged changes nothing in it.
             let _ = unsafe { madvise(start.as_ptr().cast(), whole, Advice::LinuxHugepage) };

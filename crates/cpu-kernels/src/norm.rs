@@ -12,7 +12,7 @@ use crate::{
     threads::Threads,
 };
 
-/// Elements below which nobody is woken.
+/// Elements below which no helper is woken.
 const MIN_SHARED_ELEMENTS: usize = 1 << 15;
 
 /// What is added to the rows before, and where their sum goes.

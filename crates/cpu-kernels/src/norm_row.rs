@@ -56,7 +56,7 @@ pub(crate) type NormFn<E> = unsafe fn(&NormRows<'_, E>, usize, *mut f32);
 ///
 /// # Safety
 ///
-/// The row lies in all arrays, and nobody else touches it; the machine has the instructions of `S`.
+/// The row lies in all arrays, and no other thread touches it; the machine has the instructions of `S`.
 #[inline(always)]
 unsafe fn norm_row<S: Simd, E: Number>(rows: &NormRows<'_, E>, i: usize, sums: *mut f32) {
     let norm = rows.norm;
@@ -88,7 +88,7 @@ unsafe fn norm_row<S: Simd, E: Number>(rows: &NormRows<'_, E>, i: usize, sums: *
             for at in (0..row).step_by(S::LANES) {
                 S::store(sums.add(at), S::add(S::load(sums.add(at)), S::splat(-mean)));
                 if row - at < S::LANES {
-                    // What fills the last vector is no part of the row.
+                    // What fills the last vector does not belong to the row.
                     std::slice::from_raw_parts_mut(sums.add(row), at + S::LANES - row).fill(0.0);
                 }
                 let difference = S::load(sums.add(at));

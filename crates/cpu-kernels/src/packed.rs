@@ -23,7 +23,7 @@ use crate::{
 
 /// The most inputs or outputs of a layer.
 pub const MAX_FEATURES: usize = 1 << 24;
-/// Weights below which nobody is woken to pack.
+/// Weights below which no helper is woken to pack.
 const MIN_SHARED_WEIGHTS: usize = 1 << 16;
 
 /// How weights are kept.
@@ -109,7 +109,7 @@ impl<'a, T: Copy> Matrix<'a, T> {
     ///
     /// # Safety
     ///
-    /// All of them may be read while the matrix lives, and nobody writes them.
+    /// All of them may be read while the matrix lives, and no thread writes them.
     #[must_use]
     pub unsafe fn from_raw(
         start: *const T,
@@ -266,7 +266,7 @@ impl PackedLinear {
         if num_rows.is_some() && !self.kernel.has_matrix_unit() {
             return Err(LinearError::NoMatrixUnit { kernel: self.kernel.name() });
         }
-        // Relaxed: whoever computes sees the one or the other, and either gives a product.
+        // Relaxed: a thread that computes sees the one or the other, and either gives a product.
         self.matrix_rows.store(num_rows.unwrap_or(usize::MAX), Ordering::Relaxed);
         Ok(())
     }
@@ -351,7 +351,7 @@ impl PackedLinear {
 
     /// Pack the rows `first_row..` of the weight, as many as `rows` has; a row that was packed before is replaced.
     ///
-    /// Takes no memory beside the layer's own.
+    /// Takes no memory in addition to the layer's own.
     ///
     /// # Errors
     ///
@@ -438,7 +438,7 @@ impl PackedLinear {
             for group in 0..num_groups {
                 let inputs = group * group_size..in_features.min((group + 1) * group_size);
                 let largest = inputs.clone().map(|k| rows.get(index, k).widen().abs());
-                // `max` would pass over what is no number.
+                // `max` would pass over NaN.
                 let largest = largest.fold(0.0_f32, |a, b| if b > a || b.is_nan() { b } else { a });
                 if !largest.is_finite() {
                     *refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(row);
@@ -511,7 +511,7 @@ unsafe impl<T: Send> Sync for Shared<'_, T> {}
 impl<T> Shared<'_, T> {
     /// # Safety
     ///
-    /// Nobody else touches these elements meanwhile.
+    /// No other thread touches these elements meanwhile.
     #[expect(clippy::mut_from_ref, reason = "the caller promises that ranges do not overlap")]
     unsafe fn range(&self, start: usize, len: usize) -> &mut [T] {
         assert!(start + len <= self.0.len());
@@ -522,7 +522,7 @@ impl<T> Shared<'_, T> {
 
     /// # Safety
     ///
-    /// Nobody else touches this element meanwhile.
+    /// No other thread touches this element meanwhile.
     unsafe fn set(&self, index: usize, value: T) {
         assert!(index < self.0.len());
         // SAFETY: the index was checked to lie within the slice; the caller lets no other thread touch this element

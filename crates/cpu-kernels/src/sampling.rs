@@ -15,7 +15,7 @@ use crate::{simd::Simd, threads::Threads};
 /// Logits whose exponentials are summed together.
 const BLOCK: usize = 64;
 
-/// Sums of a row that are taken beside one another.
+/// Sums of a row that are taken side by side.
 const LANES: usize = 8;
 
 /// Candidates that top-p tries, one number after the other.

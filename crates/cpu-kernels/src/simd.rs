@@ -56,7 +56,7 @@ pub(crate) trait Simd {
     unsafe fn store_sums(x: [Self::V; 4], to: *mut f32);
 }
 
-/// Below it the exponential is no normal number, and counts as 0.
+/// Below it the exponential is not a normal number, and counts as 0.
 const SMALLEST_EXPONENT: f32 = -87.0;
 const LARGEST_EXPONENT: f32 = 87.0;
 /// ln 2 in two parts, the first with so few bits that its product with a whole number is exact.

@@ -115,7 +115,7 @@ struct Shared {
     state: AtomicU64,
     /// Helpers that have done what they joined for.
     done: AtomicUsize,
-    /// The work of the call; written while nobody may join and all who had joined are done.
+    /// The work of the call; written while no thread may join and all that had joined are done.
     work: UnsafeCell<Option<&'static Work<'static>>>,
     /// One per thread: the next part of its stretch.
     next: Vec<Next>,
@@ -171,7 +171,7 @@ impl Helpers {
         Ok(helpers)
     }
 
-    /// The right to call; None while somebody else has it.
+    /// The right to call; None while another thread has it.
     fn take(&self) -> Option<Call<'_>> {
         let turn = match self.caller.try_lock() {
             Ok(turn) => turn,
@@ -233,7 +233,7 @@ impl Shared {
         }
     }
 
-    /// Nobody joins any more, and all who did are done.
+    /// No thread joins any more, and all that did are done.
     fn close(&self) {
         // AcqRel: after it no `join` succeeds, and how many had is known.
         let joined = (self.state.fetch_and(!OPEN, Ordering::AcqRel) & JOINED) as usize;
@@ -285,7 +285,7 @@ impl Shared {
                 continue;
             }
             seen = state / CALL;
-            // SAFETY: the call is open and this helper has joined it, so nobody writes `work` before it is done.
+            // SAFETY: the call is open and this helper has joined it, so no thread writes `work` before it is done.
             if let Some(work) = unsafe { *self.work.get() }
                 && catch_unwind(AssertUnwindSafe(|| work(thread))).is_err()
             {
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_any_part_reaches_the_caller_and_harms_nobody_else() {
+    fn a_panic_of_any_part_reaches_the_caller_and_harms_no_other_call() {
         let threads = Threads::new(3).expect("threads");
         for bad in 0..9 {
             let call = || threads.for_each(9, true, |part| assert_ne!(part, bad, "on purpose"));

@@ -28,7 +28,7 @@ use crate::{
 pub(crate) const PAIR_ROWS: usize = 2 * TILE_ROWS;
 /// How far ahead of their use weights are asked for where they are used but once.
 const AHEAD: usize = 8192;
-/// Activations below which nobody is asked to help arrange them.
+/// Activations below which no helper is woken to arrange them.
 const MIN_SHARED_ROWS: usize = 1 << 16;
 
 /// Outputs of a panel.
@@ -394,8 +394,8 @@ pub(crate) fn arrange<X: Element>(
             let from = x.data[i * x.stride..][first..first + count].as_ptr();
             let tile = (step * num_blocks + i / TILE_ROWS) * num_terms * TILE;
             let to = target.at(tile + i % TILE_ROWS * TILE_INPUTS);
-            // SAFETY: as many numbers are there; the row's places in its tiles are no other part's; whoever has a matrix unit
-            // has AVX-512.
+            // SAFETY: as many numbers are there; the row's places in its tiles belong to this part alone; a machine with a
+            // matrix unit has AVX-512.
             unsafe {
                 if num_terms == 1 {
                     arrange_row::<X, 1>(from, count, to);

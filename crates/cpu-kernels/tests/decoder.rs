@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/numbers.rs"]
+mod numbers;
+
 use std::{num::NonZeroU32, sync::Arc};
 
 use cpu_kernels::{
@@ -10,24 +13,13 @@ use cpu_kernels::{
     RotaryError, Sum, Threads, TokenRows, WeightKind, apply_gates, attend, bf16, linear, norm, prepare_heads,
     write_kv,
 };
+use numbers::{narrowed, numbers};
 
 const HEADS: Heads = Heads { num_heads: 4, num_kv_heads: 2, head_dim: 16 };
 const WIDTH: usize = 36;
 const INNER: usize = 53;
 const LAYOUT: CacheLayout = CacheLayout { num_blocks: 9, block_size: 4, num_kv_heads: 2, head_dim: 16 };
 const CACHE: usize = 2 * 9 * 4 * 2 * 16;
-
-/// Numbers between −1 and 1 that any seed gives again.
-fn numbers(seed: u64, len: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
-    };
-    (0..len).map(|_| next()).collect()
-}
 
 fn layer(seed: u64, outputs: usize, inputs: usize, kind: WeightKind) -> Arc<PackedLinear> {
     let threads = Threads::new(1).unwrap();
@@ -183,9 +175,8 @@ fn check<E: Element>(kind: WeightKind) {
     let batch = batch();
     let blocks = vec![block(10, kind), rotary_block(20, kind), block(50, kind)];
     let last = some_norm(30, NormKind::Layer);
-    let narrowed = |seed, len| numbers(seed, len).into_iter().map(E::narrow).collect::<Vec<E>>();
-    let mut hidden = narrowed(40, batch.num_tokens() * WIDTH);
-    let mut caches = [narrowed(41, CACHE), narrowed(42, CACHE), narrowed(43, CACHE)];
+    let mut hidden: Vec<E> = narrowed(40, batch.num_tokens() * WIDTH);
+    let mut caches: [Vec<E>; 3] = [narrowed(41, CACHE), narrowed(42, CACHE), narrowed(43, CACHE)];
     let mut expected_caches = caches.clone();
     let expected = one_by_one(&blocks, &last, &batch, &hidden, &mut expected_caches, &threads);
     let decoder = Decoder::new(blocks, last, HEADS).unwrap();

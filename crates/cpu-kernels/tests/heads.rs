@@ -2,26 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/numbers.rs"]
+mod numbers;
+
 use cpu_kernels::{
     Activation, Element, Heads, Kernel, Norm, NormKind, Rotary, Threads, apply_gates, bf16, prepare_heads,
 };
+use numbers::{narrowed, numbers};
 use proptest::prelude::*;
-
-/// Numbers between −1 and 1 that any seed gives again.
-fn numbers(seed: u64, len: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
-    };
-    (0..len).map(|_| next()).collect()
-}
-
-fn narrowed<E: Element>(seed: u64, len: usize) -> Vec<E> {
-    numbers(seed, len).into_iter().map(E::narrow).collect()
-}
 
 fn assert_near<E: Element>(found: &[E], expected: &[f64], tolerance: f64, what: &str) {
     assert_eq!(found.len(), expected.len());

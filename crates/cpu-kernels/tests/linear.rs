@@ -3,27 +3,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/numbers.rs"]
+mod numbers;
+
 use cpu_kernels::{
     Activation, Element, Epilogue, Kernel, LinearError, Matrix, OutRows, PackedLinear, Residual, Threads,
     TokenRows, WeightKind, bf16, linear,
 };
+use numbers::{narrowed, numbers};
 use proptest::prelude::*;
-
-/// Numbers between −1 and 1 that any seed gives again.
-fn numbers(seed: u64, len: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
-    };
-    (0..len).map(|_| next()).collect()
-}
-
-fn narrowed<E: Element>(numbers: &[f32]) -> Vec<E> {
-    numbers.iter().map(|&x| E::narrow(x)).collect()
-}
 
 fn kinds(group_size: usize) -> [WeightKind; 4] {
     let per_output = WeightKind::Int8 { group_size: 1 << 20 };
@@ -141,9 +129,9 @@ fn check<X: Element, O: Element>(case: &Case, form: Form, kind: WeightKind, tole
     let (m, n, k) = (case.num_rows, case.outputs, case.inputs);
     let layer = layer(form, kind, (n, k), case.has_bias, case.seed);
     let (x_stride, out_stride) = (k + case.gap, n + case.gap);
-    let x: Vec<X> = narrowed(&numbers(case.seed ^ 2, m * x_stride));
-    let before: Vec<O> = narrowed(&numbers(case.seed ^ 3, m * out_stride));
-    let others: Vec<O> = narrowed(&numbers(case.seed ^ 4, m * out_stride));
+    let x: Vec<X> = narrowed(case.seed ^ 2, m * x_stride);
+    let before: Vec<O> = narrowed(case.seed ^ 3, m * out_stride);
+    let others: Vec<O> = narrowed(case.seed ^ 4, m * out_stride);
     let (residual, added) = match case.residual {
         0 => (Residual::None, None),
         1 => (Residual::Out, Some(&before)),

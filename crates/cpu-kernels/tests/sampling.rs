@@ -162,7 +162,7 @@ fn a_row_without_a_distribution_gives_nothing() {
     }
 }
 
-/// Rows of any order, on any number of threads, beside rows that are not drawn from.
+/// Rows of any order, on any number of threads, next to rows that are not drawn from.
 #[test]
 fn a_row_is_drawn_as_if_it_were_alone() {
     let (vocab_size, num_rows) = (3001, 40);

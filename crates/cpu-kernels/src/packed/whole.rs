@@ -9,7 +9,7 @@ impl PackedLinear {
     /// Pack the rows `first_row..` of the weight from whole numbers of 8 bits and their scales; a row that was packed
     /// before is replaced.
     ///
-    /// Takes a row beside the layer's own memory, in each thread.
+    /// Takes memory for a row in each thread, in addition to the layer's own.
     ///
     /// # Arguments
     ///

@@ -1,10 +1,13 @@
 //! Random ragged batches for the tests: requests whose blocks lie scattered in a cache full of NaN.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![allow(unreachable_pub, reason = "a module of tests; whoever names it sees all of it")]
+#![allow(unreachable_pub, reason = "a module of tests; each test that names it sees all of it")]
+
+mod numbers;
 
 use cpu_kernels::{
     AttentionOptions, CacheLayout, Element, Kernel, RaggedBatch, Threads, TokenRows, attend, write_kv,
 };
+use numbers::Numbers;
 use proptest::prelude::*;
 
 /// Shape of a case; everything else follows from the seed.
@@ -43,26 +46,6 @@ pub fn cases() -> impl Strategy<Value = Case> {
         })
 }
 
-/// Numbers from −1 to 1 (splitmix64).
-pub struct Numbers(pub u64);
-
-impl Numbers {
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    pub fn next<E: Element>(&mut self) -> E {
-        E::narrow((self.bits() >> 40) as f32 / (1_u64 << 23) as f32 - 1.0)
-    }
-
-    pub fn many<E: Element>(&mut self, n: usize) -> Vec<E> {
-        (0..n).map(|_| self.next()).collect()
-    }
-}
-
 /// Arrays of a step.
 pub struct Step<E> {
     pub layout: CacheLayout,
@@ -79,7 +62,7 @@ pub struct Step<E> {
 }
 
 impl<E: Element> Step<E> {
-    /// The requests of a case, or some of them: a request's numbers are the same in any company.
+    /// The requests of a case, or some of them: a request's numbers are the same with any others.
     pub fn new(case: &Case, chosen: &[usize]) -> Self {
         let mut order = Numbers(case.seed);
         let requests: Vec<(usize, usize)> = chosen.iter().map(|&i| case.requests[i]).collect();
