@@ -83,18 +83,18 @@ pub struct BlockState {
     pub is_null: bool,
 }
 
-/// What a block is to somebody who looks at all of them.
+/// What a block is used for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub enum BlockUse {
-    /// Nobody holds it, and its content is nothing.
+    /// No request holds it, and it has no content that could be found.
     Free = 0,
-    /// One holds it.
+    /// One request holds it.
     Used = 1,
-    /// Nobody holds it, and its content can be found.
+    /// No request holds it, and its content can be found.
     Cached = 2,
-    /// Several hold it.
+    /// Several requests hold it.
     Shared = 3,
-    /// The null block, which nobody ever holds.
+    /// The null block, which no request ever holds.
     Null = 4,
 }

@@ -1,4 +1,4 @@
-//! Statistics of a pool: written by its owner, read by anyone at any time.
+//! Statistics of a pool: written by its owner, read by any thread at any time.
 
 use crate::sync::{Gauge, Ordering};
 

@@ -4,9 +4,9 @@
 //! predict nor construct two prefixes of the same hash, so a request cannot be crafted to hit another tenant's blocks.
 //! By accident, with 2^32 distinct blocks alive at once, two share a hash with probability 2^-65.
 //!
-//! SHA-256 over the same key and bytes, cut to 128 bits, is there for who must name a standardised function; it takes
-//! several times as long. A hash without a real key (xxHash: whoever knows the seed, or sees enough hashes, makes
-//! collisions) is not offered.
+//! SHA-256 over the same key and bytes, cut to 128 bits, is for those who must name a standardised function; it takes
+//! several times as long. A hash without a real key (xxHash: a client that knows the seed, or sees enough hashes, can
+//! make collisions) is not offered.
 
 use std::fmt;
 use std::hash::Hasher;

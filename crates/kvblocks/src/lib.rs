@@ -69,17 +69,17 @@
 //!
 //! | operation | who | progress |
 //! |---|---|---|
-//! | every method of [`BlockPool`] | the owner: one thread, by type (`Send`, not `Sync`) | waits for nobody |
+//! | every method of [`BlockPool`] | the owner: one thread, by type (`Send`, not `Sync`) | does not wait |
 //! | [`SharedBlocks::hand_back`] | any thread | lock-free |
 //! | [`BlockPool::drain_returned`] | the owner | wait-free, O(references that came back) |
 //! | [`SharedBlocks::lookup_hint`] | any thread | wait-free, at most one round of the index |
 //! | [`PoolCounters`] | read by any thread, written by the owner | wait-free |
 //! | [`ChainHasher`] | any thread | no shared state |
-//! | [`CpuTier`] | the owner | waits for nobody |
+//! | [`CpuTier`] | the owner | does not wait |
 //!
 //! A hint may miss and may be out of date when it is looked at, but never names a block that did not hold that content
 //! during the call. A reference that is handed back while another thread is in the middle of handing back the same block
-//! arrives with that one; nobody waits for it. Both structures are model-checked with loom (`tests/loom.rs`), run on real
+//! arrives with that one; neither thread waits. Both structures are model-checked with loom (`tests/loom.rs`), run on real
 //! threads (`tests/threads.rs`), and the pool is compared with a naive one (`tests/random_operations.rs`).
 #![forbid(unsafe_code)]
 

@@ -100,7 +100,7 @@ impl BlockPool {
         self.metas.len() as u32
     }
 
-    /// Blocks that can be allocated now: the uncached free ones and the cached ones that nobody holds.
+    /// Blocks that can be allocated now: the uncached free ones and the cached ones that no request holds.
     #[inline]
     #[must_use]
     pub fn num_free(&self) -> u32 {
@@ -135,7 +135,7 @@ impl BlockPool {
         true
     }
 
-    /// Takes one more reference; a block that nobody held leaves the free order and keeps its content.
+    /// Takes one more reference; a block without a holder leaves the free order and keeps its content.
     ///
     /// # Panics
     /// If `block` is the null block or not of this pool: the caller's block table is wrong.
@@ -159,13 +159,13 @@ impl BlockPool {
     /// its head can never be hit.
     ///
     /// # Panics
-    /// If nobody holds the block (a double free), or it is the null block or not of this pool.
+    /// If no request holds the block (a double free), or it is the null block or not of this pool.
     #[inline]
     pub fn free(&mut self, block: BlockId) {
         self.check_usable(block, "free");
         let meta = &mut self.metas[block.index()];
         let Some(fewer) = meta.ref_count.checked_sub(1) else {
-            broken(block, "free", "nobody holds it: a double free")
+            broken(block, "free", "no request holds it: a double free")
         };
         meta.ref_count = fewer;
         if fewer == 0 {
@@ -198,14 +198,14 @@ impl BlockPool {
     /// The same content may be in several blocks; each is registered for itself.
     ///
     /// # Panics
-    /// If nobody holds the block, if it is registered under another hash, or if it is the null block or not of
+    /// If no request holds the block, if it is registered under another hash, or if it is the null block or not of
     /// this pool.
     #[inline]
     pub fn register(&mut self, block: BlockId, hash: BlockHash, step: u64) {
         self.check_usable(block, "register");
         let meta = &mut self.metas[block.index()];
         if meta.ref_count == 0 {
-            broken(block, "register", "nobody holds it");
+            broken(block, "register", "no request holds it");
         }
         if meta.registered {
             if self.shared.index.hash_of(block) != Some(hash) {
@@ -351,7 +351,7 @@ impl BlockPool {
         }
     }
 
-    /// What a block is to somebody who looks at all of them, in constant time.
+    /// What a block is used for, in constant time.
     ///
     /// # Panics
     /// If `block` is not of this pool.
@@ -464,7 +464,7 @@ impl fmt::Debug for BlockPool {
     }
 }
 
-/// A caller broke the rules: stop before the lists do. The engine is marked dead by whoever catches this.
+/// A caller broke the rules: stop before the lists do. Whatever catches the panic marks the engine as dead.
 #[cold]
 #[inline(never)]
 fn broken(block: BlockId, operation: &str, reason: &str) -> ! {

@@ -1,4 +1,4 @@
-//! The prefix index: content hash → block, written by the owner, read by anyone without a lock.
+//! The prefix index: content hash → block, written by the owner, read by any thread without a lock.
 //!
 //! ```text
 //!  slots    [ · | tag,9 | tag,4 | · | tag,7 | … ]     open addressing, ≥ 2 slots a block, tag = 32 bits of the hash
@@ -130,7 +130,7 @@ impl PrefixIndex {
     /// Any thread: whether the block was registered under this hash between the two loads of its version.
     fn was_registered(&self, block: BlockId, low: u64, high: u64) -> bool {
         let record = &self.records[block.index()];
-        // Acquire: partner of the Release that makes the version even in `insert`; the hash read below is no older.
+        // Acquire: partner of the Release that makes the version even in `insert`; the hash read below is at least as new.
         let before = record.version.load(Ordering::Acquire);
         if !is_registered(before) {
             return false;

@@ -34,7 +34,7 @@ fn double_free() {
     let block = pool.allocate_one().expect("free");
     pool.free(block);
     let message = refused(&mut pool, |pool| pool.free(block));
-    assert_eq!(message, "free of block 1: nobody holds it: a double free");
+    assert_eq!(message, "free of block 1: no request holds it: a double free");
     assert_eq!(pool.free_order(), [1, 2, 3].map(BlockId));
 }
 
@@ -77,7 +77,7 @@ fn registering_what_cannot_be_found_rightly() {
     let block = pool.allocate_one().expect("free");
     assert!(
         refused(&mut pool, |pool| pool.register(BlockId(2), BlockHash([1; 16]), 0))
-            .contains("nobody holds it")
+            .contains("no request holds it")
     );
     pool.register(block, BlockHash([1; 16]), 0);
     assert!(refused(&mut pool, |pool| pool.register(block, BlockHash([2; 16]), 0)).contains("another hash"));
