@@ -1,8 +1,8 @@
-//! What the transport costs: a token through the socket for N streams, beside the same without a socket; and one request
+//! What the transport costs: a token through the socket for N streams, compared with the same without a socket; and one request
 //! there and back.
 //!
 //! The "model" takes no time and says 7, so the engine's thread steps as fast as it can, and several steps travel together;
-//! engine, I/O threads and reader are in one process. Beside the time per token, each group prints the processor time of all
+//! engine, I/O threads and reader are in one process. In addition to the time per token, each group prints the processor time of all
 //! threads per token, and so does a run whose steps take a while, as those of a model do: there every step wakes every thread.
 
 use std::{
@@ -56,7 +56,7 @@ impl Engine {
                 let mut scheduler = Scheduler::new(config, buffers).expect("a valid configuration");
                 let consumer = scheduler.take_consumer().expect("taken once");
                 let handle = scheduler.handle();
-                sender.send((handle.clone(), consumer)).expect("somebody waits");
+                sender.send((handle.clone(), consumer)).expect("the benchmark waits");
                 let tokens = vec![7; 256];
                 let mut seen_wakes = 0;
                 while !is_stopping.load(Ordering::Relaxed) {

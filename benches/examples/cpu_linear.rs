@@ -40,7 +40,7 @@ fn main() {
             "w8a8" => (WeightKind::W8A8 { group_size: 1 << 24 }, 1),
             "w8a8-32" => (WeightKind::W8A8 { group_size: 32 }, 1),
             "int8-128" => (WeightKind::Int8 { group_size: 128 }, 1),
-            _ => panic!("{kind} is no kind of weights"),
+            _ => panic!("{kind} is not a kind of weights"),
         };
         for (inputs, outputs) in SHAPES {
             let weights: Vec<f32> =

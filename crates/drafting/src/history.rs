@@ -61,7 +61,7 @@ impl History {
         self.guessed_at = tokens.len();
     }
 
-    /// Compare what was guessed last with what came, also where nobody ran it.
+    /// Compare what was guessed last with what came, also where the guess was not run.
     fn learn(&mut self, tokens: &[i32]) {
         let came = tokens.get(self.guessed_at..).unwrap_or_default();
         let known = came.len().min(self.guessed.len());

@@ -80,7 +80,7 @@ pub struct NgramIndex {
     tables: Vec<Table>,
     /// Grams that end here or before are in the tables.
     num_indexed: usize,
-    /// So that nobody can send tokens whose grams all fall into one slot.
+    /// So that no client can send tokens whose grams all fall into one slot.
     seed: u64,
 }
 

@@ -46,9 +46,9 @@ fn a_row_without_drafts_is_not_slowed_by_its_neighbour() {
     let sizes: Vec<u32> = (1..=16).collect();
     let cheap = costs(1_000_000, 30_000, &sizes);
     let alone = chosen(&cheap, 1, &[(8, 0.95)])[0];
-    let beside = chosen(&cheap, 4, &[(8, 0.95)])[0];
+    let with_others = chosen(&cheap, 4, &[(8, 0.95)])[0];
     assert_eq!(alone, 8);
-    assert!((0..=1).contains(&beside), "each draft takes 2.7 % of the step: {beside}");
+    assert!((0..=1).contains(&with_others), "each draft takes 2.7 % of the step: {with_others}");
     assert_eq!(chosen(&cheap, 4, &[(3, 0.95); 4]), [3; 4], "all gain");
 }
 

@@ -26,7 +26,7 @@ impl<R: Read> Source<R> {
         self.end - self.position
     }
 
-    /// Refuses what is longer than the rest, before anybody takes memory for it.
+    /// Refuses what is longer than the rest, before memory for it is taken.
     pub(crate) fn expect(&self, what: &str, length: u64) -> Result<(), GgufError> {
         if length > self.left() {
             return Err(GgufError::Length { what: what.to_owned(), length, left: self.left() });

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// A grammar that is not taken. The text is for whoever wrote it.
+/// A grammar that is not taken. The text is for its author.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum GrammarError {
     /// A keyword of a schema that would be ignored.

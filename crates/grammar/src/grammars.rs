@@ -2,7 +2,7 @@
 //!
 //! The thread that steps the engine owns it. Compile threads make a matcher of each grammar that arrives and then let its
 //! request run. Once a step is planned, mask threads take in the tokens that its requests got and compute what may
-//! follow, beside the forward pass; what they have not begun when the masks are wanted, the owner does itself.
+//! follow, during the forward pass; what they have not begun when the masks are wanted, the owner does itself.
 
 use std::{
     collections::HashMap,
@@ -43,7 +43,7 @@ pub struct Grammars {
 #[derive(Debug)]
 struct Constrained {
     sample: Arc<Sample>,
-    /// Output tokens that the sample was told of.
+    /// Output tokens that the sample has.
     num_told: usize,
 }
 
@@ -144,7 +144,7 @@ impl Grammars {
             let own = self.samples.get(&constrained.key);
             let mut settle = |matching: Option<&Matching>| match matching {
                 Some(matching) => take(constrained.place, matching.verdict(), matching.mask()),
-                // It has no matcher although it runs: nobody may answer in its place.
+                // It runs without a matcher: no mask can be given in its place.
                 None => take(constrained.place, Verdict::Rejected, &[]),
             };
             match own {

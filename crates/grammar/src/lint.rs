@@ -137,7 +137,7 @@ fn check_keywords(pointer: &str, keywords: &Map<String, Value>) -> Result<(), Gr
         }
     }
     let referred = keywords.get("$ref").and_then(Value::as_str);
-    // Where a pointer may lead that is no place for a schema, nothing in this walk has looked.
+    // This walk has not looked where a pointer leads to something other than a place for a schema.
     if referred.is_some_and(|to| to.starts_with("#/") && !leads_to_a_schema(to)) {
         return Err(GrammarError::NotEnforced { pointer: format!("{pointer}/$ref"), keyword: "$ref" });
     }

@@ -102,7 +102,7 @@ impl Matching {
     }
 }
 
-/// A sample as the threads share it: whoever comes first does what is to be done, whoever comes second finds it done.
+/// A sample as the threads share it: the first one that comes does the work, the second finds it done.
 #[derive(Debug)]
 pub(crate) struct Sample {
     /// Tokens that the matcher has not seen.

@@ -105,7 +105,7 @@ impl TokenizerEnv for Pieces {
     }
 }
 
-/// A factory that writes to nobody's stderr.
+/// A factory that does not write to stderr.
 pub(crate) fn quiet_factory(
     env: &TokEnv,
     slices: &[String],

@@ -114,7 +114,7 @@ fn calls_of(format: &str, tools: &[Tool], text: &str) -> Vec<(String, Map<String
             TurnEvent::CallBegin { name, .. } => calls.push((name, String::new())),
             TurnEvent::CallArgs(text) => calls.last_mut().expect("a call").1.push_str(&text),
             TurnEvent::CallEnd => num_whole += 1,
-            TurnEvent::Content(text) | TurnEvent::Reasoning(text) => panic!("{text:?} is no call"),
+            TurnEvent::Content(text) | TurnEvent::Reasoning(text) => panic!("{text:?} is not a call"),
         }
     }
     assert_eq!(num_whole, calls.len(), "{text}");
@@ -219,7 +219,7 @@ fn calls_of_strict_tools_are_held_to_their_schema_among_text() {
     let lark = grammar("hermes", &tools, &ids).of_text_and_calls().expect("tools").expect("a marker");
     let loose = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"x\": [1]}}\n</tool_call>";
     assert!(accepts(&spec(&lark), loose).expect("a grammar"));
-    // Without a marker text cannot be told from calls.
+    // Without a marker, text and calls look alike.
     assert_eq!(grammar("llama3_json", &tools, &ids).of_text_and_calls(), Ok(None));
 }
 
