@@ -295,7 +295,7 @@ impl<T: buffer::Element> Array<T> {
 
     /// # Safety
     ///
-    /// The array is contiguous and writable, and nobody else reads or writes it while the slice lives.
+    /// The array is contiguous and writable, and nothing else reads or writes it while the slice lives.
     #[expect(
         clippy::mut_from_ref,
         reason = "the memory is Python's; the caller's promise stands for the borrow"

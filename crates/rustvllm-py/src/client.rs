@@ -34,7 +34,7 @@ enum Paths {
     Several(Vec<PathBuf>),
 }
 
-/// A host, with the port beside it; or hosts and ports.
+/// A host, whose port is another argument; or hosts and ports.
 #[derive(FromPyObject)]
 enum Hosts {
     One(String),
@@ -59,8 +59,8 @@ impl PyEngineClient {
                 Some(Verdict::Settle { key, found_stop }) => self.inner.settle_end(key, found_stop),
                 None => {}
             },
-            ClientOutput::Logprobs(beside) => processor.add_logprobs(beside),
-            ClientOutput::PromptLogprobs(beside) => processor.add_prompt_logprobs(beside),
+            ClientOutput::Logprobs(logprobs) => processor.add_logprobs(logprobs),
+            ClientOutput::PromptLogprobs(logprobs) => processor.add_prompt_logprobs(logprobs),
             ClientOutput::Refused { key, error } => processor.fail(key, RequestFailure::Refused(error)),
             ClientOutput::Died { key, reason } => processor.fail(key, RequestFailure::EngineDied(reason)),
         });
@@ -106,7 +106,7 @@ impl PyEngineClient {
             (Hosts::One(_), None) => return Err(PyValueError::new_err("a host needs a port")),
             (Hosts::Several(_), Some(_)) => {
                 return Err(PyValueError::new_err(
-                    "a list of (host, port) has its ports, none may stand beside it",
+                    "a list of (host, port) has its ports: leave the argument port out",
                 ));
             }
         };

@@ -32,9 +32,9 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) enum Emitted {
     /// A token, an end, or both.
     Output(EngineCoreOutput),
-    /// What a token that follows has beside it.
+    /// Log-probabilities of a token that follows.
     Logprobs(TokenLogprobs),
-    /// What places of a prompt have beside them.
+    /// Log-probabilities of places of a prompt.
     PromptLogprobs(PromptLogprobs),
 }
 
@@ -60,15 +60,15 @@ impl EngineHandle {
 
     /// Consume everything the scheduler emitted.
     pub(crate) fn drain_outputs(&self, mut receive: impl FnMut(Emitted)) {
-        // Somebody else is draining: what is left keeps the descriptor readable.
+        // Another thread is draining: what is left keeps the descriptor readable.
         let Ok(mut guard) = self.consumer.try_lock() else { return };
         let Some(consumer) = guard.as_mut() else { return };
         if let Some(notifier) = self.notifier.get() {
             notifier.clear();
         }
         consumer.look();
-        consumer.take_logprobs(|beside| receive(Emitted::Logprobs(beside)));
-        consumer.take_prompt_logprobs(|beside| receive(Emitted::PromptLogprobs(beside)));
+        consumer.take_logprobs(|logprobs| receive(Emitted::Logprobs(logprobs)));
+        consumer.take_prompt_logprobs(|logprobs| receive(Emitted::PromptLogprobs(logprobs)));
         consumer.drain_seen(|output| receive(Emitted::Output(output)));
         drop(guard);
         // There is room again: the parked scheduler hands over what it kept back. The count was stored before
@@ -202,7 +202,7 @@ impl EngineHandle {
     #[getter]
     fn output_fd(&self) -> PyResult<i32> {
         let fd = self.notifier()?.as_raw_fd();
-        // What was emitted before anybody listened must be announced too.
+        // Outputs from before the descriptor was asked for must be announced too.
         self.notify();
         Ok(fd)
     }

@@ -236,7 +236,7 @@ impl CpuLinear {
             let size = size_of::<T>() as isize;
             if bytes % size != 0 {
                 let message =
-                    format!("weight has the strides {:?}, which are no whole elements", view.strides());
+                    format!("weight has the strides {:?}, which are not whole elements", view.strides());
                 return Err(PyValueError::new_err(message));
             }
             *stride = bytes / size;
@@ -453,7 +453,7 @@ impl Vector {
 
     /// # Safety
     ///
-    /// The array is writable, and nobody else reads or writes it while the slice lives.
+    /// The array is writable, and nothing else reads or writes it while the slice lives.
     #[expect(
         clippy::mut_from_ref,
         reason = "the memory is Python's; the caller's promise stands for the borrow"
@@ -521,7 +521,7 @@ impl<T: buffer::Element> Rows<T> {
 
     /// # Safety
     ///
-    /// The array is writable, and nobody else reads or writes it while the slice lives.
+    /// The array is writable, and nothing else reads or writes it while the slice lives.
     #[expect(
         clippy::mut_from_ref,
         reason = "the memory is Python's; the caller's promise stands for the borrow"

@@ -314,8 +314,8 @@ impl PyOutputProcessor {
                             Some(Verdict::Settle { found_stop, .. }) => handle.settle_end(found_stop),
                             None => {}
                         },
-                        Emitted::Logprobs(beside) => processor.add_logprobs(beside),
-                        Emitted::PromptLogprobs(beside) => processor.add_prompt_logprobs(beside),
+                        Emitted::Logprobs(logprobs) => processor.add_logprobs(logprobs),
+                        Emitted::PromptLogprobs(logprobs) => processor.add_prompt_logprobs(logprobs),
                     });
                     for key in stopped {
                         handle.stop_key(key);

@@ -30,7 +30,7 @@ use crate::{
 struct Exclusive<T>(T);
 
 // SAFETY: the value is only reached through `&mut Exclusive` (see `get`), and pyo3 hands out one `&mut`
-// to a `#[pyclass]` at a time, raising an exception to whoever comes second. No `&T` is ever shared.
+// to a `#[pyclass]` at a time, raising an exception in the second caller. No `&T` is ever shared.
 unsafe impl<T: Send> Sync for Exclusive<T> {}
 
 impl<T> Exclusive<T> {
@@ -225,7 +225,7 @@ impl PyScheduler {
         Err(WrongThreadError::new_err(message))
     }
 
-    /// The scheduler, for the classes beside this one that belong to the same thread.
+    /// The scheduler, for other classes that belong to the same thread.
     pub(crate) fn owned(&mut self) -> &mut Scheduler {
         self.inner.get()
     }

@@ -102,7 +102,7 @@ impl PyEngineServer {
         py.detach(|| self.lock().fail(message));
     }
 
-    /// Say why the step failed that the scheduler is about to be told of.
+    /// Say why a step failed; to be called before `Scheduler.fail_step`.
     fn note_step_error(&self, py: Python<'_>, message: &str) {
         py.detach(|| self.lock().note_step_error(message));
     }

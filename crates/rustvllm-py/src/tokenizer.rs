@@ -121,7 +121,7 @@ impl PyTokenizer {
     }
 }
 
-/// The text as UTF-8. Python strings may hold half a surrogate pair, which is no character.
+/// The text as UTF-8. Python strings may hold half a surrogate pair, which is not a character.
 pub(crate) fn valid_text(text: &Bound<'_, PyString>) -> PyResult<PyBackedStr> {
     PyBackedStr::try_from(text.clone()).map_err(|error| {
         InvalidRequestError::new_err(format!("the prompt is not valid Unicode text: {error}"))

@@ -53,7 +53,7 @@ impl PyTokenizerPool {
         })
     }
 
-    /// Nobody waits for a text any more.
+    /// Drop a text whose caller no longer waits.
     fn cancel(&self, job: u64) {
         self.inner.cancel(job);
     }

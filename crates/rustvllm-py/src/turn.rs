@@ -35,7 +35,7 @@ impl PyTools {
         checked.map_err(|error| InvalidRequestError::new_err((error, "tools")))
     }
 
-    /// A grammar of calls; None where text cannot be told from calls.
+    /// A grammar of calls; None where text and calls look alike.
     #[pyo3(signature = (call_format, *, kind="calls", parallel=true, thinking=None, begins_within=false, ids=HashMap::new(), schema="{}"))]
     #[expect(clippy::too_many_arguments, reason = "each is a keyword in Python")]
     fn grammar(
