@@ -198,7 +198,7 @@ def test_a_client_that_waits_to_be_asked_for_its_body(url):
     assert answer.status == 200
 
 
-def test_clients_that_stop_in_the_middle_stand_in_nobodys_way(url):
+def test_clients_that_stop_in_the_middle_delay_no_other_client(url):
     """Half a head, a head without its body, half a body, half a chunk, and silence."""
     request = post(COMPLETIONS, GOOD)
     halves = [b"", request[:30], request[: -len(GOOD)], request[:-5]]

@@ -1,8 +1,8 @@
 """``HandEngine``: a scheduler without a model, driven step by step.
 
-Its "model" gives at position p of a request whose prompt begins with token t the token ``1000 · t + p``: so it can be
-told from a request's tokens that none was lost, doubled, delivered to another request or out of order. Positions are
-those of the step arrays.
+Its "model" gives at position p of a request whose prompt begins with token t the token ``1000 · t + p``: a request's
+tokens thus show whether one was lost, doubled, delivered to another request or out of order. Positions are those of the
+step arrays.
 """
 
 from collections import deque

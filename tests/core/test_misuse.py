@@ -178,12 +178,12 @@ def test_drafts_of_an_older_step_stay(engine):
     check_unharmed(engine)
 
 
-def test_names_that_nobody_has(engine):
+def test_names_that_no_request_has(engine):
     scheduler = engine.scheduler
-    scheduler.abort_requests(["nobody", "", "1 "])
+    scheduler.abort_requests(["absent", "", "1 "])
     scheduler.handle.grammar_ready(10**9)
     scheduler.handle.grammar_failed(10**9)
-    assert scheduler.request_state("nobody") is None
+    assert scheduler.request_state("absent") is None
     for row, error in ((7, ValueError), (2**31, ValueError), (-1, OverflowError), ("0", TypeError)):
         with pytest.raises(error):
             scheduler.token_ids(row)

@@ -4,7 +4,7 @@ import pytest
 from hand_engine import HandEngine, make_scheduler, tokens
 
 
-def test_a_request_waits_for_its_grammar_and_holds_nobody_up():
+def test_a_request_waits_for_its_grammar_and_holds_no_other_up():
     engine = HandEngine()
     key = engine.add("g", [1, 2, 3], waits_for_grammar=True)
     engine.add("a", [2, 2, 3])
@@ -73,7 +73,7 @@ def crowded(**numbers):
     return engine
 
 
-def test_nobody_passes_unless_told_so():
+def test_no_request_passes_unless_it_is_allowed():
     engine = crowded()
     engine.step()
     assert engine.scheduler.queues()["waiting"] == ["big", *"012345"]

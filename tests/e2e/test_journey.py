@@ -174,7 +174,7 @@ def test_the_status_of_a_failed_request_is_error(llm, told):
     assert told[-1].extras["finish_reason"] == ["error"]
 
 
-def test_a_callback_that_raises_harms_nobody():
+def test_a_callback_that_raises_harms_no_request():
     calls = []
 
     def fail(record):

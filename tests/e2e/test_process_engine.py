@@ -111,7 +111,7 @@ def test_the_tokens_are_those_of_an_engine_in_a_thread(monkeypatch: pytest.Monke
     assert len(set(results[0])) > 1
 
 
-def test_a_wrong_request_harms_nobody(engine: AsyncLLM) -> None:
+def test_a_wrong_request_harms_no_other(engine: AsyncLLM) -> None:
     async def scene() -> None:
         with pytest.raises(InvalidRequestError, match="maximum context length"):
             async for _ in engine.generate([1] * 100_000, SamplingParams(max_tokens=1), "long"):
@@ -170,7 +170,7 @@ def test_a_shutdown_leaves_nothing(engine: AsyncLLM) -> None:
         engine.check_health()
 
 
-def test_an_engine_that_nobody_holds_any_more_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_engine_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(monkeypatch, process=True)
     pid, directory = client_of(engine).pid, client_of(engine)._directory
     del engine

@@ -25,8 +25,8 @@ class Record(LogitsProcessor):
 
     @classmethod
     def validate_params(cls, params):
-        if (params.extra_args or {}).get("target") == "nobody":
-            raise ValueError("there is no token 'nobody'")
+        if (params.extra_args or {}).get("target") == "nowhere":
+            raise ValueError("there is no token 'nowhere'")
 
     def __init__(self, config, device, is_pin_memory):
         assert config.model.vocab_size > 0
@@ -286,8 +286,8 @@ def test_a_class_behind_the_temperature(processed):
 
 
 def test_a_class_refuses_a_request(processed):
-    with pytest.raises(RequestFailedError, match="Record: there is no token 'nobody'"):
-        generate(processed, SamplingParams(extra_args={"target": "nobody"}))
+    with pytest.raises(RequestFailedError, match="Record: there is no token 'nowhere'"):
+        generate(processed, SamplingParams(extra_args={"target": "nowhere"}))
     assert len(generate(processed, SamplingParams(max_tokens=2))[0]) == 2
 
 

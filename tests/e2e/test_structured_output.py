@@ -145,7 +145,7 @@ def test_ignore_eos_goes_on_while_anything_else_may_follow():
     assert set(text) <= {"a", "b"}
 
 
-def test_what_cannot_be_enforced_is_refused_and_harms_nobody(expected):
+def test_what_cannot_be_enforced_is_refused_and_harms_no_other_request(expected):
     with LLM(device="cpu", dtype="float32", max_model_len=128, block_size=8) as llm:
         for wanted, what in [
             (StructuredOutputsParams(json={"properties": {"a": {"not": {}}}}), "/properties/a/not is not supported"),

@@ -13,7 +13,7 @@ PROMPTS = ["Once upon a time"]
 
 
 @pytest.mark.parametrize("variant", ["gpt2", "llama"])
-def test_pieces_of_prompts_beside_decodes(variant, device, tmp_path):
+def test_pieces_of_prompts_in_one_step_with_decodes(variant, device, tmp_path):
     reference = make(*VARIANTS[variant])
     reference.save_pretrained(tmp_path)
     model = load(tmp_path, device=str(device))

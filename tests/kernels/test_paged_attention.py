@@ -89,7 +89,7 @@ def test_long_decodes_are_split(dtype, fp8, device):
 
 
 @pytest.mark.usefixtures("few_keys_are_split")
-def test_decodes_beside_a_prompt_are_split_and_it_is_not(device):
+def test_decodes_in_one_step_with_a_prompt_are_split_and_it_is_not(device):
     step = make_step([(0, 20), (150, 1), (9, 1)], 2, 1, 16, block_size=8, dtype=torch.float32, device=device, seed=2)
     plan = make_backend(step, device).plan(step.metadata)
     check(step, plan, 0.3, soft_cap=2.0)
@@ -159,7 +159,7 @@ def test_a_static_plan_computes_what_its_memory_holds_now(device, batch_invarian
         torch.testing.assert_close(cache, expected_cache, atol=0, rtol=0, equal_nan=True)
 
 
-def test_a_row_that_nobody_uses_is_zero(device):
+def test_an_unused_row_is_zero(device):
     step = make_step([(5, 1), (9, 1)], 2, 1, 8, block_size=4, dtype=torch.float32, device=device, seed=4)
     backend = make_backend(step, device)
     lens = torch.tensor([6, 0], dtype=torch.int32, device=device)

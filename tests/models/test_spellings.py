@@ -130,7 +130,7 @@ def test_dynamic_rope_stretches_to_the_longest_sequence(max_model_len, tmp_path)
     torch.testing.assert_close(logits(model, tokens), expected_logits(reference, tokens), atol=1e-4, rtol=0)
 
 
-def test_short_factors_up_to_the_trained_length_whoever_else_runs(tmp_path):
+def test_short_factors_up_to_the_trained_length_in_every_batch(tmp_path):
     reference = make(*VARIANTS["phi3-longrope"])
     reference.save_pretrained(tmp_path)
     short = load(tmp_path, max_model_len=16)

@@ -76,7 +76,7 @@ class Chromium:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        os.close(self._output)  # the browser ends when nobody tells it anything any more
+        os.close(self._output)  # the browser ends when its input is closed
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:

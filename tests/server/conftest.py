@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Test folders are no packages: what tests share is imported by name from this folder.
+# Test folders are not packages: what tests share is imported by name from this folder.
 sys.path.insert(0, str(Path(__file__).parent))
 
 

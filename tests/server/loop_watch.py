@@ -17,7 +17,7 @@ ATTEMPTS = 3
 def longest_callback() -> float:
     """Processor time that one piece of work on the event loop may take in a test, more on a slower machine.
 
-    It is twice the 5 ms that are meant: with other processes beside it, and cold caches, the same work takes longer.
+    It is twice the 5 ms that are meant: next to other processes, with cold caches, the same work takes longer.
     """
 
     def once() -> float:

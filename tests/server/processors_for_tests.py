@@ -10,8 +10,8 @@ class Aim(LogitsProcessor):
 
     @classmethod
     def validate_params(cls, params):
-        if (params.extra_args or {}).get("target") == "nobody":
-            raise ValueError("there is no token 'nobody'")
+        if (params.extra_args or {}).get("target") == "nowhere":
+            raise ValueError("there is no token 'nowhere'")
         if (params.extra_args or {}).get("target") == "broken":
             cls.validator()
 

@@ -127,7 +127,7 @@ class ServerProcess:
         return code, time.monotonic() - start
 
     def assert_nothing_left(self, seconds: float = 0.0) -> None:
-        """No process of the group is alive, nor any child that was ever seen; nobody listens.
+        """No process of the group is alive, nor any child that was ever seen; no process listens.
 
         Args:
             seconds: How long they may take to be gone.
@@ -141,7 +141,7 @@ class ServerProcess:
                 httpx.get(self.url + "/health", timeout=2)
             except httpx.TransportError:
                 return
-            raise AssertionError("somebody still listens")
+            raise AssertionError("a process still listens")
 
     def _left(self) -> list[psutil.Process]:
         left = []
@@ -156,7 +156,7 @@ class ServerProcess:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it has not ended; one that nobody has asked for its exit code has."""
+    """Whether it has not ended; one whose exit code was not asked for has."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

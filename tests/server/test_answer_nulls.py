@@ -68,7 +68,7 @@ async def test_a_streamed_completion_has_the_ids_fields_in_every_event(ids, core
 
 @pytest.mark.parametrize("ids", [None, True])
 @pytest.mark.parametrize("core", [True, False], ids=["by the core", "in Python"])
-async def test_a_streamed_chat_opens_with_the_prompts_fields_and_has_ids_beside_text(ids, core):
+async def test_a_streamed_chat_opens_with_the_prompts_fields_and_has_ids_with_text(ids, core):
     async with serving() as (client, _):
         body = {**BODY, "stream": True, "return_token_ids": ids, "timings_per_token": not core}
         opening, *others = events_of(await client.post(CHAT, json=body))

@@ -115,7 +115,7 @@ async def test_abort_all_ends_open_answers_with_abort():
         answers = asyncio.gather(
             client.post("/v1/completions", json=body), client.post("/v1/chat/completions", json=chat)
         )
-        while engine.stats()["num_running"] < 3:  # noqa: ASYNC110 -- the engine tells nobody
+        while engine.stats()["num_running"] < 3:  # noqa: ASYNC110 -- the engine does not signal it
             await asyncio.sleep(0.001)
         await state.abort_all()
         streamed, whole = await answers

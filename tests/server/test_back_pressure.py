@@ -143,7 +143,7 @@ def resident_bytes(server):
 
 
 @pytest.mark.slow
-def test_streams_that_nobody_reads_take_bounded_memory(in_process):
+def test_unread_streams_take_bounded_memory(in_process):
     flags = ["--max-num-seqs", "256", "--max-num-batched-tokens", "8192", "--num-gpu-blocks-override", "8000"]
     with serve(*flags, in_process=in_process) as server:
         url = server.wait_until_ready()
@@ -153,7 +153,7 @@ def test_streams_that_nobody_reads_take_bounded_memory(in_process):
         with Streams(url) as streams:
             for _ in range(num_streams):
                 streams.open(max_tokens=max_tokens, receive_buffer=4096)
-            # The engine does its work all the same, and ends: what nobody has read is kept until then.
+            # The engine does its work all the same, and ends: what was not read is kept until then.
             wait_for_load(url, num_finished=1 + num_streams, num_running=0, num_waiting=0)
             growth = resident_bytes(server) - before
             # A token is some 10 bytes of text, and of each stream the head of its events.

@@ -188,7 +188,7 @@ async def test_what_asks_for_nothing_is_let_through():
         "functions": None,
         "use_beam_search": False,
         "guided_json": None,
-        "user": "someone",
+        "user": "user-1",
         "metadata": {"a": "b"},
         "store": False,
         "service_tier": "auto",

@@ -144,7 +144,7 @@ async def test_two_hundred_mixed_requests_at_once_all_end_right(served, model):
     for kind, max_tokens, text, _ in answers:
         longest[kind] = max(longest.get(kind, (0, "")), (max_tokens, text))
     for kind, max_tokens, text, reason in answers:
-        # Greedy answers to one prompt are prefixes of each other, whoever was in the batch beside them.
+        # Greedy answers to one prompt are prefixes of each other, whatever else was in the batch.
         assert longest[kind][1].startswith(text.removesuffix("\ufffd"))
         assert reason in ("length", "stop")
         assert text or max_tokens < 4

@@ -152,7 +152,7 @@ def data_of(event):
     return json.loads(data.removeprefix("data: "))
 
 
-async def test_viewers_share_one_poll_and_nobody_is_asked_for_nobody(quick):
+async def test_viewers_share_one_poll_and_without_one_no_engine_is_asked(quick):
     engine = FakeEngine()
     feed, _ = feed_of(engine)
     async with asyncio.timeout(20):
@@ -161,7 +161,7 @@ async def test_viewers_share_one_poll_and_nobody_is_asked_for_nobody(quick):
             for _ in range(5):
                 assert data_of(await anext(first))["engines"][0]["state"]["stats"]["num_running"] == 0
                 await anext(second)
-            assert len(engine.queries) <= 3 + 5 * 2, "asked once for all three, whoever reads how fast"
+            assert len(engine.queries) <= 3 + 5 * 2, "asked once for all three, however fast each reads"
             assert feed.num_viewers == 3
             seen = [question["since_step"] for _, question in engine.queries]
             assert seen[:3] == [0, 1, 2], "each question is about what is new"
@@ -196,11 +196,11 @@ async def test_an_engine_that_is_late_or_dead_is_told_and_comes_back(quick):
 
 async def test_a_state_that_cannot_be_told_ends_the_stream_and_is_logged(quick, caplog):
     engine = FakeEngine()
-    engine.query_failure = KeyError("nobody foresaw this")
+    engine.query_failure = KeyError("this was not foreseen")
     feed, _ = feed_of(engine)
     async with asyncio.timeout(20), aclosing(feed.watch()) as events:
         assert [event async for event in events] == [b"event: failed\ndata: {}\n\n"]
-    assert "nobody foresaw this" in caplog.text
+    assert "this was not foreseen" in caplog.text
     engine.query_failure = None
     async with asyncio.timeout(20), aclosing(feed.watch()) as events:
         assert data_of(await anext(events))["server"]["serves"]

@@ -47,7 +47,7 @@ def test_it_asks_for_the_key_and_keeps_it_in_the_tab(browser: Chromium) -> None:
     assert "400 of 16 tokens" in browser.text("#blocks-count")
 
 
-def test_a_chat_streams_with_its_journey_beside(browser: Chromium) -> None:
+def test_a_chat_streams_next_to_its_journey(browser: Chromium) -> None:
     browser.evaluate("document.querySelector('#max_tokens').value = 12, document.querySelector('#seed').value = 7")
     browser.type("#prompt", "Tell me a <b>story</b> about a fox.")
     browser.press("Enter")

@@ -52,7 +52,7 @@ async def test_it_goes_on_when_what_it_waits_for_is_there(ends, waits):
     event.set()
     future.set_result("value")
     async with asyncio.timeout(5):
-        while not driven.is_done:  # noqa: ASYNC110 -- nobody tells
+        while not driven.is_done:  # noqa: ASYNC110 -- there is no signal
             await asyncio.sleep(0)
     assert seen[-1] == "went on"
     assert ("value" in seen) == (waits == "future")
@@ -76,7 +76,7 @@ async def test_a_failed_future_is_raised_inside(ends):
     assert [str(error) for error in ends] == ["of a ValueError"]
 
 
-async def test_given_up_it_cleans_up_and_tells_nobody(ends):
+async def test_given_up_it_cleans_up_and_calls_nothing(ends):
     event, cleaned = asyncio.Event(), []
 
     async def wait():

@@ -181,7 +181,7 @@ async def test_closed_while_it_waits(writer, client):
 async def test_silence_is_broken_by_comments(writer, client):
     writer.attach(client.begin, client.send, 0.01)
     async with asyncio.timeout(10):
-        while len(client.messages) < 3:  # noqa: ASYNC110 -- nobody tells
+        while len(client.messages) < 3:  # noqa: ASYNC110 -- there is no signal
             await asyncio.sleep(0.005)
     assert client.body.replace(KEEP_ALIVE_COMMENT, b"") == b""
     client.readable.clear()

@@ -55,7 +55,7 @@ class Outcome:
 
 
 ON = Outcome("none", serves_on=True, exit_code=0)
-"""Nobody was served, and the server serves on."""
+"""No client was served, and the server serves on."""
 WHOLE = Outcome("whole", serves_on=True, exit_code=0)
 DRAINED = Outcome("whole", serves_on=False, exit_code=0)
 
@@ -92,7 +92,7 @@ EXPECTED: dict[tuple[str, str], dict[signal.Signals, Outcome]] = {
         STOP: WHOLE,
     },
     ("API", "draining"): {KILL: ended(0, "broken"), TERM: ended(0, "broken"), HUP: ended(0, "broken"), STOP: DRAINED},
-    # Without --restart-engine the last engine's end is the server's. Its streams are told.
+    # Without --restart-engine the last engine's end is the server's. Its streams get an error.
     ("engine", "loading"): {KILL: ended(1), TERM: ended(1), HUP: ended(1), STOP: ON},
     ("engine", "idle"): {KILL: ended(1), TERM: ended(1), HUP: ended(1), STOP: ON},
     ("engine", "streams"): {KILL: ended(1, "error"), TERM: ended(1, "error"), HUP: ended(1, "error"), STOP: WHOLE},

@@ -257,7 +257,7 @@ def test_one_of_two_engines_is_started_again_while_the_other_serves(empty_tmpdir
         server.assert_nothing_left()
 
 
-def test_a_killed_api_process_is_started_again_and_harms_nobody_elses_streams(empty_tmpdir):
+def test_a_killed_api_process_is_started_again_and_harms_no_other_streams(empty_tmpdir):
     with ServerProcess([*SIM, "--api-server-count", "2"], TMPDIR=str(empty_tmpdir)) as server:
         url = server.wait_until_ready()
         for round_ in range(3):

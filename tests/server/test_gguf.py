@@ -22,7 +22,7 @@ def model(shared_dir, tmp_path_factory):
     reference = copy.deepcopy(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32")).eval()
     path = tmp_path_factory.mktemp("gguf") / "stories-Q8_0.gguf"
 
-    def kind_of(name):  # its MLP has 172 features, which are no whole blocks
+    def kind_of(name):  # its MLP has 172 features, which are not whole blocks
         return "F32" if "ffn_down" in name else "Q8_0"
 
     def metadata(writer):

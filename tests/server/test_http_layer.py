@@ -40,7 +40,7 @@ def logged(caplog, monkeypatch):
 
 
 async def answers_of_every_kind(client: httpx.AsyncClient, engine: FakeEngine, **options: object):
-    """An answer, a stream, a 400, a 401, a 404, a 405, and a 500 that nobody foresaw."""
+    """An answer, a stream, a 400, a 401, a 404, a 405, and an unforeseen 500."""
     key = {"Authorization": "Bearer k", **PAGE}
     yield 200, await client.post(COMPLETIONS, json=BODY, headers=key)
     yield 200, await client.post(COMPLETIONS, json={**BODY, "stream": True}, headers=key)
@@ -49,7 +49,7 @@ async def answers_of_every_kind(client: httpx.AsyncClient, engine: FakeEngine, *
     yield 404, await client.get("/nowhere", headers=key)
     yield 405, await client.get(COMPLETIONS, headers=key)
     yield 413, await client.post(COMPLETIONS, content=b"x" * 10_001, headers=key)
-    engine.refuse = RuntimeError("nobody foresaw this")
+    engine.refuse = RuntimeError("this was not foreseen")
     yield 500, await client.post(COMPLETIONS, json=BODY, headers=key)
     engine.refuse = None
 

@@ -54,7 +54,7 @@ async def listening(*, max_body_bytes: int = LIMIT, is_ready: bool = True, tls: 
         config.ssl = create_ssl_context(tls)
     server = _Server(config)
     task = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 -- it tells nobody
+    while not server.started:  # noqa: ASYNC110 -- it has no signal
         await asyncio.sleep(0.001)
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True

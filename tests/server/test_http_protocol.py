@@ -48,7 +48,7 @@ async def port() -> AsyncIterator[int]:
     )
     server = _Server(config)
     task = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 -- it tells nobody
+    while not server.started:  # noqa: ASYNC110 -- it has no signal
         await asyncio.sleep(0.001)
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True

@@ -1,6 +1,6 @@
 """Large answers hold up no other request: openings, ends, log-probabilities and JSON of thousands of choices.
 
-A real engine with a simulated model runs in a thread beside the event loop. The application is called without a client
+A real engine with a simulated model runs in a thread next to the event loop. The application is called without a client
 that would work in the same loop; no callback may take 5 ms of processor time.
 """
 
@@ -113,7 +113,7 @@ async def test_no_part_of_a_large_answer_holds_the_event_loop(model):
             assert (await call(app, path, json.dumps({**first, "max_tokens": 1}).encode()))[0] == 200
         gc.collect()
         gc.freeze()
-        gc.disable()  # a collection walks over everything that there is, whoever made it
+        gc.disable()  # a collection walks over every object of the process
         for name, (path, fields) in CASES.items():
             body = json.dumps(fields).encode()
             limit = longest_callback()

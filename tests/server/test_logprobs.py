@@ -94,7 +94,7 @@ def test_ids_for_tokens(server):
 
 
 @pytest.mark.parametrize("logprobs", [None, False])
-def test_nobody_gets_them_unasked(server, logprobs):
+def test_no_answer_has_them_unasked(server, logprobs):
     assert post(server, COMPLETIONS, logprobs=logprobs)[0]["logprobs"] is None
     assert post(server, CHAT, logprobs=logprobs, top_logprobs=0)[0]["logprobs"] is None
 

@@ -142,7 +142,7 @@ def settled(server) -> Scrape:
     """A scrape when nothing runs or waits any more."""
     deadline = time.monotonic() + 30
     while (now := scrape(server))["num_requests_running"] or now["num_requests_waiting"]:
-        assert time.monotonic() < deadline, "requests that nobody waits for go on"
+        assert time.monotonic() < deadline, "requests without a client go on"
         time.sleep(0.05)
     return now
 
@@ -323,7 +323,7 @@ def test_refused_requests_are_counted_by_the_limit(server):
     assert got["request_success_total/error"] == 0
 
 
-def test_whoever_is_asked_says_the_same(server):
+def test_every_process_says_the_same(server):
     settled(server)
     texts = {get(server).text for _ in range(12)}
     assert len(texts) == 1

@@ -109,7 +109,7 @@ def test_a_large_head_is_refused(server, context):
         assert keyed.get("/v1/models", headers={"X-Large": "x" * 3000}).status_code == 200
 
 
-def test_a_connection_that_says_nothing_keeps_nobody(server, context):
+def test_a_silent_connection_keeps_no_other_waiting(server, context):
     with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port)), client(server, context) as keyed:
         assert keyed.get("/v1/models").status_code == 200
 

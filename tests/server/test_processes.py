@@ -223,9 +223,9 @@ def test_a_start_that_cannot_be_says_why_once(empty_tmpdir, flags, says):
 
 
 def test_a_front_end_whose_engine_does_not_come_says_so(empty_tmpdir):
-    command = [*REAL, "--port", "0", "--engine-address", f"unix:{empty_tmpdir}/nobody"]
+    command = [*REAL, "--port", "0", "--engine-address", f"unix:{empty_tmpdir}/absent"]
     server = ended(command, TMPDIR=str(empty_tmpdir), RUSTVLLM_ENGINE_READY_TIMEOUT="0.5")
-    assert f"no engine within 0.5 s on unix:{empty_tmpdir}/nobody" in server.output
+    assert f"no engine within 0.5 s on unix:{empty_tmpdir}/absent" in server.output
 
 
 @pytest.mark.parametrize("role", ["engine", "api"])

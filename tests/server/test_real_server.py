@@ -1,4 +1,4 @@
-"""Bad input and bad clients against `rustvllm serve` with a real model: each gets its answer and harms nobody."""
+"""Bad input and bad clients against `rustvllm serve` with a real model: each gets its answer and harms no other."""
 
 import json
 import signal
@@ -147,7 +147,7 @@ def test_ten_megabytes(post):
         check(response, 413, says=("--max-body-bytes",))
 
 
-def test_megabytes_within_the_limit_are_refused_quickly_and_delay_nobody(server, post):
+def test_megabytes_within_the_limit_are_refused_quickly_and_delay_no_other_request(server, post):
     """A stream's longest pause stays short while others send the largest prompts the server takes."""
     pauses = []
 

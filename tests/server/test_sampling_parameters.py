@@ -60,12 +60,12 @@ def test_many_at_once_have_each_their_own(server):
 
 def test_a_class_that_refuses_a_request_says_why(server):
     for changes in ({}, {"stream": True, "logprobs": None}, {"n": 2, "temperature": 1}):
-        body = {**PROMPT, "vllm_xargs": {"target": "nobody"}, **changes}
+        body = {**PROMPT, "vllm_xargs": {"target": "nowhere"}, **changes}
         answer = httpx.post(server.url + URL, json=body, timeout=60)
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
         assert error["type"] == "BadRequestError"
-        assert "Aim: there is no token 'nobody'" in error["message"]
+        assert "Aim: there is no token 'nowhere'" in error["message"]
     assert len(ids(server)[0]) == 8
 
 

@@ -250,7 +250,7 @@ def test_templates_that_want_out_do_not_get_out():
         assert messages == [{"role": "user", "content": "x"}], source
 
 
-async def test_a_requests_own_template_is_bounded_and_delays_nobody():
+async def test_a_requests_own_template_is_bounded_and_delays_no_other_request():
     async with serving(settings=ServerSettings(trust_request_chat_template=True)) as (client, engine):
         bombs = [
             asyncio.create_task(client.post(CHAT, json={"messages": USER, "chat_template": bomb}, timeout=60))
@@ -512,7 +512,7 @@ def test_text_of_users_is_never_a_pattern(server):
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_nobody_writes_lines_into_the_log_or_into_an_answers_head(server):
+def test_no_client_writes_lines_into_the_log_or_into_an_answers_head(server):
     forged = "\nERROR 01-01 00:00:00 [rustvllm] forged\x1b[31m"
     raw(server, head(path="/v1/%0aERROR%20forged%1b[31m", method="GET"), until=b"}}")
     raw(server, head("X-Request-Id: a\tb\x0bERROR forged", "Content-Length: 0"), until=b"}}")
@@ -546,9 +546,9 @@ def test_a_salt_keeps_tenants_apart(server, path):
 
     salts = [f"{path[4:6]}-tenant-{name}" for name in "abc"] + [None]
     first = [said(salt) for salt in salts]
-    assert [cached for _, cached in first] == [0] * 4, "nobody finds what another has computed"
+    assert [cached for _, cached in first] == [0] * 4, "no client finds what another has computed"
     again = [said(salt) for salt in salts]
-    assert all(cached >= 32 for _, cached in again), "everybody finds their own"
+    assert all(cached >= 32 for _, cached in again), "each finds its own"
     assert {answer for answer, _ in first + again} == {first[0][0]}, "a salt changes no text"
 
 

@@ -73,7 +73,7 @@ def test_the_one_that_hangs_of_two_engines_is_started_again_and_the_other_goes_o
             assert time.monotonic() < deadline, server.output
             time.sleep(0.05)
         wait_for_health(url, "ok")
-        # A step that takes long, but less than twice the timeout, is no hang: reported, and that is all.
+        # A step that takes long, but less than twice the timeout, is not a hang: it is reported, and that is all.
         third = next(engine for engine in server.engines() if engine != second)
         third.suspend()
         time.sleep(1.2)

@@ -90,7 +90,7 @@ async def whole(client: httpx.AsyncClient, path: str, body: dict) -> tuple[list[
 
 
 async def streamed(client: httpx.AsyncClient, path: str, body: dict) -> tuple[list[dict], dict]:
-    """The same, put together from the events of a stream."""
+    """The answer, put together from the events of a stream."""
     texts = [""] * body["n"]
     ends: dict[int, dict] = {}
     usage = None

@@ -115,6 +115,6 @@ def test_a_constrained_neighbour_changes_nothing_of_a_free_stream(server):
     constrained = body_of(COMPLETIONS, 7, **KINDS["regex"][0])
     with ThreadPoolExecutor(6) as pool:
         running = [pool.submit(streamed, server, COMPLETIONS, body) for body in [free, constrained] * 3]
-        beside = [future.result() for future in running]
-    assert beside[::2] == [alone] * 3
-    assert all(KINDS["regex"][1](text) and end == "stop" for text, end in beside[1::2])
+        with_others = [future.result() for future in running]
+    assert with_others[::2] == [alone] * 3
+    assert all(KINDS["regex"][1](text) and end == "stop" for text, end in with_others[1::2])

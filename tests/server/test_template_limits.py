@@ -1,4 +1,4 @@
-"""A model's own chat template has the limits of one that comes with a request, and delays nobody else."""
+"""A model's own chat template has the limits of one that comes with a request, and delays no other request."""
 
 import asyncio
 import os
@@ -59,7 +59,7 @@ async def test_a_constant_of_a_template_is_not_computed_in_this_process():
         assert (await client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 1})).status_code == 200
 
 
-async def test_a_template_that_goes_over_its_limits_delays_nobody_and_the_next_chat_is_served():
+async def test_a_template_that_goes_over_its_limits_delays_no_other_and_the_next_chat_is_served():
     async with serving(FakeEngine(chat_template=TWO_FACED)) as (client, engine):
         assert (await client.post(CHAT, json=chat("first"))).status_code == 200
         with watched_loop() as watch:

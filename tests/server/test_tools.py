@@ -106,7 +106,7 @@ async def test_the_stream_of_a_call_is_name_then_arguments_then_the_end():
     assert choices[-1] == {**choices[-1], "delta": {}, "finish_reason": "tool_calls"}
 
 
-async def test_what_is_beside_the_text_is_in_the_chunks_of_calls():
+async def test_logprobs_and_ids_are_in_the_chunks_of_calls():
     async with saying(CALLS) as (client, _):
         body = {"messages": MESSAGES, "tools": TOOLS, "stream": True, "return_token_ids": True, "max_tokens": 1000}
         body["stream_options"] = {"include_usage": True}
@@ -164,7 +164,7 @@ async def test_a_named_choice_ends_by_stop_and_what_must_be_called_has_a_grammar
     ]
 
 
-async def test_strict_tools_and_json_have_grammars_beside_a_free_choice():
+async def test_strict_tools_and_json_have_grammars_with_a_free_choice():
     strict = [tool("weather", {**CITY, "additionalProperties": False}, strict=True)]
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "title": "answer"}}}
     async with saying(CALLS) as (client, engine):

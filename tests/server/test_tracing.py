@@ -72,7 +72,7 @@ def test_log_and_file_of_a_server(tmp_path, empty_tmpdir, layout):
     assert ("response", "sent") in told[""] or "http_status=400" in output
     [mine] = [told[name] for name in told if name.startswith(answer["id"])]
     layers = [layer for layer, _ in mine]
-    # Steps are nobody's in particular: their execution and update are among the lines without a request.
+    # Steps belong to no single request: their execution and update are among the lines without a request.
     assert_in_order([layer for layer in REQUEST_LAYERS if layer != "execute"], layers)
     assert "execute" in {layer for layer, _ in told[""]}
     assert mine[-1] == ("response", "sent")

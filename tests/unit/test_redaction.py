@@ -33,7 +33,7 @@ def test_by_shape(text, expected):
         "a task-like disk-based risk",
         "max_tokens=5, token 7 of 8",
         "https://host/path?key_figure=1&tokens=5",
-        "mail someone@example.com",
+        "mail ann@example.com",
         "http://127.0.0.1:8000/v1/models",
         "the bearer of bad news",
     ],

@@ -73,7 +73,7 @@ OURS = (
     "echo (chat)",
     "model",
 )
-"""What requests have beside them."""
+"""What requests have in addition."""
 WIRE = (
     "error body",
     "over-long prompt",
@@ -107,7 +107,7 @@ class Case:
     Attributes:
         row: Of the tables above.
         kind: Each row has all three, or a reason why not.
-        body: Fields beside the prompt, which replace it where they say so.
+        body: Fields besides the prompt, which replace it where they say so.
         url: Endpoint.
         finish: Finish reason of every choice; None: any.
         stop: Stop reason of every choice.

@@ -19,7 +19,7 @@ WITHOUT = {
     ("logprob_token_ids", "valid"): "not built: every value that asks for something is refused",
     ("prompt_embeds", "valid"): "not built",
     ("suffix", "valid"): "no model here is trained to fill in the middle",
-    ("user, metadata, store, service_tier, unknown fields", "invalid"): "nobody looks at them",
+    ("user, metadata, store, service_tier, unknown fields", "invalid"): "they are not looked at",
     ("return_progress", "valid"): "only in a stream: test_progress_ends_with_the_whole_prompt_and_changes_nothing_else",
 }
 """Row and kind that has no case, and why."""
@@ -40,7 +40,7 @@ ELSEWHERE = {
     "tokenize / detokenize": ("test_wire", "test_tokens_and_back"),
     "probes": ("test_wire", "test_probes"),
 }
-"""Rows that are no single request: their tests."""
+"""Rows that are not a single request: their tests."""
 
 
 def load(name):

@@ -107,7 +107,7 @@ def test_each_event_of_a_completion_has_one_choice_and_the_last_its_reason_and_t
     assert [choice["text"] for choice in others] == [",", " a", " little"]
 
 
-def test_a_completion_that_ends_by_length_has_its_last_text_beside_the_reason(client):
+def test_a_completion_that_ends_by_length_has_its_last_text_with_the_reason(client):
     events = stream(client, temperature=0, max_tokens=2)
     assert [event["choices"][0]["text"] for event in events] == [",", " a"]
     assert events[-1]["choices"][0]["finish_reason"] == "length"

@@ -15,7 +15,7 @@ NUM_PROMPT_TOKENS = 4
 
 
 def places(number):
-    """Each token has so many candidates, its own among or beside them."""
+    """Each token has so many candidates, its own among them or in addition."""
 
     def check(answer):
         for choice in answer["choices"]:

@@ -1,4 +1,4 @@
-"""Rows of the wire format: errors, ends, shapes and counts, and the endpoints beside the two that generate."""
+"""Rows of the wire format: errors, ends, shapes and counts, and the endpoints besides the two that generate."""
 
 import math
 

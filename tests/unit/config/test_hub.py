@@ -190,7 +190,7 @@ def test_gguf_files_in_folders(tmp_path):
     (tmp_path / "one/mmproj-m.gguf").write_bytes(b"")
     assert found(tmp_path / "one") == found(tmp_path / "one/m-Q8_0.gguf") == tmp_path / "one/m-Q8_0.gguf"
     (tmp_path / "one/config.json").write_bytes(b"{}")
-    assert found(tmp_path / "one") == tmp_path / "one/m-Q8_0.gguf", "a configuration alone is no model"
+    assert found(tmp_path / "one") == tmp_path / "one/m-Q8_0.gguf", "a configuration alone is not a model"
     (tmp_path / "one/model.safetensors").write_bytes(b"")
     assert found(tmp_path / "one") == tmp_path / "one"
     assert found(f"{tmp_path / 'one'}:Q8_0") == tmp_path / "one/m-Q8_0.gguf"
@@ -370,7 +370,7 @@ def test_a_hub_that_never_answers_is_given_up(resolve):
 
 @pytest.mark.parametrize(
     "name",
-    ["a/b/c", "has space", "../up", "/nowhere/at/all", "~nobody/x", "é", "a" * 300, "", "x--y/z", "x\x00y", "a\nb"],
+    ["a/b/c", "has space", "../up", "/nowhere/at/all", "~user/x", "é", "a" * 300, "", "x--y/z", "x\x00y", "a\nb"],
 )
 def test_names_that_cannot_be(name):
     with pytest.raises(ModelNotFoundError):

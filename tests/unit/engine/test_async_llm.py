@@ -88,7 +88,7 @@ async def test_no_wake_up_is_lost(make):
             assert all(sum(len(output.outputs[0].token_ids) for output in outputs) == 60 for outputs in every)
 
 
-async def test_wrong_requests_are_raised_before_anything_and_harm_nobody(make):
+async def test_wrong_requests_are_raised_before_anything_and_harm_no_other(make):
     engine = make()
     stream = await engine.add_request("good", "a", LONG)
     for prompt, params, message in [("", GREEDY, "empty"), ([999], GREEDY, "999"), ("a" * 64, GREEDY, "64 tokens")]:
@@ -101,7 +101,7 @@ async def test_wrong_requests_are_raised_before_anything_and_harm_nobody(make):
     assert sum([len(output.outputs[0].token_ids) async for output in stream]) == 60
 
 
-async def test_a_long_prompt_is_tokenised_beside_the_loop(make, monkeypatch):
+async def test_a_long_prompt_is_tokenised_off_the_loop(make, monkeypatch):
     engine = make()
     encoded = []
     off_loop = engine.tokenizer.encode_off_loop
@@ -267,7 +267,7 @@ async def test_a_failed_step_is_an_error_for_its_requests_only(make, toy_executo
     assert not engine.errored
 
 
-async def test_a_dead_engine_fails_everybody_soon(make, toy_executors):
+async def test_a_dead_engine_fails_every_request_soon(make, toy_executors):
     engine = make(max_num_seqs=2)
     toy_executors[0].gate.clear()
     tasks = [asyncio.create_task(collect(engine, "a", LONG, f"r{i}")) for i in range(10)]
@@ -286,7 +286,7 @@ async def test_a_dead_engine_fails_everybody_soon(make, toy_executors):
         await collect(engine, "a", GREEDY, "late")
 
 
-async def test_outputs_that_cannot_be_read_fail_everybody_once(make, monkeypatch):
+async def test_outputs_that_cannot_be_read_fail_every_request_once(make, monkeypatch):
     engine = make()
     polls = []
 
@@ -498,7 +498,7 @@ async def test_stats_and_description(make):
         assert word in text
 
 
-async def test_an_outcome_that_is_waited_for_wakes_nobody_before(make, monkeypatch):
+async def test_an_outcome_that_is_waited_for_wakes_no_reader_before(make, monkeypatch):
     engine = make()
     applied = []
     apply = RequestState.apply

@@ -197,7 +197,7 @@ def test_a_stop_string_leaves_nothing_behind(make):
     assert not engine.engine_core.core.scheduler.has_unfinished_requests()
 
 
-def test_wrong_requests_harm_nobody(make):
+def test_wrong_requests_harm_no_other(make):
     engine = make()
     engine.add_request("good", "a", GREEDY)
     with pytest.raises(InvalidRequestError, match="'good' belongs to a request that still runs"):

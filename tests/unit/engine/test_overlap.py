@@ -218,7 +218,7 @@ BOOM = RuntimeError("boom")
 
 @pytest.mark.parametrize("where", ["execute", "sample", "wait"])
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_failed_step_ends_its_requests_and_nobody_else(make, where, number):
+def test_a_failed_step_ends_its_requests_and_no_others(make, where, number):
     engine = make()
     reported = []
     engine.engine_core.core.on_step_error = reported.append

@@ -369,7 +369,7 @@ def test_a_head_that_is_a_layer_of_its_own_name_is_packed_once(threads):
     assert_near(model.head(x), exact(x, model.embed.weight, None, None, None), torch.float32)
 
 
-def test_no_copy_beside_the_embedding_without_room(threads):
+def test_no_copy_of_the_embedding_without_room(threads):
     model = Model()
     head = pack(threads, model, room=model.embed.weight.nbytes - 1)
     assert isinstance(head, TorchLinear)

@@ -183,7 +183,7 @@ def test_truncated_files(tmp_path, config, keep):
 @pytest.mark.parametrize(
     "data",
     [
-        b"this is no safetensors file at all, but long enough",
+        b"this is not a safetensors file at all, but long enough",
         struct.pack("<Q", 2**62) + b"{}",
         struct.pack("<Q", 9) + b"not json!",
         struct.pack("<Q", 2) + b"[]",

@@ -60,7 +60,7 @@ def test_every_layout_and_type(folder, stored, wanted, buffer_bytes):
     assert count > 20
 
 
-def test_nothing_beside_the_target_is_written(folder):
+def test_nothing_outside_the_target_is_written(folder):
     headers = read_headers(folder({"a": torch.ones(4, 3)}))
     whole = torch.zeros(8, 3)
     with TensorReader(silent()) as reader:

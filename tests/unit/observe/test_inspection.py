@@ -80,7 +80,7 @@ def test_requests_and_steps_are_told(asker):
     assert asker.ask("state", since_step=2)["steps"]["totals"]["num_steps"] == 5
 
 
-def test_nothing_is_observed_unless_somebody_asks(asker, monkeypatch):
+def test_nothing_is_observed_unless_asked_for(asker, monkeypatch):
     assert asker.core.watch.observers == ()
     asker.ask("state")
     asker.ask("state")
@@ -121,7 +121,7 @@ def test_a_journey_is_told_from_the_queue_to_the_end(asker):
     asker.ask("journey", do="end", request_id="one")  # idempotent
 
 
-def test_a_watch_that_nobody_asks_for_ends(asker, monkeypatch):
+def test_a_watch_without_readers_ends(asker, monkeypatch):
     asker.ask("journey", do="begin", request_id="a")
     asker.ask("journey", do="begin", request_id="b")
     monkeypatch.setattr(request_watch, "PATIENCE_NS", -1)
@@ -132,7 +132,7 @@ def test_a_watch_that_nobody_asks_for_ends(asker, monkeypatch):
         asker.ask("journey", do="take", request_id="a")
 
 
-def test_a_journey_stands_beside_another_trace(asker):
+def test_a_journey_goes_together_with_another_trace(asker):
     class Sink(list):
         write = list.append
 

@@ -22,7 +22,7 @@ def asking(queue, outcomes):
     return thread
 
 
-def test_an_answer_finds_whoever_asked():
+def test_an_answer_finds_the_asking_thread():
     woken = threading.Event()
     queue, outcomes = QueryQueue(woken.set), []
     assert queue.take_queries() == ()
@@ -51,7 +51,7 @@ def test_a_failure_and_the_end_are_told():
         queue.ask("state", b"", 20)
 
 
-def test_only_so_many_wait_and_late_answers_hurt_nobody():
+def test_only_so_many_wait_and_late_answers_do_no_harm():
     queue = QueryQueue(lambda: None)
     for _ in range(MAX_OPEN_QUERIES):
         with pytest.raises(QueryTimeoutError, match=r"within 0\.001 s"):

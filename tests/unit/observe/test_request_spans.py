@@ -41,7 +41,7 @@ def test_a_span_has_its_parent_its_times_and_no_holes(sdk):
     assert third.parent is None, "a header that is none makes a trace of its own"
 
 
-def test_a_collector_that_hangs_holds_nobody_up(sdk):
+def test_a_collector_that_hangs_holds_no_request_up(sdk):
     released, began = threading.Event(), threading.Event()
 
     class Stuck(sdk.SpanExporter):

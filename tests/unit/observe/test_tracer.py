@@ -70,7 +70,7 @@ def test_a_log_of_json_has_the_record(monkeypatch):
     }  # fmt: skip
 
 
-def test_the_log_has_no_token_and_nobody_writes_a_line_of_his_own_into_it():
+def test_the_log_has_no_token_and_no_client_writes_a_line_of_its_own_into_it():
     token = TraceRecord(0, "sample", "token", "a", extras={"token_id": 31337})
     assert "31337" not in format_record(token)
     forged = TraceRecord(0, "entry", "POST /v1\nERROR all is lost", "a\x1b[2J")

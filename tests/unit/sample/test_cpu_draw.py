@@ -37,7 +37,7 @@ def test_any_mixture_equals_the_reference_and_torch(rows, seed, vocab_size):
     ],
 )
 @pytest.mark.parametrize("row", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}, {"top_n_sigma": 1.0}])
-def test_a_bad_row_harms_nobody(bad, expected, row):
+def test_a_bad_row_harms_no_other(bad, expected, row):
     good = torch.tensor([[1.0, 2.0, 3.0, 2.0, 1.0, 0.0]])
     rows = [row | {"seed": seed} for seed in range(3)]
     drawn = sample(torch.cat((good, torch.tensor([bad]), good)), rows)

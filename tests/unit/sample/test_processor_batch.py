@@ -100,7 +100,7 @@ def test_a_class_that_returns_no_logits_fails_the_step(result):
         rows.apply_before(torch.zeros(2, 3))
 
 
-def test_nobody_is_followed_without_processors():
+def test_no_request_is_followed_without_processors():
     batch = ProcessorBatch()
     batch.admit(0, followed(0))
     assert batch.arrange(np.array([0], np.int32)) is None

@@ -160,7 +160,7 @@ def test_a_row_does_not_depend_on_its_company(rows, seed, vocab_size, shuffler):
         {"top_k": 3, "top_p": 0.9, "min_p": 0.1},
     ],
 )
-def test_a_bad_row_gives_no_token_and_harms_nobody(bad, row):
+def test_a_bad_row_gives_no_token_and_harms_no_other(bad, row):
     good = torch.tensor([[1.0, 2.0, 3.0, 2.0, 1.0, 0.0]])
     logits = torch.cat((good, torch.tensor([bad]), good))
     rows = [row | {"seed": 1}, row | {"seed": 2}, row | {"seed": 3}]

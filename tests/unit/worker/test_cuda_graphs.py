@@ -79,7 +79,7 @@ def test_padding_touches_no_block(model):
     assert not torch.isnan(torch.stack([r.logits[-1] for r in requests])).any()
 
 
-def test_capturing_in_the_middle_of_requests_disturbs_nobody(model):
+def test_capturing_in_the_middle_of_requests_disturbs_none(model):
     """A graph that is captured when it is first needed runs once over padding, not over the step before."""
     expected = outputs(NaiveEngine(model, attention_backend="torch"), [4, 7, 9, 12])[0]
     engine, recorder = make_engine(model)

@@ -191,7 +191,7 @@ def test_penalties_without_a_source_of_tokens_are_an_error(model):
 
 
 @pytest.mark.parametrize("chunk", [None, 4])
-def test_a_poisoned_request_harms_nobody(model, chunk):
+def test_a_poisoned_request_harms_no_other(model, chunk):
     """One id's embedding is NaN: its request's KV is NaN, in its own blocks and, later, in blocks others get."""
     good = prompts(96, [5, 9, 14])
     expected = outputs(model, [Request(p, 12) for p in good])

@@ -187,7 +187,7 @@ def test_a_set_arrives_in_one_copy_with_what_was_staged():
     assert step.on_device("idx_mapping", 4).tolist() == [3, 1, 2, 0], "the mirror has memory of its own"
 
 
-def test_what_does_not_fit_beside_the_arrays_gets_memory_of_its_own():
+def test_what_does_not_fit_next_to_the_arrays_gets_memory_of_its_own():
     detector = RaceDetector()
     step = StepBuffers(SPEC, device=torch.device("cpu"), streams=detector.streams)
     step.begin()
@@ -202,7 +202,7 @@ LISTS = ("blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy")
 
 
 @pytest.mark.parametrize(("max_bytes_at_once", "staging_bytes"), [(1, 1), (1 << 20, 1 << 20), (5000, 12000)])
-def test_swaps_beside_the_model_equal_the_naive_loop(max_bytes_at_once, staging_bytes):
+def test_swaps_during_the_forward_pass_equal_the_naive_loop(max_bytes_at_once, staging_bytes):
     layers, blocks, cpu_blocks, rest = 3, 12, 8, (4, 2, 3)
     rng = np.random.default_rng(max_bytes_at_once)
     detector = RaceDetector()

@@ -163,7 +163,7 @@ def test_swap_space_is_divided_into_blocks_and_only_used_to_swap(make, monkeypat
     assert all(cache.device.type == "cpu" and cache.dtype == torch.float32 for cache in cpu_caches)
 
 
-def test_swap_space_beside_the_cache_must_be_there(make, monkeypatch):
+def test_swap_space_in_addition_to_the_cache_must_be_there(make, monkeypatch):
     memory(monkeypatch, 1 << 50, 1 << 40)
     worker = make(preemption_mode="swap", swap_space=gib(10))
     memory(monkeypatch, 1 << 50, 30 * BYTES_PER_BLOCK)

@@ -30,7 +30,7 @@ def test_throughput(capsys, tmp_path):
     assert "output tokens/s" in capsys.readouterr().out
 
 
-def test_throughput_beside_transformers(capsys, monkeypatch):
+def test_throughput_compared_with_transformers(capsys, monkeypatch):
     # Threads of a model this small wait for each other, for seconds on a busy machine.
     monkeypatch.setattr("rustvllm.cli.bench.transformers_generate.num_compute_threads", lambda: 1)
     argv = ["--device", "cpu", "--input-len", "9", "--output-len", "5", "--num-prompts", "6", "--max-num-seqs", "4"]

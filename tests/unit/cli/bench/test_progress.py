@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("stream", "enabled"), [(io.StringIO, True), (Terminal, False)])
-def test_nothing_is_shown_to_nobody(monkeypatch, stream, enabled):
+def test_nothing_is_shown_without_a_terminal(monkeypatch, stream, enabled):
     monkeypatch.setattr(sys, "stderr", stream())
     with LoadProgress(10, enabled=enabled) as progress:
         progress(1, 0, 5, False)

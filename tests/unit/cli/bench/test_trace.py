@@ -123,8 +123,8 @@ def test_wrong_usage(capsys, argv, message):
 def test_files_that_cannot_be_read(capsys, tmp_path):
     for path, message in [
         (tmp_path / "missing", "No such file or directory"),
-        (tmp_path, "is no regular file"),
-        ("/dev/null", "is no regular file"),
+        (tmp_path, "is not a regular file"),
+        ("/dev/null", "is not a regular file"),
     ]:
         assert main(["bench", "trace", str(path)]) == 1
         assert message in capsys.readouterr().err
