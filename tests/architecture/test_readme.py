@@ -113,20 +113,6 @@ def test_lines_of_the_documents_fit(repository: Path) -> None:
     assert long == []
 
 
-def test_files_named_in_the_architecture_exist(documents: dict[str, str], repository: Path) -> None:
-    """docs/architecture.md and docs/testing.md name files in backquotes, from the root of the repository."""
-    named = {
-        (document, path)
-        for document in ("docs/architecture.md", "docs/testing.md", "CONTRIBUTING.md")
-        for path in re.findall(
-            r"`((?:crates|python|tests|benches|docs|tools|scripts|\.ci)/[\w./*-]+)`", documents[document]
-        )
-    }
-    assert len(named) >= 20
-    missing = {(document, path) for document, path in named if not list(repository.glob(path.rstrip("/")))}
-    assert missing == set()
-
-
 def test_ci_runs_the_test_command_of_the_readme(documents: dict[str, str], repository: Path) -> None:
     assert ["make", "test"] in commands(documents["README.md"])
     steps = re.findall(r"\bstep \w+ (make [\w-]+)", (repository / ".ci" / "run").read_text(encoding="utf-8"))
