@@ -45,9 +45,7 @@ def test_what_the_documents_name_exists(documents: dict[str, str], repository: P
 
 def test_a_missing_file_is_found(tmp_path: Path) -> None:
     (tmp_path / "crates").mkdir()
-    text = (
-        "`crates/` and `a/b.py` are there, `crates/gone` and `b/gone.rs` are not; neither is `make test`."
-    )
+    text = "`crates/` and `a/b.py` are there, `crates/gone` and `b/gone.rs` are not; neither is `make test`."
     assert list(missing(text, [tmp_path], ["python/a/b.py"])) == ["crates/gone", "b/gone.rs"]
 
 
