@@ -88,7 +88,7 @@ class QueryError(RustVLLMError):
 
 
 class QueryTimeoutError(QueryError, TimeoutError):
-    """It did not answer in time: it is in a long step, or stands still."""
+    """The engine did not answer in time: it is in a long step or has stalled."""
 
 
 class SchedulerStateError(RustVLLMError, RuntimeError):

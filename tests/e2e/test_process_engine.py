@@ -87,7 +87,7 @@ async def test_it_answers_questions_while_it_lives_and_not_when_it_stands(engine
     assert "asked" in str(rows)
     stream.close()
     os.kill(client_of(engine).pid, signal.SIGSTOP)
-    with pytest.raises(QueryTimeoutError, match="it is in a long step or stands still"):
+    with pytest.raises(QueryTimeoutError, match="it is in a long step or has stalled"):
         await state(seconds=0.1)
     os.kill(client_of(engine).pid, signal.SIGCONT)
     await state()

@@ -156,7 +156,7 @@ def play(case: Case) -> Outcome:
 
 
 def see_it_stopped(server: FaultServer, case: Case) -> None:
-    """While a process stands still: who answers what."""
+    """While a process is stopped: who answers what."""
     if case.phase == "draining":
         time.sleep(0.3)
     elif case.role == "API":

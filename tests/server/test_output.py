@@ -1,4 +1,4 @@
-"""A server whose output goes nowhere, or stands still, serves and stops as any other."""
+"""A server whose output goes nowhere, or is not read, serves and stops as any other."""
 
 import re
 import signal

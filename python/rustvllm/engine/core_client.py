@@ -168,7 +168,7 @@ class ThreadClient:
             raise EngineDeadError("this engine was shut down; make a new one")
 
     def wait_until_ready(self) -> None:
-        """It is, once it exists."""
+        """Return at once: a client that was made is ready."""
 
     def health(self) -> list[EngineHealth]:
         """How the thread is; ``step_age`` is as exact as this is called often."""

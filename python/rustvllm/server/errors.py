@@ -43,7 +43,7 @@ _TYPES = {
 
 _MAX_MESSAGE_CHARACTERS = 1024
 _MAX_NAMES, _MAX_NAME_CHARACTERS = 4, 128
-"""Of models in a message."""
+"""Most names of models in a message, and characters of each."""
 
 
 class ServerError(Exception):
@@ -113,7 +113,7 @@ class UnavailableError(ServerError):
 
 
 class ClientDisconnectedError(Exception):
-    """The client has gone before it was answered."""
+    """The client disconnected before it was answered."""
 
 
 def describe(exc: BaseException) -> tuple[HTTPStatus, str, str | None, int | None]:

@@ -210,7 +210,7 @@ async def test_an_engine_in_a_thread_answers_idle_busy_and_late(toy_config, toy_
         assert json.loads(await engine.query("state", seconds=20))["stats"]["num_requests"] == 1
         executor.gate.clear()
         second = await engine.add_request("two", "cd", SamplingParams(max_tokens=40, ignore_eos=True))
-        with pytest.raises(QueryTimeoutError, match="it is in a long step or stands still"):
+        with pytest.raises(QueryTimeoutError, match="it is in a long step or has stalled"):
             await ask_until_refused(engine)
         executor.gate.set()
         assert [output async for output in second][-1].finished

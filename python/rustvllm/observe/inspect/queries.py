@@ -85,8 +85,8 @@ class QueryQueue:
                 raise EngineDeadError(self._death)
             if self._num_open >= MAX_OPEN_QUERIES:
                 raise QueryError(
-                    f"{MAX_OPEN_QUERIES} queries have no answer yet, no more are asked; the engine is in a long step "
-                    "or stands still"
+                    f"{MAX_OPEN_QUERIES} queries have no answer yet, which is the limit; the engine is in a long step "
+                    "or has stalled"
                 )
             self._num_open += 1
             self._waiting.append(query)
@@ -96,7 +96,7 @@ class QueryQueue:
             return query.outcome.result(timeout)
         except concurrent.futures.TimeoutError:
             raise QueryTimeoutError(
-                f"the engine gave no answer within {timeout:g} s: it is in a long step or stands still"
+                f"the engine gave no answer within {timeout:g} s: it is in a long step or has stalled"
             ) from None
 
     def take_queries(self) -> Sequence[LocalQuery]:

@@ -85,7 +85,7 @@ def drain() -> None:
         with contextlib.suppress(ValueError):  # it is closed
             stream.flush()  # a line without an end
     waiting: list[HandlerThread | OutputQueue] = [*_handlers, *_queues]
-    for index, each in enumerate(waiting):  # one that stands still leaves the others their share
+    for index, each in enumerate(waiting):  # one that has stalled leaves the others their share
         each.drain(max(0.0, deadline - time.monotonic()) / (len(waiting) - index))
 
 

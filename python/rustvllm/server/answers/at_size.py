@@ -12,7 +12,7 @@ _CANDIDATES_PER_PLACE = 8
 TURN_SECONDS = 0.001
 """After so much time with one stream others get their turn on the event loop."""
 FEW_CHARS = 1 << 18
-"""Characters, or token ids times eight, that do."""
+"""Characters, or token ids times eight, that become JSON in well under 5 ms."""
 T = TypeVar("T")
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 AtSize = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Runs work on a request where its size says: on the event loop or in a thread."""
+"""Runs work on a request: on the event loop if its body is small, else in a thread."""
 MAX_TEMPLATE_CHARS = 64 << 10
 """Of a template that comes with a request; those of models have some thousands."""
 _TEXT_PARTS = {

@@ -28,7 +28,7 @@ async def list_models(request: Request) -> dict[str, Any]:
 
 
 async def get_model(request: Request, model_id: str) -> Any:
-    """The card of one name, which may hold slashes; without a name, where the list is."""
+    """The card of one name, which may hold slashes; an empty name leads to the list."""
     state: ServerState = request.app.state.server
     if not model_id:
         return RedirectResponse("../models")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=GenerationRequest)
 C = TypeVar("C", bound=ChunkRenderer)
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Runs what takes long with a large body: on the event loop or in a thread, as the body's size says."""
+"""Runs what takes long with a large body: on the event loop if the body is small, else in a thread."""
 
 
 class Face(ABC, Generic[R]):

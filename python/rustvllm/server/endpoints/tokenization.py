@@ -36,7 +36,7 @@ class _Sources(BaseModel):
 MAX_TEXT_BYTES = 1 << 20
 """Longest text, in UTF-8, that ``/tokenize`` takes for models with a shorter context."""
 _BYTES_PER_TOKEN = 8
-"""A text of the longest prompt that a model takes has so many at least, with hardly an exception."""
+"""Bytes of text per token, which hardly any prompt exceeds."""
 MAX_TOKENS = 1 << 18
 """Most token ids that ``/detokenize`` takes for models with a shorter context."""
 _SLICE = 4096

@@ -141,12 +141,12 @@ class Acceptor:
 
 
 class FullHouse:
-    """The application of connections that there is no room for: says so, except where a client asks how the server is.
+    """The application of connections that there is no room for: answers 503, except to probes.
 
     Args:
-        app: Answers the latter.
+        app: Answers the probes.
         files: What the message names.
-        always_answered: The paths that the latter ask for.
+        always_answered: The paths of the probes.
     """
 
     def __init__(self, app: ASGIApp, files: OpenFiles, always_answered: Collection[str]) -> None:

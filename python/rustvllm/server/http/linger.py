@@ -28,7 +28,7 @@ class Linger:
             transport.write_eof()
 
     def drop(self, data: bytes) -> None:
-        """Take what has come, to no purpose."""
+        """Drop what has come."""
         self._num_bytes_left -= len(data)
         if self._num_bytes_left < 0:
             self._transport.close()

@@ -36,7 +36,7 @@ def warn(message: str) -> None:
 
 
 def _print(text: str, stream: TextIO) -> None:
-    """Print if it can be: a server has more to do than to talk."""
+    """Print, and go on if that fails: a closed terminal must not end a server."""
     with contextlib.suppress(OSError, ValueError):  # nothing reads it, the disk is full; it is closed
         print(text, file=stream, flush=True)
 

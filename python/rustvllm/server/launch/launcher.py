@@ -122,7 +122,7 @@ class Launcher:
     # -- starting -------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Start every process, then say what to load: their imports need not wait for that."""
+        """Start every process, then send each what to load: they import their modules meanwhile."""
         layout = self._layout
         if layout.starts_engines:
             for rank in range(layout.num_engines):
@@ -248,7 +248,7 @@ class Launcher:
             console.say(f"ready, front ends connect with: rustvllm serve --engine-address {addresses}")
 
     def _on_stall(self, rank: int, engine: EngineProcess, why: str) -> None:
-        """Kill an engine that hangs; what follows is what follows when one dies."""
+        """Kill an engine that hangs; the launcher then acts as after any death of an engine."""
         if self._exit_code is None and self._engines.get(rank) is engine:
             engine.death = f"{why}; its process {engine.pid} is killed"
             engine.signal(signal.SIGKILL)  # it may be stopped, and then heeds no other
@@ -342,7 +342,7 @@ class Launcher:
             engine.signal(signal.SIGTERM if engine in self._ready else signal.SIGKILL)
 
     def _patience(self) -> float | None:
-        """Seconds until the shutdown deadline; None: the children were not told to end."""
+        """Seconds until the shutdown deadline; None before a shutdown began."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def _kill_overdue_children(self) -> None:
