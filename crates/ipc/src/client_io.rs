@@ -338,7 +338,7 @@ impl Connection {
             Command::Query { kind, payload, answer } => {
                 if self.queries.len() >= MAX_OPEN_QUERIES as usize {
                     let refusal = format!(
-                        "{MAX_OPEN_QUERIES} queries have no answer yet, no more are asked; the engine is in a long step or stands still"
+                        "{MAX_OPEN_QUERIES} queries have no answer yet, which is the limit; the engine is in a long step or has stalled"
                     );
                     let _ = answer.try_send(Err(refusal));
                     return;

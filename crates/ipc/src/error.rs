@@ -292,7 +292,7 @@ pub enum ClientError {
         message: String,
     },
     /// The engine said nothing.
-    #[error("the engine gave no answer within {seconds} s: it is in a long step or stands still")]
+    #[error("the engine gave no answer within {seconds} s: it is in a long step or has stalled")]
     QueryTimeout {
         /// How long it had.
         seconds: f64,

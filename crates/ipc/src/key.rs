@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use scheduler::RequestKey;
 
+use crate::{error::DecodeError, wire::Reader};
+
 /// Bits that count a client's requests; those above name the client.
 pub const COUNTER_BITS: u32 = 40;
 
@@ -28,6 +30,15 @@ pub fn counter_of(key: RequestKey) -> u64 {
 #[must_use]
 pub fn key_of(client_index: u32, counter: u64) -> RequestKey {
     RequestKey(u64::from(client_index) << COUNTER_BITS | counter & COUNTER_MASK)
+}
+
+/// The key of a request of client `client_index`, of which a frame has the counter alone.
+pub(crate) fn read_key(body: &mut Reader<'_>, client_index: u32) -> Result<RequestKey, DecodeError> {
+    let counter = body.u64()?;
+    if counter >> COUNTER_BITS != 0 {
+        return Err(DecodeError::BadValue { what: "a request's counter", value: counter });
+    }
+    Ok(key_of(client_index, counter))
 }
 
 /// Keys for one client's requests, each a new one.

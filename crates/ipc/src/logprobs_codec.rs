@@ -9,7 +9,7 @@ use scheduler::TokenLogprobs;
 
 use crate::{
     error::DecodeError,
-    key::{COUNTER_BITS, counter_of, key_of},
+    key::{counter_of, read_key},
     wire::{Reader, Writer},
 };
 
@@ -32,15 +32,12 @@ pub(crate) fn decode(body: &[u8], client_index: u32) -> Result<Vec<TokenLogprobs
     let mut body = Reader::new(body);
     let mut all = Vec::new();
     while !body.is_empty() {
-        let counter = body.u64()?;
-        if counter >> COUNTER_BITS != 0 {
-            return Err(DecodeError::BadValue { what: "a request's counter", value: counter });
-        }
+        let key = read_key(&mut body, client_index)?;
         let rank = body.u32()?;
         let count = body.count(ENTRY_BYTES)?;
         let entries =
             (0..count).map(|_| Ok((body.i32()?, body.f32()?))).collect::<Result<_, DecodeError>>()?;
-        all.push(TokenLogprobs { key: key_of(client_index, counter), rank, entries });
+        all.push(TokenLogprobs { key, rank, entries });
     }
     Ok(all)
 }

@@ -15,7 +15,7 @@ use scheduler::PromptLogprobs;
 
 use crate::{
     error::DecodeError,
-    key::{COUNTER_BITS, counter_of, key_of},
+    key::{counter_of, read_key},
     outputs_codec::FULL_BYTES,
     wire::{Reader, Writer},
 };
@@ -53,10 +53,7 @@ pub(crate) fn decode(body: &[u8], client_index: u32) -> Result<Vec<PromptLogprob
     let mut body = Reader::new(body);
     let mut all = Vec::new();
     while !body.is_empty() {
-        let counter = body.u64()?;
-        if counter >> COUNTER_BITS != 0 {
-            return Err(DecodeError::BadValue { what: "a request's counter", value: counter });
-        }
+        let key = read_key(&mut body, client_index)?;
         let (first_position, num_columns) = (body.u32()?, body.u32()?);
         if num_columns == 0 || first_position == 0 {
             return Err(DecodeError::BadValue { what: "a place of a prompt with candidates", value: 0 });
@@ -75,7 +72,7 @@ pub(crate) fn decode(body: &[u8], client_index: u32) -> Result<Vec<PromptLogprob
             }
         }
         all.push(PromptLogprobs {
-            key: key_of(client_index, counter),
+            key,
             first_position,
             num_columns,
             ranks: ranks.into(),

@@ -113,7 +113,7 @@ fn an_engine_that_does_not_answer_costs_no_more_than_the_timeout() {
         assert!(matches!(error, ClientError::QueryTimeout { .. }), "{error}");
         assert!(error.to_string().contains("no answer within 0.02 s"), "{error}");
     }
-    // Those are still open: no more are asked.
+    // Those are still open: no other is sent.
     let error = client.query("state", b"", PATIENCE).expect_err("too many");
     assert!(error.to_string().contains("8 queries have no answer yet"), "{error}");
     // The engine goes on, and late answers go nowhere.
@@ -142,7 +142,10 @@ fn who_asks_for_too_much_is_refused_by_the_engine() {
     let Some(EngineMessage::Reply { id: 9, outcome: Err(message) }) = greedy.read() else {
         panic!("a refusal")
     };
-    assert!(message.contains("8 queries of this client have no answer yet, at most 8 may"), "{message}");
+    assert!(
+        message.contains("8 queries of this client have no answer yet; at most 8 may be open"),
+        "{message}"
+    );
     // Many such clients fill the whole queue; they leave, and the answers to their queries are dropped.
     let num_clients = MAX_WAITING_QUERIES / MAX_OPEN_QUERIES as usize;
     let crowd: Vec<RawClient> = (1..num_clients)
