@@ -57,14 +57,21 @@ def collect(client: _core.EngineClient, processor: _core.OutputProcessor, num_en
     return deltas
 
 
+def tokens_by_key(deltas: list[_core.RequestDelta]) -> dict[int, list[int]]:
+    """What each request generated; each must have ended by its length."""
+    assert {delta.finish_reason for delta in deltas if delta.finish_reason is not None} == {"length"}
+    tokens: dict[int, list[int]] = {}
+    for delta in deltas:
+        tokens.setdefault(delta.key, []).extend(delta.new_token_ids)
+    return tokens
+
+
 def test_two_engines_are_one_client(paths: list[Path]) -> None:
     with _serving(paths[0]) as first, _serving(paths[1]) as second:
         client = _core.EngineClient.connect([str(paths[0]), paths[1]], PATIENCE)
         processor = _core.OutputProcessor(None)
         keys = [add(client, processor, str(index), index + 1) for index in range(20)]
-        deltas = collect(client, processor, 20)
-        for key in keys:
-            assert [token for delta in deltas if delta.key == key for token in delta.new_token_ids] == [7] * 5
+        assert tokens_by_key(collect(client, processor, 20)) == dict.fromkeys(keys, [7] * 5)
         counts = [server.stats()["num_requests"] for server in (first, second)]
         assert sum(counts) == 20
         assert min(counts) >= 7
@@ -152,12 +159,12 @@ def test_several_engines_over_tcp() -> None:
     places = [("127.0.0.1", server.tcp_port or 0) for server in servers]
     client = _core.EngineClient.connect_tcp(places, secret=secret)
     processor = _core.OutputProcessor(None)
-    for index in range(6):
-        add(client, processor, str(index), index + 1)
-    collect(client, processor, 6)
+    keys = [add(client, processor, str(index), index + 1) for index in range(6)]
+    tokens = tokens_by_key(collect(client, processor, 6))
+    assert tokens == dict.fromkeys(keys, [7] * 5)
     client.reconnect(1, places[0])
-    add(client, processor, "again", 1)
-    collect(client, processor, 1)
+    again = add(client, processor, "again", 1)
+    assert tokens_by_key(collect(client, processor, 1)) == {again: [7] * 5}
     for server, thread in zip(servers, threads, strict=True):
         server.stop()
         thread.stop()
