@@ -1,6 +1,9 @@
-"""Makes ``docs/images/dashboard.png``: the live page over the embedded model, with traffic, in headless Chromium.
+"""Makes the pictures of the live page: wide and of a phone, dark and light, over the embedded model with traffic.
 
-    python scripts/dashboard_picture.py [OUTPUT]
+    python scripts/dashboard_picture.py [FOLDER]
+
+They go to ``docs/images``: ``dashboard.png``, ``dashboard-light.png``, ``dashboard-phone.png``,
+``dashboard-phone-light.png``.
 
 Needs a Chromium (``apt-get install chromium``).
 """
@@ -19,7 +22,9 @@ sys.path.insert(0, str(REPOSITORY / "tests" / "server"))
 from chromium import Chromium, find_chromium  # noqa: E402 -- the tests' browser
 from server_process import REAL, ServerProcess  # noqa: E402
 
-WIDTH, HEIGHT, SCALE = 1440, 1170, 1.0
+SIZES = {"dashboard": (1280, 1710), "dashboard-phone": (390, 1690)}
+TRAFFIC_SECONDS = 100
+"""Until the hour's charts have a few points."""
 FLAGS = ["--port=0", "--num-gpu-blocks-override=2000", "--max-num-seqs=12", "--max-num-batched-tokens=256"]
 OPENINGS = [
     "You are a helpful assistant who tells short stories to children. Each has a beginning, a middle and an end. ",
@@ -49,16 +54,16 @@ def ask(url: str, number: int) -> None:
 
 
 def main() -> None:
-    """Make the picture."""
-    output = Path(sys.argv[1]) if len(sys.argv) > 1 else REPOSITORY / "docs" / "images" / "dashboard.png"
+    """Make the pictures."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else REPOSITORY / "docs" / "images"
     program = find_chromium()
     if program is None:
         sys.exit("there is no Chromium here; install one, or name it in CHROMIUM")
-    output.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
     with (
         ServerProcess([*REAL, *FLAGS]) as server,
-        Chromium(program, width=WIDTH, height=HEIGHT) as browser,
+        Chromium(program) as browser,
         concurrent.futures.ThreadPoolExecutor(20) as pool,
     ):
         url = server.wait_until_ready()
@@ -73,16 +78,21 @@ def main() -> None:
         for worker in range(16):
             pool.submit(keep_busy, worker)
         try:
-            stop.wait(25)
+            stop.wait(TRAFFIC_SECONDS)
             browser.type("#prompt", "Tell me a story about a fox.")
             browser.press("Enter")
             browser.wait_for("document.querySelectorAll('#journey-rows tr').length > 24")
-            stop.wait(1)
             browser.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
-            browser.screenshot(output, SCALE)
+            for name, (width, height) in SIZES.items():
+                browser.set_size(width, height)
+                for scheme, ending in (("dark", ""), ("light", "-light")):
+                    browser.set_scheme(scheme)
+                    stop.wait(1.5)  # the charts are drawn again when the next state comes
+                    output = folder / f"{name}{ending}.png"
+                    browser.screenshot(output)
+                    print(f"{output}: {output.stat().st_size:,} bytes")
         finally:
             stop.set()
-    print(f"{output}: {output.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -70,8 +70,7 @@ class Chromium:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        width, height = self._size
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.set_size(*self._size)
         self.set_scheme(self._scheme)
         return self
 
@@ -172,6 +171,11 @@ class Chromium:
     def set_scheme(self, scheme: str) -> None:
         """Let the system be ``dark`` or ``light``."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def set_size(self, width: int, height: int) -> None:
+        """Let the window have another size, in CSS pixels."""
+        self._size = width, height
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def screenshot(self, path: Path, scale: float = 1.0) -> None:
         """Write a picture of the page, PNG."""

@@ -15,6 +15,8 @@ from fake_engine import FakeEngine
 from server_process import REAL, ServerProcess
 
 from rustvllm.exceptions import EngineDeadError, QueryTimeoutError
+from rustvllm.observe.metrics.counters import EngineMetrics
+from rustvllm.observe.metrics.history import COLUMNS
 from rustvllm.server.dashboard import journey_stream, state_feed
 from rustvllm.server.dashboard.journey_stream import journey_events
 from rustvllm.server.dashboard.page import page
@@ -23,8 +25,9 @@ from rustvllm.server.flags.serve_args import add_cli_args
 from rustvllm.server.flags.settings import ServerSettings
 from rustvllm.server.state import ServerState, ServerStatus
 
+COUNTERS = ("num_running", "num_waiting", "num_queued", "num_usable_blocks", "num_free_blocks", "num_generation_tokens")
 HOST = {"host": "127.0.0.1:8000"}
-PATHS = ["/dashboard", "/dashboard/", "/dashboard/events", "/dashboard/journey?request_id=r"]
+PATHS = ["/dashboard", "/dashboard/", "/dashboard/events", "/dashboard/history", "/dashboard/journey?request_id=r"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +88,7 @@ async def test_the_page_needs_no_key_and_no_model_and_the_data_do():
         assert "content-security-policy" in answer.headers
         answer = await client.get("/dashboard/", headers=HOST)
         assert (answer.status_code, answer.headers["location"]) == (307, "../dashboard")
-        for path in PATHS[2:]:
+        for path in PATHS[2:]:  # not the page itself
             assert (await client.get(path, headers=HOST)).json() == {"error": "Unauthorized"}
             answer = await client.get(path, headers={**HOST, "authorization": "Bearer secret"})
             assert_error(answer, 503, "ServiceUnavailableError", says=("still loading",))
@@ -123,6 +126,13 @@ async def test_a_journey_needs_an_id(request_id):
         answer = await client.get(f"/dashboard/journey?request_id={request_id}", headers=HOST)
         assert_error(answer, 400, "BadRequestError", param="request_id", says=("1 to 256 printable characters",))
         assert engine.queries == []
+
+
+@pytest.mark.parametrize("since", ["", "-1", "x", "1.5", "²", "9" * 16])
+async def test_the_hour_needs_the_number_of_a_point(since):
+    async with serving() as (client, _):
+        answer = await client.get(f"/dashboard/history?since={since}", headers=HOST)
+        assert_error(answer, 400, "BadRequestError", param="since", says=("number of a point",))
 
 
 async def test_it_is_in_no_schema():
@@ -218,6 +228,29 @@ async def test_the_feed_ends_when_the_server_stops_and_has_room_for_so_many(quic
         assert rest[-1]["server"]["status"] == "stopping"
 
 
+async def test_the_hour_is_kept_without_a_viewer_and_asks_no_engine_between_its_steps(monkeypatch):
+    monkeypatch.setattr(state_feed, "INTERVAL_SECONDS", 0.01)
+    engine = FakeEngine()
+    feed, state = feed_of(engine)
+    counters = dict.fromkeys(COUNTERS, 0)
+
+    async def metrics():
+        counters["num_generation_tokens"] += 5
+        if counters["num_generation_tokens"] == 10:
+            raise EngineDeadError("for a moment")
+        return [EngineMetrics(0, dict(counters))]
+
+    engine.metrics = metrics
+    async with asyncio.timeout(20):
+        keeper = asyncio.create_task(feed.keep_history())
+        while len(points := json.loads(feed.history.as_json(0))["points"]) < 3:  # noqa: ASYNC110 -- sets no event
+            await asyncio.sleep(0.005)
+        assert all(point["all"][COLUMNS.index("generation")] > 0 for point in points)
+        assert engine.queries == []
+        state.status = ServerStatus.STOPPING
+        await keeper
+
+
 async def test_a_journey_that_cannot_be_had_says_why(quick, monkeypatch):
     engine = FakeEngine()
 
@@ -279,6 +312,19 @@ def test_the_state_of_two_engines_under_load(server):
                 if not any(engine["state"]["requests"] for engine in state["engines"]):
                     break
         assert state["server"]["serves"]
+        assert state["server"]["process"]["memory_bytes"] > 1 << 20
+        assert state["server"]["uptime_seconds"] > 0
+        pids = {each["process"]["pid"] for each in (state["server"], *(each["state"] for each in state["engines"]))}
+        assert len(pids) == 3, "two engines and an API process"
+        recent = state["recent"]
+        assert set(recent["engines"]) == {"0", "1"}
+        row = dict(zip(recent["columns"], recent["all"], strict=True))
+        for latency in ("ttft", "itl"):
+            assert 0 < row[f"{latency}_p50"] <= row[f"{latency}_p90"] <= row[f"{latency}_p99"] < 60
+        assert {"errors", "refused", "preemptions", "aborted"} <= recent["totals"]["all"].keys()
+        answer = client.get("/dashboard/history")
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.json()["columns"] == recent["columns"]
         # The viewers before this one have gone, and the server knows.
         with client.stream("GET", "/dashboard/events") as response:
             assert any(state["server"]["num_viewers"] == 1 for _, state in named_events(response))

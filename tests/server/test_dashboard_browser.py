@@ -97,6 +97,86 @@ def test_what_the_server_refuses_is_said(browser: Chromium) -> None:
     browser.evaluate("document.querySelector('#max_tokens').value = 3")
 
 
+def test_an_answer_that_was_cut_says_so_and_a_full_context_drops_the_oldest_turns(browser: Chromium) -> None:
+    browser.click("#clear")
+    browser.evaluate(
+        "document.querySelector('#endpoint').value = 'chat', document.querySelector('#max_tokens').value = 3"
+    )
+    ask(browser, "Tell me a story.")
+    assert browser.text(".cut").startswith("stopped at 3 tokens: max_tokens")
+    assert "stopped at 3 tokens" in browser.text("#usage")
+    browser.evaluate("document.querySelector('#max_tokens').value = ''")
+    ask(browser, "And now a long one.")
+    assert browser.evaluate("document.querySelectorAll('.cut').length") == 1, "as much as there is room for"
+    context = 512
+    ask(browser, "dog " * 200)
+    ask(browser, "cat " * 200)
+    browser.wait_for("document.querySelectorAll('.turn.note').length > 0")
+    assert f"The context of {context} tokens is full" in browser.text(".turn.note")
+    assert browser.evaluate("document.querySelectorAll('.turn.error').length") == 0
+    browser.click("#clear")
+    assert browser.evaluate("document.querySelector('#usage').textContent") == ""
+
+
+def ask(browser: Chromium, prompt: str) -> None:
+    """Send a prompt and wait for the end of its answer."""
+    browser.evaluate("document.querySelector('#usage').textContent = ''")
+    browser.type("#prompt", prompt)
+    browser.press("Enter")
+    browser.wait_for("document.querySelector('#usage').textContent !== '' && !document.querySelector('#send').disabled")
+
+
+WIDTHS = [(390, 844), (768, 1024), (1280, 800), (1440, 900)]
+
+
+@pytest.mark.parametrize(("width", "height"), WIDTHS)
+def test_it_fits(browser: Chromium, width: int, height: int) -> None:
+    browser.set_size(width, height)
+    browser.evaluate("document.querySelector('#parameters').open = true")
+    assert browser.evaluate("document.documentElement.clientWidth") == width
+    assert browser.evaluate("document.documentElement.scrollWidth") == width, "nothing spills over the side"
+    wide = "[...document.querySelectorAll('.card, .tiles, header, .buttons, .params, figure, canvas')]"
+    assert browser.evaluate(f"{wide}.length") > 12
+    edges = f"{wide}.map((each) => each.getBoundingClientRect()).filter((box) => box.left < 0 || box.right > {width})"
+    assert browser.evaluate(f"{edges}.length") == 0
+    cut = "[...document.querySelectorAll('.scroll, .tile .value, .tile .name, .tile small, header span, .chart h3')]"
+    cut += ".filter((each) => each.scrollWidth > each.clientWidth && getComputedStyle(each).display !== 'inline')"
+    assert browser.evaluate(f"{cut}.map((each) => each.textContent.slice(0, 80))") == [], "nothing is cut"
+    targets = browser.evaluate(
+        "[...document.querySelectorAll('button, input, select, textarea, summary, a')]"
+        ".filter((each) => each.checkVisibility())"
+        ".map((each) => [each.id || each.textContent, each.offsetWidth, each.offsetHeight])"
+    )
+    assert len(targets) >= 12
+    assert [each for each in targets if min(each[1:]) < 32] == [], "a finger finds it"
+    browser.evaluate("document.querySelector('#parameters').open = false, scrollTo(0, 0)")
+    bottom = browser.evaluate("document.querySelector('#send').getBoundingClientRect().bottom")
+    assert bottom <= height, "the playground is in the first screen"
+    main = browser.evaluate("document.querySelector('main').firstElementChild.querySelector('h2').textContent")
+    assert main == "Playground"
+
+
+def test_an_operator_sees_percentiles_errors_memory_and_the_hour(browser: Chromium) -> None:
+    tile = "document.querySelector('#tile-{} .value').innerText".format
+    browser.wait_for(f"{tile('ttft')}.includes('p99')")
+    browser.wait_for(f"{tile('itl')}.includes('p99')")
+    assert browser.evaluate(tile("errors")).split()[1:] == ["failed", "·", "0", "refused"]
+    assert browser.evaluate(tile("preemptions")).startswith("0")
+    amount, unit = browser.evaluate(tile("memory")).split()
+    assert float(amount) * {"MiB": 1, "GiB": 1024}[unit] > 100
+    assert " · up " in browser.text("#version")
+    browser.wait_for("document.querySelector('#hour-count').textContent.includes('known')")
+    charts = browser.evaluate("[...document.querySelectorAll('.chart h3')].map((title) => title.textContent)")
+    assert charts[1:3] == ["Time to first token", "Time between tokens"]
+    assert "Errors and preemptions" in charts
+    legend = browser.text("#legend-ttft_p99")
+    assert all(name in legend for name in ("p50", "p90", "p99"))
+    drawn = (
+        "document.querySelector('.chart canvas').getContext('2d').getImageData(0, 0, 200, 96).data.some((x) => x > 0)"
+    )
+    assert browser.evaluate(drawn)
+
+
 def test_dark_and_light_and_by_keyboard(browser: Chromium) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     dark = browser.evaluate(background)
@@ -108,6 +188,10 @@ def test_dark_and_light_and_by_keyboard(browser: Chromium) -> None:
     reached = set()
     for _ in range(20):
         browser.press("Tab")
+        if browser.evaluate(
+            "document.activeElement.tagName === 'SUMMARY' && !document.querySelector('#parameters').open"
+        ):
+            browser.press("Enter")
         reached.add(browser.evaluate("document.activeElement.id"))
     assert {"theme", "endpoint", "temperature", "prompt", "send"} <= reached
 

@@ -21,6 +21,8 @@ mod inspection;
 mod linear;
 mod logprobs;
 mod metrics;
+#[cfg(links_older_glibc)]
+mod older_glibc;
 mod output_processor;
 mod request_arguments;
 mod sampling;

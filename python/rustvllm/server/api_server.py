@@ -89,7 +89,8 @@ class ApiServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconnecting: set[int] = set()
         self.state = ServerState(settings, load)
-        config = _http_config(settings, build_app(self.state))
+        self._app = build_app(self.state)
+        config = _http_config(settings, self._app)
         config.load()
         if settings.http.tls is not None:
             config.ssl = create_ssl_context(settings.http.tls)
@@ -167,6 +168,8 @@ class ApiServer:
             return
         self.state.set_ready(engine, model)
         self._spawn(self._watch_engine(engine))
+        if self._settings.has_dashboard:
+            self._spawn(self._app.state.dashboard_feed.keep_history())
         # What exists now stays as long as the server: walking through it again and again would hold up every stream.
         gc.collect()
         gc.freeze()

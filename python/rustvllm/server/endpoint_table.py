@@ -95,6 +95,7 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/dashboard", dashboard.dashboard, is_documented=False, is_open=True),
     Endpoint("GET", "/dashboard/", dashboard.dashboard_with_a_slash, is_documented=False, is_open=True),
     Endpoint("GET", "/dashboard/events", dashboard.events, is_documented=False, is_watching=True),
+    Endpoint("GET", "/dashboard/history", dashboard.history, is_documented=False),
     Endpoint("GET", "/dashboard/journey", dashboard.journey, is_documented=False, is_watching=True),
 )
 """A path's guards hold for all its methods, so the rows of one path agree on them."""

@@ -10,6 +10,7 @@
 
 import base64
 import json
+import os
 from collections.abc import Mapping
 from time import monotonic_ns
 from typing import Any, Final, Protocol
@@ -22,6 +23,7 @@ from rustvllm.observe.engine_watch import EngineWatch
 from rustvllm.observe.inspect.queries import Query
 from rustvllm.observe.inspect.request_watch import RequestWatch
 from rustvllm.observe.inspect.step_summary import MAX_STEPS, StepSummary
+from rustvllm.process.resident_memory import resident_bytes
 
 logger = init_logger(__name__)
 
@@ -102,6 +104,7 @@ class Inspection:
                 "cells": base64.b64encode(cells).decode("ascii"),
             },
             "last_step_error": self._engine.last_step_error,
+            "process": {"pid": os.getpid(), "memory_bytes": resident_bytes()},
         }
 
 

@@ -17,7 +17,7 @@ function readColours() {
   const probe = element('i');
   document.body.append(probe);
   const names = ['text', 'dim', 'line', 'faint', 'free', 'used', 'cached', 'shared', 'null', 'schedule', 'prepare',
-    'forward', 'sample', 'wait', 'update', 'generation', 'prompt', 'accent', 'card'];
+    'forward', 'sample', 'wait', 'update', 'generation', 'prompt', 'accent', 'card', 'bad', 'warn', 'good'];
   colours = Object.fromEntries(names.map((name) => {
     probe.style.color = `var(--${name})`; // a canvas knows neither variables nor light-dark()
     return [name, getComputedStyle(probe).color];
@@ -75,27 +75,48 @@ function scale(area, top, label, left = 0) {
   return (value) => floor - Math.min(value / top, 1) * (floor - roof);
 }
 
+// Seconds as a person says them.
+function formatDuration(seconds) {
+  if (!Number.isFinite(seconds)) return '–';
+  const parts = [[86400, 'd'], [3600, 'h'], [60, 'min'], [1, 's']], at = parts.findIndex(([size]) => seconds >= size);
+  if (at < 0) return '0 s';
+  const [size, unit] = parts[at], rest = parts[at + 1], whole = Math.floor(seconds / size);
+  const more = rest && rest[0] > 1 ? Math.floor((seconds % size) / rest[0]) : 0;
+  return `${whole} ${unit}${more ? ` ${more} ${rest[1]}` : ''}`;
+}
+
+function formatBytes(bytes) {
+  if (!(bytes > 0)) return '–';
+  const [value, unit] = bytes < 2 ** 30 ? [bytes / 2 ** 20, 'MiB'] : [bytes / 2 ** 30, 'GiB'];
+  return `${value >= 100 ? Math.round(value) : Number(value.toPrecision(3))} ${unit}`;
+}
+
 function timeAxis(area, seconds) {
   const { context, width, height } = area;
   context.fillStyle = colours.dim;
   for (const ago of [seconds, seconds / 2, 0]) {
-    const text = ago ? `−${ago} s` : 'now', size = context.measureText(text).width;
+    const text = !ago ? 'now' : seconds > 60 ? `−${ago / 60} min` : `−${ago} s`, size = context.measureText(text).width;
     const x = width * (1 - ago / seconds);
     context.fillText(text, Math.min(Math.max(x - size / 2, 0), width - size), height - 2);
   }
 }
 
-// `series`: [{colour, values}], values from old to new at `times` (ms); stacked areas, or lines.
-function drawSeries(canvas, times, series, { seconds, stacked, label }) {
+// `series`: [{colour, values}], values from old to new at `times` (ms); stacked areas, or lines, which have a gap where
+// a value is null. `now` is the time at the right edge.
+function drawSeries(canvas, times, series, { seconds, stacked, label, now = times.at(-1) ?? 0, least = 0 }) {
   const area = prepare(canvas);
   if (!area) return;
-  const { context, width } = area, now = times.at(-1) ?? 0;
+  const { context, width } = area;
   const sums = times.map((_, at) => series.reduce((sum, { values }) => sum + (values[at] ?? 0), 0));
   const largest = stacked ? Math.max(...sums, 0) : Math.max(...series.flatMap(({ values }) => values.map((v) => v ?? 0)), 0);
-  const y = scale(area, ceiling(largest), label), x = (time) => width * (1 - (now - time) / (seconds * 1000));
+  const y = scale(area, ceiling(Math.max(largest, least)), label), x = (time) => width * (1 - (now - time) / (seconds * 1000));
   timeAxis(area, seconds);
   if (times.length < 2) return;
   let below = times.map(() => 0);
+  if (!stacked && series.some(({ values }) => values.includes(null))) {
+    for (const { colour, values } of series) drawBroken(context, colour, times.map(x), values.map((value) => (value === null ? null : y(value))));
+    return;
+  }
   for (const { colour, values } of series) {
     const above = stacked ? below.map((base, at) => base + (values[at] ?? 0)) : values.map((value) => value ?? 0);
     context.beginPath();
@@ -112,6 +133,21 @@ function drawSeries(canvas, times, series, { seconds, stacked, label }) {
     context.globalAlpha = 1;
     if (stacked) below = above;
   }
+}
+
+// A line with gaps; a value without neighbours is a dot.
+function drawBroken(context, colour, xs, ys) {
+  context.strokeStyle = colour;
+  context.fillStyle = colour;
+  context.lineWidth = 1.75;
+  context.beginPath();
+  ys.forEach((y, at) => {
+    if (y === null) return;
+    const follows = at > 0 && ys[at - 1] !== null;
+    if (follows) context.lineTo(xs[at], y); else context.moveTo(xs[at], y);
+    if (!follows && (ys[at + 1] ?? null) === null) context.fillRect(xs[at] - 1.5, y - 1.5, 3, 3);
+  });
+  context.stroke();
 }
 
 // Bars from old to new at the right; each a list of parts.
@@ -135,10 +171,11 @@ function drawBars(canvas, bars, partColours, label) {
   });
 }
 
-function drawSpark(canvas, values, colour) {
+// A line from old to new at the right, which has room for `slots` values.
+function drawSpark(canvas, values, colour, slots = 120) {
   const area = prepare(canvas);
   if (!area || values.length < 2) return;
-  const { context, width, height } = area, top = Math.max(...values, 1e-9), step = width / 119;
+  const { context, width, height } = area, top = Math.max(...values, 1e-9), step = width / (slots - 1);
   context.beginPath();
   values.forEach((value, at) => {
     const x = width - (values.length - 1 - at) * step, y = height - 2 - (value / top) * (height - 4);

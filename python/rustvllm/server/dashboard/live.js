@@ -126,6 +126,7 @@ function remember({ rank, state }) {
     allQueries: stats.prefix_cache_queries,
     allHits: stats.prefix_cache_hits,
     blocks: stats.num_usable_blocks,
+    memory: memoryOf(shown.server, [{ state }]),
   });
   while (history.samples.length && now - history.samples[0].time > SECONDS * 1000) history.samples.shift();
 }
@@ -141,7 +142,7 @@ function combined(ranks) {
     const mean = (of, weight) => { const total = sum(weight); return total ? sum((sample) => of(sample) * weight(sample)) / total : 0; };
     return {
       time: each[0].time,
-      ...Object.fromEntries(['generation', 'prompt', 'running', 'waiting', 'queries', 'hits', 'allQueries', 'allHits', 'blocks']
+      ...Object.fromEntries(['generation', 'prompt', 'running', 'waiting', 'queries', 'hits', 'allQueries', 'allHits', 'blocks', 'memory']
         .map((name) => [name, sum((sample) => sample[name])])),
       steps,
       phases: each[0].phases.map((_phase, phase) => mean((sample) => sample.phases[phase], (sample) => sample.steps)),
@@ -157,7 +158,7 @@ function show(state) {
   shown = state;
   const { server, engines } = state;
   byId('model').textContent = server.models[0];
-  byId('version').textContent = `version ${server.version}`;
+  byId('version').textContent = `version ${server.version} · up ${formatDuration(server.uptime_seconds)}`;
   document.title = `${server.models[0]} · rustvllm`;
   for (const engine of engines) if (engine.state) remember(engine);
   if (selected !== null && !engines.some(({ rank }) => rank === selected)) selected = null;
@@ -191,20 +192,45 @@ function showStatus(server, engines) {
   else say('good', running ? 'running' : 'idle', engines.map(({ state }) => state?.last_step_error).filter(Boolean).map((error) => `last failed step: ${error}`)[0] ?? '');
 }
 
+// A latency of the last minute: the median, and what the slowest of a hundred took.
+function latencyTile(name) {
+  return (_, { recent }) => {
+    const of = (quantile) => numberOf(rowOf(recent), recent.columns, `${name}_${quantile}`);
+    if (of('p50') === null) return ['–', 'none lately'];
+    const [value, unit] = formatTime(of('p50') * 1e9).split(' ');
+    return [value, `${unit} · p99 ${formatTime(of('p99') * 1e9)}`];
+  };
+}
+
+const totalOf = ({ totals }, name) => (selected === null ? totals.all : totals[String(selected)])?.[name] ?? 0;
+
+// Id, name, [number, unit] of the newest sample and its surroundings, what its line shows (a number of the samples, or
+// the name of one of the hour's), colour, and what it means.
 const TILES = [
-  ['running', 'running', (s) => [formatNumber(s.running), 'requests'], (s) => s.running, 'used'],
-  ['waiting', 'waiting', (s) => [formatNumber(s.waiting), 'requests'], (s) => s.waiting, 'wait'],
-  ['generation', 'generation', (s) => [formatNumber(Math.round(s.generation)), 'tokens/s'], (s) => s.generation, 'generation'],
-  ['prompt', 'prompts', (s) => [formatNumber(Math.round(s.prompt)), 'tokens/s'], (s) => s.prompt, 'prompt'],
-  ['usage', 'KV cache in use', (s) => [(s.usage * 100).toFixed(1), '%'], (s) => s.usage, 'shared'],
-  ['hits', 'prefix cache hits', (s) => [s.allQueries ? ((100 * s.allHits) / s.allQueries).toFixed(1) : '–', s.allQueries ? '% of prompt tokens' : ''], (s) => (s.queries ? s.hits / s.queries : 0), 'cached'],
-  ['step', 'step', (s) => (s.steps ? [...formatTime(s.total).split(' '), s.steps] : ['–', '']), (s) => s.total, 'forward'],
+  ['running', 'running', (s) => [formatNumber(s.running), 'requests'], (s) => s.running, 'used', 'Requests in the running list'],
+  ['waiting', 'waiting', (s) => [formatNumber(s.waiting), 'requests'], (s) => s.waiting, 'wait', 'Requests in the queue'],
+  ['generation', 'generation', (s) => [formatNumber(Math.round(s.generation)), 'tokens/s'], (s) => s.generation, 'generation', 'Tokens that were generated, per second'],
+  ['prompt', 'prompts', (s) => [formatNumber(Math.round(s.prompt)), 'tokens/s'], (s) => s.prompt, 'prompt', 'Tokens of prompts, per second'],
+  ['ttft', 'time to first token', latencyTile('ttft'), 'ttft_p50', 'used', 'Median of the last minute (TTFT); the line is the last hour'],
+  ['itl', 'time between tokens', latencyTile('itl'), 'itl_p50', 'forward', 'Median of the last minute (ITL); the line is the last hour'],
+  ['usage', 'KV cache in use', (s) => [(s.usage * 100).toFixed(1), '%'], (s) => s.usage, 'shared', 'Share of the KV blocks that requests hold'],
+  ['hits', 'prefix cache hits', (s) => [s.allQueries ? ((100 * s.allHits) / s.allQueries).toFixed(1) : '–', s.allQueries ? '% of prompts' : ''], (s) => (s.queries ? s.hits / s.queries : 0), 'cached', 'Share of the prompt tokens that were found in the prefix cache since the start'],
+  ['step', 'step', (s) => (s.steps ? formatTime(s.total).split(' ') : ['–', '']), (s) => s.total, 'forward', 'Mean time of a step'],
+  ['errors', 'errors', (_, { recent }) => [formatNumber(totalOf(recent, 'errors')), `failed · ${formatNumber(totalOf(recent, 'refused'))} refused`], 'errors', 'bad', 'Requests that failed, and those that the queue had no room for, since the start; the line is the last hour'],
+  ['preemptions', 'preemptions', (_, { recent }) => [formatNumber(totalOf(recent, 'preemptions')), 'since the start'], 'preemptions', 'warn', 'Times that a request gave its KV blocks to others; the line is the last hour'],
+  ['memory', 'memory', (s, { memory }) => [...formatBytes(memory).split(' ')], (s) => s.memory, 'update', 'Resident memory of the API process and the engines that are shown'],
 ];
+
+// Bytes of the processes that are shown; an engine may live in the API process.
+function memoryOf(server, engines) {
+  const processes = new Map([server, ...engines.map(({ state }) => state)].filter((each) => each.process).map((each) => [each.process.pid, each.process.memory_bytes]));
+  return [...processes.values()].reduce((sum, bytes) => sum + bytes, 0);
+}
 
 function showTiles(samples) {
   const tiles = byId('tiles');
   if (!tiles.children.length) {
-    tiles.append(...TILES.map(([id, name]) => element('div', { class: 'tile', id: `tile-${id}` },
+    tiles.append(...TILES.map(([id, name, , , , title]) => element('div', { class: 'tile', id: `tile-${id}`, title },
       element('div', { class: 'name' }, name), element('div', { class: 'value' }, '–'), element('canvas', { 'aria-hidden': 'true' }))));
   }
   const newest = samples.at(-1);
@@ -213,10 +239,12 @@ function showTiles(samples) {
   for (const [id, , value, spark, colour] of TILES) {
     const tile = byId(`tile-${id}`);
     if (newest) {
-      const [number, unit] = value({ ...newest, generation: mean('generation'), prompt: mean('prompt') });
+      const surroundings = { recent: shown.recent, memory: memoryOf(shown.server, chosen()) };
+      const [number, unit] = value({ ...newest, generation: mean('generation'), prompt: mean('prompt') }, surroundings);
       tile.children[1].replaceChildren(number, element('small', {}, unit ?? ''));
     }
-    drawSpark(tile.children[2], samples.slice(-120).map(spark), colours[colour]);
+    const isHour = typeof spark === 'string', line = isHour ? hourOf(spark).map((number) => number ?? 0) : samples.slice(-120).map(spark);
+    drawSpark(tile.children[2], line, colours[colour], isHour ? Math.max(line.length, 20) : 120);
   }
 }
 
@@ -231,6 +259,7 @@ function draw() {
   showRequests(engines);
   showBlocks(engines);
   showSteps(engines, samples);
+  drawHour();
   const times = samples.map(({ time }) => time);
   drawSeries(byId('rates'), times, [
     { colour: colours.prompt, values: samples.map(({ prompt }) => prompt) },
@@ -243,7 +272,7 @@ const ended = (id) => id.replace(/@\d+$/, '');
 function newRow() {
   const bar = element('div', { class: 'race' }, ...['track', 'fill', 'hit', 'edge'].map((name) => element('i', { class: name })));
   return element('tr', {}, element('td', { class: 'id' }), element('td'), element('td', { class: 'wide' }, bar),
-    ...Array.from({ length: 4 }, () => element('td', { class: 'right' })));
+    ...['right extra', 'right', 'right extra', 'right extra'].map((name) => element('td', { class: name })));
 }
 
 function showRequests(engines) {

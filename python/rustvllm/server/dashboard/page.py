@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Final
 
 _STYLE: Final = "style.css"
-_SCRIPTS: Final = ("drawing.js", "live.js", "playground.js")
+_SCRIPTS: Final = ("drawing.js", "live.js", "hour.js", "playground.js")
 _COMMON_HEADERS: Final = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",

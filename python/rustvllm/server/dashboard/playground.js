@@ -1,7 +1,9 @@
 // The playground: streams a chat or a completion, with the request's journey beside it.
 
 const MAX_JOURNEY_ROWS = 400;
-let conversation = []; // of the chat, as it is sent
+const DEFAULT_COMPLETION = 256; // tokens; of a chat: all that the context has room for, or this in a long context
+const DEFAULT_CHAT = 2048;
+let conversation = []; // of the chat: {messages, tokens} of each turn
 let flight = null; // {abort, stopped} of the request under way
 
 const numberIn = (id) => (byId(id).value === '' ? undefined : Number(byId(id).value));
@@ -24,6 +26,26 @@ function turn(role, text, kind = '') {
   };
 }
 
+// The most tokens of an answer where the user says nothing; undefined leaves it to the server: all that fit.
+function defaultMaxTokens(isChat) {
+  const room = shown?.server.max_model_len ?? 0;
+  if (!isChat) return Math.min(DEFAULT_COMPLETION, Math.max(Math.floor(room / 2), 1));
+  return room > 4 * DEFAULT_CHAT && knownTokens() + 2 * DEFAULT_CHAT < room ? DEFAULT_CHAT : undefined;
+}
+
+const knownTokens = () => conversation.reduce((sum, { tokens }) => sum + tokens, 0);
+
+// A conversation that would fill the context loses its oldest turns; says how many.
+function forgetOldest(prompt) {
+  const room = shown?.server.max_model_len ?? Infinity, wanted = Math.min(numberIn('max_tokens') ?? 64, room / 2);
+  let forgotten = 0;
+  while (conversation.length && knownTokens() + prompt.length / 2 + wanted > room) {
+    conversation.shift();
+    forgotten += 1;
+  }
+  return forgotten;
+}
+
 function bodyOf(prompt, id) {
   const isChat = byId('endpoint').value === 'chat', stop = byId('stop-text').value;
   const body = {
@@ -32,12 +54,12 @@ function bodyOf(prompt, id) {
     stream_options: { include_usage: true },
     request_id: id,
     temperature: numberIn('temperature'),
-    max_tokens: numberIn('max_tokens'),
+    max_tokens: numberIn('max_tokens') ?? defaultMaxTokens(isChat),
     top_p: numberIn('top_p'),
     seed: numberIn('seed'),
     stop: stop === '' ? undefined : stop.replaceAll('\\n', '\n'),
   };
-  return isChat ? { ...body, messages: [...conversation, { role: 'user', content: prompt }] } : { ...body, prompt };
+  return isChat ? { ...body, messages: [...conversation.flatMap(({ messages }) => messages), { role: 'user', content: prompt }] } : { ...body, prompt };
 }
 
 async function send(prompt) {
@@ -48,6 +70,8 @@ async function send(prompt) {
   byId('usage').textContent = '';
   const id = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, '0')).join('');
   turn(isChat ? 'you' : 'prompt', prompt);
+  const forgotten = isChat ? forgetOldest(prompt) : 0;
+  if (forgotten) turn('note', `The context of ${shown.server.max_model_len} tokens is full: the oldest ${forgotten === 1 ? 'turn is' : `${forgotten} turns are`} left out.`, 'note');
   const answer = turn(isChat ? 'model' : 'completion', '', 'live');
   let text = '', isThinking = false;
   const clock = { sent: 0, first: 0, last: 0, tokens: 0, finish: '', usage: null };
@@ -81,12 +105,26 @@ async function send(prompt) {
     else turn('error', error.message, 'error');
   } finally {
     answer.words.classList.remove('live');
-    if (isChat && text) conversation.push({ role: 'user', content: prompt }, { role: 'assistant', content: text });
+    if (isChat && text) rememberTurn(prompt, text, clock.usage);
+    if (clock.finish === 'length') noteLength(answer.words, clock.usage);
     showUsage(clock);
     flight = null;
     byId('send').disabled = false;
     byId('stop').disabled = true;
   }
+}
+
+function rememberTurn(prompt, text, usage) {
+  const tokens = usage ? Math.max(usage.total_tokens - knownTokens(), 0) : (prompt.length + text.length) / 3;
+  conversation.push({ messages: [{ role: 'user', content: prompt }, { role: 'assistant', content: text }], tokens });
+}
+
+// An answer that was cut is to look like one.
+function noteLength(words, usage) {
+  const tokens = usage?.completion_tokens, room = shown?.server.max_model_len;
+  const isFull = usage && usage.total_tokens >= room;
+  const why = isFull ? `the context of ${room} tokens is full` : 'max_tokens, under Parameters, allows more';
+  words.after(element('p', { class: 'cut' }, `stopped at ${tokens ?? '?'} tokens: ${why}`));
 }
 
 function showUsage({ sent, first, last, finish, usage }) {
@@ -96,7 +134,7 @@ function showUsage({ sent, first, last, finish, usage }) {
     parts.push(`${usage.prompt_tokens} + ${usage.completion_tokens} tokens`);
     if (last > first && usage.completion_tokens > 1) parts.push(`${formatNumber(((usage.completion_tokens - 1) * 1000) / (last - first))} tokens/s`);
   }
-  if (finish) parts.push(finish);
+  if (finish) parts.push(finish === 'length' ? `stopped at ${usage?.completion_tokens ?? '?'} tokens` : finish);
   byId('usage').textContent = parts.join(' · ');
 }
 
@@ -168,8 +206,10 @@ function noteJourney(mine, words) {
   addRow(mine, ['', '', words, '', '', '', '', '', ''], 'quiet');
 }
 
+const CELLS = ['right', 'step', '', 'right', 'right extra', 'right extra', 'right', 'right extra', 'right extra'];
+
 function addRow(mine, cells, kind = '') {
-  const row = element('tr', { class: kind }, ...cells.map((cell, at) => element('td', { class: at === 1 || at === 2 ? '' : 'right' }, cell)));
+  const row = element('tr', { class: kind }, ...cells.map((cell, at) => element('td', { class: CELLS[at] }, cell)));
   const body = byId('journey-rows'), scroll = byId('journey-scroll');
   const isAtEnd = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 40;
   body.append(row);

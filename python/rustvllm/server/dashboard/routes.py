@@ -1,4 +1,4 @@
-"""The endpoints of the live page: the page, the state of the engines, the journey of a request."""
+"""The endpoints of the live page: the page, the state of the engines, the last hour, the journey of a request."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -18,6 +18,7 @@ from rustvllm.server.state import ServerState
 MAX_JOURNEYS: Final = 8
 """Journeys that are watched at the same time, of one API process: an engine has room for those of two."""
 _MAX_ID_CHARS: Final = 256
+_MAX_DIGITS: Final = 15
 
 
 async def dashboard(request: Request) -> Response:
@@ -40,6 +41,16 @@ async def events(request: Request) -> Response:
     feed: StateFeed = request.app.state.dashboard_feed
     feed.check_room()
     return _EventStream(feed.watch())
+
+
+async def history(request: Request) -> Response:
+    """The last hour, a point for every 15 seconds; ``since`` leaves out those up to that number."""
+    check_access(request, _state(request).settings.dashboard)
+    text = request.query_params.get("since", "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+        raise BadRequestError(f"since must be the number of a point, got {text[:80]!r}.", param="since")
+    feed: StateFeed = request.app.state.dashboard_feed
+    return Response(feed.history.as_json(int(text)), media_type="application/json", headers=DATA_HEADERS)
 
 
 async def journey(request: Request) -> Response:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections.abc import AsyncGenerator
 from typing import Any, Final
@@ -10,7 +11,9 @@ from typing import Any, Final
 import rustvllm
 from rustvllm.exceptions import RustVLLMError
 from rustvllm.logger import init_logger
+from rustvllm.observe.metrics.history import INTERVAL_SECONDS, MetricsHistory
 from rustvllm.process.health import EngineHealth
+from rustvllm.process.resident_memory import resident_bytes
 from rustvllm.server.errors import UnavailableError
 from rustvllm.server.state import ServedModel, ServerState, ServerStatus
 from rustvllm.server.stream.sse import json_bytes
@@ -18,6 +21,8 @@ from rustvllm.server.stream.sse import json_bytes
 logger = init_logger(__name__)
 
 POLL_SECONDS: Final = 0.4
+METRICS_SECONDS: Final = 2.0
+"""Between two readings of the counters while there are viewers."""
 QUERY_SECONDS: Final = 2.0
 """How long an engine may take to answer: longer than most steps."""
 MAX_VIEWERS: Final = 64
@@ -39,6 +44,20 @@ class StateFeed:
         self._version = 0
         self._newest, self._is_last = b"", False
         self._last_steps: dict[int, int] = {}
+        self._began = time.monotonic()
+        self._recent: dict[str, Any] | None = None
+        self._recent_at = 0.0
+        self.history = MetricsHistory()
+
+    async def keep_history(self) -> None:
+        """Read the counters every 15 seconds, with viewers or without, until the server stops: the work of a scrape."""
+        while not self._is_over:
+            try:
+                engines = await self._state.model.engine.metrics()
+                self.history.add(time.monotonic(), time.time(), engines)
+            except RustVLLMError:  # no engine answers now
+                logger.debug("no counters for the hour's history", exc_info=True)
+            await asyncio.sleep(INTERVAL_SECONDS)
 
     @property
     def num_viewers(self) -> int:
@@ -98,6 +117,9 @@ class StateFeed:
         serves, health = self._state.health()
         model = self._state.model
         engines = await asyncio.gather(*(self._ask_engine(model, each) for each in model.engine.health()))
+        now = time.monotonic()
+        if self._recent is None or now - self._recent_at >= METRICS_SECONDS:
+            self._recent, self._recent_at = self.history.recent(now, await model.engine.metrics()), now
         return {
             "server": {
                 **health,
@@ -108,8 +130,11 @@ class StateFeed:
                 "num_viewers": self._num_viewers,
                 "max_model_len": model.max_model_len,
                 "has_chat_template": model.has_own_chat_template,
+                "uptime_seconds": round(now - self._began, 1),
+                "process": {"pid": os.getpid(), "memory_bytes": resident_bytes()},
             },
             "engines": engines,
+            "recent": self._recent,
         }
 
     async def _ask_engine(self, model: ServedModel, health: EngineHealth) -> dict[str, Any]:
