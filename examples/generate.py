@@ -16,9 +16,10 @@ def main() -> None:
     given = {name: args.pop(name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
 
     llm = LLM(**args)
-    params = llm.get_default_sampling_params().clone(
-        **{name: value for name, value in given.items() if value is not None}
-    )
+    params = llm.get_default_sampling_params()
+    for name, value in given.items():
+        if value is not None:
+            setattr(params, name, value)
     for output in llm.generate(["Once upon a time", "The little dog"], params):
         print(f"{output.prompt!r} -> {output.outputs[0].text!r}")
 

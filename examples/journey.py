@@ -7,7 +7,7 @@ from rustvllm.observe.trace.tracer import TraceRecord
 def show(record: TraceRecord) -> None:
     """Print one record; those of start-up belong to no request."""
     if record.request_id is not None:
-        print(f"{record.layer:20} {record.event:20} {dict(record.extras)}")
+        print(f"{record.component:20} {record.event:20} {dict(record.extras)}")
 
 
 def main() -> None:

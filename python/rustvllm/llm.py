@@ -2,13 +2,10 @@
 
 import dataclasses
 import numbers
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType, TracebackType
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rustvllm.config.engine_args import EngineArgs
@@ -20,10 +17,12 @@ from rustvllm.logger import init_logger
 from rustvllm.observe.inspect.description import describe_engine
 from rustvllm.observe.metrics.counters import Metric
 from rustvllm.observe.metrics.stat_logger import StatLoggerFactory
+from rustvllm.observe.prompt_progress import PromptProgress
 from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import note_command_line, note_configuration
-from rustvllm.observe.trace.tracer import TraceCallback, program_name
+from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, program_name
 from rustvllm.outputs import RequestOutput
+from rustvllm.process.deferred_interrupt import DeferredInterrupt
 from rustvllm.sampling_params import RequestOutputKind, SamplingParams
 from rustvllm.text.transformers_tokenizer import load_transformers_tokenizer
 
@@ -43,7 +42,6 @@ _NOT_BUILT = frozenset(
         "embed",
         "encode",
         "is_sleeping",
-        "reset_prefix_cache",
         "reward",
         "score",
         "sleep",
@@ -75,6 +73,7 @@ class LLM:
         *,
         trace: bool | TraceCallback | None = None,
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        on_status_change: StatusCallback | None = None,
         **engine_args: Any,
     ) -> None:
         """Load a model.
@@ -84,6 +83,10 @@ class LLM:
             stat_loggers: Classes of :class:`~rustvllm.observe.metrics.stat_logger.StatLogger`, or their factories.
             trace: Log what happens to each request (True), or call this with a
                 :class:`~rustvllm.observe.trace.tracer.TraceRecord` of each; one that raises is called no more.
+            on_status_change: Called with ``(request_id, old, new)`` for each change of a request's status in the
+                scheduler (``WAITING``, ``RUNNING``, ``PREEMPTED``, ``SWAPPED``, ``FINISHED_…``; ``old`` is None at
+                first), in their order, when the step is done that made them; one that raises is called no more. The
+                samples of a request with ``n`` have the ids ``0_id``, ``1_id``, ….
             engine_args: Any argument of :class:`~rustvllm.config.engine_args.EngineArgs`.
 
         Raises:
@@ -98,13 +101,22 @@ class LLM:
         args = EngineArgs.from_kwargs(model=model, trace=None if callback is not None else trace, **engine_args)
         config = args.create_engine_config("llm_class")
         overlap = config.scheduler.async_scheduling
-        tracer = make_tracer(config.tracing, "LLM", owns_file=True, has_overlap=overlap, callback=callback)
-        note_command_line(tracer, program_name())
+        tracer = make_tracer(
+            config.tracing,
+            "LLM",
+            owns_file=True,
+            has_overlap=overlap,
+            callback=callback,
+            on_status_change=on_status_change,
+        )
+        note_command_line(tracer, program_name(), began_ns)
         note_configuration(tracer, args, config, began_ns)
         self.llm_engine = LLMEngine(config, tracer, stat_loggers)
         for line in describe_engine(self.llm_engine.config, self.llm_engine.engine_core.num_blocks):
             logger.info("%s", line)
         self._num_requests = 0
+        self._waiting: deque[tuple[str, EngineCoreRequest]] = deque()  # until the engine's queue has room for them
+        self._enqueued: dict[str, RequestOutput | None] = {}  # what is to be waited for, with what has ended of it
         self._tokenizer: Any = None
         self._renderer: ChatRenderer | None = None
 
@@ -123,10 +135,11 @@ class LLM:
         prompts: Prompts | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         lora_request: None = None,
         *,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
@@ -138,10 +151,11 @@ class LLM:
             prompts: One prompt or several; each is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids``.
             sampling_params: For all prompts, or one for each; None for the model's own defaults.
             use_tqdm: Show a progress bar with tokens per second; or what makes one, with the arguments of ``tqdm``.
-            priority: One number per prompt, lower is sooner; needs ``scheduling_policy="priority"``.
+            priority: One number per prompt or one for all, lower is sooner; needs ``scheduling_policy="priority"``.
             lora_request: Must be None: adapters are not supported yet.
             tokenization_kwargs: ``{"add_special_tokens": False}`` leaves the tokenizer's own special tokens out of text
                 prompts; other keys are refused.
+            mm_processor_kwargs: Must be None or empty: images, audio and video are not supported.
             prompt_token_ids: Prompts as token ids in place of ``prompts``, as older versions of vLLM take them.
 
         Returns:
@@ -155,12 +169,94 @@ class LLM:
         self.llm_engine.engine_core.check_alive()
         if lora_request is not None:
             raise InvalidRequestError("lora_request is not supported yet", "lora_request")
+        _check_no_media(mm_processor_kwargs)
         if (prompts is None) == (prompt_token_ids is None):
             raise InvalidRequestError("give either prompts or prompt_token_ids, one of the two", "prompt")
         checked = _as_prompts(prompt_token_ids if prompts is None else prompts)
         if tokenization_kwargs:
             checked = _with_tokenization(checked, tokenization_kwargs)
         return self._run(self._check(checked, sampling_params, priority), use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: None = None,
+        priority: int | Sequence[int] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,  # noqa: ARG002 -- vLLM's signature; queueing takes no time to show
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Queue prompts without running them; :meth:`wait_for_completion` runs them, and so does :meth:`generate`.
+
+        Args:
+            prompts: As in :meth:`generate`, and so are the others.
+            sampling_params: As in :meth:`generate`.
+            lora_request: As in :meth:`generate`.
+            priority: As in :meth:`generate`.
+            use_tqdm: No effect.
+            tokenization_kwargs: As in :meth:`generate`.
+            mm_processor_kwargs: As in :meth:`generate`.
+
+        Returns:
+            The id of each request, in the order of the prompts.
+
+        Raises:
+            InvalidRequestError: A prompt or parameter is wrong; nothing was queued.
+            EngineDeadError: The engine was shut down or is broken.
+        """
+        self.llm_engine.engine_core.check_alive()
+        if lora_request is not None:
+            raise InvalidRequestError("lora_request is not supported yet", "lora_request")
+        _check_no_media(mm_processor_kwargs)
+        checked = _as_prompts(prompts)
+        if tokenization_kwargs:
+            checked = _with_tokenization(checked, tokenization_kwargs)
+        ids = self._queue(self._check(checked, sampling_params, priority))
+        self._enqueued.update(dict.fromkeys(ids))
+        self._feed()
+        return ids
+
+    def enqueue_chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: None = None,
+        priority: int | Sequence[int] | None = None,
+        **options: Any,
+    ) -> list[str]:
+        """:meth:`enqueue` for conversations; ``options`` are those of :meth:`chat` that make the prompts.
+
+        Raises:
+            InvalidRequestError: A message, template or parameter is wrong; nothing was queued.
+            TypeError: An option that :meth:`chat` does not have.
+        """
+        return self.enqueue(self._chat_prompts(messages, **options), sampling_params, lora_request, priority, use_tqdm)
+
+    def wait_for_completion(
+        self, output_type: type[RequestOutput] | None = None, *, use_tqdm: bool | Callable[..., Any] = True
+    ) -> list[RequestOutput]:
+        """Run what :meth:`enqueue` has queued to its end. Ctrl-C ends the call, and all that was queued with it.
+
+        Args:
+            output_type: ``RequestOutput`` or None: there is no other kind of outputs.
+            use_tqdm: As in :meth:`generate`.
+
+        Returns:
+            One output for each prompt that was queued since the last call, in their order; none for those that the
+            caller took from ``llm_engine.step()``.
+
+        Raises:
+            RequestFailedError: The engine failed on some of them; its ``outputs`` holds all.
+            EngineDeadError: The engine was shut down or is broken.
+        """
+        self.llm_engine.engine_core.check_alive()
+        if output_type not in (None, RequestOutput):
+            raise TypeError(f"output_type must be RequestOutput or None, got {output_type!r}")
+        self._finish(sum(output is None for output in self._enqueued.values()), {}, use_tqdm)
+        outputs, self._enqueued = self._enqueued, {}
+        return _without_failures([output for output in outputs.values() if output is not None])
 
     def chat(
         self,
@@ -201,12 +297,35 @@ class LLM:
             InvalidRequestError: A message, template or parameter is wrong.
             ValueError: There is no tokenizer.
         """
+        prompts = self._chat_prompts(
+            messages,
+            chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
+        return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request)
+
+    def _chat_prompts(
+        self,
+        messages: Messages | Sequence[Messages],
+        *,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PromptType]:
+        """The prompts that the chat template makes of conversations."""
+        from rustvllm.server.endpoints.conversation import conversation_of
         from rustvllm.text.chat_template import check_template_variables
 
-        if mm_processor_kwargs:
-            raise InvalidRequestError(
-                "mm_processor_kwargs is not supported: messages hold text alone", "mm_processor_kwargs"
-            )
+        _check_no_media(mm_processor_kwargs)
         tokenizer = self.llm_engine.get_tokenizer()
         variables = chat_template_kwargs or {}
         check_template_variables(variables)
@@ -221,7 +340,7 @@ class LLM:
         own_template = chat_template or tokenizer.chat_template
         renderer = self._chat_renderer(own_template)
         conversations = [
-            _build_conversation(conversation, renderer, chat_template_content_format)
+            conversation_of(conversation, renderer, chat_template_content_format)
             for conversation in _as_conversations(messages)
         ]
         options = {
@@ -238,7 +357,7 @@ class LLM:
                 raise InvalidRequestError("the chat template makes an empty prompt of the messages", "messages")
             # A model's own template writes its special tokens itself; the plain one leaves them to the tokenizer.
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, not own_template)})
-        return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request)
+        return prompts
 
     def _chat_renderer(self, template: str | None) -> "ChatRenderer":
         """Renders ``template`` (None: the plain one); the last one is kept, with its processes."""
@@ -281,6 +400,18 @@ class LLM:
         """What ``sampling_params=None`` means: the model's generation_config, else ``SamplingParams()``."""
         return default_sampling_params(self.llm_engine.config.model)
 
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:  # noqa: ARG002 -- vLLM's signature
+        """Forget what the prefix cache holds.
+
+        Args:
+            reset_running_requests: Take the blocks of running requests, too; these are computed again.
+            reset_connector: No effect: there is none.
+
+        Returns:
+            Whether all was forgotten: not while blocks are in use.
+        """
+        return self.llm_engine.engine_core.scheduler.reset_prefix_cache(preempt_running=reset_running_requests)
+
     def shutdown(self) -> None:
         """Free the model and its memory; idempotent. Any later use raises EngineDeadError."""
         self.llm_engine.shutdown()
@@ -303,7 +434,7 @@ class LLM:
         self,
         prompts: list[PromptType],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: Sequence[int] | None,
+        priority: int | Sequence[int] | None,
     ) -> list[EngineCoreRequest]:
         if params is None or isinstance(params, SamplingParams):
             shared = self.get_default_sampling_params() if params is None else params
@@ -315,6 +446,8 @@ class LLM:
                     f"sampling_params has {len(every)} entries for {len(prompts)} prompts; give one, or one for each",
                     "sampling_params",
                 )
+        if isinstance(priority, int):
+            priority = [priority] * len(prompts)
         if priority is not None and len(priority) != len(prompts):
             raise InvalidRequestError(f"priority has {len(priority)} entries for {len(prompts)} prompts", "priority")
         requests = []
@@ -342,35 +475,45 @@ class LLM:
                 raise InvalidRequestError(f"prompt {index}: {error}", error.param) from error
         return requests
 
-    def _run(self, requests: list[EngineCoreRequest], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
-        """Run checked requests to their end."""
+    def _queue(self, requests: list[EngineCoreRequest]) -> list[str]:
+        """Number checked requests and let them wait for the engine; their ids."""
         first = self._num_requests
         self._num_requests += len(requests)
-        outputs: dict[str, RequestOutput] = {}
         ids = [str(first + index) for index in range(len(requests))]
-        with _DeferredInterrupt() as interrupt, _Progress(len(requests), use_tqdm) as progress:
+        self._waiting.extend(zip(ids, requests, strict=True))
+        return ids
+
+    def _run(self, requests: list[EngineCoreRequest], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
+        """Run checked requests to their end."""
+        outputs: dict[str, RequestOutput | None] = dict.fromkeys(self._queue(requests))
+        self._finish(len(outputs), outputs, use_tqdm)
+        return _without_failures([output for output in outputs.values() if output is not None])
+
+    def _finish(
+        self, num_shown: int, outputs: dict[str, RequestOutput | None], use_tqdm: bool | Callable[..., Any]
+    ) -> None:
+        """Step until nothing is left to do; last outputs go to where their ids are, ``outputs`` or ``_enqueued``."""
+        with DeferredInterrupt() as interrupt, PromptProgress(num_shown, use_tqdm) as progress:
             try:
-                waiting = deque(zip(ids, requests, strict=True))
-                while self._feed(waiting) or self.llm_engine.has_unfinished_requests():
+                while self._feed() or self.llm_engine.has_unfinished_requests():
                     for output in self.llm_engine.step():
-                        if output.finished:
-                            outputs[output.request_id] = output
-                            progress.add(output)
+                        if not output.finished:
+                            continue
+                        wanted = outputs if output.request_id in outputs else self._enqueued
+                        if output.request_id in wanted:
+                            wanted[output.request_id] = output
+                            if wanted is outputs or not outputs:
+                                progress.add(output)
                     interrupt.check()
             except BaseException:
+                self._waiting.clear()
+                self._enqueued.clear()
                 self.llm_engine.abort_all()
                 raise
-        results = [outputs[request_id] for request_id in ids]
-        failed = [output for output in results if output.error is not None]
-        if failed:
-            raise RequestFailedError(
-                f"the engine failed on {len(failed)} of {len(results)} prompts, first: {failed[0].error}", results
-            )
-        return results
 
-    def _feed(self, waiting: deque[tuple[str, EngineCoreRequest]]) -> bool:
-        """Queue what the waiting queue has room for, since any number of prompts may be given; True if it was any."""
-        engine, fed = self.llm_engine, False
+    def _feed(self) -> bool:
+        """Queue what the engine's queue has room for, since any number of prompts may be given; True if it was any."""
+        engine, waiting, fed = self.llm_engine, self._waiting, False
         limit = engine.config.scheduler.max_num_queued_reqs
         while waiting and engine.num_unfinished_samples() + waiting[0][1].params.num_samples <= limit:
             try:
@@ -380,6 +523,16 @@ class LLM:
             waiting.popleft()
             fed = True
         return fed
+
+
+def _without_failures(outputs: list[RequestOutput]) -> list[RequestOutput]:
+    """The outputs; raises RequestFailedError, which has them, when the engine failed on some."""
+    failed = [output for output in outputs if output.error is not None]
+    if failed:
+        raise RequestFailedError(
+            f"the engine failed on {len(failed)} of {len(outputs)} prompts, first: {failed[0].error}", outputs
+        )
+    return outputs
 
 
 def _as_prompts(prompts: Any) -> list[PromptType]:
@@ -415,106 +568,12 @@ def _with_tokenization(prompts: list[PromptType], options: Mapping[str, Any]) ->
     return changed
 
 
+def _check_no_media(options: Mapping[str, Any] | None) -> None:
+    if options:
+        raise InvalidRequestError("mm_processor_kwargs is not supported: prompts are text alone", "mm_processor_kwargs")
+
+
 def _as_conversations(messages: Any) -> list[Messages]:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise InvalidRequestError("messages must be a non-empty list of messages, or a list of such lists", "messages")
     return [messages] if isinstance(messages[0], Mapping) else list(messages)
-
-
-def _build_conversation(messages: Any, renderer: "ChatRenderer", content_format: str) -> list[dict[str, Any]]:
-    """One conversation with the checks of the server, so that both take and refuse the same."""
-    from pydantic import ValidationError
-
-    from rustvllm.server.endpoints.conversation import build_conversation, shows_parts
-    from rustvllm.server.schemas.protocol import ChatMessage
-
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise InvalidRequestError(
-            f"a conversation must be a list of messages, got {type(messages).__name__}", "messages"
-        )
-    checked = []
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise InvalidRequestError(
-                f"messages[{index}] must be a dict with 'role' and 'content', got {type(message).__name__}", "messages"
-            )
-        try:
-            checked.append(ChatMessage.model_validate(dict(message)))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise InvalidRequestError(f"messages[{index}].{where}: {first['msg']}", "messages") from error
-    in_parts = shows_parts(content_format, renderer.walks_through_parts)
-    return build_conversation(checked, renderer.template, in_parts=in_parts)
-
-
-class _Progress:
-    """A progress bar over prompts with tokens per second, read and generated; nothing when it is not wanted."""
-
-    def __init__(self, total: int, wanted: bool | Callable[..., Any]) -> None:
-        self._bar: Any = None
-        if wanted and total:
-            from tqdm import tqdm
-
-            make = wanted if callable(wanted) else tqdm
-            self._bar = make(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
-        self._start = time.monotonic()
-        self._num_input = self._num_output = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def add(self, output: RequestOutput) -> None:
-        """Count one finished prompt."""
-        if self._bar is None:
-            return
-        self._num_input += len(output.prompt_ids)
-        self._num_output += sum(len(sample.token_ids) for sample in output.outputs)
-        elapsed = max(time.monotonic() - self._start, 1e-9)
-        self._bar.set_postfix_str(
-            f"input: {self._num_input / elapsed:.1f} tokens/s, output: {self._num_output / elapsed:.1f} tokens/s",
-            refresh=False,
-        )
-        self._bar.update()
-
-
-class _Interrupt:
-    """Whether Ctrl-C was pressed."""
-
-    def __init__(self) -> None:
-        self.pressed = False
-
-    def check(self) -> None:
-        """Raise KeyboardInterrupt when it was."""
-        if self.pressed:
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def _DeferredInterrupt() -> Iterator[_Interrupt]:  # noqa: N802 -- reads as the context it is
-    """Hold the first Ctrl-C back until :meth:`_Interrupt.check`, so that it never falls between the halves of a step.
-
-    Only Python's own handler is replaced, and only in the main thread; elsewhere nothing changes.
-    """
-    interrupt = _Interrupt()
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
-        yield interrupt
-        return
-
-    def on_sigint(number: int, frame: FrameType | None) -> None:
-        if interrupt.pressed:  # the second one does not wait
-            signal.default_int_handler(number, frame)
-        interrupt.pressed = True
-
-    signal.signal(signal.SIGINT, on_sigint)
-    try:
-        yield interrupt
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,6 +1,9 @@
 """The journey of a request: its layers in their order, and its numbers against what the request became."""
 
+import asyncio
+import itertools
 import json
+import logging
 from operator import attrgetter
 
 import pytest
@@ -324,3 +327,100 @@ def test_a_full_journey_drops_its_oldest_records():
         journey.add(TraceRecord(at, "sample", "token", "a"))
     assert journey.num_dropped == 2
     assert [each["index"] for each in journey.as_json()] == [2, 3, 4]
+
+
+def test_a_start_is_told_in_the_order_of_its_times(told, llm):
+    times = [record.timestamp_ns for record in told if record.layer in STARTUP_LAYERS]
+    assert len(times) >= len(STARTUP_LAYERS)
+    assert times == sorted(times)
+    records = []
+    AsyncLLM(AsyncEngineArgs(executor="sim", **SMALL).create_engine_config(), trace=records.append).shutdown()
+    assert {"engine_client", "tokenizer", "model_load"} <= {record.layer for record in records}
+    assert [record.timestamp_ns for record in records] == sorted(record.timestamp_ns for record in records)
+
+
+SCARCE = {"executor": "sim", "max_model_len": 64, "num_gpu_blocks_override": 5, "async_scheduling": False}
+
+
+def test_every_change_of_a_status_is_told():
+    changes = []
+    with LLM(on_status_change=lambda *change: changes.append(change), **SCARCE) as llm:
+        outputs = llm.generate([[9] * 20, [11] * 20], GREEDY.clone(max_tokens=40), use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [40, 40]
+    of = {name: [(old, new) for request_id, old, new in changes if request_id == name] for name in "01"}
+    assert of["0"] == [(None, "WAITING"), ("WAITING", "RUNNING"), ("RUNNING", "FINISHED_LENGTH_CAPPED")]
+    assert ("RUNNING", "PREEMPTED") in of["1"], "there is room for one of them"
+    assert ("PREEMPTED", "RUNNING") in of["1"]
+    for (_, new), (old, _) in itertools.pairwise(of["1"]):
+        assert old == new, "each begins where the last one ended"
+
+
+def test_an_asynchronous_engine_tells_of_statuses_too():
+    changes = []
+    config = AsyncEngineArgs(**SCARCE).create_engine_config()
+    engine = AsyncLLM(config, multiprocess=False, on_status_change=lambda *change: changes.append(change))
+
+    async def main():
+        params = GREEDY.clone(n=2, temperature=1)
+        return [output async for output in engine.generate([5], params, "a")][-1]
+
+    try:
+        assert asyncio.run(main()).finished
+    finally:
+        engine.shutdown()
+    assert {name for name, _, _ in changes} == {"0_a", "1_a"}
+    assert [new for name, _, new in changes if name == "0_a"] == ["WAITING", "RUNNING", "FINISHED_LENGTH_CAPPED"]
+    with pytest.raises(ConfigError, match="on_status_change needs the engine in a thread of this process"):
+        AsyncLLM(config, multiprocess=True, on_status_change=changes.append)
+
+
+@pytest.fixture
+def journey_lines():
+    """What the logger ``rustvllm.trace`` gets; its level is as it was afterwards."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append((record.levelno, record.getMessage().split()[1:3]))
+    logger, root = logging.getLogger("rustvllm.trace"), logging.getLogger("rustvllm")
+    level = root.level
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+    root.setLevel(level)
+
+
+def test_the_log_at_level_debug_shows_a_journey_and_only_then(journey_lines):
+    root = logging.getLogger("rustvllm")
+    with LLM(**SCARCE) as llm:
+        watch = llm.llm_engine.engine_core.core.watch
+        llm.generate([[5]], GREEDY, use_tqdm=False)
+        assert journey_lines == []
+        assert watch.tracer is None
+        root.setLevel(logging.DEBUG)
+        llm.generate([[5]], GREEDY.clone(max_tokens=2), use_tqdm=False)
+        assert {level for level, _ in journey_lines} == {logging.DEBUG}
+        said = {words[0] for _, words in journey_lines}
+        assert said == {
+            "LLMEngine", "InputProcessor", "Scheduler", "ModelRunner", "Sampler", "EngineCore", "OutputProcessor",
+        }  # fmt: skip
+        journey_lines.clear()
+        root.setLevel(logging.INFO)
+        llm.generate([[5]], GREEDY, use_tqdm=False)
+        assert journey_lines == []
+        assert watch.tracer is None, "nothing is recorded either"
+
+
+def test_an_engine_that_is_made_at_level_debug_shows_its_start(journey_lines):
+    logging.getLogger("rustvllm").setLevel(logging.DEBUG)
+    config = AsyncEngineArgs(**SCARCE).create_engine_config()
+    engine = AsyncLLM(config, multiprocess=False)
+
+    async def main():
+        return [output async for output in engine.generate([5], GREEDY, "a")]
+
+    try:
+        assert asyncio.run(main())
+    finally:
+        engine.shutdown()
+    said = {words[0] for _, words in journey_lines}
+    assert {"EngineCoreClient", "Tokenizer", "EngineCore", "AsyncLLM", "Scheduler", "Sampler"} <= said
+    assert journey_lines.count((logging.DEBUG, ["AsyncLLM", "a"])) == 2, "its entry and its end, each once"

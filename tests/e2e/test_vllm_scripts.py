@@ -1,11 +1,13 @@
 """What scripts written for vLLM call offline: the same names do the same here."""
 
+import asyncio
 import json
+import logging
 
 import pytest
 
 import rustvllm
-from rustvllm import LLM, EngineArgs, SamplingParams
+from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, SamplingParams
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.config.hub import embedded_model_path
 from rustvllm.exceptions import InvalidRequestError, ModelLoadError
@@ -120,3 +122,111 @@ def test_keywords_of_images_are_refused(llm):
     assert llm.chat(messages, GREEDY, use_tqdm=False, mm_processor_kwargs=None)
     with pytest.raises(InvalidRequestError, match="mm_processor_kwargs is not supported"):
         llm.chat(messages, GREEDY, use_tqdm=False, mm_processor_kwargs={"num_crops": 4})
+
+
+def test_prompts_are_queued_now_and_answered_later(llm):
+    expected = ids(llm.generate(["Once", "The dog", "A cat"], GREEDY, use_tqdm=False))
+    first = llm.enqueue(["Once", "The dog"], GREEDY, use_tqdm=False)
+    second = llm.enqueue({"prompt": "A cat"}, sampling_params=GREEDY, priority=0, mm_processor_kwargs=None)
+    assert [int(each) for each in [*first, *second]] == list(range(int(first[0]), int(first[0]) + 3))
+    assert llm.llm_engine.get_num_unfinished_requests() == 3, "they are in the engine, and have not run"
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.request_id for output in outputs] == [*first, *second]
+    assert ids(outputs) == expected
+    assert llm.wait_for_completion(use_tqdm=False) == []
+
+
+def test_a_call_in_between_gives_its_own_outputs_alone(llm):
+    queued = llm.enqueue(["Once", "The dog"], GREEDY)
+    [own] = llm.generate("A cat", GREEDY, use_tqdm=False)
+    assert own.request_id not in queued
+    assert [output.request_id for output in llm.wait_for_completion(rustvllm.RequestOutput, use_tqdm=False)] == queued
+
+
+def test_queued_conversations_are_prompts_of_the_template(llm):
+    messages = [{"role": "user", "content": "Hi"}]
+    [expected] = llm.chat(messages, GREEDY, use_tqdm=False)
+    llm.enqueue_chat(messages, GREEDY, chat_template_kwargs={})
+    [output] = llm.wait_for_completion(use_tqdm=False)
+    assert (output.prompt, output.outputs[0].token_ids) == (expected.prompt, expected.outputs[0].token_ids)
+
+
+def test_more_is_queued_than_the_engine_takes(llm):
+    with LLM(executor="sim", max_model_len=64, num_gpu_blocks_override=64, max_num_queued_reqs=2) as small:
+        queued = small.enqueue([[5]] * 9, GREEDY)
+        assert small.llm_engine.num_unfinished_samples() == 2
+        assert [output.request_id for output in small.wait_for_completion(use_tqdm=False)] == queued
+
+
+def test_what_is_wrong_queues_nothing_and_an_error_ends_what_is_queued(llm, monkeypatch):
+    with pytest.raises(InvalidRequestError, match="prompt 1"):
+        llm.enqueue(["Once", ""], GREEDY)
+    with pytest.raises(InvalidRequestError, match="mm_processor_kwargs is not supported"):
+        llm.enqueue("Once", GREEDY, mm_processor_kwargs={"num_crops": 4})
+    with pytest.raises(TypeError, match="output_type must be RequestOutput"):
+        llm.wait_for_completion(str)
+    assert not llm.llm_engine.has_unfinished_requests()
+    llm.enqueue("Once", GREEDY)
+    step = llm.llm_engine.step
+
+    def interrupted():
+        step()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.llm_engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.wait_for_completion(use_tqdm=False)
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert llm.wait_for_completion(use_tqdm=False) == []
+
+
+def test_outputs_that_the_caller_steps_for_are_the_callers(llm):
+    [queued] = llm.enqueue("Once", GREEDY)
+    finished = []
+    while llm.llm_engine.has_unfinished_requests():
+        finished += [output.request_id for output in llm.llm_engine.step() if output.finished]
+    assert finished == [queued]
+    assert llm.wait_for_completion(use_tqdm=False) == []
+
+
+def test_the_line_of_statistics_on_demand(llm, caplog):
+    caplog.set_level(logging.INFO, "rustvllm")
+    logger = logging.getLogger("rustvllm")
+    logger.addHandler(caplog.handler)
+    try:
+        llm.llm_engine.do_log_stats()
+        caplog.clear()
+        llm.generate("Once", GREEDY, use_tqdm=False)
+        llm.llm_engine.do_log_stats()
+        llm.llm_engine.do_log_stats()  # nothing has happened since
+    finally:
+        logger.removeHandler(caplog.handler)
+    [line] = [record.getMessage() for record in caplog.records if "generation throughput" in record.getMessage()]
+    assert line.startswith("Engine 000: Avg prompt throughput:")
+
+
+def test_the_prefix_cache_is_forgotten_on_demand(llm):
+    prompt = [7] * 40
+    llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert llm.generate([prompt], GREEDY, use_tqdm=False)[0].num_cached_tokens == 32
+    assert llm.reset_prefix_cache() is True
+    assert llm.generate([prompt], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+def test_an_asynchronous_engine_has_the_names_too(monkeypatch):
+    async def main():
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(executor="sim", max_model_len=64, num_gpu_blocks_override=8))
+        try:
+            assert engine.vllm_config is engine.config
+            assert engine.model_config.max_model_len == 64
+            aborted = []
+            monkeypatch.setattr(engine._requests, "abort", aborted.extend)
+            await engine.abort(["a", "b"])
+            await engine.abort("cd")
+            assert aborted == ["a", "b", "cd"]
+            await engine.do_log_stats()
+        finally:
+            engine.shutdown()
+
+    asyncio.run(main())

@@ -172,7 +172,9 @@ async def test_keys_are_asked_for_everywhere_but_at_the_probes():
                 await client.get("/openapi.json", headers=headers),
                 await client.get("/v1/nothing", headers=headers),
             ):
-                assert (response.status_code, response.json()) == (401, {"error": "Unauthorized"})
+                assert response.status_code == 401
+                assert list(response.json()) == ["error"]
+                assert response.json()["error"].startswith("Unauthorized")
         for key in ("first", "second"):
             for scheme in ("Bearer", "bearer"):
                 fine = await client.post("/v1/completions", json=GOOD, headers={"Authorization": f"{scheme} {key}"})

@@ -10,18 +10,27 @@ from server_process import REAL, ServerProcess
 EXPECTED = {
     "agent_loop.py": ["called: get_weather({", " degrees ", "answer: '"],
     "basic.py": ["'Once upon a time' -> '", "'In the forest' -> '"],
+    "completion_client.py": ["choice 0: '", "choice 1: '"],
     "chat.py": ["user: Tell me a story about a boat.\nassistant: "],
+    "enqueue.py": [
+        "<Scheduler after step 1: running 2 (0, 1), waiting 1 (2), swapped 0; ",
+        "<Request '1' RUNNING: ",
+        "request 0: new -> WAITING",
+        "request 2: RUNNING -> FINISHED_LENGTH_CAPPED",
+        "2: 'In the forest' -> '",
+    ],
     "engine_steps.py": ["first   12 tokens  length", "third ", "abort", "second  12 tokens  length"],
     "generate.py": ["'Once upon a time' -> '", "'The little dog' -> '"],
-    "journey.py": ["input_processing     checked", "sample               token", "response             finished"],
+    "journey.py": ["InputProcessor       checked", "Sampler              token", "LLMEngine            finished"],
     "logits_processor.py": ["never twice: 24 different tokens of 24"],
     "logprobs.py": ["' time'"],
     "metrics.py": ["vllm:generation_tokens 64", "vllm:request_success 4"],
     "openai_client.py": ["completion: '", "chat: '", "stream: "],
     "prefix_caching.py": ["'The dog': 0 of ", "'Lily said': 272 of "],
+    "structured_output.py": ["choice: '", "regex: ' ", "json: '{", "a "],
     "stream.py": ["a: 24 tokens in ", "b: 24 tokens in ", "c: 24 tokens in "],
 }
-OPENAI = "openai_client.py"
+CLIENTS = ("openai_client.py", "completion_client.py")
 AGENT = "agent_loop.py"
 
 
@@ -40,7 +49,7 @@ def test_every_example_is_listed(repository):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(EXPECTED) - {OPENAI, AGENT}))
+@pytest.mark.parametrize("name", sorted(set(EXPECTED) - {*CLIENTS, AGENT}))
 def test_an_example_prints_what_it_promises(repository, name):
     printed = run(repository, name)
     for part in EXPECTED[name]:
@@ -48,11 +57,14 @@ def test_an_example_prints_what_it_promises(repository, name):
 
 
 @pytest.mark.slow
-def test_the_example_of_a_client(repository):
+def test_the_examples_of_clients(repository):
     with ServerProcess([*REAL, "--port", "0"]) as server:
-        printed = run(repository, OPENAI, f"{server.wait_until_ready()}/v1")
-    for part in EXPECTED[OPENAI]:
-        assert part in printed
+        url = f"{server.wait_until_ready()}/v1"
+        for name in CLIENTS:
+            printed = run(repository, name, url)
+            for part in EXPECTED[name]:
+                assert part in printed
+        assert "choice 1: '" in run(repository, "completion_client.py", "--stream", url)
 
 
 @pytest.mark.slow

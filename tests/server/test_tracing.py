@@ -11,11 +11,14 @@ import httpx
 import pytest
 from server_process import ServerProcess
 
-from rustvllm.observe.trace.tracer import REQUEST_LAYERS, STARTUP_LAYERS
+from rustvllm.observe.trace.tracer import COMPONENTS, STARTUP_LAYERS
 from trace_schema import check_trace
 
 SECRET_PROMPT = "the treasure is under the old oak"
 KEY = "sk-very-secret-key"
+JOURNEY = [
+    "APIServer", "InputProcessor", "Scheduler", "Sampler", "Scheduler", "OutputProcessor", "AsyncLLM", "APIServer",
+]  # fmt: skip
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
@@ -25,18 +28,18 @@ def serve(*flags, **environment):
 
 
 def lines_by_request(output):
-    """Layer and event of each traced request, in the order of time."""
+    """Component and event of each traced request, in the order of time."""
     requests = {}
     for line in output.splitlines():
         _, found, told = line.partition("[rustvllm.trace] ")
         if found:
-            time, layer, *words = told.split()
+            time, component, *words = told.split()
             if words[0] == "step":
                 words = words[2:]
             requests.setdefault(words[0] if words[0].startswith(("cmpl", "chatcmpl")) else "", []).append(
-                (float(time), layer, words[1] if len(words) > 1 else words[0])
+                (float(time), component, words[1] if len(words) > 1 else words[0])
             )
-    return {name: [(layer, event) for _, layer, event in sorted(told)] for name, told in requests.items()}
+    return {name: [(component, event) for _, component, event in sorted(told)] for name, told in requests.items()}
 
 
 def assert_in_order(expected, names):
@@ -68,14 +71,14 @@ def test_log_and_file_of_a_server(tmp_path, empty_tmpdir, layout):
         server.end(signal.SIGTERM)
         output = server.output
     told = lines_by_request(output)
-    assert set(STARTUP_LAYERS) == {layer for layer, _ in told[""] if layer in STARTUP_LAYERS}
-    assert ("response", "sent") in told[""] or "http_status=400" in output
+    components = {component for component, _ in told[""]}
+    assert {COMPONENTS[layer] for layer in STARTUP_LAYERS} <= components
+    assert ("APIServer", "sent") in told[""] or "http_status=400" in output
     [mine] = [told[name] for name in told if name.startswith(answer["id"])]
-    layers = [layer for layer, _ in mine]
-    # Steps belong to no single request: their execution and update are among the lines without a request.
-    assert_in_order([layer for layer in REQUEST_LAYERS if layer != "execute"], layers)
-    assert "execute" in {layer for layer, _ in told[""]}
-    assert mine[-1] == ("response", "sent")
+    # Steps belong to no request in particular: their execution and update are among the lines without one.
+    assert_in_order(JOURNEY, [component for component, _ in mine])
+    assert "ModelRunner" in components
+    assert mine[-1] == ("APIServer", "sent")
     text = path.read_text()
     for secret in (SECRET_PROMPT, "treasure", KEY, answer["choices"][0]["text"].strip()):
         assert secret not in output.replace("Try it", "")
@@ -87,6 +90,23 @@ def test_log_and_file_of_a_server(tmp_path, empty_tmpdir, layout):
     assert sum(event.get("cat") == "step" for event in events) >= 6
     ids = {event["id"] for event in events if event.get("cat") == "front end"}
     assert len(ids) == 2
+
+
+def test_the_level_of_the_log_shows_journeys_without_a_flag(empty_tmpdir):
+    with serve("--api-key", KEY, TMPDIR=str(empty_tmpdir), RUSTVLLM_LOGGING_LEVEL="DEBUG") as server:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        body = {"prompt": SECRET_PROMPT, "max_tokens": 3}
+        url = f"{server.wait_until_ready()}/v1/completions"
+        answer = httpx.post(url, json=body, headers=headers, timeout=30).json()
+        server.end(signal.SIGTERM)
+        output = server.output
+    lines = [line for line in output.splitlines() if "[rustvllm.trace] " in line]
+    assert lines
+    assert all(line.startswith("DEBUG ") for line in lines)
+    told = lines_by_request(output)
+    [mine] = [told[name] for name in told if name.startswith(answer["id"])]
+    assert_in_order(JOURNEY, [component for component, _ in mine])
+    assert not any(secret in line for line in lines for secret in (SECRET_PROMPT, KEY))
 
 
 class Collector(http.server.ThreadingHTTPServer):

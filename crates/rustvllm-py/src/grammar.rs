@@ -5,8 +5,7 @@ use ::scheduler::{COMPLETED_BY_GRAMMAR, REJECTED_BY_GRAMMAR, Scheduler};
 use pyo3::{buffer::PyBuffer, exceptions::PyValueError, prelude::*};
 
 use crate::{
-    buffers::native_buffer,
-    scheduler::{PyScheduler, PySchedulerOutput},
+    buffers::native_buffer, scheduler::PyScheduler, scheduler_output::PySchedulerOutput,
     tokenizer::PyTokenizer,
 };
 

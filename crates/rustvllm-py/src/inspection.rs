@@ -1,6 +1,8 @@
-//! What people look at, as Python dicts: outputs, events and requests of a scheduler.
+//! What people look at, as Python objects: outputs, events and requests of a scheduler.
 
-use ::scheduler::{EngineCoreOutput, FinishReason, RequestError, RequestEvent, RequestState, RequestSummary};
+use ::scheduler::{
+    EngineCoreOutput, FinishReason, RequestError, RequestEvent, RequestState, RequestStatus, RequestSummary,
+};
 use pyo3::{prelude::*, types::PyDict};
 
 pub(crate) fn output_dict<'py>(
@@ -71,4 +73,94 @@ pub(crate) fn request_summary<'py>(py: Python<'py>, row: &RequestSummary) -> PyR
     dict.set_item("num_blocks", row.num_blocks)?;
     dict.set_item("num_preemptions", row.num_preemptions)?;
     Ok(dict)
+}
+
+/// Requests that the `repr` of a scheduler names.
+const MOST_SHOWN: usize = 4;
+
+/// A live request of a scheduler as it was when it was asked for.
+#[pyclass(frozen, name = "RequestSummary", module = "rustvllm._core")]
+pub(crate) struct PyRequestSummary {
+    inner: RequestSummary,
+}
+
+impl From<RequestSummary> for PyRequestSummary {
+    fn from(inner: RequestSummary) -> Self {
+        Self { inner }
+    }
+}
+
+impl PyRequestSummary {
+    pub(crate) fn status(&self) -> RequestStatus {
+        self.inner.status
+    }
+}
+
+#[pymethods]
+impl PyRequestSummary {
+    #[getter]
+    fn request_id(&self) -> &str {
+        &self.inner.request_id
+    }
+
+    #[getter(status)]
+    fn status_name(&self) -> &'static str {
+        self.inner.status.as_str()
+    }
+
+    #[getter]
+    fn num_tokens(&self) -> u32 {
+        self.inner.num_tokens
+    }
+
+    #[getter]
+    fn num_prompt_tokens(&self) -> u32 {
+        self.inner.num_prompt_tokens
+    }
+
+    #[getter]
+    fn num_output_tokens(&self) -> u32 {
+        self.inner.num_tokens.saturating_sub(self.inner.num_prompt_tokens)
+    }
+
+    #[getter]
+    fn num_computed_tokens(&self) -> u32 {
+        self.inner.num_computed_tokens
+    }
+
+    #[getter]
+    fn num_cached_tokens(&self) -> u32 {
+        self.inner.num_cached_tokens
+    }
+
+    #[getter]
+    fn num_blocks(&self) -> u32 {
+        self.inner.num_blocks
+    }
+
+    #[getter]
+    fn num_preemptions(&self) -> u32 {
+        self.inner.num_preemptions
+    }
+
+    fn __repr__(&self) -> String {
+        let RequestSummary { request_id, status, num_tokens, num_computed_tokens, num_blocks, .. } =
+            &self.inner;
+        format!(
+            "<Request '{request_id}' {}: {num_computed_tokens} of {num_tokens} tokens computed, {num_blocks} blocks>",
+            status.as_str()
+        )
+    }
+}
+
+/// How many requests these are, and the ids of the first.
+pub(crate) fn first_ids(requests: &[PyRequestSummary]) -> String {
+    let ids: Vec<&str> =
+        requests.iter().take(MOST_SHOWN).map(|request| request.inner.request_id.as_str()).collect();
+    let rest = if requests.len() > MOST_SHOWN { ", …" } else { "" };
+    if ids.is_empty() { "0".to_owned() } else { format!("{} ({}{rest})", requests.len(), ids.join(", ")) }
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyRequestSummary>()
 }

@@ -29,6 +29,7 @@ mod sampling;
 mod sampling_extras;
 mod sampling_table;
 mod scheduler;
+mod scheduler_output;
 mod server;
 mod stop_strings;
 mod token_ids;
@@ -49,6 +50,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     sampling_extras::register(module)?;
     sampling_table::register(module)?;
     scheduler::register(module)?;
+    scheduler_output::register(module)?;
+    inspection::register(module)?;
     grammar::register(module)?;
     grammar_spec::register(module)?;
     token_ids::register(module)?;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use ::scheduler::{
-    ExtraKeys, LogprobRows, PromptLogprobRows, Scheduler, SchedulerConfig, SchedulerOutput, StepBuffers,
+    ExtraKeys, LogprobRows, PromptLogprobRows, RequestStatus, Scheduler, SchedulerConfig, StepBuffers,
     StepRows, TokenRows, monotonic_ns,
 };
 use pyo3::{
@@ -20,9 +20,10 @@ use crate::{
     config::PySchedulerConfig,
     errors::{SchedulerStateError, WrongThreadError, scheduler_error},
     handle::{Emitted, EngineHandle},
-    inspection::{block_ids, event_dict, output_dict, request_dict, request_summary},
+    inspection::{PyRequestSummary, event_dict, first_ids, output_dict, request_dict, request_summary},
     logprobs::{CopiedLogprobs, CopiedPromptLogprobs, LogprobArrays, PromptLogprobArrays},
     sampling_extras::PySamplingExtras,
+    scheduler_output::PySchedulerOutput,
     token_ids::token_ids,
 };
 
@@ -36,159 +37,6 @@ unsafe impl<T: Send> Sync for Exclusive<T> {}
 impl<T> Exclusive<T> {
     fn get(&mut self) -> &mut T {
         &mut self.0
-    }
-}
-
-/// What one step runs: scalars here, the rest in the arrays of set `buffer_index`.
-#[pyclass(frozen, name = "SchedulerOutput", module = "rustvllm._core")]
-pub(crate) struct PySchedulerOutput {
-    pub(crate) inner: SchedulerOutput,
-    scheduler: Py<PyScheduler>,
-}
-
-#[pymethods]
-impl PySchedulerOutput {
-    #[getter]
-    fn step(&self) -> u64 {
-        self.inner.step
-    }
-
-    #[getter]
-    fn buffer_index(&self) -> u32 {
-        self.inner.buffer_index
-    }
-
-    #[getter]
-    fn num_reqs(&self) -> u32 {
-        self.inner.num_reqs
-    }
-
-    #[getter]
-    fn total_num_scheduled_tokens(&self) -> u32 {
-        self.inner.total_num_scheduled_tokens
-    }
-
-    #[getter]
-    fn max_num_scheduled_tokens(&self) -> u32 {
-        self.inner.max_num_scheduled_tokens
-    }
-
-    #[getter]
-    fn max_seq_len(&self) -> u32 {
-        self.inner.max_seq_len
-    }
-
-    #[getter]
-    fn num_sampled(&self) -> u32 {
-        self.inner.num_sampled
-    }
-
-    #[getter]
-    fn num_prompt_logprobs_reqs(&self) -> u32 {
-        self.inner.num_prompt_logprobs_reqs
-    }
-
-    #[getter]
-    fn num_prompt_logprobs(&self) -> u32 {
-        self.inner.num_prompt_logprobs
-    }
-
-    #[getter]
-    fn num_new_reqs(&self) -> u32 {
-        self.inner.num_new_reqs
-    }
-
-    #[getter]
-    fn num_block_table_updates(&self) -> u32 {
-        self.inner.num_block_table_updates
-    }
-
-    #[getter]
-    fn num_finished(&self) -> u32 {
-        self.inner.num_finished
-    }
-
-    #[getter]
-    fn num_preempted(&self) -> u32 {
-        self.inner.num_preempted
-    }
-
-    #[getter]
-    fn num_logits(&self) -> u32 {
-        self.inner.num_logits
-    }
-
-    #[getter]
-    fn num_structured_output_reqs(&self) -> u32 {
-        self.inner.num_structured_output_reqs
-    }
-
-    #[getter]
-    fn num_swap_out(&self) -> u32 {
-        self.inner.num_swap_out
-    }
-
-    #[getter]
-    fn num_swap_in(&self) -> u32 {
-        self.inner.num_swap_in
-    }
-
-    #[getter]
-    fn num_copies(&self) -> u32 {
-        self.inner.num_copies
-    }
-
-    /// The same content under the field's names, while the step is in flight; for tests and people.
-    fn debug_view<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        // The borrow ends before objects are made: making them may run other Python code.
-        let view = self.scheduler.bind(py).try_borrow_mut()?.inner.get().step_view(&self.inner).ok_or_else(
-            || {
-                let message = format!("step {} has been updated; its debug view is gone", self.inner.step);
-                SchedulerStateError::new_err(message)
-            },
-        )?;
-        let (new, resumed, cached) = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
-        let (num_scheduled_tokens, drafts) = (PyDict::new(py), PyDict::new(py));
-        let sampled = view.scheduled.iter().filter(|request| request.sampled);
-        let sampled: Vec<&str> = sampled.map(|request| request.request_id.as_str()).collect();
-        for request in &view.scheduled {
-            let entry = PyDict::new(py);
-            entry.set_item("req_id", &request.request_id)?;
-            entry.set_item("num_computed_tokens", request.num_computed_tokens)?;
-            entry.set_item("new_block_ids", block_ids(&request.new_block_ids))?;
-            match (request.is_new, request.is_resumed) {
-                (true, _) => new.append(entry)?,
-                (_, true) => {
-                    resumed.append(&request.request_id)?;
-                    cached.append(entry)?;
-                }
-                _ => cached.append(entry)?,
-            }
-            num_scheduled_tokens.set_item(&request.request_id, request.num_scheduled_tokens)?;
-            if !request.spec_token_ids.is_empty() {
-                drafts.set_item(&request.request_id, &request.spec_token_ids)?;
-            }
-        }
-        let dict = PyDict::new(py);
-        dict.set_item("step", self.inner.step)?;
-        dict.set_item("scheduled_new_reqs", new)?;
-        dict.set_item("scheduled_cached_reqs", cached)?;
-        dict.set_item("resumed_req_ids", resumed)?;
-        dict.set_item("num_scheduled_tokens", num_scheduled_tokens)?;
-        dict.set_item("total_num_scheduled_tokens", self.inner.total_num_scheduled_tokens)?;
-        dict.set_item("sampled_req_ids", sampled)?;
-        dict.set_item("scheduled_spec_decode_tokens", drafts)?;
-        dict.set_item("finished_req_ids", view.finished_req_ids)?;
-        dict.set_item("preempted_req_ids", view.preempted_req_ids)?;
-        dict.set_item("has_structured_output_requests", self.inner.num_structured_output_reqs > 0)?;
-        dict.set_item("blocks_to_swap_out", view.blocks_to_swap_out)?;
-        dict.set_item("blocks_to_swap_in", view.blocks_to_swap_in)?;
-        dict.set_item("blocks_to_copy", view.blocks_to_copy)?;
-        Ok(dict)
-    }
-
-    fn __repr__(&self) -> String {
-        format!("{:?}", self.inner)
     }
 }
 
@@ -235,6 +83,16 @@ impl PyScheduler {
         self.inner.get().take_arrivals();
         self.announce();
         self.inner.get()
+    }
+
+    /// All live requests: running ones, those whose blocks are leaving, and those that wait, as they are tried.
+    fn live_requests(&mut self) -> Vec<PyRequestSummary> {
+        let rows = self.take_arrivals().request_summaries(usize::MAX);
+        rows.into_iter().map(PyRequestSummary::from).collect()
+    }
+
+    fn live_with(&mut self, is_wanted: impl Fn(RequestStatus) -> bool) -> Vec<PyRequestSummary> {
+        self.live_requests().into_iter().filter(|request| is_wanted(request.status())).collect()
     }
 
     fn announce(&mut self) {
@@ -354,7 +212,7 @@ impl PyScheduler {
         this.check_owner()?;
         let output = this.inner.get().schedule().map_err(|error| scheduler_error(&error))?;
         this.announce();
-        Ok(output.map(|inner| PySchedulerOutput { inner, scheduler: slf.clone().unbind() }))
+        Ok(output.map(|inner| PySchedulerOutput::new(inner, slf, view_of_step)))
     }
 
     #[pyo3(signature = (scheduler_output, sampled_token_ids, draft_token_ids=None, logprobs=None, prompt_logprobs=None))]
@@ -366,7 +224,7 @@ impl PyScheduler {
         logprobs: Option<LogprobArrays<'_>>,
         prompt_logprobs: Option<PromptLogprobArrays<'_>>,
     ) -> PyResult<usize> {
-        check_origin(slf, scheduler_output)?;
+        scheduler_output.check_origin(slf)?;
         let this = &mut *slf.try_borrow_mut()?;
         this.check_owner()?;
         let num_columns = copy_rows("sampled_token_ids", sampled_token_ids, &mut this.sampled)?;
@@ -419,16 +277,16 @@ impl PyScheduler {
         scheduler_output: &PySchedulerOutput,
         num_kept: Vec<u32>,
     ) -> PyResult<PySchedulerOutput> {
-        check_origin(slf, scheduler_output)?;
+        scheduler_output.check_origin(slf)?;
         let mut this = slf.try_borrow_mut()?;
         this.check_owner()?;
         let shorter = this.inner.get().truncate_drafts(&scheduler_output.inner, &num_kept);
         let inner = shorter.map_err(|error| scheduler_error(&error))?;
-        Ok(PySchedulerOutput { inner, scheduler: slf.clone().unbind() })
+        Ok(PySchedulerOutput::new(inner, slf, view_of_step))
     }
 
     fn fail_step(slf: &Bound<'_, Self>, scheduler_output: &PySchedulerOutput) -> PyResult<usize> {
-        check_origin(slf, scheduler_output)?;
+        scheduler_output.check_origin(slf)?;
         let mut this = slf.try_borrow_mut()?;
         this.check_owner()?;
         let failed =
@@ -496,6 +354,34 @@ impl PyScheduler {
         Ok(dict)
     }
 
+    #[getter]
+    fn running(&mut self) -> Vec<PyRequestSummary> {
+        self.live_with(|status| status == RequestStatus::Running)
+    }
+
+    #[getter]
+    fn waiting(&mut self) -> Vec<PyRequestSummary> {
+        self.live_with(|status| !matches!(status, RequestStatus::Running | RequestStatus::Swapped))
+    }
+
+    #[getter]
+    fn swapped(&mut self) -> Vec<PyRequestSummary> {
+        self.live_with(|status| status == RequestStatus::Swapped)
+    }
+
+    fn __repr__(&mut self) -> String {
+        let [running, waiting, swapped] =
+            [self.running(), self.waiting(), self.swapped()].map(|requests| first_ids(&requests));
+        let stats: HashMap<_, _> = self.inner.get().handle().stats().entries().into_iter().collect();
+        let count = |name| stats.get(name).copied().unwrap_or(0);
+        format!(
+            "<Scheduler after step {}: running {running}, waiting {waiting}, swapped {swapped}; {} of {} blocks free>",
+            count("num_steps"),
+            count("num_free_blocks"),
+            count("num_usable_blocks"),
+        )
+    }
+
     fn request_state<'py>(slf: &Bound<'py, Self>, request_id: &str) -> PyResult<Option<Bound<'py, PyDict>>> {
         let state = slf.try_borrow_mut()?.take_arrivals().request_state(request_id);
         state.map(|state| request_dict(slf.py(), &state)).transpose()
@@ -548,6 +434,10 @@ impl PyScheduler {
     }
 }
 
+fn view_of_step(scheduler: &Bound<'_, PyAny>, output: &SchedulerOutput) -> PyResult<Option<StepView>> {
+    Ok(scheduler.cast::<PyScheduler>()?.try_borrow_mut()?.inner.get().step_view(output))
+}
+
 /// One array per name and set, of zeros, as numpy makes them.
 fn new_arrays<'py>(py: Python<'py>, config: &SchedulerConfig) -> PyResult<Vec<Bound<'py, PyAny>>> {
     let numpy = py.import("numpy")?;
@@ -562,17 +452,6 @@ fn new_arrays<'py>(py: Python<'py>, config: &SchedulerConfig) -> PyResult<Vec<Bo
     (0..config.num_buffer_sets()).map(new_set).collect()
 }
 
-fn check_origin(scheduler: &Bound<'_, PyScheduler>, output: &PySchedulerOutput) -> PyResult<()> {
-    if output.scheduler.is(scheduler) {
-        return Ok(());
-    }
-    let step = output.inner.step;
-    Err(SchedulerStateError::new_err(format!(
-        "this SchedulerOutput (step {step}) was made by another Scheduler"
-    )))
-}
-
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<PySchedulerOutput>()?;
     module.add_class::<PyScheduler>()
 }

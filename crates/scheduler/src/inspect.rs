@@ -76,6 +76,8 @@ pub struct ScheduledRequest {
 pub struct StepView {
     /// In batch order.
     pub scheduled: Vec<ScheduledRequest>,
+    /// Leading blocks that all running requests share, as of now.
+    pub num_common_prefix_blocks: u32,
     /// Requests that finished since the last step.
     pub finished_req_ids: Vec<String>,
     /// Requests that lost their blocks in this step.
@@ -208,12 +210,21 @@ impl Scheduler {
         };
         Some(StepView {
             scheduled,
+            num_common_prefix_blocks: self.num_common_prefix_blocks(),
             finished_req_ids: finished,
             preempted_req_ids: preempted,
             blocks_to_swap_out: pairs(&step.buffers.blocks_to_swap_out, output.num_swap_out),
             blocks_to_swap_in: pairs(&step.buffers.blocks_to_swap_in, output.num_swap_in),
             blocks_to_copy: pairs(&step.buffers.blocks_to_copy, output.num_copies),
         })
+    }
+
+    /// Leading blocks that all running requests have in common.
+    fn num_common_prefix_blocks(&self) -> u32 {
+        let mut tables = self.running.iter().map(|&slot| self.requests[slot as usize].block_table.as_slice());
+        let Some(first) = tables.next() else { return 0 };
+        let in_common = |table: &[BlockId]| first.iter().zip(table).take_while(|(a, b)| a == b).count();
+        tables.map(in_common).min().unwrap_or(first.len()) as u32
     }
 
     fn id_of(&self, slot: u32) -> String {

@@ -72,6 +72,7 @@ __all__ = [
     "OutputProcessor",
     "PackedLinear",
     "RequestDelta",
+    "RequestSummary",
     "SamplingExtras",
     "Scheduler",
     "SchedulerConfig",
@@ -213,8 +214,38 @@ class SchedulerOutput:
     num_swap_out: int
     num_swap_in: int
     num_copies: int
+    # The same content under the field's names, for tests and people; SchedulerStateError once the step is updated.
+    scheduled_new_reqs: list[dict[str, Any]]
+    scheduled_cached_reqs: list[dict[str, Any]]
+    resumed_req_ids: list[str]
+    num_scheduled_tokens: dict[str, int]
+    sampled_req_ids: list[str]
+    scheduled_spec_decode_tokens: dict[str, list[int]]
+    scheduled_encoder_inputs: dict[str, list[int]]
+    num_common_prefix_blocks: list[int]
+    finished_req_ids: list[str]
+    free_encoder_mm_hashes: list[str]
+    preempted_req_ids: list[str]
+    has_structured_output_requests: bool
+    blocks_to_swap_out: list[tuple[int, int]]
+    blocks_to_swap_in: list[tuple[int, int]]
+    blocks_to_copy: list[tuple[int, int]]
     def debug_view(self) -> dict[str, Any]:
-        """The same content under the field's names (``scheduled_new_reqs``, …), for tests and people."""
+        """All of these in one dict."""
+
+@final
+class RequestSummary:
+    """A live request as it was when the scheduler was asked for it."""
+
+    request_id: str
+    status: str
+    num_tokens: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_blocks: int
+    num_preemptions: int
 
 @final
 class Scheduler:
@@ -290,6 +321,15 @@ class Scheduler:
         """Begin or end to record an event for each scheduled request, change of status and, if wanted, token."""
     def take_events(self) -> tuple[list[dict[str, Any]], int]:
         """The newest 65,536 events since the last call, oldest first, and how many were dropped."""
+    @property
+    def running(self) -> list[RequestSummary]:
+        """In order of admission."""
+    @property
+    def waiting(self) -> list[RequestSummary]:
+        """Those without KV in CPU memory, in the order in which they are tried."""
+    @property
+    def swapped(self) -> list[RequestSummary]:
+        """Those whose KV is in CPU memory or on its way there."""
     def queues(self) -> dict[str, list[str]]:
         """Ids ``running``, ``waiting`` and ``leaving``; what has just been handed in is taken in first."""
     def request_state(self, request_id: str) -> dict[str, Any] | None: ...

@@ -126,7 +126,7 @@ class _Scene:
         tracer = make_tracer(
             config.tracing, PROGRAM, owns_file=True, has_overlap=overlap, callback=self._records.append
         )
-        note_command_line(tracer, " ".join([PROGRAM, *argv]))
+        note_command_line(tracer, " ".join([PROGRAM, *argv]), began_ns)
         note_configuration(tracer, engine_args, config, began_ns)
         self._engine: LLMEngine = LLMEngine(config, tracer)
         self._page: JourneyPage | None = None

@@ -6,19 +6,19 @@ is merged into one output.
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rustvllm import _core, envs
-from rustvllm.config import EngineConfig, UsageContext
-from rustvllm.engine.core_client import EngineCoreClient, ThreadClient
+from rustvllm.config import EngineConfig, ModelConfig, UsageContext
+from rustvllm.engine.core_client import AsyncEngineClient, ThreadClient, make_client
 from rustvllm.engine.front_tracer import make_front_tracer
 from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor, PromptType
 from rustvllm.engine.remote_client import RemoteClient
 from rustvllm.engine.request_state import FEW_PARTS, EventSink, RequestState
 from rustvllm.engine.request_table import SAMPLES_AT_ONCE, RequestTable
-from rustvllm.exceptions import EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError
+from rustvllm.exceptions import ConfigError, EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError
 from rustvllm.logger import init_logger
 from rustvllm.observe.inspect.description import describe_engine
 from rustvllm.observe.metrics.counters import EngineMetrics, read_metrics
@@ -27,7 +27,7 @@ from rustvllm.observe.metrics.stat_logger import LoggingStatLogger, StatLoggerFa
 from rustvllm.observe.metrics.stat_reporter import StatReporter
 from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import load_tokenizer
-from rustvllm.observe.trace.tracer import TraceCallback, Tracer
+from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, Tracer
 from rustvllm.outputs import PromptIds, RequestOutput
 from rustvllm.process.health import EngineHealth
 from rustvllm.sampling_params import SamplingParams
@@ -44,44 +44,6 @@ _NEWS_AT_ONCE = 256
 """News of samples that are read in one go: a millisecond of work."""
 QUERY_SECONDS = 2.0
 """Seconds to wait for what an engine says of itself."""
-
-
-class AsyncEngineClient(EngineCoreClient, Protocol):
-    """An engine that runs by itself: in a thread, in a child process, or in a process started elsewhere."""
-
-    @property
-    def errored(self) -> bool:
-        """True when the engine ended without a shutdown."""
-
-    def wait_until_ready(self) -> None:
-        """Wait until it serves."""
-
-    def health(self) -> list[EngineHealth]:
-        """How it is, as far as is known without asking; one entry per engine."""
-
-    def query(self, rank: int, kind: str, payload: bytes, timeout: float) -> bytes:
-        """Ask the thread that steps one of its engines; blocks."""
-
-    def stop(self) -> None:
-        """Tell it to end, or leave it; waits for nothing."""
-
-
-def make_client(
-    config: EngineConfig, on_death: Callable[[], None], tracer: Tracer | None = None, *, multiprocess: bool | None
-) -> AsyncEngineClient:
-    """An engine in a process of its own, or in a thread of this one.
-
-    Args:
-        config: What engine.
-        on_death: Called when the engine has ended without a shutdown.
-        tracer: Takes records of the engine's steps, if it is in this process; another process makes its own.
-        multiprocess: None leaves it to ``RUSTVLLM_ENABLE_MULTIPROCESSING``.
-    """
-    if not (envs.enable_multiprocessing() if multiprocess is None else multiprocess):
-        return ThreadClient(config, on_death, tracer)
-    from rustvllm.engine.process_client import ProcessClient
-
-    return ProcessClient(config, on_death)
 
 
 class RequestStream:
@@ -175,6 +137,7 @@ class AsyncLLM:
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
         trace: TraceCallback | None = None,
         tracer: Tracer | None = None,
+        on_status_change: StatusCallback | None = None,
     ) -> None:
         """Load the model and start the engine; blocks, and may run in a worker thread.
 
@@ -187,10 +150,12 @@ class AsyncLLM:
             trace: Called with a :class:`~rustvllm.observe.trace.tracer.TraceRecord` of all that happens to requests in
                 this process, one after the other from two threads; one that raises is called no more.
             tracer: Takes the records instead; None: a tracer made from ``config.tracing``.
+            on_status_change: Called with ``(request_id, old, new)`` for each change of a request's status, in the
+                engine's thread; see :class:`~rustvllm.llm.LLM`. Not with ``tracer``, which may have it as a sink.
 
         Raises:
             ModelLoadError: Weights or tokenizer cannot be read.
-            ConfigError: The KV cache is too small.
+            ConfigError: The KV cache is too small, or ``on_status_change`` is to hear of an engine in another process.
             EngineDeadError: The engine's process ended while it was starting, or ``client``'s cannot be reached.
         """
         self.config = config
@@ -198,14 +163,28 @@ class AsyncLLM:
         self._streams: dict[int, RequestStream] = {}
         self._broken: EngineDeadError | None = None
         is_own = client is None
+        is_elsewhere = not is_own or (envs.enable_multiprocessing() if multiprocess is None else multiprocess)
+        if on_status_change is not None and is_elsewhere:
+            raise ConfigError(
+                "on_status_change needs the engine in a thread of this process, where the statuses are: "
+                "make it with multiprocess=False"
+            )
         if tracer is None:
             overlap = config.scheduler.async_scheduling
-            tracer = make_tracer(config.tracing, "AsyncLLM", owns_file=is_own, has_overlap=overlap, callback=trace)
+            tracer = make_tracer(
+                config.tracing,
+                "AsyncLLM",
+                owns_file=is_own,
+                has_overlap=overlap,
+                callback=trace,
+                on_status_change=on_status_change,
+            )
         self.tracer = make_front_tracer(tracer, config)
-        # The engine comes first: in another process it loads while the tokenizer is read here.
-        self._client = client or make_client(config, self._on_engine_death, tracer, multiprocess=multiprocess)
         if tracer is not None:
-            tracer.note("engine_client", type(self._client).__name__)
+            kind = type(client).__name__ if client is not None else "a process" if is_elsewhere else "a thread"
+            tracer.note("engine_client", f"in {kind}" if is_own else kind)
+        # The engine comes first: in another process it loads while the tokenizer is read here.
+        self._client = client or make_client(config, self._on_engine_death, tracer, multiprocess=is_elsewhere)
         weakref.finalize(self, self._client.stop).atexit = False  # the client sees to the exit itself
         try:
             self.tokenizer = load_tokenizer(config, tracer)
@@ -344,9 +323,25 @@ class AsyncLLM:
         handing.exception()  # read, so that asyncio does not report it: the caller has gone
         self._requests.forget(state, abort=True)
 
-    async def abort(self, request_id: str) -> None:
-        """End a request; its generator yields a last output that says ``abort``. Unknown ids are ignored."""
-        self._requests.abort([request_id])
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests; their generators yield a last output that says ``abort``. Unknown ids are ignored."""
+        self._requests.abort([request_id] if isinstance(request_id, str) else request_id)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's configuration, as vLLM's engines name it."""
+        return self.config.model
+
+    @property
+    def vllm_config(self) -> EngineConfig:
+        """The whole configuration, under the name that scripts written for vLLM use."""
+        return self.config
+
+    async def do_log_stats(self) -> None:
+        """Have the stat loggers, the log's line among them, say now what the engine did since they last did."""
+        self.check_health()
+        if self._reporter is not None:
+            await asyncio.to_thread(self._reporter.tell)
 
     @property
     def errored(self) -> bool:

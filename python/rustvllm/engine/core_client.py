@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from rustvllm import _core
+from rustvllm import _core, envs
 from rustvllm.config import EngineConfig
 from rustvllm.engine import run_loop
 from rustvllm.engine.core import EngineCore
@@ -51,6 +51,26 @@ class EngineCoreClient(Protocol):
 
     def shutdown(self) -> None:
         """Stop the engine; calling it again does nothing."""
+
+
+class AsyncEngineClient(EngineCoreClient, Protocol):
+    """An engine that runs by itself: in a thread, in a child process, or in a process started elsewhere."""
+
+    @property
+    def errored(self) -> bool:
+        """True when the engine ended without a shutdown."""
+
+    def wait_until_ready(self) -> None:
+        """Wait until it serves."""
+
+    def health(self) -> list[EngineHealth]:
+        """How it is, as far as is known without asking; one entry per engine."""
+
+    def query(self, rank: int, kind: str, payload: bytes, timeout: float) -> bytes:
+        """Ask the thread that steps one of its engines; blocks."""
+
+    def stop(self) -> None:
+        """Tell it to end, or leave it; waits for nothing."""
 
 
 _GRAMMAR_WAIT: Final = 1.0
@@ -216,6 +236,24 @@ class ThreadClient:
             return
         self.stop()
         self.join(SHUTDOWN_TIMEOUT)
+
+
+def make_client(
+    config: EngineConfig, on_death: Callable[[], None], tracer: Tracer | None = None, *, multiprocess: bool | None
+) -> AsyncEngineClient:
+    """An engine in a process of its own, or in a thread of this one.
+
+    Args:
+        config: What engine.
+        on_death: Called when the engine has ended without a shutdown.
+        tracer: Takes records of the engine's steps, if it is in this process; another process makes its own.
+        multiprocess: None leaves it to ``RUSTVLLM_ENABLE_MULTIPROCESSING``.
+    """
+    if not (envs.enable_multiprocessing() if multiprocess is None else multiprocess):
+        return ThreadClient(config, on_death, tracer)
+    from rustvllm.engine.process_client import ProcessClient
+
+    return ProcessClient(config, on_death)
 
 
 _running: weakref.WeakSet[ThreadClient] = weakref.WeakSet()

@@ -1,5 +1,6 @@
 """``FrontTracer``: what a front end does with each request, as records of a tracer and as OpenTelemetry spans."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from rustvllm.config import EngineConfig
 from rustvllm.engine.input_processor import EngineCoreRequest
 from rustvllm.engine.request_state import RequestState
 from rustvllm.observe.trace.request_spans import CLOSE_SECONDS, RequestSpans
-from rustvllm.observe.trace.tracer import Tracer, TraceRecord
+from rustvllm.observe.trace.tracer import LogSink, Tracer, TraceRecord
 
 
 @dataclass(slots=True)
@@ -41,12 +42,16 @@ class FrontTracer:
         tracer: Takes records; None disables them.
         spans: Takes requests that have ended; None disables spans.
         model_name: For the spans.
+        component: What takes the requests in, by the field's name.
     """
 
-    def __init__(self, tracer: Tracer | None, spans: RequestSpans | None, model_name: str) -> None:
+    def __init__(
+        self, tracer: Tracer | None, spans: RequestSpans | None, model_name: str, component: str = "AsyncLLM"
+    ) -> None:
         self.tracer = tracer or Tracer()
         self._spans = spans
         self._model_name = model_name
+        self._component = component
         self._asked: dict[str, tuple[EngineCoreRequest, Mapping[str, str]]] = {}
 
     def taken(
@@ -61,7 +66,8 @@ class FrontTracer:
             self._asked[request_id] = request, trace_headers or {}
         params = request.params
         arrival_ns = min(request.arrival_ns, request.began_ns) if entry is None else entry.began_ns
-        self.tracer.write(TraceRecord(arrival_ns, "entry", "generate" if entry is None else entry.name, request_id))
+        name, component = ("generate", self._component) if entry is None else (entry.name, "APIServer")
+        self.tracer.write(TraceRecord(arrival_ns, "entry", name, request_id, component=component))
         self.tracer.write(
             TraceRecord(
                 request.began_ns,
@@ -119,7 +125,9 @@ class FrontTracer:
             if at is not None:
                 extras[name] = (at - metrics.arrival_time) * 1e3
         event = "abandoned" if is_abandoned else "finished"
-        self.tracer.write(TraceRecord(now, "response", event, state.request_id, extras=extras))
+        self.tracer.write(
+            TraceRecord(now, "response", event, state.request_id, extras=extras, component=self._component)
+        )
         asked = self._asked.pop(state.request_id, None)
         if self._spans is not None and asked is not None:
             finished = metrics.finished_time or now / 1e9
@@ -133,12 +141,13 @@ class FrontTracer:
             self._spans.close(span_seconds)
 
 
-def make_front_tracer(tracer: Tracer | None, config: EngineConfig) -> FrontTracer | None:
+def make_front_tracer(tracer: Tracer | None, config: EngineConfig, component: str = "AsyncLLM") -> FrontTracer | None:
     """The tracer of a front end's requests; None if the configuration asks for none.
 
     Args:
         tracer: Takes records.
         config: Of its engine, with the endpoint for spans.
+        component: What takes the requests in, by the field's name.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.
@@ -148,7 +157,13 @@ def make_front_tracer(tracer: Tracer | None, config: EngineConfig) -> FrontTrace
     if tracer is None and spans is None:
         return None
     model = config.model
-    return FrontTracer(tracer, spans, model.served_model_name[0] if model.served_model_name else model.model)
+    name = model.served_model_name[0] if model.served_model_name else model.model
+    return FrontTracer(tracer, spans, name, component)
+
+
+def debug_front_tracer(component: str) -> FrontTracer:
+    """A tracer of a front end's requests for the log at level DEBUG, and for nothing else."""
+    return FrontTracer(Tracer([LogSink(logging.DEBUG)]), None, "", component)
 
 
 def _span_attributes(

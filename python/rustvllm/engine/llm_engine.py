@@ -12,12 +12,12 @@ from rustvllm.engine.request_table import RequestTable
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.observe.metrics.counters import Metric, read_metrics
 from rustvllm.observe.metrics.families import as_metrics
-from rustvllm.observe.metrics.stat_logger import StatLoggerFactory
+from rustvllm.observe.metrics.stat_logger import LoggingStatLogger, StatLoggerFactory
 from rustvllm.observe.metrics.stat_reporter import StatReporter
 from rustvllm.observe.trace.request_spans import EXIT_SECONDS
 from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import load_tokenizer
-from rustvllm.observe.trace.tracer import Tracer
+from rustvllm.observe.trace.tracer import StatusCallback, Tracer
 from rustvllm.outputs import RequestOutput
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.text.tokenizer import Tokenizer
@@ -45,6 +45,8 @@ class LLMEngine:
         config: EngineConfig,
         tracer: Tracer | None = None,
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        *,
+        on_status_change: StatusCallback | None = None,
     ) -> None:
         """Load the model.
 
@@ -52,6 +54,8 @@ class LLMEngine:
             config: What engine.
             stat_loggers: What makes :class:`~rustvllm.observe.metrics.stat_logger.StatLogger`.
             tracer: Takes records of what happens; None: a tracer made from ``config.tracing``.
+            on_status_change: Called with ``(request_id, old, new)`` for each change of a request's status, by its
+                tracer; see :class:`~rustvllm.llm.LLM`. Not with ``tracer``, which may have it as a sink.
 
         Raises:
             ModelLoadError: Weights or tokenizer cannot be read.
@@ -59,8 +63,10 @@ class LLMEngine:
         """
         if tracer is None:
             overlap = config.scheduler.async_scheduling
-            tracer = make_tracer(config.tracing, "LLM", owns_file=True, has_overlap=overlap)
-        self._tracer = make_front_tracer(tracer, config)
+            tracer = make_tracer(
+                config.tracing, "LLM", owns_file=True, has_overlap=overlap, on_status_change=on_status_change
+            )
+        self._tracer = make_front_tracer(tracer, config, "LLMEngine")
         self.tokenizer = load_tokenizer(config, tracer)
         if tracer is not None:
             tracer.note("engine_client", "in this thread")
@@ -68,15 +74,17 @@ class LLMEngine:
         self.config = config.with_max_model_len(self.engine_core.max_model_len)
         self.input_processor = InputProcessor(self.config, self.tokenizer)
         self._requests = RequestTable(
-            self.engine_core, None if self.tokenizer is None else self.tokenizer.core, self._tracer
+            self.engine_core, None if self.tokenizer is None else self.tokenizer.core, self._tracer, "LLMEngine"
         )
         self._idle_steps = 0
+        handle = self.engine_core.handle
         self._reporter: StatReporter | None = None
         if stat_loggers:
-            handle = self.engine_core.handle
             self._reporter = StatReporter(lambda: read_metrics(handle, 0.0), stat_loggers, self.config)
             self._reporter.start()
             weakref.finalize(self, self._reporter.stop).atexit = False
+        self._stats_line = StatReporter(lambda: read_metrics(handle, 0.0), (LoggingStatLogger,), self.config)
+        self._stats_line.look()
 
     @property
     def model_config(self) -> ModelConfig:
@@ -190,6 +198,16 @@ class LLMEngine:
         """All that was counted, as ``/metrics`` of a server has it (``docs/metrics.md``)."""
         names = self.config.model.served_model_name or (self.config.model.model,)
         return as_metrics(read_metrics(self.engine_core.handle, 0.0), self.config, names[0])
+
+    def do_log_stats(self) -> None:
+        """Log a line of what the engine did since the last call, or since its start; none if it did nothing.
+
+        The ``stat_loggers`` receive their statistics, too, without waiting for the end of their interval.
+        """
+        self.engine_core.check_alive()
+        self._stats_line.tell()
+        if self._reporter is not None:
+            self._reporter.tell()
 
     def shutdown(self) -> None:
         """Free the model and its memory; idempotent. Any later use raises EngineDeadError."""

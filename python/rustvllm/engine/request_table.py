@@ -9,11 +9,12 @@ from time import monotonic_ns
 
 from rustvllm import _core
 from rustvllm.engine.core_client import EngineCoreClient
-from rustvllm.engine.front_tracer import FrontTracer
+from rustvllm.engine.front_tracer import FrontTracer, debug_front_tracer
 from rustvllm.engine.input_processor import EngineCoreRequest
 from rustvllm.engine.request_state import BestOf, EventSink, RequestState
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logprobs import PromptLogprobs
+from rustvllm.observe.trace.tracer import is_debugging
 from rustvllm.sampling_params import RequestOutputKind
 from rustvllm.sampling_table import SAMPLING_NUMBERS
 
@@ -22,13 +23,26 @@ SAMPLES_AT_ONCE = 64
 
 
 class RequestTable:
-    """Requests under way, by the caller's id and by the engine's key. Not thread-safe: one thread owns it."""
+    """Requests under way, by the caller's id and by the engine's key. Not thread-safe: one thread owns it.
+
+    Args:
+        client: The engine.
+        tokenizer: Makes text of tokens; None makes none.
+        tracer: Follows the requests; None: while the level of the log is DEBUG, for the log.
+        component: Whose table it is, by the field's name: for that log.
+    """
 
     def __init__(
-        self, client: EngineCoreClient, tokenizer: _core.Tokenizer | None, tracer: FrontTracer | None = None
+        self,
+        client: EngineCoreClient,
+        tokenizer: _core.Tokenizer | None,
+        tracer: FrontTracer | None = None,
+        component: str = "AsyncLLM",
     ) -> None:
         self._client = client
         self._tracer = tracer
+        self._debug_tracer: FrontTracer | None = None
+        self._component = component
         self._output_processor = _core.OutputProcessor(tokenizer)
         self._tokenizer = tokenizer
         self._by_id: dict[str, RequestState] = {}
@@ -110,6 +124,8 @@ class RequestTable:
             prompt_progress=params.prompt_progress,
         )
         self._by_id[request_id] = state
+        if self._tracer is self._debug_tracer and is_debugging() is (self._tracer is None):  # the level has changed
+            self._debug_tracer = self._tracer = None if self._tracer else debug_front_tracer(self._component)
         if self._tracer is not None:
             self._tracer.taken(request_id, request, trace_headers)
         return state

@@ -4,13 +4,14 @@ The engine says when a step begins and when it has ended. What is recorded of th
 never in the loop. Lives in the thread that steps.
 """
 
+import logging
 from time import monotonic_ns
 
 from rustvllm import _core
 from rustvllm.observe.steps.times import StepObserver, StepTimes
 from rustvllm.observe.steps.trace_file import StepTrace
 from rustvllm.observe.trace.step_tracer import StepTracer
-from rustvllm.observe.trace.tracer import Tracer
+from rustvllm.observe.trace.tracer import LogSink, Tracer, is_debugging
 
 
 class EngineWatch:
@@ -34,6 +35,7 @@ class EngineWatch:
         self._scheduler = scheduler
         self._has_clients = has_clients
         self._step_tracer: StepTracer | None = None
+        self._debug_sink: LogSink | None = None
         self._step_trace = step_trace
         if step_trace is not None:
             self.add(step_trace.record)
@@ -54,15 +56,30 @@ class EngineWatch:
         if (before := self._step_tracer) is not None:
             self.remove(before.observe)
             before.end()
-        self.tracer, self._step_tracer = tracer, None
+        self.tracer, self._step_tracer, self._debug_sink = tracer, None, None
         if tracer is not None:
             self._step_tracer = StepTracer(self._scheduler, tracer, has_clients=self._has_clients)
             self.add(self._step_tracer.observe)
 
     def begin_step(self) -> None:
         """A step begins."""
+        if self._step_tracer is None:
+            if not is_debugging():
+                return
+            sink = LogSink(logging.DEBUG)
+            self.trace_to(Tracer([sink]))
+            self._debug_sink = sink
+        elif self._debug_sink is not None and not is_debugging():
+            self._end_debugging(self._debug_sink)
         if self._step_tracer is not None:
             self._step_tracer.begin()
+
+    def _end_debugging(self, sink: LogSink) -> None:
+        """The log's level has been raised: end the tracer that was made for it, unless it has other sinks by now."""
+        if self.tracer is not None:
+            self.tracer.remove_sink(sink)
+            if not self.tracer.has_sinks:
+                self.trace_to(None)
 
     def end_step(self, times: StepTimes) -> None:
         """A step has ended, or has failed: complete its times and tell the observers."""

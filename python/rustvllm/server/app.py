@@ -10,7 +10,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from rustvllm import __version__
-from rustvllm.config import TracingConfig
 from rustvllm.exceptions import InvalidRequestError, RustVLLMError
 from rustvllm.server import errors
 from rustvllm.server.dashboard.state_feed import StateFeed
@@ -93,7 +92,7 @@ def build_app(state: ServerState) -> FastAPI:
         handlers=dict.fromkeys(_FORESEEN, errors.handle_exception),
     )
     app.add_middleware(FrontDoor, state=state, endpoints=ENDPOINTS)
-    if state.settings.tracing != TracingConfig():
+    if state.is_traced:
         app.add_middleware(HttpTrace, state=state)
     add_custom_middleware(app, state.settings.http.middleware)
     return app

@@ -152,6 +152,12 @@ _FORESEEN = (
 )
 
 
+_ALL_PATHS_ARE_GUARDED = (
+    "Unauthorized: the API key guards every path of this server, not /v1 alone; "
+    "send it as 'Authorization: Bearer KEY', or start the server with --api-key-exempt and the path"
+)
+
+
 def is_foreseen(exc: BaseException) -> bool:
     """Whether the exception is one that :func:`describe` knows by name, and so needs no traceback in the log."""
     return isinstance(exc, _FORESEEN)
@@ -170,10 +176,15 @@ def error_response(exc: BaseException) -> JSONResponse:
     return JSONResponse(_body(status, message, param), status_code=status, headers=headers)
 
 
-def unauthorized_response() -> JSONResponse:
-    """The answer to a missing or wrong API key; it has this short form in the API we follow."""
+def unauthorized_response(path: str) -> JSONResponse:
+    """The answer to a missing or wrong API key; below ``/v1`` it has the short form of the API we follow.
+
+    Other paths are open in vLLM, so there the answer says that here they are not, and what opens them.
+    """
     return JSONResponse(
-        {"error": "Unauthorized"}, status_code=HTTPStatus.UNAUTHORIZED, headers={"WWW-Authenticate": "Bearer"}
+        {"error": "Unauthorized" if path.startswith("/v1/") else _ALL_PATHS_ARE_GUARDED},
+        status_code=HTTPStatus.UNAUTHORIZED,
+        headers={"WWW-Authenticate": "Bearer"},
     )
 
 

@@ -13,6 +13,7 @@ from rustvllm.config import TracingConfig
 from rustvllm.engine.input_processor import default_sampling_params
 from rustvllm.logger import init_logger
 from rustvllm.observe.metrics.prometheus import PrometheusText
+from rustvllm.observe.trace.tracer import is_debugging
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.server.errors import UnavailableError, UnknownModelError
 from rustvllm.server.flags.settings import ServerSettings
@@ -112,6 +113,7 @@ class ServerState:
 
     def __init__(self, settings: ServerSettings | None = None, load: ServerLoad | None = None) -> None:
         self.settings = settings or ServerSettings()
+        self.is_traced = self.settings.tracing != TracingConfig() or is_debugging()
         self.status = ServerStatus.LOADING
         self._model: ServedModel | None = None
         # Ids of the engine requests in flight, so that a stop can end them with an answer.
@@ -131,7 +133,7 @@ class ServerState:
         """The engine is loaded: serve. ``model`` holds it with what takes long to find out; None: found out here."""
         self._model = model or ServedModel(engine, self.settings)
         self.status = ServerStatus.READY
-        if self.settings.tracing != TracingConfig():
+        if self.is_traced:
             self.tracer = engine.tracer
 
     def check_serving(self) -> None:

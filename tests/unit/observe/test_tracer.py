@@ -5,9 +5,11 @@ import logging
 import pytest
 
 from rustvllm.observe.trace.tracer import (
+    COMPONENTS,
     LAYERS,
     CallbackSink,
     LogSink,
+    StatusSink,
     Tracer,
     TraceRecord,
     format_blocks,
@@ -33,7 +35,7 @@ def test_a_record_as_json_has_no_holes():
     record = TraceRecord(5, "queue", "waiting", "a", status="WAITING", num_computed_tokens=0, num_tokens=3)
     assert record.as_dict() == {
         "timestamp_ns": 5, "layer": "queue", "event": "waiting", "request_id": "a", "status": "WAITING",
-        "num_computed_tokens": 0, "num_tokens": 3,
+        "num_computed_tokens": 0, "num_tokens": 3, "component": "Scheduler",
     }  # fmt: skip
 
 
@@ -44,7 +46,7 @@ def test_a_line_of_the_log_has_layer_request_event_and_numbers(lines):
     [(level, line)] = lines
     assert level == logging.INFO
     assert line.split() == [
-        "1.500000", "schedule", "step", "7", "a", "scheduled", "RUNNING", "12/14", "num_scheduled_tokens=2",
+        "1.500000", "Scheduler", "step", "7", "a", "scheduled", "RUNNING", "12/14", "num_scheduled_tokens=2",
         "new_block_ids=[4-6", "9]", "(23.4", "µs)",
     ]  # fmt: skip
 
@@ -65,9 +67,58 @@ def test_a_log_of_json_has_the_record(monkeypatch):
     assert fields == {
         "trace": {
             "timestamp_ns": 5, "layer": "sample", "event": "token", "request_id": "a", "step": 2,
-            "extras": {"new_block_ids": [1], "model": "***"},
+            "extras": {"new_block_ids": [1], "model": "***"}, "component": "Sampler",
         }
     }  # fmt: skip
+
+
+def test_every_layer_has_a_component_by_the_fields_name():
+    assert set(COMPONENTS) == set(LAYERS)
+    named = {"AsyncLLM", "InputProcessor", "OutputProcessor", "EngineCoreClient", "EngineCore", "Scheduler"}
+    assert named | {"ModelRunner", "Sampler"} <= set(COMPONENTS.values())
+    assert TraceRecord(0, "update", "updated", component="EngineCore").component == "EngineCore"
+
+
+def test_lines_below_the_level_are_not_made(lines, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("rustvllm.trace"), "level", logging.WARNING)
+    logging.getLogger("rustvllm.trace").manager._clear_cache()
+    LogSink().write(TraceRecord(0, "queue", "waiting", "a"))
+    assert lines == []
+    logging.getLogger("rustvllm.trace").manager._clear_cache()
+
+
+def test_each_change_of_a_status_is_told_once():
+    told = []
+    sink = StatusSink(lambda *change: told.append(change))
+    for request_id, status in [
+        ("a", "WAITING"), ("a", "RUNNING"), ("b", "WAITING"), ("a", "RUNNING"), (None, None), ("a", "PREEMPTED"),
+        ("a", None), ("a", "RUNNING"), ("a", "FINISHED_STOPPED"), ("a", "WAITING"), ("b", "FINISHED_ABORTED"),
+    ]:  # fmt: skip
+        sink.write(TraceRecord(0, "queue", "x", request_id, status=status))
+    assert told == [
+        ("a", None, "WAITING"), ("a", "WAITING", "RUNNING"), ("b", None, "WAITING"), ("a", "RUNNING", "PREEMPTED"),
+        ("a", "PREEMPTED", "RUNNING"), ("a", "RUNNING", "FINISHED_STOPPED"), ("a", None, "WAITING"),
+        ("b", "WAITING", "FINISHED_ABORTED"),
+    ]  # fmt: skip
+    sink.close()
+    sink.write(TraceRecord(0, "queue", "x", "c", status="WAITING"))
+    assert len(told) == 8
+
+
+def test_a_status_hook_that_raises_is_called_no_more(lines):
+    calls = []
+
+    def fail(*change):
+        calls.append(change)
+        raise RuntimeError("no room")
+
+    sink = StatusSink(fail)
+    for request_id in "ab":
+        sink.write(TraceRecord(0, "queue", "waiting", request_id, status="WAITING"))
+    assert calls == [("a", None, "WAITING")]
+    [(level, line)] = lines
+    assert level == logging.ERROR
+    assert "not called again" in line
 
 
 def test_the_log_has_no_token_and_no_client_writes_a_line_of_its_own_into_it():

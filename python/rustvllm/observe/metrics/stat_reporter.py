@@ -42,15 +42,24 @@ class StatReporter:
         self._interval = envs.log_stats_interval()
         self._loggers: dict[int, list[StatLogger]] = {}
         self._last: dict[int, tuple[float, Mapping[str, int]]] = {}
+        self._lock = threading.Lock()  # of the loggers: a caller may tell them between two turns of the thread
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rustvllm-stats", daemon=True)
 
     def start(self) -> None:
         """Read for the first time, and begin."""
-        self._look(tell=False)
+        self.look()
         self._thread.start()
         # A thread that comes back from native code into an interpreter that is ending takes the process down.
         atexit.register(self.stop)
+
+    def look(self) -> None:
+        """Read what was counted, from which the next interval counts."""
+        self._look(tell=False)
+
+    def tell(self) -> None:
+        """Read, and tell the loggers now."""
+        self._look(tell=True)
 
     def stop(self) -> None:
         """Tell the rest, as far as engines still answer, and end. Idempotent."""
@@ -70,8 +79,9 @@ class StatReporter:
         except Exception as error:  # noqa: BLE001 -- an engine that is going
             logger.debug("no statistics: %s", error)
             return
-        for metrics in engines:
-            self._note(metrics, tell=tell)
+        with self._lock:
+            for metrics in engines:
+                self._note(metrics, tell=tell)
 
     def _note(self, metrics: EngineMetrics, *, tell: bool) -> None:
         rank, now, counters = metrics.engine, time.monotonic(), metrics.counters

@@ -1,8 +1,19 @@
 """Which sinks a :class:`~rustvllm.config.TracingConfig` asks for, process by process."""
 
+import logging
+
 from rustvllm.config import TracingConfig
 from rustvllm.observe.trace.trace_file import TraceFile, begin_trace_file
-from rustvllm.observe.trace.tracer import CallbackSink, LogSink, TraceCallback, Tracer, TraceSink
+from rustvllm.observe.trace.tracer import (
+    CallbackSink,
+    LogSink,
+    StatusCallback,
+    StatusSink,
+    TraceCallback,
+    Tracer,
+    TraceSink,
+    is_debugging,
+)
 
 
 def make_tracer(
@@ -12,8 +23,9 @@ def make_tracer(
     owns_file: bool,
     has_overlap: bool = False,
     callback: TraceCallback | None = None,
+    on_status_change: StatusCallback | None = None,
 ) -> Tracer | None:
-    """The tracer of one process; None if the configuration asks for no records.
+    """The tracer of one process; None if neither the configuration nor the log's level asks for records.
 
     Args:
         tracing: What is asked for.
@@ -21,6 +33,7 @@ def make_tracer(
         owns_file: The process begins the trace file and ends it; others append to it.
         has_overlap: Two steps of its engine may be under way at a time.
         callback: Called with every record.
+        on_status_change: Called with every change of a request's status.
 
     Raises:
         ConfigError: The trace file cannot be written.
@@ -28,6 +41,8 @@ def make_tracer(
     sinks: list[TraceSink] = []
     if tracing.log:
         sinks.append(LogSink())
+    elif is_debugging():
+        sinks.append(LogSink(logging.DEBUG))
     if tracing.file is not None:
         if owns_file:
             begin_trace_file(tracing.file)
@@ -35,4 +50,6 @@ def make_tracer(
         sinks.append(TraceFile(tracing.file, process_name, is_owner=owns_file, num_step_tracks=tracks))
     if callback is not None:
         sinks.append(CallbackSink(callback))
+    if on_status_change is not None:
+        sinks.append(StatusSink(on_status_change))
     return Tracer(sinks) if sinks else None

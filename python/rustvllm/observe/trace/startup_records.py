@@ -8,19 +8,22 @@ from rustvllm import __version__
 from rustvllm.config import EngineConfig
 from rustvllm.config.engine_args import EngineArgs
 from rustvllm.logger import redact_mapping
-from rustvllm.observe.trace.tracer import Tracer
+from rustvllm.observe.trace.tracer import Tracer, TraceRecord
 from rustvllm.text.tokenizer import Tokenizer
 
 
-def note_command_line(tracer: Tracer | None, command_line: str) -> None:
+def note_command_line(tracer: Tracer | None, command_line: str, began_ns: int | None = None) -> None:
     """What was started.
 
     Args:
         tracer: Takes the record; None writes none.
         command_line: Without secrets.
+        began_ns: When, in nanoseconds of ``time.monotonic_ns``; None: now.
     """
     if tracer is not None:
-        tracer.note("command_line", "started", command_line=command_line, pid=os.getpid(), version=__version__)
+        extras = {"command_line": command_line, "pid": os.getpid(), "version": __version__}
+        timestamp_ns = monotonic_ns() if began_ns is None else began_ns
+        tracer.write(TraceRecord(timestamp_ns, "command_line", "started", extras=extras))
 
 
 def note_configuration(tracer: Tracer | None, args: EngineArgs, config: EngineConfig, began_ns: int) -> None:
@@ -30,7 +33,7 @@ def note_configuration(tracer: Tracer | None, args: EngineArgs, config: EngineCo
     given = {
         field.name: value for field in dataclasses.fields(args) if (value := getattr(args, field.name)) != field.default
     }
-    tracer.note("arguments", "given", **redact_mapping(given))
+    tracer.write(TraceRecord(began_ns, "arguments", "given", extras=redact_mapping(given)))
     model, scheduler, cache = config.model, config.scheduler, config.cache
     tracer.note(
         "configuration",

@@ -86,6 +86,7 @@ class StepTracer:
                 step=step,
                 duration_ns=times.end_ns - times.done_ns,
                 extras={name: counters[name] for name in _COUNTERS},
+                component="EngineCore",
             ),
         ]
         records.sort(key=attrgetter("timestamp_ns"))

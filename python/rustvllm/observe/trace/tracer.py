@@ -1,10 +1,12 @@
 """What happens to requests, as it happens: :class:`TraceRecord`, the :class:`Tracer` that hands it on, and two sinks.
 
-A request passes through layers, in the order of :data:`LAYERS`; each notes what it did and when. ``docs/tracing.md``
-has a table of every record. No record holds a prompt's text, an output's text or a key.
+A request passes through layers, in the order of :data:`LAYERS`; each notes what it did and when. A component, by the
+name that the field has for it (``Scheduler``, ``Sampler``, …), does the work of a layer. ``docs/tracing.md`` has a
+table of every record. No record holds a prompt's text, an output's text or a key.
 """
 
 import json
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,11 +41,30 @@ REQUEST_LAYERS: Final = (
 LAYERS: Final = STARTUP_LAYERS + REQUEST_LAYERS
 """In the order in which an engine starts and a request passes through it."""
 
+COMPONENTS: Final = {
+    "command_line": "CLI",
+    "arguments": "EngineArgs",
+    "configuration": "EngineConfig",
+    "tokenizer": "Tokenizer",
+    "engine_client": "EngineCoreClient",
+    "model_load": "EngineCore",
+    "entry": "AsyncLLM",
+    "input_processing": "InputProcessor",
+    "queue": "Scheduler",
+    "schedule": "Scheduler",
+    "execute": "ModelRunner",
+    "sample": "Sampler",
+    "update": "Scheduler",
+    "detokenise": "OutputProcessor",
+    "response": "AsyncLLM",
+}
+"""Which component does the work of a layer, unless a record names another."""
+
 CONTENT: Final = frozenset({"token_id"})
 """Extras that are part of what a user asked or was answered: neither the log nor a trace file has them."""
 
 _NONE: Final[Mapping[str, Any]] = {}
-_LAYER_WIDTH: Final = max(map(len, LAYERS))
+_COMPONENT_WIDTH: Final = max(map(len, COMPONENTS.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +82,7 @@ class TraceRecord:
         num_tokens: Tokens of prompt and known output.
         duration_ns: How long it took; None for what takes no time.
         extras: What else is known, by the names of ``docs/tracing.md``; values that JSON can hold.
+        component: What did it, by the field's name; empty: the one that :data:`COMPONENTS` has for the layer.
     """
 
     timestamp_ns: int
@@ -73,6 +95,12 @@ class TraceRecord:
     num_tokens: int | None = None
     duration_ns: int | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
+    component: str = ""
+
+    def __post_init__(self) -> None:
+        """Name the component."""
+        if not self.component:
+            object.__setattr__(self, "component", COMPONENTS.get(self.layer, ""))
 
     def as_dict(self) -> dict[str, Any]:
         """The record as what ``json.dumps`` takes, without what is None."""
@@ -80,6 +108,8 @@ class TraceRecord:
 
 
 TraceCallback: TypeAlias = Callable[[TraceRecord], object]
+StatusCallback: TypeAlias = Callable[[str, str | None, str], object]
+"""Called with a request's id, its status before (None: the engine did not know it) and its status now."""
 
 
 class TraceSink(Protocol):
@@ -112,6 +142,11 @@ class Tracer:
         with self._lock:
             self._sinks = [other for other in self._sinks if other is not sink]
 
+    @property
+    def has_sinks(self) -> bool:
+        """Whether anything takes the records."""
+        return bool(self._sinks)
+
     def write(self, record: TraceRecord) -> None:
         """Hand on a record."""
         with self._lock:
@@ -139,18 +174,29 @@ class Tracer:
                 sink.close()
 
 
+def is_debugging() -> bool:
+    """Whether the log shows the journey of requests because its level is DEBUG; some 50 ns."""
+    return logger.isEnabledFor(logging.DEBUG)
+
+
 class LogSink:
-    """One line per record, under the logger ``rustvllm.trace``: its second, layer, request, event and numbers.
+    """One line per record, under the logger ``rustvllm.trace``: its second, component, request, event and numbers.
 
     Where the log's lines are JSON the record is also in the field ``trace``.
+
+    Args:
+        level: Of the lines.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, level: int = logging.INFO) -> None:
+        self._level = level
         self._has_fields = envs.logging_format() == "json"
 
     def write(self, record: TraceRecord) -> None:
         """Log a record."""
-        logger.info("%s", format_record(record), extra={FIELDS: _fields(record)} if self._has_fields else None)
+        if logger.isEnabledFor(self._level):
+            extra = {FIELDS: _fields(record)} if self._has_fields else None
+            logger.log(self._level, "%s", format_record(record), extra=extra)
 
     def flush(self) -> None:
         """Lines are written at once."""
@@ -184,6 +230,40 @@ class CallbackSink:
         self._callback = None
 
 
+class StatusSink:
+    """Tells a function of each change of a request's status; one that raises gets no more, without effect on others."""
+
+    def __init__(self, callback: StatusCallback) -> None:
+        self._callback: StatusCallback | None = callback
+        self._statuses: dict[str, str] = {}
+
+    def write(self, record: TraceRecord) -> None:
+        """Call the function if the record shows another status than the one before it."""
+        callback, request_id, status = self._callback, record.request_id, record.status
+        if callback is None or request_id is None or status is None:
+            return
+        before = self._statuses.get(request_id)
+        if status == before:
+            return
+        if status.startswith("FINISHED"):
+            self._statuses.pop(request_id, None)
+        else:
+            self._statuses[request_id] = status
+        try:
+            callback(request_id, before, status)
+        except Exception:
+            self._callback = None
+            logger.exception("on_status_change %r raised an error and is not called again", callback)
+
+    def flush(self) -> None:
+        """It was called at once."""
+
+    def close(self) -> None:
+        """Call it no more."""
+        self._callback = None
+        self._statuses.clear()
+
+
 def _fields(record: TraceRecord) -> dict[str, Any]:
     """The record for a line of JSON, without content and secrets."""
     shown = record.as_dict()
@@ -194,7 +274,7 @@ def _fields(record: TraceRecord) -> dict[str, Any]:
 
 def format_record(record: TraceRecord) -> str:
     """A record as one line of a log."""
-    parts = [f"{record.timestamp_ns / 1e9:.6f}", f"{record.layer:<{_LAYER_WIDTH}}"]
+    parts = [f"{record.timestamp_ns / 1e9:.6f}", f"{record.component:<{_COMPONENT_WIDTH}}"]
     if record.step is not None:
         parts.append(f"step {record.step}")
     if record.request_id is not None:

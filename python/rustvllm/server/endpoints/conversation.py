@@ -4,13 +4,15 @@
 """
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.server.schemas.protocol import ChatCompletionRequest, ChatMessage, Conversation
-from rustvllm.text.chat_renderer import render_once
+from rustvllm.text.chat_renderer import ChatRenderer, render_once
 from rustvllm.text.chat_template import check_template_variables, special_tokens
 
 if TYPE_CHECKING:
@@ -248,3 +250,34 @@ def _opens_turn(request: Conversation) -> bool:
 def adds_special_tokens(asked: bool | None, model: "ServedModel") -> bool:
     """Whether the tokenizer adds its own: a model's template writes them itself, the plain one leaves them to it."""
     return not model.has_own_chat_template if asked is None else asked
+
+
+def conversation_of(messages: Any, renderer: ChatRenderer, content_format: str) -> list[dict[str, Any]]:
+    """A conversation of a Python program, with the checks of the server, so that both take and refuse the same.
+
+    Args:
+        messages: A list of dicts; whatever it is, it is checked.
+        renderer: Of its template.
+        content_format: ``auto``, ``string`` or ``openai``.
+
+    Raises:
+        InvalidRequestError: A message is wrong.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise InvalidRequestError(
+            f"a conversation must be a list of messages, got {type(messages).__name__}", "messages"
+        )
+    checked = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise InvalidRequestError(
+                f"messages[{index}] must be a dict with 'role' and 'content', got {type(message).__name__}", "messages"
+            )
+        try:
+            checked.append(ChatMessage.model_validate(dict(message)))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InvalidRequestError(f"messages[{index}].{where}: {first['msg']}", "messages") from error
+    in_parts = shows_parts(content_format, renderer.walks_through_parts)
+    return build_conversation(checked, renderer.template, in_parts=in_parts)

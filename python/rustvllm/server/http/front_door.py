@@ -154,7 +154,7 @@ class FrontDoor:
             )
             return
         if self._key_digests and path not in self._keyless and not self._is_authorized(headers):
-            await unauthorized_response()(scope, receive, send)
+            await unauthorized_response(path)(scope, receive, send)
             return
         try:
             self._state.check_serving()

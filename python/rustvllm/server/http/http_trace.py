@@ -55,4 +55,4 @@ class HttpTrace:
         extras = {"request": entry.name, "http_status": status, "total_ms": (now - entry.began_ns) / 1e6}
         ids: Sequence[str | None] = entry.request_ids or (None,)
         for request_id in ids:
-            tracer.tracer.write(TraceRecord(now, "response", "sent", request_id, extras=extras))
+            tracer.tracer.write(TraceRecord(now, "response", "sent", request_id, extras=extras, component="APIServer"))

@@ -168,7 +168,7 @@ def _build_engine(args: argparse.Namespace) -> "AsyncLLM":
     warn_if_small(OpenFiles.of_this_process(), 1, config.scheduler.max_num_seqs)
     overlap = config.scheduler.async_scheduling
     tracer = make_tracer(config.tracing, "server", owns_file=True, has_overlap=overlap)
-    note_command_line(tracer, masked_command_line(sys.argv))
+    note_command_line(tracer, masked_command_line(sys.argv), began_ns)
     note_configuration(tracer, engine_args, config, began_ns)
     return AsyncLLM(config, multiprocess=False, tracer=tracer)
 

@@ -348,4 +348,4 @@ class ErrorResponse(_Answer):
 class UnauthorizedResponse(_Answer):
     """A missing or wrong API key."""
 
-    error: Literal["Unauthorized"]
+    error: str = Field(description="Unauthorized; outside of /v1 also which flag opens a path.")
