@@ -112,10 +112,15 @@ pub fn linear<X: Element, O: Element>(
     };
     let num_blocks = num_rows.div_ceil(most_rows);
     let is_shared = work(layer, num_rows) >= MIN_SHARED_WORK;
+    let mut gathered = Vec::new();
     ARRANGED.with_borrow_mut(|arranged| {
         for block in 0..num_blocks {
             let rows = num_rows * block / num_blocks..num_rows * (block + 1) / num_blocks;
             let x = TokenRows { data: &x.data[rows.start * x.stride..], stride: x.stride };
+            let x = match &layer.input_order {
+                None => x,
+                Some(order) => gather(&x, rows.len(), order, &mut gathered),
+            };
             let a = match X::as_f32(x.data) {
                 #[cfg(target_arch = "x86_64")]
                 _ if unit => {
@@ -215,6 +220,21 @@ struct Scratch {
     wide: [[f32; MAX_PANEL]; CHUNK],
     #[cfg(target_arch = "x86_64")]
     split: tiled::SplitWeights,
+}
+
+/// Rows with their inputs in another order.
+fn gather<'a, X: Element>(
+    x: &TokenRows<'_, X>,
+    num_rows: usize,
+    order: &[u32],
+    gathered: &'a mut Vec<X>,
+) -> TokenRows<'a, X> {
+    gathered.clear();
+    for row in 0..num_rows {
+        let from = &x.data[row * x.stride..][..order.len()];
+        gathered.extend(order.iter().map(|&input| from[input as usize]));
+    }
+    TokenRows { data: gathered, stride: order.len() }
 }
 
 /// Put rows into chunks, `[chunk][row][CHUNK]`, as 32 bits: rows of a tile then lie side by side wherever they came from,

@@ -159,6 +159,8 @@ pub struct PackedLinear {
     pub(crate) scales: Lines,
     /// Padded to whole panels.
     pub(crate) bias: Option<Lines>,
+    /// Which input of the layer the weights at each place belong to; None: the one of that place.
+    pub(crate) input_order: Option<Box<[u32]>>,
     is_packed: Vec<bool>,
     num_packed: usize,
     /// From so many rows on the matrix unit computes.
@@ -210,7 +212,7 @@ impl PackedLinear {
         let weights = Lines::new(padded * inputs * bytes).ok_or_else(memory)?;
         let scales = Lines::new(padded * num_groups * 4).ok_or_else(memory)?;
         let is_packed = vec![false; out_features];
-        let (bias, num_packed) = (None, 0);
+        let (bias, input_order, num_packed) = (None, None, 0);
         let matrix_rows = AtomicUsize::new(usize::MAX);
         Ok(Self {
             kernel,
@@ -220,6 +222,7 @@ impl PackedLinear {
             weights,
             scales,
             bias,
+            input_order,
             is_packed,
             num_packed,
             matrix_rows,
@@ -283,6 +286,7 @@ impl PackedLinear {
         self.weights.num_bytes()
             + self.scales.num_bytes()
             + self.bias.as_ref().map_or(0, Lines::num_bytes)
+            + self.input_order.as_ref().map_or(0, |order| size_of_val(&**order))
             + self.is_packed.len()
     }
 
@@ -355,8 +359,8 @@ impl PackedLinear {
     ///
     /// # Errors
     ///
-    /// Rows that the layer does not have or of another length, or numbers that are not finite for `int8`. Rows that were
-    /// given count as not packed then.
+    /// Rows that the layer does not have or of another length, numbers that are not finite for `int8`, or inputs that have
+    /// an order ([`Self::set_input_order`]). Rows that were given count as not packed then.
     pub fn pack_rows<T: WeightElement>(
         &mut self,
         first_row: usize,
@@ -370,6 +374,9 @@ impl PackedLinear {
         if rows.num_columns != self.in_features {
             let (found, expected) = (rows.num_columns, self.in_features);
             return Err(LinearError::Length { name: "a row of the weight", found, expected });
+        }
+        if self.input_order.is_some() {
+            return Err(LinearError::Ordered);
         }
         for is_packed in &mut self.is_packed[first_row..end] {
             self.num_packed -= usize::from(std::mem::replace(is_packed, false));
@@ -478,7 +485,8 @@ impl PackedLinear {
         }
         let panel = self.kernel.panel();
         let start = row / panel * panel;
-        for (k, x) in out.iter_mut().enumerate() {
+        for k in 0..self.in_features {
+            let x = &mut out[self.input_order.as_ref().map_or(k, |order| order[k] as usize)];
             let at = start * self.padded_inputs() + place(self.kind, k, row - start, panel);
             *x = match self.kind {
                 WeightKind::F32 => self.weights.as_slice::<f32>()[at],

@@ -21,6 +21,7 @@ mod inspection;
 mod linear;
 mod logprobs;
 mod metrics;
+mod norms;
 #[cfg(links_older_glibc)]
 mod older_glibc;
 mod output_processor;
@@ -65,6 +66,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     cpu_threads::register(module)?;
     attention::register(module)?;
     linear::register(module)?;
+    norms::register(module)?;
     gguf::register(module)?;
     decoder::register(module)?;
     bench::register(module)?;

@@ -1,11 +1,10 @@
-//! Products with packed weights and norms on the CPU for Python: arrays in, checked, and the kernels called on their
-//! memory in place.
+//! Products with packed weights on the CPU for Python: arrays in, checked, and the kernels called on their memory in place.
 
 use std::sync::Arc;
 
 use ::cpu_kernels::{
-    Activation, Element, Epilogue, Kernel, LinearError, Matrix, Norm, NormKind, OutRows, PackedLinear,
-    Residual, Sum, Threads, TokenRows, WeightElement, WeightKind, bf16, linear::work, read_once,
+    Activation, Element, Epilogue, Kernel, LinearError, Matrix, OutRows, PackedLinear, Residual, Threads,
+    TokenRows, WeightElement, WeightKind, bf16, linear::work, read_once,
 };
 use pyo3::{
     buffer::{self, PyBuffer},
@@ -17,13 +16,9 @@ use crate::{buffers::native_buffer, cpu_threads::CpuThreads};
 
 /// Multiplications, about 20 µs of them, from which on other threads of Python get their turn meanwhile.
 const MIN_WORK_TO_DETACH: usize = 1 << 19;
-/// The same for norms, in elements.
-const MIN_ELEMENTS_TO_DETACH: usize = 1 << 16;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<CpuLinear>()?;
-    module.add_function(wrap_pyfunction!(layer_norm, module)?)?;
-    module.add_function(wrap_pyfunction!(rms_norm, module)?)
+    module.add_class::<CpuLinear>()
 }
 
 pub(crate) fn linear_error(error: LinearError) -> PyErr {
@@ -169,6 +164,41 @@ impl CpuLinear {
         py.detach(|| layer.pack_whole_rows(first_row, rows.len, &threads, fill)).map_err(linear_error)
     }
 
+    fn pack_whole(
+        &mut self,
+        py: Python<'_>,
+        first_row: usize,
+        numbers: &Bound<'_, PyAny>,
+        scales: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let kind = self.layer.kind();
+        let group_size = kind.group_size().ok_or_else(|| linear_error(LinearError::NotWhole { kind }))?;
+        let numbers = Rows::<i8>::get("numbers", numbers)?
+            .ok_or_else(|| PyTypeError::new_err("numbers must be an array of int8"))?;
+        let scales = Rows::<f32>::get("scales", scales)?
+            .ok_or_else(|| PyTypeError::new_err("scales must be an array of float32"))?;
+        let in_features = self.layer.in_features();
+        numbers.expect_columns(in_features)?;
+        scales.expect_shape(numbers.len, in_features.div_ceil(group_size))?;
+        // SAFETY: the view keeps the memory; any byte is a number.
+        let from = unsafe { std::slice::from_raw_parts(numbers.start::<i8>(), numbers.extent()) };
+        let scales_from = scales.token_rows::<f32>();
+        let threads = Arc::clone(&self.threads);
+        let layer = self.layer_to_fill()?;
+        let fill = |row: usize, to: &mut [i8], scales: &mut [f32]| {
+            to.copy_from_slice(&from[row * numbers.stride..][..to.len()]);
+            scales.copy_from_slice(&scales_from.data[row * scales_from.stride..][..scales.len()]);
+        };
+        py.detach(|| layer.pack_whole_rows(first_row, numbers.len, &threads, fill)).map_err(linear_error)
+    }
+
+    fn set_input_order(&mut self, order: &Bound<'_, PyAny>) -> PyResult<()> {
+        let view = native_buffer::<u32>(order)
+            .map_err(|error| PyTypeError::new_err(format!("order must be an array of uint32: {error}")))?;
+        let order = Python::attach(|py| view.to_vec(py))?;
+        self.layer_to_fill()?.set_input_order(order).map_err(linear_error)
+    }
+
     #[pyo3(signature = (bias))]
     fn set_bias(&mut self, bias: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let bias = bias.map(|bias| Vector::new("bias", bias)).transpose()?;
@@ -297,116 +327,6 @@ impl CpuLinear {
     }
 }
 
-#[pyfunction]
-#[pyo3(signature = (threads, x, weight, bias, eps, out, *, residual=None, sum_out=None))]
-#[expect(clippy::too_many_arguments, reason = "the arrays of a norm")]
-fn layer_norm(
-    py: Python<'_>,
-    threads: &CpuThreads,
-    x: &Bound<'_, PyAny>,
-    weight: &Bound<'_, PyAny>,
-    bias: Option<&Bound<'_, PyAny>>,
-    eps: f32,
-    out: &Bound<'_, PyAny>,
-    residual: Option<&Bound<'_, PyAny>>,
-    sum_out: Option<&Bound<'_, PyAny>>,
-) -> PyResult<()> {
-    let bias = bias.map(|bias| Vector::new("bias", bias)).transpose()?;
-    let weight = Vector::new("weight", weight)?;
-    let bias = bias.as_ref().map(Vector::as_slice);
-    let norm = Norm { kind: NormKind::Layer, weight: weight.as_slice(), bias, eps };
-    any_norm(py, threads, &norm, x, out, residual, sum_out)
-}
-
-#[pyfunction]
-#[pyo3(signature = (threads, x, weight, eps, out, *, residual=None, sum_out=None))]
-#[expect(clippy::too_many_arguments, reason = "the arrays of a norm")]
-fn rms_norm(
-    py: Python<'_>,
-    threads: &CpuThreads,
-    x: &Bound<'_, PyAny>,
-    weight: &Bound<'_, PyAny>,
-    eps: f32,
-    out: &Bound<'_, PyAny>,
-    residual: Option<&Bound<'_, PyAny>>,
-    sum_out: Option<&Bound<'_, PyAny>>,
-) -> PyResult<()> {
-    let weight = Vector::new("weight", weight)?;
-    let norm = Norm { kind: NormKind::Rms, weight: weight.as_slice(), bias: None, eps };
-    any_norm(py, threads, &norm, x, out, residual, sum_out)
-}
-
-fn any_norm(
-    py: Python<'_>,
-    threads: &CpuThreads,
-    norm: &Norm<'_>,
-    x: &Bound<'_, PyAny>,
-    out: &Bound<'_, PyAny>,
-    residual: Option<&Bound<'_, PyAny>>,
-    sum_out: Option<&Bound<'_, PyAny>>,
-) -> PyResult<()> {
-    if PyBuffer::<f32>::get(x).is_ok() {
-        norm_as::<f32, f32>(py, threads, norm, x, out, residual, sum_out)
-    } else {
-        norm_as::<u16, bf16>(py, threads, norm, x, out, residual, sum_out)
-    }
-}
-
-/// `T` is what the buffers say they hold, `E` what that means.
-fn norm_as<T: buffer::Element + Sync, E: Element>(
-    py: Python<'_>,
-    threads: &CpuThreads,
-    norm: &Norm<'_>,
-    x: &Bound<'_, PyAny>,
-    out: &Bound<'_, PyAny>,
-    residual: Option<&Bound<'_, PyAny>>,
-    sum_out: Option<&Bound<'_, PyAny>>,
-) -> PyResult<()> {
-    let (x, out) = (Rows::<T>::new("x", x)?, Rows::<T>::new("out", out)?);
-    let num_rows = x.len;
-    x.expect_columns(norm.weight.len())?;
-    out.expect_shape(num_rows, norm.weight.len())?;
-    out.expect_writable()?;
-    x.expect_apart(&out)?;
-    let residual = residual.map(|residual| Rows::<T>::new("residual", residual)).transpose()?;
-    let sum_out = sum_out.map(|sum_out| Rows::<T>::new("sum_out", sum_out)).transpose()?;
-    for rows in residual.iter().chain(&sum_out) {
-        rows.expect_shape(num_rows, norm.weight.len())?;
-        rows.expect_apart(&out)?;
-    }
-    if let Some(sum_out) = &sum_out {
-        sum_out.expect_writable()?;
-        x.expect_apart(sum_out)?;
-    }
-    let sum = match (&residual, &sum_out) {
-        (None, None) => Sum::None,
-        (Some(residual), None) => Sum::Add(residual.token_rows::<E>()),
-        (None, Some(_)) => {
-            return Err(PyValueError::new_err("sum_out is given without the residual that the sum is of"));
-        }
-        (Some(residual), Some(sum_out)) => {
-            // SAFETY: it is writable, shares no byte with `x` or `out`, and stays where it is while the view lives; see
-            // `forward_as` for other threads of Python.
-            let to = OutRows { data: unsafe { sum_out.as_mut_slice::<E>() }, stride: sum_out.stride };
-            if residual.is_same(sum_out) {
-                Sum::Into(to)
-            } else {
-                residual.expect_apart(sum_out)?;
-                Sum::AddTo(residual.token_rows::<E>(), to)
-            }
-        }
-    };
-    let x = x.token_rows::<E>();
-    // SAFETY: `out` is writable, shares no byte with the other arrays, as was checked, and stays where it is while the
-    // view lives; see `forward_as` for other threads of Python.
-    let out = OutRows { data: unsafe { out.as_mut_slice::<E>() }, stride: out.stride };
-    let (kernel, threads) = (Kernel::best_for_products(), &threads.threads);
-    let compute = || ::cpu_kernels::norm::norm(norm, x, num_rows, sum, kernel, threads, out);
-    let elements = num_rows * norm.weight.len();
-    let done = if elements >= MIN_ELEMENTS_TO_DETACH { py.detach(compute) } else { compute() };
-    done.map_err(linear_error)
-}
-
 fn dimensions(name: &str, found: usize) -> PyErr {
     PyValueError::new_err(format!("{name} has {found} dimensions, but it must have 2"))
 }
@@ -475,7 +395,7 @@ pub(crate) struct Rows<T: buffer::Element> {
     pub(crate) len: usize,
     width: usize,
     /// Elements from one row to the next.
-    stride: usize,
+    pub(crate) stride: usize,
 }
 
 impl<T: buffer::Element> Rows<T> {
@@ -536,7 +456,7 @@ impl<T: buffer::Element> Rows<T> {
         if self.view.item_count() == 0 { std::ptr::dangling_mut() } else { self.view.buf_ptr().cast() }
     }
 
-    fn expect_columns(&self, expected: usize) -> PyResult<()> {
+    pub(crate) fn expect_columns(&self, expected: usize) -> PyResult<()> {
         self.expect_shape(self.len, expected)
     }
 
@@ -578,7 +498,7 @@ impl<T: buffer::Element> Rows<T> {
     }
 
     /// Whether both are the same memory, of which each element is its own place in both.
-    fn is_same<U: buffer::Element>(&self, other: &Rows<U>) -> bool {
+    pub(crate) fn is_same<U: buffer::Element>(&self, other: &Rows<U>) -> bool {
         size_of::<T>() == size_of::<U>() && self.place() == other.place() && self.stride == other.stride
     }
 

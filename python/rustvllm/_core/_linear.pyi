@@ -92,6 +92,20 @@ class PackedLinear:
 
         Raises ``ValueError`` for another kind or type, lengths that do not fit, and scales that are not finite.
         """
+    def pack_whole(self, first_row: int, numbers: npt.NDArray[np.int8], scales: npt.NDArray[np.float32]) -> None:
+        """Pack rows from whole numbers and their scales; nothing is rounded.
+
+        ``numbers`` is ``[rows, in_features]``, in the order of ``set_input_order``, ``scales`` ``[rows, groups]``; the
+        layer is ``int8`` or ``w8a8``. Otherwise as ``pack_rows``.
+
+        Raises ``ValueError`` for another kind, lengths that do not fit, and scales that are not finite.
+        """
+    def set_input_order(self, order: npt.NDArray[np.uint32]) -> None:
+        """Have groups whose inputs lie apart: place ``k`` of a row for ``pack_whole`` is that of input ``order[k]``.
+
+        ``forward`` gathers its activations in this order first; ``unpack_row`` gives the layer's own. Raises
+        ``ValueError`` for another kind than ``int8`` and ``w8a8``, and unless each input occurs once.
+        """
     def set_bias(self, bias: npt.NDArray[np.float32] | None) -> None:
         """The bias, float32 ``[out_features]``, copied; None takes it away."""
     def forward(

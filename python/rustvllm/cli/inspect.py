@@ -11,7 +11,9 @@ from typing import Any, Final
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.config import ModelConfig, hub
 from rustvllm.config.checkpoint_forms import read_forms, resident_bytes
+from rustvllm.config.gguf_file import is_gguf
 from rustvllm.config.model_folder import read_model_config
+from rustvllm.config.quantized_folders import read_quantization
 from rustvllm.exceptions import RustVLLMError
 from rustvllm.text.tokenizer import read_chat_template
 from rustvllm.worker.host_resources import memory_limit
@@ -51,7 +53,8 @@ def describe(model: str, revision: str | None = None) -> dict[str, Any]:
     """
     found = hub.resolve_model(model, revision)
     config = read_model_config(found.path, model=found.name)
-    forms = read_forms(found.path)
+    how = None if is_gguf(found.path) else read_quantization(config.hf_config, found.path)
+    forms = read_forms(found.path, how)
     bytes_of: Counter[str] = Counter()
     for form in forms:
         bytes_of[form.kind] += form.num_bytes
@@ -71,6 +74,7 @@ def describe(model: str, revision: str | None = None) -> dict[str, Any]:
         "vocabulary": config.vocab_size,
         "context": config.max_model_len,
         "bytes": num_bytes,
+        "quantization": None if how is None else str(how),
         "forms": {kind: round(size / max(num_bytes, 1), 4) for kind, size in bytes_of.most_common()},
         "chat_template": template is not None,
         "tools": template is not None and "tools" in template,
@@ -92,7 +96,7 @@ def _lines(facts: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{facts['model']}: {facts['architecture']} ({facts['modelling_code']}'s code)",
         f"  parameters  {facts['parameters']:,} in {facts['layers']} layers, vocabulary {facts['vocabulary']:,}",
-        f"  stored      {_size(facts['bytes'])}: {forms}",
+        f"  stored      {_size(facts['bytes'])}: {forms}{f' ({how})' if (how := facts['quantization']) else ''}",
         f"  context     {facts['context']:,} tokens",
         f"  template    {f'yes, {tools}' if facts['chat_template'] else 'none: chats need --chat-template'}",
     ]

@@ -53,6 +53,9 @@ from rustvllm.config.engine_config import (
     SCHEDULING_POLICIES as SCHEDULING_POLICIES,
 )
 from rustvllm.config.engine_config import (
+    STORED_QUANTIZATIONS as STORED_QUANTIZATIONS,
+)
+from rustvllm.config.engine_config import (
     CacheConfig as CacheConfig,
 )
 from rustvllm.config.engine_config import (

@@ -3,19 +3,27 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Final
 
 from rustvllm.config.gguf_file import WHOLE_TYPES, GgufFile, is_gguf
+from rustvllm.config.quantized_folders import StoredQuantization
 from rustvllm.exceptions import ModelLoadError
 
 MAX_HEADER_BYTES: Final = 256 << 20
 _LENGTH_BYTES: Final = 8
 _EMBEDDINGS: Final = ("token_embd.weight", "embed_tokens.weight", "wte.weight", "embed_in.weight")
-_FUSED: Final = re.compile(r"(blk\.\d+)\.(attn_[qkv]|ffn_gate|ffn_up)\.weight")
-"""Maps of GGUF files that are one layer here."""
+_FUSED: Final = re.compile(
+    r"(blk\.\d+\.|.*layers\.\d+\.\w+\.)(?:(attn_[qkv]|[qkv]_proj)|ffn_gate|ffn_up|gate_proj|up_proj)\.weight"
+)
+"""Maps of checkpoints that are one layer here."""
+_WORD_BITS: Final = 32
+_NUMBERS: Final = ("qweight", "weight_packed", "weight")
+_SCALES: Final = ("scales", "weight_scale", "weight_scale_inv")
+_ZEROS: Final = ("qzeros", "weight_zero_point")
+_REST: Final = ("g_idx", "weight_g_idx", "weight_shape", "input_scale", "input_zero_point", "output_scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +35,14 @@ class StoredForm:
         kind: Its type, as the file has it: ``BF16``, ``Q8_0``.
         num_parameters: Numbers that it holds.
         num_bytes: That it takes in the file.
+        group_size: How many of its numbers share a scale, if they are kept as whole ones on the CPU; else None.
     """
 
     name: str
     kind: str
     num_parameters: int
     num_bytes: int
+    group_size: int | None = None
 
     @property
     def is_embedding(self) -> bool:
@@ -40,11 +50,12 @@ class StoredForm:
         return self.name.endswith(_EMBEDDINGS)
 
 
-def read_forms(path: Path) -> list[StoredForm]:
-    """Every tensor of a checkpoint.
+def read_forms(path: Path, how: StoredQuantization | None = None) -> list[StoredForm]:
+    """Every tensor of a checkpoint, a quantised weight as one.
 
     Args:
         path: A GGUF file, or a folder of safetensors.
+        how: The folder's weights were quantised by other tools.
 
     Raises:
         ModelLoadError: There are no weights, or a header cannot be read.
@@ -52,7 +63,7 @@ def read_forms(path: Path) -> list[StoredForm]:
     forms = list(_tensors(path))
     if not forms:
         raise ModelLoadError(f"{path} has no *.safetensors and is not a GGUF file, so there are no weights to look at")
-    return forms
+    return forms if how is None else _joined(forms, how)
 
 
 def resident_bytes(forms: Sequence[StoredForm], item_bytes: int, *, is_tied: bool) -> int:
@@ -72,7 +83,7 @@ def resident_bytes(forms: Sequence[StoredForm], item_bytes: int, *, is_tied: boo
     total = 0
     for parts in layers.values():
         num_parameters = sum(part.num_parameters for part in parts)
-        groups = [WHOLE_TYPES[part.kind] for part in parts if part.kind in WHOLE_TYPES]
+        groups = [part.group_size for part in parts if part.group_size is not None]
         is_whole, is_embedding = len(groups) == len(parts), parts[0].is_embedding
         if not is_whole or is_embedding:
             total += num_parameters * item_bytes
@@ -82,13 +93,47 @@ def resident_bytes(forms: Sequence[StoredForm], item_bytes: int, *, is_tied: boo
 
 
 def _fused_name(match: re.Match[str]) -> str:
-    return f"{match[1]}.{'qkv' if match[2].startswith('attn') else 'gate_up'}"
+    return f"{match[1]}{'gate_up' if match[2] is None else 'qkv'}"
+
+
+def _joined(forms: Sequence[StoredForm], how: StoredQuantization) -> list[StoredForm]:
+    """The tensors of a quantised folder, those of one weight as one form."""
+    layers: dict[str, dict[str, StoredForm]] = {}
+    joined: list[StoredForm] = []
+    for form in forms:
+        layer, _, kind = form.name.rpartition(".")
+        if kind in (*_NUMBERS, *_SCALES, *_ZEROS, *_REST):
+            layers.setdefault(layer, {})[kind] = form
+        else:
+            joined.append(form)
+    for layer, kinds in layers.items():
+        numbers = next((kinds[kind] for kind in _NUMBERS if kind in kinds), None)
+        scales = next((kinds[kind] for kind in _SCALES if kind in kinds), None)
+        if numbers is None or scales is None:
+            joined += kinds.values()
+            continue
+        bits = how.bits[0]
+        count = numbers.num_parameters * _WORD_BITS // bits if numbers.kind == "I32" else numbers.num_parameters
+        has_zeros = any(kind in kinds for kind in _ZEROS)
+        # Of 8 bits with zero points it depends on these, which are not read here.
+        is_whole = numbers.kind != "F8_E4M3" and ((numbers.kind == "I32" and bits == 4) or not has_zeros)
+        joined.append(
+            replace(
+                numbers,
+                name=f"{layer}.weight",
+                kind=numbers.kind if numbers.kind != "I32" else f"{how.method} {bits} bits",
+                num_parameters=count,
+                num_bytes=sum(form.num_bytes for form in kinds.values()),
+                group_size=max(count // max(scales.num_parameters, 1), 1) if is_whole else None,
+            )
+        )
+    return joined
 
 
 def _tensors(path: Path) -> Iterator[StoredForm]:
     if is_gguf(path):
         for name, kind, shape, _, _, num_bytes in GgufFile(path).header.tensors():
-            yield StoredForm(name, kind, prod(shape), num_bytes)
+            yield StoredForm(name, kind, prod(shape), num_bytes, WHOLE_TYPES.get(kind))
         return
     for file in sorted(path.glob("*.safetensors")):
         if file.name.startswith("consolidated"):

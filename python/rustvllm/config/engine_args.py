@@ -23,6 +23,7 @@ from rustvllm.config import (
     LOGPROBS_MODES,
     MODEL_IMPLS,
     QUANTIZATIONS,
+    STORED_QUANTIZATIONS,
     CacheConfig,
     CUDAGraphConfig,
     DeviceConfig,
@@ -44,6 +45,7 @@ from rustvllm.config import (
 from rustvllm.config.engine_flags import EngineFlags
 from rustvllm.config.gguf_file import is_gguf
 from rustvllm.config.model_folder import read_model_config, resolve_dtype
+from rustvllm.config.quantized_folders import check_method, read_quantization
 from rustvllm.config.speculation import make_speculation_config
 from rustvllm.exceptions import ConfigError
 from rustvllm.logger import init_logger
@@ -311,6 +313,12 @@ class EngineArgs(EngineFlags):
             else resolve_tokenizer(str(self.hf_config_path), load.download_dir),
             logits_processors=_processor_names(self.logits_processors),
         )
+        if not is_gguf(found.path):
+            check_method(load.quantization, read_quantization(model.hf_config, found.path), found.name)
+        elif load.quantization in STORED_QUANTIZATIONS and load.quantization != "gguf":
+            raise ConfigError(
+                f"quantization is {load.quantization}, but {found.name} is a GGUF file: leave quantization out"
+            )
         return dataclasses.replace(model, max_logprobs=self.max_logprobs, logprobs_mode=self.logprobs_mode)
 
     def _create_scheduler_config(self, usage: UsageContext, device: str, max_model_len: int) -> SchedulerConfig:

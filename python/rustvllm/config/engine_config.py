@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rustvllm.config import attention_backends
 from rustvllm.config.attention_backends import ATTENTION_BACKENDS
+from rustvllm.config.quantized_folders import FOLDER_METHODS, SAME_METHODS
 from rustvllm.config.speculation import SpeculationConfig
 from rustvllm.exceptions import ConfigError, InvalidRequestError
 
@@ -24,7 +25,9 @@ KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 """What the KV cache holds: numbers of the model's dtype, or of eight bits (both names are e4m3)."""
 MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
-QUANTIZATIONS = ("int8", "int8-g32", "int8-g64", "int8-g128", "gguf")
+STORED_QUANTIZATIONS = ("gguf", *FOLDER_METHODS, *SAME_METHODS)
+"""What a checkpoint is in any case: named, it is compared with what is there."""
+QUANTIZATIONS = ("int8", "int8-g32", "int8-g64", "int8-g128", *STORED_QUANTIZATIONS)
 """Weights of one byte: with a scale for each output of a layer, or for each output and group of so many inputs; gguf:
 as a GGUF file has them."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -489,7 +492,7 @@ class EngineConfig:
             )
         backend, device = self.device.attention_backend, self.device.device
         attention_backends.check_dtype(backend, device, self.model.dtype)
-        quantization = None if self.load.quantization == "gguf" else self.load.quantization
+        quantization = None if self.load.quantization in STORED_QUANTIZATIONS else self.load.quantization
         if quantization is not None and self.device.device != "cpu":
             raise ConfigError(
                 f"quantization is {quantization}, which only the CPU's kernels compute, but device is "

@@ -92,7 +92,8 @@ class EngineFlags:
     )
     quantization: str | None = arg(
         "int8: weights of one byte on the CPU, with a scale for each output; int8-g32, int8-g64, int8-g128: for each "
-        "output and group of inputs; gguf: as a GGUF file has them, which needs no flag",
+        "output and group of inputs; awq, gptq, compressed-tensors, fp8, gguf: as the checkpoint has them, which needs "
+        "no flag",
         group="model",
     )
     batch_invariant: bool = arg("logits are bit-identical whatever else is in the batch", False, group="model")

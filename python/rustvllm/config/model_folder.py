@@ -11,7 +11,7 @@ from typing import Any, Final
 from rustvllm.config import ModelConfig, gguf_config
 from rustvllm.config.architectures import HEAD_DIMS, MODEL_TYPES, MULTI_HEAD, SUPPORTED_ARCHITECTURES, text_config
 from rustvllm.config.gguf_file import GgufFile, is_gguf
-from rustvllm.config.quantized_folders import refuse_quantized
+from rustvllm.config.quantized_folders import read_quantization
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 
@@ -98,7 +98,8 @@ def read_model_config(
         raise ConfigError(f"model_impl is transformers, but {path.name} is a GGUF file: leave model_impl out")
     stored = _read_stored(path, gguf, hf_config_path)
     config = merge_overrides(stored, hf_overrides or {})
-    refuse_quantized(config, path)
+    if gguf is None:
+        read_quantization(config, path)  # refuses what is not read
     architecture, model_impl = find_architecture(config, path, model_impl)
     if model_impl == "rustvllm":
         config = text_config(config)

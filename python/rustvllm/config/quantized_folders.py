@@ -1,11 +1,20 @@
-"""Checkpoints whose weights were quantised by other tools: named, and refused with what would work instead."""
+"""Checkpoints whose weights were quantised by other tools: what their configuration says of the numbers.
 
-from collections.abc import Mapping
+AWQ, GPTQ, compressed-tensors and FP8 are read; all others are refused by name, with what would work instead.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rustvllm.exceptions import ModelLoadError
+from rustvllm.exceptions import ConfigError, ModelLoadError
 
+FOLDER_METHODS: Final = ("awq", "gptq", "compressed-tensors", "fp8")
+"""Methods that are read, by the name that ``quant_method`` and ``--quantization`` have for them."""
+SAME_METHODS: Final[Mapping[str, str]] = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
+"""Names of a kernel of a GPU for one of these: they say nothing of the numbers."""
 _NAMES: Final[Mapping[str, str]] = {
     "awq": "AWQ",
     "bitsandbytes": "bitsandbytes",
@@ -14,24 +23,225 @@ _NAMES: Final[Mapping[str, str]] = {
     "gptq": "GPTQ",
     "mxfp4": "MXFP4",
 }
+_OLD_FILES: Final = ("quantize_config.json", "quant_config.json")
+"""Where the first tools put what is now ``quantization_config``."""
+_MAX_OLD_BYTES: Final = 1 << 20
+_CT_FORMATS: Final[Mapping[str, str]] = {
+    "pack-quantized": "packed",
+    "int-quantized": "whole",
+    "naive-quantized": "whole",
+    "float-quantized": "fp8",
+}
+_CHANNEL: Final = -1
 
 
-def refuse_quantized(config: Mapping[str, Any], path: Path) -> None:
-    """Refuse a configuration with a ``quantization_config``.
+@dataclass(frozen=True, slots=True)
+class StoredQuantization:
+    """How a folder's dense layers are stored.
+
+    Attributes:
+        method: One of ``FOLDER_METHODS``.
+        bits: Of a number; several where groups of layers differ.
+        group_sizes: Inputs that may share a scale; -1: all.
+        is_less_one: GPTQ's first form, which stores zero points less one.
+        file: That says so, for messages.
+        block: Outputs and inputs that share a scale, of FP8 by blocks; None: as the shape of the scales says.
+    """
+
+    method: str
+    bits: tuple[int, ...]
+    group_sizes: tuple[int, ...]
+    file: Path
+    is_less_one: bool = False
+    block: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        bits = " and ".join(str(bits) for bits in self.bits)
+        groups = " and ".join("whole rows" if size == _CHANNEL else f"groups of {size}" for size in self.group_sizes)
+        return f"{_NAMES[self.method]} of {bits} bits" + (f", {groups}" if groups else "")
+
+
+def find_quantization(config: Mapping[str, Any], path: Path) -> Mapping[str, Any] | None:
+    """What a checkpoint says of its quantisation, in ``config.json`` or in the file of its own that old tools wrote.
+
+    Args:
+        config: ``config.json`` with the values that override it.
+        path: The model's folder.
+    """
+    for key in ("quantization_config", "compression_config"):
+        if key in config:
+            how = config[key]
+            return how if isinstance(how, Mapping) and how else None
+    for name in _OLD_FILES:
+        file = path / name
+        if not file.is_file() or file.stat().st_size > _MAX_OLD_BYTES:
+            continue
+        try:
+            how = json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise ModelLoadError(f"{file} is not valid JSON: {error!s:.200}") from error
+        if not isinstance(how, dict):
+            raise ModelLoadError(f"{file} must hold a JSON object, not {type(how).__name__}")
+        return {"quant_method": "awq" if "w_bit" in how else "gptq", **how}
+    return None
+
+
+def read_quantization(config: Mapping[str, Any], path: Path) -> StoredQuantization | None:
+    """How the dense layers of a folder are stored; None: as the tensors' types say.
 
     Raises:
-        ModelLoadError: Names the method, its bits, and what works.
+        ModelLoadError: In a way that is not read; names it, and what works instead.
     """
-    how = config.get("quantization_config")
-    if not isinstance(how, Mapping) or not isinstance(method := how.get("quant_method"), str):
+    how = find_quantization(config, path)
+    if how is None:
+        return None
+    file = path / "config.json"
+    method = how.get("quant_method")
+    if not isinstance(method, str):
+        raise ModelLoadError(f"{file}: quantization_config names no quant_method")
+    method = SAME_METHODS.get(method, method)
+    read = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed, "fp8": _fp8}.get(method)
+    if read is None:
+        raise _refusal(file, _described(method, how), "")
+    return read(how, file)
+
+
+def check_method(asked: str | None, stored: StoredQuantization | None, name: str) -> None:
+    """Compare what ``--quantization`` says with what a folder has.
+
+    Raises:
+        ConfigError: They contradict each other.
+    """
+    asked = SAME_METHODS.get(asked or "", asked or "")
+    if asked not in FOLDER_METHODS:
         return
-    what = [_NAMES.get(method, method)[:40]]
+    if stored is None:
+        raise ConfigError(
+            f"quantization is {asked}, but {name} is not quantised: leave quantization out, or set it to int8 to round "
+            "the weights while they are loaded"
+        )
+    if stored.method != asked:
+        raise ConfigError(
+            f"quantization is {asked}, but {name} is {stored} (quant_method {stored.method!r} in its config.json): "
+            "leave quantization out"
+        )
+
+
+def _awq(how: Mapping[str, Any], file: Path) -> StoredQuantization:
+    what = _described("awq", how)
+    version = str(how.get("version", how.get("format", "gemm"))).lower()
+    if version not in ("gemm", "exllama"):
+        raise _refusal(file, what, f" with its numbers in the order of version {version!r:.40}; gemm is read")
+    if str(how.get("backend", "autoawq")).lower() == "llm-awq":
+        raise _refusal(file, what, " with its numbers in the order of the backend llm-awq; autoawq's is read")
+    if how.get("zero_point", True) is not True:
+        raise _refusal(file, what, " without zero points (zero_point is not true)")
+    bits = _one_of(how, ("bits", "w_bit"), (4,), file, what)
+    return StoredQuantization("awq", (bits,), (_group_size(how, ("group_size", "q_group_size"), file),), file)
+
+
+def _gptq(how: Mapping[str, Any], file: Path) -> StoredQuantization:
+    what = _described("gptq", how)
+    form = how.get("checkpoint_format") or how.get("format") or "gptq"
+    if how.get("is_marlin_format") is True:
+        form = "marlin"
+    if form not in ("gptq", "gptq_v2"):
+        raise _refusal(file, what, f" in the checkpoint_format {form!r:.40}; gptq and gptq_v2 are read")
+    if how.get("pack_dtype", "int32") != "int32":
+        raise _refusal(file, what, f" packed into {how['pack_dtype']!r:.40}; int32 is read")
+    rules = how.get("dynamic") or {}
+    changed = [rule for rule in rules if not str(rule).startswith("-:")]
+    if changed:
+        raise _refusal(file, what, f" with other settings for some layers (dynamic: {changed[0]!r:.60})")
+    bits = _one_of(how, ("bits",), (4, 8), file, what)
+    group_size = _group_size(how, ("group_size",), file)
+    return StoredQuantization("gptq", (bits,), (group_size,), file, is_less_one=form == "gptq")
+
+
+def _compressed(how: Mapping[str, Any], file: Path) -> StoredQuantization:
+    what = _described("compressed-tensors", how)
+    sparsity = how.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity and sparsity.get("format", "dense") != "dense":
+        raise _refusal(file, what, f" with sparse weights ({sparsity.get('format')!r:.40})")
+    if how.get("transform_config"):
+        raise _refusal(file, what, " with rotated weights (transform_config)")
+    groups = how.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise ModelLoadError(f"{file}: quantization_config has no config_groups, which say how its weights are stored")
+    bits: dict[int, None] = {}
+    sizes: dict[int, None] = {}
+    block = None
+    for name, group in groups.items():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(weights, Mapping):
+            raise _refusal(file, what, f" whose group {name!r:.40} quantises no weights")
+        form = group.get("format") or how.get("format")
+        read = _CT_FORMATS.get(form) if isinstance(form, str) else None
+        is_float = weights.get("type", "int") == "float"
+        if read is None or (is_float and read == "packed") or (not is_float and read == "fp8"):
+            raise _refusal(
+                file, what, f" in the format {form!r:.40} of type {weights.get('type', 'int')!r:.20}; "
+                f"{', '.join(_CT_FORMATS)} are read"
+            )  # fmt: skip
+        bits[_one_of(weights, ("num_bits",), (8,) if is_float else (4, 8), file, what)] = None
+        strategy = weights.get("strategy")
+        if strategy in (None, "group") and weights.get("group_size") is not None:
+            sizes[_group_size(weights, ("group_size",), file)] = None
+        elif strategy == "block" and is_float:
+            block = _block(weights.get("block_structure"), file)
+            sizes[_CHANNEL] = None
+        elif strategy in (None, "channel", "tensor"):
+            sizes[_CHANNEL] = None
+        else:
+            raise _refusal(file, what, f" with scales by {strategy!r:.40}; tensor, channel and group are read")
+    return StoredQuantization("compressed-tensors", tuple(bits), tuple(sizes), file, block=block)
+
+
+def _fp8(how: Mapping[str, Any], file: Path) -> StoredQuantization:
+    form = how.get("fmt", "e4m3")
+    if form != "e4m3":
+        raise _refusal(file, _described("fp8", how), f" of the form {form!r:.40}; e4m3 is read")
+    block = how.get("weight_block_size")
+    return StoredQuantization("fp8", (8,), (), file, block=None if block is None else _block(block, file))
+
+
+def _block(value: object, file: Path) -> tuple[int, int]:
+    sizes = value if isinstance(value, list) else []
+    is_whole = [isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes]
+    if is_whole != [True, True]:
+        raise ModelLoadError(f"{file}: the block of the quantisation must be two numbers above 0, got {value!r:.80}")
+    return sizes[0], sizes[1]
+
+
+def _one_of(how: Mapping[str, Any], names: Sequence[str], allowed: Sequence[int], file: Path, what: str) -> int:
+    value = next((how[name] for name in names if name in how), None)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ModelLoadError(f"{file}: {names[0]} of the quantisation must be a number, got {value!r:.80}")
+    if value not in allowed:
+        numbers = " and ".join(str(bits) for bits in allowed)
+        raise _refusal(file, what, f"; {numbers} bits are read")
+    return value
+
+
+def _group_size(how: Mapping[str, Any], names: Sequence[str], file: Path) -> int:
+    value = next((how[name] for name in names if name in how), None)
+    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != _CHANNEL):
+        raise ModelLoadError(
+            f"{file}: {names[0]} of the quantisation must be a number above 0, or -1 for all inputs, got {value!r:.80}"
+        )
+    return value
+
+
+def _described(method: str, how: Mapping[str, Any]) -> str:
+    what = _NAMES.get(method, method)[:40]
     if method == "bitsandbytes":
-        what.append(str(how.get("bnb_4bit_quant_type", "nf4")) if how.get("load_in_4bit") else "int8")
-    elif isinstance(bits := how.get("bits", how.get("w_bit")), int):
-        what.append(f"of {bits} bits")
-    raise ModelLoadError(
-        f"{path / 'config.json'}: this checkpoint is {' '.join(what)} (quantization_config), which is not served. Use "
-        "a GGUF file of this model (--model owner/name:Q8_0), or the model it was made of, on the CPU with "
-        "--quantization int8"
+        return f"{what} {how.get('bnb_4bit_quant_type', 'nf4') if how.get('load_in_4bit') else 'int8'!s:.20}"
+    bits = how.get("bits", how.get("w_bit"))
+    return f"{what} of {bits} bits" if isinstance(bits, int) else what
+
+
+def _refusal(file: Path, what: str, how: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"{file}: this checkpoint is {what}{how} (quantization_config), which is not served. Use a GGUF file of this "
+        "model (--model owner/name:Q8_0), or the model it was made of, on the CPU with --quantization int8"
     )

@@ -27,7 +27,7 @@ from rustvllm.layers.cpu_linear import (
     WeightKind,
 )
 from rustvllm.layers.cpu_linear_choice import PLAIN, Choice, best_matrix_rows, choose, measure
-from rustvllm.layers.cpu_whole_layers import WholeLayers
+from rustvllm.layers.cpu_whole_layers import WholeForm, WholeLayers
 from rustvllm.layers.linear import Linear, LinearKernel
 from rustvllm.logger import init_logger
 
@@ -119,18 +119,20 @@ class LinearPacker:
         packed = sum(count * _int8_bytes(shape, self._options.group_size) for shape, count in self._count.items())
         return plain_bytes - self._plain_bytes + packed
 
-    def plan(self, model: nn.Module, embedding: Tensor | None, groups: Sequence[tuple[Tensor, int | None]]) -> None:
-        """Choose the layers that ``pack_blocks`` will be given in blocks; to be called for every model anew.
+    def plan(
+        self, model: nn.Module, embedding: Tensor | None, forms: Sequence[tuple[Tensor, WholeForm | None]]
+    ) -> None:
+        """Choose the layers that will be given as whole numbers; to be called for every model anew.
 
         Args:
             model: With or without memory.
             embedding: As in the constructor.
-            groups: Every stored tensor of the model, with how many of its numbers share a scale, if they are whole.
+            forms: Every stored tensor of the model, with how its numbers have scales, if they are whole.
         """
         self._whole = None
         if self._options.kernel not in (None, "core") or _model_dtype(model) not in CORE_DTYPES:
             return
-        whole = WholeLayers(self._threads, model, embedding, groups, self._options.whole_kind)
+        whole = WholeLayers(self._threads, model, embedding, forms, self._options.whole_kind)
         self._whole = whole if len(whole) else None
         self._whole_saved_bytes = 0
         for module in model.modules():
@@ -140,26 +142,31 @@ class LinearPacker:
 
     @property
     def has_whole_layers(self) -> bool:
-        """Whether there are layers that are given in blocks."""
+        """Whether there are layers that are given as whole numbers."""
         return self._whole is not None
 
     @property
     def num_whole_layers(self) -> int:
-        """How many layers were given in blocks, the head included."""
+        """How many layers were given as whole numbers, the head included."""
         return 0 if self._whole is None else len(self._whole)
 
     def takes(self, target: Tensor) -> bool:
-        """Whether a tensor is to be given in blocks."""
+        """Whether a tensor is to be given as whole numbers."""
         return self._whole is not None and self._whole.group_of(target) is not None
 
     def is_enough(self, target: Tensor) -> bool:
-        """Whether a tensor that was given in blocks need not be filled."""
+        """Whether a tensor that was given so need not be filled."""
         return self._whole is not None and self._whole.is_enough(target)
 
     def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
         """Take rows of a tensor as they are stored; see ``WholeLayers.pack_blocks``."""
         assert self._whole is not None
         self._whole.pack_blocks(target, first_row, type_name, rows)
+
+    def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor) -> None:
+        """Take rows of a tensor as whole numbers and scales; see ``WholeLayers.pack_whole``."""
+        assert self._whole is not None
+        self._whole.pack_whole(target, first_row, numbers, scales)
 
     def watch(self, model: nn.Module, embedding: Tensor | None) -> None:
         """Note what must be filled before each layer can be packed; ``filled`` then packs it.
@@ -304,7 +311,7 @@ class LinearPacker:
         piece = kernel.unpack(min(self._sample_outputs(shape, dtype), shape[0]))
         if group is None:
             return self._best_matrix_rows(self._contender("core", piece, None), dtype)
-        return self._best_matrix_rows(CoreLinear(self._threads, piece, None, self._options.whole_kind, group), dtype)
+        return self._best_matrix_rows(CoreLinear(self._threads, piece, None, kernel.packed.kind, group), dtype)
 
     def _best_matrix_rows(self, kernel: LinearKernel, dtype: torch.dtype) -> int | None:
         """Set and return the smallest number of rows for which the matrix unit is faster; None if it never is."""

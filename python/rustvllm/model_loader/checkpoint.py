@@ -20,6 +20,8 @@ BLOCK_TYPES = tuple(kind for kind in SERVED_TYPES if kind not in FLOAT_TYPES)
 """What else they may be stored as, in GGUF: blocks that are unpacked."""
 FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """What weights may be stored as, by the name that safetensors has for it."""
+QUANTIZED_DTYPES = {"I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "F8_E4M3": torch.float8_e4m3fn}
+"""What the parts of quantised weights may be stored as besides."""
 MAX_INDEX_BYTES = 256 << 20
 MAX_NAMED = 8
 """So many problems are spelled out in one message."""

@@ -13,6 +13,8 @@ from rustvllm.exceptions import ModelLoadError
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, MAX_NAMED, StoredTensor
 from rustvllm.model_loader.progress import LoadProgress
+from rustvllm.model_loader.quantized_numbers import dense_rows, whole_rows
+from rustvllm.model_loader.quantized_tensors import QuantizedTensor
 from rustvllm.model_loader.reading import TensorReader
 from rustvllm.models.interface import CausalLM
 
@@ -38,7 +40,7 @@ class Match:
 
 
 class BlockPacker(Protocol):
-    """Takes rows of blocks as they are written down, for a layer that computes from them."""
+    """Takes rows of whole numbers as they are written down, for a layer that computes from them."""
 
     def takes(self, target: Tensor) -> bool:
         """Whether rows of this tensor are wanted."""
@@ -49,7 +51,11 @@ class BlockPacker(Protocol):
         ...
 
     def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
-        """Take rows of a tensor."""
+        """Take rows of a tensor in blocks."""
+        ...
+
+    def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor) -> None:
+        """Take rows of a tensor as numbers and scales."""
         ...
 
 
@@ -111,21 +117,49 @@ def fill_from_checkpoint(
     with TensorReader(progress) as reader:
         for name, source in sorted(sources.items(), key=lambda item: (item[1].file, item[1].offset)):
             target = targets.pop(name)
-            if block_packer is not None and block_packer.takes(target):
-                _pack(reader, source, target, block_packer)
-            else:
-                reader.read_into(source, target)
+            _fill(reader, source, target, block_packer)
             filled(target)
             del target  # what is packed gives its memory up
         for alias, source, target in doubles:
-            if not reader.equals(source, target):
+            if not _equals(reader, source, target):
                 logger.warning(
                     "%s: config.json ties %s to another tensor, but both are stored, with different values; both are "
                     "kept",
                     folder,
                     alias,
                 )
-                reader.read_into(source, model.untie(alias))
+                _fill(reader, source, model.untie(alias), None)
+
+
+def _fill(reader: TensorReader, source: StoredTensor, target: Tensor, packer: BlockPacker | None) -> None:
+    taker = packer if packer is not None and packer.takes(target) else None
+    if isinstance(source, QuantizedTensor):
+        _fill_quantized(reader, source, target, taker)
+    elif taker is not None:
+        _pack(reader, source, target, taker)
+    else:
+        reader.read_into(source, target)
+
+
+def _fill_quantized(reader: TensorReader, source: QuantizedTensor, target: Tensor, packer: BlockPacker | None) -> None:
+    turned = target.t() if source.is_turned else target
+    if packer is not None:
+        for begin, numbers, scales in whole_rows(reader, source):
+            packer.pack_whole(turned, begin, numbers, scales)
+        if packer.is_enough(target):
+            return
+    for begin, rows in dense_rows(reader, source):
+        turned[begin : begin + rows.shape[0]].copy_(rows)
+
+
+def _equals(reader: TensorReader, source: StoredTensor, other: Tensor) -> bool:
+    if not isinstance(source, QuantizedTensor):
+        return reader.equals(source, other)
+    turned = other.t() if source.is_turned else other
+    return all(
+        bool((rows.to(other.device).to(other.dtype) == turned[begin : begin + rows.shape[0]]).all())
+        for begin, rows in dense_rows(reader, source)
+    )
 
 
 def _pack(reader: TensorReader, source: StoredTensor, target: Tensor, packer: BlockPacker) -> None:
@@ -164,7 +198,9 @@ def _check(model: CausalLM, folder: Path, sources: dict[str, StoredTensor], targ
     problems += [
         f"{tensor.file.name}: tensor {tensor.name!r} has dtype {tensor.dtype}, supported: {', '.join(FLOAT_DTYPES)}"
         for name, tensor in sources.items()
-        if name in targets and tensor.dtype not in (*FLOAT_DTYPES, *BLOCK_TYPES)
+        if name in targets
+        and tensor.dtype not in (*FLOAT_DTYPES, *BLOCK_TYPES)
+        and not isinstance(tensor, QuantizedTensor)
     ]
     problems += [f"tensor {name!r} is missing" for name in targets if name not in sources]
     problems += [

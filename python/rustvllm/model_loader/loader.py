@@ -18,14 +18,17 @@ from torch import Tensor
 
 from rustvllm.config.byte_sizes import readable_size
 from rustvllm.config.gguf_file import WHOLE_TYPES, is_gguf
+from rustvllm.config.quantized_folders import read_quantization
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu_linear_packer import LinearPacker
+from rustvllm.layers.cpu_whole_layers import WholeForm
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, StoredTensor, read_headers
 from rustvllm.model_loader.dummy_weights import fill_dummy_weights
 from rustvllm.model_loader.filling import fill_from_checkpoint, match_tensors
 from rustvllm.model_loader.gguf_tensors import read_gguf_headers
 from rustvllm.model_loader.progress import LoadProgress
+from rustvllm.model_loader.quantized_tensors import QuantizedTensor, join_quantized
 from rustvllm.models.interface import CausalLM
 from rustvllm.models.registry import make_model
 
@@ -59,7 +62,7 @@ def load_model(
     """
     started = time.monotonic()
     build = make_model(model_config)
-    stored = None if load_config.load_format == "dummy" else _read_headers(model_config.path)
+    stored = None if load_config.load_format == "dummy" else _read_headers(model_config)
     # On the meta device a model takes no memory: what it needs is known before it is taken.
     with _defaults(dtype, torch.device("meta")):
         outline = build()
@@ -72,7 +75,7 @@ def load_model(
         )
     packer = None if make_packer is None else make_packer(outline)
     if packer is not None and stored is not None:
-        packer.plan(outline, outline.tied_embedding, _whole_groups(outline, model_config.path, stored))
+        packer.plan(outline, outline.tied_embedding, _whole_forms(outline, model_config.path, stored))
     size = sum(parameter.nbytes for parameter in outline.parameters())
     if packer is not None:
         size = packer.resident_bytes(size)
@@ -83,7 +86,7 @@ def load_model(
     if packer is not None:
         packer.watch(model, model.tied_embedding)
         if stored is not None:
-            packer.plan(model, model.tied_embedding, _whole_groups(model, model_config.path, stored))
+            packer.plan(model, model.tied_embedding, _whole_forms(model, model_config.path, stored))
     filled: Callable[[Tensor], None] = (lambda _: None) if packer is None else packer.filled
     with torch.inference_mode():
         if stored is None:
@@ -100,22 +103,45 @@ def load_model(
     return model.eval()
 
 
-def _read_headers(path: Path) -> dict[str, StoredTensor]:
-    return read_gguf_headers(path) if is_gguf(path) else read_headers(path)
+def _read_headers(model_config: ModelConfig) -> dict[str, StoredTensor]:
+    path = model_config.path
+    if is_gguf(path):
+        return read_gguf_headers(path)
+    stored, how = read_headers(path), read_quantization(model_config.hf_config, path)
+    if how is None:
+        return stored
+    return join_quantized(stored, how, path, is_turned=model_config.architecture == "GPT2LMHeadModel")
 
 
-def _whole_groups(model: CausalLM, path: Path, stored: dict[str, StoredTensor]) -> list[tuple[Tensor, int | None]]:
-    """Every tensor of a model, with how many of its stored numbers share a scale, if they are whole ones."""
+def _whole_forms(model: CausalLM, path: Path, stored: dict[str, StoredTensor]) -> list[tuple[Tensor, WholeForm | None]]:
+    """Every tensor of a model, with how its stored numbers have scales, if they are whole ones."""
     match = match_tensors(model, path, stored)
-    return [(match.targets[name], WHOLE_TYPES.get(source.dtype)) for name, source in match.sources.items()]
+    return [(match.targets[name], _whole_form(source)) for name, source in match.sources.items()]
+
+
+def _whole_form(source: StoredTensor) -> WholeForm | None:
+    if isinstance(source, QuantizedTensor):
+        return WholeForm(source.group_size, source.input_order) if source.is_whole else None
+    group_size = WHOLE_TYPES.get(source.dtype)
+    return None if group_size is None else WholeForm(group_size)
 
 
 def _log_forms(path: Path, stored: dict[str, StoredTensor], packer: LinearPacker | None, dtype: torch.dtype) -> None:
-    """Say which tensors of a GGUF file are kept otherwise than they are stored."""
+    """Say which tensors are kept otherwise than they are stored."""
+    whole = 0 if packer is None else packer.num_whole_layers
+    quantized = Counter(tensor.dtype for tensor in stored.values() if isinstance(tensor, QuantizedTensor))
+    if quantized:
+        logger.info(
+            "%s: weights of %s; %d dense layers are kept as whole numbers of 8 bits with the checkpoint's scales, what "
+            "else is quantised is held as %s",
+            path.name,
+            ", ".join(f"{kind} ({count})" for kind, count in quantized.most_common()),
+            whole,
+            str(dtype).removeprefix("torch."),
+        )
     counts = Counter(tensor.dtype for tensor in stored.values() if tensor.dtype in BLOCK_TYPES)
     if not counts:
         return
-    whole = 0 if packer is None else packer.num_whole_layers
     logger.info(
         "%s: blocks of %s; %d dense layers are kept as whole numbers of 8 bits with the file's scales, what else is in "
         "blocks is held as %s (products of 4 bits are not there yet; --quantization int8-g32 rounds it to 8 bits)",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, StoredTensor
+from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, QUANTIZED_DTYPES, StoredTensor
 from rustvllm.model_loader.progress import LoadProgress
 
 BUFFER_BYTES = 16 << 20
@@ -71,6 +71,19 @@ class TensorReader:
             return
         for begin, rows in self.blocks(stored, target.device):
             self.unpack_into(stored, begin, rows, target)
+
+    def read_whole(self, stored: StoredTensor) -> Tensor:
+        """A tensor of its own, of the stored type and shape.
+
+        Args:
+            stored: Of a floating-point type, or one of ``QUANTIZED_DTYPES``.
+
+        Raises:
+            ModelLoadError: As ``read_into``.
+        """
+        raw = torch.empty(stored.nbytes, dtype=torch.uint8, device="cpu")
+        self._read(stored, stored.offset, raw)
+        return raw.view((FLOAT_DTYPES | QUANTIZED_DTYPES)[stored.dtype]).view(stored.shape)
 
     def equals(self, stored: StoredTensor, other: Tensor) -> bool:
         """Whether a stored tensor, converted to another's type, has the other's values.

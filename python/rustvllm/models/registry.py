@@ -36,7 +36,10 @@ def make_model(model_config: ModelConfig) -> Callable[[], CausalLM]:
     Raises:
         ModelLoadError: The architecture is not supported.
     """
-    hf_config, max_model_len = model_config.hf_config, model_config.max_model_len
+    # How the weights are stored is the loader's matter: a model is the same whatever it was quantised by.
+    stored = ("quantization_config", "compression_config")
+    hf_config = {key: value for key, value in model_config.hf_config.items() if key not in stored}
+    max_model_len = model_config.max_model_len
     if model_config.model_impl != "transformers":
         return partial(get_model_class(model_config.architecture), hf_config, max_model_len)
     # Imported here: what it needs of transformers takes seconds.

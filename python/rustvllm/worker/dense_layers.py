@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rustvllm import _core, envs
+from rustvllm.config.engine_config import STORED_QUANTIZATIONS
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.layers.cpu_linear import OneDnnLinear
 from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
@@ -74,7 +75,8 @@ def linear_options(quantization: str | None, dtype: torch.dtype, *, batch_invari
         ConfigError: They contradict each other, or what is asked for is not there.
     """
     forced = envs.linear_kernel()
-    quantization = None if quantization == "gguf" else quantization  # what is stored decides, layer by layer
+    if quantization in STORED_QUANTIZATIONS:  # what is stored decides, layer by layer
+        quantization = None
     reason = f"quantization {quantization}" if quantization else "batch_invariant" if batch_invariant else None
     if forced not in (None, "core") and reason:
         raise ConfigError(

@@ -90,7 +90,8 @@ def test_refusals_say_what_works(argv, says, capsys):
     ("argv", "says"),
     [
         (["--dtype", "fp8"], "--dtype must be one of auto, float32"),
-        (["-q", "awq"], "--quantization must be one of int8"),
+        (["-q", "hqq"], "--quantization must be one of int8"),
+        (["-q", "awq"], "--quantization is awq, but rustvllm-tiny is not quantised: leave quantization out"),
         (["--max-model-len", "4096"], "--max-model-len is 4096, but rustvllm-tiny was made for 512 tokens"),
         (["--enforce-eager", "--cudagraph-capture-sizes", "4"], "--cudagraph-capture-sizes and --enforce-eager"),
     ],

@@ -106,7 +106,7 @@ def test_without_chunked_prefill_the_default_budget_holds_a_prompt(model):
         ({"attention_backend": "flash"}, "attention_backend must be one of auto, triton, cpu, torch, got 'flash'"),
         ({"attention_backend": "cpu", "dtype": "float16"}, "but dtype is float16: set attention_backend to torch"),
         ({"load_format": "pt"}, "load_format must be one of"),
-        ({"quantization": "awq"}, "quantization must be one of int8, int8-g32, int8-g64, int8-g128, gguf, got 'awq'"),
+        ({"quantization": "hqq"}, "quantization must be one of int8, .*, gguf, awq, gptq, .* got 'hqq'"),
         ({"quantization": 8}, "quantization must be one of int8, .*, got 8"),
         ({"quantization": "int8", "dtype": "float16"}, "quantization is for the CPU's kernels, .* set dtype to"),
         ({"batch_invariant": True, "dtype": "float16"}, "batch_invariant is for .* but dtype is float16"),

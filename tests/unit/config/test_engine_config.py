@@ -77,7 +77,7 @@ MODEL = {
         (CacheConfig, "swap_space", "4", "number, got '4'"),
         (ParallelConfig, "tensor_parallel_size", 2, "at most 1"),
         (DeviceConfig, "device", "tpu", "cpu, cuda, got 'tpu'"),
-        (LoadConfig, "quantization", "fp8", "int8, int8-g32, int8-g64, int8-g128, gguf, got 'fp8'"),
+        (LoadConfig, "quantization", "hqq", "int8-g64, int8-g128, gguf, awq, gptq, .*, got 'hqq'"),
         (DeviceConfig, "attention_backend", "flash", "auto, triton, cpu, torch, got 'flash'"),
         (LoadConfig, "load_format", "pt", "got 'pt'"),
     ],

@@ -15,6 +15,11 @@ BASE = {
     "attention.head_count": 4, "attention.head_count_kv": 2,
 }  # fmt: skip
 
+SMALL = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
 
 def write(path, *, arch="llama", values=BASE, keys=None, kind="F32"):
     writer = gguf.GGUFWriter(path, arch)
@@ -106,13 +111,12 @@ def test_settings_that_contradict_the_file_are_errors(tmp_path):
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ({"quant_method": "awq", "bits": 4}, "this checkpoint is AWQ of 4 bits"),
-        ({"quant_method": "gptq", "bits": 8}, "this checkpoint is GPTQ of 8 bits"),
+        ({"quant_method": "awq", "bits": 8}, "this checkpoint is AWQ of 8 bits"),
+        ({"quant_method": "gptq", "bits": 3}, "this checkpoint is GPTQ of 3 bits"),
         (
             {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
             "this checkpoint is bitsandbytes nf4",
         ),
-        ({"quant_method": "compressed-tensors"}, "this checkpoint is compressed-tensors"),
         ({"quant_method": "new"}, "this checkpoint is new"),
     ],
 )
@@ -122,3 +126,34 @@ def test_other_quantised_folders_are_refused_with_what_works(how, says, tmp_path
         read_model_config(tmp_path, model="m")
     assert says in str(caught.value)
     assert "Use a GGUF file" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "how", "says"),
+    [
+        (
+            "awq",
+            {"quant_method": "gptq", "bits": 4, "group_size": 32},
+            "is awq, but .* is GPTQ of 4 bits, groups of 32",
+        ),
+        ("gguf", {"quant_method": "gptq", "bits": 4, "group_size": 32}, "is gguf, but .* is not a GGUF file"),
+        ("gptq_marlin", None, "is gptq, but .* is not quantised"),
+        (
+            "compressed-tensors",
+            {"quant_method": "fp8"},
+            r"is compressed-tensors, but .* is FP8 of 8 bits \(quant_method 'fp8' in its config",
+        ),
+    ],
+)
+def test_contradictions_name_both(asked, how, says, tmp_path):
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | SMALL
+    (tmp_path / "config.json").write_text(json.dumps(config | ({"quantization_config": how} if how else {})))
+    arguments = {"model": str(tmp_path), "device": "cpu", "load_format": "dummy", "skip_tokenizer_init": True}
+    with pytest.raises(ConfigError, match=f"quantization {says}"):
+        EngineArgs(**arguments, quantization=asked).create_engine_config()
+    agreed = {"gptq": "gptq_marlin"}.get(how["quant_method"], how["quant_method"]) if how else None
+    EngineArgs(**arguments, quantization=agreed).create_engine_config()
+    with pytest.raises(ConfigError, match=r"quantization is awq, but .*m\.gguf is a GGUF file"):
+        EngineArgs(
+            model=str(write(tmp_path / "m.gguf")), quantization="awq", device="cpu", skip_tokenizer_init=True
+        ).create_engine_config()

@@ -273,8 +273,6 @@ def test_missing_and_absurd_configuration_keys(tmp_path, base, key):
         (GPT2 | {"layer_norm_epsilon": float("nan")}, "'layer_norm_epsilon' must be a positive number"),
         (GPT2 | {"tie_word_embeddings": "yes"}, "'tie_word_embeddings' must be true or false"),
         (GPT2 | {"add_cross_attention": True}, "'add_cross_attention' = True is not supported"),
-        (GPT2 | {"quantization_config": {"bits": 4}}, "'quantization_config'"),
-        (LLAMA | {"quantization_config": {"bits": 4}}, "'quantization_config'"),
         (LLAMA | {"num_key_value_heads": 3}, "num_attention_heads (4) must be a multiple of num_key_value_heads (3)"),
         (LLAMA | {"head_dim": 3}, "head_dim must be even"),
         (LLAMA | {"rope_scaling": {"rope_type": "axial"}}, "'axial' is not supported; supported: default"),

@@ -98,6 +98,23 @@ pub enum LinearError {
         /// How.
         kind: WeightKind,
     },
+    /// An order of inputs that is none.
+    #[error(
+        "the order of the inputs names input {input} at place {place}, but each of {in_features} must occur once"
+    )]
+    Order {
+        /// Where.
+        place: usize,
+        /// Which.
+        input: u32,
+        /// How many there are.
+        in_features: usize,
+    },
+    /// Plain rows for inputs that have another order.
+    #[error(
+        "the inputs of this layer have an order of their own, in which only whole numbers with scales are packed"
+    )]
+    Ordered,
     /// A weight that cannot be rounded to 8 bits.
     #[error("row {row} of the weight has an element that is not finite, which int8 cannot hold")]
     NotFinite {

@@ -13,7 +13,7 @@ impl PackedLinear {
     ///
     /// # Arguments
     ///
-    /// * `fill` – writes row `i` of those given: a whole number per input, and a scale per group of inputs.
+    /// * `fill` – writes row `i` of those given: a whole number per input, in their order, and a scale per group.
     ///
     /// # Errors
     ///
@@ -70,6 +70,30 @@ impl PackedLinear {
         }
         self.is_packed[first_row..end].fill(true);
         self.num_packed += num_rows;
+        Ok(())
+    }
+    /// Have groups whose inputs lie apart: place `k` of every row is that of input `order[k]`. Products then gather the
+    /// activations into this order first.
+    ///
+    /// # Errors
+    ///
+    /// Weights without scales, or an order that does not have each input once.
+    pub fn set_input_order(&mut self, order: Vec<u32>) -> Result<(), LinearError> {
+        if self.kind.group_size().is_none() {
+            return Err(LinearError::NotWhole { kind: self.kind });
+        }
+        let (found, expected) = (order.len(), self.in_features);
+        if found != expected {
+            return Err(LinearError::Length { name: "the order of the inputs", found, expected });
+        }
+        let mut seen = vec![false; expected];
+        for (place, &input) in order.iter().enumerate() {
+            match seen.get_mut(input as usize) {
+                Some(seen) if !*seen => *seen = true,
+                _ => return Err(LinearError::Order { place, input, in_features: expected }),
+            }
+        }
+        self.input_order = Some(order.into_boxed_slice());
         Ok(())
     }
 }
