@@ -264,6 +264,39 @@ def _use_swapped(reference, folder):
             weight[:, [a, b]] = weight[:, [b, a]]
 
 
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_biases_of_0_that_the_model_does_not_have(value, tmp_path):
+    biases = {f"model.layers.{layer}.mlp.up_proj.bias": torch.full((128,), value) for layer in range(3)}
+    reference = write(tmp_path, "llama", GPTQ, gptq, extra=biases)
+    if value:
+        with pytest.raises(ModelLoadError, match=r"tensor 'model\.layers\.0\.mlp\.up_proj\.bias' is unexpected"):
+            load(tmp_path)
+    else:
+        check(reference, load(tmp_path))
+
+
+def test_a_model_by_transformers_code(tmp_path):
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Olmo2Config(**(LLAMA | SIZES))
+    reference = transformers.Olmo2ForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=1.5 * parameter.shape[1] ** -0.5)
+    rng = np.random.default_rng(0)
+
+    def make_layer(name, weight):
+        parts = random_layer(rng, weight, 4, 32, symmetric=False)
+        return gptq(name, *parts), meaning(*parts)
+
+    write_folder(tmp_path, reference, GPTQ, make_layer)
+    model = load(tmp_path)
+    assert len(kept(model)) == 7 * config.num_hidden_layers
+    check(reference, model)
+
+
 def test_fused_parts_of_which_one_is_not_quantised_are_dense(tmp_path):
     reference = write(tmp_path, "llama", AWQ, awq, skip=lambda name: name.endswith("v_proj"))
     model = load(tmp_path)

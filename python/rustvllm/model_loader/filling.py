@@ -14,7 +14,7 @@ from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, MAX_NAMED, StoredTensor
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_numbers import dense_rows, whole_rows
-from rustvllm.model_loader.quantized_tensors import QuantizedTensor
+from rustvllm.model_loader.quantized_tensors import QuantizedTensor, ZeroBias
 from rustvllm.model_loader.reading import TensorReader
 from rustvllm.models.interface import CausalLM
 
@@ -74,6 +74,7 @@ def match_tensors(model: CausalLM, folder: Path, stored: dict[str, StoredTensor]
     targets = model.checkpoint_tensors()
     if model.lm_head is not None:
         targets[HEAD_NAME] = model.lm_head.weight
+    sources = {name: source for name, source in sources.items() if name in targets or not isinstance(source, ZeroBias)}
     doubles: list[tuple[str, StoredTensor, Tensor]] = []
     for alias, name in model.tied_tensors().items():
         if alias not in sources:

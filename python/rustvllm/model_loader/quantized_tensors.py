@@ -74,6 +74,11 @@ class QuantizedTensor(StoredTensor):
         return None if self.group_of_input is None else torch.argsort(self.group_of_input, stable=True)
 
 
+@dataclass(frozen=True, slots=True)
+class ZeroBias(StoredTensor):
+    """A bias of a quantised layer that is 0: some tools write one for every layer, also where the model has none."""
+
+
 class _MisfitError(Exception):
     """What is wrong with the tensors of one layer."""
 
@@ -114,6 +119,9 @@ def join_quantized(
             try:
                 joined[f"{layer}.weight"] = _joined(layer, kinds, how, reader, is_turned=is_turned)
                 num_quantized += 1
+                bias = joined.get(f"{layer}.bias")
+                if bias is not None and _is_zero(bias, reader):
+                    joined[bias.name] = ZeroBias(bias.file, bias.name, bias.shape, bias.dtype, bias.offset, bias.nbytes)
             except _MisfitError as misfit:
                 problems.append(f"{layer}: {misfit}")
     if problems:
@@ -322,6 +330,10 @@ def _middle_word(how: StoredQuantization) -> int:
 
 def _are_all(reader: TensorReader, tensor: StoredTensor, value: int) -> bool:
     return bool((reader.read_whole(tensor) == value).all())
+
+
+def _is_zero(bias: StoredTensor, reader: TensorReader) -> bool:
+    return bias.dtype in SCALE_DTYPES and _are_all(reader, bias, 0)
 
 
 def _expect(tensor: StoredTensor, shape: tuple[int, int]) -> None:
