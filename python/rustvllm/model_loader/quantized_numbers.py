@@ -1,51 +1,57 @@
-"""The numbers of quantised weights: out of their words, less their zero points, a few rows at a time.
+"""The numbers of quantised weights: out of their words, less their zero points, some rows at a time.
 
 A weight is scale · (number − zero point). Differences that are whole numbers of 8 bits go with their scales into packed
-layers; everything else becomes the product, each rounded once to 32 bits.
+layers; everything else becomes the product, rounded to 32 bits. numpy moves the numbers: each operation is one pass of
+one thread, so that a busy machine does not slow it down more than its share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor
-from rustvllm.model_loader.reading import BUFFER_BYTES, TensorReader
+from rustvllm.model_loader.reading import TensorReader
 
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The nibble of a word that each of eight neighbouring outputs has: the word counts 0 2 4 6 1 3 5 7."""
+PIECE_NUMBERS = 1 << 20
+"""Numbers that are taken out of their words together: they stay near the processor meanwhile."""
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbouring outputs each nibble of a word is, from the lowest on."""
 _ROW_UNIT = 8
 """Rows come in multiples of what shares a word."""
+_MIDDLE_8 = 128
 
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Some rows of a weight.
-
-    Attributes:
-        begin: The first.
-        numbers: int16 ``[rows, in_features]`` less their zero points, or float32 for FP8.
-        scales: float32 ``[rows, groups]``; for FP8 in blocks ``[rows, in_features]``.
-    """
-
-    begin: int
-    numbers: Tensor
-    scales: Tensor
+Bytes = npt.NDArray[np.uint8]
 
 
 def whole_rows(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Rows as packed layers take them.
+    """Rows as packed layers take them, of a tensor that is whole.
 
     Returns:
         The first row, int8 ``[rows, in_features]`` in the order ``stored.input_order``, float32 ``[rows, groups]``.
     """
-    order = stored.input_order
-    for rows in _rows(reader, stored):
-        numbers = rows.numbers.to(torch.int8)
-        yield rows.begin, numbers if order is None else numbers[:, order], rows.scales
+    zeros, scales = _zeros(reader, stored), _scales(reader, stored)
+    order = None if stored.input_order is None else stored.input_order.numpy()
+    for begin, numbers in _pieces(reader, stored):
+        ordered = numbers if order is None else np.take(numbers, order, axis=1)
+        count = ordered.shape[0]
+        if stored.layout == "whole":
+            differences = ordered.view(np.int8)
+        elif stored.bits == 8:  # whole, so that all zero points are 128
+            differences = (ordered ^ _MIDDLE_8).view(np.int8)
+        else:
+            differences = ordered.view(np.int8)
+            if zeros is None:
+                differences -= 1 << (stored.bits - 1)
+            else:  # neighbours share one
+                groups = differences.reshape(count, -1, stored.group_size)
+                groups -= zeros[begin : begin + count, :, None].astype(np.int8)
+        yield begin, torch.from_numpy(differences), scales[begin : begin + count]
 
 
 def dense_rows(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[int, Tensor]]:
@@ -54,64 +60,90 @@ def dense_rows(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[
     Returns:
         The first row, float32 ``[rows, in_features]``.
     """
+    zeros, scales = _zeros(reader, stored), _scales(reader, stored)
     groups = stored.group_of_input
-    for rows in _rows(reader, stored):
-        numbers = rows.numbers.to(torch.float32)
-        if stored.layout == "fp8":
-            scales = rows.scales
-        elif groups is not None:
-            scales = rows.scales[:, groups]
-        else:
-            scales = rows.scales.repeat_interleave(stored.group_size, dim=1)
-        yield rows.begin, numbers.mul_(scales)
+    in_features = stored.file_shape[1]
+    if groups is None and stored.layout != "fp8":
+        groups = torch.arange(in_features) // stored.group_size
+    for begin, numbers in _pieces(reader, stored):
+        end = begin + numbers.shape[0]
+        if groups is None:
+            rows = torch.from_numpy(numbers).view(torch.float8_e4m3fn).to(torch.float32)
+            yield begin, rows.mul_(_float_scales(scales, stored, begin, end))
+            continue
+        is_signed = stored.layout == "whole"
+        rows = torch.from_numpy(numbers.view(np.int8) if is_signed else numbers).to(torch.float32)
+        if zeros is not None:
+            rows -= torch.from_numpy(zeros[begin:end]).to(torch.float32)[:, groups]
+        elif not is_signed:
+            rows -= 1 << (stored.bits - 1)
+        yield begin, rows.mul_(scales[begin:end][:, groups])
 
 
-def _rows(reader: TensorReader, stored: QuantizedTensor) -> Iterator[Rows]:
+def _pieces(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[int, Bytes]]:
+    """Rows of numbers as they are stored, a byte each: ``[rows, in_features]``, memory that may be written."""
     out_features, in_features = stored.file_shape
-    scales = _scales(reader, stored, out_features)
-    zeros = _zeros(reader, stored, out_features)
     numbers = reader.read_whole(stored.parts["numbers"])
-    per_piece = max(BUFFER_BYTES // (8 * in_features) // _ROW_UNIT, 1) * _ROW_UNIT
+    per_piece = max(PIECE_NUMBERS // in_features // _ROW_UNIT, 1) * _ROW_UNIT
     for begin in range(0, out_features, per_piece):
         end = min(begin + per_piece, out_features)
-        piece = _numbers(numbers, stored, begin, end)
-        if zeros is not None:
-            # Where groups have an order, that of each input; otherwise neighbours share one.
-            if stored.group_of_input is not None:
-                piece -= zeros[begin:end, stored.group_of_input]
-            else:
-                piece.view(end - begin, -1, stored.group_size).sub_(zeros[begin:end, :, None])
-        yield Rows(begin, piece, _scales_of_rows(scales, stored, begin, end))
+        if stored.layout in ("whole", "fp8"):
+            yield begin, numbers[begin:end].view(torch.uint8).numpy()
+        elif stored.layout == "packed":
+            yield begin, np.ascontiguousarray(_unpacked(numbers[begin:end], stored.bits)[:, :in_features])
+        elif stored.layout == "gptq":  # words of neighbouring inputs, one below the other
+            yield begin, _unpacked(numbers[:, begin:end].t(), stored.bits)
+        else:
+            yield begin, _awq_outputs(numbers[:, begin // _ROW_UNIT : end // _ROW_UNIT])
 
 
-def _numbers(stored_numbers: Tensor, stored: QuantizedTensor, begin: int, end: int) -> Tensor:
-    """int16 ``[rows, in_features]``, signed as the format has them; float32 for FP8."""
-    in_features = stored.file_shape[1]
-    if stored.layout == "fp8":
-        return stored_numbers[begin:end].to(torch.float32)
-    if stored.layout == "whole":
-        return stored_numbers[begin:end].to(torch.int16)
+def _unpacked(words: Tensor, bits: int) -> Bytes:
+    """The numbers of words, the lowest bits first: int32 ``[rows, words]`` → ``[rows, words · 32 / bits]``."""
+    numbers: Bytes = words.contiguous().view(torch.uint8).numpy()  # little endian, as safetensors is
+    if bits == 8:
+        return numbers
+    pairs = numbers.astype(np.uint16)
+    pairs |= pairs << 4
+    pairs &= 0x0F0F  # each nibble in a byte of its own, the lower one first
+    return pairs.view(np.uint8)
+
+
+def _awq_outputs(words: Tensor) -> Bytes:
+    """The outputs of AWQ's words: int32 ``[inputs, words]`` → ``[8 · words, inputs]``."""
+    num_inputs, num_words = words.shape
+    bytes_of: Bytes = words.contiguous().view(torch.uint8).t().contiguous().numpy()  # [4 · words, inputs]
+    parts = bytes_of.reshape(num_words, 4, num_inputs)
+    outputs = np.empty((num_words, len(_AWQ_ORDER), num_inputs), np.uint8)
+    for index in range(4):
+        np.bitwise_and(parts[:, index], 15, out=outputs[:, _AWQ_ORDER[2 * index]])
+        np.right_shift(parts[:, index], 4, out=outputs[:, _AWQ_ORDER[2 * index + 1]])
+    return outputs.reshape(-1, num_inputs)
+
+
+def _zeros(reader: TensorReader, stored: QuantizedTensor) -> npt.NDArray[np.int16] | None:
+    """``[out_features, groups]``, counted as the numbers are; None: the middle, or 0 of signed numbers."""
+    if (part := stored.parts.get("zeros")) is None:
+        return None
+    out_features, in_features = stored.file_shape
+    zeros = reader.read_whole(part)
+    if stored.layout == "awq":
+        return _awq_outputs(zeros).astype(np.int16)
+    if stored.layout == "gptq":
+        unpacked = _unpacked(zeros, stored.bits).T.astype(np.int16)
+        return np.ascontiguousarray(unpacked) + np.int16(stored.is_less_one)
+    if zeros.dtype == torch.int32:  # words of neighbouring outputs, one below the other
+        return np.ascontiguousarray(_unpacked(zeros.t(), stored.bits)[:, :out_features].T).astype(np.int16)
+    signed: npt.NDArray[Any] = zeros.numpy().astype(np.int16)
     if stored.layout == "packed":
-        words = stored_numbers[begin:end]
-        return _unpacked(words, stored.bits)[:, :in_features].contiguous().to(torch.int16) - (1 << (stored.bits - 1))
-    if stored.layout == "gptq":  # words of neighbouring inputs, one below the other
-        words = stored_numbers[:, begin:end].t().contiguous()
-        return _unpacked(words, stored.bits).to(torch.int16)
-    words = stored_numbers[:, begin // _ROW_UNIT : -(-end // _ROW_UNIT)].contiguous()
-    return _awq_outputs(words).t().to(torch.int16).contiguous()
+        signed += 1 << (stored.bits - 1)
+    shape = (out_features, in_features // stored.group_size)
+    one_for_all = signed.size == 1
+    return np.full(shape, signed.item(), np.int16) if one_for_all else np.ascontiguousarray(signed.reshape(shape))
 
 
-def _scales_of_rows(scales: Tensor, stored: QuantizedTensor, begin: int, end: int) -> Tensor:
-    """Of some rows, as ``Rows`` has them."""
-    down, across = stored.block
-    if down == 0:
-        return scales[begin:end]
-    of_rows = scales[torch.arange(begin, end) // down]
-    return of_rows.repeat_interleave(across, dim=1)[:, : stored.file_shape[1]]
-
-
-def _scales(reader: TensorReader, stored: QuantizedTensor, out_features: int) -> Tensor:
+def _scales(reader: TensorReader, stored: QuantizedTensor) -> Tensor:
     """float32 ``[out_features, groups]``; of blocks as they are stored."""
+    out_features = stored.file_shape[0]
     scales = reader.read_whole(stored.parts["scales"]).to(torch.float32)
     if stored.layout in ("gptq", "awq"):
         return scales.t().contiguous()
@@ -122,33 +154,10 @@ def _scales(reader: TensorReader, stored: QuantizedTensor, out_features: int) ->
     return scales.view(out_features, -1)
 
 
-def _zeros(reader: TensorReader, stored: QuantizedTensor, out_features: int) -> Tensor | None:
-    """int16 ``[out_features, groups]``."""
-    if (part := stored.parts.get("zeros")) is None:
-        return None
-    zeros = reader.read_whole(part)
-    if stored.layout == "awq":
-        return _awq_outputs(zeros).t().to(torch.int16).contiguous()
-    if stored.layout == "gptq":
-        return _unpacked(zeros, stored.bits).t().to(torch.int16).contiguous() + int(stored.is_less_one)
-    if zeros.dtype == torch.int32:  # words of neighbouring outputs, one below the other
-        unpacked = _unpacked(zeros.t().contiguous(), stored.bits)[:, :out_features]
-        return unpacked.t().to(torch.int16).contiguous() - (1 << (stored.bits - 1))
-    zeros = zeros.to(torch.int16)
-    num_groups = stored.file_shape[1] // stored.group_size
-    return zeros.view(1, 1).expand(out_features, num_groups) if zeros.numel() == 1 else zeros.view(out_features, -1)
-
-
-def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """The numbers of words, the lowest bits first: int32 ``[rows, words]`` → uint8 ``[rows, words · 32 / bits]``."""
-    rows = words.shape[0]
-    numbers = words.view(torch.uint8)  # little endian, as safetensors is
-    if bits == 8:
-        return numbers
-    return torch.stack((numbers & 15, numbers >> 4), dim=-1).view(rows, -1)
-
-
-def _awq_outputs(words: Tensor) -> Tensor:
-    """The outputs of AWQ's words in order: int32 ``[inputs, words]`` → uint8 ``[inputs, 8 · words]``."""
-    nibbles = _unpacked(words, 4).view(*words.shape, len(_AWQ_PLACES))
-    return nibbles[..., list(_AWQ_PLACES)].view(words.shape[0], -1)
+def _float_scales(scales: Tensor, stored: QuantizedTensor, begin: int, end: int) -> Tensor:
+    """Of some rows of FP8: ``[rows, 1]``, or ``[rows, in_features]`` of blocks."""
+    down, across = stored.block
+    if down == 0:
+        return scales[begin:end]
+    of_rows = scales[torch.arange(begin, end) // down]
+    return of_rows.repeat_interleave(across, dim=1)[:, : stored.file_shape[1]]

@@ -45,7 +45,7 @@ def join(folder, tensors, how):
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("piece", [1, 1 << 24])
 def test_numbers_are_those_of_the_plain_description(kind, piece, tmp_path, monkeypatch):
-    monkeypatch.setattr("rustvllm.model_loader.quantized_numbers.BUFFER_BYTES", piece)  # one word of outputs at a time
+    monkeypatch.setattr("rustvllm.model_loader.quantized_numbers.PIECE_NUMBERS", piece)  # one word of outputs at a time
     tensors, expected = layer(kind)
     joined = join(tmp_path, tensors | {"other.bias": torch.ones(3)}, CONFIGS[kind])
     assert set(joined) == {f"{LAYER}.weight", "other.bias"}
