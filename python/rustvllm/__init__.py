@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rustvllm.sample.logits_processors import MoveDirectionality as MoveDirectionality
     from rustvllm.sampling_params import SamplingParams as SamplingParams
     from rustvllm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
+    from rustvllm.tenant import Tenant as Tenant
 
     __version__: str
 
@@ -38,6 +39,7 @@ _HOMES = {
     "TokensPrompt": "rustvllm.engine.input_processor",
     "SamplingParams": "rustvllm.sampling_params",
     "StructuredOutputsParams": "rustvllm.structured_outputs",
+    "Tenant": "rustvllm.tenant",
     "RequestOutput": "rustvllm.outputs",
     "CompletionOutput": "rustvllm.outputs",
     "Logprob": "rustvllm.logprobs",
@@ -64,6 +66,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
+    "Tenant",
     "TextPrompt",
     "TokensPrompt",
     "__version__",

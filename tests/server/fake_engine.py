@@ -18,6 +18,7 @@ from rustvllm.observe.metrics.counters import EngineMetrics
 from rustvllm.outputs import CompletionOutput, RequestOutput
 from rustvllm.process.health import EngineHealth
 from rustvllm.sampling_params import RequestOutputKind, SamplingParams
+from rustvllm.tenant import Tenant
 
 BOS, EOS = 256, 257
 VOCAB_SIZE = 258
@@ -165,12 +166,15 @@ class FakeEngine:
         priority: int = 0,
         sink: object = None,  # text that comes in the outputs all the same is as good
         arrival_ns: int | None = None,
+        tenant: Tenant | None = None,
     ) -> "FakeStream":
         self.check_health()
         if self.refuse is not None:
             raise self.refuse
         assert request_id not in self.running, "engine request ids must be unique"
-        request = await self.input_processor.process_off_loop(prompt, params, priority, arrival_ns=arrival_ns)
+        request = await self.input_processor.process_off_loop(
+            prompt, params, priority, arrival_ns=arrival_ns, tenant=tenant
+        )
         self.seen.append(request)
         self.running[request_id] = -(-len(request.prompt_token_ids) // BLOCK_SIZE) * request.params.n
         return FakeStream(self, request_id, request)

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use scheduler::{
-    ExtraKeys, MAX_BAD_WORD_TOKENS, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams,
+    ExtraKeys, MAX_BAD_WORD_TOKENS, MAX_WEIGHT, MultimodalSpan, NewRequest, Payer, RequestKey,
+    SamplingExtras, SamplingParams,
     sampling_params::{NUM_FLOATS, NUM_INTS},
 };
 
@@ -25,8 +26,10 @@ const HAS_EXTRAS: u16 = 1 << 5;
 const SAME_EXTRAS: u16 = 1 << 6;
 const REPORTS_PROMPT_PROGRESS: u16 = 1 << 7;
 const HAS_STOP_STRINGS: u16 = 1 << 8;
+/// It is not charged to the bucket of those that say nothing.
+const HAS_PAYER: u16 = 1 << 9;
 /// A flag above it means nothing.
-const LAST_FLAG: u16 = HAS_STOP_STRINGS;
+const LAST_FLAG: u16 = HAS_PAYER;
 
 /// Fewest bytes of a request.
 const LEAST_BYTES: usize = 38 + 4 * NUM_FLOATS + 8 * NUM_INTS;
@@ -67,6 +70,7 @@ fn encode_one(
         (SAME_EXTRAS, has_same_extras),
         (REPORTS_PROMPT_PROGRESS, request.reports_prompt_progress),
         (HAS_STOP_STRINGS, request.has_stop_strings),
+        (HAS_PAYER, request.payer != Payer::default()),
     ];
     body.u16(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
     body.u64(rename(request.key).0);
@@ -87,6 +91,11 @@ fn encode_one(
     }
     if let Some(parent) = request.fork_from {
         body.u64(rename(parent).0);
+    }
+    if request.payer != Payer::default() {
+        body.u64(request.payer.tenant);
+        body.u64(request.payer.user);
+        body.u32(request.payer.weight);
     }
     if let Some(extras) = params.extras.as_deref().filter(|_| !has_same_extras) {
         encode_extras(extras, body);
@@ -193,6 +202,7 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
         params.eos_token_id = Some(body.i32()?);
     }
     let fork_from = if has(HAS_FORK) { Some(RequestKey(body.u64()?)) } else { None };
+    let payer = if has(HAS_PAYER) { decode_payer(body)? } else { Payer::default() };
     params.extras = if has(HAS_EXTRAS) { Some(Arc::new(decode_extras(body)?)) } else { None };
     if has(SAME_EXTRAS) {
         params.extras = previous.and_then(|previous| previous.params.extras.clone());
@@ -212,6 +222,7 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
         prompt_token_ids,
         params,
         priority,
+        payer,
         extra_keys,
         skip_reading_prefix_cache: has(SKIPS_PREFIX_CACHE),
         reports_prompt_progress: has(REPORTS_PROMPT_PROGRESS),
@@ -221,6 +232,14 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
         fork_from,
         age_ns,
     })
+}
+
+fn decode_payer(body: &mut Reader<'_>) -> Result<Payer, DecodeError> {
+    let payer = Payer { tenant: body.u64()?, user: body.u64()?, weight: body.u32()? };
+    if !(1..=MAX_WEIGHT).contains(&payer.weight) {
+        return Err(DecodeError::BadValue { what: "a weight", value: payer.weight.into() });
+    }
+    Ok(payer)
 }
 
 fn decode_extra_keys(body: &mut Reader<'_>) -> Result<ExtraKeys, DecodeError> {

@@ -9,8 +9,8 @@ use ipc::{
 use proptest::{collection::vec, option, prelude::*};
 use scheduler::{
     AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, GrammarKind, GrammarSpec, HistogramSnapshot,
-    MetricsSnapshot, MultimodalSpan, NewRequest, PromptLogprobs, RequestError, RequestKey, RequestLimits,
-    SamplingExtras, SamplingParams, TokenLogprobs,
+    MAX_WEIGHT, MetricsSnapshot, MultimodalSpan, NewRequest, Payer, PromptLogprobs, RequestError, RequestKey,
+    RequestLimits, SamplingExtras, SamplingParams, TokenLogprobs,
     sampling_params::{NUM_FLOATS, NUM_INTS},
 };
 
@@ -77,6 +77,14 @@ prop_compose! {
     }
 }
 
+fn payer() -> impl Strategy<Value = Payer> {
+    let some = (any::<u64>(), any::<u64>(), 1..=MAX_WEIGHT);
+    prop_oneof![
+        Just(Payer::default()),
+        some.prop_map(|(tenant, user, weight)| Payer { tenant, user, weight })
+    ]
+}
+
 prop_compose! {
     fn new_request()(
         key in any::<u64>(),
@@ -90,6 +98,7 @@ prop_compose! {
         grammar in option::of(grammar_spec()),
         fork_from in option::of(any::<u64>()),
         age_ns in any::<u64>(),
+        payer in payer(),
     ) -> NewRequest {
         NewRequest {
             key: RequestKey(key),
@@ -97,6 +106,7 @@ prop_compose! {
             prompt_token_ids: prompt,
             params,
             priority,
+            payer,
             extra_keys,
             skip_reading_prefix_cache: flags.0,
             waits_for_grammar: flags.1 || grammar.is_some(),
@@ -389,6 +399,7 @@ fn the_bytes_of_a_clients_frames_are_these() {
     let extras = extras.expect("lists that may be");
     let request = NewRequest {
         priority: -2,
+        payer: Payer { tenant: 0x0506, user: 7, weight: 3 },
         fork_from: Some(RequestKey(9)),
         age_ns: 0x0304,
         has_stop_strings: true,
@@ -412,9 +423,10 @@ fn the_bytes_of_a_clients_frames_are_these() {
         ),
         (
             ClientMessage::AddRequests(vec![request]),
-            "b7000000 02 01000000 3801 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
+            "cb000000 02 01000000 3803 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
              0000803f 0000803f 00000000 00000000 00000000 00000000 0000803f 0000000000000000 0000000000000000 ffffffffffffffff ffffffffffffffff \
              02000000 0900000000000000 \
+             0605000000000000 0700000000000000 03000000 \
              01000000 07000000 0000003f 01000000 09000000 01000000 02000000 03000000 04000000 01 02000000 7b7d \
              02000000 01000000 ffffffff 00000000 00000000"
                 .to_owned(),

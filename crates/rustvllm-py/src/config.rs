@@ -52,8 +52,10 @@ impl PySchedulerConfig {
         let scheduling_policy = match scheduling_policy {
             "fcfs" => SchedulingPolicy::Fcfs,
             "priority" => SchedulingPolicy::Priority,
+            "fair" => SchedulingPolicy::Fair,
             other => {
-                let message = format!("scheduling_policy must be 'fcfs' or 'priority', got {other:?}");
+                let message =
+                    format!("scheduling_policy must be 'fcfs', 'priority' or 'fair', got {other:?}");
                 return Err(PyValueError::new_err(message));
             }
         };
@@ -152,6 +154,7 @@ impl PySchedulerConfig {
         match self.inner.scheduling_policy {
             SchedulingPolicy::Fcfs => "fcfs",
             SchedulingPolicy::Priority => "priority",
+            SchedulingPolicy::Fair => "fair",
         }
     }
 

@@ -59,6 +59,7 @@ pub(crate) fn request_dict<'py>(py: Python<'py>, state: &RequestState) -> PyResu
     dict.set_item("block_table", block_ids(&state.block_table))?;
     dict.set_item("token_ids", &state.token_ids)?;
     dict.set_item("priority", state.priority)?;
+    dict.set_item("fair_tag", state.fair_tag)?;
     Ok(dict)
 }
 

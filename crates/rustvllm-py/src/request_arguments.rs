@@ -5,12 +5,12 @@
 use std::sync::Arc;
 
 use ::scheduler::{
-    ExtraKeys, GrammarSpec, MultimodalSpan, NewRequest, RequestKey, SamplingExtras, SamplingParams,
-    monotonic_ns, sampling_params::NumberMut,
+    ExtraKeys, GrammarSpec, MAX_WEIGHT, MultimodalSpan, NewRequest, Payer, RequestKey, SamplingExtras,
+    SamplingParams, monotonic_ns, sampling_params::NumberMut,
 };
 use pyo3::{
     conversion::FromPyObjectOwned,
-    exceptions::PyTypeError,
+    exceptions::{PyTypeError, PyValueError},
     prelude::*,
     types::{PyDict, PyString},
 };
@@ -29,6 +29,7 @@ pub(crate) struct RequestArguments {
     prompt_token_ids: Vec<i32>,
     params: SamplingParams,
     priority: i32,
+    payer: Payer,
     cache_salt: Option<String>,
     lora_name: Option<String>,
     multimodal: Vec<(u32, u32, Vec<u8>)>,
@@ -95,6 +96,12 @@ impl RequestArguments {
                 Ok(())
             }
             "priority" => extract(name, value, &mut self.priority),
+            "payer" => {
+                let mut numbers: Option<(u64, u64, u32)> = None;
+                extract(name, value, &mut numbers)?;
+                self.payer = numbers.map_or(Ok(Payer::default()), payer)?;
+                Ok(())
+            }
             "cache_salt" => extract(name, value, &mut self.cache_salt),
             "lora_name" => extract(name, value, &mut self.lora_name),
             "multimodal" => extract(name, value, &mut self.multimodal),
@@ -138,6 +145,7 @@ impl RequestArguments {
             prompt_token_ids: self.prompt_token_ids,
             params: self.params,
             priority: self.priority,
+            payer: self.payer,
             extra_keys,
             skip_reading_prefix_cache: self.skip_reading_prefix_cache,
             reports_prompt_progress: self.reports_prompt_progress,
@@ -160,6 +168,13 @@ impl RequestArguments {
         requests.insert(0, request);
         requests
     }
+}
+
+fn payer((tenant, user, weight): (u64, u64, u32)) -> PyResult<Payer> {
+    if (1..=MAX_WEIGHT).contains(&weight) {
+        return Ok(Payer { tenant, user, weight });
+    }
+    Err(PyValueError::new_err(format!("payer: its weight must be between 1 and {MAX_WEIGHT}, got {weight}")))
 }
 
 /// Put an argument into its place. A `TypeError` says which argument it is about.

@@ -161,7 +161,7 @@ impl Scheduler {
         if !self.kv.allocate_slots(request, hits, end, Some(admission), step) {
             return None;
         }
-        self.waiting.remove(slot, request);
+        self.waiting.take(slot, request);
         if matches!(start, Start::FromCpu) {
             self.kv.swap_in(request, hits.len());
             self.stats.num_swapped_in += 1;

@@ -14,6 +14,8 @@ pub enum SchedulingPolicy {
     Fcfs,
     /// By `(priority, arrival)`; a lower value is more important.
     Priority,
+    /// By turns: tenants share the engine by their weights, in tokens, and the users of a tenant what it gets.
+    Fair,
 }
 
 /// How a request gives up its blocks when the pool is empty.

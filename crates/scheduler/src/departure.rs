@@ -92,6 +92,7 @@ impl Scheduler {
         if request.row == crate::request::NO_ROW {
             self.waiting.remove(slot, request);
         }
+        self.waiting.leave(request);
         let waited_for_grammar = request.status == RequestStatus::WaitingForGrammar;
         self.stats.num_waiting_for_grammar -= u64::from(waited_for_grammar);
         self.kv.free(request);

@@ -48,6 +48,10 @@ pub struct RequestState {
     pub token_ids: Vec<i32>,
     /// Importance under the priority policy.
     pub priority: i32,
+    /// Virtual time of its turn under the fair policy, in 65536ths of a token at weight 1.
+    pub fair_tag: u64,
+    /// Its tag among the requests of its tenant, likewise.
+    pub user_tag: u64,
 }
 
 /// One scheduled request of a step.
@@ -249,6 +253,8 @@ impl Scheduler {
             cpu_blocks: request.cold.cpu_blocks.iter().map(|block| block.0).collect(),
             token_ids: request.all_tokens(),
             priority: request.cold.priority,
+            fair_tag: request.cold.standing.turn.0,
+            user_tag: request.cold.standing.user_tag,
         }
     }
 }

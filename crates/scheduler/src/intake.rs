@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     clock::monotonic_ns,
+    fair_queue::Standing,
     grammar::GrammarNews,
     handle::{Message, PromptWork, RESERVED_OUTPUT_TOKENS},
     metrics::SampleGroup,
@@ -107,6 +108,8 @@ impl Scheduler {
             request_id: new.request_id,
             params: new.params,
             priority: new.priority,
+            payer: new.payer.checked(),
+            standing: Standing::default(),
             arrival,
             num_prompt_tokens,
             num_queued_tokens,
@@ -140,7 +143,7 @@ impl Scheduler {
         let request = Request::new(new.prompt_token_ids, new.key, epoch, max_total_tokens, table, cold);
         self.requests.insert(slot, request);
         self.meter_arrival(slot);
-        self.waiting.push(slot, &self.requests[slot as usize]);
+        self.waiting.arrive(slot, &mut self.requests[slot as usize]);
         self.limit_wait(slot, since_ns);
         let parent = new.fork_from.filter(|_| !asks_of_prompt);
         if let Some(parent_slot) = parent.and_then(|parent| self.requests.slot_of_key(parent)) {

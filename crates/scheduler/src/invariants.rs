@@ -19,6 +19,7 @@ impl Scheduler {
     pub fn check_invariants(&self) {
         self.kv.pool.check_invariants();
         self.kv.cpu.check_invariants(&self.kv.pool);
+        self.waiting.check_invariants();
         self.check_queues();
         self.check_queue_limits();
         self.check_rows();

@@ -26,6 +26,7 @@
 //! | `step_rows.rs`, `outgoing.rs` | what a step gave; what is on its way to the output side |
 //! | `kv_cache_manager.rs`, `extra_keys.rs` | which blocks a request has, gets and shares |
 //! | `request.rs`, `request_limits.rs`, `request_queue.rs` | a request; what it must keep to; who waits |
+//! | `fair_queue.rs`, `fair_clock.rs`, `payer.rs` | who waits under FAIR; whose turn it is; who is charged |
 //! | `sampling_params.rs`, `sampling_extras.rs` | the table of sampling parameters; those that are lists |
 //! | `config.rs`, `output.rs` | the numbers that fix a scheduler; what leaves it |
 //! | `handle.rs`, `inbox.rs`, `egress.rs`, `stats.rs` | what other threads touch |
@@ -43,6 +44,8 @@ pub mod egress;
 mod error;
 mod events;
 mod extra_keys;
+mod fair_clock;
+mod fair_queue;
 mod grammar;
 mod handle;
 mod histogram;
@@ -55,6 +58,7 @@ mod logprobs;
 mod metrics;
 mod outgoing;
 mod output;
+mod payer;
 mod preemption;
 mod prompt_logprobs;
 mod request;
@@ -91,6 +95,7 @@ pub use inspect::{RequestState, ScheduledRequest, StepView};
 pub use logprobs::{LogprobRows, TokenLogprobs};
 pub use metrics::{MetricsSnapshot, STEP_PHASES};
 pub use output::{EngineCoreOutput, FinishReason, RequestError, RequestKey, SchedulerOutput};
+pub use payer::{MAX_WEIGHT, Payer};
 pub use prompt_logprobs::{PromptLogprobRows, PromptLogprobs};
 pub use request::{NewRequest, RequestStatus, UNKNOWN_TOKEN};
 pub use request_limits::{AddRequestError, RequestLimits};

@@ -10,7 +10,7 @@ use crate::{
 
 impl Scheduler {
     /// Index in `running` of the request that gives up its blocks: the newest under FCFS, the least important and
-    /// newest under PRIORITY. Who came back a moment ago is spared while there is another, and the first of all is
+    /// newest under PRIORITY, the one with the last turn under FAIR. Who came back a moment ago is spared while there is another, and the first of all is
     /// never taken from: so there is always one that gets ahead, and everybody becomes the first in the end.
     pub(crate) fn choose_victim(&self, step: u64) -> usize {
         let is_immune = |index: usize| {
@@ -20,7 +20,7 @@ impl Scheduler {
         let last = self.running.len() - 1;
         match self.config.scheduling_policy {
             SchedulingPolicy::Fcfs => (1..=last).rev().find(|&index| !is_immune(index)).unwrap_or(last),
-            SchedulingPolicy::Priority => {
+            SchedulingPolicy::Priority | SchedulingPolicy::Fair => {
                 let key = |&index: &usize| {
                     let slot = self.running[index];
                     self.waiting.key(slot, &self.requests[slot as usize])
@@ -115,12 +115,17 @@ impl Scheduler {
     /// A swapped-out request whose KV did not reach CPU memory, or must not be used: it is computed again.
     pub(crate) fn forget_swapped(&mut self, slot: u32) {
         let request = &mut self.requests[slot as usize];
-        self.waiting.remove(slot, request);
+        let moves = self.waiting.looks_at_status();
+        if moves {
+            self.waiting.remove(slot, request);
+        }
         self.kv.discard_swapped(request);
         request.status = RequestStatus::Preempted;
         request.num_computed_tokens = 0;
         request.num_expected_tokens = request.num_tokens;
-        self.waiting.push(slot, &self.requests[slot as usize]);
+        if moves {
+            self.waiting.push(slot, request);
+        }
         self.note(slot);
     }
 

@@ -9,8 +9,8 @@ use drafting::History;
 use kvblocks::{BlockHash, BlockId, CpuBlockId};
 
 use crate::{
-    extra_keys::ExtraKeys, grammar::GrammarSpec, metrics::SampleGroup, output::RequestKey,
-    sampling_params::SamplingParams,
+    extra_keys::ExtraKeys, fair_queue::Standing, grammar::GrammarSpec, metrics::SampleGroup,
+    output::RequestKey, payer::Payer, sampling_params::SamplingParams,
 };
 
 /// No persistent row.
@@ -81,6 +81,8 @@ pub struct NewRequest {
     pub params: SamplingParams,
     /// Lower is more important; used by the priority policy.
     pub priority: i32,
+    /// Whose share it is charged to; used by the fair policy.
+    pub payer: Payer,
     /// What the content of its blocks depends on beside the tokens.
     pub extra_keys: ExtraKeys,
     /// Compute the whole prompt (it still fills the cache).
@@ -114,6 +116,7 @@ impl NewRequest {
             prompt_token_ids,
             params,
             priority: 0,
+            payer: Payer::default(),
             extra_keys: ExtraKeys::default(),
             skip_reading_prefix_cache: false,
             reports_prompt_progress: false,
@@ -152,6 +155,8 @@ pub(crate) struct Cold {
     pub(crate) request_id: Box<str>,
     pub(crate) params: SamplingParams,
     pub(crate) priority: i32,
+    pub(crate) payer: Payer,
+    pub(crate) standing: Standing,
     /// Place in the order of arrival.
     pub(crate) arrival: u64,
     pub(crate) num_prompt_tokens: u32,

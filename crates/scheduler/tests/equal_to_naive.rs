@@ -15,7 +15,7 @@ use std::{
 use common::{Random, mix, scheduler, setting};
 use naive::{NaiveConfig, NaiveRequest, NaiveScheduler, NaiveStep, Status};
 use scheduler::{
-    ExtraKeys, NewRequest, PreemptionMode, RequestKey, SamplingParams, Scheduler, SchedulerConfig,
+    ExtraKeys, NewRequest, Payer, PreemptionMode, RequestKey, SamplingParams, Scheduler, SchedulerConfig,
     SchedulerOutput, SchedulingPolicy, StepRows, TokenRows, egress::Consumer, monotonic_ns,
 };
 
@@ -44,6 +44,8 @@ struct World {
     handed_in: Vec<(String, u64)>,
     /// Its own random numbers: what else happens does not depend on it.
     time: Random,
+    /// Likewise: who pays.
+    money: Random,
     ids: Vec<String>,
     coverage: Coverage,
 }
@@ -100,6 +102,13 @@ fn random_config(random: &mut Random) -> SchedulerConfig {
     }
 }
 
+/// Few tenants with few users, so that they meet; the weight of one may change.
+fn payer(money: &mut Random) -> Payer {
+    let tenant = u64::from(money.between(0, 2));
+    let weight = if money.chance(5) { 7 } else { [1, 3, 1000][tenant as usize] };
+    Payer { tenant, user: money.between(0, 2).into(), weight }
+}
+
 fn extra_keys(salt: &[u8]) -> ExtraKeys {
     let salt = std::str::from_utf8(salt).expect("a word");
     ExtraKeys::new(None, Some(salt).filter(|salt| !salt.is_empty()), Vec::new())
@@ -110,6 +119,10 @@ impl World {
         let mut random = Random(mix(seed + 1));
         let mut time = Random(mix(seed ^ 0x71E));
         let mut config = random_config(&mut random);
+        // The last quarter of the seeds, so that those before it meet what they met without.
+        if seed % 200 >= 150 {
+            config.scheduling_policy = SchedulingPolicy::Fair;
+        }
         if time.chance(50) {
             // Never over while the test runs: time is what the test says.
             config.queue_timeout = Duration::from_secs(3600);
@@ -126,6 +139,7 @@ impl World {
             keys: HashMap::new(),
             handed_in: Vec::new(),
             time,
+            money: Random(mix(seed ^ 0xFA18)),
             ids: Vec::new(),
             coverage: Coverage::default(),
         }
@@ -162,6 +176,7 @@ impl World {
         };
         let mut new = NewRequest {
             priority: random.between(0, 2) as i32,
+            payer: payer(&mut self.money),
             extra_keys: extra_keys(&salt),
             skip_reading_prefix_cache: random.chance(5),
             waits_for_grammar: random.chance(5),
@@ -185,6 +200,7 @@ impl World {
             eos_token_id: new.params.eos_token_id,
             stop_token_ids: new.params.stop_token_ids.to_vec(),
             priority: new.priority,
+            payer: new.payer,
             extra_keys: salt,
             skip_reading_prefix_cache: new.skip_reading_prefix_cache,
             needs_grammar: new.waits_for_grammar,
@@ -415,6 +431,8 @@ impl World {
                 expected,
                 "request {id}: computed, tokens, cached, preemptions, priority"
             );
+            let tags = (state.fair_tag, state.user_tag);
+            assert_eq!(tags, (request.standing.turn.0, request.standing.user_tag), "request {id}: tags");
         }
         let states = real.block_states();
         let mut free: Vec<(u32, u32)> = states
@@ -488,7 +506,7 @@ impl World {
 
 #[test]
 fn every_step_equals_the_naive_one() {
-    let (first, seeds) = (setting("RUSTVLLM_TEST_FIRST_SEED", 0), setting("RUSTVLLM_TEST_SEEDS", 150));
+    let (first, seeds) = (setting("RUSTVLLM_TEST_FIRST_SEED", 0), setting("RUSTVLLM_TEST_SEEDS", 200));
     let operations = setting("RUSTVLLM_TEST_OPERATIONS", 400);
     let mut total = Coverage::default();
     for seed in first..first + seeds {
@@ -510,6 +528,7 @@ fn every_step_equals_the_naive_one() {
             ("long prompts that ran whole", naive.num_long_and_whole),
             ("admissions without a look-up", naive.num_unasked),
             ("overtaken by who came first", naive.num_overtaken),
+            ("turns of others", naive.num_turns_of_others),
         ] {
             world.coverage.count(what, number);
         }
@@ -530,6 +549,7 @@ fn every_step_equals_the_naive_one() {
         ("long prompts that ran whole", 50),
         ("admissions without a look-up", 500),
         ("overtaken by who came first", 200),
+        ("turns of others", 200),
         ("resumed", 300),
         ("hit tokens", 2_000),
         ("hit tokens of resumed", 500),

@@ -146,7 +146,7 @@ class SchedulerConfig:
         enable_prefix_caching: bool = True,
         enable_chunked_prefill: bool = True,
         long_prefill_token_threshold: int = 0,
-        scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+        scheduling_policy: str = "fcfs",
         watermark: float = 0.0,
         max_num_queued_reqs: int = 65536,
         max_num_queued_tokens: int = 0,
@@ -171,7 +171,7 @@ class SchedulerConfig:
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
     long_prefill_token_threshold: int
-    scheduling_policy: Literal["fcfs", "priority"]
+    scheduling_policy: Literal["fcfs", "priority", "fair"]
     watermark: float
     max_num_queued_reqs: int
     max_num_queued_tokens: int
@@ -368,6 +368,7 @@ class _TakesRequests:
         stop_token_ids: Sequence[int] = ...,
         sampling_extras: SamplingExtras | None = None,
         priority: int = 0,
+        payer: tuple[int, int, int] | None = None,
         cache_salt: str | None = None,
         lora_name: str | None = None,
         multimodal: Sequence[tuple[int, int, bytes]] = ...,
@@ -387,7 +388,8 @@ class _TakesRequests:
         length, digest) of each span of placeholder tokens. ``fork_from`` is the key of a live request whose tokens
         begin with this prompt and whose KV is shared. ``samples`` are (key, id, seed) of further requests that fork
         this one: all are taken in together, or none. ``arrival_ns`` is when the request came in (CLOCK_MONOTONIC; None:
-        now): latencies count from then, and under priority scheduling it orders those of one priority.
+        now): latencies count from then, and under priority scheduling it orders those of one priority. ``payer`` is
+        (tenant, user, weight): digests of whose share the request is charged to under fair scheduling, and that share.
         ``sampling_numbers`` are those of ``SAMPLING_NUMBERS`` by name; one that is left out has its default.
 
         Raises InvalidRequestError (with the numbers), QueueFullError (a client, when its engine does not take what was

@@ -32,7 +32,7 @@ QUANTIZATIONS = ("int8", "int8-g32", "int8-g64", "int8-g128", *STORED_QUANTIZATI
 as a GGUF file has them."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "rustvllm", "transformers")
-SCHEDULING_POLICIES = ("fcfs", "priority")
+SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 MAX_DATA_PARALLEL_SIZE = 64
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 """Raw: as the model gave them. Processed: after penalties, masks, temperature and truncation, as they are drawn
@@ -279,7 +279,7 @@ class SchedulerConfig:
         enable_chunked_prefill: A prompt may be computed over several steps.
         long_prefill_token_threshold: Longest chunk of a prompt in a step with other requests; 0: no limit. Without
             chunked prefill it says nothing: a prompt runs whole.
-        scheduling_policy: ``fcfs`` or ``priority``.
+        scheduling_policy: ``fcfs``, ``priority`` or ``fair``: tenants share the engine by their weights.
         max_num_queued_reqs: Requests that may wait.
         max_num_queued_tokens: Prompt tokens that may wait, of all clients together; 0 for no limit. A prompt
             that alone exceeds the limit is accepted when the queue is empty.

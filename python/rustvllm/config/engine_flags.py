@@ -132,7 +132,11 @@ class EngineFlags:
         type=parse_number,
         group="scheduler",
     )
-    scheduling_policy: str = arg("fcfs or priority", "fcfs", group="scheduler")
+    scheduling_policy: str = arg(
+        "fcfs; priority: by the requests' own; fair: API keys share the engine by their weights, in tokens",
+        "fcfs",
+        group="scheduler",
+    )
     max_num_queued_reqs: int = arg(
         "requests that may wait before others are turned away",
         SchedulerConfig.max_num_queued_reqs,

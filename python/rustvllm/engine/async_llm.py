@@ -31,6 +31,7 @@ from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, Tracer
 from rustvllm.outputs import PromptIds, RequestOutput
 from rustvllm.process.health import EngineHealth
 from rustvllm.sampling_params import SamplingParams
+from rustvllm.tenant import Tenant
 from rustvllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -233,6 +234,7 @@ class AsyncLLM:
         request_id: str,
         *,
         priority: int = 0,
+        tenant: Tenant | None = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run a request and yield its outputs; leaving the generator early aborts it.
@@ -242,6 +244,7 @@ class AsyncLLM:
             sampling_params: Also says what each output holds (``output_kind``); None for the model's own defaults.
             request_id: Not in use by a running request.
             priority: Lower is sooner, with the priority policy.
+            tenant: Whose share of the engine it is charged to, with the fair policy.
             trace_headers: W3C trace context (``traceparent``, ``tracestate``) whose part the request is.
 
         Raises:
@@ -253,7 +256,7 @@ class AsyncLLM:
             RuntimeError: The engine belongs to another event loop.
         """
         stream = await self.add_request(
-            request_id, prompt, sampling_params, priority=priority, trace_headers=trace_headers
+            request_id, prompt, sampling_params, priority=priority, tenant=tenant, trace_headers=trace_headers
         )
         try:
             async for output in stream:
@@ -271,6 +274,7 @@ class AsyncLLM:
         sink: EventSink | None = None,
         trace_headers: Mapping[str, str] | None = None,
         arrival_ns: int | None = None,
+        tenant: Tenant | None = None,
     ) -> RequestStream:
         """Hand a request to the engine at once and return its outputs; arguments and errors as for :meth:`generate`.
 
@@ -279,7 +283,9 @@ class AsyncLLM:
         ``arrival_ns`` is when the request came in (nanoseconds of CLOCK_MONOTONIC; None: now), from which its
         latencies count.
         """
-        request = await self.input_processor.process_off_loop(prompt, params, priority, arrival_ns=arrival_ns)
+        request = await self.input_processor.process_off_loop(
+            prompt, params, priority, arrival_ns=arrival_ns, tenant=tenant
+        )
         self.check_health()
         self._attach()
         try:

@@ -20,6 +20,7 @@ from rustvllm.engine.sampling_extras import is_long, make_sampling_extras
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.sampling_params import MAX_TOKENS_LIMIT, SamplingParams
+from rustvllm.tenant import Tenant
 from rustvllm.text.tokenizer import Tokenizer
 
 logger = init_logger(__name__)
@@ -77,6 +78,7 @@ class EngineCoreRequest:
         num_prompt_logprobs: The same for each place of the prompt but the first.
         seed: Of the first sample, 64-bit signed; sample i has ``seed + i``.
         priority: Lower is sooner, with the priority policy.
+        tenant: Whose share of the engine it is charged to, with the fair policy; None: the bucket of all without.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
         sampling_extras: Parameters that are lists; None without.
         grammar: What the output must be; None: anything.
@@ -98,6 +100,7 @@ class EngineCoreRequest:
     seed: int
     priority: int
     cache_salt: str | None
+    tenant: Tenant | None = None
     sampling_extras: _core.SamplingExtras | None = None
     grammar: _core.GrammarSpec | None = None
     stop: _core.StopStrings | None = None
@@ -125,6 +128,7 @@ class _Asked:
     add_special_tokens: bool
     params: EngineParams
     priority: int
+    tenant: Tenant | None
     cache_salt: str | None
     began_ns: int
 
@@ -156,18 +160,26 @@ class InputProcessor:
         """Most tokens of prompt and output together."""
         return self._model.max_model_len
 
-    def process(self, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0) -> EngineCoreRequest:
+    def process(
+        self,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        *,
+        tenant: Tenant | None = None,
+    ) -> EngineCoreRequest:
         """Check one request.
 
         Args:
             prompt: Text, token ids, or a dict with ``prompt`` or ``prompt_token_ids``.
             params: None for the model's own defaults.
             priority: Lower is sooner; needs the priority policy unless 0.
+            tenant: Who is charged for it, with the fair policy.
 
         Raises:
             InvalidRequestError: Names the parameter, the value and the limit.
         """
-        asked = self._read(prompt, params, priority)
+        asked = self._read(prompt, params, priority, tenant)
         ids = asked.ids
         if ids is None:
             assert self._tokenizer is not None
@@ -181,6 +193,7 @@ class InputProcessor:
         priority: int = 0,
         *,
         arrival_ns: int | None = None,
+        tenant: Tenant | None = None,
     ) -> EngineCoreRequest:
         """The same on an event loop, which long lists and long texts do not hold up.
 
@@ -189,12 +202,13 @@ class InputProcessor:
             params: Likewise.
             priority: Likewise.
             arrival_ns: When the request came in; None: now.
+            tenant: As for :meth:`process`.
 
         Raises:
             InvalidRequestError: As :meth:`process` does.
             QueueFullError: Too much text waits to be tokenised.
         """
-        asked = self._read(prompt, params, priority)
+        asked = self._read(prompt, params, priority, tenant)
         if _has_lists(asked.params) and self._checked.get(asked.params) is None and is_long(asked.params):
             await asyncio.to_thread(self._rules_of, asked.params)
         ids, text = asked.ids, asked.text or ""
@@ -221,10 +235,12 @@ class InputProcessor:
         if max_tokens > self.max_model_len:
             raise InvalidRequestError(f"{self._context_length()}, but {param} is {max_tokens}.", param)
 
-    def _read(self, prompt: PromptType, params: SamplingParams | None, priority: int) -> _Asked:
+    def _read(self, prompt: PromptType, params: SamplingParams | None, priority: int, tenant: Tenant | None) -> _Asked:
         """All checks but those that need the tokens of a text."""
         began_ns = monotonic_ns()
         params = self._checked_params(params, priority)
+        if tenant is not None and not isinstance(tenant, Tenant):
+            raise InvalidRequestError(f"tenant must be a Tenant, got {type(tenant).__name__}", "tenant")
         text, given, cache_salt, add_special_tokens = _read_prompt(prompt)
         ids = None
         if given is not None:
@@ -235,7 +251,7 @@ class InputProcessor:
             )
         elif not text:  # a tokenizer that adds a beginning-of-sequence token would make a prompt of it
             raise InvalidRequestError("the prompt is empty: at least one character is needed", "prompt")
-        return _Asked(text, ids, add_special_tokens, params, priority, cache_salt, began_ns)
+        return _Asked(text, ids, add_special_tokens, params, priority, tenant, cache_salt, began_ns)
 
     def _complete(self, asked: _Asked, ids: _core.TokenIds, arrival_ns: int) -> EngineCoreRequest:
         params = asked.params
@@ -256,6 +272,7 @@ class InputProcessor:
             num_prompt_logprobs=num_prompt_logprobs,
             seed=self._next_seed() if params.seed is None else params.seed,
             priority=asked.priority,
+            tenant=asked.tenant,
             cache_salt=asked.cache_salt,
             sampling_extras=rules.extras,
             grammar=rules.grammar,

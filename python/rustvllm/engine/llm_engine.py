@@ -20,6 +20,7 @@ from rustvllm.observe.trace.startup_records import load_tokenizer
 from rustvllm.observe.trace.tracer import StatusCallback, Tracer
 from rustvllm.outputs import RequestOutput
 from rustvllm.sampling_params import SamplingParams
+from rustvllm.tenant import Tenant
 from rustvllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class LLMEngine:
         params: SamplingParams | None = None,
         *,
         priority: int = 0,
+        tenant: Tenant | None = None,
     ) -> None:
         """Queue a request; the next :meth:`step` may run it.
 
@@ -136,6 +138,7 @@ class LLMEngine:
             prompt: Text, token ids or a dict; or what ``input_processor.process`` returned.
             params: None for the model's own defaults.
             priority: Lower is sooner, with the priority policy.
+            tenant: Whose share of the engine it is charged to, with the fair policy.
 
         Raises:
             InvalidRequestError: The request is wrong; the engine is as before.
@@ -144,7 +147,7 @@ class LLMEngine:
         """
         self.engine_core.check_alive()
         if not isinstance(prompt, EngineCoreRequest):
-            prompt = self.input_processor.process(prompt, params, priority)
+            prompt = self.input_processor.process(prompt, params, priority, tenant=tenant)
         self._requests.add(request_id, prompt)
 
     def step(self) -> list[RequestOutput]:

@@ -194,6 +194,7 @@ class RequestTable:
             sampling_extras=request.sampling_extras,
             grammar=request.grammar,
             priority=request.priority,
+            payer=None if request.tenant is None else request.tenant.payer,
             cache_salt=request.cache_salt,
             arrival_ns=request.arrival_ns,
             samples=[(other, other_id, request.seed_of(index)) for index, (other, other_id) in enumerate(others, 1)],

@@ -100,7 +100,7 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, num_cpu_blocks: int
         enable_prefix_caching=config.cache.enable_prefix_caching,
         enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
-        scheduling_policy="priority" if config.scheduler.scheduling_policy == "priority" else "fcfs",
+        scheduling_policy=config.scheduler.scheduling_policy,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
         max_num_queued_tokens=config.scheduler.max_num_queued_tokens,
         queue_timeout=config.scheduler.queue_timeout,

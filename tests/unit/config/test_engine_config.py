@@ -50,7 +50,7 @@ MODEL = {
         (SchedulerConfig, "max_num_seqs", 0, "at least 1"),
         (SchedulerConfig, "max_num_batched_tokens", 0, "at least 1"),
         (SchedulerConfig, "long_prefill_token_threshold", -1, "at least 0"),
-        (SchedulerConfig, "scheduling_policy", "lifo", "fcfs, priority, got 'lifo'"),
+        (SchedulerConfig, "scheduling_policy", "lifo", "fcfs, priority, fair, got 'lifo'"),
         (SchedulerConfig, "max_num_queued_reqs", 0, "at least 1"),
         (SchedulerConfig, "max_num_queued_tokens", -1, "at least 0"),
         (SchedulerConfig, "max_num_queued_tokens", 1.5, "integer"),

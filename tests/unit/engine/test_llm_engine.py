@@ -5,6 +5,7 @@ import pytest
 from rustvllm import LLMEngine, SamplingParams
 from rustvllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, QueueFullError
 from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind
+from rustvllm.tenant import Tenant
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 
@@ -310,6 +311,57 @@ def test_without_a_tokenizer(make):
     assert (sample.text, sample.token_ids) == ("", [98, 99, 100, 101])
     with pytest.raises(ValueError, match="there is no tokenizer"):
         engine.get_tokenizer()
+
+
+def order_of_first_tokens(engine):
+    """Ids of the requests in the order of the steps that gave their first tokens."""
+    order = []
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.request_id not in order and output.outputs and output.outputs[0].token_ids:
+                order.append(output.request_id)
+    return order
+
+
+@pytest.mark.parametrize(("policy", "place"), [("fcfs", 20), ("fair", 1)])
+def test_a_flood_of_one_tenant_holds_up_no_other(make, policy, place):
+    engine = make(scheduling_policy=policy, max_num_seqs=1)
+    for number in range(20):
+        engine.add_request(f"flood-{number}", "a", GREEDY, tenant=Tenant("flood", user=str(number)))
+    engine.add_request("small", "a", GREEDY, tenant=Tenant("small"))
+    order = order_of_first_tokens(engine)
+    assert len(order) == 21
+    assert order.index("small") == place
+
+
+def test_requests_without_a_tenant_share_one_bucket(make):
+    engine = make(scheduling_policy="fair", max_num_seqs=1)
+    names = [str(number) for number in range(10)]
+    for name in names:
+        engine.add_request(name, "a" * (1 + int(name) % 3), GREEDY)
+    assert order_of_first_tokens(engine) == names
+
+
+def test_tenants_go_by_weight(make):
+    engine = make(scheduling_policy="fair", max_num_seqs=1)
+    for number in range(40):
+        engine.add_request(f"one-{number}", "a", GREEDY, tenant=Tenant("one"))
+        engine.add_request(f"three-{number}", "a", GREEDY, tenant=Tenant("three", weight=3))
+    first = order_of_first_tokens(engine)[:40]
+    assert sum(name.startswith("three") for name in first) == 30
+
+
+def test_what_is_no_tenant(make):
+    engine = make()
+    with pytest.raises(InvalidRequestError, match="tenant must be a Tenant, got str"):
+        engine.add_request("r", "a", GREEDY, tenant="someone")
+    for wrong in (0, 1001, True, 1.5, "3"):
+        with pytest.raises(InvalidRequestError, match="weight of a tenant must be a whole number from 1 to 1000"):
+            Tenant("a", weight=wrong)
+    with pytest.raises(InvalidRequestError, match="user of a tenant must be text, got int"):
+        Tenant("a", user=5)
+    assert "hush" not in repr(Tenant("hush"))
+    assert Tenant("a" * 2000).payer == Tenant("a" * 1500).payer != Tenant("a").payer
 
 
 def test_priority(make, toy_executors):

@@ -163,6 +163,53 @@ def test_keys_come_from_the_command_line_or_the_environment(monkeypatch):
     assert settings().api_keys == ()
 
 
+def test_keys_of_a_file_have_weights(monkeypatch, tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# KEY WEIGHT\n\nfirst 3\n  schl\u00fcssel\nlast 1000\r\n", encoding="utf-8")
+    found = settings("--api-key-file", str(path))
+    assert (found.api_keys, found.key_weights) == (("first", "schl\u00fcssel", "last"), (3, 1, 1000))
+    assert "first" not in repr(found)
+    found = settings("--api-key", "given", "--api-key-file", str(path))
+    assert (found.api_keys[:2], found.key_weights[:2]) == (("given", "first"), (1, 3))
+    monkeypatch.setenv("RUSTVLLM_API_KEY", "variable")
+    assert settings("--api-key-file", str(path)).api_keys[0] == "variable"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("good 1\nhush 0", "line 2: the weight must be a whole number from 1 to 1000, got '0'"),
+        ("hush 1001", "line 1: the weight must be a whole number from 1 to 1000, got '1001'"),
+        ("hush -1", "got '-1'"),
+        ("hush 1.5", "got '1.5'"),
+        ("hush 1e3", "got '1e3'"),
+        ("hush 99999999999999999999", "line 1: the weight must be a whole number from 1 to 1000, got another word"),
+        ("hush hush2", "got another word"),
+        ("hush 1 2", "line 1: has 3 words, may have a key and its weight"),
+        ("hush 1\n\nhush 2", "line 3: has the key of line 1 again"),
+        ("hu\u0001sh 1", "line 1: the key holds a space or a control character"),
+        ("# hush\n", "it has no key"),
+        ("given 1", "it has key 1 of --api-key, too"),
+    ],
+)
+def test_a_file_of_keys_that_is_wrong(tmp_path, text, says):
+    path = tmp_path / "keys"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        settings("--api-key", "given", "--api-key-file", str(path))
+    assert says in str(caught.value)
+    assert str(caught.value).startswith(f"--api-key-file {path}: ")
+    assert "hush" not in str(caught.value).replace(str(path), "")
+
+
+def test_a_file_of_keys_that_cannot_be_read(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read --api-key-file .*: No such file or directory"):
+        settings("--api-key-file", str(tmp_path / "none"))
+    (tmp_path / "bytes").write_bytes(b"hush\xff")
+    with pytest.raises(ConfigError, match=r"cannot read --api-key-file .*: invalid start byte$"):
+        settings("--api-key-file", str(tmp_path / "bytes"))
+
+
 @pytest.mark.parametrize("path", ["", "/a", "/a/b"])
 def test_root_path(path):
     assert settings("--root-path", path).root_path == path

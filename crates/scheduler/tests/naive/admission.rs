@@ -28,7 +28,10 @@ impl NaiveScheduler {
         let mut blocked: Vec<u64> = Vec::new();
         let mut num_tried_past = 0;
         self.count_overtaken();
-        for arrival in self.waiting() {
+        let waiting = self.waiting();
+        let turns = if self.is_fair() { self.turns_of_waiting(&waiting) } else { Vec::new() };
+        for (place, arrival) in waiting.into_iter().enumerate() {
+            let turn = turns.get(place).map(|&(turn, _)| turn);
             let has_seat = self.running.len() < self.config.max_num_seqs() && self.num_free_rows() > 0;
             // Whoever comes needs a block of its own.
             if self.budget_left(plan) == 0 || !has_seat || self.pool.free.is_empty() {
@@ -45,7 +48,7 @@ impl NaiveScheduler {
                 continue;
             }
             num_tried_past += usize::from(!blocked.is_empty());
-            if self.admit_if_it_fits(arrival, plan) {
+            if self.admit_if_it_fits(arrival, turn, plan) {
                 for &passed in &blocked {
                     self.request(passed).times_passed += 1;
                 }
@@ -59,8 +62,8 @@ impl NaiveScheduler {
         let waiting = self.waiting();
         let priority = |arrival: u64| self.requests[&arrival].new.priority;
         let is_overtaken = |pair: &&[u64]| priority(pair[0]) == priority(pair[1]) && pair[0] > pair[1];
-        let is_fcfs = self.config.base.scheduling_policy == SchedulingPolicy::Fcfs;
-        let count = if is_fcfs { 0 } else { waiting.windows(2).filter(is_overtaken).count() };
+        let by_priority = self.config.base.scheduling_policy == SchedulingPolicy::Priority;
+        let count = if !by_priority { 0 } else { waiting.windows(2).filter(is_overtaken).count() };
         self.num_overtaken += count;
     }
 
@@ -84,7 +87,7 @@ impl NaiveScheduler {
         }
     }
 
-    fn admit_if_it_fits(&mut self, arrival: u64, plan: &mut Step) -> bool {
+    fn admit_if_it_fits(&mut self, arrival: u64, turn: Option<(u64, u64)>, plan: &mut Step) -> bool {
         let is_fork = self.requests[&arrival].parent.is_some();
         let Beginning { num_computed_tokens, shared, copy_from } = self.beginning(arrival, plan);
         let config = &self.config;
@@ -124,6 +127,10 @@ impl NaiveScheduler {
         if has_threshold && is_long && !may_be_cut && self.requests.len() > 1 {
             self.num_long_and_whole += usize::from(num_tokens == wanted);
         }
+        if let Some(turn) = turn {
+            self.num_turns_of_others += usize::from(self.requests[&arrival].standing.turn != turn);
+            self.take_turn(arrival, turn);
+        }
         let request = self.request(arrival);
         let was_swapped = request.status == Status::Swapped;
         if was_swapped || request.status == Status::Preempted {
@@ -137,6 +144,7 @@ impl NaiveScheduler {
         request.num_offered_blocks = num_shared;
         if !request.was_admitted {
             request.was_admitted = true;
+            request.num_skipped = num_computed_tokens;
             request.num_cached_tokens = if is_fork { 0 } else { num_computed_tokens };
         }
         self.running.push(arrival);

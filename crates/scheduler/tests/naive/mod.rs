@@ -9,12 +9,14 @@
 //! | `pool.rs` | blocks and what they hold |
 //! | `running.rs` | the turns of running requests |
 //! | `admission.rs` | the walk over the queue: prefix hits, swap-in, fork |
+//! | `fair.rs` | whose turn it is under FAIR |
 //! | `preemption.rs` | who gives way, and how: recompute or swap |
 //! | `update.rs` | what tokens, failures and ends change |
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 mod admission;
+mod fair;
 mod pool;
 mod preemption;
 mod running;
@@ -22,8 +24,9 @@ mod update;
 
 use std::{cmp::Reverse, collections::HashMap};
 
+use fair::{Fairness, Standing};
 use pool::NaivePool;
-use scheduler::{PreemptionMode, RequestStatus, SchedulerConfig, SchedulingPolicy, StepBuffers};
+use scheduler::{Payer, PreemptionMode, RequestStatus, SchedulerConfig, SchedulingPolicy, StepBuffers};
 
 /// The configuration of the real one, in the widths that are natural here.
 #[derive(Clone, Debug)]
@@ -90,6 +93,7 @@ pub struct NaiveRequest {
     pub eos_token_id: Option<i32>,
     pub stop_token_ids: Vec<i32>,
     pub priority: i32,
+    pub payer: Payer,
     pub extra_keys: Vec<u8>,
     pub skip_reading_prefix_cache: bool,
     /// Waits until `grammar_is_ready`.
@@ -157,9 +161,17 @@ pub struct Live {
     /// Arrival of the request to fork from, while it waits for that.
     parent: Option<u64>,
     was_admitted: bool,
+    /// Tokens that its first admission found or shared.
+    num_skipped: usize,
+    pub standing: Standing,
 }
 
 impl Live {
+    /// It has no row.
+    fn waits(&self) -> bool {
+        self.status != Status::Running && !self.swap_out_pending
+    }
+
     fn max_total_tokens(&self, config: &NaiveConfig) -> usize {
         (self.new.prompt.len() + self.new.max_tokens).min(config.max_model_len())
     }
@@ -259,6 +271,9 @@ pub struct NaiveScheduler {
     pub num_unasked: usize,
     /// Of two with one priority, the one handed in later was tried first.
     pub num_overtaken: usize,
+    /// Under FAIR, admissions at a turn that another request of the tenant brought.
+    pub num_turns_of_others: usize,
+    fairness: Fairness,
 }
 
 impl NaiveScheduler {
@@ -285,6 +300,8 @@ impl NaiveScheduler {
             num_queried: [0; 2],
             num_unasked: 0,
             num_overtaken: 0,
+            num_turns_of_others: 0,
+            fairness: Fairness::default(),
         }
     }
 
@@ -403,21 +420,31 @@ impl NaiveScheduler {
 
     /// Everybody who has no row, in the order in which they are tried.
     fn waiting(&self) -> Vec<u64> {
-        let waits = |request: &&Live| request.status != Status::Running && !request.swap_out_pending;
         let mut waiting: Vec<u64> =
-            self.requests.values().filter(waits).map(|request| request.arrival).collect();
+            self.requests.values().filter(|request| request.waits()).map(|request| request.arrival).collect();
+        if self.is_fair() {
+            return self.turns_of_waiting(&waiting).into_iter().map(|(_, arrival)| arrival).collect();
+        }
         waiting.sort_by_key(|&arrival| self.queue_key(arrival));
         waiting
     }
 
+    fn is_fair(&self) -> bool {
+        self.config.base.scheduling_policy == SchedulingPolicy::Fair
+    }
+
     /// Under PRIORITY, of two that are as important the one that came to its front end first.
-    fn queue_key(&self, arrival: u64) -> (i32, Reverse<u64>, u64) {
+    fn queue_key(&self, arrival: u64) -> (i64, Reverse<u64>, u64) {
         let request = &self.requests[&arrival];
         match self.config.base.scheduling_policy {
             SchedulingPolicy::Fcfs => {
                 (if request.status == Status::Swapped { -1 } else { 0 }, Reverse(0), arrival)
             }
-            SchedulingPolicy::Priority => (request.new.priority, Reverse(request.new.age), arrival),
+            SchedulingPolicy::Priority => (request.new.priority.into(), Reverse(request.new.age), arrival),
+            SchedulingPolicy::Fair => {
+                let (tag, brought_by) = request.standing.turn;
+                (tag as i64, Reverse(0), brought_by)
+            }
         }
     }
 
@@ -489,7 +516,7 @@ impl NaiveScheduler {
         assert!(self.arrival_of(&new.id).is_none(), "ids of live requests differ");
         let arrival = self.num_arrivals;
         self.num_arrivals += 1;
-        let request = Live {
+        let mut request = Live {
             arrival,
             status: if new.needs_grammar { Status::WaitingForGrammar } else { Status::Waiting },
             tokens: new.prompt.clone(),
@@ -508,10 +535,18 @@ impl NaiveScheduler {
             times_passed: 0,
             parent: None,
             was_admitted: false,
+            num_skipped: 0,
+            standing: Standing::default(),
             new,
         };
         let parent = request.new.fork_from.as_ref().and_then(|id| self.arrival_of(id));
+        if self.is_fair() {
+            request.standing = self.stand(&request);
+        }
         self.requests.insert(arrival, request);
+        if self.is_fair() {
+            self.bring_turn(arrival);
+        }
         if let Some(parent) = parent {
             self.link(arrival, parent);
         }

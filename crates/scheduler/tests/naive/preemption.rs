@@ -9,7 +9,7 @@ impl NaiveScheduler {
     pub(super) fn choose_victim(&self, step: u64) -> u64 {
         let worse_last = |arrivals: &[u64]| {
             let mut sorted = arrivals.to_vec();
-            if self.config.base.scheduling_policy == SchedulingPolicy::Priority {
+            if self.config.base.scheduling_policy != SchedulingPolicy::Fcfs {
                 sorted.sort_by_key(|&arrival| self.queue_key(arrival));
             }
             sorted
@@ -110,6 +110,9 @@ impl NaiveScheduler {
         let request = self.request(victim);
         let id = request.new.id.clone();
         self.notes.preempted.push(id);
+        if self.is_fair() {
+            self.bring_turn(victim);
+        }
     }
 
     /// Everybody gives up its blocks and is computed again.

@@ -153,6 +153,9 @@ impl NaiveScheduler {
     pub(super) fn leave(&mut self, arrival: u64, how: Leave) {
         let request = self.requests[&arrival].clone();
         self.orphan_children(arrival);
+        if self.is_fair() {
+            self.settle(arrival, request.waits());
+        }
         self.discard_swapped(arrival);
         self.free_blocks(arrival);
         if request.status == Status::Running || request.swap_out_pending {

@@ -12,8 +12,8 @@ use std::{
 
 use scheduler::{
     AddRequestError, DrafterConfig, DraftingMethod, EngineCoreOutput, ExtraKeys, FinishReason, NewRequest,
-    PreemptionMode, RequestError, RequestKey, RequestStatus, SamplingParams, Scheduler, SchedulerConfig,
-    SchedulerOutput, SchedulingPolicy, StepRows, SuffixLimits, TokenRows, egress::Consumer,
+    Payer, PreemptionMode, RequestError, RequestKey, RequestStatus, SamplingParams, Scheduler,
+    SchedulerConfig, SchedulerOutput, SchedulingPolicy, StepRows, SuffixLimits, TokenRows, egress::Consumer,
 };
 
 use crate::common::{
@@ -96,7 +96,11 @@ fn config_of(seed: u64, random: &mut Random) -> SchedulerConfig {
         enable_prefix_caching: is(4),
         enable_chunked_prefill: is(3),
         long_prefill_token_threshold: sometimes(random, 30, 1, 16),
-        scheduling_policy: if is(0) { SchedulingPolicy::Priority } else { SchedulingPolicy::Fcfs },
+        scheduling_policy: match seed >> 5 & 3 {
+            1 => SchedulingPolicy::Fair,
+            _ if is(0) => SchedulingPolicy::Priority,
+            _ => SchedulingPolicy::Fcfs,
+        },
         watermark: f64::from(sometimes(random, 30, 5, 40)) / 100.0,
         max_num_queued_reqs: 64,
         max_steps_in_flight: if is(2) { random.between(2, 3) } else { 1 },
@@ -122,6 +126,13 @@ fn drafter_of(counts_votes: bool) -> DrafterConfig {
         DraftingMethod::Ngram { min: 1, max: 2 }
     };
     DrafterConfig { method, caps: Vec::new(), adaptive: false }
+}
+
+/// Few tenants with few users: they meet.
+fn payer_of(number: u32) -> Payer {
+    let draw = common::mix(u64::from(number));
+    let tenant = draw % 3;
+    Payer { tenant, user: draw >> 8 & 3, weight: [1, 3, 1000][tenant as usize] }
 }
 
 impl World {
@@ -204,6 +215,7 @@ impl World {
         let salt = random.chance(10).then_some("salt");
         NewRequest {
             priority: random.between(0, 2) as i32,
+            payer: payer_of(self.num_added),
             extra_keys: ExtraKeys::new(None, salt, Vec::new()),
             skip_reading_prefix_cache: random.chance(5),
             waits_for_grammar: random.chance(5),

@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -21,7 +22,7 @@ from rustvllm.server.answers.logprobs import LogprobsRenderer, num_prompt_logpro
 from rustvllm.server.answers.timings import Timings
 from rustvllm.server.answers.usage import UsageCounter
 from rustvllm.server.endpoints.sampling import build_sampling_params, check_num_choices, check_stream_options
-from rustvllm.server.http.front_door import ARRIVAL_NS
+from rustvllm.server.http.front_door import ARRIVAL_NS, TENANT
 from rustvllm.server.schemas.protocol import GenerationRequest
 from rustvllm.server.schemas.refusals import Refusals
 from rustvllm.server.schemas.request_body import at_size, read_request, refuse_unbuilt
@@ -29,6 +30,7 @@ from rustvllm.server.state import ServedModel, ServerState
 from rustvllm.server.stream.chunks import ChunkRenderer, ChunkStream
 from rustvllm.server.stream.generation import Generation, new_request_id, until_disconnect
 from rustvllm.server.stream.sse import EventStreamResponse
+from rustvllm.tenant import Tenant
 
 if TYPE_CHECKING:
     from rustvllm.engine.input_processor import TextPrompt, TokensPrompt
@@ -184,6 +186,7 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
         request_id,
         request.priority or 0,
         arrival_ns=raw_request.scope[ARRIVAL_NS],
+        tenant=_tenant(raw_request, request.user),
     )
     header = {
         "id": request_id,
@@ -202,6 +205,14 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
             raw_request.receive, generation.collect(face.num_prompts, face.params.n)
         )
     return await json_response(outputs, samples, partial(_whole, face, header, usage, outputs, samples))
+
+
+def _tenant(raw_request: Request, user: str | None) -> Tenant | None:
+    """Who is charged for a request: the tenant whose key it has, and the user that it names."""
+    of_key: Tenant | None = raw_request.scope.get(TENANT)
+    if not user:
+        return of_key
+    return Tenant(user=user) if of_key is None else replace(of_key, user=user)
 
 
 def _stream(face: Face[Any], header: dict[str, Any], usage: UsageCounter) -> ChunkStream:

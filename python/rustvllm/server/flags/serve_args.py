@@ -1,7 +1,6 @@
 """The command-line flags of the server's front end. Light on purpose: ``--help`` imports this and no FastAPI."""
 
 import argparse
-import os
 import re
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from rustvllm.config import METRICS_PREFIX
 from rustvllm.config.refused_flags import add_vllm_flags
 from rustvllm.exceptions import ConfigError
 from rustvllm.server.flags.answer_args import add_answer_args
+from rustvllm.server.flags.api_keys import API_KEY_VARIABLE
 from rustvllm.server.flags.dashboard_args import add_dashboard_args
 from rustvllm.server.flags.http_args import add_http_args
 from rustvllm.server.flags.http_settings import DEFAULT_KEEP_ALIVE_SECONDS
@@ -20,7 +20,6 @@ DEFAULT_MAX_BODY_BYTES = 8 << 20
 DEFAULT_STALL_TIMEOUT = 60.0
 MAX_PROCESSES = 64
 """API processes, or engines, of one server at most."""
-API_KEY_VARIABLE = "RUSTVLLM_API_KEY"
 
 
 def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -121,6 +120,12 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         f"command line (default: the words in ${API_KEY_VARIABLE})",
     )
     group.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="file with more of them, one in a line, each with its weight behind it (1 to 1000; 1 without) for "
+        "--scheduling-policy fair; # begins a comment",
+    )
+    group.add_argument(
         "--max-body-bytes",
         type=positive,
         default=DEFAULT_MAX_BODY_BYTES,
@@ -171,25 +176,6 @@ def _add_chat_args(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="a stream that is silent for so long sends a comment; 0: never (default: %(default)g)",
     )
-
-
-def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
-    """The keys given, else those in the environment, else none.
-
-    Raises:
-        ConfigError: A key is empty, or holds what a header cannot.
-    """
-    if args.api_key is None:
-        return tuple(os.environ.get(API_KEY_VARIABLE, "").split())
-    for number, key in enumerate(args.api_key, 1):
-        if not key:
-            raise ConfigError(
-                f"--api-key: key {number} is empty, perhaps a variable that is not set; leave the flag out to serve "
-                "without a key"
-            )
-        if any(character.isspace() or not character.isprintable() for character in key):
-            raise ConfigError(f"--api-key: key {number} holds a space or a control character, which no client can send")
-    return tuple(args.api_key)
 
 
 def read_chat_template(value: str | None) -> str | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rustvllm.config import METRICS_PREFIX, TracingConfig
 from rustvllm.config.engine_args import make_tracing_config
+from rustvllm.server.flags.api_keys import api_keys
 from rustvllm.server.flags.dashboard_args import DashboardAccess, dashboard_access
 from rustvllm.server.flags.http_args import http_settings
 from rustvllm.server.flags.http_settings import DEFAULT_KEEP_ALIVE_SECONDS, HttpSettings
@@ -14,7 +15,6 @@ from rustvllm.server.flags.log_args import RequestLogSettings, request_log_setti
 from rustvllm.server.flags.serve_args import (
     DEFAULT_MAX_BODY_BYTES,
     DEFAULT_STALL_TIMEOUT,
-    api_keys,
     read_chat_template,
 )
 
@@ -30,6 +30,8 @@ class ServerSettings:
     """Settings of the HTTP front end; times in seconds."""
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    key_weights: tuple[int, ...] = ()
+    """Of :attr:`api_keys`, for the scheduling policy ``fair``; 1 of those beyond its end."""
     chat_template: str | None = None
     trust_request_chat_template: bool = False
     enable_prompt_tokens_details: bool = False
@@ -72,11 +74,13 @@ class ServerSettings:
         """The settings of a command line.
 
         Raises:
-            ConfigError: The chat template cannot be read, the endpoint for spans is not a URL, or flags do not go
-                together.
+            ConfigError: The chat template or the keys cannot be read, the endpoint for spans is not a URL, or flags
+                do not go together.
         """
+        keys = api_keys(args)
         return cls(
-            api_keys=api_keys(args),
+            api_keys=tuple(keys),
+            key_weights=tuple(keys.values()),
             chat_template=read_chat_template(args.chat_template),
             trust_request_chat_template=args.trust_request_chat_template,
             enable_prompt_tokens_details=args.enable_prompt_tokens_details,

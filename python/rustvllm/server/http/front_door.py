@@ -13,6 +13,7 @@ import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
+from itertools import chain, repeat
 from time import monotonic_ns
 from typing import Final
 
@@ -32,9 +33,12 @@ from rustvllm.server.errors import (
 from rustvllm.server.flags.host_names import host_name, is_among, is_loopback
 from rustvllm.server.http.endpoint import Endpoint
 from rustvllm.server.state import ServerState
+from rustvllm.tenant import Tenant
 
 ARRIVAL_NS: Final = "rustvllm.arrival_ns"
 """In the ASGI scope: when the request came in, in nanoseconds of CLOCK_MONOTONIC; its latencies count from then."""
+TENANT: Final = "rustvllm.tenant"
+"""In the ASGI scope: the :class:`~rustvllm.tenant.Tenant` whose key the request has; absent without keys."""
 DIRECT_SEND: Final = "rustvllm.direct_send"
 """In the ASGI scope: ``send`` as it was before any layer wrapped it, for what only the client needs to see."""
 BODY_SILENCE_SECONDS = 60.0
@@ -135,6 +139,10 @@ class FrontDoor:
         self._max_body_bytes = state.settings.max_body_bytes
         # Digests have one length, so that comparing them says nothing about the keys.
         self._key_digests = [_digest(key.encode()) for key in state.settings.api_keys]
+        weights = chain(state.settings.key_weights, repeat(1))
+        self._tenants = [
+            Tenant(key, weight=weight) for key, weight in zip(state.settings.api_keys, weights, strict=False)
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection (the ASGI entry point)."""
@@ -153,9 +161,12 @@ class FrontDoor:
                 scope, receive, send
             )
             return
-        if self._key_digests and path not in self._keyless and not self._is_authorized(headers):
-            await unauthorized_response(path)(scope, receive, send)
-            return
+        if self._key_digests and path not in self._keyless:
+            tenant = self._tenant_of(headers)
+            if tenant is None:
+                await unauthorized_response(path)(scope, receive, send)
+                return
+            scope[TENANT] = tenant
         try:
             self._state.check_serving()
         except UnavailableError as exc:
@@ -176,12 +187,15 @@ class FrontDoor:
         with self._state.open_request(generates=(scope["method"], path) in self._generating):
             await self._app(scope, self._limited(receive), send)
 
-    def _is_authorized(self, headers: dict[bytes, bytes]) -> bool:
+    def _tenant_of(self, headers: dict[bytes, bytes]) -> Tenant | None:
+        """Whose key a request has; None: it has none of ours."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         digest = _digest(key.strip())
         # Every key is compared, whichever matches, so that the time taken says nothing.
         matches = [hmac.compare_digest(digest, known) for known in self._key_digests]
-        return scheme.lower() == b"bearer" and any(matches)
+        if scheme.lower() != b"bearer" or not any(matches):
+            return None
+        return self._tenants[matches.index(True)]
 
     def _limited(self, receive: Receive) -> Receive:
         """``receive`` that counts, because a chunked body has no length to check beforehand, and waits for so long."""

@@ -17,8 +17,9 @@ from rustvllm.logger import init_logger, register_secrets
 from rustvllm.observe.trace.tracer import masked_command_line
 from rustvllm.process.open_files import OpenFiles, raise_limit, warn_if_small
 from rustvllm.process.output import serving_output
+from rustvllm.server.flags.api_keys import API_KEY_VARIABLE
 from rustvllm.server.flags.log_args import configure_logging
-from rustvllm.server.flags.serve_args import API_KEY_VARIABLE, add_cli_args, add_unsupported_args
+from rustvllm.server.flags.serve_args import add_cli_args, add_unsupported_args
 from rustvllm.server.flags.settings import ServerSettings
 from rustvllm.server.launch import console
 from rustvllm.server.launch.launcher import Launcher

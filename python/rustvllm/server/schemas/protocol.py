@@ -210,6 +210,9 @@ class GenerationRequest(BaseModel):
         "In a stream, events with `prompt_progress` while the prompt is computed."
     )
     priority: int | None = _described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
+    user: str | None = _described(
+        "With `--scheduling-policy fair`, shares what its API key gets with the key's other users."
+    )
     cache_salt: str | None = _described(
         "Share cached blocks only with requests of the same salt.", minLength=1, maxLength=128
     )

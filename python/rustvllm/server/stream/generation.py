@@ -17,6 +17,7 @@ from rustvllm.server.errors import ClientDisconnectedError
 from rustvllm.server.http.request_ids import MAX_REQUEST_ID_CHARS, REQUEST_ID, RequestId, is_valid_request_id
 from rustvllm.server.http.request_log import RequestLog
 from rustvllm.server.state import ServedModel, ServerState
+from rustvllm.tenant import Tenant
 
 if TYPE_CHECKING:
     from rustvllm.engine.async_llm import RequestStream
@@ -88,11 +89,12 @@ class Generation:
         sinks: StreamSinks | None = None,
         *,
         arrival_ns: int | None = None,
+        tenant: Tenant | None = None,
     ) -> "Generation":
         """Hand all prompts to the engine: either every one is accepted or none runs on.
 
         With ``sinks`` new text goes there, and the outputs hold each sample's end. ``arrival_ns`` is when the request
-        came in.
+        came in, ``tenant`` whose share of the engine it is charged to.
 
         Raises:
             InvalidRequestError: A prompt or a parameter is wrong.
@@ -116,7 +118,7 @@ class Generation:
                 # Text that is to be logged comes in the outputs.
                 sink = None if sinks is None or generation._log is not None else sinks.sink(index)
                 stream = await model.engine.add_request(
-                    engine_id, prompt, params, priority=priority, sink=sink, arrival_ns=arrival_ns
+                    engine_id, prompt, params, priority=priority, sink=sink, arrival_ns=arrival_ns, tenant=tenant
                 )
                 generation._add(engine_id, stream)
                 if sinks is not None:
