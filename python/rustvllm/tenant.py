@@ -21,7 +21,7 @@ class Tenant:
         name: Of the tenant; empty: the bucket of all requests without one.
         user: Shares what the tenant gets with its other users; empty: the bucket of requests without one.
         weight: The tenant's share against those of others, 1 to 1000. Of requests that disagree the newest counts.
-        payer: What the engine is told: digest of the name, digest of the user, weight.
+        payer: What the engine gets of it: digest of the name, digest of the user, weight.
     """
 
     name: str = field(default="", repr=False)

@@ -110,7 +110,7 @@ impl FairClock {
         let finish = account.finish;
         self.idle.insert((finish, name));
         if self.live_weight == 0 {
-            // Nobody is kept waiting by anybody: all begin anew.
+            // No request is left that could wait for another: all begin anew.
             let keeps_order = self.keeps_order;
             *self = Self { keeps_order, ..Self::default() };
         } else if finish <= self.now {
