@@ -36,6 +36,14 @@ def test_serving_cost(run):
     assert (report["alone"]["completed"], report["alone"]["failed"]) == (3, 0)
 
 
+def test_fair_sharing(run):
+    report = run("fair_sharing.py", "--clients", "3", "--num-prompts", "20", "--policies", "fair", "--", "--executor", "sim",
+                 "--sim-step-time", "2")  # fmt: skip
+    ((found,),) = report["runs"].values()
+    assert (found["flood_completed"], found["flood_failed"], found["small_failures"]) == (20, 0, 0)
+    assert found["small_requests"] > 0
+
+
 def test_idle_cost(run):
     report = run("idle_cost.py", "--turns", "1", "--seconds", "0.5", "--", "--executor", "sim")
     assert {mode: runs[0]["exit_code"] for mode, runs in report["runs"].items()} == {"process": 0, "thread": 0}

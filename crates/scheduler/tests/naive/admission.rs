@@ -63,7 +63,7 @@ impl NaiveScheduler {
         let priority = |arrival: u64| self.requests[&arrival].new.priority;
         let is_overtaken = |pair: &&[u64]| priority(pair[0]) == priority(pair[1]) && pair[0] > pair[1];
         let by_priority = self.config.base.scheduling_policy == SchedulingPolicy::Priority;
-        let count = if !by_priority { 0 } else { waiting.windows(2).filter(is_overtaken).count() };
+        let count = if by_priority { waiting.windows(2).filter(is_overtaken).count() } else { 0 };
         self.num_overtaken += count;
     }
 

@@ -1,0 +1,147 @@
+"""What a small client waits during a flood: the time to its first token under each scheduling policy.
+
+One key's flood of many clients with long prompts, each of which sends its next request when it has its answer, and one
+client of another key that sends small requests one after the other. Under ``priority`` the small ones are the more
+important. Reports the percentiles of the small requests' time to the first token and the tokens per second of all.
+
+    python benches/python/fair_sharing.py --clients 200 --num-prompts 600 --output-json report.json
+"""
+
+import argparse
+import http.client
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from bench_report import add_common_flags, new_report, parse, publish
+from measured_server import RUSTVLLM, rustvllm_server
+
+FLOOD_KEY, SMALL_KEY = "key-of-the-flood", "key-of-the-small-client"
+POLICIES = ("fcfs", "priority", "fair")
+PAUSE_SECONDS = 0.05
+TIMEOUT = 300
+
+
+class SmallClient:
+    """Sends small requests one after the other until it is left; times are in seconds.
+
+    Args:
+        url: Of the server.
+        body: Of each request.
+    """
+
+    def __init__(self, url: str, body: dict[str, Any]) -> None:
+        parts = urllib.parse.urlsplit(url)
+        self._address = (parts.hostname or "", parts.port or 80)
+        self._body = json.dumps({**body, "stream": True})
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.waits: list[float] = []
+        self.failures = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(PAUSE_SECONDS):
+            try:
+                wait = self.ask()
+            except (OSError, http.client.HTTPException):
+                wait = None
+            if wait is None:
+                self.failures += 1
+            elif not self._stopping.is_set():  # one that the end of the flood has let in says nothing
+                self.waits.append(wait)
+
+    def ask(self) -> float | None:
+        """Seconds to the first event with text; None: there was none."""
+        connection = http.client.HTTPConnection(*self._address, timeout=TIMEOUT)
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {SMALL_KEY}"}
+        first, began = None, time.perf_counter()
+        try:
+            connection.request("POST", "/v1/completions", self._body, headers)
+            answer = connection.getresponse()
+            while line := answer.readline():
+                if first is None and line.startswith(b"data: {"):
+                    first = time.perf_counter() - began
+        finally:
+            connection.close()
+        return first
+
+
+def flood(url: str, args: argparse.Namespace, extra: dict[str, Any]) -> dict[str, Any]:
+    """The report of ``rustvllm bench serve`` with the flood's key."""
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
+        command = [*RUSTVLLM, "bench", "serve", "--base-url", url, "--max-concurrency", str(args.clients)]
+        command += ["--num-prompts", str(args.num_prompts), "--ignore-eos", "--metric-percentiles", "50,99"]
+        command += ["--random-input-len", str(args.input_len), "--random-output-len", str(args.output_len)]
+        command += ["--extra-body", json.dumps(extra), "--output-json", file.name, "--disable-tqdm"]
+        environment = {**os.environ, "RUSTVLLM_API_KEY": FLOOD_KEY}
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+        report: dict[str, Any] = json.load(file)
+    return report
+
+
+def measure(policy: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One run under a policy; times in milliseconds."""
+    small_body: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 8, "ignore_eos": True}
+    extra = {}
+    if policy == "priority":
+        small_body["priority"], extra["priority"] = 0, 1
+    with tempfile.TemporaryDirectory() as directory:
+        keys = Path(directory) / "keys"
+        keys.write_text(f"{FLOOD_KEY} 1\n{SMALL_KEY} 1\n")
+        flags = ["--scheduling-policy", policy, "--api-key-file", str(keys), *args.serve]
+        with rustvllm_server(flags, args.mode) as server:
+            client = SmallClient(server.url, small_body)
+            if client.ask() is None:
+                sys.exit(f"the server does not answer under {policy}")
+            with client:
+                report = flood(server.url, args, extra)
+    waits = np.array(client.waits) * 1000
+    return {
+        "small_requests": len(waits),
+        "small_failures": client.failures,
+        "small_ttft_ms": {f"p{p}": round(float(np.percentile(waits, p)), 2) for p in (50, 99)} if len(waits) else None,
+        "flood_completed": report["completed"],
+        "flood_failed": report["failed"],
+        "flood_ttft_ms": {"p50": report["p50_ttft_ms"], "p99": report["p99_ttft_ms"]},
+        "tokens_per_s": round((report["total_input_tokens"] + report["total_output_tokens"]) / report["duration"], 1),
+    }
+
+
+def main() -> None:
+    """Measure the policies in turns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=200, help="of the flood")
+    parser.add_argument("--num-prompts", type=int, default=600, help="requests of the flood")
+    parser.add_argument("--input-len", type=int, default=490, help="tokens of each of its prompts")
+    parser.add_argument("--output-len", type=int, default=16, help="tokens of each of its answers")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
+    parser.add_argument("--turns", type=int, default=1, help="runs of each policy, alternated")
+    add_common_flags(parser)
+    args = parse(parser)
+    report = new_report()
+    runs: dict[str, list[dict[str, Any]]] = {policy: [] for policy in args.policies}
+    for _ in range(args.turns):
+        for policy in args.policies:
+            runs[policy].append(measure(policy, args))
+            print(policy, json.dumps(runs[policy][-1]), file=sys.stderr, flush=True)
+    publish({**report, "runs": runs}, args.output_json)
+
+
+if __name__ == "__main__":
+    main()
