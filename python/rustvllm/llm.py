@@ -14,6 +14,7 @@ from rustvllm.engine.input_processor import EngineCoreRequest, PromptType, defau
 from rustvllm.engine.llm_engine import LLMEngine
 from rustvllm.exceptions import ConfigError, InvalidRequestError, QueueFullError, RequestFailedError
 from rustvllm.logger import init_logger
+from rustvllm.lora.request import LoRARequest
 from rustvllm.observe.inspect.description import describe_engine
 from rustvllm.observe.metrics.counters import Metric
 from rustvllm.observe.metrics.stat_logger import StatLoggerFactory
@@ -136,7 +137,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: int | Sequence[int] | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         *,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
@@ -152,7 +153,8 @@ class LLM:
             sampling_params: For all prompts, or one for each; None for the model's own defaults.
             use_tqdm: Show a progress bar with tokens per second; or what makes one, with the arguments of ``tqdm``.
             priority: One number per prompt or one for all, lower is sooner; needs ``scheduling_policy="priority"``.
-            lora_request: Must be None: adapters are not supported yet.
+            lora_request: The adapter of all prompts, or one (or None) for each; needs ``enable_lora=True``. What is not
+                loaded yet is loaded first.
             tokenization_kwargs: ``{"add_special_tokens": False}`` leaves the tokenizer's own special tokens out of text
                 prompts; other keys are refused.
             mm_processor_kwargs: Must be None or empty: images, audio and video are not supported.
@@ -167,21 +169,22 @@ class LLM:
             EngineDeadError: The engine was shut down or is broken.
         """
         self.llm_engine.engine_core.check_alive()
-        if lora_request is not None:
-            raise InvalidRequestError("lora_request is not supported yet", "lora_request")
         _check_no_media(mm_processor_kwargs)
         if (prompts is None) == (prompt_token_ids is None):
             raise InvalidRequestError("give either prompts or prompt_token_ids, one of the two", "prompt")
         checked = _as_prompts(prompt_token_ids if prompts is None else prompts)
         if tokenization_kwargs:
             checked = _with_tokenization(checked, tokenization_kwargs)
-        return self._run(self._check(checked, sampling_params, priority), use_tqdm)
+        requests = self._check(checked, sampling_params, priority)
+        if lora_request is not None:
+            requests = self._with_adapters(requests, lora_request)
+        return self._run(requests, use_tqdm)
 
     def enqueue(
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: int | Sequence[int] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,  # noqa: ARG002 -- vLLM's signature; queueing takes no time to show
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -206,13 +209,14 @@ class LLM:
             EngineDeadError: The engine was shut down or is broken.
         """
         self.llm_engine.engine_core.check_alive()
-        if lora_request is not None:
-            raise InvalidRequestError("lora_request is not supported yet", "lora_request")
         _check_no_media(mm_processor_kwargs)
         checked = _as_prompts(prompts)
         if tokenization_kwargs:
             checked = _with_tokenization(checked, tokenization_kwargs)
-        ids = self._queue(self._check(checked, sampling_params, priority))
+        requests = self._check(checked, sampling_params, priority)
+        if lora_request is not None:
+            requests = self._with_adapters(requests, lora_request)
+        ids = self._queue(requests)
         self._enqueued.update(dict.fromkeys(ids))
         self._feed()
         return ids
@@ -222,7 +226,7 @@ class LLM:
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: int | Sequence[int] | None = None,
         **options: Any,
     ) -> list[str]:
@@ -270,7 +274,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations.
@@ -474,6 +478,28 @@ class LLM:
                     raise
                 raise InvalidRequestError(f"prompt {index}: {error}", error.param) from error
         return requests
+
+    def _with_adapters(
+        self, requests: list[EngineCoreRequest], given: LoRARequest | Sequence[LoRARequest | None]
+    ) -> list[EngineCoreRequest]:
+        """Checked requests with the adapters that they ask for, which are loaded."""
+        every: Any = [given] * len(requests) if isinstance(given, LoRARequest) else given
+        if isinstance(every, str) or not isinstance(every, Sequence):
+            raise InvalidRequestError(
+                f"lora_request must be a LoRARequest or a list of these, got {type(given).__name__}", "lora_request"
+            )
+        if strangers := [each for each in every if not isinstance(each, LoRARequest | None)]:
+            raise InvalidRequestError(
+                f"lora_request must be a LoRARequest or a list of these, got one of {type(strangers[0]).__name__}",
+                "lora_request",
+            )
+        if len(every) != len(requests):
+            raise InvalidRequestError(
+                f"lora_request has {len(every)} entries for {len(requests)} prompts; give one, or one for each",
+                "lora_request",
+            )
+        numbers = self.llm_engine.load_adapters(every)
+        return [dataclasses.replace(request, adapter=number) for request, number in zip(requests, numbers, strict=True)]
 
     def _queue(self, requests: list[EngineCoreRequest]) -> list[str]:
         """Number checked requests and let them wait for the engine; their ids."""

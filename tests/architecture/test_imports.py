@@ -20,6 +20,7 @@ CORE_IMPORTERS = (
     "rustvllm.engine",
     "rustvllm.executor",
     "rustvllm.layers",
+    "rustvllm.lora.store",
     "rustvllm.model_loader.reading",
     "rustvllm.observe",
     "rustvllm.process.health",

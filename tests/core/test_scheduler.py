@@ -163,6 +163,7 @@ def test_parameters_travel_once_with_a_new_row() -> None:
         "num_prompt_tokens": 2,
         "num_logprobs": 2,
         "num_prompt_logprobs": -1,
+        "adapter": 0,
         "has_extras": 0,
     }
     assert arrays["stop_token_ids"][: arrays["stop_indptr"][1]].tolist() == [9, 4, 5]

@@ -167,6 +167,7 @@ class FakeEngine:
         sink: object = None,  # text that comes in the outputs all the same is as good
         arrival_ns: int | None = None,
         tenant: Tenant | None = None,
+        lora_request: object = None,
     ) -> "FakeStream":
         self.check_health()
         if self.refuse is not None:

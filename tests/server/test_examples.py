@@ -24,6 +24,7 @@ EXPECTED = {
     "journey.py": ["InputProcessor       checked", "Sampler              token", "LLMEngine            finished"],
     "logits_processor.py": ["never twice: 24 different tokens of 24"],
     "logprobs.py": ["' time'"],
+    "lora.py": ["the model:  ", "the adapter: "],
     "metrics.py": ["vllm:generation_tokens 64", "vllm:request_success 4"],
     "openai_client.py": ["completion: '", "chat: '", "stream: "],
     "prefix_caching.py": ["'The dog': 0 of ", "'Lily said': 272 of "],

@@ -328,7 +328,7 @@ def test_chat_renders_parts_tools_and_open_messages(make):
         ({"continue_final_message": True}, "continue_final_message", "cannot both be true"),
         ({"chat_template": "{% for %}"}, "chat_template", "not valid"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "messages"),
-        ({"lora_request": "adapter"}, "lora_request", "not supported yet"),
+        ({"lora_request": "adapter"}, "lora_request", "must be a LoRARequest or a list"),
     ],
 )
 def test_chat_names_what_is_wrong(make, options, param, says):
@@ -339,9 +339,9 @@ def test_chat_names_what_is_wrong(make, options, param, says):
     assert texts(llm.generate("a", GREEDY, use_tqdm=False)) == ["bcde"]
 
 
-def test_adapters_are_refused_by_name(make):
+def test_an_adapter_is_a_lora_request(make):
     llm = make()
-    with pytest.raises(InvalidRequestError, match="lora_request is not supported yet"):
+    with pytest.raises(InvalidRequestError, match="must be a LoRARequest or a list of these, got str"):
         llm.generate("a", GREEDY, use_tqdm=False, lora_request="adapter")
     assert texts(llm.generate("a", GREEDY, use_tqdm=False, lora_request=None)) == ["bcde"]
 

@@ -22,7 +22,7 @@ impl PySchedulerConfig {
         scheduling_policy="fcfs", watermark=0.0, max_num_queued_reqs=65536,
         max_num_queued_tokens=0, queue_timeout=0.0, max_steps_in_flight=1,
         num_speculative_tokens=0, drafter=None, preemption_mode="recompute", num_cpu_blocks=0, preemption_immunity_steps=8,
-        max_look_past=0, max_times_passed=8, hash_algorithm="siphash13", collect_metrics=true))]
+        max_look_past=0, max_times_passed=8, max_loras=0, hash_algorithm="siphash13", collect_metrics=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only in Python")]
     fn new(
         num_blocks: u32,
@@ -46,6 +46,7 @@ impl PySchedulerConfig {
         preemption_immunity_steps: u32,
         max_look_past: u32,
         max_times_passed: u32,
+        max_loras: u32,
         hash_algorithm: &str,
         collect_metrics: bool,
     ) -> PyResult<Self> {
@@ -102,6 +103,7 @@ impl PySchedulerConfig {
             preemption_immunity_steps,
             max_look_past,
             max_times_passed,
+            max_loras,
             hash_algorithm,
             collect_metrics,
         };
@@ -206,6 +208,11 @@ impl PySchedulerConfig {
     #[getter]
     fn max_times_passed(&self) -> u32 {
         self.inner.max_times_passed
+    }
+
+    #[getter]
+    fn max_loras(&self) -> u32 {
+        self.inner.max_loras
     }
 
     #[getter]

@@ -1,12 +1,13 @@
 //! Admission: who of those that wait gets blocks and a row in this step.
 //!
 //! A cursor walks the queue. Who is not ready (its grammar is not compiled, a step that it was in is still in flight,
-//! the request that it forks is not far enough) is skipped and holds nobody up. The first that is ready and does not fit
+//! the request that it forks is not far enough, no place is free for its adapter) is skipped and holds nobody up. The first that is ready and does not fit
 //! ends the walk, or is passed, a bounded number of times, when look-past is on.
 
 use kvblocks::BlockId;
 
 use crate::{
+    adapters::AdapterLimit,
     clock::monotonic_ns,
     kv_cache_manager::Admission,
     request::{RequestStatus, Tenant},
@@ -44,6 +45,7 @@ impl Scheduler {
         let mut passed_over = std::mem::take(&mut self.passed_over);
         passed_over.clear();
         let mut num_tries_left = self.config.max_look_past;
+        let mut adapters = AdapterLimit::new(self.config.max_loras);
         let mut cursor = None;
         // Whoever comes needs a block of its own.
         while *budget > 0
@@ -54,7 +56,7 @@ impl Scheduler {
             cursor = self.waiting.after(cursor);
             let Some((_, _, _, slot)) = cursor else { break };
             let start = self.start_of(set, slot);
-            if matches!(start, Start::NotReady) {
+            if matches!(start, Start::NotReady) || !self.may_bring_adapter(slot, &mut adapters) {
                 continue;
             }
             if !passed_over.is_empty() {
@@ -62,6 +64,7 @@ impl Scheduler {
             }
             if let Some(num_tokens) = self.try_admit(set, slot, &start, *budget) {
                 *budget -= num_tokens;
+                self.note_adapter(slot, &mut adapters);
                 for &slot in &passed_over {
                     self.requests[slot as usize].cold.num_times_passed += 1;
                 }

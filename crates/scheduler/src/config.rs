@@ -74,6 +74,8 @@ pub struct SchedulerConfig {
     pub max_look_past: u32,
     /// How often a request that does not fit may be passed.
     pub max_times_passed: u32,
+    /// Different adapters among the running requests at most; 0 = no limit.
+    pub max_loras: u32,
     /// The function under the hashes that name cached blocks.
     pub hash_algorithm: HashAlgorithm,
     /// Whether times and sizes of requests and steps are counted, in histograms.
@@ -130,6 +132,7 @@ impl SchedulerConfig {
             preemption_immunity_steps: 8,
             max_look_past: 0,
             max_times_passed: 8,
+            max_loras: 0,
             hash_algorithm: HashAlgorithm::default(),
             collect_metrics: true,
         }

@@ -57,6 +57,8 @@ impl Scheduler {
                 "the queue holds waiting requests"
             );
         }
+        let (num_adapters, max_loras) = (self.running_adapters().len(), self.config.max_loras as usize);
+        assert!(max_loras == 0 || num_adapters <= max_loras, "more adapters run than may");
         let mut num_free = 0;
         for &slot in self.requests.free_slots() {
             assert!(!live.contains(&slot), "the slot of a live request is free");

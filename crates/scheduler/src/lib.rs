@@ -34,6 +34,7 @@
 //! | `inspect.rs`, `invariants.rs`, `events.rs` | what people and tests look at |
 //! | `clock.rs`, `sync.rs` | the time; the door to atomics, for loom |
 
+mod adapters;
 mod admission;
 mod clock;
 mod config;

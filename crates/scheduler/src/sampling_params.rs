@@ -216,6 +216,8 @@ sampling_table! {
         num_logprobs: -1, Computed, NumberRange::ANY;
         /// The same for each token of the prompt but the first; -1: none.
         num_prompt_logprobs: -1, Computed, NumberRange::ANY;
+        /// Number of the adapter whose weights are added to the model's; 0: none.
+        adapter: 0, Computed, NumberRange::ANY;
     }
 }
 

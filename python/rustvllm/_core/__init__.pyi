@@ -159,6 +159,7 @@ class SchedulerConfig:
         preemption_immunity_steps: int = 8,
         max_look_past: int = 0,
         max_times_passed: int = 8,
+        max_loras: int = 0,
         hash_algorithm: Literal["siphash13", "sha256"] = "siphash13",
         collect_metrics: bool = True,
     ) -> Self:
@@ -185,6 +186,7 @@ class SchedulerConfig:
     preemption_immunity_steps: int
     max_look_past: int
     max_times_passed: int
+    max_loras: int
     hash_algorithm: Literal["siphash13", "sha256"]
     collect_metrics: bool
     """Whether times and sizes of requests and steps are counted."""

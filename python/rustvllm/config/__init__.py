@@ -106,6 +106,9 @@ from rustvllm.config.engine_config import (
 from rustvllm.config.engine_config import (
     require_number as require_number,
 )
+from rustvllm.config.lora import (
+    LoRAConfig as LoRAConfig,
+)
 from rustvllm.config.speculation import (
     SpeculationConfig as SpeculationConfig,
 )

@@ -44,6 +44,7 @@ from rustvllm.config import (
 )
 from rustvllm.config.engine_flags import EngineFlags
 from rustvllm.config.gguf_file import is_gguf
+from rustvllm.config.lora import LoRAConfig, make_lora_config
 from rustvllm.config.model_folder import read_model_config, resolve_dtype
 from rustvllm.config.quantized_folders import check_method, read_quantization
 from rustvllm.config.speculation import make_speculation_config
@@ -138,6 +139,7 @@ class EngineArgs(EngineFlags):
             cache=cache,
             scheduler=self._create_scheduler_config(usage, device, model.max_model_len),
             speculation=make_speculation_config(self.speculative_config),
+            lora=self._create_lora_config(),
             parallel=ParallelConfig(),
             device=DeviceConfig(
                 device=device, attention_backend=self.attention_backend, batch_invariant=self.batch_invariant
@@ -185,6 +187,15 @@ class EngineArgs(EngineFlags):
             sizes = tuple(sizes)
         return CUDAGraphConfig(
             capture_sizes=() if self.enforce_eager else sizes, capture_mode=self.cudagraph_capture_mode
+        )
+
+    def _create_lora_config(self) -> LoRAConfig | None:
+        return make_lora_config(
+            enable_lora=self.enable_lora,
+            max_loras=self.max_loras,
+            max_lora_rank=self.max_lora_rank,
+            max_cpu_loras=self.max_cpu_loras,
+            modules=self.lora_modules,
         )
 
     def _create_sim_config(self) -> SimConfig | None:
@@ -243,6 +254,7 @@ class EngineArgs(EngineFlags):
             **self._scheduler_numbers(),
         )
         make_speculation_config(self.speculative_config)
+        self._create_lora_config()
         if self.quantization is not None:
             require_choice("quantization", self.quantization, QUANTIZATIONS)
         self._create_cuda_graph_config()

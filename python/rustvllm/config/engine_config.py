@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rustvllm.config import attention_backends
 from rustvllm.config.attention_backends import ATTENTION_BACKENDS
+from rustvllm.config.lora import LoRAConfig
 from rustvllm.config.quantized_folders import FOLDER_METHODS, SAME_METHODS
 from rustvllm.config.speculation import SpeculationConfig
 from rustvllm.exceptions import ConfigError, InvalidRequestError
@@ -459,6 +460,7 @@ class EngineConfig:
 
     With ``sim`` no model is loaded: its steps are simulated. When and what each step ran goes to ``step_trace_file``.
     With ``log_stats`` times and sizes of requests and steps are counted. With ``speculation`` steps run drafts.
+    With ``lora`` requests may name adapters.
     """
 
     model: ModelConfig
@@ -473,6 +475,7 @@ class EngineConfig:
     step_trace_file: Path | None = None
     log_stats: bool = True
     speculation: SpeculationConfig | None = None
+    lora: LoRAConfig | None = None
 
     def __post_init__(self) -> None:
         budget, longest = self.scheduler.max_num_batched_tokens, self.model.max_model_len
@@ -490,6 +493,8 @@ class EngineConfig:
             raise ConfigError(
                 "preemption_mode is swap, but swap_space is 0 GiB: give it memory, or set preemption_mode to recompute"
             )
+        if self.lora is not None:
+            self._check_lora(self.lora)
         backend, device = self.device.attention_backend, self.device.device
         attention_backends.check_dtype(backend, device, self.model.dtype)
         quantization = None if self.load.quantization in STORED_QUANTIZATIONS else self.load.quantization
@@ -516,6 +521,23 @@ class EngineConfig:
             attention_backends.check_fp8(backend, device, self.cache.kv_cache_dtype)
         if self.cache.num_gpu_blocks_override is not None and not self.model.fit_max_model_len:
             self.check_num_blocks(self.cache.num_gpu_blocks_override)
+
+    def _check_lora(self, lora: LoRAConfig) -> None:
+        if self.device.device != "cpu":
+            raise ConfigError(
+                f"enable_lora is set, but device is {self.device.device}: adapters are served on the CPU only, so far; "
+                "set device to cpu, or merge the adapter into the checkpoint"
+            )
+        if self.model.model_impl == "transformers":
+            raise ConfigError(
+                f"enable_lora is set, but {self.model.architecture} runs by transformers' modelling code, whose layers "
+                "take no adapters: leave enable_lora out, or merge the adapter into the checkpoint"
+            )
+        names = self.model.served_model_name or (self.model.model,)
+        if taken := [module.name for module in lora.modules if module.name in names]:
+            raise ConfigError(
+                f"lora_modules: the adapter {taken[0]!r} has the name of the model that is served; give it another"
+            )
 
     def fitted(self, num_blocks: int) -> "EngineConfig":
         """The same with a ``max_model_len`` that a KV cache can hold, if it is to be fitted; else this one.

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from rustvllm.config import CacheConfig, ModelConfig, PreemptionMode, SchedulerConfig
+from rustvllm.config import CacheConfig, LoRAConfig, ModelConfig, PreemptionMode, SchedulerConfig
 from rustvllm.config.flags import arg, parse_json_object, parse_max_model_len, parse_number
 
 
@@ -195,6 +195,28 @@ class EngineFlags:
         "simulated one do; no on the CPU)",
         action=argparse.BooleanOptionalAction,
         group="scheduler",
+    )
+
+    enable_lora: bool = arg(
+        "let requests name adapters, whose weights are added to the model's", False, group="adapters"
+    )
+    max_loras: int = arg(
+        "different adapters among the requests of a step at most",
+        LoRAConfig.max_loras,
+        type=parse_number,
+        group="adapters",
+    )
+    max_lora_rank: int = arg(
+        "largest rank of an adapter", LoRAConfig.max_lora_rank, type=parse_number, group="adapters"
+    )
+    max_cpu_loras: int | None = arg(
+        "adapters in memory at most (default: as many as are asked for)", type=parse_number, group="adapters"
+    )
+    lora_modules: list[Any] | None = arg(  # noqa: RUF009 -- it returns a dataclasses.field
+        'adapters to load at the start, as name=folder or {"name": ..., "path": ..., "base_model_name": ...}; each is '
+        "a model that requests may name",
+        nargs="+",
+        group="adapters",
     )
 
     step_trace_file: str | None = arg(

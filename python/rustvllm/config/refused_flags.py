@@ -12,7 +12,7 @@ from typing import Any, Final
 from rustvllm.exceptions import ConfigError
 
 _MEDIA = "messages hold text alone: images, audio and video are not served"
-_ADAPTERS = "adapters (LoRA) are not served; merge one into the checkpoint and serve that"
+_ADAPTERS = "adapters (--enable-lora) have the modules and number types that their own files say"
 _EXPERTS = "models with a mixture of experts are not served"
 _STATES = "state-space models (Mamba and the like) are not served"
 _DEVICES = "one device computes a model here; -dp N starts N engines with the whole model each"
@@ -38,7 +38,6 @@ REFUSED_ARGUMENTS: Final[Mapping[str, str]] = {
     # the reason -> its engine arguments, which are flags as well, each with the values that ask for nothing
     _ONE_DEVICE: "tensor_parallel_size=1 pipeline_parallel_size=1 distributed_executor_backend=None,uni",
     "one engine runs in this process; rustvllm serve -dp N starts N": "data_parallel_size=1",
-    "adapters are not served; merge one into the checkpoint and serve that": "enable_lora=False",
     "one backend enforces structured output, and needs no settings": (
         "structured_outputs_config=None guided_decoding_backend=None,auto"
     ),
@@ -66,7 +65,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "--mm-encoder-attn-dtype --mm-encoder-fp8-scale-path --mm-encoder-fp8-scale-save-path --interleave-mm-strings "
     "--video-pruning-rate=0 --mm-ipc-gpu-memory-gb=0 --mm-processor-device=auto,cpu --mm-device-do-normalize",
     _ADAPTERS: "--fully-sharded-loras --lora-target-modules --default-mm-loras={} --enable-tower-connector-lora "
-    "--specialize-active-lora --enable-mixed-moe-lora-format --enable-moe-shared-loras --lora-modules",
+    "--specialize-active-lora --enable-mixed-moe-lora-format --enable-moe-shared-loras",
     _EXPERTS: "--enable-expert-parallel,-ep --enable-eplb --eplb-config={} --enable-ep-weight-filter "
     "--enable-elastic-ep --elastic-ep-max-dp-size --enable-return-routed-experts",
     _STATES: "--mamba-block-size --mamba-ssu-algorithm --enable-mamba-cache-stochastic-rounding "
@@ -153,7 +152,7 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     _MEDIA: "--language-model-only --mm-processor-cache-gb --mm-processor-cache-type --mm-hasher-algorithm "
     "--mm-shm-cache-max-object-size-mb --mm-encoder-tp-mode --mm-encoder-fp8-scale-save-margin --skip-mm-profiling "
     "--video-pruning-method --mm-tensor-ipc --disable-chunked-mm-input",
-    _ADAPTERS: "--max-loras --max-lora-rank --lora-dtype --max-cpu-loras --max-lora-cls-labels",
+    _ADAPTERS: "--lora-dtype --max-lora-cls-labels",
     _EXPERTS: "--all2all-backend --expert-placement-strategy",
     _STATES: "--mamba-cache-philox-rounds --mamba-cache-dtype --mamba-ssm-cache-dtype --mamba-cache-mode "
     "--replayssm-buffer-len",

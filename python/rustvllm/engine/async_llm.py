@@ -7,6 +7,7 @@ is merged into one output.
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from rustvllm.engine.request_state import FEW_PARTS, EventSink, RequestState
 from rustvllm.engine.request_table import SAMPLES_AT_ONCE, RequestTable
 from rustvllm.exceptions import ConfigError, EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError
 from rustvllm.logger import init_logger
+from rustvllm.lora.async_adapters import AdapterMethods, AsyncAdapters
+from rustvllm.lora.request import LoRARequest
 from rustvllm.observe.inspect.description import describe_engine
 from rustvllm.observe.metrics.counters import EngineMetrics, read_metrics
 from rustvllm.observe.metrics.drain_rate import DrainRate
@@ -118,7 +121,7 @@ class RequestStream:
         self._news.set()
 
 
-class AsyncLLM:
+class AsyncLLM(AdapterMethods):
     """An engine whose loop runs in its own thread or process; all coroutines belong to one event loop.
 
     One that is dropped without :meth:`shutdown` ends the engine and frees the model all the same.
@@ -201,6 +204,7 @@ class AsyncLLM:
         self._requests = RequestTable(
             self._client, None if self.tokenizer is None else self.tokenizer.core, self.tracer
         )
+        self._adapters = AsyncAdapters(self.config, self._requests.adapters_in_use)
         if is_own:
             for line in self.describe():
                 logger.info("%s", line)
@@ -236,6 +240,7 @@ class AsyncLLM:
         priority: int = 0,
         tenant: Tenant | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run a request and yield its outputs; leaving the generator early aborts it.
 
@@ -246,6 +251,7 @@ class AsyncLLM:
             priority: Lower is sooner, with the priority policy.
             tenant: Whose share of the engine it is charged to, with the fair policy.
             trace_headers: W3C trace context (``traceparent``, ``tracestate``) whose part the request is.
+            lora_request: Its adapter, which is loaded if it is not yet; None: the model alone.
 
         Raises:
             InvalidRequestError: The request is wrong; other requests go on.
@@ -256,7 +262,13 @@ class AsyncLLM:
             RuntimeError: The engine belongs to another event loop.
         """
         stream = await self.add_request(
-            request_id, prompt, sampling_params, priority=priority, tenant=tenant, trace_headers=trace_headers
+            request_id,
+            prompt,
+            sampling_params,
+            priority=priority,
+            tenant=tenant,
+            trace_headers=trace_headers,
+            lora_request=lora_request,
         )
         try:
             async for output in stream:
@@ -275,6 +287,7 @@ class AsyncLLM:
         trace_headers: Mapping[str, str] | None = None,
         arrival_ns: int | None = None,
         tenant: Tenant | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> RequestStream:
         """Hand a request to the engine at once and return its outputs; arguments and errors as for :meth:`generate`.
 
@@ -283,11 +296,15 @@ class AsyncLLM:
         ``arrival_ns`` is when the request came in (nanoseconds of CLOCK_MONOTONIC; None: now), from which its
         latencies count.
         """
+        if lora_request is not None:
+            await self.add_lora(lora_request)
         request = await self.input_processor.process_off_loop(
             prompt, params, priority, arrival_ns=arrival_ns, tenant=tenant
         )
         self.check_health()
         self._attach()
+        if lora_request is not None:
+            request = replace(request, adapter=self._adapters.number_of(lora_request))
         try:
             if request.params.num_samples > SAMPLES_AT_ONCE:
                 state = await self._add_in_turns(request_id, request, sink, trace_headers)
@@ -377,6 +394,7 @@ class AsyncLLM:
         if not isinstance(self._client, RemoteClient):
             raise EngineDeadError("this engine is not started again; make a new AsyncLLM")
         self._client.reconnect(rank, timeout)
+        self._adapters.registry.forget_later_ones()
 
     def leave_silent_engines(self) -> None:
         """End the requests of engines that hang, where this object is to decide that; called some times a second."""
@@ -442,6 +460,10 @@ class AsyncLLM:
             IndexError: There is no such rank.
         """
         return await asyncio.to_thread(self._client.query, rank, kind, payload, seconds)
+
+    async def _ask_engines(self, kind: str, payload: bytes, seconds: float) -> None:
+        for rank in range(len(self.health())):
+            await self.query(kind, payload, rank=rank, seconds=seconds)
 
     def _with_sizes(self, counters: dict[str, int | float]) -> dict[str, Any]:
         return {

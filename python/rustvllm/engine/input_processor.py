@@ -80,6 +80,7 @@ class EngineCoreRequest:
         priority: Lower is sooner, with the priority policy.
         tenant: Whose share of the engine it is charged to, with the fair policy; None: the bucket of all without.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
+        adapter: Number of the adapter whose weights are added to the model's; 0: none.
         sampling_extras: Parameters that are lists; None without.
         grammar: What the output must be; None: anything.
         stop: Stop strings, which all samples look for; None without.
@@ -101,6 +102,7 @@ class EngineCoreRequest:
     priority: int
     cache_salt: str | None
     tenant: Tenant | None = None
+    adapter: int = 0
     sampling_extras: _core.SamplingExtras | None = None
     grammar: _core.GrammarSpec | None = None
     stop: _core.StopStrings | None = None

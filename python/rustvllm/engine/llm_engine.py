@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rustvllm.config import EngineConfig, ModelConfig, UsageContext
@@ -9,7 +10,9 @@ from rustvllm.engine.core_client import InprocClient
 from rustvllm.engine.front_tracer import make_front_tracer
 from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor, PromptType
 from rustvllm.engine.request_table import RequestTable
-from rustvllm.exceptions import EngineDeadError
+from rustvllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, ModelLoadError
+from rustvllm.lora.registry import AdapterRegistry, distinct
+from rustvllm.lora.request import LoRARequest
 from rustvllm.observe.metrics.counters import Metric, read_metrics
 from rustvllm.observe.metrics.families import as_metrics
 from rustvllm.observe.metrics.stat_logger import LoggingStatLogger, StatLoggerFactory
@@ -77,6 +80,8 @@ class LLMEngine:
         self._requests = RequestTable(
             self.engine_core, None if self.tokenizer is None else self.tokenizer.core, self._tracer, "LLMEngine"
         )
+        self._adapters = AdapterRegistry(self.config.lora, self.config.model.served_model_name)
+        self._retired_adapters: set[int] = set()  # no name has them any more, requests may
         self._idle_steps = 0
         handle = self.engine_core.handle
         self._reporter: StatReporter | None = None
@@ -130,6 +135,7 @@ class LLMEngine:
         *,
         priority: int = 0,
         tenant: Tenant | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         """Queue a request; the next :meth:`step` may run it.
 
@@ -139,6 +145,7 @@ class LLMEngine:
             params: None for the model's own defaults.
             priority: Lower is sooner, with the priority policy.
             tenant: Whose share of the engine it is charged to, with the fair policy.
+            lora_request: Its adapter, which is loaded if it is not yet; None: the model alone.
 
         Raises:
             InvalidRequestError: The request is wrong; the engine is as before.
@@ -148,7 +155,71 @@ class LLMEngine:
         self.engine_core.check_alive()
         if not isinstance(prompt, EngineCoreRequest):
             prompt = self.input_processor.process(prompt, params, priority, tenant=tenant)
+        if lora_request is not None:
+            prompt = replace(prompt, adapter=self.load_adapters([lora_request])[0])
         self._requests.add(request_id, prompt)
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter; requests name it by the same ``LoRARequest``.
+
+        Returns:
+            True; one that is loaded stays as it is, unless ``load_inplace`` asks for its folder to be read again.
+
+        Raises:
+            InvalidRequestError: It cannot be served; the message says why.
+        """
+        self.load_adapters([lora_request])
+        return True
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget the adapter of this ``lora_int_id``; requests under way keep it to their end. False: there is none."""
+        taken = self._adapters.take_out(lora_id)
+        if taken is not None:
+            self._retire(taken.number)
+        return taken is not None
+
+    def list_loras(self) -> set[int]:
+        """The ``lora_int_id`` of every adapter that is loaded."""
+        return {request.lora_int_id for request in self._adapters.requests()}
+
+    def load_adapters(self, requests: Sequence[LoRARequest | None]) -> list[int]:
+        """Load what is not loaded yet; the number of each request's adapter for its engine, 0 where it is None.
+
+        Raises:
+            InvalidRequestError: One cannot be served, or there are more than ``max_cpu_loras``.
+        """
+        self.engine_core.check_alive()
+        numbers: dict[str, int] = {}
+        for request in distinct(requests):
+            numbers[request.lora_name] = self._load_adapter(request, set(numbers.values()))
+        return [0 if request is None else numbers[request.lora_name] for request in requests]
+
+    def _load_adapter(self, request: LoRARequest, keep: set[int]) -> int:
+        self._retire()
+        found = self._adapters.find(request)
+        if found is not None:
+            return found.number
+        folder = self._adapters.check(request)
+        crowded_out = self._adapters.crowded_out(self._requests.adapters_in_use() | keep)
+        if crowded_out is not None:
+            self._adapters.forget(crowded_out)
+            self._retire(crowded_out.number)
+        number = self._adapters.new_number()
+        try:
+            self.engine_core.core.executor.add_adapter(number, request.lora_name, folder)
+        except (ModelLoadError, ConfigError) as error:
+            raise InvalidRequestError(str(error), "lora_request") from error
+        before = self._adapters.put(replace(request, lora_path=folder, load_inplace=False), number)
+        if before is not None:
+            self._retire(before.number)
+        return number
+
+    def _retire(self, *numbers: int) -> None:
+        """Have the engine forget adapters without a name as soon as no request needs them."""
+        self._retired_adapters.update(numbers)
+        for number in self._retired_adapters - self._requests.adapters_in_use():
+            self._retired_adapters.discard(number)
+            self.engine_core.core.executor.remove_adapter(number)
 
     def step(self) -> list[RequestOutput]:
         """Run one step of the engine.

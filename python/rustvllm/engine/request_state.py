@@ -113,6 +113,7 @@ class RequestState:
 
     Attributes:
         sink: Takes new text as events; what comes here then is each sample's end.
+        adapter: Number of the adapter that it needs; 0: none.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class RequestState:
         choice: BestOf | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
         prompt_progress: bool = False,
+        adapter: int = 0,
     ) -> None:
         """Start with nothing generated.
 
@@ -146,6 +148,7 @@ class RequestState:
             choice: Which samples are returned; None: all.
             prompt_logprobs: Takes those of the prompt; None if the request asks for none.
             prompt_progress: How far the prompt is, is news.
+            adapter: Number of the adapter that it needs.
         """
         self.request_id = request_id
         self.prompt = prompt
@@ -161,6 +164,7 @@ class RequestState:
         self.num_cached_tokens = 0
         self.error: str | None = None
         self.sink = sink
+        self.adapter = adapter
         self._choice = choice
         self._prompt_logprobs = prompt_logprobs
         self._unread: list[_core.RequestDelta] = []  # their log-probabilities of the prompt

@@ -65,6 +65,10 @@ class RequestTable:
         """Every request under way."""
         return list(self._by_id.values())
 
+    def adapters_in_use(self) -> set[int]:
+        """Numbers of the adapters that requests under way need; 0 stands for none."""
+        return {state.adapter for state in self._by_id.values()}
+
     def _check_id(self, request_id: object) -> None:
         if not isinstance(request_id, str) or not request_id:
             raise InvalidRequestError(f"request_id must be a non-empty string, got {request_id!r}", "request_id")
@@ -122,6 +126,7 @@ class RequestTable:
             choice=None if params.best_of is None else BestOf(params.n, shows_logprobs=params.logprobs is not None),
             prompt_logprobs=self._prompt_logprobs(request),
             prompt_progress=params.prompt_progress,
+            adapter=request.adapter,
         )
         self._by_id[request_id] = state
         if self._tracer is self._debug_tracer and is_debugging() is (self._tracer is None):  # the level has changed
@@ -196,6 +201,8 @@ class RequestTable:
             priority=request.priority,
             payer=None if request.tenant is None else request.tenant.payer,
             cache_salt=request.cache_salt,
+            adapter=request.adapter,
+            lora_name=str(request.adapter) if request.adapter else None,
             arrival_ns=request.arrival_ns,
             samples=[(other, other_id, request.seed_of(index)) for index, (other, other_id) in enumerate(others, 1)],
         )

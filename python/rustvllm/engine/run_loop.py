@@ -6,6 +6,7 @@ from rustvllm import envs
 from rustvllm.engine.core import EngineCore
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
+from rustvllm.lora import queries as adapter_queries
 from rustvllm.observe.inspect.inspection import Inspection
 from rustvllm.observe.inspect.queries import QuerySource
 
@@ -29,7 +30,10 @@ def run(core: EngineCore, is_stopping: Callable[[], bool], queries: QuerySource)
         while not is_stopping():
             num_tokens = core.step()
             for query in queries.take_queries():
-                inspection.answer(query)
+                if query.kind in adapter_queries.KINDS:
+                    adapter_queries.answer(core.executor, query)
+                else:
+                    inspection.answer(query)
             if num_tokens == 0:
                 if check_invariants:
                     core.scheduler.check_invariants()

@@ -110,6 +110,7 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, num_cpu_blocks: int
         preemption_immunity_steps=config.scheduler.preemption_immunity_steps,
         max_look_past=config.scheduler.max_look_past,
         max_times_passed=config.scheduler.max_times_passed,
+        max_loras=0 if config.lora is None else config.lora.max_loras,
         hash_algorithm=config.cache.hash_algorithm,
         collect_metrics=config.log_stats,
         max_steps_in_flight=2 if config.scheduler.async_scheduling else 1,

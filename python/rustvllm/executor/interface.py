@@ -57,6 +57,12 @@ class Executor(Protocol):
     def warm_up(self) -> None:
         """Do what would make the first step slower than the others."""
 
+    def add_adapter(self, number: int, name: str, path: str) -> None:
+        """Load an adapter, which requests name by a number that no other has had; see ``AdapterStore.add``."""
+
+    def remove_adapter(self, number: int) -> bool:
+        """Forget an adapter that no request needs; False if there is none of this number."""
+
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
         """Run the step; ``sample_tokens`` must follow."""
 

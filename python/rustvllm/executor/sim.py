@@ -163,6 +163,13 @@ class SimExecutor:
     def warm_up(self) -> None:
         """There is nothing to warm."""
 
+    def add_adapter(self, number: int, name: str, path: str) -> None:
+        """A simulation computes nothing from it."""
+
+    def remove_adapter(self, number: int) -> bool:  # noqa: ARG002 -- other executors look at it
+        """There is always one to forget."""
+        return True
+
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
         """Note what the step's tokens depend on and when it is over.
 

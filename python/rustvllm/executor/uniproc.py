@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from rustvllm import _core
+from rustvllm.exceptions import ConfigError
+from rustvllm.lora.store import AdapterStore
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.row_extras import ExtrasOfRow
 from rustvllm.worker.step_buffers import BufferSpec
@@ -99,6 +102,19 @@ class UniProcExecutor:
         self._runner.profile_run([1, 1, 3], self._worker.cache_dtype)
         self._worker.capture_graphs()
 
+    def add_adapter(self, number: int, name: str, path: str) -> None:
+        """Load an adapter; see ``AdapterStore.add``.
+
+        Raises:
+            ModelLoadError: It is not one that is served, or not this model's.
+            ConfigError: Adapters are not enabled, or as many are loaded as may be.
+        """
+        self._adapters.add(number, name, Path(path))
+
+    def remove_adapter(self, number: int) -> bool:
+        """Forget an adapter that no request needs; False if there is none of this number."""
+        return self._adapters.remove(number)
+
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
         """Run the step through the model; ``sample_tokens`` must follow.
 
@@ -132,6 +148,12 @@ class UniProcExecutor:
     def shutdown(self) -> None:
         """Let the model and the cache go."""
         self._worker.shutdown()
+
+    @property
+    def _adapters(self) -> AdapterStore:
+        if self._runner.adapters is None:
+            raise ConfigError("adapters need enable_lora")
+        return self._runner.adapters
 
     @property
     def _runner(self) -> GPUModelRunner:

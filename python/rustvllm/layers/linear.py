@@ -30,6 +30,21 @@ class LinearKernel(Protocol):
         ...
 
 
+class LinearAdapters(Protocol):
+    """Adds adapters' products to a dense layer's.
+
+    Attributes:
+        is_on: Whether the step that runs is computed by :meth:`forward`.
+    """
+
+    @property
+    def is_on(self) -> bool: ...
+
+    def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
+        """See ``Linear.forward``."""
+        ...
+
+
 def plain_linear(
     x: Tensor,
     weight: Tensor,
@@ -52,6 +67,7 @@ class Linear(nn.Module):
             kernel has packed it there may be a shape without memory left (on the meta device).
         bias: ``[out_features]`` or None.
         kernel: What computes the layer; None: torch, from ``weight``.
+        adapters: What adapters add to it; None: the model serves none.
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
@@ -59,6 +75,7 @@ class Linear(nn.Module):
         self.weight = empty_parameter(out_features, in_features)
         self.bias = empty_parameter(out_features) if bias else None
         self.kernel: LinearKernel | None = None
+        self.adapters: LinearAdapters | None = None
 
     def forward(self, x: Tensor, *, activation: Activation | None = None, residual: Tensor | None = None) -> Tensor:
         """The layer, and what follows it, in one pass where the kernel has that.
@@ -71,6 +88,8 @@ class Linear(nn.Module):
         Returns:
             ``[..., out_features]``, new memory.
         """
+        if self.adapters is not None and self.adapters.is_on:
+            return self.adapters.forward(x, activation, residual)
         if self.kernel is not None:
             return self.kernel.forward(x, activation, residual)
         return plain_linear(x, self.weight, self.bias, activation, residual)

@@ -12,6 +12,7 @@ from rustvllm import __version__
 from rustvllm.config import TracingConfig
 from rustvllm.engine.input_processor import default_sampling_params
 from rustvllm.logger import init_logger
+from rustvllm.lora.request import LoRARequest
 from rustvllm.observe.metrics.prometheus import PrometheusText
 from rustvllm.observe.trace.tracer import is_debugging
 from rustvllm.sampling_params import SamplingParams
@@ -52,6 +53,11 @@ class ServedModel:
         config: EngineConfig = engine.config
         self.engine = engine
         self.names: tuple[str, ...] = tuple(config.model.served_model_name) or (config.model.model,)
+        modules = () if config.lora is None else config.lora.modules
+        self.adapters = {
+            module.name: LoRARequest(module.name, number, module.path, module.base_model_name)
+            for number, module in enumerate(modules, 1)
+        }
         self.max_model_len = config.model.max_model_len
         self.vocab_size = config.model.vocab_size
         self.check_num_logprobs = config.model.check_num_logprobs
@@ -92,12 +98,12 @@ class ServedModel:
         """The name to answer with: the one the client typed, or the first.
 
         Raises:
-            UnknownModelError: Not a name of this model.
+            UnknownModelError: Not a name of this model, nor of an adapter.
         """
         if model is None or model == "":
             return self.names[0]
-        if model not in self.names:
-            raise UnknownModelError(model, self.names)
+        if model not in self.names and model not in self.adapters:
+            raise UnknownModelError(model, (*self.names, *self.adapters))
         return model
 
 

@@ -98,6 +98,10 @@ class InputBatch:
         """How many candidates the request in each row wants for each place of its prompt, ``[n]``; −1: not even one."""
         return np.asarray(self._sampling_int[rows, self._int["num_prompt_logprobs"]])
 
+    def adapters(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """The number of the adapter of the request in each row, ``[n]``; 0: it has none."""
+        return np.asarray(self._sampling_int[rows, self._int["adapter"]])
+
     def rows_of_block_table(self, rows: Tensor, max_seq_len: int, block_size: int) -> Tensor:
         """Block tables of the requests of a step, int32 ``[num_reqs, blocks of the longest sequence]``."""
         return self.block_table[:, : -(-max_seq_len // block_size)].index_select(0, rows)

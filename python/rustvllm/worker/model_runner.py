@@ -20,6 +20,7 @@ from rustvllm.attention.backend import AttentionBackend
 from rustvllm.attention.metadata import AttentionMetadata
 from rustvllm.exceptions import SchedulerStateError
 from rustvllm.logger import init_logger
+from rustvllm.lora.store import AdapterStore
 from rustvllm.models.interface import CausalLM
 from rustvllm.sample.grammar import apply_bitmask
 from rustvllm.sample.grammar_output import GrammarOutput
@@ -75,6 +76,7 @@ class GPUModelRunner:
         async_scheduling: A step may hold −1 for tokens that the step before it samples.
         logprobs_mode: What is given as log-probabilities, one of ``config.LOGPROBS_MODES``.
         streams: Of the device; None if it does everything in order, as the CPU does.
+        adapters: Of the model; None: it serves none.
 
     Attributes:
         kv_caches: One per layer; like what follows, put there when the memory is taken.
@@ -95,6 +97,7 @@ class GPUModelRunner:
         async_scheduling: bool = False,
         logprobs_mode: str = "raw_logprobs",
         streams: DeviceStreams | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         self.model = model
         self.backend = backend
@@ -103,6 +106,7 @@ class GPUModelRunner:
         self.block_size = block_size
         self._logprobs_mode = logprobs_mode
         self.streams = streams
+        self.adapters = adapters
         self.sampler = Sampler()
         self.kv_caches: list[Tensor] = []
         self.block_copier: BlockCopier | None = None
@@ -126,6 +130,9 @@ class GPUModelRunner:
         step = self.step_buffers[output.buffer_index]
         step.begin()
         self.input_batch.update(output, step)
+        if self.adapters is not None:
+            of_requests = self.input_batch.adapters(step.int32("idx_mapping", output.num_reqs))
+            self.adapters.begin_step(of_requests, step.int32("query_start_loc", output.num_reqs + 1))
         num_tokens, num_sampled = output.total_num_scheduled_tokens, output.num_sampled
         # A copy: what the batch remembers of the rows outlives the step.
         rows = step.int32("sampled_rows", num_sampled).copy()

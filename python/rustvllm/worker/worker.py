@@ -21,6 +21,7 @@ from rustvllm.config.devices import why_no_cuda
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
 from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.logger import init_logger
+from rustvllm.lora.store import AdapterStore
 from rustvllm.model_loader import load_model
 from rustvllm.sample.cpu_draw import CpuDraw
 from rustvllm.sample.logits_processors import load_logits_processors
@@ -115,6 +116,10 @@ class Worker:
         if self._threads is not None:
             use_core_norms(model, self._threads)
             use_core_decoder(model)
+        adapters = None
+        if self.config.lora is not None:
+            invariant = self.config.device.batch_invariant
+            adapters = AdapterStore(model, self.config.lora, self.dtype, self._threads, batch_invariant=invariant)
         block_size = self.config.cache.block_size
         input_batch = InputBatch(
             max_num_seqs=self.config.scheduler.max_num_seqs,
@@ -147,6 +152,7 @@ class Worker:
             async_scheduling=self.config.scheduler.async_scheduling,
             logprobs_mode=self.config.model.logprobs_mode,
             streams=make_streams(self.device),
+            adapters=adapters,
         )
         self.runner.sampler = Sampler(None if self._threads is None else CpuDraw(self._threads))
 

@@ -92,7 +92,7 @@ def test_the_positional_model_wins_with_a_warning(capsys):
         (["m", "--port", "99999"], "0 to 65535"),
         (["m", "--max-num-seqs", "many"], "must be a whole number"),
         (["m", "--tensor-parallel-size", "2"], "--tensor-parallel-size 2 is not supported yet"),
-        (["m", "--lora-modules", "a=b"], "--lora-modules a=b is not supported yet: adapters"),
+        (["m", "--default-mm-loras", "a=b"], "--default-mm-loras a=b is not supported yet: adapters"),
         (["m", "--api-server-count", "65"], "whole number up to 64"),
         (["m", "-dp", "x"], "whole number up to 64"),
     ],

@@ -113,7 +113,7 @@ def test_a_value_may_begin_with_a_dash(parse):
         ("hf-overrides: {a: !!python/name:os.system x}", "cannot be written as JSON"),
         ("hf-overrides: {a: .nan}", "cannot be written as JSON"),
         ("hf-overrides: &a {b: *a}", "cannot be written as JSON"),
-        ("lora-modules: a=b", "--lora-modules a=b is not supported yet: adapters"),
+        ("default-mm-loras: a=b", "--default-mm-loras a=b is not supported yet: adapters"),
         ("tensor-parallel-size: 2", "--tensor-parallel-size 2 is not supported yet"),
         ("[a, b]: c", "there is no flag for ''"),
     ],

@@ -28,7 +28,7 @@ def test_no_flag_of_vllm_is_unknown(parser):
 
 def test_the_tables_hold_flags_of_vllm_alone_and_each_once():
     listed = [name for names, _, _ in (*REFUSALS, *TAKEN) for name in names]
-    vllms = {name for names in FLAGS for name in names} | {"--lora-modules", "-O", "-O0", "-O1", "-O2", "-O3"}
+    vllms = {name for names in FLAGS for name in names} | {"-O", "-O0", "-O1", "-O2", "-O3"}
     assert len(listed) == len(set(listed))
     assert set(listed) | set(ALIASES) <= vllms
     assert all(len(reason) > 20 for _, _, reason in (*REFUSALS, *TAKEN))
@@ -78,7 +78,7 @@ def test_short_names_and_levels_pass():
     ("argv", "says"),
     [
         (["-tp", "2"], "-tp 2 is not supported yet: one device computes a model; -dp N"),
-        (["--enable-lora"], "merge one into the checkpoint"),
+        (["--fully-sharded-loras"], "adapters (--enable-lora) have the modules"),
         (["--kv-transfer-config", "{}"], "no engine hands its KV blocks"),
     ],
 )

@@ -284,7 +284,7 @@ def test_lists_and_json():
         (["--max-model-len", "many"], "must be a whole number"),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2 is not supported yet"),
         (["--tensor_parallel_size=2"], "not supported yet"),
-        (["--enable-lora"], "--enable-lora is not supported yet"),
+        (["--enable-prompt-embeds"], "--enable-prompt-embeds is not supported yet"),
         (["--override-generation-config", "[]"], "must be a JSON object"),
     ],
 )
@@ -296,16 +296,19 @@ def test_wrong_flags_end_with_usage(capsys, argv, message):
 
 
 def test_neutral_flags_of_later_features_are_let_through():
-    assert parse("--tensor-parallel-size", "1", "--no-enable-lora", "--kv-cache-dtype", "auto") == AsyncEngineArgs()
+    assert (
+        parse("--tensor-parallel-size", "1", "--no-enable-prompt-embeds", "--kv-cache-dtype", "auto")
+        == AsyncEngineArgs()
+    )
     assert parse("--disable-log-requests", "--no-enable-log-requests") == AsyncEngineArgs()
 
 
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--enable-lora", "--enable_lora"],
-        ["--no-enable-lora"],
-        ["--enable-lora", "--enable_lora", "--no-enable-lora", "--no-enable_lora"],
+        ["--enable-prompt-embeds", "--enable_prompt_embeds"],
+        ["--no-enable-prompt-embeds"],
+        ["--enable-prompt-embeds", "--enable_prompt_embeds", "--no-enable-prompt-embeds", "--no-enable_prompt_embeds"],
         ["--runner"],  # without an underscore there is one form only
     ],
 )

@@ -58,6 +58,7 @@ def make(tmp_path, monkeypatch):
             device=SimpleNamespace(device=device, attention_backend="auto", batch_invariant=False),
             cuda_graphs=CUDAGraphConfig(),
             load=LoadConfig(load_format="dummy"),
+            lora=None,
         )  # fmt: skip
         worker = Worker(config, FLOAT_COLUMNS, INT_COLUMNS)
         worker.load_model()

@@ -111,6 +111,7 @@ fn config_of(seed: u64, random: &mut Random) -> SchedulerConfig {
         preemption_immunity_steps: sometimes(random, 70, 1, 6),
         max_look_past: sometimes(random, 40, 1, 4),
         max_times_passed: random.between(0, 4),
+        max_loras: seed as u32 % 3,
         hash_algorithm: kvblocks::HashAlgorithm::SipHash13,
         max_num_queued_tokens: 0,
         queue_timeout: Duration::ZERO,
@@ -203,7 +204,7 @@ impl World {
 
     fn random_request(&mut self, prompt: Vec<i32>) -> NewRequest {
         let random = &mut self.random;
-        let params = SamplingParams {
+        let mut params = SamplingParams {
             max_tokens: if random.chance(5) { 0 } else { random.between(1, 24) },
             eos_token_id: random.chance(10).then_some(1),
             stop_token_ids: if random.chance(5) { Box::new([0]) } else { Box::new([]) },
@@ -213,10 +214,12 @@ impl World {
         let request_id = self.num_added.to_string();
         self.num_added += 1;
         let salt = random.chance(10).then_some("salt");
+        params.adapter = i64::from(if random.chance(20) { random.between(1, 4) } else { 0 });
+        let adapter = (params.adapter > 0).then(|| params.adapter.to_string());
         NewRequest {
             priority: random.between(0, 2) as i32,
             payer: payer_of(self.num_added),
-            extra_keys: ExtraKeys::new(None, salt, Vec::new()),
+            extra_keys: ExtraKeys::new(adapter.as_deref(), salt, Vec::new()),
             skip_reading_prefix_cache: random.chance(5),
             waits_for_grammar: random.chance(5),
             has_stop_strings: random.chance(30),
@@ -267,6 +270,7 @@ impl World {
         }
         if self.random.chance(70) {
             request.extra_keys = ExtraKeys::default();
+            request.params.adapter = 0;
         }
         self.hand_in(&[request]);
     }
@@ -290,6 +294,7 @@ impl World {
         if let [request] = requests
             && request.fork_from.is_none()
             && !request.waits_for_grammar
+            && request.params.adapter == 0
         {
             self.plain.insert(request.request_id.to_string());
         }

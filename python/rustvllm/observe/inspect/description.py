@@ -30,6 +30,11 @@ def describe_engine(config: EngineConfig, num_blocks: int) -> list[str]:
             f"Drafts      by {speculation.method}, at most {speculation.num_speculative_tokens} per request and step"
             + (", as many as pay" if speculation.adaptive else ", as many as are found")
         )
+    if config.lora is not None:
+        lines.append(
+            f"Adapters    {len(config.lora.modules)} loaded; at most {config.lora.max_loras} in a step, of rank "
+            f"{config.lora.max_lora_rank} at most"
+        )
     return lines
 
 

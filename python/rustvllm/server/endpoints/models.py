@@ -9,22 +9,26 @@ from rustvllm.server.state import ServedModel, ServerState
 
 
 def _card(model: ServedModel, name: str) -> dict[str, Any]:
+    adapter = model.adapters.get(name)
     return {
         "id": name,
         "object": "model",
         "created": model.created,
         "owned_by": "rustvllm",
-        "root": model.engine.config.model.model,
-        "parent": None,
+        "root": model.engine.config.model.model if adapter is None else adapter.lora_path,
+        "parent": None if adapter is None else adapter.base_model_name or model.names[0],
         "max_model_len": model.max_model_len,
         "permission": [],
     }
 
 
 async def list_models(request: Request) -> dict[str, Any]:
-    """One card per served name."""
+    """One card for each name of the model, then one for each adapter."""
     state: ServerState = request.app.state.server
-    return {"object": "list", "data": [_card(state.model, name) for name in state.model.names]}
+    return {
+        "object": "list",
+        "data": [_card(state.model, name) for name in (*state.model.names, *state.model.adapters)],
+    }
 
 
 async def get_model(request: Request, model_id: str) -> Any:

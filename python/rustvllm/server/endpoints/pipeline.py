@@ -187,6 +187,7 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
         request.priority or 0,
         arrival_ns=raw_request.scope[ARRIVAL_NS],
         tenant=_tenant(raw_request, request.user),
+        lora_request=model.adapters.get(name),
     )
     header = {
         "id": request_id,

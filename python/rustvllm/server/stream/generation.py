@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from rustvllm.exceptions import InvalidRequestError, RequestFailedError
+from rustvllm.lora.request import LoRARequest
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestOutput
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.server.errors import ClientDisconnectedError
@@ -90,11 +91,12 @@ class Generation:
         *,
         arrival_ns: int | None = None,
         tenant: Tenant | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> "Generation":
         """Hand all prompts to the engine: either every one is accepted or none runs on.
 
         With ``sinks`` new text goes there, and the outputs hold each sample's end. ``arrival_ns`` is when the request
-        came in, ``tenant`` whose share of the engine it is charged to.
+        came in, ``tenant`` whose share of the engine it is charged to, ``lora_request`` its adapter.
 
         Raises:
             InvalidRequestError: A prompt or a parameter is wrong.
@@ -118,7 +120,14 @@ class Generation:
                 # Text that is to be logged comes in the outputs.
                 sink = None if sinks is None or generation._log is not None else sinks.sink(index)
                 stream = await model.engine.add_request(
-                    engine_id, prompt, params, priority=priority, sink=sink, arrival_ns=arrival_ns, tenant=tenant
+                    engine_id,
+                    prompt,
+                    params,
+                    priority=priority,
+                    sink=sink,
+                    arrival_ns=arrival_ns,
+                    tenant=tenant,
+                    lora_request=lora_request,
                 )
                 generation._add(engine_id, stream)
                 if sinks is not None:

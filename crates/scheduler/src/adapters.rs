@@ -1,0 +1,69 @@
+//! `AdapterLimit`: how many different adapters the running requests may have, and who waits for a place.
+//!
+//! A request whose adapter runs already comes in like any other. One that would bring a further adapter waits while
+//! `max_loras` of them run, and holds nobody up. Each request with an adapter that comes in from behind it passes it;
+//! after `max_times_passed` of these no request with an adapter comes in from behind it, so that those that run end and
+//! a place becomes free. Requests without an adapter take no place and are never held up.
+
+use crate::scheduler::Scheduler;
+
+/// What one walk through the queue knows of adapters.
+#[derive(Debug)]
+pub(crate) struct AdapterLimit {
+    max_loras: usize,
+    /// Different adapters of the running requests; `None` until a request asks.
+    running: Option<Vec<i64>>,
+    /// Slots that wait for a place.
+    waiting: Vec<u32>,
+    /// Whether one of them was passed often enough.
+    is_closed: bool,
+}
+
+impl AdapterLimit {
+    /// Allocates nothing before a request with an adapter waits.
+    pub(crate) fn new(max_loras: u32) -> Self {
+        Self { max_loras: max_loras as usize, running: None, waiting: Vec::new(), is_closed: false }
+    }
+}
+
+impl Scheduler {
+    /// Whether a waiting request may come in as far as its adapter is concerned; if not, it waits for a place.
+    pub(crate) fn may_bring_adapter(&self, slot: u32, limit: &mut AdapterLimit) -> bool {
+        let request = &self.requests[slot as usize];
+        let adapter = request.cold.params.adapter;
+        if adapter == 0 || limit.max_loras == 0 {
+            return true;
+        }
+        if limit.is_closed {
+            return false;
+        }
+        let running = limit.running.get_or_insert_with(|| self.running_adapters());
+        if running.contains(&adapter) || running.len() < limit.max_loras {
+            return true;
+        }
+        limit.waiting.push(slot);
+        limit.is_closed = request.cold.num_times_passed >= self.config.max_times_passed;
+        false
+    }
+
+    /// A request came in: its adapter runs, and those that wait for a place were passed.
+    pub(crate) fn note_adapter(&mut self, slot: u32, limit: &mut AdapterLimit) {
+        let adapter = self.requests[slot as usize].cold.params.adapter;
+        let Some(running) = limit.running.as_mut().filter(|_| adapter != 0) else { return };
+        if !running.contains(&adapter) {
+            running.push(adapter);
+        }
+        for &waiting in &limit.waiting {
+            self.requests[waiting as usize].cold.num_times_passed += 1;
+        }
+    }
+
+    /// Different adapters of the running requests.
+    pub(crate) fn running_adapters(&self) -> Vec<i64> {
+        let adapters = self.running.iter().map(|&slot| self.requests[slot as usize].cold.params.adapter);
+        let mut adapters: Vec<i64> = adapters.filter(|&adapter| adapter != 0).collect();
+        adapters.sort_unstable();
+        adapters.dedup();
+        adapters
+    }
+}

@@ -1,0 +1,176 @@
+"""``--enable-lora`` and what goes with it: how many adapters, of which ranks, and which are there from the start."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rustvllm.exceptions import ConfigError
+
+MAX_NAME_CHARACTERS: Final = 256
+MAX_ADAPTERS: Final = 10_000
+"""Adapters that are named at the start, or run in a step, at most."""
+MAX_RANK: Final = 4096
+CONFIG_NAME: Final = "adapter_config.json"
+WEIGHTS_NAME: Final = "adapter_model.safetensors"
+_PICKLES: Final = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
+_KEYS: Final = ("name", "path", "base_model_name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAModule:
+    """An adapter that is there from the start.
+
+    Attributes:
+        name: What requests call it.
+        path: Its folder, absolute.
+        base_model_name: What ``/v1/models`` names as its parent; None: the model's first name.
+    """
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+
+    def __post_init__(self) -> None:
+        check_adapter_name(self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Adapters that are added to the model, each for its own requests.
+
+    Attributes:
+        max_loras: Different adapters among the running requests at most.
+        max_lora_rank: Largest rank of an adapter's matrices.
+        max_cpu_loras: Adapters in memory at most; None: as many as are asked for.
+        modules: Those that are there from the start.
+    """
+
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
+    modules: tuple[LoRAModule, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require_int("max_loras", self.max_loras, MAX_ADAPTERS)
+        _require_int("max_lora_rank", self.max_lora_rank, MAX_RANK)
+        if self.max_cpu_loras is not None:
+            _require_int("max_cpu_loras", self.max_cpu_loras, MAX_ADAPTERS)
+            if self.max_cpu_loras < self.max_loras:
+                raise ConfigError(f"max_cpu_loras ({self.max_cpu_loras}) must be >= max_loras ({self.max_loras})")
+        most = MAX_ADAPTERS if self.max_cpu_loras is None else self.max_cpu_loras
+        if len(self.modules) > most:
+            advice = "" if self.max_cpu_loras is None else ": raise max_cpu_loras, or name fewer"
+            raise ConfigError(f"lora_modules names {len(self.modules)} adapters, but at most {most} are held{advice}")
+        names = [module.name for module in self.modules]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"lora_modules names {twice[0]!r} twice: give each adapter a name of its own")
+
+
+def make_lora_config(
+    *,
+    enable_lora: bool,
+    max_loras: int,
+    max_lora_rank: int,
+    max_cpu_loras: int | None,
+    modules: Sequence[Any] | None,
+) -> LoRAConfig | None:
+    """What the arguments ask for; None without ``enable_lora``.
+
+    Raises:
+        ConfigError: A value is out of range, a name is taken or wrong, or a folder is not an adapter's.
+    """
+    if modules is not None and (isinstance(modules, str | Mapping) or not isinstance(modules, Sequence)):
+        raise ConfigError(f"lora_modules must be a list, such as ['name=path'], got {modules!r:.200}")
+    if not enable_lora:
+        if modules:
+            raise ConfigError("lora_modules needs enable_lora")
+        return None
+    return LoRAConfig(
+        max_loras=max_loras,
+        max_lora_rank=max_lora_rank,
+        max_cpu_loras=max_cpu_loras,
+        modules=tuple(map(_module_of, modules or ())),
+    )
+
+
+def check_adapter_name(name: object) -> None:
+    """Refuse what cannot name an adapter in a request, a flag and a log.
+
+    Raises:
+        ConfigError: Says what a name may be.
+    """
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME_CHARACTERS:
+        raise ConfigError(f"an adapter's name must have 1 to {MAX_NAME_CHARACTERS} characters, got {name!r:.100}")
+    if not name.isprintable() or name != name.strip() or "=" in name:
+        raise ConfigError(
+            f"an adapter's name must be printable, without = and without spaces around it, got {name!r:.100}"
+        )
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise ConfigError(
+            f"an adapter's name may have parts between slashes, but none that is empty, . or .., got {name!r:.100}"
+        )
+
+
+def check_adapter_folder(name: str, path: str | Path) -> Path:
+    """The absolute path of a folder that has an adapter's two files.
+
+    Args:
+        name: The adapter's, for messages.
+        path: Of the folder; ``~`` is the home.
+
+    Raises:
+        ConfigError: There is no such folder, or a file is missing.
+    """
+    try:
+        folder = Path(path).expanduser().absolute()
+        if not folder.is_dir():
+            raise ConfigError(f"adapter {name!r}: there is no folder {folder}")
+        missing = [file for file in (CONFIG_NAME, WEIGHTS_NAME) if not (folder / file).is_file()]
+        pickles = [file for file in _PICKLES if (folder / file).is_file()]
+    except (OSError, RuntimeError, ValueError) as error:  # too long, or ``~user`` of an unknown user
+        raise ConfigError(f"adapter {name!r}: the folder {str(path)!r:.200} cannot be read: {error}") from error
+    if missing == [WEIGHTS_NAME] and pickles:
+        raise ConfigError(
+            f"adapter {name!r}: {folder} has {pickles[0]} but no {WEIGHTS_NAME}; only safetensors are loaded, because "
+            "a pickle can run code. Save the adapter again with peft's save_pretrained"
+        )
+    if missing:
+        raise ConfigError(f"adapter {name!r}: {folder} has no {missing[0]}, as peft's save_pretrained writes it")
+    return folder
+
+
+def _module_of(given: object) -> LoRAModule:
+    """A row of ``lora_modules``: ``name=path``, or an object, as JSON text or a mapping."""
+    value = given
+    if isinstance(given, str):
+        if given.lstrip().startswith("{"):
+            try:
+                value = json.loads(given)
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"lora_modules: {given!r:.200} is not JSON: {error}") from error
+        else:
+            name, equals, path = given.partition("=")
+            if not (name and equals and path):
+                raise ConfigError(
+                    f"lora_modules: expected name=path, or JSON with {', '.join(_KEYS)}, got {given!r:.200}"
+                )
+            value = {"name": name, "path": path}
+    if isinstance(value, LoRAModule):
+        return value
+    if not isinstance(value, Mapping) or not {"name", "path"} <= set(value) <= set(_KEYS):
+        raise ConfigError(
+            f"lora_modules: an object needs name and path, and may have base_model_name, got {given!r:.200}"
+        )
+    for key in _KEYS:
+        if not isinstance(value.get(key), str if key != "base_model_name" else str | None):
+            raise ConfigError(f"lora_modules: {key} must be a string, got {value.get(key)!r:.100}")
+    check_adapter_name(value["name"])
+    folder = check_adapter_folder(value["name"], value["path"])
+    return LoRAModule(name=value["name"], path=str(folder), base_model_name=value.get("base_model_name"))
+
+
+def _require_int(name: str, value: object, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+        raise ConfigError(f"{name} must be an integer between 1 and {high}, got {value!r}")

@@ -1,0 +1,80 @@
+"""Where the matrices of an adapter go: a module of the checkpoint → rows of one of the model's dense layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rustvllm.layers.linear import Linear
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rustvllm.models.interface import CausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPart:
+    """The rows of a dense layer that a checkpoint stores as a module of its own; all of them where it is not fused.
+
+    Attributes:
+        linear: The layer.
+        first: Its first row.
+        num_outputs: How many.
+    """
+
+    linear: Linear
+    first: int
+    num_outputs: int
+
+    @property
+    def num_inputs(self) -> int:
+        """Inputs of the layer."""
+        return self.linear.weight.shape[1]
+
+
+def adaptable_parts(model: CausalLM) -> dict[str, LinearPart]:
+    """Every part of the model's dense layers by its module's name in checkpoints, without prefix; not the head."""
+    linears = {
+        _storage(module.weight): module
+        for module in model.modules()
+        if isinstance(module, Linear) and module is not model.lm_head
+    }
+    tied = model.tied_embedding
+    parts = {}
+    for name, tensor in model.checkpoint_tensors().items():
+        linear = linears.get(_storage(tensor))
+        if linear is None or tensor.dim() != 2 or not name.endswith(".weight") or tensor is tied:
+            continue
+        num_inputs = linear.weight.shape[1]
+        parts[name.removesuffix(".weight")] = LinearPart(
+            linear, int(tensor.storage_offset()) // num_inputs, tensor.numel() // num_inputs
+        )
+    return parts
+
+
+def adaptable_linears(model: CausalLM) -> Iterator[Linear]:
+    """The layers of these parts, each once."""
+    seen = {}
+    for part in adaptable_parts(model).values():
+        seen[id(part.linear)] = part.linear
+    yield from seen.values()
+
+
+def find_part(model: CausalLM, parts: Mapping[str, LinearPart], module: str) -> LinearPart | None:
+    """The part that a checkpoint calls ``module``, with or without one of the model's prefixes."""
+    spellings = [module, *(module.removeprefix(prefix) for prefix in model.prefixes if module.startswith(prefix))]
+    return next((parts[name] for name in spellings if name in parts), None)
+
+
+def full_names(model: CausalLM, parts: Mapping[str, LinearPart]) -> dict[str, str]:
+    """What transformers calls the module of each part → the part's name."""
+    prefix = model.prefixes[0] if model.prefixes else ""
+    return {prefix + name: name for name in parts}
+
+
+def _storage(tensor: Tensor) -> int:
+    """The same for all views of one memory, which on the meta device has no address."""
+    identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 -- there is no public name
+    return identity

@@ -1,0 +1,202 @@
+"""``adapter_config.json`` of peft: which modules an adapter changes, at which rank and scale; what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rustvllm.exceptions import ModelLoadError
+
+MAX_CONFIG_BYTES: Final = 4 << 20
+MAX_PATTERN_CHARACTERS: Final = 2000
+_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    # key -> values that ask for nothing besides the two matrices
+    "bias": (None, "none"),
+    "use_dora": (None, False),
+    "lora_bias": (None, False),
+    "modules_to_save": (None, []),
+    "layer_replication": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "target_parameters": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None,),
+    "use_qalora": (None, False),
+    "use_bdlora": (None, False),
+    "megatron_config": (None,),
+}
+_CHANGES_THE_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Initialisations that leave a part of the weights in the base, which is then not the base that is served."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """What of the file counts.
+
+    Attributes:
+        rank: Of modules that no pattern names.
+        alpha: Likewise.
+        uses_rslora: Whether the scale is ``alpha / sqrt(rank)`` in place of ``alpha / rank``.
+        rank_pattern: End of a module's name, as an expression → its rank.
+        alpha_pattern: The same for alpha.
+        target_modules: Ends of names, or an expression for the whole name.
+        exclude_modules: Likewise, for those that are left out.
+        is_partial: Whether further keys choose among the layers, so that not every named module is adapted.
+        base_model: Name of the model that it was made for, or "".
+    """
+
+    rank: int
+    alpha: float
+    uses_rslora: bool
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+    target_modules: tuple[str, ...] | str
+    exclude_modules: tuple[str, ...] | str
+    is_partial: bool
+    base_model: str
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a module's matrices."""
+        return int(_by_pattern(self.rank_pattern, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """The factor on a module's product of matrices."""
+        rank, alpha = self.rank_of(module), float(_by_pattern(self.alpha_pattern, module, self.alpha))
+        return alpha / math.sqrt(rank) if self.uses_rslora else alpha / rank
+
+    def targets(self, modules: Iterable[str]) -> list[str]:
+        """Those of a model's modules that the file names, so that their matrices must be there."""
+        if self.is_partial:
+            return []
+        return [
+            name for name in modules if _names(self.target_modules, name) and not _names(self.exclude_modules, name)
+        ]
+
+
+def read_peft_config(path: Path, name: str, max_rank: int) -> PeftConfig:
+    """Read the file, and refuse what is not served.
+
+    Args:
+        path: Of the file.
+        name: The adapter's, for messages.
+        max_rank: Largest rank that is served.
+
+    Raises:
+        ModelLoadError: Not such a file, or it asks for what is not served; the message names the key.
+    """
+    data = _read(path, name)
+    kind = data.get("peft_type", "LORA")
+    if kind != "LORA":
+        raise ModelLoadError(f"adapter {name!r}: peft_type is {kind!r:.60}, but only LORA is served")
+    for key, neutral in _NEUTRAL.items():
+        if data.get(key) not in neutral:
+            raise ModelLoadError(
+                f"adapter {name!r}: {key} is {data[key]!r:.100} in {path.name}, which is not served; merge the adapter "
+                "into the checkpoint, or train it without"
+            )
+    start = data.get("init_lora_weights", True)
+    if isinstance(start, str) and start.lower().startswith(_CHANGES_THE_BASE):
+        raise ModelLoadError(
+            f"adapter {name!r}: init_lora_weights is {start!r:.60}, which leaves a part of the adapter in the base; "
+            "convert it with peft's path_initial_model_for_weight_conversion"
+        )
+    rank, alpha = data.get("r"), data.get("lora_alpha", 8)
+    return PeftConfig(
+        rank=_rank(rank, "r", name, max_rank),
+        alpha=_number(alpha, "lora_alpha", name),
+        uses_rslora=data.get("use_rslora") is True,
+        rank_pattern={
+            key: _rank(value, f"rank_pattern of {key}", name, max_rank)
+            for key, value in _patterns(data, "rank_pattern", name).items()
+        },
+        alpha_pattern={
+            key: _number(value, f"alpha_pattern of {key}", name)
+            for key, value in _patterns(data, "alpha_pattern", name).items()
+        },
+        target_modules=_modules(data, "target_modules", name),
+        exclude_modules=_modules(data, "exclude_modules", name),
+        is_partial=data.get("layers_to_transform") is not None or data.get("target_modules") is None,
+        base_model=str(data.get("base_model_name_or_path") or ""),
+    )
+
+
+def _read(path: Path, name: str) -> dict[str, Any]:
+    try:
+        size = path.stat().st_size
+        if size > MAX_CONFIG_BYTES:
+            raise ModelLoadError(f"adapter {name!r}: {path} has {size} bytes; at most {MAX_CONFIG_BYTES} are read")
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"adapter {name!r}: {path} cannot be read: {error!r:.300}") from error
+    if not isinstance(data, dict):
+        raise ModelLoadError(f"adapter {name!r}: {path} must hold an object, got {data!r:.80}")
+    return data
+
+
+def _rank(value: object, key: str, name: str, max_rank: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelLoadError(f"adapter {name!r}: {key} must be a whole number of at least 1, got {value!r:.60}")
+    if value > max_rank:
+        raise ModelLoadError(
+            f"adapter {name!r}: its LoRA rank {value} ({key}) is greater than max_lora_rank {max_rank}: raise "
+            "max_lora_rank (--max-lora-rank)"
+        )
+    return value
+
+
+def _number(value: object, key: str, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ModelLoadError(f"adapter {name!r}: {key} must be a number, got {value!r:.60}")
+    return float(value)
+
+
+def _patterns(data: Mapping[str, Any], key: str, name: str) -> dict[str, Any]:
+    found = data.get(key) or {}
+    if not isinstance(found, dict):
+        raise ModelLoadError(f"adapter {name!r}: {key} must be an object, got {found!r:.80}")
+    for pattern in found:
+        _check_expression(pattern, key, name)
+    return found
+
+
+def _modules(data: Mapping[str, Any], key: str, name: str) -> tuple[str, ...] | str:
+    found = data.get(key)
+    if found is None:
+        return ()
+    if isinstance(found, str):
+        if found != "all-linear":
+            _check_expression(found, key, name)
+        return found
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ModelLoadError(f"adapter {name!r}: {key} must be a list of names or an expression, got {found!r:.80}")
+    return tuple(found)
+
+
+def _check_expression(pattern: str, key: str, name: str) -> None:
+    try:
+        if len(pattern) > MAX_PATTERN_CHARACTERS:
+            raise ValueError(f"it has {len(pattern)} characters, at most {MAX_PATTERN_CHARACTERS} are read")
+        re.compile(pattern)
+    except (re.error, ValueError, RecursionError, OverflowError) as error:
+        raise ModelLoadError(
+            f"adapter {name!r}: {key} has an expression that cannot be read: {pattern!r:.100}: {error}"
+        ) from error
+
+
+def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """The value of the first pattern that is the module's name, or its end from a dot on."""
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+def _names(wanted: tuple[str, ...] | str, module: str) -> bool:
+    """Whether a list of ends, or an expression for the whole name, names a module of the model's blocks."""
+    if isinstance(wanted, str):
+        return wanted == "all-linear" or re.fullmatch(wanted, module) is not None
+    return any(module == end or module.endswith(f".{end}") for end in wanted)

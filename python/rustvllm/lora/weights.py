@@ -1,0 +1,177 @@
+"""``adapter_model.safetensors`` of peft: the two matrices of each module, checked against the model before use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rustvllm.config.lora import CONFIG_NAME, WEIGHTS_NAME
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.lora.modules import LinearPart, find_part, full_names
+from rustvllm.lora.peft_config import PeftConfig, read_peft_config
+
+if TYPE_CHECKING:
+    from rustvllm.models.interface import CausalLM
+
+_MATRIX = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+_FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+_MAX_NAMED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleDelta:
+    """What an adapter adds to a part of a layer: ``up (down x)``.
+
+    Attributes:
+        part: Of the layer.
+        down: float32 ``[rank, num_inputs]``.
+        up: float32 ``[num_outputs, rank]``, with the scale in it.
+    """
+
+    part: LinearPart
+    down: Tensor
+    up: Tensor
+
+
+def read_adapter(
+    name: str, folder: Path, model: CausalLM, parts: Mapping[str, LinearPart], max_rank: int
+) -> list[ModuleDelta]:
+    """Read an adapter's folder.
+
+    Args:
+        name: The adapter's, for messages.
+        folder: As peft's ``save_pretrained`` writes it.
+        model: What it is added to.
+        parts: Of the model, as ``adaptable_parts`` gives them.
+        max_rank: Largest rank that is served.
+
+    Raises:
+        ModelLoadError: A file is wrong, the adapter asks for what is not served, or it does not fit the model; nothing
+            has changed.
+    """
+    config = read_peft_config(folder / CONFIG_NAME, name, max_rank)
+    file = folder / WEIGHTS_NAME
+    try:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            keys = opened.keys()
+            pairs = _pairs(name, keys)
+            shapes = {key: tuple(opened.get_slice(key).get_shape()) for key in keys}
+            placed = {module: _place(name, module, pairs[module], shapes, config, model, parts) for module in pairs}
+            _check_complete(name, config, model, parts, placed)
+            deltas = []
+            for module, part in placed.items():
+                matrices = {kind: opened.get_tensor(key) for kind, key in pairs[module].items()}
+                deltas.append(_scaled(name, module, part, matrices, config))
+            return deltas
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelLoadError(f"adapter {name!r}: {file} is no whole safetensors file: {error}") from error
+
+
+def _pairs(name: str, keys: Iterable[str]) -> dict[str, dict[str, str]]:
+    """By module, the names of its two tensors (``A`` and ``B``)."""
+    pairs: dict[str, dict[str, str]] = {}
+    for key in sorted(keys):
+        match = _MATRIX.fullmatch(key)
+        if match is None:
+            raise ModelLoadError(f"adapter {name!r}: {_stranger(key)}")
+        pairs.setdefault(match[1], {})[match[2]] = key
+    if not pairs:
+        raise ModelLoadError(f"adapter {name!r}: {WEIGHTS_NAME} holds no tensors")
+    halves = {module: found for module, found in pairs.items() if len(found) < 2}
+    for module, found in halves.items():
+        [there] = found
+        missing = "B" if there == "A" else "A"
+        raise ModelLoadError(
+            f"adapter {name!r}: {module} has lora_{there} but no lora_{missing}, as have {len(halves)} of {len(pairs)} "
+            "modules; the file is not whole, save or fetch the adapter again"
+        )
+    return pairs
+
+
+def _stranger(key: str) -> str:
+    """Why a tensor of this name is refused."""
+    for part, what in (
+        ("lora_embedding_", "an embedding's matrices are not served"),
+        ("lora_magnitude_vector", "weights decomposed by magnitude (use_dora) are not served"),
+        ("modules_to_save", "whole modules (modules_to_save) are not served"),
+        (".bias", "biases (lora_bias, bias) are not served"),
+    ):
+        if part in key:
+            return f"it has the tensor {key!r:.200}: {what}; merge the adapter into the checkpoint"
+    return f"the tensor {key!r:.200} is none of lora_A and lora_B"
+
+
+def _place(
+    name: str,
+    module: str,
+    keys: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    config: PeftConfig,
+    model: CausalLM,
+    parts: Mapping[str, LinearPart],
+) -> LinearPart:
+    """The part of the model that a module's matrices fit."""
+    part = find_part(model, parts, module)
+    made_for = f"; it was made for {config.base_model!r:.200}" if config.base_model else ""
+    if part is None:
+        what = "embeddings and heads" if module.endswith(("lm_head", "embed_out", "embed_tokens", "wte")) else "this"
+        raise ModelLoadError(
+            f"adapter {name!r}: {module} is not a dense layer of {type(model).__name__}'s blocks, and {what} cannot be "
+            f"adapted{made_for}"
+        )
+    down, up = shapes[keys["A"]], shapes[keys["B"]]
+    if len(down) != 2 or len(up) != 2 or down[0] != up[1]:
+        raise ModelLoadError(f"adapter {name!r}: the matrices of {module} do not fit each other: {down} and {up}")
+    if (down[1], up[0]) != (part.num_inputs, part.num_outputs):
+        raise ModelLoadError(
+            f"adapter {name!r}: {module} has {down[1]} inputs and {up[0]} outputs, but the model's has "
+            f"{part.num_inputs} and {part.num_outputs}: the adapter is another model's{made_for}"
+        )
+    if down[0] != config.rank_of(module):
+        raise ModelLoadError(
+            f"adapter {name!r}: {module} has rank {down[0]}, but {CONFIG_NAME} says {config.rank_of(module)}"
+        )
+    return part
+
+
+def _check_complete(
+    name: str,
+    config: PeftConfig,
+    model: CausalLM,
+    parts: Mapping[str, LinearPart],
+    placed: Mapping[str, LinearPart],
+) -> None:
+    """Every module that the configuration names has its matrices, and no two have the same place."""
+    names = full_names(model, parts)
+    places = {(id(part.linear), part.first) for part in placed.values()}
+    if len(places) < len(placed):
+        raise ModelLoadError(f"adapter {name!r}: two of its modules are the same part of the model")
+    wanted = config.targets(names)
+    missing = [full for full in wanted if (id(parts[names[full]].linear), parts[names[full]].first) not in places]
+    if missing:
+        raise ModelLoadError(
+            f"adapter {name!r}: target_modules of {CONFIG_NAME} names {len(wanted)} modules of the model, but "
+            f"{len(missing)} of them have no tensors: {', '.join(missing[:_MAX_NAMED])}; the file is not whole"
+        )
+
+
+def _scaled(
+    name: str, module: str, part: LinearPart, matrices: Mapping[str, Tensor], config: PeftConfig
+) -> ModuleDelta:
+    for kind, matrix in matrices.items():
+        if matrix.dtype not in _FLOATS:
+            raise ModelLoadError(
+                f"adapter {name!r}: lora_{kind} of {module} is {str(matrix.dtype).removeprefix('torch.')}, but must be "
+                "float32, float16 or bfloat16"
+            )
+        if not bool(torch.isfinite(matrix).all()):
+            raise ModelLoadError(f"adapter {name!r}: lora_{kind} of {module} holds a number that is not finite")
+    down, up = matrices["A"].to(torch.float32), matrices["B"].to(torch.float32) * config.scale_of(module)
+    return ModuleDelta(part, down.contiguous(), up.contiguous())

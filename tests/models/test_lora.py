@@ -1,0 +1,446 @@
+"""Adapters against peft: logits and greedy ids, alone and mixed, however the steps are cut."""
+
+import asyncio
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from rustvllm import LLM, SamplingParams
+from rustvllm.config.engine_args import AsyncEngineArgs
+from rustvllm.engine.async_llm import AsyncLLM
+from rustvllm.exceptions import ConfigError, InvalidRequestError, ModelLoadError
+from rustvllm.lora.request import LoRARequest
+
+pytest.importorskip("peft", reason="peft is not installed")
+from checkpoints import make, prompts
+from peft_adapters import KINDS, logits, make_adapter, options_of, with_adapter
+
+FAMILIES = {
+    "gpt2": ("gpt2", {}),
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "gemma2": ("gemma2", {}),
+    "gemma3": ("gemma3", {}),
+    "gpt-neox": ("gpt-neox", {}),
+    "opt": ("opt", {}),
+    "opt-post-norm-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
+    "phi3": ("phi3", {"num_key_value_heads": 4}),
+}
+LENGTH = 12
+PROMPTS = prompts(97, [3, 5, 8, 13, 17, 24, 30, 33, 37, 41])
+OPTIONS = {
+    "skip_tokenizer_init": True, "enable_lora": True, "max_loras": 4, "num_gpu_blocks_override": 200,
+    "max_model_len": 96, "max_logprobs": -1, "logprobs_mode": "raw_logits", "dtype": "float32",
+}  # fmt: skip
+GREEDY = SamplingParams(temperature=0, max_tokens=LENGTH, detokenize=False)
+ALL_LOGITS = SamplingParams(temperature=0, max_tokens=LENGTH, detokenize=False, logprobs=-1)
+
+
+def token_prompts(lists):
+    return [{"prompt_token_ids": ids} for ids in lists]
+
+
+def run(llm, adapters=None, params=GREEDY, lists=PROMPTS):
+    """The samples of the prompts, each with its adapter."""
+    outputs = llm.generate(token_prompts(lists), params, use_tqdm=False, lora_request=adapters)
+    return [output.outputs[0] for output in outputs]
+
+
+def ids_of(samples):
+    return [sample.token_ids for sample in samples]
+
+
+def share_that_differs(some, others):
+    return np.mean([one != other for one, other in zip(some, others, strict=True)])
+
+
+def assert_equals_peft(reference, samples, lists=PROMPTS):
+    """Every logit within 1e-4, and the id of the largest wherever the second is 1e-3 away."""
+    num_clear = 0
+    for prompt, sample in zip(lists, samples, strict=True):
+        expected = logits(reference, [*prompt, *sample.token_ids[:-1]])[len(prompt) - 1 :]
+        actual = torch.tensor([[place[i].logprob for i in range(expected.shape[1])] for place in sample.logprobs])
+        torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
+        best = expected.topk(2).values
+        clear = best[:, 0] - best[:, 1] > 1e-3
+        chosen = torch.tensor(sample.token_ids)
+        assert torch.equal(chosen[clear], expected.argmax(-1)[clear])
+        num_clear += int(clear.sum())
+    assert num_clear > 0.9 * LENGTH * len(lists), "margins too small to say anything"
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def family(request, tmp_path_factory):
+    """Its name, transformers' model, the folder of the checkpoint, and an engine."""
+    reference = make(*FAMILIES[request.param])
+    folder = tmp_path_factory.mktemp(request.param)
+    reference.save_pretrained(folder)
+    with LLM(str(folder), **OPTIONS) as llm:
+        yield FAMILIES[request.param][0], reference, llm
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_greedy_ids_equal_pefts(family, kind, tmp_path):
+    architecture, reference, llm = family
+    make_adapter(reference, tmp_path, seed=KINDS.index(kind) + 1, **options_of(kind, architecture))
+    adapter = LoRARequest(kind, KINDS.index(kind) + 1, str(tmp_path))
+    samples, alone = run(llm, adapter, ALL_LOGITS), run(llm)
+    assert share_that_differs(ids_of(samples), ids_of(alone)) >= 0.9, "the adapter changes too little to be seen"
+    with with_adapter(reference, tmp_path) as adapted:
+        assert_equals_peft(adapted, samples)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A Llama whose products the core computes, and three adapters of different ranks."""
+    reference = make("llama", {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2})
+    folder = tmp_path_factory.mktemp("model")
+    reference.save_pretrained(folder)
+    requests = []
+    for number, rank in enumerate((2, 4, 16), 1):
+        path = tmp_path_factory.mktemp(f"adapter-{number}")
+        make_adapter(reference, path, seed=number, r=rank, lora_alpha=rank, target_modules="all-linear")
+        requests.append(LoRARequest(f"adapter-{number}", number, str(path)))
+    return folder, requests, reference
+
+
+def mixture(requests):
+    """Each prompt with each adapter and without."""
+    choices = [*requests, None]
+    return [choices[(index + index // 4) % 4] for index in range(20)], [PROMPTS[index % 10] for index in range(20)]
+
+
+WAYS = {
+    "together": {},
+    "chunked": {"max_num_batched_tokens": 16, "max_num_seqs": 12},
+    "preempted": {"num_gpu_blocks_override": 14, "max_num_seqs": 12, "max_model_len": 80},
+    "swapped": {
+        "num_gpu_blocks_override": 14, "max_num_seqs": 12, "max_model_len": 80, "preemption_mode": "swap",
+        "swap_space": 0.01,
+    },
+    "overlapping": {"async_scheduling": True},
+    "one adapter at a time": {"max_loras": 1},
+    "drafts": {
+        "speculative_config": {
+            "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 2,
+            "adaptive": False,
+        }
+    },
+}  # fmt: skip
+
+
+def exact(samples):
+    """Ids, and the logits of each place, to be compared bit for bit."""
+    return [
+        (sample.token_ids, [sorted((i, each.logprob) for i, each in place.items()) for place in sample.logprobs])
+        for sample in samples
+    ]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "int8"])
+def alone(request, world):
+    """Each request of the mixture by itself, with ``batch_invariant``."""
+    folder, requests, _ = world
+    options = {"batch_invariant": True} | (
+        {"quantization": "int8"} if request.param == "int8" else {"dtype": request.param}
+    )
+    adapters, lists = mixture(requests)
+    with LLM(str(folder), **(OPTIONS | options)) as llm:
+        samples = [run(llm, adapter, ALL_LOGITS, [ids])[0] for adapter, ids in zip(adapters, lists, strict=True)]
+    return options, exact(samples)
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_three_adapters_and_the_model_mixed_are_bit_equal_to_each_alone(world, alone, way):
+    folder, requests, _ = world
+    options, expected = alone
+    adapters, lists = mixture(requests)
+    with LLM(str(folder), **(OPTIONS | options | WAYS[way])) as llm:
+        actual = exact(run(llm, adapters, ALL_LOGITS, lists))
+        stats = llm.llm_engine.engine_core.handle.stats()
+    assert actual == expected
+    if way in ("preempted", "swapped"):
+        assert stats["num_preemptions"] > 0
+    if way == "drafts":
+        assert stats["num_accepted_tokens"] > 0
+
+
+def test_without_batch_invariance_logits_are_pefts_and_steps_without_adapters_run_in_one_call(world):
+    folder, requests, reference = world
+    adapters, lists = mixture(requests)
+    with LLM(str(folder), **OPTIONS) as llm:
+        runner = llm.llm_engine.engine_core.core.executor._runner
+        takes = []
+        inner = runner.model.decoder_kernel.takes
+        runner.model.decoder_kernel.takes = lambda *arguments: takes.append(inner(*arguments)) or takes[-1]
+        run(llm)
+        assert takes
+        assert all(takes), "the one call is used where it was before"
+        takes.clear()
+        samples = run(llm, adapters, ALL_LOGITS, lists)
+        assert takes
+        assert not any(takes[: LENGTH // 2])
+    for request in requests:
+        mine = [index for index, adapter in enumerate(adapters) if adapter == request]
+        with with_adapter(reference, request.lora_path) as adapted:
+            assert_equals_peft(adapted, [samples[i] for i in mine], [lists[i] for i in mine])
+
+
+def test_int8_weights_with_an_adapter_stay_close_to_the_same_without_rounding(world):
+    folder, requests, _ = world
+    with LLM(str(folder), **OPTIONS) as llm:
+        exact_logits = run(llm, requests[0], ALL_LOGITS)
+    with LLM(str(folder), **(OPTIONS | {"quantization": "int8"})) as llm:
+        rounded, base = run(llm, requests[0], ALL_LOGITS), run(llm, None, ALL_LOGITS)
+
+    def first(samples):
+        return torch.tensor([[sample.logprobs[0][i].logprob for i in range(97)] for sample in samples])
+
+    distance = (first(rounded) - first(exact_logits)).norm()
+    assert distance < 0.2 * (first(base) - first(exact_logits)).norm()
+
+
+def test_no_cached_block_is_shared_between_adapters_or_with_what_was_loaded_before(world, tmp_path):
+    folder, requests, reference = world
+    prompt = prompts(97, [48], seed=9)
+    path = shutil.copytree(requests[0].lora_path, tmp_path / "adapter")
+    own = LoRARequest("own", 7, str(path))
+    with LLM(str(folder), **OPTIONS) as llm:
+
+        def cached(adapter):
+            [output] = llm.generate(token_prompts(prompt), GREEDY, use_tqdm=False, lora_request=adapter)
+            return output.num_cached_tokens, output.outputs[0].token_ids
+
+        first = [cached(adapter) for adapter in (None, *requests, own)]
+        assert [count for count, _ in first] == [0] * 5
+        again = [cached(adapter) for adapter in (None, *requests, own)]
+        assert [count for count, _ in again] == [32] * 5
+        assert [ids for _, ids in again] == [ids for _, ids in first]
+        assert first[1][1] == first[4][1]
+        make_adapter(reference, path, seed=77, r=4, target_modules="all-linear")
+        assert cached(own) == again[4], "what is loaded stays until its reload is asked for"
+        reloaded = cached(dataclasses.replace(own, load_inplace=True))
+        assert reloaded[0] == 0
+        assert reloaded[1] != first[4][1]
+        assert cached(own) == (32, reloaded[1])
+
+
+def test_adapters_come_and_go(world):
+    folder, requests, _ = world
+    with LLM(str(folder), **(OPTIONS | {"max_loras": 1, "max_cpu_loras": 2})) as llm:
+        engine = llm.llm_engine
+        expected = [ids_of(run(llm, request)) for request in requests]
+        assert engine.list_loras() == {2, 3}, "the least recently used made room"
+        assert ids_of(run(llm, requests[0])) == expected[0]
+        assert engine.list_loras() == {1, 3}
+        with pytest.raises(InvalidRequestError, match="max_cpu_loras is 2"):
+            run(llm, [requests[index % 3] for index in range(10)])
+        # Removed while it is under way: its request ends on it, and only then is it gone.
+        engine.add_request("r", {"prompt_token_ids": PROMPTS[0]}, GREEDY, lora_request=requests[0])
+        engine.step()
+        assert engine.remove_lora(1)
+        assert not engine.remove_lora(1)
+        store = engine.engine_core.core.executor._runner.adapters
+        assert len(store) == 2
+        finished = [output for _ in range(LENGTH + 2) for output in engine.step() if output.finished]
+        assert finished[0].outputs[0].token_ids == expected[0][0]
+        assert engine.add_lora(requests[2])
+        assert len(store) == 2
+        assert engine.list_loras() == {2, 3}
+
+
+@pytest.mark.parametrize("multiprocess", [False, True])
+def test_an_engine_that_runs_by_itself(world, multiprocess):
+    folder, requests, _ = world
+    with LLM(str(folder), **OPTIONS) as llm:
+        expected = [ids_of(run(llm, request)) for request in requests]
+
+    async def tokens(engine, adapter, index, name):
+        async for output in engine.generate({"prompt_token_ids": PROMPTS[index]}, GREEDY, name, lora_request=adapter):
+            last = output
+        return last.outputs[0].token_ids
+
+    async def everything():
+        modules = [f"adapter-1={requests[0].lora_path}"]
+        config = AsyncEngineArgs(model=str(folder), lora_modules=modules, **OPTIONS).create_engine_config()
+        engine = await asyncio.to_thread(AsyncLLM, config, multiprocess=multiprocess)
+        try:
+            assert await engine.list_loras() == {1}
+            got = await asyncio.gather(
+                *(tokens(engine, requests[i % 3], i // 3, str(i)) for i in range(9)),
+            )
+            assert got == [expected[i % 3][i // 3] for i in range(9)]
+            assert await engine.list_loras() == {1, 2, 3}
+            assert await engine.remove_lora(2)
+            assert await engine.list_loras() == {1, 3}
+            assert await tokens(engine, requests[1], 0, "again") == expected[1][0]
+            with pytest.raises(InvalidRequestError, match="no folder"):
+                await tokens(engine, LoRARequest("x", 9, "/no/such"), 0, "x")
+        finally:
+            engine.shutdown()
+
+    asyncio.run(everything())
+
+
+def edit_config(folder, **changes):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensors(folder, change):
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def with_nan(tensors):
+    tensors[next(key for key in tensors if "lora_B" in key)][0, 0] = float("nan")
+
+
+def without_b(tensors):
+    for key in [key for key in tensors if "lora_B" in key][::2]:
+        del tensors[key]
+
+
+def without_a_layer(tensors):
+    for key in [key for key in tensors if ".layers.1." in key]:
+        del tensors[key]
+
+
+def of_other_width(tensors):
+    for key, tensor in tensors.items():
+        tensors[key] = torch.zeros(tensor.shape[0], 8) if "lora_A" in key else tensor
+
+
+def of_other_rank(tensors):
+    for key, tensor in tensors.items():
+        tensors[key] = (torch.cat([tensor] * 2, 0) if "lora_A" in key else torch.cat([tensor] * 2, 1)).contiguous()
+
+
+def named(name):
+    def change(tensors):
+        tensors[name] = torch.zeros(4, 4)
+
+    return change
+
+
+WRONG = {
+    "no folder": (shutil.rmtree, "there is no folder"),
+    "no configuration": (lambda f: (f / "adapter_config.json").unlink(), "has no adapter_config.json"),
+    "no tensors": (lambda f: (f / "adapter_model.safetensors").unlink(), "has no adapter_model.safetensors"),
+    "a pickle": (
+        lambda f: (f / "adapter_model.safetensors").rename(f / "adapter_model.bin"), "a pickle can run code",
+    ),
+    "no JSON": (lambda f: (f / "adapter_config.json").write_text("{"), "cannot be read"),
+    "a list": (lambda f: (f / "adapter_config.json").write_text("[]"), "must hold an object"),
+    "half a file": (
+        lambda f: (f / "adapter_model.safetensors").write_bytes((f / "adapter_model.safetensors").read_bytes()[:-99]),
+        "no whole safetensors file",
+    ),
+    "rank": (lambda f: edit_config(f, r=64), r"LoRA rank 64 \(r\) is greater than max_lora_rank 16"),
+    "rank of a pattern": (lambda f: edit_config(f, rank_pattern={"q_proj": 17}), "LoRA rank 17"),
+    "no rank": (lambda f: edit_config(f, r=None), "r must be a whole number"),
+    "another rank": (lambda f: edit_tensors(f, of_other_rank), "has rank 8, but adapter_config.json says 4"),
+    "DoRA": (lambda f: edit_config(f, use_dora=True), "use_dora is True"),
+    "biases": (lambda f: edit_config(f, bias="all"), "bias is 'all'"),
+    "whole modules": (lambda f: edit_config(f, modules_to_save=["lm_head"]), "modules_to_save"),
+    "another method": (lambda f: edit_config(f, peft_type="IA3"), "only LORA is served"),
+    "a start that changes the base": (lambda f: edit_config(f, init_lora_weights="pissa_niter_4"), "pissa"),
+    "a bad expression": (lambda f: edit_config(f, target_modules="("), "cannot be read"),
+    "a number that is none": (lambda f: edit_tensors(f, with_nan), "not finite"),
+    "half of the tensors": (lambda f: edit_tensors(f, without_b), "but no lora_B"),
+    "a layer is missing": (lambda f: edit_tensors(f, without_a_layer), "7 of them have no tensors"),
+    "another model": (lambda f: edit_tensors(f, of_other_width), "the adapter is another model's"),
+    "the head": (
+        lambda f: edit_tensors(
+            f, lambda t: [named(f"base_model.model.lm_head.lora_{k}.weight")(t) for k in "AB"]
+        ),
+        "embeddings and heads cannot be adapted",
+    ),
+    "an embedding": (
+        lambda f: edit_tensors(f, named("base_model.model.model.embed_tokens.lora_embedding_A")), "embedding",
+    ),
+    "an unknown tensor": (lambda f: edit_tensors(f, named("surprise")), "none of lora_A and lora_B"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llm(world):
+    with LLM(str(world[0]), **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("case", list(WRONG))
+def test_what_is_wrong_is_said_before_anything_changes(world, llm, case, tmp_path):
+    break_it, message = WRONG[case]
+    folder = shutil.copytree(world[1][1].lora_path, tmp_path / "adapter")
+    break_it(folder)
+    before = llm.llm_engine.list_loras()
+    with pytest.raises(InvalidRequestError, match=message):
+        run(llm, LoRARequest("wrong", 99, str(folder)))
+    assert llm.llm_engine.list_loras() == before
+    assert len(run(llm)) == len(PROMPTS)
+    with pytest.raises((ConfigError, ModelLoadError), match=message):
+        LLM(str(world[0]), lora_modules=[f"wrong={folder}"], **OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/../b", "/a", "a=b", " a", "a\n", "x" * 300, 7])
+def test_names_that_are_none(name):
+    with pytest.raises(InvalidRequestError, match="an adapter's name"):
+        LoRARequest(name, 1, "/x")
+
+
+def test_requests_that_contradict_what_is_loaded(world, llm):
+    _, requests, _ = world
+    run(llm, requests[0])
+    path = requests[1].lora_path
+    model_name = llm.llm_engine.config.model.served_model_name[0]
+    for request, message in (
+        (LoRARequest("other", 1, path), "lora_int_id 1"),
+        (LoRARequest("adapter-1", 1, path), "load_inplace=True"),
+        (LoRARequest(model_name.strip("/"), 5, path), None),
+        (LoRARequest("without-a-path", 6), "has no lora_path"),
+    ):
+        if message is not None:
+            with pytest.raises(InvalidRequestError, match=message):
+                run(llm, request)
+    for wrong, message in (
+        ("adapter", "LoRARequest"), ([None] * 3, "3 entries for 10 prompts"), (["x"] * 10, "one of str"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequestError, match=message):
+            run(llm, wrong)
+    assert LoRARequest("a b/ü", 3, "x") == LoRARequest("a b/ü", 4, "y")
+
+
+def test_engines_that_serve_none_say_so(world):
+    folder, requests, _ = world
+    with (
+        LLM(str(folder), **(OPTIONS | {"enable_lora": False})) as llm,
+        pytest.raises(InvalidRequestError, match="need enable_lora=True"),
+    ):
+        run(llm, requests[0])
+    for options, message in (
+        ({"model_impl": "transformers"}, "transformers' modelling code"),
+        ({"device": "cuda"}, "on the CPU only"),
+        ({"max_cpu_loras": 3}, r"max_cpu_loras \(3\) must be >= max_loras \(4\)"),
+        ({"max_loras": 0}, "max_loras must be an integer between 1"),
+        ({"enable_lora": False, "lora_modules": ["a=b"]}, "lora_modules needs enable_lora"),
+        ({"lora_modules": ["a"]}, "expected name=path"),
+        ({"lora_modules": ['{"name": "a"}']}, "needs name and path"),
+        ({"lora_modules": [f"a={requests[0].lora_path}"] * 2}, "names 'a' twice"),
+        (
+            {"lora_modules": [f"base={requests[0].lora_path}"], "served_model_name": "base"},
+            "has the name of the model",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            LLM(str(folder), **(OPTIONS | options))
