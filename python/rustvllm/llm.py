@@ -14,7 +14,7 @@ from rustvllm.engine.input_processor import EngineCoreRequest, PromptType, defau
 from rustvllm.engine.llm_engine import LLMEngine
 from rustvllm.exceptions import ConfigError, InvalidRequestError, QueueFullError, RequestFailedError
 from rustvllm.logger import init_logger
-from rustvllm.lora.request import LoRARequest
+from rustvllm.lora.request import LoRARequest, one_for_each
 from rustvllm.observe.inspect.description import describe_engine
 from rustvllm.observe.metrics.counters import Metric
 from rustvllm.observe.metrics.stat_logger import StatLoggerFactory
@@ -483,22 +483,7 @@ class LLM:
         self, requests: list[EngineCoreRequest], given: LoRARequest | Sequence[LoRARequest | None]
     ) -> list[EngineCoreRequest]:
         """Checked requests with the adapters that they ask for, which are loaded."""
-        every: Any = [given] * len(requests) if isinstance(given, LoRARequest) else given
-        if isinstance(every, str) or not isinstance(every, Sequence):
-            raise InvalidRequestError(
-                f"lora_request must be a LoRARequest or a list of these, got {type(given).__name__}", "lora_request"
-            )
-        if strangers := [each for each in every if not isinstance(each, LoRARequest | None)]:
-            raise InvalidRequestError(
-                f"lora_request must be a LoRARequest or a list of these, got one of {type(strangers[0]).__name__}",
-                "lora_request",
-            )
-        if len(every) != len(requests):
-            raise InvalidRequestError(
-                f"lora_request has {len(every)} entries for {len(requests)} prompts; give one, or one for each",
-                "lora_request",
-            )
-        numbers = self.llm_engine.load_adapters(every)
+        numbers = self.llm_engine.load_adapters(one_for_each(given, len(requests)))
         return [dataclasses.replace(request, adapter=number) for request, number in zip(requests, numbers, strict=True)]
 
     def _queue(self, requests: list[EngineCoreRequest]) -> list[str]:

@@ -6,7 +6,7 @@ is merged into one output.
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from rustvllm.config import EngineConfig, ModelConfig, UsageContext
 from rustvllm.engine.core_client import AsyncEngineClient, ThreadClient, make_client
 from rustvllm.engine.front_tracer import make_front_tracer
 from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor, PromptType
+from rustvllm.engine.loop_calls import call_if_alive, call_in_loop, remove_reader_soon
 from rustvllm.engine.remote_client import RemoteClient
 from rustvllm.engine.request_state import FEW_PARTS, EventSink, RequestState
 from rustvllm.engine.request_table import SAMPLES_AT_ONCE, RequestTable
@@ -496,7 +497,7 @@ class AsyncLLM(AdapterMethods):
         if is_own_loop:
             self._detach()
         else:
-            _call_in_loop(loop, self._detach)
+            call_in_loop(loop, self._detach)
 
     def _attach(self) -> None:
         """Listen to the engine on the running loop, from the first request on."""
@@ -513,14 +514,14 @@ class AsyncLLM(AdapterMethods):
         self._loop = loop
         # The loop may outlive the engine and must not keep it alive.
         handle = self._client.handle
-        loop.add_reader(handle.output_fd, _call_if_alive, weakref.WeakMethod(self._on_some_outputs))
-        weakref.finalize(self, _remove_reader_soon, loop, handle).atexit = False
+        loop.add_reader(handle.output_fd, call_if_alive, weakref.WeakMethod(self._on_some_outputs))
+        weakref.finalize(self, remove_reader_soon, loop, handle).atexit = False
 
     def _on_some_outputs(self) -> None:
         """Outputs are there; many of them are read in turns with the other callbacks of the loop."""
         self._on_outputs(_NEWS_AT_ONCE)
         if self._requests.has_unread and self._loop is not None:
-            self._loop.call_soon(_call_if_alive, weakref.WeakMethod(self._on_some_outputs))
+            self._loop.call_soon(call_if_alive, weakref.WeakMethod(self._on_some_outputs))
 
     def _on_outputs(self, most: int | None = None) -> None:
         """Outputs of the engine are there; ``most`` as in :meth:`RequestTable.poll`."""
@@ -564,7 +565,7 @@ class AsyncLLM(AdapterMethods):
         """In the engine thread: let the event loop fail what is open."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
-            _call_in_loop(loop, self._fail_open)
+            call_in_loop(loop, self._fail_open)
 
     def _fail_open(self) -> None:
         try:
@@ -587,30 +588,6 @@ class AsyncLLM(AdapterMethods):
     def _detach(self) -> None:
         self._stop_listening()
         self._fail_open()
-
-
-def _call_in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> None:
-    try:
-        loop.call_soon_threadsafe(callback, *args)
-    except RuntimeError:  # closed already, so nothing waits for the call
-        logger.debug("the event loop was closed before the engine")
-
-
-def _call_if_alive(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
-    if (call := method()) is not None:
-        call()
-
-
-def _remove_reader_soon(loop: asyncio.AbstractEventLoop, handle: "_core.EngineHandle | _core.EngineClient") -> None:
-    """Take a dropped engine's file descriptor out of the loop; it lives as long as ``handle``, which is until then.
-
-    Called in whatever thread collects the garbage.
-    """
-    _call_in_loop(loop, _remove_reader, loop, handle)
-
-
-def _remove_reader(loop: asyncio.AbstractEventLoop, handle: "_core.EngineHandle | _core.EngineClient") -> None:
-    loop.remove_reader(handle.output_fd)
 
 
 AsyncLLMEngine = AsyncLLM

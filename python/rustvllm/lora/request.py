@@ -1,6 +1,8 @@
 """``LoRARequest``: which adapter a request is for, under vLLM's names."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rustvllm.config.lora import check_adapter_name
 from rustvllm.exceptions import ConfigError, InvalidRequestError
@@ -58,3 +60,27 @@ class LoRARequest:
     def path(self) -> str:
         """``lora_path``."""
         return self.lora_path
+
+
+def one_for_each(given: LoRARequest | Sequence[LoRARequest | None], num_prompts: int) -> Sequence[LoRARequest | None]:
+    """The adapter of each prompt, out of one for all or a list.
+
+    Raises:
+        InvalidRequestError: It is neither, or has another length.
+    """
+    every: Any = [given] * num_prompts if isinstance(given, LoRARequest) else given
+    if isinstance(every, str) or not isinstance(every, Sequence):
+        raise InvalidRequestError(
+            f"lora_request must be a LoRARequest or a list of these, got {type(given).__name__}", "lora_request"
+        )
+    if strangers := [each for each in every if not isinstance(each, LoRARequest | None)]:
+        raise InvalidRequestError(
+            f"lora_request must be a LoRARequest or a list of these, got one of {type(strangers[0]).__name__}",
+            "lora_request",
+        )
+    if len(every) != num_prompts:
+        raise InvalidRequestError(
+            f"lora_request has {len(every)} entries for {num_prompts} prompts; give one, or one for each",
+            "lora_request",
+        )
+    return every
