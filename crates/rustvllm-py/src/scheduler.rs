@@ -6,8 +6,8 @@ use std::{
 };
 
 use ::scheduler::{
-    ExtraKeys, LogprobRows, PromptLogprobRows, RequestStatus, Scheduler, SchedulerConfig, StepBuffers,
-    StepRows, TokenRows, monotonic_ns,
+    ExtraKeys, LogprobRows, PromptLogprobRows, RequestStatus, Scheduler, SchedulerConfig, SchedulerOutput,
+    StepBuffers, StepRows, StepView, TokenRows, monotonic_ns,
 };
 use pyo3::{
     exceptions::PyValueError,

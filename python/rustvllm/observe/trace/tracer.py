@@ -175,7 +175,7 @@ class Tracer:
 
 
 def is_debugging() -> bool:
-    """Whether the log shows the journey of requests because its level is DEBUG; some 50 ns."""
+    """Whether the log shows the journey of requests because its level is DEBUG; one look-up in a dictionary."""
     return logger.isEnabledFor(logging.DEBUG)
 
 
