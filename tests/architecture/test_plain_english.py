@@ -18,6 +18,7 @@ BANNED = {
     r"\b(?:is|are|was|were|be|been|being) told\b(?! apart)": "say what it receives, or what is called",
     r"\bNone: (?:nobody|nothing|none)\b": 'say what None does: "None disables …", "None if …"',
     r'"""The same,': "say what it does, in full",
+    r"(?m)^[ \t]*//[/!] (?:The same(?:[,.;]| for| by| with)|As above\b)": "say what it does, in full",
     r"""\b(?:has|have) not[.,;:)"']""": 'say "lacks", or "without"',
     r"\bin (?:any |the )?company\b": 'say "in any batch", or "with other requests"',
 }
@@ -69,7 +70,7 @@ CLEAN = [
     "python/rustvllm/worker",
 ]
 SUFFIXES = {".py", ".pyi", ".md", ".rs", ".sh"}
-RUST_COMMENT = re.compile(r"^([ \t]*)//[/!]?", re.MULTILINE)
+RUST_COMMENT = re.compile(r"^([ \t]*)//([/!]?)", re.MULTILINE)
 EXEMPT = {
     "tests/architecture/test_plain_english.py",  # lists the words
     "docs/embedded-model.md",  # quotes the model
@@ -80,7 +81,14 @@ EXEMPT = {
 def read(path: Path) -> str:
     """The text of a file; in Rust without what begins a comment's line, so that sentences go over the ends of lines."""
     text = path.read_text(encoding="utf-8")
-    return RUST_COMMENT.sub(r"\1", text) if path.suffix == ".rs" else text
+    return RUST_COMMENT.sub(_without_slashes, text) if path.suffix == ".rs" else text
+
+
+def _without_slashes(begin: re.Match[str]) -> str:
+    """The beginning of a comment's line: that of an item's documentation keeps its slashes."""
+    before = begin.string[: begin.start()].rstrip("\n").rpartition("\n")[2]
+    is_first = begin[2] and not before.lstrip().startswith("//")
+    return begin[0] if is_first else begin[1]
 
 
 def complaints(text: str) -> Iterator[tuple[int, str, str]]:
@@ -127,8 +135,12 @@ def test_each_pattern_finds_its_words(sentence: str, words: str) -> None:
 
 def test_a_comment_in_rust_is_read_over_its_lines(tmp_path: Path) -> None:
     source = tmp_path / "lib.rs"
-    source.write_text("//! A file that is\n//! no socket.\n    /// Read by\n    /// nobody.\nfn f() {} // there is\n")
-    assert [(number, words) for number, words, _ in complaints(read(source))] == [(4, "nobody"), (1, "is no")]
+    source.write_text(
+        "//! A file that is\n//! no socket.\n\n    /// Read by\n    /// nobody.\nfn f() {} // there is\n"
+        "/// The same, with a limit.\nfn g() {}\n"
+    )
+    found = [(number, words) for number, words, _ in complaints(read(source))]
+    assert found == [(5, "nobody"), (1, "is no"), (7, "/// The same,")]
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ const ROW_BLOCK: usize = 256;
 /// [`LEAST_ROWS`] are always computed together, or the reading of weights would take as long as the products.
 const NEAR_ACTIVATIONS: usize = 1 << 18;
 const LEAST_ROWS: usize = 84;
-/// The same for the matrix unit, in bytes of activations as they are given; split into terms they take one and a half times as much.
+/// `NEAR_ACTIVATIONS` for the matrix unit, in bytes as they are given; split into terms they take half as much again.
 const NEAR_TILES: usize = 1 << 20;
-/// How far ahead of their use weights are asked for where they are used but once.
+/// Bytes by which weights that are used once are prefetched ahead of their use.
 const AHEAD: usize = 8192;
 /// Multiplications below which no helper is woken.
 const MIN_SHARED_WORK: usize = 1 << 16;

@@ -23,7 +23,7 @@ pub trait Number: Copy + Send + Sync + sealed::Sealed + 'static {
     fn widen(self) -> f32;
     /// The nearest number of this type, ties to even.
     fn narrow(x: f32) -> Self;
-    /// The same numbers, where they are 32 bits.
+    /// These numbers as `f32`, where they are 32 bits.
     #[doc(hidden)]
     fn as_f32(numbers: &[Self]) -> Option<&[f32]>;
     /// # Safety

@@ -38,7 +38,7 @@ pub enum WeightKind {
         /// Inputs that share a scale; the last group may have fewer.
         group_size: usize,
     },
-    /// The same, for activations that are rounded to 8 bits, too: a scale per row and block of [`Self::block`] inputs.
+    /// As `Int8`, for activations that are rounded to 8 bits, too: a scale per row and block of [`Self::block`] inputs.
     W8A8 {
         /// Inputs that share a scale of the weight: 16, a multiple of 32, or at least as many as there are.
         group_size: usize,
@@ -177,7 +177,7 @@ impl PackedLinear {
         Self::for_kernel(Kernel::best_for_products(), out_features, in_features, kind)
     }
 
-    /// The same for one of [`Kernel::available`].
+    /// Room for a weight `[out_features, in_features]`, for one of [`Kernel::available`].
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The same, plainly: one query, one head and one key at a time, in 64 bits. What every kernel is compared with.
+//! Attention written plainly: one query, one head and one key at a time, in 64 bits. What every kernel is compared with.
 
 use crate::{
     attention::{AttentionError, CacheLayout, TokenRows, check_attend},

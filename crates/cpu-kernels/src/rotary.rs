@@ -43,7 +43,7 @@ pub enum RotaryError {
 pub struct Rotary<'a> {
     /// `[num_tokens, width]`
     pub cos: &'a [f32],
-    /// The same; those of the first half are negative.
+    /// `[num_tokens, width]`; those of the first half are negative.
     pub sin: &'a [f32],
     /// Features that are turned.
     pub width: usize,

@@ -40,7 +40,7 @@ impl Threads {
         Self::with_spin(num_threads, DEFAULT_SPIN)
     }
 
-    /// The same, with helpers that look out for `spin` before they sleep.
+    /// The caller and `num_threads − 1` helpers, which look out for work for `spin` before they sleep.
     ///
     /// # Errors
     ///

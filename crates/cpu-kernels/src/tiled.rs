@@ -26,7 +26,7 @@ use crate::{
 
 /// Rows that are summed in registers at once.
 pub(crate) const PAIR_ROWS: usize = 2 * TILE_ROWS;
-/// How far ahead of their use weights are asked for where they are used but once.
+/// Bytes by which weights that are used once are prefetched ahead of their use.
 const AHEAD: usize = 8192;
 /// Activations below which no helper is woken to arrange them.
 const MIN_SHARED_ROWS: usize = 1 << 16;

@@ -21,7 +21,7 @@ fn nibbles(bytes: &[u8]) -> [u8; 32] {
     out
 }
 
-/// The same with a fifth bit for each, of `high_at` and the four bytes from there.
+/// The halves of 16 bytes, each with a fifth bit from the four bytes at `high_at`.
 fn fives(bytes: &[u8], high_at: usize) -> [u8; 32] {
     let high = &bytes[high_at..high_at + 4];
     let high = u32::from_le_bytes([high[0], high[1], high[2], high[3]]);
@@ -134,7 +134,7 @@ pub(crate) fn q4_k(bytes: &[u8], out: &mut [f32]) {
     k_block(bytes, &bytes[16..144], |_, _| 0, out);
 }
 
-/// The same with fifth bits before the halves: bit `group` of byte `i` belongs to number `i` of the group.
+/// As `q4_k`, with fifth bits before the halves: bit `group` of byte `i` belongs to number `i` of the group.
 pub(crate) fn q5_k(bytes: &[u8], out: &mut [f32]) {
     let high = &bytes[16..48];
     k_block(bytes, &bytes[48..176], |group, i| (high[i] >> group & 1) << 4, out);

@@ -228,13 +228,13 @@ fn died(key: RequestKey, reason: &Arc<str>) -> ClientOutput {
 
 struct Connection {
     shared: Arc<Shared>,
-    /// In the keys of this side, which `live` has.
+    /// Upper bits of keys on this side, as `live` has them.
     client_index: u32,
-    /// In those of the engine's.
+    /// Upper bits of keys on the engine's side.
     engine_index: u32,
     /// Requests without a last output.
     live: HashMap<RequestKey, Box<str>>,
-    /// The same by id.
+    /// Keys of the requests in `live`, by id.
     by_id: HashMap<Box<str>, RequestKey>,
     metrics_queries: HashMap<u64, std_mpsc::SyncSender<MetricsSnapshot>>,
     stats_queries: HashMap<u64, std_mpsc::SyncSender<Counters>>,

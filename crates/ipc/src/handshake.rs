@@ -182,7 +182,7 @@ fn read_proof(body: &mut Reader<'_>) -> Result<Option<Proof>, DecodeError> {
     Ok(if body.bool()? { Some(body.array()?) } else { None })
 }
 
-/// Who proves itself.
+/// The side that proves that it knows the secret.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Side {
     Client,

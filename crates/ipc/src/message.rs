@@ -66,7 +66,7 @@ pub enum ClientMessage {
     AddRequests(Vec<NewRequest>),
     /// End these; each gives a last output.
     Abort(Vec<RequestKey>),
-    /// The same for requests whose text has come to a stop string.
+    /// End requests whose text has come to a stop string; each gives a last output.
     Stop(Vec<RequestKey>),
     /// Why a request ended whose last output was not settled.
     Settle {

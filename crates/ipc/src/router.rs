@@ -2,7 +2,7 @@
 //!
 //! Each engine has its connection and its I/O thread; their outputs meet in one place with one eventfd. A key names a request
 //! whichever engine it goes to: the upper bits are the router's own, and each connection exchanges them for those that its
-//! engine has given it. Who gets a request is for `placement.rs` to say.
+//! engine has given it. `placement.rs` decides which engine gets a request.
 //!
 //! With one engine there is nothing to choose: every call goes straight to its client.
 

@@ -455,7 +455,7 @@ fn the_bytes_of_a_clients_frames_are_these() {
     }
 }
 
-/// As above.
+/// A change here is a change of `PROTOCOL_VERSION`.
 #[test]
 fn the_bytes_of_an_engines_frames_are_these() {
     let nonce = [0x11; 32];
@@ -541,7 +541,7 @@ fn the_bytes_of_an_engines_frames_are_these() {
     }
 }
 
-/// As above.
+/// A change here is a change of `PROTOCOL_VERSION`.
 #[test]
 fn the_bytes_of_an_engines_log_probabilities_are_these() {
     let frames = [

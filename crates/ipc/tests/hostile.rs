@@ -13,7 +13,7 @@ use common::{Engine, PATIENCE, RawClient, collect, config, finish_of, request, t
 use ipc::{ClientMessage, EngineMessage, Hello, PROTOCOL_VERSION, Refusal};
 use scheduler::FinishReason;
 
-/// The same numbers in every run.
+/// Numbers that are the same in every run.
 struct Random(u64);
 
 fn random() -> Random {

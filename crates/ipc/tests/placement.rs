@@ -13,7 +13,7 @@ fn request(key: u64, prompt: &[i32]) -> NewRequest {
     NewRequest::new(RequestKey(key), &key.to_string(), prompt.to_vec(), params)
 }
 
-/// The same decisions from lists that are never shortened.
+/// Decides as `Placement` does, from lists that are never shortened.
 struct Naive {
     prompts: Vec<Vec<Vec<i32>>>,
     live: Vec<Vec<u64>>,

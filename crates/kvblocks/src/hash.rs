@@ -68,13 +68,13 @@ pub struct ChainHasher {
 }
 
 impl ChainHasher {
-    /// A hasher with a key that is given: two engines that share blocks need the same one.
+    /// A hasher with a given key: two engines that share blocks need the same one.
     #[must_use]
     pub fn new(key: [u8; 16]) -> Self {
         Self::with_algorithm(HashAlgorithm::default(), key)
     }
 
-    /// The same, with a function of choice.
+    /// A hasher with a given hash function and key.
     #[must_use]
     pub fn with_algorithm(algorithm: HashAlgorithm, key: [u8; 16]) -> Self {
         let keyed = match algorithm {
@@ -93,7 +93,7 @@ impl ChainHasher {
         Self::random_with(HashAlgorithm::default())
     }
 
-    /// The same, with a function of choice.
+    /// A hasher with a given hash function and a random key.
     ///
     /// # Panics
     /// As [`random`](Self::random).

@@ -2,7 +2,7 @@
 
 use scheduler::RequestKey;
 
-/// Who waits for a request's news, and for which.
+/// How a request's caller wants its news.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Delivery {
     /// A delta whenever something is new.

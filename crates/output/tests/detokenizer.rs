@@ -36,7 +36,7 @@ fn byte_of(tokenizer: &Tokenizer, token_id: u32) -> Option<u8> {
     u8::from_str_radix(digits, 16).ok()
 }
 
-/// The same for byte fallback, where whole characters at the prompt's end are the prompt's, whatever bytes follow: they
+/// As `difference`, for byte fallback, where whole characters at the prompt's end are the prompt's, whatever bytes follow: they
 /// are replaced by a token of plain text.
 fn difference_with_fallback(tokenizer: &Tokenizer, context: &[u32], output: &[u32], skip: bool) -> String {
     let seen: Vec<u32> = context

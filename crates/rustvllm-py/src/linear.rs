@@ -14,7 +14,7 @@ use pyo3::{
 
 use crate::{buffers::native_buffer, cpu_threads::CpuThreads};
 
-/// Multiplications, about 20 µs of them, from which on other threads of Python get their turn meanwhile.
+/// Multiplications from which on Python's lock is released meanwhile: about 20 µs of them.
 const MIN_WORK_TO_DETACH: usize = 1 << 19;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -51,7 +51,7 @@ impl CopiedLogprobs {
 pub(crate) type PromptLogprobArrays<'py> =
     (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
 
-/// The same for places of prompts, whose rows follow one another without gaps.
+/// Log-probabilities of places of prompts, whose rows follow one another without gaps.
 pub(crate) struct CopiedPromptLogprobs {
     num_columns: Vec<i32>,
     token_ids: Vec<i32>,

@@ -52,7 +52,7 @@ impl PyTokenizer {
         ids.map_err(|error| request_error(&error))
     }
 
-    /// The same, without a list of ints.
+    /// Token ids of a text as `TokenIds`, without a list of ints.
     #[pyo3(signature = (text, add_special_tokens = true))]
     fn encode_ids(
         &self,
