@@ -1,11 +1,16 @@
-"""Builds the release wheel and proves it: one abi3 file of a small size that serves from an environment of its own.
+"""Builds the release wheel and the source distribution, and proves both.
+
+The wheel is one abi3 file of a small size for manylinux_2_28 (`auditwheel`), installs from a folder as from an index,
+and serves from an environment without a compiler. From the source distribution alone the same wheel is built again,
+without optimisation and as far as its files: `twine` checks what an index would show of both. Called by `make wheel`.
 
 The environment is a new virtual environment that borrows the dependencies (torch above all) of the interpreter running
-this script, through a `.pth` file, and has nothing of the source tree. Called by `make wheel`.
+this script, through a `.pth` file, and has nothing of the source tree.
 """
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -13,11 +18,13 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 import time
 import urllib.error
 import urllib.request
 import venv
+import zipfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -25,6 +32,10 @@ DIST = REPOSITORY / "dist"
 MAX_WHEEL_BYTES = 20 * 1000 * 1000
 START_SECONDS = 180
 STOP_SECONDS = 10
+MANYLINUX = "manylinux_2_28"
+"""The oldest C library that the wheel runs with; `crates/rustvllm-py/build.rs` links it so."""
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+COMPILERS = ("cc", "gcc", "clang", "ld", "cargo", "rustc")
 
 
 def fail(message: str) -> None:
@@ -36,8 +47,10 @@ def build_wheel() -> Path:
     """Builds into an emptied `dist/` and returns the one wheel, its name and size checked."""
     shutil.rmtree(DIST, ignore_errors=True)
     locked = ["--locked"] if os.environ.get("CI") else []
-    maturin = Path(sysconfig.get_path("scripts")) / "maturin"
-    subprocess.run([maturin, "build", "--release", *locked, "--quiet", "--out", DIST], cwd=REPOSITORY, check=True)
+    # maturin itself refuses to name a wheel so that needs a newer C library.
+    compatible = ["--compatibility", MANYLINUX] if platform.machine() == "x86_64" else []
+    build = [SCRIPTS / "maturin", "build", "--release", *locked, *compatible, "--quiet", "--out", DIST]
+    subprocess.run(build, cwd=REPOSITORY, check=True)
     wheels = sorted(DIST.iterdir())
     if len(wheels) != 1 or not re.fullmatch(r"rustvllm-[^-]+-cp311-abi3-[^-]+\.whl", wheels[0].name):
         fail(f"expected one cp311-abi3 wheel in {DIST}, found {[wheel.name for wheel in wheels]}")
@@ -46,6 +59,70 @@ def build_wheel() -> Path:
         fail(f"{wheels[0].name} has {size:,} bytes; the limit is {MAX_WHEEL_BYTES:,}")
     print(f"built {wheels[0].name}, {size / 1e6:.2f} MB")
     return wheels[0]
+
+
+def build_source_distribution() -> Path:
+    """The source distribution, next to the wheel."""
+    # Its warnings are about fields that only crates.io reads.
+    made = subprocess.run(
+        [SCRIPTS / "maturin", "sdist", "--out", DIST], cwd=REPOSITORY, check=False, capture_output=True, text=True
+    )
+    archives = sorted(DIST.glob("*.tar.gz"))
+    if made.returncode or len(archives) != 1:
+        fail(f"expected one source distribution in {DIST}, found {archives}\n{made.stderr}")
+    print(f"built {archives[0].name}, {archives[0].stat().st_size / 1e6:.2f} MB")
+    return archives[0]
+
+
+def check_metadata(wheel: Path, archive: Path) -> None:
+    """What an index checks and shows, and which systems the wheel says and is for."""
+    twine = [sys.executable, "-m", "twine", "check", "--strict", wheel, archive]
+    checked = subprocess.run(twine, check=False, capture_output=True, text=True)
+    if checked.returncode:
+        fail(f"twine check --strict: {checked.stdout}{checked.stderr}")
+    print("twine check --strict: passed")
+    if platform.machine() != "x86_64":
+        return
+    shown = subprocess.run(
+        [sys.executable, "-m", "auditwheel", "show", wheel], check=True, capture_output=True, text=True
+    )
+    found = re.search(r'following platform tag:\s+"([^"]+)"', shown.stdout)
+    wanted = f"{MANYLINUX}_{platform.machine()}"
+    if found is None or found[1] != wanted or wanted not in wheel.name:
+        fail(f"{wheel.name} must be for {wanted}; auditwheel says:\n{shown.stdout}")
+    print(f"auditwheel: {found[1]}")
+
+
+def check_source_distribution(archive: Path, wheel: Path, folder: Path) -> None:
+    """A wheel with the same files is built from it, away from the repository.
+
+    It is not optimised, which would take as long as all else here; the target folder is the repository's, so that the
+    dependencies that its tests have compiled need not be compiled again.
+    """
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder / "source", filter="data")
+    (source,) = (folder / "source").iterdir()
+    command = [SCRIPTS / "maturin", "build", "--profile", "dev", "--locked", "--quiet", "--out", folder / "rebuilt"]
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(REPOSITORY / "target"), "CARGO_PROFILE_DEV_DEBUG": "false"}
+    subprocess.run(command, cwd=source, env=environment, check=True)
+    (rebuilt,) = (folder / "rebuilt").iterdir()
+    files = [_files_of(each) for each in (wheel, rebuilt)]
+    if files[0] != files[1]:
+        fail(f"{archive.name} builds a wheel with other files: {sorted(files[0] ^ files[1])}")
+    print(f"{archive.name} builds a wheel with the same {len(files[0])} files")
+
+
+def _files_of(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as packed:
+        return {name for name in packed.namelist() if ".dist-info/sboms/" not in name}
+
+
+def bare_environment(command: Path) -> dict[str, str]:
+    """Variables of a process that finds the programs of its environment alone."""
+    found = [name for name in COMPILERS if shutil.which(name, path=str(command.parent))]
+    if found:
+        fail(f"{command.parent} has {found}: it is not bare")
+    return {"PATH": str(command.parent), "HOME": str(command.parent.parent)}
 
 
 def make_environment(folder: Path, wheel: Path) -> Path:
@@ -57,7 +134,10 @@ def make_environment(folder: Path, wheel: Path) -> Path:
     # `site` reads no .pth file of a borrowed folder, so an editable install of the source tree stays out of sight.
     (packages / "borrowed_packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--no-index", "--no-deps", "--force-reinstall", wheel], check=True)
+    # By its name, from a folder in place of an index: the tags in the file's name must be those of this machine.
+    wanted = f"rustvllm=={wheel.name.split('-')[1]}"
+    index = ["--no-index", "--find-links", wheel.parent, "--only-binary", ":all:"]
+    subprocess.run([*pip, "install", *index, "--no-deps", "--force-reinstall", wanted], check=True)
     checked = subprocess.run([python, "-m", "pip", "check"], check=False, capture_output=True, text=True)
     unmet = [line for line in checked.stdout.splitlines() if line.startswith("rustvllm ")]
     if unmet:
@@ -71,7 +151,9 @@ def make_environment(folder: Path, wheel: Path) -> Path:
 
 def check_version(command: Path, wheel: Path) -> None:
     """The command line reports the version in the wheel's name."""
-    printed = subprocess.run([command, "--version"], check=True, capture_output=True, text=True, cwd="/").stdout
+    printed = subprocess.run(
+        [command, "--version"], check=True, capture_output=True, text=True, cwd="/", env=bare_environment(command)
+    ).stdout
     version = wheel.name.split("-")[1]
     if version not in printed:
         fail(f"`rustvllm --version` printed {printed!r}; expected {version}")
@@ -113,7 +195,11 @@ def check_serving(command: Path, folder: Path) -> None:
     log = folder / "server.log"
     with log.open("wb") as sink:
         server = subprocess.Popen(
-            [command, "serve", "--host", "127.0.0.1", "--port", str(port)], cwd=folder, stdout=sink, stderr=sink
+            [command, "serve", "--host", "127.0.0.1", "--port", str(port)],
+            cwd=folder,
+            stdout=sink,
+            stderr=sink,
+            env=bare_environment(command),
         )
     try:
         wait_until_healthy(url, server)
@@ -141,13 +227,16 @@ def check_serving(command: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    """Build, install, ask for the version, serve."""
+    """Build, audit, install, ask for the version, serve, build again from the sources."""
     wheel = build_wheel()
+    archive = build_source_distribution()
+    check_metadata(wheel, archive)
     with tempfile.TemporaryDirectory(prefix="rustvllm-wheel-") as name:
         folder = Path(name)
         command = make_environment(folder, wheel) / "rustvllm"
         check_version(command, wheel)
         check_serving(command, folder)
+        check_source_distribution(archive, wheel, folder)
     print("wheel check passed")
 
 

@@ -18,7 +18,7 @@ const LIBRARIES: [(&str, &str, &[(&str, &str)]); 3] = [
             ("pthread_key_create", "GLIBC_2.2.5"),
             ("pthread_key_delete", "GLIBC_2.2.5"),
             ("pthread_setspecific", "GLIBC_2.2.5"),
-            ("pthread_attr_setstacksize", "GLIBC_2.3.3"),
+            ("pthread_attr_setstacksize", "GLIBC_2.2.5"),
             ("pthread_setname_np", "GLIBC_2.12"),
             // Weak in the standard library, which makes the system call where there is none: as it was in 2.28.
             ("gettid", "GLIBC_2.2.5"),

@@ -20,16 +20,16 @@ unsafe extern "C" fn stat64(path: *const c_char, stat: *mut c_void) -> c_int {
     unsafe { __xstat64(LAYOUT, path, stat) }
 }
 
-// SAFETY: as for `stat64`.
+// SAFETY: like `stat64`, the name is defined here alone in this module.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn lstat64(path: *const c_char, stat: *mut c_void) -> c_int {
-    // SAFETY: as for `stat64`.
+    // SAFETY: the caller gives a path that ends with 0 and room for a `struct stat64`, as this function wants.
     unsafe { __lxstat64(LAYOUT, path, stat) }
 }
 
-// SAFETY: as for `stat64`.
+// SAFETY: like `stat64`, the name is defined here alone in this module.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fstat64(file: c_int, stat: *mut c_void) -> c_int {
-    // SAFETY: as for `stat64`, with an open file.
+    // SAFETY: the caller gives room for a `struct stat64`; a file that is not open is an error, not undefined.
     unsafe { __fxstat64(LAYOUT, file, stat) }
 }
