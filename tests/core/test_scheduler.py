@@ -362,7 +362,7 @@ def test_a_full_queue_is_an_answer_and_not_a_loss() -> None:
         ({"watermark": 1.0}, "watermark"),
         ({"watermark": float("nan")}, "watermark"),
         ({"num_blocks": 2**27, "block_size": 1024}, "num_blocks must be at most 2097151"),
-        ({"scheduling_policy": "lifo"}, "'fcfs' or 'priority'"),
+        ({"scheduling_policy": "lifo"}, "'fcfs', 'priority' or 'fair'"),
         ({"hash_algorithm": "md5"}, "'siphash13' or 'sha256', got \"md5\""),
     ],
 )
