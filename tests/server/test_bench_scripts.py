@@ -37,20 +37,8 @@ def test_serving_cost(run):
 
 
 def test_fair_sharing(run):
-    flags = [
-        "--clients",
-        "3",
-        "--num-prompts",
-        "20",
-        "--policies",
-        "fair",
-        "--",
-        "--executor",
-        "sim",
-        "--sim-step-time",
-        "2",
-    ]
-    report = run("fair_sharing.py", *flags)
+    report = run("fair_sharing.py", "--clients", "3", "--num-prompts", "20", "--policies", "fair",
+                 "--", "--executor", "sim", "--sim-step-time", "2")  # fmt: skip
     ((found,),) = report["runs"].values()
     assert (found["flood_completed"], found["flood_failed"], found["small_failures"]) == (20, 0, 0)
     assert found["small_requests"] > 0
