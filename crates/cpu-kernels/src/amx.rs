@@ -24,7 +24,7 @@ pub(crate) fn is_available() -> bool {
     *AVAILABLE.get_or_init(|| instructions::have_amx() && is_permitted())
 }
 
-/// The same for whole numbers of 8 bits.
+/// Whether the matrix unit multiplies whole numbers of 8 bits, too.
 pub(crate) fn multiplies_whole_numbers() -> bool {
     instructions::have_amx_int8() && is_available()
 }

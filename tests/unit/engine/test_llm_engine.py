@@ -354,7 +354,7 @@ def test_tenants_go_by_weight(make):
 def test_what_is_no_tenant(make):
     engine = make()
     with pytest.raises(InvalidRequestError, match="tenant must be a Tenant, got str"):
-        engine.add_request("r", "a", GREEDY, tenant="someone")
+        engine.add_request("r", "a", GREEDY, tenant="acme")
     for wrong in (0, 1001, True, 1.5, "3"):
         with pytest.raises(InvalidRequestError, match="weight of a tenant must be a whole number from 1 to 1000"):
             Tenant("a", weight=wrong)
