@@ -102,7 +102,8 @@ def check_source_distribution(archive: Path, wheel: Path, folder: Path) -> None:
     with tarfile.open(archive) as packed:
         packed.extractall(folder / "source", filter="data")
     (source,) = (folder / "source").iterdir()
-    command = [SCRIPTS / "maturin", "build", "--profile", "dev", "--locked", "--quiet", "--out", folder / "rebuilt"]
+    # Offline and not locked: the lock file loses the members of the workspace that are not packed.
+    command = [SCRIPTS / "maturin", "build", "--profile", "dev", "--offline", "--quiet", "--out", folder / "rebuilt"]
     environment = {**os.environ, "CARGO_TARGET_DIR": str(REPOSITORY / "target"), "CARGO_PROFILE_DEV_DEBUG": "false"}
     subprocess.run(command, cwd=source, env=environment, check=True)
     (rebuilt,) = (folder / "rebuilt").iterdir()
