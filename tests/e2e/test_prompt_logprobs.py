@@ -126,7 +126,7 @@ def test_few_rows_of_logits_at_a_time(unchunked, reference, monkeypatch):
     check(output, 4, reference)
 
 
-def test_samples_share_a_prompt_that_was_judged_once(unchunked, reference):
+def test_samples_share_a_prompt_that_was_scored_once(unchunked, reference):
     [output] = unchunked.generate([TEXT], SamplingParams(n=3, seed=1, max_tokens=4, prompt_logprobs=1, logprobs=0))
     assert [len(sample.logprobs) for sample in output.outputs] == [4, 4, 4]
     check(output, 1, reference)

@@ -1,7 +1,7 @@
 """Log-probabilities of prompts: of the raw logits, computed for some rows at a time, so that the logits of a whole
 prompt never exist at once.
 
-Cost: the head over every token that judges another, which a step otherwise spares itself. Only steps whose requests ask
+Cost: the head over every token of the prompt, which a step otherwise does not compute. Only steps whose requests ask
 have it.
 """
 
@@ -54,7 +54,7 @@ def prompt_logprobs(
     """What is to be said of the tokens that follow some others.
 
     Args:
-        hidden: ``[n, hidden_size]``, of the tokens that judge, request after request.
+        hidden: ``[n, hidden_size]``, of the tokens before those that are scored, request after request.
         compute_logits: The model's head, ``[m, hidden_size]`` → ``[m, vocab_size]``.
         vocab_size: Width of the logits.
         targets: int ``[n]``, the token that follows each of them, on the device.

@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             on_error=lambda message: link.say(death=message),
             load=load,
         )
-    except RustVLLMError as error:  # a flag that only this process can judge
+    except RustVLLMError as error:  # a flag that only this process can check
         link.say_error(error)
         return 1
     exit_code, _ = server.run()

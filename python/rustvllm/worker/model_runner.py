@@ -57,7 +57,9 @@ class _ExecutedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judges:
+class _PromptTargets:
+    """Prompt tokens whose log-probabilities a step computes."""
+
     indices: Tensor  # [n] of the step's tokens
     targets: Tensor  # [n] what follows each of them
     num_rows: npt.NDArray[np.int32]  # of each request that asks
@@ -148,7 +150,7 @@ class GPUModelRunner:
                 step,
                 drafts,
             )
-        judges = self._stage_judges(output, step) if output.num_prompt_logprobs else None
+        asked = self._stage_prompt_targets(output, step) if output.num_prompt_logprobs else None
         forward = self._stage_forward(output, step)
         step.send()
         self.input_batch.write_block_table()
@@ -156,7 +158,7 @@ class GPUModelRunner:
             self.block_copier.execute(output, step)
         self.forward_ns = monotonic_ns()
         hidden = forward()
-        of_prompts = None if judges is None else self._judge_prompts(hidden, judges)
+        of_prompts = None if asked is None else self._score_prompts(hidden, asked)
         logits = None
         if num_sampled:
             if num_logits < num_tokens:  # otherwise every token is sampled, in order
@@ -314,25 +316,25 @@ class GPUModelRunner:
         rows = step.int32("idx_mapping", output.num_reqs)[unknown]
         return step.stage(last[unknown].astype(np.int64)), step.stage(rows)
 
-    def _stage_judges(self, output: SchedulerOutput, step: StepBuffers) -> _Judges:
-        """Which of the step's tokens judge the next token of a prompt."""
+    def _stage_prompt_targets(self, output: SchedulerOutput, step: StepBuffers) -> _PromptTargets:
+        """The prompt tokens whose log-probabilities are asked for, and the step's tokens before them."""
         num_tokens, num_reqs = output.num_prompt_logprobs, output.num_prompt_logprobs_reqs
-        return _Judges(
+        return _PromptTargets(
             step.stage(step.int32("prompt_logprobs_indices", num_tokens)),
             step.stage(step.int32("prompt_logprobs_targets", num_tokens)),
             np.diff(step.int32("prompt_logprobs_indptr", num_reqs + 1)),
             self.input_batch.num_prompt_logprobs(step.int32("prompt_logprobs_rows", num_reqs)),
         )
 
-    def _judge_prompts(self, hidden: Tensor, judges: _Judges) -> PromptLogprobsArrays:
+    def _score_prompts(self, hidden: Tensor, asked: _PromptTargets) -> PromptLogprobsArrays:
         """The log-probabilities of the prompt tokens that follow some of the step's tokens."""
         return prompt_logprobs(
-            hidden[judges.indices],
+            hidden[asked.indices],
             self.model.compute_logits,
             self.model.vocab_size,
-            judges.targets,
-            judges.num_rows,
-            judges.num_logprobs,
+            asked.targets,
+            asked.num_rows,
+            asked.num_logprobs,
         )
 
     def _attention_metadata(self, output: SchedulerOutput, step: StepBuffers) -> AttentionMetadata:
