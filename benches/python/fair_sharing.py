@@ -58,6 +58,8 @@ class SmallClient:
     def _run(self) -> None:
         while not self._stopping.wait(PAUSE_SECONDS):
             try:
+                if not self._others_wait():
+                    continue
                 wait = self.ask()
             except (OSError, http.client.HTTPException):
                 wait = None
@@ -65,6 +67,15 @@ class SmallClient:
                 self.failures += 1
             elif not self._stopping.is_set():  # one that the end of the flood has let in says nothing
                 self.waits.append(wait)
+
+    def _others_wait(self) -> bool:
+        """Whether the flood is there: before it and after it nothing is to be measured."""
+        connection = http.client.HTTPConnection(*self._address, timeout=TIMEOUT)
+        try:
+            connection.request("GET", "/load", headers={"Authorization": f"Bearer {SMALL_KEY}"})
+            return bool(json.load(connection.getresponse())["num_waiting"])
+        finally:
+            connection.close()
 
     def ask(self) -> float | None:
         """Seconds to the first event with text; None: there was none."""

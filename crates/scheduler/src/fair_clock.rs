@@ -153,3 +153,57 @@ impl FairClock {
         assert!(self.num_live() > 0 || self.accounts.is_empty(), "all begin anew when nobody is left");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{FairClock, MAX_REMEMBERED, TOKEN};
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut clock = FairClock::default();
+        clock.arrive(0, 1, 1); // as long as it is there, nothing begins anew
+        for name in 1..3 * MAX_REMEMBERED as u64 {
+            clock.arrive(name, 1, 1_000_000);
+            clock.leave(name, 1, 1_000_000, 1_000_000);
+        }
+        clock.check_invariants();
+        assert_eq!(clock.accounts.len(), MAX_REMEMBERED + 1);
+        clock.leave(0, 1, 1, 1);
+        clock.check_invariants();
+        assert!(clock.accounts.is_empty());
+    }
+
+    #[test]
+    fn newcomers_do_not_pass_what_waits_for_ever() {
+        let mut clock = FairClock::default();
+        clock.arrive(0, 1, 50);
+        let waiting = clock.arrive(0, 1, 50);
+        assert_eq!(waiting, 50 * TOKEN);
+        let mut num_passed = 0;
+        for name in 1.. {
+            let newcomer = clock.arrive(name, 1, 10);
+            if newcomer >= waiting {
+                break;
+            }
+            num_passed += 1;
+            clock.serve(newcomer);
+            clock.leave(name, 1, 10, 10);
+        }
+        assert!((50..=100).contains(&num_passed), "a token each, of two accounts: {num_passed}");
+        clock.check_invariants();
+    }
+
+    #[test]
+    fn who_was_away_has_neither_credit_nor_debt() {
+        let mut clock = FairClock::default();
+        clock.arrive(1, 1, 10);
+        clock.arrive(2, 1, 10);
+        clock.leave(2, 1, 10, 10);
+        for _ in 0..20 {
+            let tag = clock.arrive(1, 1, 10);
+            clock.serve(tag);
+        }
+        assert_eq!(clock.arrive(2, 1, 10), clock.now, "it begins now");
+        assert_eq!(clock.arrive(2, 1, 10), clock.now + 10 * TOKEN);
+    }
+}
