@@ -23,7 +23,7 @@ struct Scene {
 
 impl Scene {
     fn new(scheduling_policy: SchedulingPolicy, max_num_seqs: u32) -> Self {
-        Self::with(SchedulerConfig {
+        Self::with(&SchedulerConfig {
             max_num_seqs,
             max_num_batched_tokens: 64,
             scheduling_policy,
@@ -31,9 +31,9 @@ impl Scene {
         })
     }
 
-    fn with(config: SchedulerConfig) -> Self {
+    fn with(config: &SchedulerConfig) -> Self {
         let (payers, tokens) = (HashMap::new(), HashMap::new());
-        Self { scheduler: scheduler(&config, 2), num_added: 0, payers, began: Vec::new(), tokens }
+        Self { scheduler: scheduler(config, 2), num_added: 0, payers, began: Vec::new(), tokens }
     }
 
     fn fair(max_num_seqs: u32) -> Self {
@@ -242,7 +242,7 @@ fn who_is_preempted_keeps_its_tag() {
         scheduling_policy: SchedulingPolicy::Fair,
         ..SchedulerConfig::new(14, 40)
     };
-    let mut scene = Scene::with(config);
+    let mut scene = Scene::with(&config);
     let first = scene.add(tenant(1));
     let second = scene.add(tenant(1));
     let mut tags = Vec::new();
