@@ -150,7 +150,7 @@ def _gptq(how: Mapping[str, Any], file: Path) -> StoredQuantization:
     if how.get("pack_dtype", "int32") != "int32":
         raise _refusal(file, what, f" packed into {how['pack_dtype']!r:.40}; int32 is read")
     rules = how.get("dynamic") or {}
-    changed = [rule for rule in rules if not str(rule).startswith("-:")]
+    changed = [rule for rule in rules if not rule.startswith("-:")] if isinstance(rules, Mapping) else [rules]
     if changed:
         raise _refusal(file, what, f" with other settings for some layers (dynamic: {changed[0]!r:.60})")
     bits = _one_of(how, ("bits",), (4, 8), file, what)

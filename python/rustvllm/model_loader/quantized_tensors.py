@@ -303,7 +303,7 @@ def _float_block(scales: StoredTensor, how: StoredQuantization, out_features: in
     if how.block is not None:
         down, across = how.block
         _expect(scales, (-(-out_features // down), -(-in_features // across)))
-        return how.block
+        return min(down, out_features), min(across, in_features)
     if scales.shape not in ((), (1,), (1, 1), (out_features,), (out_features, 1)):
         raise _MisfitError(
             f"{scales.name!r} is {_described(scales)}, expected 1 scale or {out_features}, one for each output"

@@ -308,3 +308,36 @@ def test_the_matrix_unit_is_there_or_refused():
     else:
         with pytest.raises(ValueError, match="this machine has no matrix unit that the kernel"):
             layer.set_matrix_rows(1)
+
+
+def test_whole_numbers_and_their_order_are_checked():
+    layer = _core.PackedLinear(THREADS, 3, 8, "int8", 4)
+    numbers, scales = np.arange(24, dtype=np.int8).reshape(3, 8), np.ones((3, 2), np.float32)
+    with pytest.raises(TypeError, match="numbers must be an array of int8"):
+        layer.pack_whole(0, numbers.astype(np.uint8), scales)
+    with pytest.raises(TypeError, match="scales must be an array of float32"):
+        layer.pack_whole(0, numbers, scales.astype(np.float64))
+    with pytest.raises(ValueError, match=r"numbers has the shape \(3, 7\), but \(3, 8\) is needed"):
+        layer.pack_whole(0, numbers[:, :7], scales)
+    with pytest.raises(ValueError, match=r"scales has the shape \(3, 1\), but \(3, 2\) is needed"):
+        layer.pack_whole(0, numbers, scales[:, :1])
+    with pytest.raises(ValueError, match="rows 1 to 4"):
+        layer.pack_whole(1, numbers, scales)
+    with pytest.raises(ValueError, match="not finite"):
+        layer.pack_whole(0, numbers, np.full((3, 2), np.inf, np.float32))
+    with pytest.raises(ValueError, match="not as int8"):
+        _core.PackedLinear(THREADS, 3, 8, "f32").pack_whole(0, numbers, scales)
+    with pytest.raises(TypeError, match="order must be an array of uint32"):
+        layer.set_input_order(np.arange(8))
+    for order, says in (
+        ([0, 1, 2], "the order of the inputs has 3 elements, but 8 are needed"),
+        ([0, 1, 2, 3, 4, 5, 6, 6], "names input 6 at place 7, but each of 8 must occur once"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            layer.set_input_order(np.array(order, np.uint32))
+    order = np.array([7, 6, 5, 4, 3, 2, 1, 0], np.uint32)
+    layer.set_input_order(order)
+    layer.pack_whole(0, numbers, scales)
+    assert torch.equal(unpacked(layer), torch.from_numpy(numbers[:, ::-1].astype(np.float32)))
+    with pytest.raises(ValueError, match="an order of their own"):
+        layer.pack_rows(0, scales.repeat(4, axis=1))

@@ -118,6 +118,15 @@ def test_scales_of_activations_and_of_the_cache_are_left_alone(tmp_path):
     assert set(join(tmp_path, tensors, PACKED)) == {f"{LAYER}.weight"}
 
 
+def test_a_block_that_is_larger_than_the_weight(tmp_path):
+    weight = torch.randn(24, 64, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
+    tensors = {f"{LAYER}.weight": weight, f"{LAYER}.weight_scale_inv": torch.full((1, 1), 0.5)}
+    joined = join(tmp_path, tensors, {"quant_method": "fp8", "weight_block_size": [1 << 80, 128]})
+    with TensorReader(LoadProgress("m", is_shown=False)) as reader:
+        ((_, rows),) = dense_rows(reader, joined[f"{LAYER}.weight"])
+    assert torch.equal(rows, weight.float() * 0.5)
+
+
 def weights_of(**changes):
     return PACKED | {"config_groups": {"g": {"weights": PACKED["config_groups"]["g"]["weights"] | changes}}}
 
@@ -139,6 +148,7 @@ def weights_of(**changes):
         (GPTQ | {"checkpoint_format": "marlin"}, "in the checkpoint_format 'marlin'; gptq and gptq_v2 are read"),
         (GPTQ | {"is_marlin_format": True}, "in the checkpoint_format 'marlin'"),
         (GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}}, r"with other settings for some layers \(dynamic"),
+        (GPTQ | {"dynamic": 5}, r"with other settings for some layers \(dynamic: 5"),
         (GPTQ | {"pack_dtype": "int8"}, "packed into 'int8'; int32 is read"),
         (AWQ | {"bits": 8}, "this checkpoint is AWQ of 8 bits; 4 bits are read"),
         (AWQ | {"version": "gemv"}, "in the order of version 'gemv'; gemm is read"),
