@@ -1,4 +1,4 @@
-//! Links the module against glibc 2.28, whatever the machine that builds it has, so that a wheel runs wherever manylinux_2_28 does.
+//! Links the module against glibc 2.28, whatever the machine that builds it has, so that a wheel runs on any later one.
 //!
 //! A linker takes a function's newest version in the C library it finds. Here it finds libraries of one object each before
 //! the system's: they name the functions that got a newer version since 2.28 with the one they had then, and no program
@@ -6,8 +6,10 @@
 
 use std::{env, fmt::Write as _, fs, io, path::Path, process::Command};
 
-/// By library: its file for the linker, its name for the loader, and the functions with their versions.
-const LIBRARIES: [(&str, &str, &[(&str, &str)]); 3] = [
+/// A library: its file for the linker, its name for the loader, and the functions with their versions.
+type Library = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+const LIBRARIES: [Library; 3] = [
     (
         "libpthread.so",
         "libpthread.so.0",
@@ -47,7 +49,7 @@ fn main() {
             println!("cargo:rustc-cfg=links_older_glibc");
         }
         Err(error) => {
-            println!("cargo:warning=the module will need this machine's C library or a newer one: {error}")
+            println!("cargo:warning=the module will need this machine's C library or a newer one: {error}");
         }
     }
 }
