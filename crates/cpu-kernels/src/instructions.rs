@@ -4,7 +4,7 @@
 
 use std::sync::LazyLock;
 
-/// The variable that lowers the level. Python refuses values that are no level.
+/// The variable that lowers the level. Python refuses other values.
 const VARIABLE: &str = "RUSTVLLM_CPU_INSTRUCTIONS";
 
 /// Levels, each with all that come before it.

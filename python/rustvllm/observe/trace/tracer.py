@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from time import monotonic_ns
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -174,9 +175,8 @@ class Tracer:
                 sink.close()
 
 
-def is_debugging() -> bool:
-    """Whether the log shows the journey of requests because its level is DEBUG; one look-up in a dictionary."""
-    return logger.isEnabledFor(logging.DEBUG)
+is_debugging: Final[Callable[[], bool]] = partial(logger.isEnabledFor, logging.DEBUG)
+"""Whether the log shows the journey of requests because its level is DEBUG; one look-up in a dictionary."""
 
 
 class LogSink:
