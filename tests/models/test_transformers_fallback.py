@@ -234,7 +234,7 @@ def config_of(model_type, architecture, **options):
         (config_of("frog", "FrogForCausalLM"), "neither built here nor in transformers"),
         (config_of("frog", "FrogForImages"), "has the architecture FrogForImages; supported are"),
         (config_of("stablelm", "StableLmForCausalLM", hidden_act="croak"), "cannot build it from this config.json"),
-        (config_of("stablelm", "StableLmForCausalLM", quantization_config={"bits": 4}), "'quantization_config'"),
+        (config_of("stablelm", "StableLmForCausalLM", quantization_config={"bits": 4}), "names no quant_method"),
         (config_of("stablelm", "StableLmForCausalLM", hidden_size=float("nan")), "hidden_size must be a positive"),
     ],
 )  # fmt: skip

@@ -37,10 +37,11 @@ def test_serving_cost(run):
 
 
 def test_fair_sharing(run):
-    report = run("fair_sharing.py", "--clients", "3", "--num-prompts", "20", "--policies", "fair",
-                 "--", "--executor", "sim", "--sim-step-time", "2")  # fmt: skip
+    # Two at a time, so that the others of the flood wait for as long as it lasts.
+    report = run("fair_sharing.py", "--clients", "8", "--num-prompts", "60", "--policies", "fair",
+                 "--", "--executor", "sim", "--sim-step-time", "5", "--max-num-seqs", "2")  # fmt: skip
     ((found,),) = report["runs"].values()
-    assert (found["flood_completed"], found["flood_failed"], found["small_failures"]) == (20, 0, 0)
+    assert (found["flood_completed"], found["flood_failed"], found["small_failures"]) == (60, 0, 0)
     assert found["small_requests"] > 0
 
 

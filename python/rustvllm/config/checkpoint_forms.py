@@ -66,11 +66,14 @@ def read_forms(path: Path, how: StoredQuantization | None = None) -> list[Stored
     return forms if how is None else _joined(forms, how)
 
 
+_BF16_BYTES = 2
+
+
 def resident_bytes(forms: Sequence[StoredForm], item_bytes: int, *, is_tied: bool) -> int:
     """What the weights take on the CPU.
 
-    Whole numbers with scales stay as they are, if all that one layer is fused of is such; everything else is held in
-    the model's type, an embedding in any case.
+    Whole numbers with scales stay as they are, if all that one layer is fused of is such, and so do dense layers in
+    bfloat16; everything else is held in the model's type, an embedding in any case.
 
     Args:
         forms: Of the checkpoint.
@@ -85,8 +88,11 @@ def resident_bytes(forms: Sequence[StoredForm], item_bytes: int, *, is_tied: boo
         num_parameters = sum(part.num_parameters for part in parts)
         groups = [part.group_size for part in parts if part.group_size is not None]
         is_whole, is_embedding = len(groups) == len(parts), parts[0].is_embedding
-        if not is_whole or is_embedding:
+        is_narrow = item_bytes > _BF16_BYTES and all(part.kind == "BF16" for part in parts)
+        if is_embedding or not (is_whole or is_narrow):
             total += num_parameters * item_bytes
+        if is_narrow and (is_tied or not is_embedding):
+            total += num_parameters * _BF16_BYTES
         if is_whole and (is_tied or not is_embedding):
             total += num_parameters + 4 * num_parameters // min(groups)
     return total

@@ -27,7 +27,7 @@ from rustvllm.layers.cpu_linear import (
     WeightKind,
 )
 from rustvllm.layers.cpu_linear_choice import PLAIN, Choice, best_matrix_rows, choose, measure
-from rustvllm.layers.cpu_whole_layers import WholeForm, WholeLayers
+from rustvllm.layers.cpu_whole_layers import WholeForm, WholeLayers, storage_of
 from rustvllm.layers.linear import Linear, LinearKernel
 from rustvllm.logger import init_logger
 
@@ -100,10 +100,11 @@ class LinearPacker:
         self._plain_bytes = sum(weight.nbytes for weight in weights if weight is not embedding)
         self._head_bytes = 0 if embedding is None else embedding.nbytes
         self._room = room
-        self._whole_saved_bytes = 0
+        self._saved_bytes = 0
+        self._bf16: frozenset[int] = frozenset()  # storages of weights in float32 whose numbers are all bfloat16
         self._missing: dict[int, tuple[Linear, list[int]]] = {}
         self._to_measure: dict[Shape, list[Linear]] = {}
-        self._to_tune: dict[tuple[Shape, int | None], list[Linear]] = {}  # by the group of whole numbers, too
+        self._to_tune: dict[tuple[Shape, int | None, str], list[Linear]] = {}  # with group and kind
         self._others: deque[Linear] = deque()  # read by turns to push a weight out of the caches
         self._whole: WholeLayers | None = None
         self._packed: list[tuple[str, int, int]] = []  # kernels, bytes of copies, bytes of second copies
@@ -115,30 +116,46 @@ class LinearPacker:
             plain_bytes: What it takes as it is.
         """
         if self._options.kind != "int8":
-            return plain_bytes - self._whole_saved_bytes
+            return plain_bytes - self._saved_bytes
         packed = sum(count * _int8_bytes(shape, self._options.group_size) for shape, count in self._count.items())
         return plain_bytes - self._plain_bytes + packed
 
     def plan(
-        self, model: nn.Module, embedding: Tensor | None, forms: Sequence[tuple[Tensor, WholeForm | None]]
+        self,
+        model: nn.Module,
+        embedding: Tensor | None,
+        forms: Sequence[tuple[Tensor, WholeForm | None]],
+        bf16: Sequence[Tensor] = (),
     ) -> None:
-        """Choose the layers that will be given as whole numbers; to be called for every model anew.
+        """Choose the layers that are kept as they are stored; to be called for every model anew.
 
         Args:
             model: With or without memory.
             embedding: As in the constructor.
             forms: Every stored tensor of the model, with how its numbers have scales, if they are whole.
+            bf16: Those of them that are stored as bfloat16.
         """
-        self._whole = None
+        self._whole, self._bf16, self._saved_bytes = None, frozenset(), 0
         if self._options.kernel not in (None, "core") or _model_dtype(model) not in CORE_DTYPES:
             return
         whole = WholeLayers(self._threads, model, embedding, forms, self._options.whole_kind)
         self._whole = whole if len(whole) else None
-        self._whole_saved_bytes = 0
+        if self._options.kind is None and _model_dtype(model) == torch.float32:
+            parts = Counter(storage_of(tensor) for tensor, _ in forms)
+            narrow = Counter(map(storage_of, bf16))
+            self._bf16 = frozenset(storage for storage, count in narrow.items() if count == parts[storage])
         for module in model.modules():
-            group = whole.group_of(module.weight) if isinstance(module, Linear) else None
-            if isinstance(module, Linear) and module.weight is not embedding and group is not None:
-                self._whole_saved_bytes += module.weight.nbytes - _int8_bytes(_shape(module.weight), group)
+            if not isinstance(module, Linear) or module.weight is embedding:
+                continue
+            group = whole.group_of(module.weight)
+            if group is not None:
+                self._saved_bytes += module.weight.nbytes - _int8_bytes(_shape(module.weight), group)
+            elif self._keeps_bf16(module.weight):
+                self._saved_bytes += module.weight.nbytes // 2
+
+    def _keeps_bf16(self, weight: Tensor) -> bool:
+        """Whether a weight in float32 is packed as bfloat16, which loses nothing: so it was stored."""
+        return storage_of(weight) in self._bf16 and weight.numel() >= NOT_WORTH_PACKING
 
     @property
     def has_whole_layers(self) -> bool:
@@ -213,7 +230,7 @@ class LinearPacker:
         begin = time.perf_counter()
         measured = (*self._to_measure.values(), *self._to_tune.values())
         self._others.extend(linear for linears in measured for linear in linears)
-        for (_, group), linears in self._to_tune.items():
+        for (_, group, _), linears in self._to_tune.items():
             self._tune(linears, group)
         rate = self._reading_rate()
         for shape, linears in self._to_measure.items():
@@ -235,7 +252,15 @@ class LinearPacker:
             self._packed.append(("core", whole.nbytes, 0))
             linear.kernel = whole
             if _is_measured(_shape(weight)):
-                self._to_tune.setdefault((_shape(weight), self._whole.group_of(weight)), []).append(linear)
+                key = (_shape(weight), self._whole.group_of(weight), whole.packed.kind)
+                self._to_tune.setdefault(key, []).append(linear)
+            linear.release_weight()
+            return
+        if self._keeps_bf16(weight):
+            linear.kernel = kernel = CoreLinear(self._threads, weight, linear.bias, "bf16")
+            self._packed.append(("core", kernel.nbytes, 0))
+            if _is_measured(_shape(weight)):
+                self._to_tune.setdefault((_shape(weight), None, "bf16"), []).append(linear)
             linear.release_weight()
             return
         if name is None and weight.dtype in CORE_DTYPES and NOT_WORTH_PACKING <= weight.numel() < NOT_WORTH_MEASURING:
@@ -247,7 +272,8 @@ class LinearPacker:
         else:
             linear.kernel = self._kernel(Choice.always(name or PLAIN), weight, linear.bias, has_plain=False)
             if name == "core" and _is_measured(_shape(weight)):
-                self._to_tune.setdefault((_shape(weight), None), []).append(linear)
+                kind = "" if not isinstance(linear.kernel, CoreLinear) else linear.kernel.packed.kind
+                self._to_tune.setdefault((_shape(weight), None, kind), []).append(linear)
         if name not in (None, PLAIN):
             linear.release_weight()
 
@@ -276,15 +302,21 @@ class LinearPacker:
             if _is_measured(_shape(embedding)):
                 whole.use_matrix_unit(self._matrix_rows_of(whole, embedding.dtype, self._whole.group_of(embedding)))
             return whole
+        if self._keeps_bf16(embedding):
+            kernel = CoreLinear(self._threads, embedding, None, "bf16")
+            self._packed.append(("core", kernel.nbytes, kernel.nbytes))
+            if _is_measured(_shape(embedding)):
+                kernel.use_matrix_unit(self._matrix_rows_of(kernel, embedding.dtype, None))
+            return kernel
         shape, choice = _shape(embedding), Choice.always(self._options.kernel or PLAIN)
         if self._options.kernel is None and embedding.dtype in CORE_DTYPES and _is_measured(shape):
             piece = embedding[: self._sample_outputs(shape, embedding.dtype)]
             choice = self._measure(piece, shape, rate, has_plain=True, room_for=self._room // embedding.nbytes)
-        kernel = self._kernel(choice, embedding, None, has_plain=True)
-        if self._options.kernel == "core" and isinstance(kernel, CoreLinear) and _is_measured(shape):
-            piece = kernel.unpack(min(self._sample_outputs(shape, embedding.dtype), shape[0]))
-            kernel.use_matrix_unit(self._best_matrix_rows(self._contender("core", piece, None), embedding.dtype))
-        return kernel
+        head = self._kernel(choice, embedding, None, has_plain=True)
+        if self._options.kernel == "core" and isinstance(head, CoreLinear) and _is_measured(shape):
+            piece = head.unpack(min(self._sample_outputs(shape, embedding.dtype), shape[0]))
+            head.use_matrix_unit(self._best_matrix_rows(self._contender("core", piece, None), embedding.dtype))
+        return head
 
     def _measure(self, piece: Tensor, shape: Shape, rate: float, *, has_plain: bool, room_for: int) -> Choice:
         names = ["core", *(["onednn"] if OneDnnLinear.is_available(piece.dtype) else []), PLAIN]
@@ -309,7 +341,7 @@ class LinearPacker:
         """What is best for a piece of a layer; with a group, of one of whole numbers."""
         shape = (kernel.packed.out_features, kernel.packed.in_features)
         piece = kernel.unpack(min(self._sample_outputs(shape, dtype), shape[0]))
-        if group is None:
+        if group is None and kernel.packed.kind != "bf16":
             return self._best_matrix_rows(self._contender("core", piece, None), dtype)
         return self._best_matrix_rows(CoreLinear(self._threads, piece, None, kernel.packed.kind, group), dtype)
 

@@ -58,15 +58,15 @@ class WholeLayers:
         self._kind: WeightKind = kind
         found: dict[int, list[WholeForm | None]] = {}
         for tensor, form in forms:
-            found.setdefault(_storage(tensor), []).append(form)
+            found.setdefault(storage_of(tensor), []).append(form)
         weights = [module.weight for module in model.modules() if isinstance(module, Linear)]
-        self._embedding = None if embedding is None else _storage(embedding)
+        self._embedding = None if embedding is None else storage_of(embedding)
         self._forms: dict[int, WholeForm] = {}
         self._shapes: dict[int, tuple[int, int]] = {}
         for weight in [*weights, *([] if embedding is None else [embedding])]:
-            if (common := _common_form(found.get(_storage(weight), []))) is not None:
-                self._forms[_storage(weight)] = common
-                self._shapes[_storage(weight)] = (weight.shape[0], weight.shape[1])
+            if (common := _common_form(found.get(storage_of(weight), []))) is not None:
+                self._forms[storage_of(weight)] = common
+                self._shapes[storage_of(weight)] = (weight.shape[0], weight.shape[1])
         self._packed: dict[int, _core.PackedLinear] = {}
 
     def __len__(self) -> int:
@@ -74,12 +74,12 @@ class WholeLayers:
 
     def group_of(self, weight: Tensor) -> int | None:
         """How many numbers of a layer share a scale; None: it is not one of these."""
-        form = self._forms.get(_storage(weight))
+        form = self._forms.get(storage_of(weight))
         return None if form is None else form.group_size
 
     def is_enough(self, target: Tensor) -> bool:
         """Whether the layer computes without the tensor itself: all but an embedding that is the head do."""
-        return _storage(target) != self._embedding
+        return storage_of(target) != self._embedding
 
     def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
         """Take rows of a layer's weight, or of a part of it.
@@ -112,7 +112,7 @@ class WholeLayers:
             ModelLoadError: A scale is not finite.
         """
         packed, offset = self._packed_of(target)
-        num_groups = packed.in_features // self._forms[_storage(target)].group_size
+        num_groups = packed.in_features // self._forms[storage_of(target)].group_size
         if scales.shape[1] < num_groups:  # another part has smaller groups
             scales = scales.repeat_interleave(num_groups // scales.shape[1], dim=1)
         try:
@@ -122,7 +122,7 @@ class WholeLayers:
 
     def _packed_of(self, target: Tensor) -> tuple[_core.PackedLinear, int]:
         """The layer of a part, with room for all its parts, and the part's first row in it."""
-        key = _storage(target)
+        key = storage_of(target)
         out_features, in_features = self._shapes[key]
         packed = self._packed.get(key)
         if packed is None:
@@ -136,7 +136,7 @@ class WholeLayers:
 
     def take(self, weight: Tensor, bias: Tensor | None) -> CoreLinear | None:
         """The kernel of a layer whose rows were all given; None: it is not one of these."""
-        packed = self._packed.pop(_storage(weight), None)
+        packed = self._packed.pop(storage_of(weight), None)
         return None if packed is None else CoreLinear.of_packed(packed, bias)
 
 
@@ -167,7 +167,7 @@ def _unpackable(packed: _core.PackedLinear, error: ValueError) -> ModelLoadError
     return ModelLoadError(f"a weight of {packed.out_features} x {packed.in_features} cannot be packed: {error}")
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
     """The same for all views of one memory, which on the meta device has no address."""
     identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 -- there is no public name
     return identity

@@ -75,7 +75,7 @@ def load_model(
         )
     packer = None if make_packer is None else make_packer(outline)
     if packer is not None and stored is not None:
-        packer.plan(outline, outline.tied_embedding, _whole_forms(outline, model_config.path, stored))
+        packer.plan(outline, outline.tied_embedding, *_stored_forms(outline, model_config.path, stored))
     size = sum(parameter.nbytes for parameter in outline.parameters())
     if packer is not None:
         size = packer.resident_bytes(size)
@@ -86,7 +86,7 @@ def load_model(
     if packer is not None:
         packer.watch(model, model.tied_embedding)
         if stored is not None:
-            packer.plan(model, model.tied_embedding, _whole_forms(model, model_config.path, stored))
+            packer.plan(model, model.tied_embedding, *_stored_forms(model, model_config.path, stored))
     filled: Callable[[Tensor], None] = (lambda _: None) if packer is None else packer.filled
     with torch.inference_mode():
         if stored is None:
@@ -113,10 +113,16 @@ def _read_headers(model_config: ModelConfig) -> dict[str, StoredTensor]:
     return join_quantized(stored, how, path, is_turned=model_config.architecture == "GPT2LMHeadModel")
 
 
-def _whole_forms(model: CausalLM, path: Path, stored: dict[str, StoredTensor]) -> list[tuple[Tensor, WholeForm | None]]:
-    """Every tensor of a model, with how its stored numbers have scales, if they are whole ones."""
+def _stored_forms(
+    model: CausalLM, path: Path, stored: dict[str, StoredTensor]
+) -> tuple[list[tuple[Tensor, WholeForm | None]], list[Tensor]]:
+    """Every tensor of a model, with how its stored numbers have scales, if they are whole; and those in bfloat16."""
     match = match_tensors(model, path, stored)
-    return [(match.targets[name], _whole_form(source)) for name, source in match.sources.items()]
+    forms = [(match.targets[name], _whole_form(source)) for name, source in match.sources.items()]
+    bf16 = [
+        match.targets[name] for name, source in match.sources.items() if source.dtype == "BF16" and not source.added
+    ]
+    return forms, bf16
 
 
 def _whole_form(source: StoredTensor) -> WholeForm | None:

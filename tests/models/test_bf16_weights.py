@@ -1,0 +1,106 @@
+"""Weights stored as bfloat16, in a model in float32: packed as they are stored, they give what float32 gives."""
+
+import pytest
+import torch
+from checkpoints import LLAMA, make, oracle_logits
+from safetensors.torch import load_file, save_file
+
+from rustvllm import LLM, SamplingParams, _core
+from rustvllm.config import LoadConfig
+from rustvllm.config.model_folder import read_model_config
+from rustvllm.layers.cpu_linear import CoreLinear
+from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
+from rustvllm.layers.linear import Linear
+from rustvllm.model_loader import load_model
+
+WIDE = LLAMA | {"hidden_size": 256, "intermediate_size": 384, "vocab_size": 320, "num_hidden_layers": 2}
+EXACT = LinearOptions("core", matrix_unit=False)
+"""The core's products alone, whose bits do not depend on the kind that the same numbers are kept in."""
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["head", "tied"])
+def folders(request, tmp_path_factory):
+    """A Llama in bfloat16, and the same numbers in float32."""
+    model = make("llama", WIDE | {"tie_word_embeddings": request.param})
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        folder = tmp_path_factory.mktemp(str(dtype).removeprefix("torch."))
+        model.to(torch.bfloat16).to(dtype).save_pretrained(folder)
+        found.append(folder)
+    return found
+
+
+def load(folder, options, available=1 << 40):
+    packers = []
+
+    def packer(outline):
+        packers.append(LinearPacker(_core.CpuThreads(1), options, outline, outline.tied_embedding, 0))
+        return packers[-1]
+
+    config = read_model_config(folder, model=str(folder), max_model_len=64)
+    return load_model(config, LoadConfig(), torch.float32, torch.device("cpu"), available, packer), packers[-1]
+
+
+def kernels(model):
+    layers = [module.kernel for module in model.modules() if isinstance(module, Linear)]
+    return [kernel for kernel in [*layers, model.head_kernel] if isinstance(kernel, CoreLinear)]
+
+
+def test_the_bits_are_those_of_float32_in_half_of_the_memory(folders):
+    (narrow, _), (wide, _) = load(folders[0], EXACT), load(folders[1], EXACT)
+    assert {kernel.packed.kind for kernel in kernels(narrow)} == {"bf16"}
+    assert {kernel.packed.kind for kernel in kernels(wide)} == {"f32"}
+    assert sum(kernel.nbytes for kernel in kernels(narrow)) < 0.52 * sum(kernel.nbytes for kernel in kernels(wide))
+    linears = [pair for pair in zip(narrow.modules(), wide.modules(), strict=True) if isinstance(pair[0], Linear)]
+    generator = torch.Generator().manual_seed(0)
+    for ours, theirs in linears:
+        x = torch.randn((9, ours.weight.shape[1]), generator=generator)
+        assert torch.equal(ours(x), theirs(x))
+    hidden = torch.randn((5, 256), generator=generator)
+    assert torch.equal(narrow.compute_logits(hidden), wide.compute_logits(hidden))
+
+
+def test_what_loading_needs_is_counted_so(folders):
+    (narrow, packer), (_, plain) = load(folders[0], EXACT), load(folders[1], EXACT)
+    size = sum(parameter.nbytes for parameter in load(folders[1], LinearOptions("torch"))[0].parameters())
+    layers = sum(module.kernel.nbytes for module in narrow.modules() if isinstance(module, Linear))
+    assert plain.resident_bytes(size) == size
+    assert packer.resident_bytes(size) == pytest.approx(size - layers, rel=0.01)
+    load(folders[0], EXACT, available=size * 3 // 4)
+    with pytest.raises(Exception, match="are free on cpu"):
+        load(folders[1], EXACT, available=size * 3 // 4)
+
+
+def test_a_layer_with_another_part_is_not_rounded(folders, tmp_path):
+    for path in folders[0].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("0.self_attn.k_proj.weight"))
+    tensors[name] = tensors[name].float() * 1.001
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model, _ = load(tmp_path, EXACT)
+    kinds = [kernel.packed.kind for kernel in kernels(model)]
+    assert kinds.count("f32") == 1
+    assert kinds.count("bf16") > 3
+    [mixed] = [kernel for kernel in kernels(model) if kernel.packed.kind == "f32"]
+    num_heads, num_kv_heads = WIDE["num_attention_heads"], WIDE["num_key_value_heads"]
+    num_queries = 256 if "head_dim" not in WIDE else num_heads * WIDE["head_dim"]
+    num_keys = num_queries // num_heads * num_kv_heads
+    assert torch.equal(mixed.unpack(num_queries + num_keys)[num_queries:], tensors[name])
+
+
+def test_the_engine_generates_what_transformers_does(folders):
+    llm = LLM(str(folders[0]), max_model_len=64, num_gpu_blocks_override=64, skip_tokenizer_init=True)
+    assert llm.llm_engine.config.model.dtype == "float32"
+    prompt = torch.randint(320, (12,), generator=torch.Generator().manual_seed(2)).tolist()
+    [output] = llm.generate(
+        {"prompt_token_ids": prompt}, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True), use_tqdm=False
+    )
+    tokens = [*prompt, *output.outputs[0].token_ids]
+    from transformers import AutoModelForCausalLM
+
+    logits = oracle_logits(AutoModelForCausalLM.from_pretrained(folders[1]).eval(), tokens, len(prompt))
+    best = logits.topk(2).values
+    sure = best[:, 0] - best[:, 1] > 1e-3
+    assert sure.any()
+    assert (logits.argmax(-1)[sure] == torch.tensor(output.outputs[0].token_ids)[sure]).all()
