@@ -75,6 +75,8 @@ class FakeEngine:
         says: What every sample says, a character a step, in place of letters.
     """
 
+    tracer = None
+
     def __init__(
         self,
         *,
