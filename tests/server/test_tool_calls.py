@@ -166,9 +166,10 @@ def as_schema(value):
     if not isinstance(kind, str):
         return fixed
     kind = TYPES.get(kind, kind)
-    # Some functions of the data require members that they do not describe: those objects stay open.
+    # Some functions of the data require members that they do not describe, and have choices that are long.
     is_closed = set(fixed.get("required", ())) <= set(fixed.get("properties", ()))
-    short = SHORT.get(kind, {}) if kind != "object" or is_closed else {}
+    is_open = "enum" in fixed or (kind == "object" and not is_closed)
+    short = {} if is_open else SHORT.get(kind, {})
     return {**short, **fixed, "type": kind}
 
 
