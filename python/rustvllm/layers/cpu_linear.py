@@ -173,7 +173,7 @@ class CoreLinear:
 
     @property
     def takes_matrix_unit(self) -> bool:
-        """Whether there is one that multiplies this weight, which it does not where activations are rounded."""
+        """Whether ``use_matrix_unit`` decides anything: for rounded activations the core knows itself when it pays."""
         return self.packed.kind != "w8a8" and self.has_matrix_unit()
 
     def use_matrix_unit(self, num_rows: int | None) -> None:

@@ -101,6 +101,7 @@ class AdapterMethods:
     _adapters: AsyncAdapters
 
     async def _ask_engines(self, kind: str, payload: bytes, seconds: float) -> None:
+        """Ask every engine, and wait for all answers; the class that has adapters says how."""
         raise NotImplementedError
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
