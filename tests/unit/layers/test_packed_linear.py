@@ -281,7 +281,7 @@ def test_bad_shapes_are_refused():
         ValueError, match="group_size is 24, but where activations are rounded to 8 bits it must be 16, a"
     ):
         _core.PackedLinear(THREADS, 2, 48, "w8a8", 24)
-    with pytest.raises(ValueError, match="packed for activations of 8 bits, which the matrix unit does not multiply"):
+    with pytest.raises(ValueError, match="packed for activations of 8 bits, whose products choose"):
         _core.PackedLinear(THREADS, 2, 48, "w8a8").set_matrix_rows(1)
     layer = _core.PackedLinear(THREADS, 2, 2, "int8")
     with pytest.raises(ValueError, match="row 1 of the weight has an element that is not finite"):

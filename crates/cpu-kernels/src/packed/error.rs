@@ -83,8 +83,10 @@ pub enum LinearError {
         /// Inputs.
         in_features: usize,
     },
-    /// Rounded activations, which the matrix unit does not take.
-    #[error("the weights are packed for activations of 8 bits, which the matrix unit does not multiply here")]
+    /// Rounded activations, whose products choose the matrix unit themselves, since it changes no bit.
+    #[error(
+        "the weights are packed for activations of 8 bits, whose products choose the matrix unit themselves"
+    )]
     RoundedOnMatrixUnit,
     /// No matrix unit.
     #[error("this machine has no matrix unit that the kernel {kernel} can use")]
