@@ -17,7 +17,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PAGE = REPOSITORY / "docs" / "architecture.md"
 BEGIN, END = "<!-- imports: begin -->", "<!-- imports: end -->"
 GROUND = "ground"
-"""One node for the modules directly under the package, but for ``llm``, which stands at the top."""
+"""One node for the modules directly under the package, but for ``TOP``."""
+TOP = frozenset({"llm", "llm_prompts", "beam_search"})
+"""``LLM`` and what it takes and gives, which stand at the top: one node, too."""
 
 
 def package_edges() -> dict[str, set[str]]:
@@ -40,7 +42,9 @@ def _package(module: str, graph: grimp.ImportGraph) -> str | None:
     if len(parts) == 1:
         return None  # the package itself, whose names are imported when they are used
     top = ".".join(parts[:2])
-    return parts[1] if parts[1] == "llm" or graph.find_children(top) or len(parts) > 2 else GROUND
+    if parts[1] in TOP:
+        return "llm"
+    return parts[1] if graph.find_children(top) or len(parts) > 2 else GROUND
 
 
 def reduced(edges: dict[str, set[str]]) -> dict[str, set[str]]:

@@ -55,6 +55,7 @@ opt-level = 2
 LIMITS = {
     "kvblocks:random_operations": {"RUSTVLLM_TEST_SEEDS": "30", "RUSTVLLM_TEST_OPERATIONS": "1000"},
     "scheduler:random_operations": {"RUSTVLLM_TEST_SEEDS": "96", "RUSTVLLM_TEST_OPERATIONS": "1200"},
+    "scheduler:beams": {"RUSTVLLM_TEST_SEEDS": "1000"},
     "scheduler:equal_to_naive": {"RUSTVLLM_TEST_SEEDS": "200", "RUSTVLLM_TEST_OPERATIONS": "400"},
 }
 # A mutant may loop for ever, or until there is no memory. A survivor must not be taken for one of these because the

@@ -2,17 +2,20 @@
 //!
 //! Each time is the lower quarter of several, over weights that take turns so that none stays near, as in a step of a model. In the
 //! same run: reading as many bytes, and the machine's peak of fused multiply-adds, both with as many threads.
-//! `cpu_linear [threads] [kind,…] [rows,…] [kernel]`
+//! `cpu_linear [threads] [kind,…] [rows,…] [kernel] [inputsxoutputs,…]`
 
 use std::{
     hint::black_box,
     time::{Duration, Instant},
 };
 
-use cpu_kernels::{Epilogue, Kernel, Matrix, OutRows, PackedLinear, Threads, TokenRows, WeightKind, linear};
+use cpu_kernels::{
+    Epilogue, Kernel, Matrix, OutRows, PackedLinear, Quantized, QuantizedRow, ScaleForm, Threads, TokenRows,
+    WeightKind, ZeroForm, linear,
+};
 
-/// Inputs, outputs.
-const SHAPES: [(usize, usize); 5] = [(768, 2304), (768, 768), (768, 3072), (3072, 768), (768, 50257)];
+/// Inputs and outputs.
+const SHAPES: &str = "768x2304,768x768,768x3072,3072x768,768x50257";
 /// Bytes over which weights of one shape take turns.
 const TURNS: usize = 160 << 20;
 const BUDGET: Duration = Duration::from_millis(120);
@@ -24,6 +27,8 @@ fn main() {
     let rows = argument(2, "1,2,4,8,16,32,64,128,512");
     let rows: Vec<usize> = rows.split(',').map(|m| m.parse().expect("a number of rows")).collect();
     let name = argument(3, Kernel::best_for_products().name());
+    let shapes = argument(4, SHAPES);
+    let shapes: Vec<(usize, usize)> = shapes.split(',').map(shape).collect();
     let kernel =
         Kernel::available().iter().find(|kernel| kernel.name() == name).expect("a kernel of this machine");
     let threads = Threads::new(num_threads).expect("threads");
@@ -40,9 +45,11 @@ fn main() {
             "w8a8" => (WeightKind::W8A8 { group_size: 1 << 24 }, 1),
             "w8a8-32" => (WeightKind::W8A8 { group_size: 32 }, 1),
             "int8-128" => (WeightKind::Int8 { group_size: 128 }, 1),
+            "w4a8-32" | "w4a8-128" => (half_bytes(kind), 1),
+            "q4_k" => (WeightKind::Quantized(TWO_LEVELS), 1),
             _ => panic!("{kind} is not a kind of weights"),
         };
-        for (inputs, outputs) in SHAPES {
+        for &(inputs, outputs) in &shapes {
             let weights: Vec<f32> =
                 (0..inputs * outputs).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect();
             let copies = (TURNS / (weights.len() * bytes)).clamp(1, 24);
@@ -51,7 +58,11 @@ fn main() {
                     let mut layer =
                         PackedLinear::for_kernel(kernel, outputs, inputs, weight_kind).expect("memory");
                     let weights = Matrix::new(&weights, outputs, inputs).expect("a matrix");
-                    layer.pack_rows(0, weights, &threads).expect("good weights");
+                    if weight_kind == WeightKind::Quantized(TWO_LEVELS) {
+                        layer.pack_quantized_rows(0, outputs, &threads, fill_levels).expect("good weights");
+                    } else {
+                        layer.pack_rows(0, weights, &threads).expect("good weights");
+                    }
                     layer
                 })
                 .collect();
@@ -78,6 +89,39 @@ fn main() {
         }
     }
     println!("\n]}}");
+}
+
+/// `768x2304`
+fn shape(text: &str) -> (usize, usize) {
+    let (inputs, outputs) = text.split_once('x').expect("a shape as 768x2304");
+    (inputs.parse().expect("a number of inputs"), outputs.parse().expect("a number of outputs"))
+}
+
+/// As files of `Q4_K` have them.
+const TWO_LEVELS: Quantized = Quantized {
+    bits: 4,
+    group_size: 32,
+    scales: ScaleForm::TwoLevel,
+    zeros: ZeroForm::Minimum,
+    rounds_activations: true,
+};
+
+/// As `--quantization int4-g32` and `int4-g128` make them.
+fn half_bytes(kind: &str) -> WeightKind {
+    let group_size = if kind == "w4a8-32" { 32 } else { 128 };
+    WeightKind::Quantized(Quantized {
+        group_size,
+        scales: ScaleForm::F16,
+        zeros: ZeroForm::Middle,
+        ..TWO_LEVELS
+    })
+}
+
+fn fill_levels(row: usize, to: &mut QuantizedRow) {
+    to.numbers.iter_mut().enumerate().for_each(|(k, number)| *number = ((row + k * 7) % 16) as i8);
+    to.scales.fill(0.001_953_125);
+    to.offsets.fill(0.003_906_25);
+    to.factors.fill([33, 17]);
 }
 
 /// Seconds of a call, the lower quarter of as many as fit the budget: others use the machine, too.

@@ -1,9 +1,10 @@
 """rustvllm against other engines on the CPU, offline: the same checkpoint, the same prompts, the same cores, by turns.
 
-The model has GPT-2 small's shape and seeded random weights. Each engine is a process of its own under the interpreter
-of its own environment (``engines/``); while one is measured the others are stopped (SIGSTOP). Two measurements: 32
-prompts of 128 tokens with 128 greedy tokens each, and one prompt of 128 with 128 and with 1, whose difference is the
-time per token. How to install the others and convert the model: docs/benchmarks.md.
+The model has the shape of GPT-2 small, or of a Llama of 160 million parameters, and seeded random weights. Each engine
+is a process of its own under the interpreter of its own environment (``engines/``); while one is measured the others
+are stopped (SIGSTOP). Two measurements: 32 prompts of 128 tokens with 128 greedy tokens each, and one prompt of 128
+with 128 and with 1, whose difference is the time per token. How to install the others and convert the model:
+docs/benchmarks.md.
 
     python benches/python/compare_offline.py --engine vllm=vllm/bin/python \
         --engine openvino=ov/bin/python:gpt2-ov --engine ctranslate2=ct2/bin/python:gpt2-ct2 --output-json report.json
@@ -24,10 +25,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench_report import new_report, publish
-from tiny_checkpoint import write_gpt2_small
+from tiny_checkpoint import write_gpt2_small, write_llama_160m
 
 ENGINES = Path(__file__).parent / "engines"
-TOKENIZER = Path(__file__).resolve().parents[3] / "shared/data/gpt2-tokenizer"
+DATA = Path(__file__).resolve().parents[3] / "shared/data"
+SHAPES = {
+    "gpt2-small": (write_gpt2_small, DATA / "gpt2-tokenizer"),
+    "llama-160m": (write_llama_160m, DATA / "slm4096-gpt2/hf"),
+}
 INPUT_LEN = OUTPUT_LEN = 128
 MAX_MODEL_LEN = 512
 
@@ -130,8 +135,7 @@ def compare(engines: Mapping[str, Engine], args: argparse.Namespace, vocab_size:
     for turn in range(-1, args.turns):  # the first warms up
         ours: list[list[int]] = []
         for name, engine in engines.items():
-            is_single = name.startswith("llama_cpp")  # one sequence at a time
-            figures, token_ids = measure(engine, turn, vocab_size, 0 if is_single else args.num_prompts)
+            figures, token_ids = measure(engine, turn, vocab_size, args.num_prompts)
             ours = ours or token_ids
             print(f"{turn:>2} {name:<16} {row(figures)}", file=sys.stderr, flush=True)
             if turn >= 0:
@@ -157,6 +161,13 @@ def compare(engines: Mapping[str, Engine], args: argparse.Namespace, vocab_size:
             name: statistics.mean(of_one) for name, of_one in agreed.items() if of_one
         },
     }
+
+
+def vocab_size_of(model: Path) -> int:
+    """Of a folder; of a GGUF file that of the folder in which it lies."""
+    folder = model.parent if model.is_file() else model
+    size: int = json.loads((folder / "config.json").read_text())["vocab_size"]
+    return size
 
 
 def row(figures: Mapping[str, float]) -> str:
@@ -189,21 +200,23 @@ def main() -> None:
         help="one to compare with, its interpreter, and the converted model where it needs one",
     )
     parser.add_argument("--model", type=Path, help="folder of the checkpoint, made if it is not there")
+    parser.add_argument("--shape", choices=SHAPES, default="gpt2-small", help="of the checkpoint that is made")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--quantization", help="of rustvllm")
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--num-prompts", type=int, default=32, help="of the batch; 0: single streams only")
     parser.add_argument("--num-threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--tokenizer", type=Path, default=TOKENIZER, help="a folder with a tokenizer.json")
+    parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer.json")
     parser.add_argument("--log-folder", type=Path, help="what the engines print goes there")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        model = args.model or Path(folder) / "gpt2-small"
-        if not (model / "config.json").exists():
-            write_gpt2_small(model, args.tokenizer)
-        vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+        model = args.model or Path(folder) / args.shape
+        write, tokenizer = SHAPES[args.shape]
+        if not model.is_file() and not (model / "config.json").exists():
+            write(model, args.tokenizer or tokenizer)
+        vocab_size = vocab_size_of(model)
         logs = args.log_folder or Path(folder)
         common = {
             "model": str(model),
@@ -226,7 +239,12 @@ def main() -> None:
             print(f"{name} loaded in {engine.load_seconds:.1f} s", file=sys.stderr, flush=True)
         report = {
             **new_report(),
-            "model": {"shape": "GPT-2 small, random weights", "dtype": args.dtype, "quantization": args.quantization},
+            "model": {
+                "shape": args.shape,
+                "path": args.model and args.model.name,
+                "dtype": args.dtype,
+                "quantization": args.quantization,
+            },
             "input_len": INPUT_LEN,
             "output_len": OUTPUT_LEN,
             "num_prompts": args.num_prompts,

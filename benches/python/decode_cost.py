@@ -1,14 +1,14 @@
 """Where a step goes on the CPU: products, attention, the rest, and reading the weights once.
 
-    python benches/python/decode_cost.py [--shape gpt2-small|llama-160m] [--variants float32 bfloat16 int8 int8-float]
+    python benches/python/decode_cost.py [--shape gpt2-small|llama-160m] [--variants float32 bfloat16 int8 int4-g32]
         [--rows 1 8 32] [--prefill 128 2048] [--num-steps 40] [--output-json FILE]
 
-Random weights. Of the variants with 8-bit weights those that end with -float leave activations as they are, the others
-round them; what ends with -modules runs module by module. All variants live in this process and take turns, a step
-each; between their steps the packed weights are read from first to last by the same threads, which is the least that a
-step of one row can take. Medians, in milliseconds; "rest" is all that is neither product nor attention, the scheduler
-included; "quick" is the lower quartile of the steps, which other work on the machine disturbs less, and the tokens per
-second are of these.
+Random weights. Of the variants with weights of 8 and 4 bits those that end with -float leave activations as they are,
+the others round them; what ends with -modules runs module by module. All variants live in this process and take turns,
+a step each; between their steps the packed weights are read from first to last by the same threads, which is the least
+that a step of one row can take. Medians, in milliseconds; "rest" is all that is neither product nor attention, the
+scheduler included; "quick" is the lower quartile of the steps, which other work on the machine disturbs less, and the
+tokens per second are of these.
 """
 
 import argparse
@@ -47,6 +47,9 @@ VARIANTS: dict[str, dict[str, str]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "float32", "quantization": "int8"},
     "int8-g64": {"dtype": "float32", "quantization": "int8-g64"},
+    "int4-g32": {"dtype": "float32", "quantization": "int4-g32"},
+    "int4-g128": {"dtype": "float32", "quantization": "int4-g128"},
+    "int4-g128-bfloat16": {"dtype": "bfloat16", "quantization": "int4-g128"},
     "int8-bfloat16": {"dtype": "bfloat16", "quantization": "int8"},
 }
 BY_MODULES = "-modules"

@@ -130,7 +130,9 @@ def measure(core: EngineCore, batch_size: int, context: int, num_steps: int) -> 
         handle = core.handle
         for index in range(batch_size):
             prompt = [(7 * index + 3 * position) % 40000 + 5 for position in range(context)]
-            handle.add_request(handle.new_key(), f"r{index}", prompt, max_tokens=num_steps + NUM_WARMUPS)
+            handle.add_request(
+                handle.new_key(), f"r{index}", prompt, max_tokens=num_steps + NUM_WARMUPS, temperature=0.0
+            )
         while core.has_unfinished_requests():
             core.step()
             core.scheduler.take_outputs()

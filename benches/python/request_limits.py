@@ -1,9 +1,9 @@
 """What a request at its limits does to others: ``/health`` and the streams of the same API process.
 
-One request after another has one field as large as a body may be, or comes from a client that keeps to no rules, while
-16 streams run over the simulated executor. Of each: how long its answer took, and before, during and after it the
-answers of ``/health``, the gaps between the events of a stream, and the memory (during: its most). The parse of
-such a body, which is not bounded, is timed too.
+One request after another has one field as large as a body may be, or comes from a client that keeps to no rules, or is
+rendered by a chat template that takes too much, while 16 streams run over the simulated executor. Of each: how long its
+answer took, and before, during and after it the answers of ``/health``, the gaps between the events of a stream, and
+the memory (during: its most). The parse of such a body, which is not bounded, is timed too.
 
     python benches/python/request_limits.py --server "OTHER/.venv/bin/python -m rustvllm.cli.main serve"
 """
@@ -15,7 +15,7 @@ import json
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -62,11 +62,36 @@ HOSTILE: dict[str, Callable[[str], dict[str, Any]]] = {
     "sends before it reads": send_before_reading,
     "half-closes": half_close_flood,
 }
+TEMPLATES = {
+    "template, loops": "{% for a in range(4000) %}{% for b in range(4000) %}{% endfor %}{% endfor %}x",
+    "template, constant": "{{ 'a' * 10 ** 9 }}",
+}
+"""A model's own chat templates that take too long, or too much memory: a server is started with each."""
 
 
 def api_memory(server: MeasuredServer) -> int:
     """Megabytes of all processes of the server."""
     return round(sum(server.resident_bytes().values()) / 1e6)
+
+
+@contextlib.contextmanager
+def memory_watch(server: MeasuredServer) -> Iterator[list[int]]:
+    """While it runs: the most memory of all processes of the server, in megabytes, as the only item of the list."""
+    most = [0]
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            with contextlib.suppress(AttributeError):  # no process yet
+                most[0] = max(most[0], api_memory(server))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield most
+    finally:
+        done.set()
+        thread.join()
 
 
 def send(url: str, path: str, body: bytes) -> dict[str, Any]:
@@ -84,7 +109,6 @@ def send(url: str, path: str, body: bytes) -> dict[str, Any]:
         "status": answer.status,
         "says": said[:120].decode(errors="replace") if answer.status != 200 else "",
         "answer_ms": round(took * 1000, 1),
-        "parse_ms": parse_milliseconds(path, body),
     }
 
 
@@ -93,40 +117,46 @@ def measure(server: MeasuredServer, neighbours: Neighbours, act: Callable[[], di
     neighbours.take()
     time.sleep(SETTLE_SECONDS)
     phases = {"before": {**neighbours.take(), "memory_mb": api_memory(server)}}
-    most = 0
-    done = threading.Event()
-
-    def watch_memory() -> None:
-        nonlocal most
-        while not done.wait(0.05):
-            most = max(most, api_memory(server))
-
-    memory = threading.Thread(target=watch_memory)
-    memory.start()
-    outcome = act()
-    time.sleep(GAP_SECONDS)  # a gap is known when it is over
-    done.set()
-    memory.join()
-    phases["during"] = {**neighbours.take(), "memory_mb": most}
+    with memory_watch(server) as most:
+        outcome = act()
+        time.sleep(GAP_SECONDS)  # a gap is known when it is over
+    phases["during"] = {**neighbours.take(), "memory_mb": most[0]}
     time.sleep(SETTLE_SECONDS)
     phases["after"] = {**neighbours.take(), "memory_mb": api_memory(server)}
     return {**outcome, **phases}
 
 
+def measure_template(server: MeasuredServer) -> dict[str, Any]:
+    """Start a server that has the template, then have it render it: the memory of the start, and as ``measure``."""
+    body = json.dumps({"messages": [USER], "max_tokens": 1}).encode()
+    with contextlib.ExitStack() as stack:
+        with memory_watch(server) as most:
+            stack.enter_context(server)
+        neighbours = stack.enter_context(Neighbours(server.url, STREAMS))
+        row = measure(server, neighbours, partial(send, server.url, "/v1/chat/completions", body))
+        return {"start_memory_mb": most[0], "ready_seconds": round(server.ready_after, 1), **row}
+
+
+def body_of(name: str) -> bytes:
+    """The request of a case."""
+    return json.dumps(CASES[name][1](), separators=(",", ":")).encode()
+
+
 def parse_milliseconds(path: str, body: bytes) -> float:
     """Processor time that the parse of a body takes, in this process."""
     from rustvllm.exceptions import RustVLLMError
+    from rustvllm.server.errors import BadRequestError
     from rustvllm.server.schemas import protocol
     from rustvllm.server.schemas.request_body import parse_request
 
-    model = {
+    model: Any = {
         "/v1/completions": protocol.CompletionRequest,
         "/v1/chat/completions": protocol.ChatCompletionRequest,
         "/tokenize": protocol.TokenizeRequest,
         "/detokenize": protocol.DetokenizeRequest,
     }[path]
     begin = time.process_time()
-    with contextlib.suppress(RustVLLMError, ValueError):
+    with contextlib.suppress(BadRequestError, RustVLLMError, ValueError):
         parse_request(body, model)
     return (time.process_time() - begin) * 1000
 
@@ -135,7 +165,7 @@ def main() -> None:
     """Do every case once, print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--step-time", type=float, default=20.0, help="milliseconds of a simulated step")
-    names = [*CASES, *HOSTILE]
+    names = [*CASES, *HOSTILE, *TEMPLATES]
     parser.add_argument("--cases", nargs="*", choices=names, default=names, metavar="CASE")
     add_common_flags(parser)
     add_server_flag(parser)
@@ -146,13 +176,17 @@ def main() -> None:
         rustvllm_server(flags, args.mode, command=args.server) as server,
         Neighbours(server.url, STREAMS) as neighbours,
     ):
-        for name in args.cases:
+        for name in [name for name in args.cases if name not in TEMPLATES]:
             if name in HOSTILE:
                 act = partial(HOSTILE[name], server.url)
             else:
-                path, make = CASES[name]
-                act = partial(send, server.url, path, json.dumps(make(), separators=(",", ":")).encode())
+                act = partial(send, server.url, CASES[name][0], body_of(name))
             rows[name] = measure(server, neighbours, act)
+    for name in [name for name in CASES if name in rows]:  # now that no neighbour shares this process
+        rows[name]["parse_ms"] = round(parse_milliseconds(CASES[name][0], body_of(name)), 1)
+    for name in [name for name in TEMPLATES if name in args.cases]:
+        own = [*flags, "--chat-template", TEMPLATES[name]]
+        rows[name] = measure_template(rustvllm_server(own, args.mode, command=args.server))
     publish({**new_report(), "streams": STREAMS, "step_time_ms": args.step_time, "cases": rows}, args.output_json)
 
 

@@ -1,63 +1,156 @@
-"""Real schemas with texts that obey them and texts that do not: how many are right, refused, and wrong.
+r"""Real schemas with texts that obey them and texts that do not: how many are right, refused and wrong, and the cost.
 
-``python benches/python/structured_output.py open.jsonl.gz --limit 500``; each line of the file has ``schema`` and
-``tests`` of ``valid`` and ``data`` (MaskBench). A schema is *right* when all its texts are taken or refused as they
-should be, *refused* when it cannot be enforced, *wrong* when a text that does not obey is taken, and *narrow* when one
-that obeys is not.
+    python benches/python/structured_output.py --schemas open.jsonl.gz --suite JSON-Schema-Test-Suite.tar.gz \
+        --tokenizer FOLDER --peer-python OTHER/bin/python --peer-limit 200
+
+Each line of ``--schemas`` has ``schema`` and ``tests`` of ``valid`` and ``data`` (MaskBench); ``--suite`` is the
+archive of the JSON Schema Test Suite, judged draft by draft. A schema is *right* when all its texts are taken or
+refused as they should be, *refused* when it cannot be enforced, *wrong* when a text that does not obey is taken, and
+*narrow* when one that obeys is not. Lenient, a schema that is not enforced to the letter says so: *told* are those of
+the wrong ones that do. Compile and mask times are those of the engine, with the vocabulary of ``--tokenizer``, along
+the texts that obey. ``--peer-python`` is an interpreter that has ``xgrammar``, which judges the same schemas; it takes
+a second for one.
 """
 
 import argparse
-import gzip
 import json
-import time
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from bench_report import new_report, parse, publish
+from schema_corpus import Entry, read_schemas, read_suite
 
 from rustvllm import _core
+from rustvllm.text.tokenizer import Tokenizer
+
+PEER = Path(__file__).parent / "engines" / "xgrammar_schemas.py"
+SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 
-def judge(entry: dict) -> tuple[str, float]:
-    """What becomes of one schema, and the seconds that its check took."""
-    spec = _core.GrammarSpec("json", json.dumps(entry["schema"]))
-    began = time.perf_counter()
-    try:
-        spec.check("schema")
-    except ValueError:
-        return "refused", time.perf_counter() - began
-    seconds = time.perf_counter() - began
+def judge(spec: _core.GrammarSpec, entry: Entry) -> str:
+    """What becomes of the texts of a schema that can be enforced."""
     verdict = "right"
-    for test in entry["tests"]:
+    for test in entry.tests:
         taken = spec.accepts(json.dumps(test["data"], ensure_ascii=False))
         if taken and not test["valid"]:
-            return "wrong", seconds
+            return "wrong"
         if test["valid"] and not taken:
             verdict = "narrow"
-    return verdict, seconds
+    return verdict
+
+
+def verdicts(entries: list[Entry], names: bool) -> dict[str, Any]:
+    """Counts, strict and lenient."""
+    strict: Counter[str] = Counter()
+    lenient: Counter[str] = Counter()
+    wrong = []
+    for entry in entries:
+        spec = _core.GrammarSpec("json", json.dumps(entry.schema))
+        try:
+            spec.check("schema")
+        except ValueError:
+            verdict = "refused"
+        else:
+            verdict = judge(spec, entry)
+        strict[verdict] += 1
+        if verdict == "wrong":
+            wrong.append(entry.name)
+        if verdict == "refused":
+            verdict = judge_leniently(spec, entry)
+        lenient[verdict] += 1
+    report: dict[str, Any] = {"schemas": len(entries), "strict": shares(strict), "lenient": shares(lenient)}
+    return {**report, "wrong": wrong} if names else report
+
+
+def judge_leniently(spec: _core.GrammarSpec, entry: Entry) -> str:
+    """What becomes of a schema whose keywords may be left out."""
+    try:
+        relaxed, _, count = spec.relaxed("schema")
+    except ValueError:
+        return "refused"
+    verdict = judge(relaxed, entry)
+    return "told" if verdict == "wrong" and count else verdict
+
+
+def shares(counts: Counter[str]) -> dict[str, Any]:
+    """Each count, and its share in percent."""
+    total = sum(counts.values())
+    return {name: {"count": count, "percent": round(100 * count / total, 2)} for name, count in counts.most_common()}
+
+
+def times(entries: list[Entry], folder: Path) -> dict[str, Any]:
+    """Compile and mask times along the texts that obey, in microseconds of the thread's processor time."""
+    tokenizer = Tokenizer.from_folder(folder)
+    eos = tokenizer.eos_token_id
+    timer = _core.MaskTimer(tokenizer.core, [] if eos is None else [eos], tokenizer.vocab_size)
+    compiles: list[float] = []
+    masks: list[float] = []
+    masks_again: list[float] = []
+    for spec, texts in obeying(entries):
+        for text in texts:
+            try:
+                ids = tokenizer.encode(text, add_special_tokens=False)
+                compile_us, mask_us, again_us, is_taken = timer.time(spec, ids)
+            except ValueError:
+                break  # refused
+            compiles.append(compile_us)
+            if is_taken:
+                masks += mask_us
+                masks_again += again_us
+    again = quantiles(masks_again)
+    return {"compile_us": quantiles(compiles), "mask_us": quantiles(masks), "mask_us_of_second_request": again}
+
+
+def obeying(entries: list[Entry]) -> Iterator[tuple[_core.GrammarSpec, list[str]]]:
+    """The grammars of schemas, each with its texts that obey."""
+    for entry in entries:
+        texts = [json.dumps(test["data"], ensure_ascii=False) for test in entry.tests if test["valid"]]
+        yield _core.GrammarSpec("json", json.dumps(entry.schema)), texts
+
+
+def quantiles(values: list[float]) -> dict[str, float]:
+    """Number, mean, some quantiles and the most."""
+    values = sorted(values)
+    found = {name: round(values[int(share * (len(values) - 1))], 1) for name, share in SHARES.items()}
+    return {"count": len(values), "mean": round(sum(values) / len(values), 1), **found, "max": round(values[-1], 1)}
+
+
+def of_peer(python: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The same of xgrammar, in an interpreter that has it."""
+    command = [python, PEER, "--schemas", args.schemas, "--tokenizer", args.tokenizer, "--limit", args.peer_limit or 0]
+    if args.suite is not None:
+        command += ["--suite", args.suite]
+    done = subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True)
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
 
 
 def main() -> None:
-    """Judge the schemas of a file and print the counts."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--limit", type=int, default=None, help="as many schemas, evenly spread over the file")
-    arguments = parser.parse_args()
-    with gzip.open(arguments.file, "rt", encoding="utf-8") as lines:
-        entries = [json.loads(line) for line in lines]
-    step = 1 if arguments.limit is None else max(1, len(entries) // arguments.limit)
-    chosen = entries[::step]
-    counts: Counter[str] = Counter()
-    times = []
-    for entry in chosen:
-        verdict, seconds = judge(entry)
-        counts[verdict] += 1
-        times.append(seconds * 1e3)
-        if verdict == "wrong":
-            print("wrong:", entry.get("name"))
-    times.sort()
-    print({name: f"{count} ({count / len(chosen):.1%})" for name, count in counts.most_common()})
-    p50, p99 = times[len(times) // 2], times[len(times) * 99 // 100]
-    print(f"check: p50 {p50:.2f} ms, p99 {p99:.2f} ms, most {times[-1]:.1f} ms")
+    """Judge the schemas of a file, and those of the suite, and publish the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schemas", type=Path, required=True, help="lines of JSON, compressed")
+    parser.add_argument("--suite", type=Path, help="archive of the JSON Schema Test Suite")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the vocabulary for the times")
+    parser.add_argument("--limit", type=int, help="as many schemas, evenly spread over the file")
+    parser.add_argument("--peer-python", type=Path, help="interpreter that has xgrammar")
+    parser.add_argument("--peer-limit", type=int, help="schemas of the file that it judges, evenly spread")
+    parser.add_argument("--output-json", type=Path, help="write the report there as well")
+    args = parse(parser)
+    report = new_report()
+    entries = read_schemas(args.schemas, args.limit)
+    report["maskbench"] = {**verdicts(entries, names=True), **times(entries, args.tokenizer)}
+    if args.peer_limit is not None:
+        report["maskbench_of_peer"] = verdicts(read_schemas(args.schemas, args.peer_limit), names=False)
+    if args.suite is not None:
+        report["suite"] = {draft: verdicts(groups, names=True) for draft, groups in read_suite(args.suite).items()}
+    if args.peer_python is not None:
+        report["xgrammar"] = of_peer(args.peer_python, args)
+    publish(report, args.output_json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

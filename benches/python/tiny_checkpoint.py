@@ -1,4 +1,7 @@
-"""``write_tiny_llama``, ``write_gpt2_small``: checkpoints with seeded random weights, which any engine can load."""
+"""``write_tiny_llama``, ``write_llama_160m``, ``write_gpt2_small``: checkpoints with seeded random weights.
+
+Any engine can load them.
+"""
 
 import json
 import shutil
@@ -23,19 +26,46 @@ def write_tiny_llama(
         hidden_size: A multiple of 32, the smallest head that vLLM's kernels for CPUs have.
         max_position_embeddings: Tokens of prompt and output together.
     """
-    vocab_size = copy_tokenizer(tokenizer, folder)
-    head_dim, intermediate_size = 32, 2 * hidden_size
-    config = {
+    heads = hidden_size // 32
+    shape = {
+        "vocab_size": copy_tokenizer(tokenizer, folder),
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": 32,
+        "max_position_embeddings": max_position_embeddings,
+    }
+    return write_llama(folder, shape)
+
+
+def write_llama_160m(folder: Path, tokenizer: Path) -> Path:
+    """A Llama of 160 million parameters in float32: 12 layers of 768, 12 heads of which 4 have keys, 32,000 ids.
+
+    Args:
+        folder: Made, with parents.
+        tokenizer: A folder with a tokenizer.json of at most as many ids.
+    """
+    copy_tokenizer(tokenizer, folder)
+    shape = {
+        "vocab_size": 32_000,
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "max_position_embeddings": 1024,
+    }
+    return write_llama(folder, shape)
+
+
+def write_llama(folder: Path, shape: dict[str, int]) -> Path:
+    """A Llama of any shape, given as its configuration names sizes."""
+    config = shape | {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": vocab_size,
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": hidden_size // head_dim,
-        "num_key_value_heads": hidden_size // head_dim,
-        "head_dim": head_dim,
-        "max_position_embeddings": max_position_embeddings,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
@@ -46,18 +76,22 @@ def write_tiny_llama(
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     random = np.random.default_rng(0)
+    hidden_size, intermediate_size = shape["hidden_size"], shape["intermediate_size"]
+    queries, keys = (shape[f"num_{name}_heads"] * shape["head_dim"] for name in ("attention", "key_value"))
 
     def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
         return (random.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
 
     weights: Weights = {
-        "model.embed_tokens.weight": matrix(vocab_size, hidden_size),
+        "model.embed_tokens.weight": matrix(shape["vocab_size"], hidden_size),
         "model.norm.weight": np.ones(hidden_size, np.float32),
-        "lm_head.weight": matrix(vocab_size, hidden_size),
+        "lm_head.weight": matrix(shape["vocab_size"], hidden_size),
     }
-    for layer in range(num_layers):
+    for layer in range(shape["num_hidden_layers"]):
         name = f"model.layers.{layer}"
-        weights |= {f"{name}.self_attn.{part}_proj.weight": matrix(hidden_size, hidden_size) for part in "qkvo"}
+        for part, rows in (("q", queries), ("k", keys), ("v", keys)):
+            weights[f"{name}.self_attn.{part}_proj.weight"] = matrix(rows, hidden_size)
+        weights[f"{name}.self_attn.o_proj.weight"] = matrix(hidden_size, queries)
         weights |= {f"{name}.mlp.{part}_proj.weight": matrix(intermediate_size, hidden_size) for part in ("gate", "up")}
         weights[f"{name}.mlp.down_proj.weight"] = matrix(hidden_size, intermediate_size)
         for norm in ("input_layernorm", "post_attention_layernorm"):

@@ -8,6 +8,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rustvllm.beam_search import BeamSearchOutput as BeamSearchOutput
+    from rustvllm.beam_search import BeamSearchSequence as BeamSearchSequence
     from rustvllm.config.engine_args import AsyncEngineArgs as AsyncEngineArgs
     from rustvllm.config.engine_args import EngineArgs as EngineArgs
     from rustvllm.engine.async_llm import AsyncLLM as AsyncLLM
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from rustvllm.sample.logits_processors import BatchUpdate as BatchUpdate
     from rustvllm.sample.logits_processors import LogitsProcessor as LogitsProcessor
     from rustvllm.sample.logits_processors import MoveDirectionality as MoveDirectionality
+    from rustvllm.sampling_params import BeamSearchParams as BeamSearchParams
     from rustvllm.sampling_params import SamplingParams as SamplingParams
     from rustvllm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from rustvllm.tenant import Tenant as Tenant
@@ -38,6 +41,9 @@ _HOMES = {
     "TextPrompt": "rustvllm.engine.input_processor",
     "TokensPrompt": "rustvllm.engine.input_processor",
     "SamplingParams": "rustvllm.sampling_params",
+    "BeamSearchParams": "rustvllm.sampling_params",
+    "BeamSearchOutput": "rustvllm.beam_search",
+    "BeamSearchSequence": "rustvllm.beam_search",
     "StructuredOutputsParams": "rustvllm.structured_outputs",
     "Tenant": "rustvllm.tenant",
     "RequestOutput": "rustvllm.outputs",
@@ -56,6 +62,9 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMEngine",
     "BatchUpdate",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineArgs",
     "LLMEngine",

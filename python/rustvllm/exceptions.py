@@ -79,6 +79,10 @@ class DeviceMemoryError(RustVLLMError):
     """The device has no memory for a step; its requests end with it. The message names what to lower."""
 
 
+class DeviceFailedError(RustVLLMError):
+    """The device failed for good: nothing launched on it from now on would run. The engine ends with it."""
+
+
 class EngineDeadError(RustVLLMError):
     """The engine has stopped, by an error or by ``shutdown``, and serves no more requests."""
 

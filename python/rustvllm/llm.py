@@ -1,18 +1,19 @@
 """``LLM``: many prompts at once, offline, with the results in the order of the prompts."""
 
 import dataclasses
-import numbers
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from rustvllm.beam_search import BeamSearchOutput, beam_search_outputs
 from rustvllm.config.engine_args import EngineArgs
 from rustvllm.engine.engine_params import engine_params
 from rustvllm.engine.input_processor import EngineCoreRequest, PromptType, default_sampling_params
 from rustvllm.engine.llm_engine import LLMEngine
 from rustvllm.exceptions import ConfigError, InvalidRequestError, QueueFullError, RequestFailedError
+from rustvllm.llm_prompts import Messages, Prompts, as_conversations, as_prompts, check_no_media, with_tokenization
 from rustvllm.logger import init_logger
 from rustvllm.lora.request import LoRARequest, one_for_each
 from rustvllm.observe.inspect.description import describe_engine
@@ -23,8 +24,9 @@ from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import note_command_line, note_configuration
 from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, program_name
 from rustvllm.outputs import RequestOutput
+from rustvllm.parameter_checks import check_int
 from rustvllm.process.deferred_interrupt import DeferredInterrupt
-from rustvllm.sampling_params import RequestOutputKind, SamplingParams
+from rustvllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from rustvllm.text.transformers_tokenizer import load_transformers_tokenizer
 
 if TYPE_CHECKING:
@@ -32,12 +34,9 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-Prompts = PromptType | Sequence[PromptType]
-Messages = Sequence[Mapping[str, Any]]
 _NOT_BUILT = frozenset(
     {
         "apply_model",
-        "beam_search",
         "classify",
         "collective_rpc",
         "embed",
@@ -169,16 +168,53 @@ class LLM:
             EngineDeadError: The engine was shut down or is broken.
         """
         self.llm_engine.engine_core.check_alive()
-        _check_no_media(mm_processor_kwargs)
+        check_no_media(mm_processor_kwargs)
         if (prompts is None) == (prompt_token_ids is None):
             raise InvalidRequestError("give either prompts or prompt_token_ids, one of the two", "prompt")
-        checked = _as_prompts(prompt_token_ids if prompts is None else prompts)
+        checked = as_prompts(prompt_token_ids if prompts is None else prompts)
         if tokenization_kwargs:
-            checked = _with_tokenization(checked, tokenization_kwargs)
+            checked = with_tokenization(checked, tokenization_kwargs)
         requests = self._check(checked, sampling_params, priority)
         if lora_request is not None:
             requests = self._with_adapters(requests, lora_request)
         return self._run(requests, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompts,
+        params: BeamSearchParams,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Search the likeliest completions of prompts, as ``docs/beam-search.md`` describes it.
+
+        Args:
+            prompts: As in :meth:`generate`.
+            params: Of all searches.
+            lora_request: As in :meth:`generate`.
+            use_tqdm: As in :meth:`generate`.
+            concurrency_limit: Searches at once at most; None: as many as there is room for.
+
+        Returns:
+            One output per prompt, in their order, each with ``beam_width`` sequences, best first.
+
+        Raises:
+            InvalidRequestError: A prompt or parameter is wrong; nothing has run. A ``ValueError``.
+            RequestFailedError: The engine failed on some prompts.
+            EngineDeadError: The engine was shut down or is broken.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidRequestError(f"params must be a BeamSearchParams, got {type(params).__name__}", "params")
+        checked = as_prompts(prompts)
+        limit = max(1, len(checked)) if concurrency_limit is None else concurrency_limit
+        check_int("concurrency_limit", limit, 1)
+        adapters = None if lora_request is None else one_for_each(lora_request, len(checked))
+        sampling_params, outputs = params.sampling_params(), list[RequestOutput]()
+        for first in range(0, len(checked), limit):
+            some = None if adapters is None else adapters[first : first + limit]
+            outputs += self.generate(checked[first : first + limit], sampling_params, use_tqdm, lora_request=some)
+        return beam_search_outputs(outputs, params, self.llm_engine.tokenizer, adapters)
 
     def enqueue(
         self,
@@ -209,10 +245,10 @@ class LLM:
             EngineDeadError: The engine was shut down or is broken.
         """
         self.llm_engine.engine_core.check_alive()
-        _check_no_media(mm_processor_kwargs)
-        checked = _as_prompts(prompts)
+        check_no_media(mm_processor_kwargs)
+        checked = as_prompts(prompts)
         if tokenization_kwargs:
-            checked = _with_tokenization(checked, tokenization_kwargs)
+            checked = with_tokenization(checked, tokenization_kwargs)
         requests = self._check(checked, sampling_params, priority)
         if lora_request is not None:
             requests = self._with_adapters(requests, lora_request)
@@ -329,7 +365,7 @@ class LLM:
         from rustvllm.server.endpoints.conversation import conversation_of
         from rustvllm.text.chat_template import check_template_variables
 
-        _check_no_media(mm_processor_kwargs)
+        check_no_media(mm_processor_kwargs)
         tokenizer = self.llm_engine.get_tokenizer()
         variables = chat_template_kwargs or {}
         check_template_variables(variables)
@@ -345,7 +381,7 @@ class LLM:
         renderer = self._chat_renderer(own_template)
         conversations = [
             conversation_of(conversation, renderer, chat_template_content_format)
-            for conversation in _as_conversations(messages)
+            for conversation in as_conversations(messages)
         ]
         options = {
             "add_generation_prompt": add_generation_prompt,
@@ -544,47 +580,3 @@ def _without_failures(outputs: list[RequestOutput]) -> list[RequestOutput]:
             f"the engine failed on {len(failed)} of {len(outputs)} prompts, first: {failed[0].error}", outputs
         )
     return outputs
-
-
-def _as_prompts(prompts: Any) -> list[PromptType]:
-    """One prompt or several, as a list; a list of integers, numpy's too, is one prompt of token ids."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]  # type: ignore[list-item]  # its keys are checked with the rest of the request
-    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Sequence):
-        if hasattr(prompts, "tolist"):  # an array of token ids
-            return _as_prompts(prompts.tolist())
-        raise InvalidRequestError(
-            f"prompts must be text, token ids, a dict or a list of these, got {type(prompts).__name__}", "prompt"
-        )
-    if prompts and all(isinstance(item, numbers.Integral) for item in prompts):
-        return [prompts]
-    return list(prompts)
-
-
-def _with_tokenization(prompts: list[PromptType], options: Mapping[str, Any]) -> list[PromptType]:
-    """Text prompts with ``tokenization_kwargs`` of a call; prompts of token ids stay as they are."""
-    if unknown := sorted(set(options) - {"add_special_tokens"}):
-        raise InvalidRequestError(
-            f"tokenization_kwargs may hold add_special_tokens, got {', '.join(map(str, unknown))}",
-            "tokenization_kwargs",
-        )
-    changed: list[Any] = []  # what the dicts hold is checked with the rest of the request
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            changed.append({"prompt": prompt, **options})
-        elif isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt:
-            changed.append({**options, **prompt})
-        else:
-            changed.append(prompt)
-    return changed
-
-
-def _check_no_media(options: Mapping[str, Any] | None) -> None:
-    if options:
-        raise InvalidRequestError("mm_processor_kwargs is not supported: prompts are text alone", "mm_processor_kwargs")
-
-
-def _as_conversations(messages: Any) -> list[Messages]:
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise InvalidRequestError("messages must be a non-empty list of messages, or a list of such lists", "messages")
-    return [messages] if isinstance(messages[0], Mapping) else list(messages)

@@ -14,21 +14,21 @@ from typing import Any, ClassVar, Final, Self
 
 from rustvllm import envs
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.sampling_table import SAMPLING_NUMBERS, SamplingNumber
+from rustvllm.parameter_checks import as_list, as_strings, check_int, check_number, is_number, is_valid_unicode, shown
+from rustvllm.sampling_table import SAMPLING_LISTS, SAMPLING_NUMBERS, SamplingNumber
 from rustvllm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams  # noqa: PLC0414 -- its home in vLLM
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures under this mean greedy sampling."""
 MAX_TOKENS_LIMIT: Final = 2**31 - 1
-MAX_BAD_WORD_CHARS: Final = 1024
+MAX_WORD_CHARS: Final = 1024
 MAX_EXTRA_ARGS_CHARS: Final = 1 << 20
 MAX_STOP_STRINGS: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 1024
 """As many as a step of the scheduler carries for one request."""
-MAX_BAD_WORDS: Final = 4096
-"""The core takes as many sequences of tokens, and a word is one or two of them."""
-MAX_LISTED_TOKENS: Final = 1 << 19
-"""Of ``logit_bias`` and ``allowed_token_ids``: more than any vocabulary has."""
+MAX_BEAM_WIDTH: Final = 64
+MAX_BEAM_STOP_TOKEN_IDS: Final = 8
+"""Each makes the search look at another ``n`` candidates of each beam."""
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -46,30 +46,21 @@ class RequestOutputKind(Enum):
 MAX_ENTRIES: Final[Mapping[str, int]] = {
     "stop": MAX_STOP_STRINGS,
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
-    "bad_words": MAX_BAD_WORDS,
-    "logit_bias": MAX_LISTED_TOKENS,
-    "allowed_token_ids": MAX_LISTED_TOKENS,
+    **{row.name: row.max_entries for row in SAMPLING_LISTS.values()},
 }
 """Most entries of the parameters that are lists; counted before anything looks at an entry."""
 
-_LISTS: Final = (
-    "stop",
-    "stop_token_ids",
-    "bad_words",
-    "logit_bias",
-    "allowed_token_ids",
-    "logprob_token_ids",
-    "logits_processors",
-)
+_LISTS: Final = ("stop", "stop_token_ids", *SAMPLING_LISTS, "logprob_token_ids", "logits_processors")
 
 NOT_SUPPORTED_YET: Final[Mapping[str, Callable[[Any], bool]]] = {
     # parameter -> is this value the neutral one, which changes nothing and is let through
     "logprob_token_ids": lambda v: v is None,
-    "use_beam_search": lambda v: not v,
-    "length_penalty": lambda v: v == 1,
     "repetition_detection": lambda v: v is None,
 }
 """Parameters whose rules are checked below but which the engine cannot honour yet."""
+
+
+MAX_LENGTH_PENALTY: Final = 100.0
 
 
 def _default(name: str) -> Any:
@@ -128,8 +119,9 @@ class SamplingParams:
         best_of: Samples to draw, at least n, of which the n with the highest cumulative log-probability are returned,
             best first; n counts as None. They are known at the end only: cumulative outputs become final ones, and
             deltas are refused.
-        use_beam_search: Search with n beams instead of sampling.
-        length_penalty: Exponent of the length in a beam's score.
+        use_beam_search: Search with n beams, at most 64, instead of sampling; all of them are returned when the search
+            is over, best first. ``temperature`` must be 0 or 1, and no other parameter may change the probabilities.
+        length_penalty: A beam's score is divided by the length of its output to the power of this.
         guided_decoding: The old name of structured_outputs, which is refused.
         structured_outputs: What the output must be.
         repetition_detection: Ends output that repeats itself.
@@ -223,9 +215,10 @@ class SamplingParams:
         self._check_token_rules()
         self._check_processors()
         self._check_structured_outputs()
+        self._check_beams()
         for name, is_neutral in NOT_SUPPORTED_YET.items():
             if not is_neutral(getattr(self, name)):
-                raise InvalidRequestError(f"{name} is not supported yet (got {_short(getattr(self, name))})", name)
+                raise InvalidRequestError(f"{name} is not supported yet (got {shown(getattr(self, name))})", name)
         self.checked_values = {**vars(self), **self._copied_lists()}
 
     def _copied_lists(self) -> dict[str, Any]:
@@ -250,7 +243,7 @@ class SamplingParams:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """``stop`` as a tuple."""
-        return as_strings(self.stop)
+        return () if _is_empty(self.stop) else as_strings(self.stop)
 
     def clone(self, **changes: Any) -> "SamplingParams":
         """A checked copy with some parameters changed; its lists are its own."""
@@ -265,21 +258,21 @@ class SamplingParams:
                 )
 
     def _check_sampling(self) -> None:
-        _check_int("n", self.n, 1)
-        if self.n > 1:  # the limit is read from the environment
-            _check_int("n", self.n, 1, envs.max_n())
+        if self.n != 1 or type(self.n) is not int:  # the limit is read from the environment
+            check_int("n", self.n, 1, envs.max_n())
         for number in SAMPLING_NUMBERS.values():
             _refuse_outside(number, getattr(self, number.name))
-        _check_number("length_penalty", self.length_penalty, -math.inf, math.inf)
+        if type(self.length_penalty) is not float or not math.isfinite(self.length_penalty):
+            check_number("length_penalty", self.length_penalty, -math.inf, math.inf)
         if self.seed is not None:
-            _check_int("seed", self.seed, _INT64_MIN, _INT64_MAX)
+            check_int("seed", self.seed, _INT64_MIN, _INT64_MAX)
         if self.is_greedy and self.n > 1 and not self.use_beam_search:
             raise InvalidRequestError(f"n must be 1 when using greedy sampling, got {self.n}.", "n")
         if self.best_of is not None:
             self._check_best_of(self.best_of)
 
     def _check_best_of(self, best_of: int) -> None:
-        _check_int("best_of", best_of, 1, envs.max_n())
+        check_int("best_of", best_of, 1, envs.max_n())
         if best_of < self.n:
             raise InvalidRequestError(f"best_of must be at least n ({self.n}), got {best_of}", "best_of")
         if best_of == self.n:  # all of them are returned: there is nothing to choose
@@ -295,14 +288,14 @@ class SamplingParams:
 
     def _check_length(self) -> None:
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, self.LEAST_MAX_TOKENS, MAX_TOKENS_LIMIT)
-        _check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT)
+            _check_num_tokens("max_tokens", self.max_tokens, self.LEAST_MAX_TOKENS)
+        _check_num_tokens("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", "min_tokens"
             )
         if self.truncate_prompt_tokens is not None:
-            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, MAX_TOKENS_LIMIT)
+            check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, MAX_TOKENS_LIMIT)
             if self.truncate_prompt_tokens == 0:
                 raise InvalidRequestError(
                     "truncate_prompt_tokens must be at least 1, or -1 for the model's limit, got 0",
@@ -310,7 +303,7 @@ class SamplingParams:
                 )
         if self.truncation_side not in ("left", "right"):
             raise InvalidRequestError(
-                f"truncation_side must be 'left' or 'right', got {_short(self.truncation_side)}", "truncation_side"
+                f"truncation_side must be 'left' or 'right', got {shown(self.truncation_side)}", "truncation_side"
             )
 
     def _check_stop(self) -> None:
@@ -324,65 +317,37 @@ class SamplingParams:
             "use_beam_search",
         ):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError(f"{name} must be true or false, got {_short(getattr(self, name))}", name)
+                raise InvalidRequestError(f"{name} must be true or false, got {shown(getattr(self, name))}", name)
         if not isinstance(self.output_kind, RequestOutputKind):
             raise InvalidRequestError(
-                f"output_kind must be a RequestOutputKind, got {_short(self.output_kind)}", "output_kind"
+                f"output_kind must be a RequestOutputKind, got {shown(self.output_kind)}", "output_kind"
             )
-        stop = as_strings(self.stop)
+        stop = self.stop_strings
         if stop and not self.detokenize:
             raise InvalidRequestError(
                 "stop strings are found in the text and so need detokenize=True; use stop_token_ids without it", "stop"
             )
-        for token_id in _as_list("stop_token_ids", self.stop_token_ids):
-            _check_int("stop_token_ids", token_id, 0, MAX_TOKENS_LIMIT)
+        if not _is_empty(self.stop_token_ids):
+            _check_ids("stop_token_ids", self.stop_token_ids)
 
     def _check_logprobs(self) -> None:
         if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, -1)
+            check_int("logprobs", self.logprobs, -1)
         if self.prompt_logprobs is not None:
-            _check_int("prompt_logprobs", self.prompt_logprobs, -1)
+            check_int("prompt_logprobs", self.prompt_logprobs, -1)
         if self.logprob_token_ids is not None:
-            num_ids = len(_as_list("logprob_token_ids", self.logprob_token_ids))
+            num_ids = len(as_list("logprob_token_ids", self.logprob_token_ids))
             if num_ids > 128:
                 raise InvalidRequestError(
                     f"logprob_token_ids must hold at most 128 ids, got {num_ids}", "logprob_token_ids"
                 )
 
     def _check_token_rules(self) -> None:
-        if self.logit_bias is not None:
-            if not isinstance(self.logit_bias, Mapping):
-                raise InvalidRequestError(
-                    f"logit_bias must map token ids to numbers, got {_short(self.logit_bias)}", "logit_bias"
-                )
-            for token_id, bias in self.logit_bias.items():
-                _check_int("logit_bias", token_id, 0, MAX_TOKENS_LIMIT)
-                if not _is_number(bias):
-                    raise InvalidRequestError(
-                        f"logit_bias[{token_id}] must be a number, got {_short(bias)}", "logit_bias"
-                    )
-        if self.allowed_token_ids is not None:
-            ids = _as_list("allowed_token_ids", self.allowed_token_ids)
-            if not ids:
-                raise InvalidRequestError("allowed_token_ids must not be empty", "allowed_token_ids")
-            for token_id in ids:
-                _check_int("allowed_token_ids", token_id, 0, MAX_TOKENS_LIMIT)
-        for word in _as_list("bad_words", self.bad_words):
-            if not isinstance(word, str):
-                raise InvalidRequestError(
-                    f"bad_words must be a list of strings, got {_short(word)} ({type(word).__name__})", "bad_words"
-                )
-            if not word.strip():
-                raise InvalidRequestError(
-                    f"bad_words must not contain an empty word, or one of spaces alone, got {_short(word)}", "bad_words"
-                )
-            if len(word) > MAX_BAD_WORD_CHARS:
-                raise InvalidRequestError(
-                    f"a word of bad_words has {len(word)} characters, at most {MAX_BAD_WORD_CHARS} are possible",
-                    "bad_words",
-                )
-            if not is_valid_unicode(word):
-                raise InvalidRequestError(f"bad_words must be valid Unicode, got {_short(word)}", "bad_words")
+        for name, row in SAMPLING_LISTS.items():
+            if (entries := getattr(self, name)) is not None:
+                _CHECKS[row.kind](name, entries)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequestError("allowed_token_ids must not be empty", "allowed_token_ids")
 
     def _check_structured_outputs(self) -> None:
         if self.guided_decoding is not None:
@@ -393,7 +358,7 @@ class SamplingParams:
             )
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
             raise InvalidRequestError(
-                f"structured_outputs must be a StructuredOutputsParams, got {_short(self.structured_outputs)} "
+                f"structured_outputs must be a StructuredOutputsParams, got {shown(self.structured_outputs)} "
                 f"({type(self.structured_outputs).__name__})",
                 "structured_outputs",
             )
@@ -402,18 +367,56 @@ class SamplingParams:
                 "structured_outputs are about text and so need detokenize=True", "structured_outputs"
             )
 
+    def _check_beams(self) -> None:
+        if not self.use_beam_search:
+            if self.length_penalty != 1:
+                raise InvalidRequestError(
+                    f"length_penalty is for beam search: set use_beam_search, or leave it at 1 (got "
+                    f"{self.length_penalty:g})",
+                    "length_penalty",
+                )
+            return
+        check_int("n", self.n, 1, MAX_BEAM_WIDTH)
+        if not -MAX_LENGTH_PENALTY <= self.length_penalty <= MAX_LENGTH_PENALTY:
+            raise InvalidRequestError(
+                f"length_penalty must be from -{MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}, got "
+                f"{self.length_penalty:g}",
+                "length_penalty",
+            )
+        if not self.is_greedy and self.temperature != 1:
+            raise InvalidRequestError(
+                f"temperature must be 0 or 1 with use_beam_search, got {self.temperature:g}: beams are compared by the "
+                "model's own probabilities",
+                "temperature",
+            )
+        if self.output_kind is RequestOutputKind.DELTA:
+            raise InvalidRequestError(
+                "use_beam_search cannot be streamed: which beams are the best is known at the end", "use_beam_search"
+            )
+        if len(self.stop_token_ids or ()) > MAX_BEAM_STOP_TOKEN_IDS:
+            raise InvalidRequestError(
+                f"stop_token_ids may have {MAX_BEAM_STOP_TOKEN_IDS} entries with use_beam_search, got "
+                f"{len(self.stop_token_ids or ())}",
+                "stop_token_ids",
+            )
+        for name, is_neutral in NOT_WITH_BEAMS.items():
+            if not is_neutral(getattr(self, name)):
+                raise InvalidRequestError(
+                    f"{name} cannot be used with use_beam_search (got {shown(getattr(self, name))}): leave it out", name
+                )
+
     def _check_processors(self) -> None:
-        for call in _as_list("logits_processors", self.logits_processors):
+        for call in () if self.logits_processors is None else as_list("logits_processors", self.logits_processors):
             if not callable(call):
                 raise InvalidRequestError(
-                    f"logits_processors must be callables, got {_short(call)} ({type(call).__name__})",
+                    f"logits_processors must be callables, got {shown(call)} ({type(call).__name__})",
                     "logits_processors",
                 )
         if self.extra_args is None:
             return
         if not isinstance(self.extra_args, Mapping):
             raise InvalidRequestError(
-                f"extra_args must map names to values, got {_short(self.extra_args)}", "extra_args"
+                f"extra_args must map names to values, got {shown(self.extra_args)}", "extra_args"
             )
         try:
             text = json.dumps(dict(self.extra_args), allow_nan=False)
@@ -424,6 +427,73 @@ class SamplingParams:
                 f"extra_args has {len(text)} characters as JSON, at most {MAX_EXTRA_ARGS_CHARS} are possible",
                 "extra_args",
             )
+
+
+NOT_WITH_BEAMS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    **{
+        number.name: lambda value, neutral=number.default: value == neutral  # type: ignore[misc]
+        for number in SAMPLING_NUMBERS.values()
+        if number.name not in ("temperature", "top_k")
+    },
+    "top_k": lambda v: v in (0, -1),
+    "best_of": lambda v: v is None,
+    "min_tokens": lambda v: v == 0,
+    "stop": lambda v: not v,
+    "logprobs": lambda v: v in (None, 0),
+    "prompt_logprobs": lambda v: v is None,
+    "prompt_progress": lambda v: not v,
+    "logit_bias": lambda v: not v,
+    "allowed_token_ids": lambda v: v is None,
+    "bad_words": lambda v: not v,
+    "logits_processors": lambda v: not v,
+    "structured_outputs": lambda v: v is None,
+}
+"""What a search has no use for: parameter -> whether this value asks for nothing. Its beams are compared by what the
+model itself says, and with ``logprobs`` 0 it gives that for the tokens that it chose."""
+
+
+@dataclass(kw_only=True)
+class BeamSearchParams:
+    """How ``LLM.beam_search`` searches, with vLLM's names. Checked when a search begins.
+
+    Attributes:
+        beam_width: Beams that go on in each step, and sequences that are returned; 1 to 64.
+        max_tokens: Most tokens of an output.
+        ignore_eos: Go on past the end-of-sequence token.
+        temperature: 0 or 1, which are the same here: beams are compared by the model's own probabilities.
+        length_penalty: The score of an output is the sum of its log-probabilities divided by its length to the power of
+            this, as in transformers. vLLM counts the tokens of the prompt too.
+        include_stop_str_in_output: Leave the token that ended an output in its ``tokens``.
+        skip_special_tokens: Leave special tokens out of the text.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def sampling_params(self) -> SamplingParams:
+        """The same as parameters of a request, whose outputs are the search's best.
+
+        Raises:
+            InvalidRequestError: A parameter is wrong.
+        """
+        check_int("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        return SamplingParams(
+            n=self.beam_width,
+            use_beam_search=True,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            temperature=self.temperature,
+            length_penalty=self.length_penalty,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
+            logprobs=0,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
 
 
 class PromptOnlyParams(SamplingParams):
@@ -437,90 +507,65 @@ def _token_id(key: object) -> object:
     return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
 
 
+def _is_empty(given: object) -> bool:
+    """Whether a list was left out, or has nothing in it."""
+    return given is None or (type(given) in (list, tuple) and not given)
+
+
+def _check_num_tokens(name: str, value: object, low: int) -> None:
+    if type(value) is not int or not low <= value <= MAX_TOKENS_LIMIT:
+        check_int(name, value, low, MAX_TOKENS_LIMIT)
+
+
 def _refuse_outside(number: SamplingNumber, value: object) -> None:
     """Refuse a value outside the range of the table of sampling parameters."""
-    if number.is_integer:
-        _check_int(number.name, value, int(number.low), None if number.high == math.inf else int(number.high))
-    else:
-        _check_number(number.name, value, number.low, number.high, open_low=number.is_low_excluded)
-
-
-def _check_number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    """Refuse what is not a finite number from ``low`` to ``high``; ``open_low`` excludes ``low`` itself."""
-    if type(value) is float and low < value < high:  # nearly always
+    if (
+        isinstance(value, int if number.is_integer else (int, float))
+        and not isinstance(value, bool)
+        and (value == number.default or number.low < value < number.high)
+    ):  # nearly always
         return
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequestError(f"{name} must be a number, got {_short(value)} ({type(value).__name__})", name)
-    try:
-        number = float(value)
-    except OverflowError:  # an int beyond the range of floats
-        number = math.inf
-    if not math.isfinite(number):
-        raise InvalidRequestError(f"{name} must be finite, got {_short(value)}", name)
-    if number > high or number < low or (open_low and number == low):
-        if high == math.inf:
-            limits = f"greater than {low:g}" if open_low else f"at least {low:g}"
-        else:
-            limits = f"in {'(' if open_low else '['}{low:g}, {high:g}]"
-        raise InvalidRequestError(f"{name} must be {limits}, got {_short(value)}", name)
+    if number.is_integer:
+        check_int(number.name, value, int(number.low), None if number.high == math.inf else int(number.high))
+    else:
+        check_number(number.name, value, number.low, number.high, open_low=number.is_low_excluded)
 
 
-def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
-    """Refuse what is not an integer from ``low`` to ``high``."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name} must be an integer, got {_short(value)} ({type(value).__name__})", name)
-    if value < low:
-        raise InvalidRequestError(f"{name} must be at least {low}, got {_short(value)}", name)
-    if high is not None and value > high:
-        raise InvalidRequestError(f"{name} must be at most {high}, got {_short(value)}", name)
+def _check_biases(name: str, biases: object) -> None:
+    if not isinstance(biases, Mapping):
+        raise InvalidRequestError(f"{name} must map token ids to numbers, got {shown(biases)}", name)
+    for token_id, bias in biases.items():
+        check_int(name, token_id, 0, MAX_TOKENS_LIMIT)
+        if not is_number(bias):
+            raise InvalidRequestError(f"{name}[{token_id}] must be a number, got {shown(bias)}", name)
 
 
-def _is_number(value: object) -> bool:
-    """Whether it is a number, infinite ones included."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return not (isinstance(value, float) and math.isnan(value))
+def _check_ids(name: str, ids: object) -> None:
+    for token_id in as_list(name, ids):
+        check_int(name, token_id, 0, MAX_TOKENS_LIMIT)
 
 
-def is_valid_unicode(text: str) -> bool:
-    """False for text with lone surrogates, which JSON can carry and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _short(value: object) -> str:
-    """``repr`` of what a client sent, however long it is."""
-    try:
-        text = repr(value)
-    except ValueError:  # an int of thousands of digits, which Python refuses to print
-        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _as_list(name: str, value: object) -> list[Any]:
-    """A list of the entries; refuses what is not a list."""
-    if value is None:
-        return []
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise InvalidRequestError(f"{name} must be a list, got {_short(value)} ({type(value).__name__})", name)
-    return list(value)
-
-
-def as_strings(stop: object) -> tuple[str, ...]:
-    """``stop`` as a tuple of texts; refuses what cannot be found in a text."""
-    if not stop and isinstance(stop, tuple | None):
-        return ()
-    strings = [stop] if isinstance(stop, str) else _as_list("stop", stop)
-    for string in strings:
-        if not isinstance(string, str):
+def _check_words(name: str, words: object) -> None:
+    for word in as_list(name, words):
+        if not isinstance(word, str):
             raise InvalidRequestError(
-                f"stop must be a string or a list of strings, got {_short(string)} ({type(string).__name__})", "stop"
+                f"{name} must be a list of strings, got {shown(word)} ({type(word).__name__})", name
             )
-        if not string:
-            raise InvalidRequestError("stop must not contain an empty string", "stop")
-        if not is_valid_unicode(string):
-            raise InvalidRequestError(f"stop must be valid Unicode, got {_short(string)}", "stop")
-    return tuple(strings)
+        if not word.strip():
+            raise InvalidRequestError(
+                f"{name} must not contain an empty word, or one of spaces alone, got {shown(word)}", name
+            )
+        if len(word) > MAX_WORD_CHARS:
+            raise InvalidRequestError(
+                f"a word of {name} has {len(word)} characters, at most {MAX_WORD_CHARS} are possible", name
+            )
+        if not is_valid_unicode(word):
+            raise InvalidRequestError(f"{name} must be valid Unicode, got {shown(word)}", name)
+
+
+_CHECKS: Final[Mapping[str, Callable[[str, object], None]]] = {
+    "ids": _check_ids,
+    "biases": _check_biases,
+    "words": _check_words,
+}
+"""What refuses the entries of a list, by its kind in the table."""

@@ -1,7 +1,8 @@
-"""The table of sampling parameters: one row per number that a caller may set, as the core has it.
+"""The tables of sampling parameters: one row per number and per list that a caller may set, as the core has them.
 
 What is to be known of a number (default, range, what it is for) stands in ``crates/scheduler/src/sampling_params.rs``
-alone; ``docs/adding-a-sampling-parameter.md`` adds one.
+alone, and of a list (what it holds, its limit) in ``sampling_extras.rs`` next to it;
+``docs/adding-a-sampling-parameter.md`` adds one.
 """
 
 from dataclasses import dataclass
@@ -36,6 +37,24 @@ class SamplingNumber:
     is_integer: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SamplingList:
+    """A row of the table of lists.
+
+    Attributes:
+        name: Of the parameter, and its keyword.
+        description: What it means, for callers.
+        kind: ``ids``, ``biases`` (callers map token ids to numbers) or ``words`` (callers give texts, the core has the
+            token ids of each).
+        max_entries: Most entries, of what callers give and of what the core takes.
+    """
+
+    name: str
+    description: str
+    kind: Literal["ids", "biases", "words"]
+    max_entries: int
+
+
 SAMPLING_NUMBERS: Final = {
     number.name: number
     for number in (SamplingNumber(**row, is_integer=isinstance(row["default"], int)) for row in _core.SAMPLING_NUMBERS)
@@ -44,3 +63,5 @@ SAMPLING_NUMBERS: Final = {
 """Those that a caller sets, by name, in the order of the table."""
 FILTERS: Final = tuple(number for number in SAMPLING_NUMBERS.values() if number.role == "filter")
 PENALTIES: Final = tuple(number for number in SAMPLING_NUMBERS.values() if number.role == "penalty")
+SAMPLING_LISTS: Final = {row["name"]: SamplingList(**row) for row in _core.SAMPLING_LISTS}
+"""Those that are lists, by name, in the order of the table."""

@@ -1,14 +1,52 @@
 """``StructuredOutputsParams``: what the output of a request must be."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
+from urllib.parse import quote
 
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.structural_tag import StructuralTag
 
 MAX_CHOICES: Final = 50_000
-KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
+KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 """Exactly one of these is given."""
+_MAX_SHOWN_PLACES: Final = 16
+_MAX_READ_AT_ONCE: Final = 64 << 10
+"""Characters of JSON whose reading takes less than a millisecond."""
+_MAX_SHOWN_CHARS: Final = 2048
+
+
+@dataclass
+class Unenforced:
+    """What is left out of schemas because it cannot be enforced.
+
+    Attributes:
+        places: JSON pointers of the first ones, behind ``name#`` in the schema of a tool.
+        count: How many there are.
+    """
+
+    places: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def note(self, places: Sequence[str], count: int) -> None:
+        """Say what it is."""
+        self.places = list(places)
+        self.count = count
+
+
+def shown_places(unenforced: Unenforced) -> str:
+    """Where something is left out, for a header or a log: percent-encoded, some places, and how many more there are."""
+    shown: list[str] = []
+    num_chars = 0
+    for place in unenforced.places[:_MAX_SHOWN_PLACES]:
+        shown.append(quote(place, safe="/#~"))
+        num_chars += len(shown[-1])
+        if num_chars > _MAX_SHOWN_CHARS:
+            shown.pop()
+            break
+    more = unenforced.count - len(shown)
+    return ", ".join([*shown, f"{more} more"] if more else shown)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +62,10 @@ class StructuredOutputsParams:
         disable_any_whitespace: JSON without whitespace between its tokens.
         disable_additional_properties: Objects whose schema does not say have no further properties.
         whitespace_pattern: A regular expression for the whitespace of JSON, instead of 1 to 32 whitespace characters.
-        structural_tag: Not supported yet.
+        structural_tag: ``structures`` of ``begin``, ``schema`` and ``end``, and the ``triggers`` in the text that they
+            stand behind; an object, or its text as JSON. The schemas are enforced as with ``strict``.
+        strict: Refuse a schema of which a keyword cannot be enforced; else such a keyword is left out, and told.
+        unenforced: What was left out of the schema, once the request was checked.
         param: The field of a request that errors name.
 
     Raises:
@@ -41,12 +82,12 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
-    structural_tag: str | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
+    strict: bool = False
+    unenforced: Unenforced = field(default_factory=Unenforced, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.structural_tag is not None:
-            raise InvalidRequestError("structural_tag is not supported yet", self.param)
-        for name in ("disable_any_whitespace", "disable_additional_properties"):
+        for name in ("disable_any_whitespace", "disable_additional_properties", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise self._wrong(name, "true or false", getattr(self, name))
         given = [name for name in KINDS if getattr(self, name) is not None]
@@ -60,6 +101,20 @@ class StructuredOutputsParams:
         if self.json is not None and not isinstance(self.json, str | Mapping | bool):
             raise self._wrong("json", "a schema (an object or a boolean) or its text", self.json)
         self._check_texts()
+        is_long = isinstance(self.structural_tag, str) and len(self.structural_tag) > _MAX_READ_AT_ONCE
+        if self.structural_tag is not None and not is_long:  # a long one is read in the thread that checks grammars
+            self.read_structural_tag()
+
+    def read_structural_tag(self) -> StructuralTag:
+        """What ``structural_tag`` says.
+
+        Raises:
+            InvalidRequestError: It is none.
+        """
+        try:
+            return StructuralTag.read(self.structural_tag)
+        except ValueError as error:
+            raise InvalidRequestError(str(error), self.param) from None
 
     @property
     def kind(self) -> str:
@@ -99,3 +154,38 @@ class CallGrammar(StructuredOutputsParams):
     param: ClassVar[str] = "tools"
 
     text_grammar: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinkingGate:
+    """Thoughts before an answer, told by the tokens that begin and end them.
+
+    Attributes:
+        open_id: Begins them.
+        close_id: Ends them.
+        begins_within: The prompt ends within them.
+        budget: Most tokens of them, the two markers aside; None: any number.
+        end_ids: What comes once the budget is spent; ends with ``close_id``.
+    """
+
+    open_id: int
+    close_id: int
+    begins_within: bool
+    budget: int | None
+    end_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedOutputs(StructuredOutputsParams):
+    """What the output must be behind thoughts; made of a request for a model that thinks, never by a caller.
+
+    Attributes:
+        gate: The thoughts.
+        answer: What comes behind them; None: anything.
+    """
+
+    gate: ThinkingGate
+    answer: StructuredOutputsParams | None = None
+
+    def __post_init__(self) -> None:
+        """There is nothing to check: both parts are."""

@@ -17,12 +17,23 @@ ALLOWED = {
     "loadgen": {"kvblocks", "scheduler"},
     "cpu-kernels": set(),
     "gguf": set(),
-    "rustvllm-py": {"kvblocks", "scheduler", "output", "grammar", "ipc", "loadgen", "cpu-kernels", "gguf"},
+    "step-channel": {"scheduler"},
+    "rustvllm-py": {
+        "kvblocks",
+        "scheduler",
+        "output",
+        "grammar",
+        "ipc",
+        "loadgen",
+        "cpu-kernels",
+        "gguf",
+        "step-channel",
+    },
     "rustvllm-benches": {"kvblocks", "scheduler", "output", "ipc", "loadgen", "cpu-kernels"},
 }
 PRESENT = {
-    "kvblocks", "scheduler", "output", "grammar", "ipc", "loadgen", "cpu-kernels", "gguf", "drafting", "rustvllm-py",
-    "rustvllm-benches",
+    "kvblocks", "scheduler", "output", "grammar", "ipc", "loadgen", "cpu-kernels", "gguf", "drafting", "step-channel",
+    "rustvllm-py", "rustvllm-benches",
 }  # fmt: skip
 
 # Foreign crates with one owner: no other crate of ours may name them.

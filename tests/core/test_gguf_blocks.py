@@ -67,6 +67,39 @@ def test_packed_layers_hold_the_same_numbers(name, group_size):
         assert np.array_equal(out, whole[row])
 
 
+FORMS = {
+    # type -> how it is packed: kind, group, scales, zeros
+    "Q4_0": ("int4", 32, "f16", "middle"),
+    "Q4_1": ("int4", 32, "f16", "minimum"),
+    "Q4_K": ("int4", 32, "two-level", "minimum"),
+    "Q5_1": ("int8", 32, "f16", "minimum"),
+    "Q5_K": ("int8", 32, "two-level", "minimum"),
+}
+
+
+WIDE = ("int8", 16, "f32", "minimum")
+CASES = [*FORMS.items(), *((name, WIDE) for name in (*FORMS, "Q6_K", "Q8_0"))]
+
+
+@pytest.mark.parametrize(("name", "form"), CASES, ids=str)
+def test_packed_layers_with_minima_hold_the_same_numbers(name, form):
+    kind, group_size, scales, zeros = form
+    rows, columns = 37, 512
+    blocks = random_blocks(name, rows * columns // SIZES[name][0]).reshape(-1, SIZES[name][1])
+    for at in {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,)}.get(name, (0, 2)):
+        blocks[:, at + 1] &= 0x3B  # scales and minima that are finite
+    packed = _core.PackedLinear(_core.CpuThreads(2), rows, columns, kind, group_size, scales=scales, zeros=zeros)
+    given = blocks.reshape(rows, columns // SIZES[name][0] * SIZES[name][1])
+    packed.pack_blocks(5, name, given[5:])
+    packed.pack_blocks(0, name, given[:5])
+    out = np.empty(columns, np.float32)
+    whole = expected(name, blocks).reshape(rows, columns)
+    assert np.abs(whole).max() > 0
+    for row in range(rows):
+        packed.unpack_row(row, out)
+        assert np.array_equal(out, whole[row])
+
+
 def test_packing_refuses_what_does_not_fit():
     packed = _core.PackedLinear(_core.CpuThreads(1), 2, 64, "int8", 32)
     blocks = random_blocks("Q8_0", 4).reshape(2, -1)

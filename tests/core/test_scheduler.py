@@ -149,6 +149,7 @@ def test_parameters_travel_once_with_a_new_row() -> None:
             "temperature": 0.5,
             "top_p": 0.9,
             "top_n_sigma": 0.0,
+            "length_penalty": 1.0,
             "min_p": 0.1,
             "presence_penalty": 0.25,
             "frequency_penalty": -0.5,
@@ -157,6 +158,7 @@ def test_parameters_travel_once_with_a_new_row() -> None:
     )
     ints = dict(zip(_core.SAMPLING_INT_COLUMNS, arrays["sampling_int"][0].tolist(), strict=True))
     assert ints == {
+        "beam_width": 0,
         "top_k": 3,
         "seed": 2**62,
         "min_tokens": 2,

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams, StructuredOutputsParams
+from rustvllm.engine import core_client
 from rustvllm.exceptions import InvalidRequestError
 
 SCHEMA = {
@@ -148,7 +149,10 @@ def test_ignore_eos_goes_on_while_anything_else_may_follow():
 def test_what_cannot_be_enforced_is_refused_and_harms_no_other_request(expected):
     with LLM(device="cpu", dtype="float32", max_model_len=128, block_size=8) as llm:
         for wanted, what in [
-            (StructuredOutputsParams(json={"properties": {"a": {"not": {}}}}), "/properties/a/not is not supported"),
+            (
+                StructuredOutputsParams(json={"properties": {"a": {"not": {}}}}, strict=True),
+                "/properties/a/not is not supported",
+            ),
             (StructuredOutputsParams(json='{"type": "string", "enum": ["\\ud800"]}'), "not valid JSON"),
             (StructuredOutputsParams(json={"enum": ["\ud800"]}), "not valid JSON"),
             (StructuredOutputsParams(regex="\ud800"), "valid Unicode"),
@@ -156,7 +160,9 @@ def test_what_cannot_be_enforced_is_refused_and_harms_no_other_request(expected)
             (StructuredOutputsParams(choice=["a"] * 50_000), None),
             (StructuredOutputsParams(json={"enum": ["\0"]}), None),
             (
-                StructuredOutputsParams(json={"type": "string", "x-guidance": {"lenient": True}, "contains": {}}),
+                StructuredOutputsParams(
+                    json={"type": "string", "x-guidance": {"lenient": True}, "contains": {}}, strict=True
+                ),
                 "/contains",
             ),
         ]:
@@ -169,6 +175,42 @@ def test_what_cannot_be_enforced_is_refused_and_harms_no_other_request(expected)
             assert refused.value.param == "structured_outputs"
         results = llm.generate(PROMPTS[:NUM_KINDS], PARAMS[:NUM_KINDS], use_tqdm=False)
         assert [result.outputs[0].text for result in results] == [text for text, _, _ in expected[:NUM_KINDS]]
+
+
+def test_a_structural_tag_holds_what_stands_behind_its_trigger():
+    tag = {"structures": [{"begin": "e", "schema": {"enum": [12345]}, "end": "!"}], "triggers": ["e"]}
+    params = [
+        SamplingParams(
+            max_tokens=60, seed=seed, temperature=1.0, structured_outputs=StructuredOutputsParams(structural_tag=tag)
+        )
+        for seed in range(8)
+    ]
+    with LLM(device="cpu", dtype="float32", max_model_len=128, block_size=8) as llm:
+        texts = [result.outputs[0].text for result in llm.generate(["Once upon"] * 8, params, use_tqdm=False)]
+    num_tags = sum(text.count("e12345!") for text in texts)
+    assert num_tags > 0, "a trigger came"
+    for text in texts:
+        rest = text.replace("e12345!", "")
+        assert "e" not in rest or "e12345!".startswith(rest[rest.index("e") :]), text
+
+
+def test_a_grammar_that_compiles_for_long_does_not_end_the_engine(monkeypatch):
+    monkeypatch.setattr(core_client, "_GRAMMAR_WAIT", 0.001)
+    properties = {f"name {index * 0.618 % 1}": {"type": "integer"} for index in range(1000)}
+    params = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputsParams(json={"properties": properties}))
+    with LLM(device="cpu", dtype="float32", max_model_len=128, block_size=8) as llm:
+        waits = 0
+        is_compiling = llm.llm_engine.engine_core.is_compiling
+
+        def count():
+            nonlocal waits
+            waits += is_compiling()
+            return is_compiling()
+
+        monkeypatch.setattr(llm.llm_engine.engine_core, "is_compiling", count)
+        [result] = llm.generate("Once", params, use_tqdm=False)
+    assert waits > 10, "it was waited for"
+    assert result.outputs[0].finish_reason == "length"
 
 
 async def test_an_engine_in_a_process_of_its_own_gives_the_same(expected, monkeypatch):

@@ -138,14 +138,15 @@ def test_a_static_plan_computes_what_its_memory_holds_now(device, batch_invarian
     ]
     backend = make_backend(steps[0], device, batch_invariant=batch_invariant)
     assert isinstance(backend, StaticAttentionBackend)
-    table = torch.zeros(num_rows, 30, dtype=torch.int32, device=device)
+    table = torch.zeros(6, 30, dtype=torch.int32, device=device)
     slots = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
     lens = torch.ones(num_rows, dtype=torch.int32, device=device)
-    plan = backend.plan_static(StaticDecodeBatch(block_size, table, slots, lens, max_seq_len=100))
+    rows = torch.tensor([5, 0, 3, 1], dtype=torch.int32, device=device)
+    plan = backend.plan_static(StaticDecodeBatch(block_size, table, rows, slots, lens, max_seq_len=100))
     for step in steps:
         n = len(step.metadata.seq_lens)
         table.zero_()
-        table[:n, : step.metadata.block_table.shape[1]] = step.metadata.block_table
+        table[rows[:n].long(), : step.metadata.block_table.shape[1]] = step.metadata.block_table
         slots.fill_(-1)
         slots[:n] = step.metadata.slot_mapping
         lens.fill_(1)
@@ -164,7 +165,8 @@ def test_an_unused_row_is_zero(device):
     backend = make_backend(step, device)
     lens = torch.tensor([6, 0], dtype=torch.int32, device=device)
     slots = torch.tensor([int(step.metadata.slot_mapping[0]), -1], dtype=torch.int32, device=device)
-    plan = backend.plan_static(StaticDecodeBatch(4, step.metadata.block_table, slots, lens, max_seq_len=16))
+    rows = torch.arange(2, dtype=torch.int32, device=device)
+    plan = backend.plan_static(StaticDecodeBatch(4, step.metadata.block_table, rows, slots, lens, max_seq_len=16))
     out = plan.forward(step.query, step.key, step.value, step.cache, 0.3)
     assert not out[0].isnan().any()
     assert (out[0] != 0).any()
@@ -212,7 +214,8 @@ def test_large_batches_on_a_gpu(shape, fp8, dtype, device):
 def test_a_static_plan_is_captured(device):
     step = make_step([(900, 1), (30, 1)], 32, 8, 128, block_size=16, dtype=torch.bfloat16, device=device, seed=8)
     backend, lens = make_backend(step, device), torch.from_numpy(step.metadata.seq_lens).to(device)
-    batch = StaticDecodeBatch(16, step.metadata.block_table, step.metadata.slot_mapping, lens, max_seq_len=4096)
+    rows = torch.arange(2, dtype=torch.int32, device=device)
+    batch = StaticDecodeBatch(16, step.metadata.block_table, rows, step.metadata.slot_mapping, lens, max_seq_len=4096)
     plan, cache = backend.plan_static(batch), step.cache.clone()
     arguments = (step.query, step.key, step.value, cache, 128**-0.5)
     expected = plan.forward(*arguments).clone()  # compiles
@@ -222,3 +225,23 @@ def test_a_static_plan_is_captured(device):
     cache.copy_(step.cache)
     graph.replay()
     assert torch.equal(out, expected)
+
+
+def test_parts_are_put_together_by_the_last_of_them_and_counted_from_zero_again(device, few_keys_are_split):
+    step = make_step([(150, 1)], 2, 1, 16, block_size=4, dtype=torch.float32, device=device, seed=3)
+    backend = make_backend(step, device)
+    assert backend.num_splits(1, 1, 151) > 2, "there are parts"
+    for _ in range(2):
+        check(step, backend.plan(step.metadata), 0.25)
+        assert not backend.counters.any()
+
+
+def test_parts_without_counters_are_refused(device):
+    step = make_step([(30, 1)], 2, 1, 16, block_size=4, dtype=torch.float32, device=device, seed=3)
+    ids = torch.zeros(2, dtype=torch.int32, device=device)
+    tiles = paged_attention.Tiles(ids[:1], ids[:1], torch.arange(2, device=device).int(), ids[:1] + 31, ids[:1])
+    config = make_backend(step, device).decode_config
+    given = (torch.empty_like(step.query), step.query, step.cache, step.metadata.block_table, tiles, config, 0.25)
+    for counters in (None, ids[:0]):
+        with pytest.raises(ValueError, match="1 tiles of 1 KV heads in parts need as many counters: 0"):
+            paged_attention.paged_attention(*given, num_splits=2, counters=counters)

@@ -43,16 +43,17 @@ def test_penalties(device, monkeypatch):
     def run(num_rows, vocab_size, seed):
         logits = make_logits(seed, num_rows + 1, vocab_size, device)
         generator = torch.Generator().manual_seed(seed)
-        counts = torch.randint(-1, 4, (num_rows, vocab_size), generator=generator).clamp(min=0).int()
+        counts = torch.randint(-1, 4, (num_rows + 2, vocab_size), generator=generator).clamp(min=0).int()
         p = Penalties(
             rows=torch.randperm(num_rows + 1, generator=generator)[:num_rows].to(device),
+            slots=torch.randperm(num_rows + 2, generator=generator)[:num_rows].to(device),
             presence=torch.randn(num_rows, generator=generator).to(device),
             frequency=torch.randn(num_rows, generator=generator).to(device),
             repetition=(0.5 + torch.rand(num_rows, generator=generator)).to(device),
             output_counts=counts.to(device),
-            prompt_mask=(torch.rand(num_rows, vocab_size, generator=generator) < 0.3).to(device),
+            prompt_mask=(torch.rand(num_rows + 2, vocab_size, generator=generator) < 0.3).to(device),
         )
-        arguments = (p.rows, p.presence, p.frequency, p.repetition, p.output_counts, p.prompt_mask)
+        arguments = (p.rows, p.slots, p.presence, p.frequency, p.repetition, p.output_counts, p.prompt_mask)
         out, expected, sampled = logits.clone(), logits.clone(), logits.clone()
         penalties.apply_penalties(out, *arguments)
         reference.apply_penalties(expected, *arguments)
@@ -218,6 +219,7 @@ def test_the_sampler_takes_the_kernels(device, monkeypatch):
         },
         penalties=Penalties(
             rows=torch.tensor([1, 2], device=device),
+            slots=torch.tensor([1, 0], device=device),
             presence=torch.tensor([0.5, 0.0], device=device),
             frequency=torch.tensor([0.1, 0.3], device=device),
             repetition=torch.tensor([1.2, 1.0], device=device),

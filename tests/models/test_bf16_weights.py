@@ -1,5 +1,6 @@
 """Weights stored as bfloat16, in a model in float32: packed as they are stored, they give what float32 gives."""
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import LLAMA, make, oracle_logits
@@ -8,10 +9,12 @@ from safetensors.torch import load_file, save_file
 from rustvllm import LLM, SamplingParams, _core
 from rustvllm.config import LoadConfig
 from rustvllm.config.model_folder import read_model_config
+from rustvllm.layers.cpu_embedding import NarrowEmbedding, PackedEmbedding
 from rustvllm.layers.cpu_linear import CoreLinear
 from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
 from rustvllm.layers.linear import Linear
 from rustvllm.model_loader import load_model
+from rustvllm.model_loader.reading import TensorReader
 
 WIDE = LLAMA | {"hidden_size": 256, "intermediate_size": 384, "vocab_size": 320, "num_hidden_layers": 2}
 EXACT = LinearOptions("core", matrix_unit=False)
@@ -60,10 +63,55 @@ def test_the_bits_are_those_of_float32_in_half_of_the_memory(folders):
     assert torch.equal(narrow.compute_logits(hidden), wide.compute_logits(hidden))
 
 
+def test_no_layer_is_there_in_float32_while_it_is_read(folders, monkeypatch):
+    read_into, shapes = TensorReader.read_into, []
+
+    def record(self, stored, target):
+        shapes.append(tuple(target.shape))
+        read_into(self, stored, target)
+
+    monkeypatch.setattr(TensorReader, "read_into", record)
+    model, _ = load(folders[0], EXACT)
+    assert len(kernels(model)) == 9, "four fused maps of each layer, and the head"
+    assert (256,) in shapes, "norms are filled as ever"
+    assert [shape for shape in shapes if len(shape) == 2] == [tuple(model.embed_tokens.weight.shape)]
+
+
+@pytest.mark.parametrize("options", [EXACT, LinearOptions("core", "int8", matrix_unit=False)], ids=["bf16", "int8"])
+def test_vectors_are_looked_up_in_what_is_stored(folders, options):
+    (narrow, _), (wide, _) = load(folders[0], options), load(folders[1], options)
+    is_packed = narrow.lm_head is None and options.kind is None
+    assert isinstance(narrow.embed_tokens.kernel, PackedEmbedding if is_packed else NarrowEmbedding)
+    assert narrow.embed_tokens.weight.is_meta, "the numbers are there a second time"
+    assert wide.embed_tokens.kernel is None
+    for ids in (
+        torch.tensor([0, 319, 7, 7], dtype=torch.int32),
+        torch.arange(320).view(2, 160),
+        torch.tensor([], dtype=torch.int64),
+    ):
+        found = narrow.embed_tokens(ids)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, wide.embed_tokens(ids))
+
+
+def test_a_row_that_there_is_not_is_refused():
+    packed = _core.PackedLinear(_core.CpuThreads(1), 3, 2, "f32")
+    packed.pack_rows(0, np.arange(6, dtype=np.float32).reshape(3, 2))
+    out = np.zeros((2, 2), np.float32)
+    packed.unpack_rows(np.array([2, 0]), out)
+    assert out.tolist() == [[4.0, 5.0], [0.0, 1.0]]
+    for row in (3, -1, 1 << 40):
+        with pytest.raises(ValueError, match=f"row {row} is asked for, but there are 3"):
+            packed.unpack_rows(np.array([0, row]), out)
+    with pytest.raises(ValueError, match=r"out has the shape \(2, 2\), but \(1, 2\) is needed"):
+        packed.unpack_rows(np.array([0]), out)
+
+
 def test_what_loading_needs_is_counted_so(folders):
     (narrow, packer), (_, plain) = load(folders[0], EXACT), load(folders[1], EXACT)
     size = sum(parameter.nbytes for parameter in load(folders[1], LinearOptions("torch"))[0].parameters())
     layers = sum(module.kernel.nbytes for module in narrow.modules() if isinstance(module, Linear))
+    layers += narrow.embed_tokens.weight.nbytes // 2
     assert plain.resident_bytes(size) == size
     assert packer.resident_bytes(size) == pytest.approx(size - layers, rel=0.01)
     load(folders[0], EXACT, available=size * 3 // 4)

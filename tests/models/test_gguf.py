@@ -77,7 +77,7 @@ def check(reference, model):
 
 def whole_layers(model):
     kernels = [module.kernel for module in model.modules() if isinstance(module, Linear)]
-    return [kernel for kernel in kernels if isinstance(kernel, CoreLinear) and kernel.packed.kind == "int8"]
+    return [k for k in kernels if isinstance(k, CoreLinear) and k.packed.kind in ("int8", "int4")]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -106,7 +106,8 @@ def test_every_type_of_small_blocks(kind, whole, tmp_path):
     path = tmp_path / f"m-{kind}.gguf"
     reference = write(path, "llama", lambda _: kind)
     model = load(path, whole=whole)
-    assert bool(whole_layers(model)) == (whole and kind in ("Q4_0", "Q5_0"))
+    kinds = {kernel.packed.kind for kernel in whole_layers(model)}
+    assert kinds == ({"int4" if "4" in kind else "int8"} if whole and kind[0] == "Q" else set())
     check(reference, model)
 
 
@@ -123,16 +124,44 @@ def test_large_blocks_mixed_as_they_are(kinds, variant, tmp_path):
         large = large | {"head_dim": 64, "query_pre_attn_scalar": 64}
     reference = write(path, variant, kind_of, **large)
     model = load(path)
-    assert bool(whole_layers(model)) == bool(kinds and kinds != {"": "Q5_K"})
+    whole = whole_layers(model)
+    assert len(whole) == len([module for module in model.modules() if isinstance(module, Linear)])
+    assert {kernel.packed.kind for kernel in whole} >= {"int8" if "" in kinds else "int4"}
     check(reference, model)
 
 
-def test_a_fused_layer_with_one_part_in_other_blocks_is_dense(tmp_path):
+@pytest.mark.parametrize(("kind", "bits"), [("Q4_0", 4.5), ("Q4_1", 5), ("Q4_K", 4.5), ("Q8_0", 8.5)])
+def test_layers_take_little_more_than_their_blocks(kind, bits, tmp_path):
+    path = tmp_path / "m.gguf"
+    write(path, "llama", lambda _: kind, **LARGE)
+    model = load(path)
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    assert len(whole_layers(model)) == len(linears)
+    stored = sum(linear.weight.numel() for linear in linears) * bits / 8
+    assert stored < sum(kernel.nbytes for kernel in whole_layers(model)) <= 1.1 * stored
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+def test_rounded_activations_stay_near(kind, tmp_path):
+    path = tmp_path / "m.gguf"
+    write(path, "llama", lambda _: kind, **LARGE)
+    exact, rounded = load(path), load(path, options=LinearOptions(round_activations=True))
+    linears = [[m for m in model.modules() if isinstance(m, Linear)] for model in (exact, rounded)]
+    for one, other in zip(*linears, strict=True):
+        assert (one.kernel.packed.kind, other.kernel.packed.kind) == ("int4", "w4a8")
+        assert torch.equal(one.kernel.unpack(64), other.kernel.unpack(64))
+        x = torch.randn((5, one.weight.shape[1]), generator=torch.Generator().manual_seed(0))
+        expected = one(x)
+        assert 0 < float((other(x) - expected).norm() / expected.norm()) < 0.02
+
+
+def test_a_fused_layer_with_one_part_in_other_blocks_has_minima(tmp_path):
     path = tmp_path / "m.gguf"
     reference = write(path, "llama", lambda name: "Q4_1" if "attn_v" in name else "Q8_0")
     model = load(path)
     linears = [module for module in model.modules() if isinstance(module, Linear)]
-    assert len(linears) - len(whole_layers(model)) == reference.config.num_hidden_layers
+    assert len(whole_layers(model)) == len(linears)
+    assert len([k for k in whole_layers(model) if k.packed.has_form]) == reference.config.num_hidden_layers
     check(reference, model)
 
 
@@ -154,7 +183,7 @@ def test_half_precision_keeps_the_whole_numbers(tmp_path):
 
 def test_what_is_rounded_on_request_is_what_could_not_be_kept(tmp_path):
     path = tmp_path / "m.gguf"
-    write(path, "llama", lambda name: "Q4_1" if "ffn_down" in name else "Q8_0")
+    write(path, "llama", lambda name: "F16" if "ffn_down" in name else "Q8_0")
     model = load(path, options=LinearOptions("core", "int8", 32))
     kept = load(path)
     for ours, exact in zip(model.layers, kept.layers, strict=True):

@@ -176,21 +176,22 @@ def test_three_adapters_and_the_model_mixed_are_bit_equal_to_each_alone(world, a
         assert stats["num_accepted_tokens"] > 0
 
 
-def test_without_batch_invariance_logits_are_pefts_and_steps_without_adapters_run_in_one_call(world):
+@pytest.mark.parametrize("decoder", ["core", "modules"])
+def test_without_batch_invariance_logits_are_pefts_in_one_call_and_module_by_module(world, decoder, monkeypatch):
     folder, requests, reference = world
     adapters, lists = mixture(requests)
+    monkeypatch.setenv("RUSTVLLM_DECODER", decoder)
     with LLM(str(folder), **OPTIONS) as llm:
         runner = llm.llm_engine.engine_core.core.executor._runner
         takes = []
-        inner = runner.model.decoder_kernel.takes
-        runner.model.decoder_kernel.takes = lambda *arguments: takes.append(inner(*arguments)) or takes[-1]
-        run(llm)
-        assert takes
-        assert all(takes), "the one call is used where it was before"
-        takes.clear()
+        if decoder == "modules":
+            assert runner.model.decoder_kernel is None
+        else:
+            inner = runner.model.decoder_kernel.takes
+            runner.model.decoder_kernel.takes = lambda *arguments: takes.append(inner(*arguments)) or takes[-1]
         samples = run(llm, adapters, ALL_LOGITS, lists)
-        assert takes
-        assert not any(takes[: LENGTH // 2])
+        assert all(takes), "the one call is used with adapters, too"
+        assert len(takes) >= (LENGTH if decoder == "core" else 0)
     for request in requests:
         mine = [index for index, adapter in enumerate(adapters) if adapter == request]
         with with_adapter(reference, request.lora_path) as adapted:

@@ -85,7 +85,10 @@ def check(reference, model):
 def kept(model, kind="int8"):
     """The layers that compute from whole numbers."""
     linears = [module for module in model.modules() if isinstance(module, Linear)]
-    return [linear for linear in linears if isinstance(linear.kernel, CoreLinear) and linear.kernel.packed.kind == kind]
+    kinds = (kind, {"int8": "int4", "w8a8": "w4a8"}[kind])
+    return [
+        linear for linear in linears if isinstance(linear.kernel, CoreLinear) and linear.kernel.packed.kind in kinds
+    ]
 
 
 def num_stored(model):
@@ -321,7 +324,7 @@ def test_a_quantised_head(tmp_path):
         reference.lm_head.weight = torch.nn.Parameter(torch.from_numpy(meaning(*parts)))
         reference.model.embed_tokens.weight = torch.nn.Parameter(reference.model.embed_tokens.weight[:96])
     model = load(tmp_path)
-    assert model.lm_head.kernel.packed.kind == "int8"
+    assert model.lm_head.kernel.packed.kind == "int4"
     request = Request(prompts(96, [9])[0], 8)
     NaiveEngine(model).run([request])
     assert_matches(reference, request)

@@ -80,15 +80,29 @@ def test_soak(run, shared_dir, preempt):
 
 
 def test_request_limits(run):
-    report = run("request_limits.py", "--cases", "bad_words", "sends before it reads", "--step-time", "5")
-    words, sender = report["cases"].values()
-    assert (words["status"], sender["status"]) == (400, "413")
-    for case in (words, sender):
+    report = run("request_limits.py", "--cases", "bad_words", "sends before it reads", "template, constant",
+                 "--step-time", "5")  # fmt: skip
+    words, sender, template = report["cases"].values()
+    assert (words["status"], sender["status"], template["status"]) == (400, "413", 400)
+    assert words["parse_ms"] > 0
+    assert 0 < template["start_memory_mb"] < 1000, "the template's constant has a gigabyte"
+    for case in (words, sender, template):
         for phase in ("before", "during", "after"):
             assert case[phase]["health_failures"] == 0
             assert case[phase]["health_ms"]["count"] >= 1
             assert case[phase]["inter_token_ms"]["count"] >= 1
             assert case[phase]["memory_mb"] > 0
+
+
+def test_load_cost(run, shared_dir):
+    other = f"{sys.executable} -m rustvllm.cli.main serve --dtype float32"
+    report = run("load_cost.py", "--model", str(shared_dir / "data/slm4096-gpt2/hf"), "--turns", "1",
+                 "--num-tokens", "4", "--server", other)  # fmt: skip
+    assert list(report["runs"]) == ["other", "own"]
+    assert report["all_drew_the_same"] is True
+    for ((figures,),) in zip(report["runs"].values(), strict=True):
+        assert min(figures.values()) > 0
+        assert figures["served_mb"] * 1e6 > report["checkpoint_mb"] * 1e6 > 0
 
 
 def test_output_fault(run):

@@ -73,6 +73,29 @@ def test_a_chat_streams_next_to_its_journey(browser: Chromium) -> None:
     assert all(stage in legend for stage in ("queue", "prompt", "generation"))
 
 
+def test_the_ranks_of_a_model_on_several_are_listed(browser: Chromium) -> None:
+    assert browser.evaluate("document.querySelector('#ranks').hidden"), "this one has one"
+    ranks = [
+        {"rank": 0, "pid": 811, "state": "running", "step_age": 0, "waits_in": "", "collectives": 7},
+        {"rank": 1, "pid": 812, "state": "stopped", "step_age": 2.5, "waits_in": "all_reduce", "collectives": 6},
+    ]
+    # What the page's own functions make of it, in one call: the next state of the server hides the line again.
+    body = (
+        "const source = [...document.scripts].map((each) => each.textContent).join('');"
+        "const cut = (name) => source.match(new RegExp(`function ${name}\\\\([^]*?\\n}`))[0];"
+        "const byId = 'const byId = (id) => document.getElementById(id);';"
+        "new Function('engines', byId + cut('element') + cut('showRanks') + 'showRanks(engines)')"
+        f"([{{rank: 0, state: {{ranks: {json.dumps(ranks)}}}}}]);"
+        "return [...document.querySelector('#ranks').children].map((each) =>"
+        " [each.textContent, each.dataset.state, each.title]);"
+    )
+    found = browser.evaluate(f"(() => {{ {body} }})()")
+    assert found == [
+        ["rank 0 · pid 811 · alive · 0.0 s", "good", "idle or on time"],
+        ["rank 1 · pid 812 · stopped · 2.5 s", "bad", "step runs for 2.5 s, in all_reduce"],
+    ]
+
+
 def test_a_request_that_is_stopped_is_aborted(browser: Chromium, server: ServerProcess) -> None:
     browser.click("#clear")
     browser.evaluate(

@@ -157,7 +157,7 @@ async def test_bad_words_are_counted_before_one_of_them_is_tokenised_and_tokenis
         assert (await client.post(COMPLETIONS, json=body)).status_code == 200
         assert engine.tokenizer.num_texts == 20 + 2 * 100
         assert len(engine.seen) == 20
-        assert all(len(request.sampling_extras.bad_words) == 200 for request in engine.seen)
+        assert all(len(request.sampling_extras["bad_words"]) == 200 for request in engine.seen)
         body["bad_words"] *= 50
         assert (await client.post(COMPLETIONS, json=body)).status_code == 400
         assert engine.tokenizer.num_texts == 20 + 2 * 100

@@ -94,10 +94,15 @@ def test_an_answer_is_what_was_asked_for_whole_and_streamed(server, kind, url):
     ("fields", "param"),
     [
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": NEGATED}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": NEGATED, "strict": True},
+                }
+            },
             "response_format",
         ),
-        ({"structured_outputs": {"json": NEGATED}}, "structured_outputs"),
+        ({"structured_outputs": {"json": NEGATED, "strict": True}}, "structured_outputs"),
     ],
 )
 def test_a_schema_that_cannot_be_enforced_is_refused_under_its_field(server, url, fields, param, stream):
@@ -106,6 +111,27 @@ def test_a_schema_that_cannot_be_enforced_is_refused_under_its_field(server, url
     error = response.json()["error"]
     assert error["param"] == param
     assert error["message"].startswith("/properties/a/not is not supported"), error
+
+
+HOSTILE_NAME = "a\r\nX-Evil: 1\u00e9"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("url", [COMPLETIONS, CHAT])
+def test_what_is_left_out_of_a_schema_that_is_not_strict_is_in_a_header(server, url, stream):
+    never = {"enum": ["b"], "not": {"const": "a"}}
+    schema = {"type": "object", "properties": {HOSTILE_NAME: never}, "required": [HOSTILE_NAME]}
+    schema["additionalProperties"] = False
+    asked = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    body = body_of(url, 1, response_format=asked, stream=stream)
+    response = httpx.post(server.url + url, json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-unenforced-schema"] == "/properties/a%0D%0AX-Evil%3A%201%C3%A9/not"
+    assert "x-evil" not in response.headers
+    if not stream:
+        assert json.loads(answer(server, url, body)[0]) == {HOSTILE_NAME: "b"}
+    plain = httpx.post(server.url + url, json=body_of(url, 1, stream=stream), timeout=60)
+    assert "x-unenforced-schema" not in plain.headers
 
 
 def test_a_constrained_neighbour_changes_nothing_of_a_free_stream(server):

@@ -216,7 +216,7 @@ HEAD = {"messages": MESSAGES, "max_tokens": 4}
         ),
         ({"tools": TOOLS, "structured_outputs": {"regex": "a"}}, "structured_outputs", "JSON alone"),
         (
-            {"tools": [tool("f", {"properties": {"a": {"not": {}}}})], "tool_choice": "required"},
+            {"tools": [tool("f", {"properties": {"a": {"not": {}}}}, strict=True)], "tool_choice": "required"},
             "tools",
             '"f" cannot be enforced: /properties/a/not is not supported',
         ),
@@ -238,6 +238,17 @@ async def test_wrong_tools_are_refused_by_name(fields, param, says, stream):
         response = await client.post(URL, content=body, headers={"Content-Type": "application/json"})
         assert_error(response, 400, "BadRequestError", param=param, says=(says,))
     assert not engine.seen
+
+
+async def test_what_is_left_out_of_tools_that_are_not_strict_is_in_a_header():
+    loose = {"type": "object", "properties": {"a": {"type": "integer", "not": {"const": 3}}}, "required": ["a"]}
+    body = {**HEAD, "tools": [tool("f", loose)], "max_tokens": 1000}
+    async with saying('<tool_call>\n{"name": "f", "arguments": {"a": 3}}\n</tool_call>') as (client, _):
+        for stream in (False, True):
+            required = await client.post(URL, json={**body, "tool_choice": "required", "stream": stream})
+            assert required.headers["x-unenforced-schema"] == "f#/properties/a/not"
+        free = await client.post(URL, json=body)
+        assert "x-unenforced-schema" not in free.headers, "nothing had to be enforced"
 
 
 async def test_without_a_format_tools_are_shown_and_a_choice_is_refused():

@@ -81,6 +81,15 @@ class ToyExecutor:
     def discard_step(self):
         self.sampled = None
 
+    def watch(self, on_death):
+        pass
+
+    def check(self):
+        pass
+
+    def rank_states(self):
+        return []
+
     def shutdown(self):
         self.was_shut_down = True
 

@@ -4,85 +4,39 @@ The functions that launch are called with tensors on the CPU; what they would la
 own compiler and assembler, which need no device. What the machine code computes, only a GPU shows.
 """
 
-import inspect
+import importlib.util
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-triton = pytest.importorskip("triton", reason="Triton is not made for this platform")
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not made for this platform", allow_module_level=True)
+sys.path.append(str(Path(__file__).parents[2] / "benches" / "python"))
 
-from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec  # noqa: E402 -- behind the skip
-from rustvllm.attention.triton_backend import TritonAttentionBackend  # noqa: E402
-from rustvllm.kernels import activation, draw, matmul, norm, penalties, rotary, truncation, tuning  # noqa: E402
+from gpu_kernel_code import CASES, Launches, costs, launch_attention, launch_rotary_write
+
+from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
+from rustvllm.attention.triton_backend import TritonAttentionBackend
+from rustvllm.kernels import activation, draw, matmul, norm, penalties, rotary, tile_list, truncation
 
 SHARED_BYTES = {90: 227 << 10, 80: 99 << 10}
 """Of Hopper; and the least that any GPU has that untuned sizes are for."""
-
-
-class Launches:
-    """What was launched: the kernel, and its arguments by name."""
-
-    def __init__(self, monkeypatch, capability):
-        self.target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
-        self.caught = []
-        monkeypatch.setattr(triton.runtime.jit.JITFunction, "run", self._run)
-        monkeypatch.setattr(tuning, "is_tuned", lambda device: capability == 90)
-        monkeypatch.setattr(tuning, "capability", lambda device: divmod(capability, 10))
-        monkeypatch.setattr(tuning, "num_processors", lambda device: 132)
-
-    @property
-    def _run(self):
-        caught = self.caught
-        return lambda kernel, *args, grid, warmup, **kwargs: caught.append((kernel, args, kwargs))
-
-    def compile(self):
-        """Machine code of all that was caught."""
-        caught, self.caught[:] = list(self.caught), []
-        return [self._compile(*launch) for launch in caught]
-
-    def variants(self):
-        """Of all that was caught: how many different machine codes each kernel needs."""
-        codes = {}
-        for kernel, args, kwargs in self.caught:
-            codes.setdefault(kernel.fn.__name__, set()).add(repr(self._specialise(kernel, args, kwargs)))
-        return {name: len(different) for name, different in codes.items()}
-
-    def _compile(self, kernel, args, kwargs):
-        signature, constants, attributes, options = self._specialise(kernel, args, kwargs)
-        source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-        return triton.compile(source, target=self.target, options=options)
-
-    def _specialise(self, kernel, args, kwargs):
-        names = inspect.signature(kernel.fn).parameters
-        options = {name: value for name, value in kwargs.items() if name not in names}
-        arguments = inspect.signature(kernel.fn).bind(
-            *args, **{name: value for name, value in kwargs.items() if name in names}
-        )
-        signature, constants, attributes = {}, {}, {}
-        for index, parameter in enumerate(kernel.params):
-            value = arguments.arguments[parameter.name]
-            is_special = not parameter.do_not_specialize and not isinstance(value, float)
-            if parameter.is_constexpr or (is_special and isinstance(value, int) and value == 1):
-                signature[parameter.name], constants[parameter.name] = "constexpr", value
-                continue
-            signature[parameter.name] = triton.runtime.jit.mangle_type(value)
-            is_special = is_special and not parameter.do_not_specialize_on_alignment
-            address = value.data_ptr() if torch.is_tensor(value) else value
-            if is_special and address % 16 == 0:
-                attributes[index,] = [["tt.divisibility", 16]]
-        return signature, constants, attributes, options
 
 
 @pytest.fixture(params=[90, 80])
 def launches(request, monkeypatch, tmp_path):
     """What would be launched on a GPU of this compute capability."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    return Launches(monkeypatch, request.param)
+    caught = Launches(request.param)
+    with caught.catching():
+        yield caught
 
 
 def check(launches, *, at_least):
-    compiled = launches.compile()
+    compiled = launches.compiled()
     assert len(compiled) >= at_least
     for kernel in compiled:
         assert kernel.metadata.shared <= SHARED_BYTES[launches.target.arch], kernel.metadata
@@ -92,16 +46,9 @@ def check(launches, *, at_least):
 
 @pytest.mark.parametrize(("head_dim", "dtype", "fp8"), [(128, torch.bfloat16, False), (64, torch.float16, True)])
 def test_attention(launches, head_dim, dtype, fp8):
-    step = AttentionMetadata(
-        16, torch.zeros(2, 64, dtype=torch.int32), torch.zeros(41, dtype=torch.int32),
-        np.array([0, 40, 41], np.int32), np.array([40, 1000], np.int32),
-    )  # fmt: skip
-    backend = TritonAttentionBackend(KVCacheSpec(1, 2, head_dim), dtype, torch.device("cpu"))
-    qkv = torch.zeros(41, 12, head_dim, dtype=dtype)
-    cache = torch.zeros(2, 8, 16, 2, head_dim, dtype=torch.uint8 if fp8 else dtype)
     options = {"sliding_window": 100, "soft_cap": 30.0, "alibi_slopes": [0.5] * 8} if fp8 else {}
-    backend.plan(step).forward(*qkv.split([8, 2, 2], 1), cache, 0.1, **options)
-    _, prompts, decodes, _ = check(launches, at_least=4)  # written, prompts, decodes, their parts put together
+    launch_attention(head_dim, dtype, fp8=fp8, **options)
+    _, prompts, decodes = check(launches, at_least=3)  # written, prompts, decodes with their parts put together
     if launches.target.arch == 90:
         assert "wgmma" in prompts.asm["ptx"], "Hopper's matrix instructions lie idle"
     assert "mma.sync" in decodes.asm["ptx"]
@@ -121,7 +68,13 @@ def test_steps_of_all_sizes_run_the_same_code(launches):
         plan = backend.plan(AttentionMetadata(16, table, slots, starts, seq_lens))
         plan.forward(*qkv.split([8, 2, 2], 1), cache, 0.1)
     # Prompts and decodes have sizes of their own.
-    assert launches.variants() == {"_kv_write_kernel": 1, "_attention_kernel": 2, "_combine_kernel": 1}
+    assert launches.variants() == {"_kv_write_kernel": 1, "_attention_kernel": 2}
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_what_comes_before_attention(launches, fp8):
+    launch_rotary_write(128, norms=True, fp8=fp8)
+    check(launches, at_least=1)
 
 
 def test_everything_else(launches):
@@ -136,8 +89,24 @@ def test_everything_else(launches):
     logits, ids = torch.zeros(4, 32000), torch.zeros(4, dtype=torch.int64)
     ones = torch.ones(4)
     counts = torch.zeros(4, 32000, dtype=torch.int32)
-    penalties.apply_penalties(logits, ids, ones, ones, ones, counts, counts > 0)
+    penalties.apply_penalties(logits, ids, ids, ones, ones, ones, counts, counts > 0)
     truncation.apply_top_k_top_p(logits, ids, ones)
     draw.draw(logits, ids, ids)
     draw.counter_uniform(ids, ids)
-    check(launches, at_least=10)
+    starts, tiles = torch.tensor([0, 4, 4], dtype=torch.int32), torch.zeros((2, 3), dtype=torch.int32)
+    tile_list.list_tiles(*tiles, starts, 4, skip_decodes=True)
+    tile_list.list_decodes(*tiles[:, :2], starts)
+    check(launches, at_least=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_no_kernel_spills(capability, monkeypatch, tmp_path):
+    """What a kernel keeps in memory because it has too few registers, it waits for."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    rows = costs(capability, CASES)
+    assert len(rows) > 20
+    assert [row for row in rows if row["spilled"]] == []
+    assert all(0 < row["registers"] <= 255 for row in rows)
+    limit = SHARED_BYTES.get(capability, SHARED_BYTES[80])
+    assert [row for row in rows if row["shared"] > limit] == []

@@ -7,7 +7,15 @@ import sys
 
 import pytest
 
-LEAST = {"kv_write": 3, "layers": 8, "models": 3, "paged_attention": 8, "sampling": 3}
+LEAST = {
+    "kv_write": 3,
+    "layers": 8,
+    "models": 3,
+    "paged_attention": 8,
+    "rotary_write": 3,
+    "sampling": 3,
+    "tile_list": 5,
+}
 """How many tests of a file the interpreter has to run at least: with fewer it would say nothing."""
 
 

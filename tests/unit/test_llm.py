@@ -237,8 +237,8 @@ def test_chat_template_kwargs_are_variables_of_the_template(make):
 def test_wrong_arguments(toy_model):
     with pytest.raises(TypeError, match="'max_num_seq'; did you mean 'max_num_seqs'"):
         LLM(toy_model, max_num_seq=5)
-    with pytest.raises(ConfigError, match="tensor_parallel_size=2 is not supported yet"):
-        LLM(toy_model, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="pipeline_parallel_size=2 is not supported yet"):
+        LLM(toy_model, pipeline_parallel_size=2)
 
 
 def test_samples(make):
@@ -287,7 +287,7 @@ def test_a_progress_bar_of_ones_own(make):
     assert calls.count("update") == 2
 
 
-@pytest.mark.parametrize("name", ["encode", "score", "beam_search", "sleep"])
+@pytest.mark.parametrize("name", ["encode", "score", "classify", "sleep"])
 def test_what_is_not_built_says_so(make, name):
     llm = make()
     with pytest.raises(AttributeError, match=f"LLM.{name} is not supported yet"):

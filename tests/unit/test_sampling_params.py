@@ -64,6 +64,7 @@ VALID = [
     {"extra_args": {"a": 1, "b": ["x", None, 2.5]}},
     {"extra_args": {}},
     {"length_penalty": 1},
+    {"use_beam_search": True, "n": 64, "length_penalty": -0.5},
 ]
 
 INVALID = [
@@ -169,8 +170,6 @@ INVALID = [
 
 UNSUPPORTED = {
     "logprob_token_ids": [1],
-    "use_beam_search": True,
-    "length_penalty": 0.5,
     "repetition_detection": {},
 }
 

@@ -206,8 +206,9 @@ sum_instructions!(
     3: zero_3 load_3 store_3 multiply_3 by 5 7
 );
 
-/// The sums of products of whole numbers of 8 bits, as whole numbers of 32 bits, to `to`, whose rows lie side by side: rows
-/// of activations that are `ROW` bytes apart by weights of which each four inputs are `QUAD` bytes apart.
+/// The sums of products of whole numbers of 8 bits, as whole numbers of 32 bits, to two tiles at `to`, one after the other: rows
+/// of activations that are `ROW` bytes apart by two tiles of weights, side by side, of which each four inputs are `QUAD` bytes
+/// apart.
 ///
 /// # Safety
 ///
@@ -224,9 +225,13 @@ pub(crate) unsafe fn multiply_whole_numbers<const ROW: usize, const QUAD: usize>
         asm!(
             "tileloadd tmm4, [{rows} + {row_bytes}]",
             "tileloadd tmm6, [{weights} + {quad_bytes}]",
+            "tileloadd tmm7, [{weights} + {quad_bytes} + 64]",
             "tilezero tmm0",
+            "tilezero tmm1",
             "tdpbssd tmm0, tmm4, tmm6",
+            "tdpbssd tmm1, tmm4, tmm7",
             "tilestored [{to} + {to_bytes}], tmm0",
+            "tilestored [{to} + {to_bytes} + 1024], tmm1",
             rows = in(reg) rows,
             row_bytes = in(reg) ROW,
             weights = in(reg) weights,

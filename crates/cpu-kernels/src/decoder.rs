@@ -4,7 +4,10 @@
 //! It computes what the parts compute when they are called one by one, bit for bit. What it saves is what lies between them:
 //! a step of one row is some eighty calls of a few microseconds of work each around the reading of weights, in which memory
 //! waits.
+//!
+//! Where the ranks of a group share a model, a block runs in two halves, after each of which they add what they have.
 
+mod adapters;
 mod error;
 mod step;
 
@@ -14,8 +17,11 @@ use std::{
     time::Duration,
 };
 
-pub use self::error::DecoderError;
 use self::step::Step;
+pub use self::{
+    adapters::{AdapterTokens, DecoderAdapter, LayerDelta},
+    error::DecoderError,
+};
 use crate::{
     attention::{CacheLayout, TokenRows},
     batch::RaggedBatch,
@@ -194,24 +200,45 @@ impl Decoder {
         threads: &Threads,
         out: &mut [E],
     ) -> Result<DecoderTimes, DecoderError> {
+        self.run_adapted(batch, hidden, caches, cache_of_block, layout, rotary, &[], threads, out)
+    }
+
+    /// As `run`, with what adapters add for their tokens.
+    ///
+    /// # Errors
+    ///
+    /// As `run`; another decoder's adapters, or tokens that the step does not have.
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
+    pub fn run_adapted<E: Element>(
+        &self,
+        batch: &RaggedBatch,
+        hidden: &mut [E],
+        caches: &mut [&mut [E]],
+        cache_of_block: &[usize],
+        layout: CacheLayout,
+        rotary: Option<&Rotary<'_>>,
+        adapters: &[AdapterTokens<'_>],
+        threads: &Threads,
+        out: &mut [E],
+    ) -> Result<DecoderTimes, DecoderError> {
         let (found, expected) = (cache_of_block.len(), self.blocks.len());
         if found != expected {
             return Err(DecoderError::Caches { found, expected });
         }
-        let Heads { num_kv_heads, head_dim, .. } = self.heads;
-        let (found_heads, found_dim) = (layout.num_kv_heads, layout.head_dim);
-        if (found_heads, found_dim) != (num_kv_heads, head_dim) {
-            return Err(DecoderError::Cache { found_heads, found_dim, num_kv_heads, head_dim });
-        }
+        self.check_layout(layout)?;
         let num_tokens = batch.num_tokens();
         if rotary.is_none() && self.blocks.iter().any(|block| block.is_rotary) {
             return Err(DecoderError::NoRotary);
         }
+        for run in adapters {
+            run.check(expected, num_tokens)?;
+        }
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let mut step = Step::<E>::new(self, num_tokens, &mut room)?;
-        for (block, &index) in self.blocks.iter().zip(cache_of_block) {
+        for (number, (block, &index)) in self.blocks.iter().zip(cache_of_block).enumerate() {
             let found = caches.len();
             let cache = caches.get_mut(index).ok_or(DecoderError::CacheIndex { index, found })?;
+            step.adapt(adapters, number);
             step.run(block, batch, hidden, cache, layout, rotary, threads)?;
         }
         let width = self.hidden_size;
@@ -219,5 +246,75 @@ impl Decoder {
         let kernel = Kernel::best_for_products();
         norm(&self.last_norm.of(), from, num_tokens, Sum::None, kernel, threads, to)?;
         Ok(step.finish())
+    }
+
+    /// The first half of a block, for a stream that others add to between the halves: attention.
+    ///
+    /// # Arguments
+    ///
+    /// * `block`: which.
+    /// * `adds`: whether the result is added to the stream; if not, it takes its place.
+    /// * `hidden`: `[num_tokens, hidden_size]`, the stream before and after it.
+    /// * `cache`: the block's, as `layout` says.
+    /// * `rotary`: as for `run`.
+    ///
+    /// # Errors
+    ///
+    /// Arrays that do not fit, in which case some of them may have been written to; a block that there is not.
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
+    pub fn attend<E: Element>(
+        &self,
+        block: usize,
+        adds: bool,
+        batch: &RaggedBatch,
+        hidden: &mut [E],
+        cache: &mut [E],
+        layout: CacheLayout,
+        rotary: Option<&Rotary<'_>>,
+        threads: &Threads,
+    ) -> Result<DecoderTimes, DecoderError> {
+        let parts = self.block(block)?;
+        self.check_layout(layout)?;
+        if rotary.is_none() && parts.is_rotary {
+            return Err(DecoderError::NoRotary);
+        }
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut step = Step::<E>::new(self, batch.num_tokens(), &mut room)?;
+        step.attend(parts, adds, batch, hidden, cache, layout, rotary, threads)?;
+        Ok(step.finish())
+    }
+
+    /// The second half of a block, the MLP; as `attend`.
+    ///
+    /// # Errors
+    ///
+    /// A stream that does not have so many tokens; a block that there is not.
+    pub fn multiply<E: Element>(
+        &self,
+        block: usize,
+        adds: bool,
+        num_tokens: usize,
+        hidden: &mut [E],
+        threads: &Threads,
+    ) -> Result<DecoderTimes, DecoderError> {
+        let parts = self.block(block)?;
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut step = Step::<E>::new(self, num_tokens, &mut room)?;
+        step.multiply(parts, adds, hidden, threads)?;
+        Ok(step.finish())
+    }
+
+    fn block(&self, index: usize) -> Result<&DecoderBlock, DecoderError> {
+        let found = self.blocks.len();
+        self.blocks.get(index).ok_or(DecoderError::Block { index, found })
+    }
+
+    fn check_layout(&self, layout: CacheLayout) -> Result<(), DecoderError> {
+        let Heads { num_kv_heads, head_dim, .. } = self.heads;
+        let (found_heads, found_dim) = (layout.num_kv_heads, layout.head_dim);
+        if (found_heads, found_dim) != (num_kv_heads, head_dim) {
+            return Err(DecoderError::Cache { found_heads, found_dim, num_kv_heads, head_dim });
+        }
+        Ok(())
     }
 }

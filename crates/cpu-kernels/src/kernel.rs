@@ -13,7 +13,7 @@ use crate::{
     product::{self, PANEL_VECTORS, Products},
     rotary::{self, TurnFn},
     tile::{self, TileFn},
-    w8a8::form::{self, Form},
+    w8a8::form::{self, Form, Variant},
 };
 
 /// A compiled form of the kernels.
@@ -145,10 +145,12 @@ impl Kernel {
         return false;
     }
 
-    /// What computes products with rounded activations, of few rows and of many: `avx512-vnni` and `amx-int8`, for example.
+    /// What computes products of 8-bit weights with rounded activations, of few rows and of many: `avx512-vnni` and `amx-int8`,
+    /// for example. Weights of 4 bits are computed as few rows are.
     #[must_use]
     pub fn w8a8_names(&self) -> [&'static str; 2] {
-        [1, usize::MAX].map(|num_rows| form::chosen(self.w8a8, num_rows).name)
+        let variant = Variant { block: 32, is_halves: false, has_mins: false };
+        [1, usize::MAX].map(|num_rows| form::chosen(self.w8a8, num_rows, variant).name)
     }
 
     /// What the machine has for that but computes something else than plain code does, and so is not used.

@@ -66,7 +66,9 @@ mod w8a8;
 pub use attention::{AttentionError, CacheLayout, TokenRows, attend, write_kv};
 pub use attention_options::AttentionOptions;
 pub use batch::{BatchError, RaggedBatch};
-pub use decoder::{Decoder, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes};
+pub use decoder::{
+    AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes, LayerDelta,
+};
 pub use element::Element;
 pub use finish::Activation;
 pub use gates::apply_gates;
@@ -76,7 +78,10 @@ pub use kernel::Kernel;
 pub use linear::{Epilogue, OutRows, Residual, linear};
 pub use norm::{Sum, norm};
 pub use norm_row::{Norm, NormKind};
-pub use packed::{LinearError, Matrix, PackedLinear, WeightElement, WeightKind};
+pub use packed::{
+    LinearError, Matrix, PackedLinear, Quantized, QuantizedRow, ScaleForm, WeightElement, WeightKind,
+    ZeroForm,
+};
 pub use reading::read_once;
 pub use rotary::{Rotary, RotaryError};
 pub use threads::Threads;

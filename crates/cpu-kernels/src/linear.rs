@@ -14,10 +14,10 @@ use crate::{
     element::Element,
     finish::{Activation, Finish},
     lines::Lines,
-    packed::{LinearError, PackedLinear, WeightKind},
+    packed::{LinearError, PackedLinear, WeightKind, quantized::ReadyScales},
     product::{CHUNK, Product, ProductFn, Products},
     threads::Threads,
-    w8a8::{self, RoundedRows, round_rows},
+    w8a8::{self, RoundedRows, round_for},
 };
 
 /// The most rows that are computed with one reading of the weights.
@@ -126,16 +126,8 @@ pub fn linear<X: Element, O: Element>(
                 _ if unit => {
                     Activations::Tiles(tiled::arrange(&x, rows.len(), layer.in_features, threads, arranged)?)
                 }
-                _ if layer.kind.block() > 1 => {
-                    let block = layer.kind.block();
-                    Activations::Rounded(round_rows(
-                        &x,
-                        rows.len(),
-                        layer.in_features,
-                        block,
-                        threads,
-                        arranged,
-                    )?)
+                _ if layer.kind.rounds_activations() => {
+                    Activations::Rounded(round_for(layer, &x, rows.len(), threads, arranged)?)
                 }
                 // One row lies as chunks do.
                 Some(data) if rows.len() == 1 => Activations::Chunks(data.as_ptr()),
@@ -205,6 +197,7 @@ thread_local! {
     static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Box::new(Scratch {
         sums: [[0.0; MAX_PANEL]; ROW_BLOCK],
         wide: [[0.0; MAX_PANEL]; CHUNK],
+        ready: ReadyScales::ZERO,
         #[cfg(target_arch = "x86_64")]
         split: tiled::SplitWeights::ZERO,
     }));
@@ -218,6 +211,7 @@ const MAX_PANEL: usize = 32;
 struct Scratch {
     sums: [[f32; MAX_PANEL]; ROW_BLOCK],
     wide: [[f32; MAX_PANEL]; CHUNK],
+    ready: ReadyScales,
     #[cfg(target_arch = "x86_64")]
     split: tiled::SplitWeights,
 }
@@ -338,7 +332,9 @@ impl<O: Element> Block<'_, O> {
             &Activations::Chunks(a) => unsafe { self.sum_chunks(a, panel, tiles, start, scratch) },
             // SAFETY: the caller gives rows and a panel that lie in the arrays; `sums` has room for the rows, which were
             // rounded for this layer's kind.
-            Activations::Rounded(a) => unsafe { w8a8::sum(self.layer, panel, a, first_row, num_rows, sums) },
+            Activations::Rounded(a) => unsafe {
+                w8a8::sum(self.layer, panel, a, first_row, num_rows, sums, &mut scratch.ready);
+            },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller gives rows and a panel that lie in the arrays; `sums` has room for them; there are tiles
             // only where `uses_matrix_unit` said so.
@@ -371,14 +367,15 @@ impl<O: Element> Block<'_, O> {
         let (num_k, step) = (layer.in_features, layer.step());
         let weights = layer.panel_weights(panel);
         let (direct, widened, widen): (&[ProductFn], &[ProductFn], _) = match layer.kind {
-            WeightKind::F32 => (products.f32, products.f32, None),
+            WeightKind::F32 | WeightKind::Quantized(_) => (products.f32, products.f32, None),
             WeightKind::Bf16 => (products.bf16, products.f32, Some(products.widen_bf16)),
             WeightKind::Int8 { .. } => (products.int8, products.wide_int8, Some(products.widen_int8)),
             WeightKind::W8A8 { .. } => unreachable!("their rows are rounded"),
         };
+        let quantized = if let WeightKind::Quantized(form) = layer.kind { Some(form) } else { None };
         let widen = widen.filter(|_| tiles.len() >= MIN_TILES_TO_WIDEN);
         // With one tile the weights are read once, whatever their number; several read each chunk again while it is near.
-        let together = if tiles.len() == 1 { num_k } else { CHUNK };
+        let together = if tiles.len() == 1 && quantized.is_none() { num_k } else { CHUNK };
         for k in (0..num_k).step_by(together) {
             let len = together.min(num_k - k);
             let mut b = weights.wrapping_add(k * step);
@@ -387,6 +384,11 @@ impl<O: Element> Block<'_, O> {
                 // SAFETY: the panel has `len` more inputs, and `wide` room for a chunk of them.
                 unsafe { widen(b, len, scratch.wide.as_mut_ptr().cast()) };
                 (b, forms) = (scratch.wide.as_ptr().cast(), widened);
+            }
+            if let Some(form) = quantized {
+                let wide = scratch.wide.as_flattened_mut();
+                layer.widen_quantized(form, panel, k..k + len, &mut scratch.ready, wide);
+                b = scratch.wide.as_ptr().cast();
             }
             // One tile asks for its own weights a little ahead; several share out the next chunk among them.
             let (ahead, ahead_step) = if tiles.len() == 1 {

@@ -1,7 +1,7 @@
 //! Memory in whole cache lines, in large pages where the system has them: what packed weights and activations lie in.
 
 use std::{
-    alloc::{Layout, alloc, dealloc},
+    alloc::{Layout, alloc_zeroed, dealloc},
     ptr::NonNull,
 };
 
@@ -25,6 +25,8 @@ unsafe impl Plain for half::bf16 {}
 // SAFETY: every bit pattern is a number of this type, and it is aligned to at most eight bytes.
 unsafe impl Plain for i8 {}
 // SAFETY: every bit pattern is a number of this type, and it is aligned to at most eight bytes.
+unsafe impl Plain for u8 {}
+// SAFETY: every bit pattern is a number of this type, and it is aligned to at most eight bytes.
 unsafe impl Plain for u64 {}
 
 /// Zeros at first.
@@ -32,6 +34,8 @@ unsafe impl Plain for u64 {}
 pub(crate) struct Lines {
     start: NonNull<u8>,
     layout: Layout,
+    /// Where the mapping that they lie in begins, and its bytes; None: they are the allocator's.
+    mapping: Option<(NonNull<u8>, usize)>,
 }
 
 // SAFETY: it owns its memory, like a vector of bytes.
@@ -42,22 +46,40 @@ unsafe impl Sync for Lines {}
 impl Lines {
     /// None when there is not as much memory.
     pub(crate) fn new(num_bytes: usize) -> Option<Self> {
-        let align = if num_bytes >= LARGE_PAGE { LARGE_PAGE } else { LINE };
-        let layout = Layout::from_size_align(num_bytes.max(1).checked_next_multiple_of(LINE)?, align).ok()?;
-        // SAFETY: the size is not 0.
-        let start = NonNull::new(unsafe { alloc(layout) })?;
-        #[cfg(target_os = "linux")]
-        if layout.align() == LARGE_PAGE {
-            use rustix::mm::{Advice, madvise};
-            // Before the memory is touched. A system that has no large pages gives small ones, which are slower and no worse.
-            // Whole ones alone: a large page under the rest would take memory that is never used.
-            let whole = layout.size() / LARGE_PAGE * LARGE_PAGE;
-            // SAFETY: the memory is this allocation's, and how it is paged changes nothing in it.
-            let _ = unsafe { madvise(start.as_ptr().cast(), whole, Advice::LinuxHugepage) };
+        let size = num_bytes.max(1).checked_next_multiple_of(LINE)?;
+        if cfg!(target_os = "linux") && num_bytes >= LARGE_PAGE {
+            return Self::mapped(size);
         }
-        // SAFETY: the allocation has as many bytes.
-        unsafe { start.as_ptr().write_bytes(0, layout.size()) };
-        Some(Self { start, layout })
+        let layout = Layout::from_size_align(size, LINE).ok()?;
+        // SAFETY: the size is not 0.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self { start, layout, mapping: None })
+    }
+
+    /// Pages that nothing is written to here: the threads that write first, perhaps several at once, have the system make
+    /// them, near their own processor where a machine has several.
+    #[cfg(target_os = "linux")]
+    fn mapped(size: usize) -> Option<Self> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        let layout = Layout::from_size_align(size, LARGE_PAGE).ok()?;
+        let length = size.checked_add(LARGE_PAGE)?; // a mapping begins at any small page
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the memory is new, at a place that the system chooses.
+        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), length, access, MapFlags::PRIVATE) }.ok()?;
+        let base = NonNull::new(base.cast::<u8>())?;
+        // SAFETY: the next large page begins within the mapping, and as many bytes as are asked for lie behind that.
+        let start = unsafe { base.add(base.align_offset(LARGE_PAGE)) };
+        // Whole pages alone: a large page under the rest would take memory that is never used. A system that has no large
+        // pages gives small ones, which are slower and no worse.
+        // SAFETY: the memory is this mapping's, and how it is paged changes nothing in it.
+        let _ =
+            unsafe { madvise(start.as_ptr().cast(), size / LARGE_PAGE * LARGE_PAGE, Advice::LinuxHugepage) };
+        Some(Self { start, layout, mapping: Some((base, length)) })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn mapped(_size: usize) -> Option<Self> {
+        None
     }
 
     /// At least as many bytes: those of `room`, or new ones in their place.
@@ -93,7 +115,15 @@ impl Lines {
 
 impl Drop for Lines {
     fn drop(&mut self) {
-        // SAFETY: it was allocated with this layout.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        match self.mapping {
+            #[cfg(target_os = "linux")]
+            Some((base, length)) => {
+                // SAFETY: it was mapped with this length, and nothing refers to it any more. It cannot fail for a mapping that
+                // is there.
+                let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), length) };
+            }
+            // SAFETY: it was allocated with this layout.
+            _ => unsafe { dealloc(self.start.as_ptr(), self.layout) },
+        }
     }
 }

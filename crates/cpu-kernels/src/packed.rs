@@ -7,13 +7,17 @@
 //! four inputs of an output are neighbours, which one instruction sums, and the inputs are padded to whole blocks.
 
 mod error;
+mod matrix;
+pub(crate) mod quantized;
 mod whole;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use half::bf16;
-
-pub use self::error::LinearError;
+pub use self::{
+    error::LinearError,
+    matrix::{Matrix, WeightElement},
+    quantized::{Quantized, QuantizedRow, ScaleForm, ZeroForm},
+};
 use crate::{
     kernel::Kernel,
     lines::{Lines, Plain},
@@ -43,17 +47,25 @@ pub enum WeightKind {
         /// Inputs that share a scale of the weight: 16, a multiple of 32, or at least as many as there are.
         group_size: usize,
     },
+    /// Whole numbers of 4 or 8 bits with what files have besides: see [`Quantized`].
+    Quantized(Quantized),
 }
 
 impl WeightKind {
-    /// Inputs whose activations share a scale; 1 where activations are not rounded.
+    /// Inputs that lie together; where activations are rounded they share a scale.
     #[must_use]
     pub fn block(self) -> usize {
         match self {
-            Self::W8A8 { group_size: 16 } => 16,
-            Self::W8A8 { .. } => 32,
+            Self::W8A8 { group_size: 16 } | Self::Quantized(Quantized { group_size: 16, bits: 8, .. }) => 16,
+            Self::W8A8 { .. } | Self::Quantized(_) => 32,
             _ => 1,
         }
+    }
+
+    /// Whether activations are rounded to 8 bits.
+    #[must_use]
+    pub fn rounds_activations(self) -> bool {
+        matches!(self, Self::W8A8 { .. } | Self::Quantized(Quantized { rounds_activations: true, .. }))
     }
 
     /// Inputs that share a scale of the weight, where weights have scales.
@@ -61,89 +73,26 @@ impl WeightKind {
     pub fn group_size(self) -> Option<usize> {
         match self {
             Self::Int8 { group_size } | Self::W8A8 { group_size } => Some(group_size),
+            Self::Quantized(form) => Some(form.group_size),
             Self::F32 | Self::Bf16 => None,
         }
     }
 
-    fn weight_bytes(self) -> usize {
+    fn weight_bits(self) -> usize {
         match self {
-            Self::F32 => 4,
-            Self::Bf16 => 2,
-            Self::Int8 { .. } | Self::W8A8 { .. } => 1,
+            Self::F32 => 32,
+            Self::Bf16 => 16,
+            Self::Int8 { .. } | Self::W8A8 { .. } => 8,
+            Self::Quantized(form) => usize::from(form.bits),
         }
     }
-}
 
-/// A matrix somewhere in memory.
-#[derive(Debug, Clone, Copy)]
-pub struct Matrix<'a, T> {
-    start: *const T,
-    num_rows: usize,
-    num_columns: usize,
-    row_stride: isize,
-    column_stride: isize,
-    memory: std::marker::PhantomData<&'a [T]>,
-}
-
-// SAFETY: it is only read.
-unsafe impl<T: Sync> Sync for Matrix<'_, T> {}
-// SAFETY: it is only read, so a thread that has it needs of `T` what one that shares it needs.
-unsafe impl<T: Sync> Send for Matrix<'_, T> {}
-
-impl<'a, T: Copy> Matrix<'a, T> {
-    /// Rows side by side.
-    ///
-    /// # Errors
-    ///
-    /// Not as many elements.
-    pub fn new(data: &'a [T], num_rows: usize, num_columns: usize) -> Result<Self, LinearError> {
-        if num_rows.checked_mul(num_columns) != Some(data.len()) {
-            let expected = num_rows.saturating_mul(num_columns);
-            return Err(LinearError::Length { name: "the matrix", found: data.len(), expected });
+    /// Bytes of an output's scales.
+    fn scale_bytes(self, num_groups: usize) -> usize {
+        match self {
+            Self::Quantized(form) => form.bytes_of_scales(num_groups),
+            _ => num_groups * 4,
         }
-        // SAFETY: the slice has all of them.
-        Ok(unsafe { Self::from_raw(data.as_ptr(), num_rows, num_columns, num_columns as isize, 1) })
-    }
-
-    /// Element (i, j) lies `i · row_stride + j · column_stride` elements from `start`.
-    ///
-    /// # Safety
-    ///
-    /// All of them may be read while the matrix lives, and no thread writes them.
-    #[must_use]
-    pub unsafe fn from_raw(
-        start: *const T,
-        num_rows: usize,
-        num_columns: usize,
-        row_stride: isize,
-        column_stride: isize,
-    ) -> Self {
-        let memory = std::marker::PhantomData;
-        Self { start, num_rows, num_columns, row_stride, column_stride, memory }
-    }
-
-    fn get(&self, row: usize, column: usize) -> T {
-        debug_assert!(row < self.num_rows && column < self.num_columns);
-        // SAFETY: the promise of `from_raw`.
-        unsafe { *self.start.offset(row as isize * self.row_stride + column as isize * self.column_stride) }
-    }
-}
-
-/// What a weight is given as.
-pub trait WeightElement: Copy + Send + Sync {
-    /// The number as 32 bits, exactly.
-    fn widen(self) -> f32;
-}
-
-impl WeightElement for f32 {
-    fn widen(self) -> f32 {
-        self
-    }
-}
-
-impl WeightElement for bf16 {
-    fn widen(self) -> f32 {
-        self.to_f32()
     }
 }
 
@@ -202,15 +151,19 @@ impl PackedLinear {
                 return Err(LinearError::RoundedGroup { group_size, in_features });
             }
         }
-        let bytes = kind.weight_bytes();
+        if let WeightKind::Quantized(form) = kind {
+            form.check(in_features)?;
+        }
         let num_groups = kind.group_size().map_or(0, |group_size| in_features.div_ceil(group_size));
         // With both at most 2²⁴, no product here leaves 64 bits.
         let padded = out_features.next_multiple_of(kernel.panel());
         let inputs = in_features.next_multiple_of(kind.block());
-        let num_bytes = padded * inputs * bytes + padded * num_groups * 4;
+        let (weight_bytes, scale_bytes) =
+            (padded * inputs * kind.weight_bits() / 8, padded * kind.scale_bytes(num_groups));
+        let num_bytes = weight_bytes + scale_bytes;
         let memory = || LinearError::Memory { num_bytes, out_features, in_features };
-        let weights = Lines::new(padded * inputs * bytes).ok_or_else(memory)?;
-        let scales = Lines::new(padded * num_groups * 4).ok_or_else(memory)?;
+        let weights = Lines::new(weight_bytes).ok_or_else(memory)?;
+        let scales = Lines::new(scale_bytes).ok_or_else(memory)?;
         let is_packed = vec![false; out_features];
         let (bias, input_order, num_packed) = (None, None, 0);
         let matrix_rows = AtomicUsize::new(usize::MAX);
@@ -263,7 +216,7 @@ impl PackedLinear {
     /// There is none, or the weights are packed for a kernel that cannot use it: see [`Kernel::has_matrix_unit`]; or they
     /// are packed for rounded activations.
     pub fn set_matrix_rows(&self, num_rows: Option<usize>) -> Result<(), LinearError> {
-        if num_rows.is_some() && matches!(self.kind, WeightKind::W8A8 { .. }) {
+        if num_rows.is_some() && matches!(self.kind, WeightKind::W8A8 { .. } | WeightKind::Quantized(_)) {
             return Err(LinearError::RoundedOnMatrixUnit);
         }
         if num_rows.is_some() && !self.kernel.has_matrix_unit() {
@@ -292,7 +245,12 @@ impl PackedLinear {
 
     /// Bytes of one input's weights in a panel.
     pub(crate) fn step(&self) -> usize {
-        self.kernel.panel() * self.kind.weight_bytes()
+        self.kernel.panel() * self.kind.weight_bits() / 8
+    }
+
+    /// Bytes of a panel's weights.
+    pub(crate) fn panel_bytes(&self) -> usize {
+        self.step() * self.padded_inputs()
     }
 
     /// Inputs that a panel has room for.
@@ -315,12 +273,29 @@ impl PackedLinear {
     /// First byte of a panel.
     pub(crate) fn panel_weights(&self, panel: usize) -> *const u8 {
         debug_assert!(panel < self.num_panels());
-        self.weights.as_ptr().wrapping_add(panel * self.step() * self.padded_inputs())
+        self.weights.as_ptr().wrapping_add(panel * self.panel_bytes())
     }
 
-    /// The scales of a panel; where there are none, anything.
+    /// The scales of a panel as 32 bits; where there are none, anything.
     pub(crate) fn panel_scales(&self, panel: usize) -> *const f32 {
-        self.scales.as_slice::<f32>()[panel * self.num_groups() * self.kernel.panel()..].as_ptr()
+        let scales = self.scales.as_slice::<f32>().as_ptr();
+        scales.wrapping_add(panel * self.num_groups() * self.kernel.panel())
+    }
+
+    /// Bytes of a panel's scales, with what groups have besides.
+    pub(crate) fn panel_scale_bytes(&self) -> usize {
+        self.kernel.panel() * self.kind.scale_bytes(self.num_groups())
+    }
+
+    /// The bytes that follow the scales of a panel's groups before one, or about that: for asking for them alone.
+    pub(crate) fn scales_after(&self, panel: usize, group: usize) -> *const u8 {
+        let bytes = self.panel_scale_bytes();
+        self.scales.as_ptr().wrapping_add(panel * bytes + bytes * group / self.num_groups().max(1))
+    }
+
+    /// Which input of the layer the weights at a place belong to.
+    fn input_of(&self, k: usize) -> usize {
+        self.input_order.as_ref().map_or(k, |order| order[k] as usize)
     }
 
     /// Whether a product may be computed.
@@ -382,10 +357,15 @@ impl PackedLinear {
             self.num_packed -= usize::from(std::mem::replace(is_packed, false));
         }
         match self.kind {
-            WeightKind::F32 => self.pack_each(first_row, &rows, threads, |x: f32| x),
-            WeightKind::Bf16 => self.pack_each(first_row, &rows, threads, |x| bf16::from_f32(x).to_bits()),
+            WeightKind::F32 => self.pack_each(first_row, &rows, threads, T::widen),
+            WeightKind::Bf16 => self.pack_each(first_row, &rows, threads, T::narrow),
             WeightKind::Int8 { group_size } | WeightKind::W8A8 { group_size } => {
                 self.quantize(first_row, &rows, group_size, threads)?;
+            }
+            WeightKind::Quantized(form) => {
+                let count = rows.num_rows;
+                return self
+                    .round_quantized(form, first_row, count, threads, |index, k| rows.get(index, k).widen());
             }
         }
         self.is_packed[first_row..end].fill(true);
@@ -393,16 +373,16 @@ impl PackedLinear {
         Ok(())
     }
 
-    /// Weights without scales: each turned by `narrow` into what is kept.
+    /// Weights without scales: each turned by `keep` into what is kept.
     fn pack_each<T: WeightElement, W: Plain>(
         &mut self,
         first_row: usize,
         rows: &Matrix<'_, T>,
         threads: &Threads,
-        narrow: impl Fn(f32) -> W + Sync,
+        keep: impl Fn(T) -> W + Sync,
     ) {
         /// Inputs that are moved together: their lines stay near while they fill.
-        const TOGETHER: usize = 16;
+        const TOGETHER: usize = 32;
         let (panel, in_features, kind) = (self.kernel.panel(), self.in_features, self.kind);
         let first_panel = first_row / panel;
         let num_panels =
@@ -415,10 +395,15 @@ impl PackedLinear {
             // SAFETY: each panel is written by one thread.
             let weights = unsafe { weights.range(start * in_features, panel * in_features) };
             for k in (0..in_features).step_by(TOGETHER) {
+                let inputs = k..in_features.min(k + TOGETHER);
                 for row in given.clone() {
-                    for k in k..in_features.min(k + TOGETHER) {
-                        weights[place(kind, k, row - start, panel)] =
-                            narrow(rows.get(row - first_row, k).widen());
+                    // An output's weights of neighbouring inputs lie a panel apart, in either kind.
+                    let places = weights[place(kind, k, row - start, panel)..].iter_mut().step_by(panel);
+                    match rows.run(row - first_row, inputs.clone()) {
+                        Some(run) => places.zip(run).for_each(|(place, &x)| *place = keep(x)),
+                        None => places
+                            .zip(inputs.clone())
+                            .for_each(|(place, k)| *place = keep(rows.get(row - first_row, k))),
                     }
                 }
             }
@@ -485,8 +470,14 @@ impl PackedLinear {
         }
         let panel = self.kernel.panel();
         let start = row / panel * panel;
+        if let WeightKind::Quantized(form) = self.kind {
+            for k in 0..self.in_features {
+                out[self.input_of(k)] = self.quantized_weight(form, row, k);
+            }
+            return Ok(());
+        }
         for k in 0..self.in_features {
-            let x = &mut out[self.input_order.as_ref().map_or(k, |order| order[k] as usize)];
+            let x = &mut out[self.input_of(k)];
             let at = start * self.padded_inputs() + place(self.kind, k, row - start, panel);
             *x = match self.kind {
                 WeightKind::F32 => self.weights.as_slice::<f32>()[at],
@@ -495,18 +486,19 @@ impl PackedLinear {
                     let scale = start * self.num_groups() + k / group_size * panel + row - start;
                     f32::from(self.weights.as_slice::<i8>()[at]) * self.scales.as_slice::<f32>()[scale]
                 }
+                WeightKind::Quantized(_) => unreachable!("returned above"),
             };
         }
         Ok(())
     }
 }
 
-/// Where in a panel the weight of input `k` and output `i` lies.
+/// Where in a panel the weight of input `k` and output `i` lies; not of [`Quantized`].
 fn place(kind: WeightKind, k: usize, i: usize, panel: usize) -> usize {
     match kind {
         WeightKind::F32 | WeightKind::Int8 { .. } => k * panel + i,
         WeightKind::Bf16 => k * panel + i % (panel / 2) * 2 + i / (panel / 2),
-        WeightKind::W8A8 { .. } => k / QUAD * QUAD * panel + i * QUAD + k % QUAD,
+        WeightKind::W8A8 { .. } | WeightKind::Quantized(_) => k / QUAD * QUAD * panel + i * QUAD + k % QUAD,
     }
 }
 

@@ -63,6 +63,8 @@ impl<const N: usize> Simd for Portable<N> {
         std::array::from_fn(|i| a[i] + b[i])
     }
     #[inline(always)]
+    fn prefetch_near(_from: *const u8) {}
+    #[inline(always)]
     unsafe fn mul(a: [f32; N], b: [f32; N]) -> [f32; N] {
         std::array::from_fn(|i| a[i] * b[i])
     }

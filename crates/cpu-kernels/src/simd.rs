@@ -36,6 +36,8 @@ pub(crate) trait Simd {
     unsafe fn load_pair_bf16(from: *const u16) -> [Self::V; 2];
     /// Ask for the line at `from`, which need not be memory of this process, to come as near as the second cache.
     fn prefetch(from: *const u8);
+    /// Ask for the line at `from`, which need not be memory of this process, to come into the first cache.
+    fn prefetch_near(from: *const u8);
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;

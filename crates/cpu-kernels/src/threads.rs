@@ -53,6 +53,12 @@ impl Threads {
         Ok(Self { helpers })
     }
 
+    /// The caller, and no helper.
+    #[must_use]
+    pub const fn alone() -> Self {
+        Self { helpers: None }
+    }
+
     /// How many threads work, the caller included.
     #[must_use]
     pub fn num_threads(&self) -> usize {

@@ -447,7 +447,7 @@ pub(crate) unsafe fn sum(
         }
         WeightKind::Int8 { .. } if is_exact => (product::<Int8, 1, 1>, std::ptr::null()),
         WeightKind::Int8 { .. } => (product::<Int8, TERMS, 1>, std::ptr::null()),
-        WeightKind::W8A8 { .. } => unreachable!("`set_matrix_rows` refuses them"),
+        WeightKind::W8A8 { .. } | WeightKind::Quantized(_) => unreachable!("`set_matrix_rows` refuses them"),
     };
     let mut what = TiledProduct {
         a: a.start,

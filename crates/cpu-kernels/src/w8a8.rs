@@ -1,4 +1,4 @@
-//! Products of weights of 8 bits with activations that are rounded to 8 bits: sums of whole numbers, which are exact.
+//! Products of weights of 8 or 4 bits with activations that are rounded to 8 bits: sums of whole numbers, which are exact.
 //!
 //! Each row is rounded in blocks of inputs, once for all outputs ([`rows`]). A block's products are summed as whole numbers,
 //! which have one sum in any order; block after block that sum is scaled and added in 32 bits, by a multiplication and an
@@ -12,21 +12,58 @@ mod rows;
 #[cfg(target_arch = "x86_64")]
 mod unit;
 
-use self::form::chosen;
-use self::product::Product;
-pub(crate) use self::rows::{RoundedRows, round_rows};
-use crate::packed::PackedLinear;
+pub(crate) use self::rows::RoundedRows;
+use self::{
+    form::{Variant, chosen},
+    product::Product,
+    rows::round_rows,
+};
+use crate::{
+    attention::TokenRows,
+    element::Element,
+    lines::Lines,
+    packed::{
+        LinearError, PackedLinear, Quantized, WeightKind,
+        quantized::{GROUPS_TOGETHER, ReadyScales},
+    },
+    threads::Threads,
+};
 
 /// Rows that are handed out together: a multiple of what any form computes at once.
 pub(crate) const TILE_ROWS: usize = 16;
 /// How far ahead of their use weights are asked for where they are used but once.
 const AHEAD: usize = 8192;
 
+/// Blocks of a group, which shares a scale of the weight.
+fn blocks_per_group(layer: &PackedLinear) -> usize {
+    let block = layer.kind().block();
+    if layer.group_size() >= layer.in_features() {
+        layer.padded_inputs() / block
+    } else {
+        layer.group_size() / block
+    }
+}
+
+/// Round rows for a layer.
+pub(crate) fn round_for<X: Element>(
+    layer: &PackedLinear,
+    x: &TokenRows<'_, X>,
+    num_rows: usize,
+    threads: &Threads,
+    room: &mut Option<Lines>,
+) -> Result<RoundedRows, LinearError> {
+    let sums_of = match layer.kind() {
+        WeightKind::Quantized(form) if form.has_offsets() => Some(blocks_per_group(layer)),
+        _ => None,
+    };
+    round_rows(x, num_rows, layer.in_features(), layer.kind().block(), sums_of, threads, room)
+}
+
 /// Sums of some rows and one panel, to `[row][output]`.
 ///
 /// # Safety
 ///
-/// The layer is of [`crate::WeightKind::W8A8`], the rows were rounded for it, and `sums` has room for `num_rows` of them.
+/// The layer's kind rounds activations, the rows were rounded for it, and `sums` has room for `num_rows` of them.
 pub(crate) unsafe fn sum(
     layer: &PackedLinear,
     panel: usize,
@@ -34,41 +71,72 @@ pub(crate) unsafe fn sum(
     first_row: usize,
     num_rows: usize,
     sums: *mut f32,
+    ready: &mut ReadyScales,
 ) {
-    let form = chosen(layer.kernel().w8a8, num_rows);
     let (outputs, block) = (layer.kernel().panel(), layer.kind().block());
+    let quantized = if let WeightKind::Quantized(form) = layer.kind() { Some(form) } else { None };
+    let variant = Variant {
+        block,
+        is_halves: quantized.is_some_and(|form| form.bits == 4),
+        has_mins: quantized.is_some_and(Quantized::has_offsets),
+    };
+    let form = chosen(layer.kernel().w8a8, num_rows, variant);
     let num_blocks = layer.padded_inputs() / block;
-    let group_size = layer.group_size();
-    let blocks_per_group = if group_size >= layer.in_features() { num_blocks } else { group_size / block };
+    let blocks_per_group = blocks_per_group(layer);
     let weights = layer.panel_weights(panel);
-    let products = form.products(block);
-    let num_tiles = num_rows.div_ceil(products.len());
-    let block_bytes = block * outputs;
-    // One tile asks for its own weights a little ahead; several share out the next panel among them.
-    let (ahead, share) = if num_tiles == 1 {
+    let num_tiles = num_rows.div_ceil(form.most_rows(variant));
+    let block_bytes = layer.panel_bytes() / num_blocks;
+    // One tile asks for its own weights a little ahead; several, and several passes, share out the next panel among them.
+    let passes = form.passes(num_rows.div_ceil(num_tiles), outputs);
+    let (ahead, share) = if num_tiles * passes == 1 {
         (weights.wrapping_add(AHEAD), block_bytes)
     } else {
-        (weights.wrapping_add(num_blocks * block_bytes), block_bytes.div_ceil(num_tiles))
+        (weights.wrapping_add(layer.panel_bytes()), block_bytes.div_ceil(num_tiles * passes))
     };
-    for tile in 0..num_tiles {
-        let start = num_rows * tile / num_tiles;
-        let tile_rows = num_rows * (tile + 1) / num_tiles - start;
-        let what = Product {
-            numbers: rows.numbers(first_row + start),
-            scales: rows.scales(first_row + start),
-            starts: rows.starts(first_row + start),
-            row_stride: rows.num_rows(),
-            num_blocks,
-            blocks_per_group,
-            weights: weights.cast(),
-            panel: outputs,
-            weight_scales: layer.panel_scales(panel),
-            sums: sums.wrapping_add(start * outputs),
-            ahead: if num_tiles == 1 { ahead } else { ahead.wrapping_add(tile * share * num_blocks) },
-            ahead_step: share,
+    // Scales of 32 bits are read where they lie; others are made ready for some groups at a time.
+    let together = if quantized.is_some() { GROUPS_TOGETHER } else { usize::MAX };
+    let num_groups = layer.num_groups();
+    let scale_bytes = layer.panel_scale_bytes();
+    for first_group in (0..num_groups).step_by(together) {
+        let groups = first_group..num_groups.min(first_group.saturating_add(together));
+        let blocks =
+            groups.start * blocks_per_group..num_blocks.min(groups.end.saturating_mul(blocks_per_group));
+        let weight_scales = if let Some(form) = quantized {
+            layer.ready_scales(form, panel, groups.clone(), ready);
+            ready.scales.as_ptr()
+        } else {
+            layer.panel_scales(panel)
         };
-        // SAFETY: a tile has at least one row and at most as many as there are products; the caller gives rows that were
-        // rounded for the layer and sums with room for them; a form is chosen only where its instructions were found.
-        unsafe { products[tile_rows - 1](&what) };
+        for tile in 0..num_tiles {
+            let start = num_rows * tile / num_tiles;
+            let tile_rows = num_rows * (tile + 1) / num_tiles - start;
+            let (row, offset) = (first_row + start, blocks.start * rows.num_rows());
+            let ahead_pass = share * num_blocks;
+            let ahead = ahead.wrapping_add(tile * passes * ahead_pass);
+            let what = Product {
+                numbers: rows.numbers(row).wrapping_add(offset * block),
+                scales: rows.scales(row).wrapping_add(offset),
+                starts: rows.starts(row).wrapping_add(offset),
+                group_sums: rows.group_sums(first_group, row),
+                num_rows: tile_rows,
+                row_stride: rows.num_rows(),
+                num_blocks: blocks.len(),
+                blocks_per_group,
+                weights: weights.wrapping_add(blocks.start * block_bytes),
+                panel: outputs,
+                weight_scales,
+                weight_mins: ready.mins.as_ptr(),
+                sums: sums.wrapping_add(start * outputs),
+                is_first: first_group == 0,
+                ahead: ahead.wrapping_add(blocks.start * share),
+                ahead_step: share,
+                ahead_pass,
+                scales_ahead: layer.scales_after(panel, groups.end),
+                scales_ahead_step: if tile == 0 { scale_bytes.div_ceil(num_blocks) } else { 0 },
+            };
+            // SAFETY: a tile has at least one row and at most as many as there are products; the caller gives rows that were
+            // rounded for the layer and sums with room for them; a form is chosen only where its instructions were found.
+            unsafe { form.product(variant, tile_rows)(&what) };
+        }
     }
 }

@@ -207,6 +207,68 @@ fn one_call_gives_what_the_parts_give() {
     }
 }
 
+/// The stream after all blocks, each in its two halves; where they do not add, the caller does.
+fn by_halves(
+    decoder: &Decoder,
+    adds: bool,
+    batch: &RaggedBatch,
+    hidden: &[f32],
+    threads: &Threads,
+) -> Vec<f32> {
+    let mut stream = hidden.to_vec();
+    let mut caches = vec![narrowed::<f32>(41, CACHE); decoder.num_blocks()];
+    let angles = Angles::new(batch.num_tokens());
+    let add = |stream: &mut [f32], before: &[f32]| {
+        if !adds {
+            stream.iter_mut().zip(before).for_each(|(new, old)| *new += old);
+        }
+    };
+    for (block, cache) in caches.iter_mut().enumerate() {
+        let before = stream.clone();
+        let rotary = Some(&angles.rotary());
+        decoder.attend(block, adds, batch, &mut stream, cache, LAYOUT, rotary, threads).unwrap();
+        add(&mut stream, &before);
+        let before = stream.clone();
+        decoder.multiply(block, adds, batch.num_tokens(), &mut stream, threads).unwrap();
+        add(&mut stream, &before);
+    }
+    stream
+}
+
+#[test]
+fn halves_of_blocks_give_what_one_call_gives() {
+    let threads = Threads::new(2).unwrap();
+    let batch = batch();
+    let blocks = vec![block(10, WeightKind::F32), rotary_block(20, WeightKind::F32)];
+    let last = some_norm(30, NormKind::Layer);
+    let decoder = Decoder::new(blocks, last.clone(), HEADS).unwrap();
+    let hidden: Vec<f32> = narrowed(40, batch.num_tokens() * WIDTH);
+    let stream = by_halves(&decoder, true, &batch, &hidden, &threads);
+    let (mut whole, mut out) = (hidden.clone(), vec![0.0; hidden.len()]);
+    let (mut first, mut second) = (narrowed::<f32>(41, CACHE), narrowed::<f32>(41, CACHE));
+    let caches = &mut [&mut first[..], &mut second];
+    let angles = Angles::new(batch.num_tokens());
+    let rotary = Some(&angles.rotary());
+    decoder.run(&batch, &mut whole, caches, &[0, 1], LAYOUT, rotary, &threads, &mut out).unwrap();
+    assert_eq!(stream, whole, "the stream after the last block");
+    assert_eq!(apply_norm(&last, &stream, &threads), out);
+    assert_ne!(stream, hidden);
+    for (found, expected) in by_halves(&decoder, false, &batch, &hidden, &threads).iter().zip(&stream) {
+        assert!((found - expected).abs() <= 1e-4 * expected.abs().max(1.0), "{found} is not {expected}");
+    }
+
+    let mut stream = hidden.clone();
+    let error = DecoderError::Block { index: 2, found: 2 };
+    assert_eq!(decoder.multiply(2, true, batch.num_tokens(), &mut stream, &threads).unwrap_err(), error);
+    let error = decoder.attend(1, true, &batch, &mut stream, &mut first, LAYOUT, None, &threads).unwrap_err();
+    assert_eq!(error, DecoderError::NoRotary);
+    let short = &mut stream[1..];
+    assert!(matches!(
+        decoder.multiply(0, true, batch.num_tokens(), short, &threads).unwrap_err(),
+        DecoderError::Linear(_)
+    ));
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     let threads = Threads::new(1).unwrap();

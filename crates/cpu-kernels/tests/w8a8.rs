@@ -114,9 +114,9 @@ fn twin(case: &Case, weight: &Weight, x: &[f32], output: usize) -> f32 {
         for (x, numbers) in x[inputs.clone()].chunks(block).zip(numbers[inputs].chunks(block)) {
             let (x, x_scale) = rounded(x);
             let whole: i32 = x.iter().zip(numbers).map(|(x, &number)| x * i32::from(number)).sum();
-            sum += whole as f32 * x_scale;
+            sum = (whole as f32).mul_add(x_scale, sum);
         }
-        total += sum * scale;
+        total = sum.mul_add(*scale, total);
     }
     total
 }

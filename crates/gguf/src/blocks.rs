@@ -6,6 +6,11 @@ use half::f16;
 /// Writes the whole numbers of a block, and gives the scale of each of its groups.
 pub(crate) type WholeBlock = fn(&[u8], &mut [i8], &mut dyn FnMut(usize, f32));
 
+/// Writes the whole numbers of a block, and gives scale and minimum of each of its groups of 32.
+pub(crate) type MinimumBlock = fn(&[u8], &mut [i8], &mut dyn FnMut(usize, f32, f32));
+/// Writes the whole numbers of a block and the factors of its groups, and gives the block's scale and minimum.
+pub(crate) type LevelBlock = fn(&[u8], &mut [i8], &mut [[u8; 2]; 8]) -> (f32, f32);
+
 /// The number of 16 bits that lies at `at`.
 pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
@@ -118,15 +123,49 @@ pub(crate) fn q5_1(bytes: &[u8], out: &mut [f32]) {
     }
 }
 
+pub(crate) fn q4_1_whole(bytes: &[u8], numbers: &mut [i8], group: &mut dyn FnMut(usize, f32, f32)) {
+    group(0, f16_at(bytes, 0), -f16_at(bytes, 2));
+    numbers.iter_mut().zip(nibbles(&bytes[4..])).for_each(|(x, q)| *x = q as i8);
+}
+
+pub(crate) fn q5_1_whole(bytes: &[u8], numbers: &mut [i8], group: &mut dyn FnMut(usize, f32, f32)) {
+    group(0, f16_at(bytes, 0), -f16_at(bytes, 2));
+    numbers.iter_mut().zip(fives(bytes, 4)).for_each(|(x, q)| *x = q as i8);
+}
+
 /// Of eight groups of 32 the scale and the minimum, 6 bits each, out of 12 bytes.
-fn scale_and_min(packed: &[u8], group: usize) -> (f32, f32) {
-    let (scale, min) = if group < 4 {
-        (packed[group] & 63, packed[group + 4] & 63)
+fn scale_and_min(packed: &[u8], group: usize) -> [u8; 2] {
+    if group < 4 {
+        [packed[group] & 63, packed[group + 4] & 63]
     } else {
         let low = packed[group + 4];
-        (low & 15 | packed[group - 4] >> 6 << 4, low >> 4 | packed[group] >> 6 << 4)
-    };
-    (f32::from(scale), f32::from(min))
+        [low & 15 | packed[group - 4] >> 6 << 4, low >> 4 | packed[group] >> 6 << 4]
+    }
+}
+
+pub(crate) fn q4_k_levels(bytes: &[u8], numbers: &mut [i8], factors: &mut [[u8; 2]; 8]) -> (f32, f32) {
+    k_levels(bytes, &bytes[16..144], |_, _| 0, numbers, factors)
+}
+
+pub(crate) fn q5_k_levels(bytes: &[u8], numbers: &mut [i8], factors: &mut [[u8; 2]; 8]) -> (f32, f32) {
+    let high = &bytes[16..48];
+    k_levels(bytes, &bytes[48..176], |group, i| (high[i] >> group & 1) << 4, numbers, factors)
+}
+
+pub(crate) fn q4_k_whole(bytes: &[u8], numbers: &mut [i8], group: &mut dyn FnMut(usize, f32, f32)) {
+    one_level(q4_k_levels, bytes, numbers, group);
+}
+
+pub(crate) fn q5_k_whole(bytes: &[u8], numbers: &mut [i8], group: &mut dyn FnMut(usize, f32, f32)) {
+    one_level(q5_k_levels, bytes, numbers, group);
+}
+
+fn one_level(levels: LevelBlock, bytes: &[u8], numbers: &mut [i8], group: &mut dyn FnMut(usize, f32, f32)) {
+    let mut factors = [[0; 2]; 8];
+    let (d, dmin) = levels(bytes, numbers, &mut factors);
+    for (index, [scale, min]) in factors.into_iter().enumerate() {
+        group(index, d * f32::from(scale), dmin * f32::from(min));
+    }
 }
 
 /// `d`, `dmin`, scales and minima, halves: d · scale · q − dmin · min.
@@ -140,15 +179,35 @@ pub(crate) fn q5_k(bytes: &[u8], out: &mut [f32]) {
     k_block(bytes, &bytes[48..176], |group, i| (high[i] >> group & 1) << 4, out);
 }
 
+/// A half of a group, with what is above it.
+fn k_number(halves: &[u8], group: usize, i: usize, high: u8) -> u8 {
+    let byte = halves[group / 2 * 32 + i];
+    high | if group.is_multiple_of(2) { byte & 15 } else { byte >> 4 }
+}
+
+fn k_levels(
+    bytes: &[u8],
+    halves: &[u8],
+    high: impl Fn(usize, usize) -> u8,
+    numbers: &mut [i8],
+    factors: &mut [[u8; 2]; 8],
+) -> (f32, f32) {
+    for ((group, numbers), factors) in numbers.chunks_exact_mut(32).enumerate().zip(factors) {
+        *factors = scale_and_min(&bytes[4..16], group);
+        for (i, x) in numbers.iter_mut().enumerate() {
+            *x = k_number(halves, group, i, high(group, i)) as i8;
+        }
+    }
+    (f16_at(bytes, 0), f16_at(bytes, 2))
+}
+
 fn k_block(bytes: &[u8], halves: &[u8], high: impl Fn(usize, usize) -> u8, out: &mut [f32]) {
     let (d, dmin) = (f16_at(bytes, 0), f16_at(bytes, 2));
     for (group, out) in out.chunks_exact_mut(32).enumerate() {
-        let (scale, min) = scale_and_min(&bytes[4..16], group);
+        let [scale, min] = scale_and_min(&bytes[4..16], group).map(f32::from);
         let (scale, min) = (d * scale, dmin * min);
-        let halves = &halves[group / 2 * 32..];
         for (i, x) in out.iter_mut().enumerate() {
-            let low = if group % 2 == 0 { halves[i] & 15 } else { halves[i] >> 4 };
-            *x = scale * f32::from(low | high(group, i)) - min;
+            *x = scale * f32::from(k_number(halves, group, i, high(group, i))) - min;
         }
     }
 }

@@ -197,6 +197,83 @@ impl TensorType {
         Ok(())
     }
 
+    /// The whole numbers of some blocks, and scale and minimum of each `group_size` of them: a number is
+    /// scale · number − minimum.
+    ///
+    /// # Errors
+    ///
+    /// A type without scales, groups that cut its own, or other lengths than these.
+    pub fn with_minima(
+        self,
+        bytes: &[u8],
+        group_size: usize,
+        numbers: &mut [i8],
+        scales: &mut [f32],
+        mins: &mut [f32],
+    ) -> Result<(), BlockError> {
+        let (type_name, own) = (self.name, 32);
+        let block: blocks::MinimumBlock = match type_name {
+            "Q4_1" => blocks::q4_1_whole,
+            "Q5_1" => blocks::q5_1_whole,
+            "Q4_K" => blocks::q4_k_whole,
+            "Q5_K" => blocks::q5_k_whole,
+            _ => {
+                mins.fill(0.0);
+                return self.whole_numbers(bytes, group_size, numbers, scales);
+            }
+        };
+        self.expect(bytes.len(), numbers.len())?;
+        let fits = group_size > 0 && own % group_size == 0 && scales.len() * group_size == numbers.len();
+        if !fits || mins.len() != scales.len() {
+            let (scales, numbers) = (scales.len(), numbers.len());
+            return Err(BlockError::Groups { type_name, group_size, scales, numbers });
+        }
+        let (per_group, per_block) = (own / group_size, self.block / group_size);
+        let parts = bytes.chunks_exact(self.block_bytes).zip(numbers.chunks_exact_mut(self.block));
+        let of_groups = scales.chunks_exact_mut(per_block).zip(mins.chunks_exact_mut(per_block));
+        for ((bytes, numbers), (scales, mins)) in parts.zip(of_groups) {
+            block(bytes, numbers, &mut |group, scale, min| {
+                scales[group * per_group..(group + 1) * per_group].fill(scale);
+                mins[group * per_group..(group + 1) * per_group].fill(min);
+            });
+        }
+        Ok(())
+    }
+
+    /// The whole numbers of blocks with scales in two levels, as they lie there: scale and minimum of each block, and what they
+    /// are multiplied by for each 32 numbers.
+    ///
+    /// # Errors
+    ///
+    /// Another type than `Q4_K` and `Q5_K`, or other lengths than these.
+    pub fn two_levels(
+        self,
+        bytes: &[u8],
+        numbers: &mut [i8],
+        scales: &mut [f32],
+        mins: &mut [f32],
+        factors: &mut [[u8; 2]],
+    ) -> Result<(), BlockError> {
+        let block: blocks::LevelBlock = match self.name {
+            "Q4_K" => blocks::q4_k_levels,
+            "Q5_K" => blocks::q5_k_levels,
+            name => return Err(BlockError::Type(name)),
+        };
+        self.expect(bytes.len(), numbers.len())?;
+        let num_blocks = numbers.len() / self.block;
+        if scales.len() != num_blocks || mins.len() != num_blocks || factors.len() != 8 * num_blocks {
+            let (type_name, group_size) = (self.name, 32);
+            let (scales, numbers) = (scales.len(), numbers.len());
+            return Err(BlockError::Groups { type_name, group_size, scales, numbers });
+        }
+        let parts = bytes.chunks_exact(self.block_bytes).zip(numbers.chunks_exact_mut(self.block));
+        let levels = scales.iter_mut().zip(mins).zip(factors.as_chunks_mut::<8>().0);
+        for ((bytes, numbers), ((scale, min), factors)) in parts.zip(levels) {
+            (*scale, *min) = block(bytes, numbers, factors);
+        }
+        Ok(())
+    }
+
     fn expect(self, bytes: usize, numbers: usize) -> Result<(), BlockError> {
         let expected = numbers / self.block * self.block_bytes;
         if bytes != expected || !numbers.is_multiple_of(self.block) {

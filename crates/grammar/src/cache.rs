@@ -1,24 +1,32 @@
-//! Compiled grammars, to be used again: matchers that have seen nothing.
+//! Compiled grammars, to be used again: matchers without tokens, with what outputs have found out about the grammar.
 
 use std::{collections::HashMap, sync::Arc};
 
-use llguidance::Matcher;
 use scheduler::GrammarSpec;
 
-/// Grammars at most, and bytes of their texts: the compiled form of a text is some ten times as large.
+use crate::matcher::Matcher;
+
+/// Grammars at most, bytes of their texts, and of their matchers.
 const MAX_GRAMMARS: usize = 256;
 const MAX_TEXT_BYTES: usize = 4 << 20;
+const MAX_MATCHER_BYTES: usize = 64 << 20;
+/// States of a lexer that one request leaves to the next: a tenth of what a request may have, so that whether a grammar
+/// is too complex does not depend on what others found out about it, and each copy is quick.
+const MAX_LEARNT_STATES: usize = 5000;
 
 /// The grammars that were used last.
 #[derive(Default)]
 pub(crate) struct Cache {
     grammars: HashMap<Arc<GrammarSpec>, Entry>,
     num_text_bytes: usize,
+    num_matcher_bytes: usize,
     clock: u64,
 }
 
 struct Entry {
     matcher: Matcher,
+    num_bytes: usize,
+    num_states: usize,
     used: u64,
 }
 
@@ -33,17 +41,40 @@ impl Cache {
 
     /// Remember a grammar; the ones that were not used for longest make room.
     pub(crate) fn put(&mut self, spec: Arc<GrammarSpec>, matcher: Matcher) {
+        let Ok(size) = matcher.size() else { return };
         self.clock += 1;
-        let num_bytes = spec.text.len();
-        if self.grammars.insert(spec, Entry { matcher, used: self.clock }).is_none() {
-            self.num_text_bytes += num_bytes;
-        }
-        while self.grammars.len() > MAX_GRAMMARS || self.num_text_bytes > MAX_TEXT_BYTES {
+        self.remove(&spec);
+        self.num_text_bytes += spec.text.len();
+        self.num_matcher_bytes += size.num_bytes;
+        let (num_bytes, num_states) = (size.num_bytes, size.num_states);
+        self.grammars.insert(spec, Entry { matcher, num_bytes, num_states, used: self.clock });
+        while self.grammars.len() > MAX_GRAMMARS
+            || self.num_text_bytes > MAX_TEXT_BYTES
+            || self.num_matcher_bytes > MAX_MATCHER_BYTES
+        {
             let oldest =
                 self.grammars.iter().min_by_key(|(_, entry)| entry.used).map(|(spec, _)| spec.clone());
             let Some(oldest) = oldest else { return };
-            self.grammars.remove(&oldest);
-            self.num_text_bytes -= oldest.text.len();
+            self.remove(&oldest);
+        }
+    }
+
+    /// Keep what an output has found out about a grammar: the next one with it has its masks sooner. `matcher` has followed
+    /// that output.
+    pub(crate) fn learn(&mut self, spec: &Arc<GrammarSpec>, mut matcher: Matcher) {
+        let Some(num_states) = self.grammars.get(&**spec).map(|entry| entry.num_states) else { return };
+        let is_more = matcher
+            .size()
+            .is_ok_and(|size| size.num_states > num_states && size.num_states <= MAX_LEARNT_STATES);
+        if is_more && matcher.reset().is_ok() {
+            self.put(spec.clone(), matcher);
+        }
+    }
+
+    fn remove(&mut self, spec: &GrammarSpec) {
+        if let Some(entry) = self.grammars.remove(spec) {
+            self.num_text_bytes -= spec.text.len();
+            self.num_matcher_bytes -= entry.num_bytes;
         }
     }
 }
@@ -52,18 +83,21 @@ impl Cache {
 mod tests {
     use std::sync::Arc;
 
-    use llguidance::Matcher;
     use scheduler::{GrammarKind, GrammarSpec};
 
     use super::{Cache, MAX_GRAMMARS, MAX_TEXT_BYTES};
+    use crate::check::matcher_of_bytes;
+
+    fn spec(text: &str) -> GrammarSpec {
+        GrammarSpec::new(GrammarKind::Regex, text)
+    }
 
     fn put(cache: &mut Cache, text: &str) {
-        let spec = GrammarSpec::new(GrammarKind::Regex, text);
-        cache.put(Arc::new(spec), Matcher::new(Err(std::io::Error::other("a matcher").into())));
+        cache.put(Arc::new(spec(text)), matcher_of_bytes(&spec("a+b")).expect("an expression"));
     }
 
     fn has(cache: &mut Cache, text: &str) -> bool {
-        cache.get(&GrammarSpec::new(GrammarKind::Regex, text)).is_some()
+        cache.get(&spec(text)).is_some()
     }
 
     #[test]
@@ -88,5 +122,32 @@ mod tests {
         assert!(has(&mut cache, "short"));
         assert!(!has(&mut cache, &"a".repeat(MAX_TEXT_BYTES / 2)));
         assert_eq!(cache.num_text_bytes, MAX_TEXT_BYTES / 2 + "short".len());
+    }
+
+    #[test]
+    fn what_one_output_found_out_the_next_one_knows() {
+        let spec = Arc::new(spec("(ab|cd){3}e"));
+        let mut cache = Cache::default();
+        cache.put(spec.clone(), matcher_of_bytes(&spec).expect("an expression"));
+        let mut first = cache.get(&spec).expect("it was put there");
+        let follow = |matcher: &mut crate::matcher::Matcher| {
+            for byte in *b"abcdab" {
+                matcher.take(u32::from(byte)).expect("it is of the expression");
+                matcher.mask().expect("something follows");
+            }
+        };
+        let before = first.size().expect("it is whole").num_states;
+        follow(&mut first);
+        let found = first.size().expect("it is whole").num_states;
+        assert!(found > before);
+        cache.learn(&spec, first);
+        let mut second = cache.get(&spec).expect("it is still there");
+        assert_eq!(second.size().expect("it is whole").num_states, found);
+        assert!(second.takes(u32::from(b'c')).expect("it follows"), "it has no tokens");
+        assert!(!second.takes(u32::from(b'e')).expect("it follows"));
+        follow(&mut second);
+        assert_eq!(second.size().expect("it is whole").num_states, found, "nothing new");
+        cache.learn(&Arc::new(GrammarSpec::new(GrammarKind::Regex, "other")), second);
+        assert_eq!(cache.grammars.len(), 1, "a grammar that was let go stays away");
     }
 }

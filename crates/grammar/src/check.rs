@@ -2,14 +2,14 @@
 
 use std::sync::OnceLock;
 
-use llguidance::{Matcher, ParserFactory};
-use scheduler::GrammarSpec;
+use llguidance::ParserFactory;
+use scheduler::{GrammarKind, GrammarSpec};
 use toktrie::ApproximateTokEnv;
 
 use crate::{
     compile::{compile, limits},
     error::GrammarError,
-    guarded::guarded,
+    matcher::Matcher,
     vocabulary::quiet_factory,
 };
 
@@ -22,6 +22,9 @@ use crate::{
 /// # Errors
 /// Why it cannot be enforced.
 pub fn check(spec: &GrammarSpec) -> Result<(), GrammarError> {
+    if spec.kind == GrammarKind::Anything {
+        return Ok(());
+    }
     matcher_of_bytes(spec).map(|_| ())
 }
 
@@ -30,14 +33,24 @@ pub fn check(spec: &GrammarSpec) -> Result<(), GrammarError> {
 /// # Errors
 /// Why the grammar cannot be enforced.
 pub fn accepts(spec: &GrammarSpec, text: &str) -> Result<bool, GrammarError> {
+    if spec.kind == GrammarKind::Anything {
+        return Ok(true);
+    }
     let mut matcher = matcher_of_bytes(spec)?;
-    let tokens: Vec<u32> = text.bytes().map(u32::from).collect();
-    let refused = |error: &dyn std::fmt::Display| GrammarError::refused(&error.to_string());
-    let num_taken = guarded(|| matcher.try_consume_tokens(&tokens).map_err(|error| refused(&error)))?;
-    Ok(num_taken == tokens.len() && matcher.is_accepting().map_err(|error| refused(&error))?)
+    for byte in text.bytes() {
+        if !matcher.takes(u32::from(byte))? {
+            return Ok(false);
+        }
+        matcher.take(u32::from(byte))?;
+    }
+    matcher.is_accepting()
 }
 
-fn matcher_of_bytes(spec: &GrammarSpec) -> Result<Matcher, GrammarError> {
+/// A matcher whose tokens are single bytes.
+///
+/// # Errors
+/// Why the grammar cannot be enforced.
+pub(crate) fn matcher_of_bytes(spec: &GrammarSpec) -> Result<Matcher, GrammarError> {
     static FACTORY: OnceLock<Result<ParserFactory, GrammarError>> = OnceLock::new();
     let factory = FACTORY.get_or_init(|| quiet_factory(&ApproximateTokEnv::single_byte_env(), &[], limits()));
     compile(spec, factory.as_ref().map_err(Clone::clone)?)

@@ -1,7 +1,7 @@
 //! A `GrammarSpec` as the library's grammar, and the library's limits.
 
 use llguidance::{
-    Matcher, ParserFactory,
+    ParserFactory,
     api::{ParserLimits, TopLevelGrammar},
 };
 use scheduler::{GrammarKind, GrammarSpec};
@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES, error::GrammarError, gbnf, guarded::guarded, lint,
+    matcher::Matcher,
 };
 
 /// Whitespace in JSON: so much in a row at most, else a model may go on with it until its tokens are spent.
@@ -33,18 +34,12 @@ pub(crate) fn limits() -> ParserLimits {
 /// Why it cannot be enforced.
 pub(crate) fn compile(spec: &GrammarSpec, factory: &ParserFactory) -> Result<Matcher, GrammarError> {
     let grammar = grammar_of(spec)?;
-    guarded(|| {
+    let mut matcher = guarded(|| {
         let parser = factory.create_parser(grammar);
-        let mut matcher = Matcher::new(parser);
-        // Where nothing is left to say, the library has stopped already; a mask tells whether there is a first token.
-        let has_mask = matcher.compute_mask_or_eos();
-        match (matcher.get_error(), has_mask) {
-            (None, Ok(mask)) if mask.num_set() > 0 => Ok(matcher),
-            (None, Ok(_)) => Err(GrammarError::NoText),
-            (Some(error), _) => Err(GrammarError::refused(&error)),
-            (None, Err(error)) => Err(GrammarError::refused(&error.to_string())),
-        }
-    })
+        parser.map(Matcher::new).map_err(|error| GrammarError::refused(&error.to_string()))
+    })?;
+    // Where nothing is left to say, the library has stopped already; a mask tells whether there is a first token.
+    if matcher.mask()?.num_set() > 0 { Ok(matcher) } else { Err(GrammarError::NoText) }
 }
 
 /// The grammar in the library's terms, its size checked first.
@@ -54,7 +49,7 @@ fn grammar_of(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
         GrammarKind::JsonSchema | GrammarKind::JsonObject => "schema",
         GrammarKind::Regex => "regular expression",
         GrammarKind::Choice => "list of choices",
-        GrammarKind::Grammar => "grammar",
+        GrammarKind::Grammar | GrammarKind::Anything => "grammar",
     };
     check_size(what, &spec.text, limit)?;
     if let Some(pattern) = &spec.whitespace_pattern {
@@ -71,6 +66,7 @@ fn grammar_of(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
             Ok(TopLevelGrammar::from_lark(gbnf::to_lark(&spec.text)?))
         }
         GrammarKind::Grammar => Ok(TopLevelGrammar::from_lark(spec.text.to_string())),
+        GrammarKind::Anything => Ok(TopLevelGrammar::from_regex("(?s:.*)")),
     }
 }
 

@@ -2,16 +2,20 @@
 
 use thiserror::Error;
 
+use crate::{MAX_DISTINCT_PROPERTIES, MAX_PROPERTIES};
+
 /// A grammar that is not taken. The text is for its author.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum GrammarError {
     /// A keyword of a schema that would be ignored.
-    #[error("{pointer} is not supported: {keyword} cannot be enforced")]
+    #[error("{pointer} is not supported: {what} cannot be enforced")]
     NotEnforced {
         /// Where it stands in the schema.
         pointer: String,
         /// Its name.
         keyword: &'static str,
+        /// It, or the value of it that is not known.
+        what: String,
     },
     /// A number that is not kept exactly.
     #[error("{pointer} is {value}, but whole numbers beyond 9007199254740991 cannot be enforced")]
@@ -32,6 +36,15 @@ pub enum GrammarError {
         limit: usize,
         /// What is counted.
         unit: &'static str,
+    },
+    /// Objects that are too large to compile.
+    #[error(
+        "the objects of this schema have {got} properties, but at most {MAX_PROPERTIES} are possible in one, fewer in each \
+         of several, and {MAX_DISTINCT_PROPERTIES} names in all"
+    )]
+    TooManyProperties {
+        /// Given.
+        got: usize,
     },
     /// A schema that is not JSON.
     #[error("the schema is not valid JSON: {0}")]
@@ -56,6 +69,9 @@ pub enum GrammarError {
     /// No text obeys it.
     #[error("no text obeys this grammar")]
     NoText,
+    /// The matchers of other requests take all the memory that there is for them.
+    #[error("the grammars of other requests take all the memory that there is for grammars")]
+    NoRoom,
     /// The tokenizer does not say which bytes its tokens stand for.
     #[error("structured output is not possible with the tokenizer of this model")]
     OpaqueTokenizer,

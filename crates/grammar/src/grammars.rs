@@ -11,13 +11,18 @@ use std::{
     thread,
 };
 
-use scheduler::{EngineHandle, GrammarNews, GrammarSpec, RequestKey, Scheduler, SchedulerOutput};
+use scheduler::{
+    EngineHandle, GrammarKind, GrammarNews, GrammarSpec, RequestKey, Scheduler, SchedulerOutput,
+};
 
 use crate::{
     cache::Cache,
     compile::compile,
     error::GrammarError,
+    matcher::Matcher,
+    room::{Charge, Room},
     sample::{Matching, Sample, Verdict, lock},
+    thinking::Thinking,
     vocabulary::Vocabulary,
     work_queue::{Threads, WorkQueue},
 };
@@ -36,15 +41,29 @@ pub struct Grammars {
     vocabulary: Arc<Vocabulary>,
     handle: EngineHandle,
     samples: HashMap<RequestKey, Constrained>,
-    compiles: WorkQueue<CompileJob>,
+    compiles: WorkQueue<Job>,
     masks: WorkQueue<Arc<Sample>>,
 }
 
 #[derive(Debug)]
 struct Constrained {
     sample: Arc<Sample>,
+    spec: Arc<GrammarSpec>,
     /// Output tokens that the sample has.
     num_told: usize,
+    /// There is no grammar, only a gate: what may follow is known at once.
+    is_gate: bool,
+}
+
+/// What the compile threads do.
+#[derive(Debug)]
+enum Job {
+    Compile(CompileJob),
+    /// Keep what a sample whose request has left found out about its grammar.
+    Learn {
+        spec: Arc<GrammarSpec>,
+        sample: Arc<Sample>,
+    },
 }
 
 #[derive(Debug)]
@@ -64,7 +83,7 @@ impl Grammars {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let vocabulary = Arc::new(vocabulary);
         let (compiling, answering) = (vocabulary.clone(), handle.clone());
-        let cache = Mutex::new(Cache::default());
+        let (cache, room) = (Mutex::new(Cache::default()), Arc::new(Room::default()));
         let compiles = WorkQueue::start(
             &Threads {
                 name: "grammar-compile",
@@ -72,9 +91,16 @@ impl Grammars {
                 stack_bytes: COMPILE_STACK_BYTES,
                 niceness: COMPILE_NICENESS,
             },
-            move |job: CompileJob| match job.run(&compiling, &cache) {
-                Ok(()) => answering.grammar_ready(job.key),
-                Err(_) => answering.grammar_failed(job.key),
+            move |job| match job {
+                Job::Compile(job) => match job.run(&compiling, &cache, &room) {
+                    Ok(()) => answering.grammar_ready(job.key),
+                    Err(_) => answering.grammar_failed(job.key),
+                },
+                Job::Learn { spec, sample } => {
+                    if let Some(matcher) = sample.end().and_then(Matching::into_matcher) {
+                        lock(&cache).learn(&without_thoughts(&spec), matcher);
+                    }
+                }
             },
         )?;
         let masking = vocabulary.clone();
@@ -102,14 +128,21 @@ impl Grammars {
             match news {
                 GrammarNews::Arrived { key, spec, ignores_eos } => {
                     let sample = Arc::new(Sample::new());
-                    self.samples.insert(key, Constrained { sample: sample.clone(), num_told: 0 });
-                    let job = CompileJob { key, spec, sample, ignores_eos };
+                    let is_gate = spec.kind == GrammarKind::Anything;
+                    let own =
+                        Constrained { sample: sample.clone(), spec: spec.clone(), num_told: 0, is_gate };
+                    self.samples.insert(key, own);
+                    let job = Job::Compile(CompileJob { key, spec, sample, ignores_eos });
                     if self.compiles.push(job, MAX_WAITING_COMPILES).is_err() {
                         self.handle.grammar_failed(key);
                     }
                 }
                 GrammarNews::Left(key) => {
-                    self.samples.remove(&key);
+                    if let Some(Constrained { sample, spec, is_gate: false, .. }) = self.samples.remove(&key)
+                    {
+                        // A full queue: it is forgotten.
+                        let _ = self.compiles.push(Job::Learn { spec, sample }, MAX_WAITING_COMPILES);
+                    }
                 }
             }
         }
@@ -125,12 +158,15 @@ impl Grammars {
             }
             own.num_told += tokens.len();
             own.sample.push(tokens.into_iter().map(|token| token as u32));
-            // A full queue: the owner computes it.
-            let _ = self.masks.push(own.sample.clone(), usize::MAX);
+            if !own.is_gate {
+                // A full queue: the owner computes it.
+                let _ = self.masks.push(own.sample.clone(), usize::MAX);
+            }
         }
     }
 
     /// Give the masks of a step's samples to `take`: the place among the step's samples, what may follow, and the mask.
+    /// Samples that may be anything are left out.
     pub fn take_masks(
         &mut self,
         scheduler: &Scheduler,
@@ -143,6 +179,7 @@ impl Grammars {
         for constrained in samples.into_iter().rev() {
             let own = self.samples.get(&constrained.key);
             let mut settle = |matching: Option<&Matching>| match matching {
+                Some(matching) if matching.verdict() == Verdict::Free => {}
                 Some(matching) => take(constrained.place, matching.verdict(), matching.mask()),
                 // It runs without a matcher: no mask can be given in its place.
                 None => take(constrained.place, Verdict::Rejected, &[]),
@@ -156,22 +193,45 @@ impl Grammars {
 }
 
 impl CompileJob {
-    fn run(&self, vocabulary: &Vocabulary, cache: &Mutex<Cache>) -> Result<(), GrammarError> {
+    fn run(
+        &self,
+        vocabulary: &Vocabulary,
+        cache: &Mutex<Cache>,
+        room: &Arc<Room>,
+    ) -> Result<(), GrammarError> {
         if Arc::strong_count(&self.sample) == 1 {
             return Ok(()); // Its request has left.
         }
-        let factory = vocabulary.factory()?;
-        let cached = lock(cache).get(&self.spec);
-        let matcher = if let Some(matcher) = cached {
-            matcher
-        } else {
-            let matcher = compile(&self.spec, factory)?;
-            let own = matcher.deep_clone();
-            lock(cache).put(self.spec.clone(), matcher);
-            own
-        };
+        if !room.is_left() {
+            return Err(GrammarError::NoRoom);
+        }
+        let has_grammar = self.spec.kind != GrammarKind::Anything;
+        let matcher = if has_grammar { Some(self.matcher(vocabulary, cache)?) } else { None };
+        let thinking = self.spec.thinking.as_ref().map(|gate| Thinking::new(gate, has_grammar));
         let (eos, num_words) = (vocabulary.eos_token_ids(), vocabulary.num_mask_words());
-        self.sample.begin(Matching::new(matcher, eos, num_words, self.ignores_eos));
+        let matching = Matching::new(matcher, thinking, eos, num_words, self.ignores_eos);
+        self.sample.begin(matching.charged(Charge::new(room.clone())));
         Ok(())
+    }
+
+    fn matcher(&self, vocabulary: &Vocabulary, cache: &Mutex<Cache>) -> Result<Matcher, GrammarError> {
+        let factory = vocabulary.factory()?;
+        let spec = without_thoughts(&self.spec);
+        let cached = lock(cache).get(&spec);
+        if let Some(matcher) = cached {
+            return Ok(matcher);
+        }
+        let matcher = compile(&spec, factory)?;
+        let own = matcher.deep_clone();
+        lock(cache).put(spec, matcher);
+        Ok(own)
+    }
+}
+
+/// The grammar as the cache knows it: thoughts before it make no other one.
+fn without_thoughts(spec: &Arc<GrammarSpec>) -> Arc<GrammarSpec> {
+    match &spec.thinking {
+        None => spec.clone(),
+        Some(_) => Arc::new(GrammarSpec { thinking: None, ..(**spec).clone() }),
     }
 }

@@ -2,25 +2,37 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use llguidance::Matcher;
+use crate::{
+    matcher::Matcher,
+    room::Charge,
+    thinking::{Next, Thinking},
+};
 
 /// What the next token of a sample may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// One of the ids in its mask.
     Masked,
+    /// Any: it thinks, or nothing holds what follows.
+    Free,
     /// None: the grammar is complete and nothing can follow.
     Complete,
-    /// None: the grammar does not take what was sampled, or has become too complex to follow.
+    /// None: the grammar does not take what was sampled, or has become too complex to follow, or too large where other
+    /// grammars have need of the memory.
     Rejected,
 }
 
 /// A matcher and the mask behind the tokens that it has seen.
 pub struct Matching {
-    matcher: Matcher,
+    /// `None`: what is not thought may be anything.
+    matcher: Option<Matcher>,
+    /// `None`: the matcher sees all tokens.
+    thinking: Option<Thinking>,
     hides_eos: bool,
     mask: Vec<u32>,
     verdict: Verdict,
+    /// `None`: what it takes of memory is not counted.
+    charge: Option<Charge>,
 }
 
 impl std::fmt::Debug for Matching {
@@ -30,28 +42,59 @@ impl std::fmt::Debug for Matching {
 }
 
 impl Matching {
-    /// A matcher that has seen nothing. With `hides_eos` an id that ends an answer is allowed only where nothing else is.
+    /// A sample without tokens. With `hides_eos` an id that ends an answer is allowed only where nothing else is.
     #[must_use]
-    pub(crate) fn new(matcher: Matcher, eos_token_ids: &[u32], num_words: usize, hides_eos: bool) -> Self {
-        let mut matching = Self { matcher, hides_eos, mask: vec![0; num_words], verdict: Verdict::Masked };
+    pub(crate) fn new(
+        matcher: Option<Matcher>,
+        thinking: Option<Thinking>,
+        eos_token_ids: &[u32],
+        num_words: usize,
+        hides_eos: bool,
+    ) -> Self {
+        let mask = vec![0; num_words];
+        let verdict = Verdict::Masked;
+        let mut matching = Self { matcher, thinking, hides_eos, mask, verdict, charge: None };
         matching.compute_mask(eos_token_ids);
         matching
+    }
+
+    /// Count what it takes of memory.
+    #[must_use]
+    pub(crate) fn charged(mut self, charge: Charge) -> Self {
+        self.charge = Some(charge);
+        self.count_bytes();
+        self
+    }
+
+    /// The matcher, with the tokens that it has seen.
+    pub(crate) fn into_matcher(self) -> Option<Matcher> {
+        self.matcher
     }
 
     /// Take tokens that were sampled, and compute what may follow.
     pub(crate) fn advance(&mut self, tokens: &[u32], eos_token_ids: &[u32]) {
         for &token in tokens {
-            if self.verdict != Verdict::Masked {
+            if matches!(self.verdict, Verdict::Complete | Verdict::Rejected) {
                 return;
             }
-            if self.matcher.is_stopped() || self.matcher.consume_token(token).is_err() {
+            let is_thought = self.thinking.as_mut().is_some_and(|thinking| thinking.take(token));
+            let Some(matcher) = self.matcher.as_mut().filter(|_| !is_thought) else { continue };
+            if matcher.is_stopped() || matcher.take(token).is_err() {
                 self.verdict = Verdict::Rejected;
-            } else if self.matcher.is_stopped() {
-                self.verdict =
-                    if self.matcher.stop_reason().is_ok() { Verdict::Complete } else { Verdict::Rejected };
+            } else if matcher.is_stopped() {
+                self.verdict = if matcher.is_complete() { Verdict::Complete } else { Verdict::Rejected };
             }
         }
         self.compute_mask(eos_token_ids);
+        self.count_bytes();
+    }
+
+    fn count_bytes(&mut self) {
+        let (Some(matcher), Some(charge)) = (&self.matcher, &mut self.charge) else { return };
+        let has_room = matcher.size().is_ok_and(|size| charge.set(size.num_bytes));
+        if !has_room && self.verdict == Verdict::Masked {
+            self.verdict = Verdict::Rejected;
+        }
     }
 
     /// What may follow.
@@ -67,10 +110,47 @@ impl Matching {
     }
 
     fn compute_mask(&mut self, eos_token_ids: &[u32]) {
-        if self.verdict != Verdict::Masked {
+        if matches!(self.verdict, Verdict::Complete | Verdict::Rejected) {
             return;
         }
-        let Ok(allowed) = self.matcher.compute_mask_or_eos() else {
+        let next = self.thinking.as_ref().map_or(Next::Grammar, Thinking::next);
+        self.verdict = Verdict::Masked;
+        match next {
+            Next::Any => self.verdict = Verdict::Free,
+            Next::AnyButEnd => {
+                self.mask.fill(u32::MAX);
+                for &eos in eos_token_ids {
+                    self.allow(eos, false);
+                }
+            }
+            Next::Only(token) => {
+                self.mask.fill(0);
+                self.allow(token, true);
+            }
+            Next::Grammar => self.compute_mask_of_grammar(eos_token_ids),
+            Next::GrammarOr(token) => {
+                self.compute_mask_of_grammar(eos_token_ids);
+                if self.verdict == Verdict::Masked {
+                    self.allow(token, true);
+                }
+            }
+        }
+    }
+
+    /// Allow or forbid an id.
+    fn allow(&mut self, token: u32, is_allowed: bool) {
+        let bit = 1 << (token % 32);
+        if let Some(word) = self.mask.get_mut(token as usize / 32) {
+            *word = if is_allowed { *word | bit } else { *word & !bit };
+        }
+    }
+
+    fn compute_mask_of_grammar(&mut self, eos_token_ids: &[u32]) {
+        let Some(matcher) = &mut self.matcher else {
+            self.verdict = Verdict::Free;
+            return;
+        };
+        let Ok(allowed) = matcher.mask() else {
             self.verdict = Verdict::Rejected;
             return;
         };
@@ -88,7 +168,7 @@ impl Matching {
             }
         }
         let without_eos = self.mask.iter().any(|&word| word != 0);
-        let is_over = with_eos || self.matcher.is_stopped();
+        let is_over = with_eos || matcher.is_stopped();
         self.verdict = match (without_eos, is_over) {
             (true, _) => Verdict::Masked,
             (false, true) => Verdict::Complete,
@@ -96,7 +176,7 @@ impl Matching {
         };
         if !self.hides_eos {
             for eos in hidden {
-                self.mask[eos as usize / 32] |= 1 << (eos % 32);
+                self.allow(eos, true);
             }
         }
     }
@@ -119,6 +199,11 @@ impl Sample {
     /// The grammar is compiled.
     pub(crate) fn begin(&self, matching: Matching) {
         *lock(&self.matching) = Some(matching);
+    }
+
+    /// Its request has left: what followed it, unless it was not compiled.
+    pub(crate) fn end(&self) -> Option<Matching> {
+        lock(&self.matching).take()
     }
 
     /// Tokens that came.

@@ -244,8 +244,12 @@ fn what_a_format_cannot_be_held_to_is_refused_by_name() {
         ("qwen3_coder", of(json!({"enum": ["</parameter>"]})), "</parameter>"),
         ("qwen3_coder", json!({"anyOf": [{"type": "object"}]}), "anyOf of all parameters"),
         ("qwen3_coder", json!({"properties": {"a>b": {}}}), "\"a>b\" cannot be the name"),
+        ("glm45", of(json!({"const": "</arg_value>"})), "</arg_value>"),
         ("pythonic", json!({"properties": {"a b": {}}}), "\"a b\" cannot be the name"),
         ("pythonic", of(json!({"items": {"$ref": "#/properties/a"}})), "#/properties/a"),
+        ("functiongemma", of(json!({"type": "object"})), "a value that is not a text"),
+        ("gemma4", of(json!({"type": "string", "pattern": "a"})), "pattern of a text"),
+        ("functiongemma", of(json!({"$ref": "#/$defs/none"})), "#/$defs/none"),
         ("hermes", json!({"type": "array"}), "parameters of the type \"array\""),
     ] {
         let tools = [tool("f", parameters)];

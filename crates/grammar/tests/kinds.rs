@@ -12,6 +12,24 @@ fn taken(kind: GrammarKind, text: &str) {
 }
 
 #[test]
+fn more_properties_than_can_be_compiled_are_refused_at_once() {
+    let object = |names: std::ops::Range<u32>| {
+        let members: Vec<String> = names.map(|name| format!(r#""{name}":{{}}"#)).collect();
+        format!(r#"{{"properties":{{{}}}}}"#, members.join(","))
+    };
+    let merged: Vec<String> = (0..10).map(|index| object(index * 1000..(index + 1) * 1000)).collect();
+    let apart: Vec<String> = (0..8).map(|_| object(0..2500)).collect();
+    for (schema, got) in [
+        (object(0..20_000), 20_000),
+        (format!(r#"{{"allOf":[{}]}}"#, merged.join(",")), 10_000),
+        (format!(r#"{{"prefixItems":[{}]}}"#, apart.join(",")), 20_000),
+    ] {
+        assert_eq!(refused(GrammarKind::JsonSchema, &schema), GrammarError::TooManyProperties { got });
+    }
+    taken(GrammarKind::JsonSchema, &object(0..300));
+}
+
+#[test]
 fn what_can_be_enforced_is_taken() {
     taken(GrammarKind::JsonObject, "");
     taken(GrammarKind::JsonSchema, "true");
@@ -33,7 +51,11 @@ fn what_can_be_enforced_is_taken() {
 fn what_cannot_be_enforced_is_refused_by_name() {
     for (kind, text, expected) in [
         (GrammarKind::JsonSchema, r#"{"properties": {"a": {"not": {}}}}"#, "/properties/a/not"),
-        (GrammarKind::JsonSchema, r#"{"type": "string", "format": "colour"}"#, "Unknown format: colour"),
+        (
+            GrammarKind::JsonSchema,
+            r#"{"type": "string", "format": "colour"}"#,
+            "the format \"colour\" cannot be enforced",
+        ),
         (GrammarKind::JsonSchema, "{", "not valid JSON"),
         (GrammarKind::JsonSchema, r#""\ud800""#, "not valid JSON"),
         (GrammarKind::JsonSchema, "3", "must be an object or a boolean, got a number"),

@@ -40,13 +40,14 @@ pub(crate) fn write_facts(facts: &EngineFacts, body: &mut Writer<'_>) {
 
 /// Read what the engine is; numbers that no engine has are refused.
 pub(crate) fn read_facts(body: &mut Reader<'_>) -> Result<EngineFacts, DecodeError> {
-    let facts = EngineFacts {
+    let mut facts = EngineFacts {
         limits: RequestLimits {
             max_model_len: body.u32()?,
             max_num_batched_tokens: body.u32()?,
             block_size: body.u32()?,
             num_blocks: body.u32()?,
             enable_chunked_prefill: body.bool()?,
+            max_num_seqs: 0, // it follows
         },
         max_num_seqs: body.u32()?,
         max_num_queued_reqs: body.u32()?,
@@ -54,6 +55,7 @@ pub(crate) fn read_facts(body: &mut Reader<'_>) -> Result<EngineFacts, DecodeErr
         pid: body.u32()?,
         info: body.bytes()?.into(),
     };
+    facts.limits.max_num_seqs = facts.max_num_seqs;
     let RequestLimits { max_model_len, block_size, num_blocks, .. } = facts.limits;
     if max_model_len == 0 || block_size == 0 || num_blocks == 0 {
         return Err(DecodeError::BadValue { what: "a number of tokens or blocks", value: 0 });

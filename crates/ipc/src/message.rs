@@ -462,6 +462,16 @@ fn write_add_error(error: &AddRequestError, body: &mut Writer<'_>) {
                 body.u64(value);
             }
         }
+        AddRequestError::TooManyBeams { beam_width, limit } => {
+            body.u8(9);
+            body.i64(beam_width);
+            body.u32(limit);
+        }
+        AddRequestError::WrongNumberOfBeams { beam_width, got } => {
+            body.u8(10);
+            body.i64(beam_width);
+            body.u64(got as u64);
+        }
     }
 }
 
@@ -484,6 +494,8 @@ fn read_add_error(body: &mut Reader<'_>) -> Result<AddRequestError, DecodeError>
         8 => {
             AddRequestError::QueueTokensFull { queued: body.u64()?, wanted: body.u64()?, limit: body.u64()? }
         }
+        9 => AddRequestError::TooManyBeams { beam_width: body.i64()?, limit: body.u32()? },
+        10 => AddRequestError::WrongNumberOfBeams { beam_width: body.i64()?, got: body.u64()? as usize },
         value => {
             return Err(DecodeError::BadValue { what: "a reason to refuse a request", value: value.into() });
         }

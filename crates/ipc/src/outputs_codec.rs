@@ -105,7 +105,7 @@ fn finish_reason(byte: u8) -> Result<Option<FinishReason>, DecodeError> {
 }
 
 fn request_error(byte: u8) -> Result<RequestError, DecodeError> {
-    const ALL: [RequestError; 9] = [
+    const ALL: [RequestError; 10] = [
         RequestError::None,
         RequestError::DuplicateRequestId,
         RequestError::StepFailed,
@@ -115,6 +115,7 @@ fn request_error(byte: u8) -> Result<RequestError, DecodeError> {
         RequestError::QueueTimeout,
         RequestError::ProcessorFailed,
         RequestError::ProcessorRefused,
+        RequestError::AdapterMissing,
     ];
     ALL.into_iter()
         .find(|error| *error as u8 == byte)

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use scheduler::{
-    ExtraKeys, MAX_BAD_WORD_TOKENS, MAX_WEIGHT, MultimodalSpan, NewRequest, Payer, RequestKey,
-    SamplingExtras, SamplingParams,
+    ExtraKeys, ListKind, MAX_WEIGHT, MAX_WORD_TOKENS, MultimodalSpan, NUM_LISTS, NewRequest, Payer,
+    RequestKey, SAMPLING_LISTS, SamplingExtras, SamplingParams, TokenList,
     sampling_params::{NUM_FLOATS, NUM_INTS},
 };
 
@@ -119,15 +119,23 @@ fn is_same_extras(one: Option<&Arc<SamplingExtras>>, other: Option<&Arc<Sampling
 
 /// An attachment is not sent: the binding refuses requests that have one before they come here.
 fn encode_extras(extras: &SamplingExtras, body: &mut Writer<'_>) {
-    body.u32(extras.logit_bias().len() as u32);
-    for (token_id, bias) in extras.logit_bias() {
-        body.i32(*token_id);
-        body.f32(*bias);
-    }
-    body.i32s(extras.allowed_token_ids());
-    body.u32(extras.bad_words().len() as u32);
-    for word in extras.bad_words() {
-        body.i32s(word);
+    for (_, list) in extras.lists() {
+        match list {
+            TokenList::Ids(ids) => body.i32s(ids),
+            TokenList::Biases(biases) => {
+                body.u32(biases.len() as u32);
+                for (token_id, bias) in biases {
+                    body.i32(*token_id);
+                    body.f32(*bias);
+                }
+            }
+            TokenList::Words(words) => {
+                body.u32(words.len() as u32);
+                for word in words {
+                    body.i32s(word);
+                }
+            }
+        }
     }
     body.bool(extras.arguments().is_some());
     if let Some(arguments) = extras.arguments() {
@@ -136,24 +144,41 @@ fn encode_extras(extras: &SamplingExtras, body: &mut Writer<'_>) {
 }
 
 fn decode_extras(body: &mut Reader<'_>) -> Result<SamplingExtras, DecodeError> {
-    let count = body.count(8)?;
-    let mut logit_bias = Vec::with_capacity(count);
-    for _ in 0..count {
-        logit_bias.push((body.i32()?, body.f32()?));
-    }
-    let allowed_token_ids = body.i32s()?;
-    let count = body.count(4)?;
-    let mut bad_words = Vec::with_capacity(count);
-    for _ in 0..count {
-        let word = body.i32s()?;
-        if word.len() > MAX_BAD_WORD_TOKENS {
-            return Err(DecodeError::BadValue { what: "the length of a bad word", value: word.len() as u64 });
-        }
-        bad_words.push(word);
+    let mut lists = Vec::with_capacity(NUM_LISTS);
+    for row in SAMPLING_LISTS {
+        lists.push((row.name, decode_list(row.kind, body)?));
     }
     let arguments = if body.bool()? { Some(body.str()?.to_owned()) } else { None };
-    SamplingExtras::new(logit_bias, allowed_token_ids, bad_words, arguments)
-        .map_err(|error| DecodeError::BadExtras(error.to_string()))
+    SamplingExtras::new(lists, arguments).map_err(|error| DecodeError::BadExtras(error.to_string()))
+}
+
+fn decode_list(kind: ListKind, body: &mut Reader<'_>) -> Result<TokenList, DecodeError> {
+    match kind {
+        ListKind::Ids => body.i32s().map(TokenList::Ids),
+        ListKind::Biases => {
+            let count = body.count(8)?;
+            let mut biases = Vec::with_capacity(count);
+            for _ in 0..count {
+                biases.push((body.i32()?, body.f32()?));
+            }
+            Ok(TokenList::Biases(biases))
+        }
+        ListKind::Words => {
+            let count = body.count(4)?;
+            let mut words = Vec::with_capacity(count);
+            for _ in 0..count {
+                let word = body.i32s()?;
+                if word.len() > MAX_WORD_TOKENS {
+                    return Err(DecodeError::BadValue {
+                        what: "the length of a word",
+                        value: word.len() as u64,
+                    });
+                }
+                words.push(word);
+            }
+            Ok(TokenList::Words(words))
+        }
+    }
 }
 
 /// Read the body. More than `max_requests` are refused before their prompts are copied.

@@ -10,7 +10,7 @@ use proptest::{collection::vec, option, prelude::*};
 use scheduler::{
     AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, GrammarKind, GrammarSpec, HistogramSnapshot,
     MAX_WEIGHT, MetricsSnapshot, MultimodalSpan, NewRequest, Payer, PromptLogprobs, RequestError, RequestKey,
-    RequestLimits, SamplingExtras, SamplingParams, TokenLogprobs,
+    RequestLimits, SamplingExtras, SamplingParams, ThinkingGate, TokenList, TokenLogprobs,
     sampling_params::{NUM_FLOATS, NUM_INTS},
 };
 
@@ -21,7 +21,12 @@ fn extras() -> impl Strategy<Value = SamplingExtras> {
     let words = vec(vec(0..i32::MAX, 1..4), 0..4);
     let arguments = option::of(".{0,8}");
     (bias, vec(0..i32::MAX, 0..4), words, arguments).prop_map(|(bias, allowed, words, arguments)| {
-        SamplingExtras::new(bias, allowed, words, arguments).expect("lists that may be")
+        let lists = [
+            ("logit_bias", TokenList::Biases(bias)),
+            ("allowed_token_ids", TokenList::Ids(allowed)),
+            ("bad_words", TokenList::Words(words)),
+        ];
+        SamplingExtras::new(lists, arguments).expect("lists that may be")
     })
 }
 
@@ -61,11 +66,23 @@ prop_compose! {
 }
 
 prop_compose! {
+    fn thinking_gate()(
+        (open_id, close_id) in any::<(u32, u32)>(),
+        begins_within in any::<bool>(),
+        budget in option::of(any::<u32>()),
+        end_ids in vec(any::<u32>(), 0..4),
+    ) -> ThinkingGate {
+        ThinkingGate { open_id, close_id, begins_within, budget, end_ids: end_ids.into() }
+    }
+}
+
+prop_compose! {
     fn grammar_spec()(
         kind in 0..GrammarKind::ALL.len(),
         text in ".{0,40}",
         pattern in option::of(".{0,8}"),
         flags in any::<(bool, bool)>(),
+        thinking in option::of(thinking_gate()),
     ) -> Arc<GrammarSpec> {
         Arc::new(GrammarSpec {
             kind: GrammarKind::ALL[kind],
@@ -73,6 +90,7 @@ prop_compose! {
             whitespace_pattern: pattern.map(Into::into),
             disable_any_whitespace: flags.0,
             disable_additional_properties: flags.1,
+            thinking,
         })
     }
 }
@@ -143,14 +161,16 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
 }
 
 fn add_request_error() -> impl Strategy<Value = AddRequestError> {
-    (any::<[u32; 3]>(), any::<i32>(), 0..8).prop_map(|([a, b, c], token_id, variant)| match variant {
+    (any::<[u32; 3]>(), any::<i32>(), 0..10).prop_map(|([a, b, c], token_id, variant)| match variant {
         0 => AddRequestError::EmptyPrompt,
         1 => AddRequestError::PromptTooLong { num_prompt_tokens: a, max_model_len: b },
         2 => AddRequestError::NeverFits { needed_blocks: a, usable_blocks: b, block_size: c },
         3 => AddRequestError::PromptExceedsBudget { num_prompt_tokens: a, max_num_batched_tokens: b },
         4 => AddRequestError::TooManyStopTokenIds { got: a as usize },
         5 => AddRequestError::NegativeTokenId { token_id, position: a as usize },
-        6 => AddRequestError::QueueFull { queued: a, wanted: b, limit: c },
+        6 => AddRequestError::TooManyBeams { beam_width: i64::from(token_id), limit: a },
+        7 => AddRequestError::WrongNumberOfBeams { beam_width: i64::from(token_id), got: a as usize },
+        8 => AddRequestError::QueueFull { queued: a, wanted: b, limit: c },
         _ => AddRequestError::QueueTokensFull { queued: a.into(), wanted: b.into(), limit: c.into() },
     })
 }
@@ -169,10 +189,10 @@ prop_compose! {
             FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error,
             FinishReason::Repetition,
         ];
-        const ERRORS: [RequestError; 8] = [
+        const ERRORS: [RequestError; 9] = [
             RequestError::None, RequestError::DuplicateRequestId, RequestError::StepFailed,
             RequestError::NoToken, RequestError::GrammarRejected, RequestError::GrammarFailed,
-            RequestError::ProcessorFailed, RequestError::ProcessorRefused,
+            RequestError::ProcessorFailed, RequestError::ProcessorRefused, RequestError::AdapterMissing,
         ];
         let (first_scheduled_ns, num_cached_tokens) = first.unwrap_or_default();
         EngineCoreOutput {
@@ -196,7 +216,7 @@ prop_compose! {
         info in vec(any::<u8>(), 0..50),
     ) -> EngineFacts {
         let limits =
-            RequestLimits { max_model_len, max_num_batched_tokens, enable_chunked_prefill, block_size, num_blocks };
+            RequestLimits { max_model_len, max_num_batched_tokens, enable_chunked_prefill, block_size, num_blocks, max_num_seqs };
         EngineFacts { limits, max_num_seqs, max_num_queued_reqs, max_frame_bytes, pid, info: info.into() }
     }
 }
@@ -395,8 +415,12 @@ fn engine_hex(message: &EngineMessage) -> String {
 /// A change here is a change of `PROTOCOL_VERSION`.
 #[test]
 fn the_bytes_of_a_clients_frames_are_these() {
-    let extras = SamplingExtras::new(vec![(7, 0.5)], vec![9], vec![vec![3, 4]], Some("{}".to_owned()));
-    let extras = extras.expect("lists that may be");
+    let lists = [
+        ("logit_bias", TokenList::Biases(vec![(7, 0.5)])),
+        ("allowed_token_ids", TokenList::Ids(vec![9])),
+        ("bad_words", TokenList::Words(vec![vec![3, 4]])),
+    ];
+    let extras = SamplingExtras::new(lists, Some("{}".to_owned())).expect("lists that may be");
     let request = NewRequest {
         priority: -2,
         payer: Payer { tenant: 0x0506, user: 7, weight: 3 },
@@ -423,9 +447,9 @@ fn the_bytes_of_a_clients_frames_are_these() {
         ),
         (
             ClientMessage::AddRequests(vec![request]),
-            "d3000000 02 01000000 3803 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
-             0000803f 0000803f 00000000 00000000 00000000 00000000 0000803f 0000000000000000 0000000000000000 ffffffffffffffff ffffffffffffffff \
-             0000000000000000 02000000 0900000000000000 \
+            "df000000 02 01000000 3803 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
+             0000803f 0000803f 00000000 00000000 00000000 00000000 0000803f 0000803f 0000000000000000 0000000000000000 ffffffffffffffff ffffffffffffffff \
+             0000000000000000 0000000000000000 02000000 0900000000000000 \
              0605000000000000 0700000000000000 03000000 \
              01000000 07000000 0000003f 01000000 09000000 01000000 02000000 03000000 04000000 01 02000000 7b7d \
              02000000 01000000 ffffffff 00000000 00000000"
@@ -480,6 +504,7 @@ fn the_bytes_of_an_engines_frames_are_these() {
         enable_chunked_prefill: true,
         block_size: 3,
         num_blocks: 4,
+        max_num_seqs: 5,
     };
     let info = [0xee].as_slice().into();
     let facts =

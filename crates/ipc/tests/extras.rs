@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ipc::{ClientMessage, DecodeError, HEADER_BYTES};
-use scheduler::{NewRequest, RequestKey, SamplingExtras, SamplingParams};
+use scheduler::{NewRequest, RequestKey, SamplingExtras, SamplingParams, TokenList};
 
 fn frame(message: &ClientMessage) -> Vec<u8> {
     let mut frame = Vec::new();
@@ -14,7 +14,8 @@ fn frame(message: &ClientMessage) -> Vec<u8> {
 /// The samples of a request share its extras, on both sides; another request with equal ones has its own.
 #[test]
 fn extras_are_sent_once_for_all_samples() {
-    let extras = SamplingExtras::new(Vec::new(), (0..1000).collect(), Vec::new(), None).expect("ids");
+    let allowed = ("allowed_token_ids", TokenList::Ids((0..1000).collect()));
+    let extras = SamplingExtras::new([allowed], None).expect("ids");
     let params = SamplingParams { extras: Some(Arc::new(extras)), ..SamplingParams::default() };
     let request = |key| NewRequest::new(RequestKey(key), "a", vec![1], params.clone());
     let bytes = frame(&ClientMessage::AddRequests(vec![request(1)]));
@@ -33,8 +34,9 @@ fn extras_are_sent_once_for_all_samples() {
 /// What a front end cannot make, a frame can hold.
 #[test]
 fn wrong_extras_are_refused() {
-    let extras =
-        SamplingExtras::new(vec![(7, 0.5)], Vec::new(), vec![vec![3]], None).expect("lists that may be");
+    let lists =
+        [("logit_bias", TokenList::Biases(vec![(7, 0.5)])), ("bad_words", TokenList::Words(vec![vec![3]]))];
+    let extras = SamplingExtras::new(lists, None).expect("lists that may be");
     let params = SamplingParams { extras: Some(Arc::new(extras)), ..SamplingParams::default() };
     let request = NewRequest::new(RequestKey(1), "a", vec![1], params);
     let good = frame(&ClientMessage::AddRequests(vec![request.clone()]));

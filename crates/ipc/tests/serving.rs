@@ -291,9 +291,11 @@ fn the_heartbeat_tells_a_stalled_engine_from_an_idle_one() {
     let options = ClientOptions { heartbeat_interval: Duration::from_millis(10), ..ClientOptions::default() };
     let client = EngineClient::connect(Endpoint::Unix(engine.path.clone()), options).expect("a connection");
     pause(Duration::from_millis(150));
-    let idle = client.health();
-    assert!(idle.step_age < Duration::from_millis(50), "idle is not stalled: {idle:?}");
-    assert!(idle.heartbeat_age < Duration::from_millis(100), "{idle:?}");
+    // On a busy machine a heartbeat may be late; those of a stalled engine would never be young again.
+    wait_until("idle is not stalled", || {
+        let idle = client.health();
+        idle.step_age < Duration::from_millis(50) && idle.heartbeat_age < Duration::from_millis(100)
+    });
     engine.is_paused.store(true, Ordering::Relaxed);
     engine.handle.wake();
     client.add_requests(&[request(&client, "a", 10, 3)]).expect("sent");

@@ -11,8 +11,8 @@ use std::{
 };
 
 use scheduler::{
-    ConfigError, RequestKey, Scheduler, SchedulerConfig, SchedulerError, SchedulerOutput, TokenRows,
-    egress::Consumer,
+    ConfigError, RequestKey, Scheduler, SchedulerConfig, SchedulerError, SchedulerOutput, SchedulingPolicy,
+    TokenRows, egress::Consumer,
 };
 
 use crate::replay_target::{new_request, with_buffers};
@@ -44,13 +44,20 @@ pub struct DecodingOptions {
     pub prefill_tokens: u32,
     /// Steps scheduled and not updated: with 2 the next step is scheduled before the one before it is updated.
     pub steps_in_flight: u32,
+    /// Who is admitted first.
+    pub scheduling_policy: SchedulingPolicy,
 }
 
 impl DecodingOptions {
-    /// Decodes alone, one step at a time.
+    /// Decodes alone, one step at a time, under FCFS.
     #[must_use]
     pub fn new(num_running: u32) -> Self {
-        Self { num_running, prefill_tokens: 0, steps_in_flight: 1 }
+        Self {
+            num_running,
+            prefill_tokens: 0,
+            steps_in_flight: 1,
+            scheduling_policy: SchedulingPolicy::default(),
+        }
     }
 
     fn config(&self) -> Result<SchedulerConfig, ConfigError> {
@@ -72,6 +79,7 @@ impl DecodingOptions {
             block_size: BLOCK_SIZE,
             max_num_seqs: self.num_running + prompts,
             max_steps_in_flight: self.steps_in_flight,
+            scheduling_policy: self.scheduling_policy,
             max_num_batched_tokens: TOKEN_BUDGET
                 .max(TOKENS_PER_DECODE * self.num_running + self.prefill_tokens),
             ..SchedulerConfig::new(num_blocks, MAX_MODEL_LEN.max(self.prefill_tokens + 1))

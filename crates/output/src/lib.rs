@@ -36,5 +36,5 @@ pub use tokenizer_pool::{
     EncodedText, LONG_TEXT_BYTES, MAX_TOKENIZER_THREADS, MAX_WAITING_TEXT_BYTES, TokenizerPool,
 };
 pub use turn::{
-    CallGrammar, GrammarRefusal, ReasoningFormat, Thinking, Tool, TurnEvent, TurnFormat, TurnParser,
+    CallGrammar, CallIds, GrammarRefusal, ReasoningFormat, Thinking, Tool, TurnEvent, TurnFormat, TurnParser,
 };

@@ -8,6 +8,7 @@
 //! whole to be read, and whitespace that a call may follow.
 
 mod arguments;
+mod brace_values;
 mod event;
 mod format;
 mod grammar;
@@ -16,11 +17,13 @@ mod json_span;
 mod parser;
 mod progress;
 mod python_values;
+mod reasoning;
 mod tool;
 mod xml_values;
 
 pub use event::TurnEvent;
-pub use format::{ReasoningFormat, TurnFormat};
+pub use format::{CallIds, TurnFormat};
 pub use grammar::{CallGrammar, GrammarRefusal, Thinking};
 pub use parser::TurnParser;
+pub use reasoning::ReasoningFormat;
 pub use tool::Tool;

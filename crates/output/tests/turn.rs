@@ -142,6 +142,133 @@ fn each_format_is_read() {
 }
 
 #[test]
+fn each_format_with_marks_of_its_own_is_read() {
+    let paris = r#"{"city": "Paris"}"#;
+    for (format, text, expected) in [
+        (
+            "deepseek_v3",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Paris\"}\n```\
+             <｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜>\
+             <｜tool▁calls▁end｜>",
+            called("", &[("weather", paris), ("g", "{}")]),
+        ),
+        (
+            "glm45",
+            "Sure.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>\nParis</arg_value>\n<arg_key>days</arg_key>\n\
+             <arg_value>3</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>",
+            called("Sure.", &[("weather", r#"{"city": "\nParis", "days": 3}"#), ("g", "{}")]),
+        ),
+        (
+            "glm47",
+            "<tool_call>weather<arg_key>deep</arg_key><arg_value>null</arg_value></tool_call><tool_call>g</tool_call>",
+            called("", &[("weather", r#"{"deep": null}"#), ("g", "{}")]),
+        ),
+        (
+            "minimax_m2",
+            "<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"city\">Paris</parameter>\n</invoke>\n\
+             <invoke name=\"g\">\n</invoke>\n</minimax:tool_call> Done.",
+            called("Done.", &[("weather", paris), ("g", "{}")]),
+        ),
+        (
+            "kimi_k2",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>\
+             {\"city\": \"Paris\"}<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}\
+             <|tool_call_end|><|tool_calls_section_end|>",
+            called("", &[("weather", paris), ("g", "{}")]),
+        ),
+        (
+            "lfm2",
+            "<|tool_call_start|>[weather(city='Paris'), g()]<|tool_call_end|>Done.",
+            called("Done.", &[("weather", paris), ("g", "{}")]),
+        ),
+        (
+            "internlm",
+            "<|action_start|> <|plugin|>\n{\"name\": \"weather\", \"parameters\": {\"city\": \"Paris\"}}<|action_end|>",
+            called("", &[("weather", paris)]),
+        ),
+        (
+            "granite",
+            r#"<|tool_call|> [{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "g", "arguments": {}}]"#,
+            called("", &[("weather", paris), ("g", "{}")]),
+        ),
+        (
+            "jamba",
+            "<tool_calls>[\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n]</tool_calls>",
+            called("", &[("weather", paris)]),
+        ),
+        (
+            "phi4_mini_json",
+            r#"functools[{"name": "weather", "arguments": {"city": "Paris"}}]"#,
+            called("", &[("weather", paris)]),
+        ),
+    ] {
+        assert_eq!(turn_of(format, text), expected, "{format}: {text}");
+    }
+}
+
+#[test]
+fn formats_with_flags_quotes_lines_and_channels_are_read() {
+    let paris = r#"{"city": "Paris"}"#;
+    for (format, text, expected) in [
+        (
+            "deepseek_v32",
+            "Sure.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\">\n\
+             <｜DSML｜parameter name=\"city\" string=\"true\">12</｜DSML｜parameter>\n\
+             <｜DSML｜parameter name=\"more\" string=\"false\">{\"a\": [1]}</｜DSML｜parameter>\n</｜DSML｜invoke>\n\
+             <｜DSML｜invoke name=\"g\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+            called("Sure.", &[("weather", r#"{"city": "12", "more": {"a": [1]}}"#), ("g", "{}")]),
+        ),
+        (
+            "functiongemma",
+            "<start_function_call>call:weather{city:<escape>Pa,}ris<escape>,days:3,tags:[<escape>a<escape>,true],\
+             at:{x:-1.5}}<end_function_call><start_function_call>call:g{}<end_function_call>",
+            called(
+                "",
+                &[
+                    ("weather", r#"{"city": "Pa,}ris", "days": 3, "tags": ["a", true], "at": {"x": -1.5}}"#),
+                    ("g", "{}"),
+                ],
+            ),
+        ),
+        (
+            "gemma4",
+            "Look. <|tool_call>call:weather{city:<|\"|>New \"York\"<|\"|>}<tool_call|>",
+            called("Look.", &[("weather", r#"{"city": "New \"York\""}"#)]),
+        ),
+        (
+            "olmo3",
+            "<function_calls>weather(city=\"Paris\")\ng()</function_calls>Done.",
+            called("Done.", &[("weather", paris), ("g", "{}")]),
+        ),
+        (
+            "openai",
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.weather \
+             <|constrain|>json<|message|>{\"city\": \"Paris\"}<|call|><|start|>assistant<|channel|>commentary \
+             to=functions.g<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>Done.<|return|>",
+            called("I look.Done.", &[("weather", paris), ("g", "{}")]),
+        ),
+        (
+            "openai",
+            " to=functions.weather<|channel|>commentary json<|message|>{\"city\": \"Paris\"}<|call|>",
+            called("", &[("weather", paris)]),
+        ),
+    ] {
+        assert_eq!(turn_of(format, text), expected, "{format}: {text}");
+    }
+}
+
+#[test]
+fn channels_are_thoughts_and_what_is_said() {
+    let text = "<|channel|>analysis<|message|>The user greets.<|end|><|start|>assistant<|channel|>final<|message|>Hello.";
+    let turn = read(parser("openai", Some("openai_gptoss")), [text]);
+    assert_eq!((turn.reasoning.as_str(), turn.content.as_str()), ("The user greets.", "Hello."));
+    let letters: Vec<String> = text.chars().map(String::from).collect();
+    assert_eq!(read(parser("openai", Some("openai_gptoss")), letters.iter().map(String::as_str)), turn);
+    let unfinished = "<|channel|>commentary to=functions.weather but no message";
+    assert_eq!(turn_of("openai", unfinished), called(unfinished, &[]));
+}
+
+#[test]
 fn what_is_no_call_is_content_as_it_stands() {
     for (format, text) in [
         ("hermes", "a < b <tool_cal and <tool_call>not JSON</tool_call> \n"),
@@ -157,6 +284,11 @@ fn what_is_no_call_is_content_as_it_stands() {
         ("pythonic", "[see(the note)]"),
         ("pythonic", "Then [f(a=1)]"),
         ("deepseek_v31", "<｜tool▁calls▁begin｜>x<｜tool▁call▁begin｜>no name here"),
+        ("glm45", "<tool_call>hello there</tool_call>"),
+        ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions."),
+        ("minimax_m2", "<minimax:tool_call>\n<invoke name='f'>"),
+        ("phi4_mini_json", "functools are tools"),
+        ("granite", "<|tool_call|>[1, 2]"),
     ] {
         assert_eq!(turn_of(format, text), called(text, &[]), "{format}: {text}");
     }
@@ -196,6 +328,24 @@ fn thoughts_are_told_from_what_is_said() {
     let qwen = ReasoningFormat::named("glm45").expect("a format");
     for (prompt, is_inside) in [("hi", false), ("hi<think>\n", true), ("<think>\n\n</think>\n\n", false)] {
         assert_eq!(qwen.begins_within(prompt), is_inside, "{prompt}");
+    }
+}
+
+#[test]
+fn where_thoughts_come_once_their_marker_is_text_later() {
+    let format = ReasoningFormat::named("qwen3");
+    for (begins_within, text, reasoning, content) in [
+        (false, r#"<think>Hm</think>{"a": "<think>b</think>"}"#, "Hm", r#"{"a": "<think>b</think>"}"#),
+        (true, "Hm</think>\n<think>", "Hm", "<think>"),
+        (false, r#"{"a": "<think>"}"#, "", r#"{"a": "<think>"}"#),
+    ] {
+        for size in [1, 3, text.len()] {
+            let parser = TurnParser::new(None, format, tools(), begins_within).thinking_once();
+            let pieces: Vec<&str> =
+                (0..text.len()).step_by(size).map(|at| &text[at..(at + size).min(text.len())]).collect();
+            let turn = read(parser, pieces);
+            assert_eq!((&*turn.reasoning, &*turn.content), (reasoning, content), "{size}");
+        }
     }
 }
 

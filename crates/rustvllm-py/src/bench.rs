@@ -7,7 +7,10 @@ use loadgen::{
 };
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 
-use crate::errors::{SchedulerStateError, TraceError, scheduler_error};
+use crate::{
+    config::scheduling_policy_of,
+    errors::{SchedulerStateError, TraceError, scheduler_error},
+};
 
 /// Run without the interpreter; `work` is given a question that looks for signals and says no after one, whose
 /// exception then wins over what `work` returned.
@@ -37,15 +40,17 @@ fn microseconds(time: Duration) -> f64 {
 }
 
 #[pyfunction]
-#[pyo3(signature = (num_running, num_steps, *, prefill_tokens=0, steps_in_flight=1))]
-fn bench_step(
-    py: Python<'_>,
+#[pyo3(signature = (num_running, num_steps, *, prefill_tokens=0, steps_in_flight=1, scheduling_policy="fcfs"))]
+fn bench_step<'py>(
+    py: Python<'py>,
     num_running: u32,
     num_steps: u32,
     prefill_tokens: u32,
     steps_in_flight: u32,
-) -> PyResult<Bound<'_, PyDict>> {
-    let options = DecodingOptions { num_running, prefill_tokens, steps_in_flight };
+    scheduling_policy: &str,
+) -> PyResult<Bound<'py, PyDict>> {
+    let scheduling_policy = scheduling_policy_of(scheduling_policy)?;
+    let options = DecodingOptions { num_running, prefill_tokens, steps_in_flight, scheduling_policy };
     let cost = interruptible(py, |keep_going| loadgen::step_cost(options, num_steps, keep_going))?.map_err(
         |error| match error {
             StepCostError::Scheduler(error) => scheduler_error(&error),

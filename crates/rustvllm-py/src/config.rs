@@ -8,6 +8,19 @@ use pyo3::{exceptions::PyValueError, prelude::*, types::PyTuple};
 
 use crate::drafter::PyDrafterConfig;
 
+/// A policy by the name that Python has for it.
+pub(crate) fn scheduling_policy_of(name: &str) -> PyResult<SchedulingPolicy> {
+    match name {
+        "fcfs" => Ok(SchedulingPolicy::Fcfs),
+        "priority" => Ok(SchedulingPolicy::Priority),
+        "fair" => Ok(SchedulingPolicy::Fair),
+        other => {
+            let message = format!("scheduling_policy must be 'fcfs', 'priority' or 'fair', got {other:?}");
+            Err(PyValueError::new_err(message))
+        }
+    }
+}
+
 /// Numbers that fix a scheduler; checked here, readable under their names.
 #[pyclass(frozen, name = "SchedulerConfig", module = "rustvllm._core")]
 pub(crate) struct PySchedulerConfig {
@@ -50,16 +63,7 @@ impl PySchedulerConfig {
         hash_algorithm: &str,
         collect_metrics: bool,
     ) -> PyResult<Self> {
-        let scheduling_policy = match scheduling_policy {
-            "fcfs" => SchedulingPolicy::Fcfs,
-            "priority" => SchedulingPolicy::Priority,
-            "fair" => SchedulingPolicy::Fair,
-            other => {
-                let message =
-                    format!("scheduling_policy must be 'fcfs', 'priority' or 'fair', got {other:?}");
-                return Err(PyValueError::new_err(message));
-            }
-        };
+        let scheduling_policy = scheduling_policy_of(scheduling_policy)?;
         let preemption_mode = match preemption_mode {
             "recompute" => PreemptionMode::Recompute,
             "swap" => PreemptionMode::Swap,

@@ -3,7 +3,8 @@
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use ::cpu_kernels::{
-    Decoder, DecoderBlock, DecoderError, DecoderNorm, Element, Heads, NormKind, Rotary, bf16,
+    AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes, Element,
+    Heads, LayerDelta, NormKind, Rotary, bf16,
 };
 use pyo3::{
     buffer::{self, PyBuffer},
@@ -12,11 +13,14 @@ use pyo3::{
 };
 
 use crate::{
+    arrays::{Rows, Vector},
     attention::{Array, CpuAttentionPlan},
-    linear::{CpuLinear, Rows, Vector, activation_of, linear_error},
+    errors::linear_error,
+    linear::{CpuLinear, activation_of},
 };
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<CpuAdapter>()?;
     module.add_class::<CpuDecoder>()
 }
 
@@ -82,6 +86,39 @@ fn norm_of((weight, bias, eps): &NormParts<'_>) -> PyResult<DecoderNorm> {
     Ok(DecoderNorm { kind: NormKind::Layer, weight, bias: Some(bias), eps: *eps })
 }
 
+type CosSin<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
+
+fn rotary_rows(rotary: Option<CosSin<'_>>) -> PyResult<Option<[Rows<f32>; 2]>> {
+    rotary.map(|(cos, sin)| Ok([Rows::new("cos", &cos)?, Rows::new("sin", &sin)?])).transpose()
+}
+
+/// What is added to a layer: the product onto the ranks, and of each stretch of outputs the first and the product.
+type DeltaParts<'py> = (PyRef<'py, CpuLinear>, Vec<(usize, PyRef<'py, CpuLinear>)>);
+
+/// An adapter of a decoder.
+#[pyclass(frozen, module = "rustvllm._core")]
+struct CpuAdapter {
+    adapter: DecoderAdapter,
+}
+
+#[pymethods]
+impl CpuAdapter {
+    #[new]
+    #[expect(clippy::needless_pass_by_value, reason = "what Python's arguments are taken as")]
+    fn new(decoder: PyRef<'_, CpuDecoder>, blocks: Vec<[Option<DeltaParts<'_>>; 4]>) -> PyResult<Self> {
+        let delta = |(down, ups): &DeltaParts<'_>| LayerDelta {
+            down: Arc::clone(&down.layer),
+            ups: ups.iter().map(|(first, up)| (*first, Arc::clone(&up.layer))).collect(),
+        };
+        let blocks =
+            blocks.iter().map(|parts| parts.each_ref().map(|part| part.as_ref().map(delta))).collect();
+        Ok(Self { adapter: DecoderAdapter::new(&decoder.decoder, blocks).map_err(decoder_error)? })
+    }
+}
+
+/// An adapter, and its tokens of a step in ascending order.
+type AdapterArgument<'py> = (PyRef<'py, CpuAdapter>, Vec<u32>);
+
 /// The blocks of a model and the norm at their end; `forward` runs a step's tokens through them.
 #[pyclass(frozen, module = "rustvllm._core")]
 struct CpuDecoder {
@@ -105,7 +142,8 @@ impl CpuDecoder {
         Ok(Self { decoder })
     }
 
-    #[pyo3(signature = (plan, hidden, kv_caches, out, rotary=None))]
+    #[pyo3(signature = (plan, hidden, kv_caches, out, rotary=None, adapters=None))]
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
     fn forward(
         &self,
         py: Python<'_>,
@@ -113,21 +151,129 @@ impl CpuDecoder {
         hidden: &Bound<'_, PyAny>,
         kv_caches: Vec<Bound<'_, PyAny>>,
         out: &Bound<'_, PyAny>,
-        rotary: Option<(Bound<'_, PyAny>, Bound<'_, PyAny>)>,
+        rotary: Option<CosSin<'_>>,
+        adapters: Option<Vec<AdapterArgument<'_>>>,
     ) -> PyResult<(u64, u64, u64)> {
-        let rotary =
-            rotary.map(|(cos, sin)| Ok::<_, PyErr>([Rows::new("cos", &cos)?, Rows::new("sin", &sin)?]));
-        let rotary = rotary.transpose()?;
+        let rotary = rotary_rows(rotary)?;
+        let adapters = adapters.unwrap_or_default();
+        let adapters: Vec<_> = adapters
+            .iter()
+            .map(|(adapter, tokens)| AdapterTokens { adapter: &adapter.adapter, tokens: tokens.clone() })
+            .collect();
         if PyBuffer::<f32>::get(hidden).is_ok() {
-            self.forward_as::<f32, f32>(py, plan, hidden, &kv_caches, out, rotary.as_ref())
+            self.forward_as::<f32, f32>(py, plan, hidden, &kv_caches, out, rotary.as_ref(), &adapters)
         } else {
-            self.forward_as::<u16, bf16>(py, plan, hidden, &kv_caches, out, rotary.as_ref())
+            self.forward_as::<u16, bf16>(py, plan, hidden, &kv_caches, out, rotary.as_ref(), &adapters)
+        }
+    }
+
+    #[pyo3(signature = (plan, block, hidden, kv_cache, rotary=None, *, adds=true))]
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
+    fn attend(
+        &self,
+        py: Python<'_>,
+        plan: &CpuAttentionPlan,
+        block: usize,
+        hidden: &Bound<'_, PyAny>,
+        kv_cache: &Bound<'_, PyAny>,
+        rotary: Option<CosSin<'_>>,
+        adds: bool,
+    ) -> PyResult<(u64, u64, u64)> {
+        let rotary = rotary_rows(rotary)?;
+        if PyBuffer::<f32>::get(hidden).is_ok() {
+            self.attend_as::<f32, f32>(py, plan, block, adds, hidden, kv_cache, rotary.as_ref())
+        } else {
+            self.attend_as::<u16, bf16>(py, plan, block, adds, hidden, kv_cache, rotary.as_ref())
+        }
+    }
+
+    #[pyo3(signature = (plan, block, hidden, *, adds=true))]
+    fn multiply(
+        &self,
+        py: Python<'_>,
+        plan: &CpuAttentionPlan,
+        block: usize,
+        hidden: &Bound<'_, PyAny>,
+        adds: bool,
+    ) -> PyResult<(u64, u64, u64)> {
+        if PyBuffer::<f32>::get(hidden).is_ok() {
+            self.multiply_as::<f32, f32>(py, plan, block, adds, hidden)
+        } else {
+            self.multiply_as::<u16, bf16>(py, plan, block, adds, hidden)
         }
     }
 }
 
 impl CpuDecoder {
+    /// As `forward_as`, of the attention of a block.
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
+    fn attend_as<T: buffer::Element + Sync, E: Element>(
+        &self,
+        py: Python<'_>,
+        plan: &CpuAttentionPlan,
+        block: usize,
+        adds: bool,
+        hidden: &Bound<'_, PyAny>,
+        kv_cache: &Bound<'_, PyAny>,
+        rotary: Option<&[Rows<f32>; 2]>,
+    ) -> PyResult<(u64, u64, u64)> {
+        let hidden = self.stream::<T>(plan, hidden)?;
+        let cache = Array::<T>::new("a KV cache", kv_cache, 5)?;
+        let layout = cache.layout()?;
+        cache.expect_contiguous()?;
+        cache.expect_writable()?;
+        for rows in rotary.into_iter().flatten() {
+            rows.expect_contiguous()?;
+        }
+        let mut places = vec![hidden.place(), cache.place()?];
+        places.extend(rotary.into_iter().flatten().map(Rows::place));
+        expect_apart(
+            places,
+            "hidden, the KV cache, cosines and sines overlap, but the first two are written",
+        )?;
+        let rotary = rotary.map(rotary_of);
+        // SAFETY: both are writable and contiguous, share no byte with each other, and stay where they are while the views
+        // live. That no other thread of Python touches them meanwhile is the caller's part, as with every call of numpy.
+        let (hidden, cache) = unsafe { (hidden.as_mut_slice::<E>(), cache.as_mut_slice::<E>()) };
+        let (batch, threads) = (&plan.batch, &plan.threads);
+        py.detach(|| self.decoder.attend(block, adds, batch, hidden, cache, layout, rotary.as_ref(), threads))
+            .map(nanoseconds)
+            .map_err(decoder_error)
+    }
+
+    /// As `forward_as`, of the MLP of a block.
+    fn multiply_as<T: buffer::Element + Sync, E: Element>(
+        &self,
+        py: Python<'_>,
+        plan: &CpuAttentionPlan,
+        block: usize,
+        adds: bool,
+        hidden: &Bound<'_, PyAny>,
+    ) -> PyResult<(u64, u64, u64)> {
+        let hidden = self.stream::<T>(plan, hidden)?;
+        // SAFETY: it is writable and contiguous, and stays where it is while the view lives; as above for other threads.
+        let hidden = unsafe { hidden.as_mut_slice::<E>() };
+        let (num_tokens, threads) = (plan.batch.num_tokens(), &plan.threads);
+        py.detach(|| self.decoder.multiply(block, adds, num_tokens, hidden, threads))
+            .map(nanoseconds)
+            .map_err(decoder_error)
+    }
+
+    /// The stream of a step, which is written.
+    fn stream<T: buffer::Element + Sync>(
+        &self,
+        plan: &CpuAttentionPlan,
+        hidden: &Bound<'_, PyAny>,
+    ) -> PyResult<Rows<T>> {
+        let rows = Rows::<T>::new("hidden", hidden)?;
+        rows.expect_shape(plan.batch.num_tokens(), self.decoder.hidden_size())?;
+        rows.expect_contiguous()?;
+        rows.expect_writable()?;
+        Ok(rows)
+    }
+
     /// `T` is what the buffers say they hold, `E` what that means.
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
     fn forward_as<T: buffer::Element + Sync, E: Element>(
         &self,
         py: Python<'_>,
@@ -136,6 +282,7 @@ impl CpuDecoder {
         kv_caches: &[Bound<'_, PyAny>],
         out: &Bound<'_, PyAny>,
         rotary: Option<&[Rows<f32>; 2]>,
+        adapters: &[AdapterTokens<'_>],
     ) -> PyResult<(u64, u64, u64)> {
         let hidden = Rows::<T>::new("hidden", hidden)?;
         let out = Rows::<T>::new("out", out)?;
@@ -175,18 +322,11 @@ impl CpuDecoder {
             }
         }
         places.extend(rotary.into_iter().flatten().map(Rows::place));
-        places.retain(|(start, end)| start < end);
-        places.sort_unstable();
-        if places.windows(2).any(|pair| pair[0].1 > pair[1].0) {
-            return Err(PyValueError::new_err(
-                "hidden, out, the KV caches, cosines and sines overlap, but the first three are written",
-            ));
-        }
-        let rotary = rotary.map(|[cos, sin]| Rotary {
-            cos: cos.token_rows().data,
-            sin: sin.token_rows().data,
-            width: cos.width(),
-        });
+        expect_apart(
+            places,
+            "hidden, out, the KV caches, cosines and sines overlap, but the first three are written",
+        )?;
+        let rotary = rotary.map(rotary_of);
         // SAFETY: all are writable and contiguous, share no byte with each other, and stay where they are while the views live.
         // That no other thread of Python touches them meanwhile is the caller's part, as with every call of numpy and torch.
         let (hidden, out) = unsafe { (hidden.as_mut_slice::<E>(), out.as_mut_slice::<E>()) };
@@ -197,19 +337,39 @@ impl CpuDecoder {
         let (batch, threads) = (&plan.batch, &plan.threads);
         let times = py
             .detach(|| {
-                self.decoder.run(
+                self.decoder.run_adapted(
                     batch,
                     hidden,
                     &mut caches,
                     &cache_of_block,
                     layout,
                     rotary.as_ref(),
+                    adapters,
                     threads,
                     out,
                 )
             })
             .map_err(decoder_error)?;
-        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        Ok((ns(times.norms), ns(times.products), ns(times.attention)))
+        Ok(nanoseconds(times))
     }
+}
+
+/// Refuses arrays that share memory.
+fn expect_apart(mut places: Vec<(usize, usize)>, message: &'static str) -> PyResult<()> {
+    places.retain(|(start, end)| start < end);
+    places.sort_unstable();
+    if places.windows(2).any(|pair| pair[0].1 > pair[1].0) {
+        return Err(PyValueError::new_err(message));
+    }
+    Ok(())
+}
+
+fn rotary_of([cos, sin]: &[Rows<f32>; 2]) -> Rotary<'_> {
+    Rotary { cos: cos.token_rows().data, sin: sin.token_rows().data, width: cos.width() }
+}
+
+/// In norms, in products and in attention.
+fn nanoseconds(times: DecoderTimes) -> (u64, u64, u64) {
+    let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    (ns(times.norms), ns(times.products), ns(times.attention))
 }

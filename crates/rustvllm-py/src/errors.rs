@@ -1,10 +1,12 @@
 //! Rust errors as the named exceptions of `rustvllm.exceptions`.
 
+use ::cpu_kernels::LinearError;
 use ::scheduler::{AddRequestError, SchedulerError};
 use ipc::{ClientError, EndpointError};
 use pyo3::{
     exceptions::{
-        PyConnectionError, PyFileExistsError, PyIndexError, PyOSError, PyPermissionError, PyValueError,
+        PyConnectionError, PyFileExistsError, PyIndexError, PyMemoryError, PyOSError, PyPermissionError,
+        PyValueError,
     },
     import_exception,
     prelude::*,
@@ -35,6 +37,7 @@ pub(crate) fn blamed_param(error: &AddRequestError) -> Option<&'static str> {
         AddRequestError::PromptTooLong { .. } | AddRequestError::PromptExceedsBudget { .. } => "input_tokens",
         AddRequestError::NeverFits { .. } => "max_tokens",
         AddRequestError::TooManyStopTokenIds { .. } => "stop_token_ids",
+        AddRequestError::TooManyBeams { .. } | AddRequestError::WrongNumberOfBeams { .. } => "n",
     })
 }
 
@@ -87,5 +90,13 @@ pub(crate) fn scheduler_error(error: &SchedulerError) -> PyErr {
         | SchedulerError::OutdatedOutput { .. }
         | SchedulerError::TooManyDrafts { .. }
         | SchedulerError::StepInFlight { .. } => SchedulerStateError::new_err(error.to_string()),
+    }
+}
+
+/// What a product or its weights refuse.
+pub(crate) fn linear_error(error: LinearError) -> PyErr {
+    match error {
+        LinearError::Memory { .. } => PyMemoryError::new_err(error.to_string()),
+        _ => PyValueError::new_err(error.to_string()),
     }
 }

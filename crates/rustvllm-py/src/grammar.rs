@@ -1,12 +1,12 @@
 //! `_core.Grammars`: the masks of structured output.
 
-use ::grammar::{Grammars, Verdict, Vocabulary};
+use ::grammar::{Grammars, Verdict, Vocabulary, time_masks};
 use ::scheduler::{COMPLETED_BY_GRAMMAR, REJECTED_BY_GRAMMAR, Scheduler};
 use pyo3::{buffer::PyBuffer, exceptions::PyValueError, prelude::*};
 
 use crate::{
-    buffers::native_buffer, scheduler::PyScheduler, scheduler_output::PySchedulerOutput,
-    tokenizer::PyTokenizer,
+    buffers::native_buffer, grammar_spec::PyGrammarSpec, scheduler::PyScheduler,
+    scheduler_output::PySchedulerOutput, tokenizer::PyTokenizer,
 };
 
 /// The grammars of an engine's requests; belongs to the thread that steps it.
@@ -115,7 +115,7 @@ fn collect_masks(
         words.resize((places.len() + 1) * num_words, 0);
         places.push(place as i32);
         verdicts.push(match verdict {
-            Verdict::Masked => 0,
+            Verdict::Masked | Verdict::Free => 0,
             Verdict::Complete => COMPLETED_BY_GRAMMAR,
             Verdict::Rejected => REJECTED_BY_GRAMMAR,
         });
@@ -133,6 +133,40 @@ fn write_start(array: &mut PyBuffer<i32>, values: &[i32]) -> PyResult<()> {
     Ok(())
 }
 
+/// A vocabulary on which grammars are measured.
+#[pyclass(frozen, name = "MaskTimer", module = "rustvllm._core")]
+struct PyMaskTimer {
+    vocabulary: Vocabulary,
+}
+
+#[pymethods]
+impl PyMaskTimer {
+    #[new]
+    fn new(tokenizer: &PyTokenizer, eos_token_ids: Vec<u32>, vocab_size: u32) -> Self {
+        let tokenizer = tokenizer.inner.clone();
+        let load = move || Ok((tokenizer.clone(), eos_token_ids.clone()));
+        Self { vocabulary: Vocabulary::new(Box::new(load), vocab_size) }
+    }
+
+    /// Microseconds to compile a grammar, those of each mask along a text for the first request and for the second one, and
+    /// whether the text was taken.
+    fn time(
+        &self,
+        py: Python<'_>,
+        spec: &PyGrammarSpec,
+        token_ids: Vec<u32>,
+    ) -> PyResult<(f64, Vec<f64>, Vec<f64>, bool)> {
+        let spec = spec.shared();
+        let times = py.detach(|| time_masks(&self.vocabulary, &spec, &token_ids));
+        let times = times.map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let microseconds = |time: std::time::Duration| time.as_nanos() as f64 / 1000.0;
+        let masks = times.masks.into_iter().map(microseconds).collect();
+        let again = times.masks_again.into_iter().map(microseconds).collect();
+        Ok((microseconds(times.compile), masks, again, times.is_taken))
+    }
+}
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyMaskTimer>()?;
     module.add_class::<PyGrammars>()
 }

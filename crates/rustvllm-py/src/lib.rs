@@ -3,6 +3,7 @@
 #![allow(clippy::needless_pass_by_value, reason = "pyo3 hands extracted arguments over by value")]
 #![allow(clippy::doc_markdown, reason = "these comments become Python docstrings")]
 
+mod arrays;
 mod attention;
 mod bench;
 mod bench_serve;
@@ -18,8 +19,10 @@ mod grammar;
 mod grammar_spec;
 mod handle;
 mod inspection;
+mod keyword;
 mod linear;
 mod logprobs;
+mod meeting;
 mod metrics;
 mod norms;
 #[cfg(links_older_glibc)]
@@ -32,11 +35,13 @@ mod sampling_table;
 mod scheduler;
 mod scheduler_output;
 mod server;
+mod step_channel;
 mod stop_strings;
 mod token_ids;
 mod tokenizer;
 mod tokenizer_pool;
 mod turn;
+mod weight_kind;
 
 use pyo3::prelude::*;
 
@@ -52,6 +57,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     sampling_table::register(module)?;
     scheduler::register(module)?;
     scheduler_output::register(module)?;
+    meeting::register(module)?;
+    step_channel::register(module)?;
     inspection::register(module)?;
     grammar::register(module)?;
     grammar_spec::register(module)?;

@@ -3,29 +3,30 @@
 use std::sync::Arc;
 
 use ::cpu_kernels::{
-    Activation, Element, Epilogue, Kernel, LinearError, Matrix, OutRows, PackedLinear, Residual, Threads,
-    TokenRows, WeightElement, WeightKind, bf16, linear::work, read_once,
+    Activation, Element, Epilogue, Kernel, LinearError, Matrix, OutRows, PackedLinear, Quantized,
+    QuantizedRow, Residual, ScaleForm, Threads, WeightElement, WeightKind, ZeroForm, bf16, linear::work,
+    read_once,
 };
+use ::gguf::TensorType;
 use pyo3::{
     buffer::{self, PyBuffer},
-    exceptions::{PyMemoryError, PyRuntimeError, PyTypeError, PyValueError},
+    exceptions::{PyRuntimeError, PyTypeError, PyValueError},
     prelude::*,
 };
 
-use crate::{buffers::native_buffer, cpu_threads::CpuThreads};
+use crate::{
+    arrays::{Rows, Vector, dimensions, expect_aligned, view},
+    buffers::native_buffer,
+    cpu_threads::CpuThreads,
+    errors::linear_error,
+    weight_kind::{kind_name, weight_kind},
+};
 
 /// Multiplications from which on Python's lock is released meanwhile: about 20 µs of them.
 const MIN_WORK_TO_DETACH: usize = 1 << 19;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<CpuLinear>()
-}
-
-pub(crate) fn linear_error(error: LinearError) -> PyErr {
-    match error {
-        LinearError::Memory { .. } => PyMemoryError::new_err(error.to_string()),
-        _ => PyValueError::new_err(error.to_string()),
-    }
 }
 
 /// The activation of a name.
@@ -48,27 +49,17 @@ pub(crate) struct CpuLinear {
 #[pymethods]
 impl CpuLinear {
     #[new]
-    #[pyo3(signature = (threads, out_features, in_features, kind, group_size=None))]
+    #[pyo3(signature = (threads, out_features, in_features, kind, group_size=None, *, scales=None, zeros="middle"))]
     fn new(
         threads: &CpuThreads,
         out_features: usize,
         in_features: usize,
         kind: &str,
         group_size: Option<usize>,
+        scales: Option<&str>,
+        zeros: &str,
     ) -> PyResult<Self> {
-        let kind = match (kind, group_size) {
-            ("int8", group_size) => WeightKind::Int8 { group_size: group_size.unwrap_or(in_features) },
-            ("w8a8", group_size) => WeightKind::W8A8 { group_size: group_size.unwrap_or(in_features) },
-            ("f32" | "bf16", Some(group_size)) => {
-                return Err(linear_error(LinearError::Group { group_size }));
-            }
-            ("f32", None) => WeightKind::F32,
-            ("bf16", None) => WeightKind::Bf16,
-            _ => {
-                let message = format!("kind is {kind:?}, but it must be f32, bf16, int8 or w8a8");
-                return Err(PyValueError::new_err(message));
-            }
-        };
+        let kind = weight_kind(kind, in_features, group_size, scales, zeros)?;
         let layer = PackedLinear::new(out_features, in_features, kind).map_err(linear_error)?;
         Ok(Self { layer: Arc::new(layer), threads: Arc::clone(&threads.threads) })
     }
@@ -85,12 +76,12 @@ impl CpuLinear {
 
     #[getter]
     fn kind(&self) -> &'static str {
-        match self.layer.kind() {
-            WeightKind::F32 => "f32",
-            WeightKind::Bf16 => "bf16",
-            WeightKind::Int8 { .. } => "int8",
-            WeightKind::W8A8 { .. } => "w8a8",
-        }
+        kind_name(self.layer.kind())
+    }
+
+    #[getter]
+    fn has_form(&self) -> bool {
+        matches!(self.layer.kind(), WeightKind::Quantized(_))
     }
 
     #[getter]
@@ -146,6 +137,9 @@ impl CpuLinear {
         let in_features = self.layer.in_features();
         let row_bytes = in_features / tensor_type.block() * tensor_type.block_bytes();
         rows.expect_shape(rows.len, row_bytes)?;
+        if let WeightKind::Quantized(form) = kind {
+            return self.pack_quantized_blocks(py, first_row, tensor_type, form, &rows, row_bytes);
+        }
         // What is wrong with one row's lengths is wrong with every row's: said before any is packed.
         let mut numbers = vec![0; in_features];
         let mut scales = vec![0.0; in_features.div_ceil(group_size)];
@@ -164,12 +158,14 @@ impl CpuLinear {
         py.detach(|| layer.pack_whole_rows(first_row, rows.len, &threads, fill)).map_err(linear_error)
     }
 
+    #[pyo3(signature = (first_row, numbers, scales, zeros=None))]
     fn pack_whole(
         &mut self,
         py: Python<'_>,
         first_row: usize,
         numbers: &Bound<'_, PyAny>,
         scales: &Bound<'_, PyAny>,
+        zeros: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let kind = self.layer.kind();
         let group_size = kind.group_size().ok_or_else(|| linear_error(LinearError::NotWhole { kind }))?;
@@ -183,8 +179,41 @@ impl CpuLinear {
         // SAFETY: the view keeps the memory; any byte is a number.
         let from = unsafe { std::slice::from_raw_parts(numbers.start::<i8>(), numbers.extent()) };
         let scales_from = scales.token_rows::<f32>();
+        let zeros = zeros.map(|zeros| Rows::<f32>::new("zeros", zeros)).transpose()?;
+        if let Some(zeros) = &zeros {
+            zeros.expect_shape(numbers.len, in_features.div_ceil(group_size))?;
+        }
+        let has_zeros = matches!(kind, WeightKind::Quantized(form) if form.zeros != ZeroForm::Middle);
+        if zeros.is_some() != has_zeros {
+            let message = "zeros are given to weights that have none, or missing where weights have them";
+            return Err(PyValueError::new_err(message));
+        }
         let threads = Arc::clone(&self.threads);
         let layer = self.layer_to_fill()?;
+        if let WeightKind::Quantized(form) = kind {
+            if form.scales == ScaleForm::TwoLevel {
+                return Err(PyValueError::new_err(
+                    "scales in two levels come from blocks alone: see pack_blocks",
+                ));
+            }
+            let zeros_from = zeros.as_ref().map(Rows::token_rows::<f32>);
+            let num_groups = in_features.div_ceil(group_size);
+            let fill = |row: usize, to: &mut QuantizedRow| {
+                let QuantizedRow { numbers: to_numbers, scales: to_scales, offsets, .. } = to;
+                to_numbers.copy_from_slice(&from[row * numbers.stride..][..in_features]);
+                to_scales.copy_from_slice(&scales_from.data[row * scales_from.stride..][..num_groups]);
+                if let Some(zeros) = &zeros_from {
+                    let zeros = &zeros.data[row * zeros.stride..];
+                    let parts = offsets.iter_mut().zip(zeros).zip(&*to_scales);
+                    let is_point = form.zeros == ZeroForm::Point;
+                    parts.for_each(|((to, zero), scale)| *to = if is_point { *zero } else { zero * scale });
+                }
+            };
+            let num_rows = numbers.len;
+            return py
+                .detach(|| layer.pack_quantized_rows(first_row, num_rows, &threads, fill))
+                .map_err(linear_error);
+        }
         let fill = |row: usize, to: &mut [i8], scales: &mut [f32]| {
             to.copy_from_slice(&from[row * numbers.stride..][..to.len()]);
             scales.copy_from_slice(&scales_from.data[row * scales_from.stride..][..scales.len()]);
@@ -241,6 +270,34 @@ impl CpuLinear {
         // SAFETY: it is writable, and stays where it is while the view lives; see `forward_as` for other threads of Python.
         self.layer.unpack_row(row, unsafe { out.as_mut_slice() }).map_err(linear_error)
     }
+
+    fn unpack_rows(&self, rows: PyBuffer<i64>, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        if rows.dimensions() != 1 || !rows.is_c_contiguous() {
+            return Err(PyValueError::new_err("rows must have 1 dimension and be contiguous"));
+        }
+        expect_aligned("rows", &rows)?;
+        let width = self.layer.in_features();
+        let out = Rows::<f32>::new("out", out)?;
+        out.expect_shape(rows.item_count(), width)?;
+        out.expect_contiguous()?;
+        out.expect_writable()?;
+        if rows.item_count() == 0 || width == 0 {
+            return Ok(());
+        }
+        // SAFETY: the view keeps the memory of as many elements.
+        let rows = unsafe { std::slice::from_raw_parts(rows.buf_ptr().cast::<i64>(), rows.item_count()) };
+        // SAFETY: it is writable, and stays where it is while the view lives; see `forward_as` for other threads of Python.
+        let out = unsafe { out.as_mut_slice::<f32>() };
+        for (&row, out) in rows.iter().zip(out.chunks_exact_mut(width)) {
+            let there = usize::try_from(row).ok().filter(|&row| row < self.layer.out_features());
+            let row = there.ok_or_else(|| {
+                let limit = self.layer.out_features();
+                PyValueError::new_err(format!("row {row} is asked for, but there are {limit}"))
+            })?;
+            self.layer.unpack_row(row, out).map_err(linear_error)?;
+        }
+        Ok(())
+    }
 }
 
 impl CpuLinear {
@@ -248,6 +305,57 @@ impl CpuLinear {
         Arc::get_mut(&mut self.layer).ok_or_else(|| {
             PyRuntimeError::new_err("the layer is part of a decoder, so its weight and bias stay as they are")
         })
+    }
+
+    fn pack_quantized_blocks(
+        &mut self,
+        py: Python<'_>,
+        first_row: usize,
+        tensor_type: TensorType,
+        form: Quantized,
+        rows: &Rows<u8>,
+        row_bytes: usize,
+    ) -> PyResult<()> {
+        let unpack = |bytes: &[u8], to: &mut QuantizedRow| match (form.scales, form.zeros) {
+            (ScaleForm::TwoLevel, _) => tensor_type.two_levels(
+                bytes,
+                &mut to.numbers,
+                &mut to.scales,
+                &mut to.offsets,
+                &mut to.factors,
+            ),
+            (_, ZeroForm::Middle) => {
+                tensor_type.whole_numbers(bytes, form.group_size, &mut to.numbers, &mut to.scales)
+            }
+            (_, ZeroForm::Point | ZeroForm::Minimum) => tensor_type.with_minima(
+                bytes,
+                form.group_size,
+                &mut to.numbers,
+                &mut to.scales,
+                &mut to.offsets,
+            ),
+        };
+        // What is wrong with one row's lengths is wrong with every row's: said before any is packed.
+        let in_features = self.layer.in_features();
+        let groups = in_features.div_ceil(form.group_size);
+        let slots = if form.scales == ScaleForm::TwoLevel { groups / 8 } else { groups };
+        let mut row = QuantizedRow {
+            numbers: vec![0; in_features],
+            scales: vec![0.0; slots],
+            offsets: vec![0.0; slots],
+            factors: vec![[0; 2]; groups],
+        };
+        unpack(&vec![0; row_bytes], &mut row).map_err(crate::gguf::block_error)?;
+        // SAFETY: the view keeps the memory; any byte is one.
+        let bytes = unsafe { std::slice::from_raw_parts(rows.start::<u8>(), rows.extent()) };
+        let threads = Arc::clone(&self.threads);
+        let layer = self.layer_to_fill()?;
+        let fill = |row: usize, to: &mut QuantizedRow| {
+            let done = unpack(&bytes[row * row_bytes..(row + 1) * row_bytes], to);
+            debug_assert!(done.is_ok(), "the lengths were tried above");
+        };
+        let num_rows = rows.len;
+        py.detach(|| layer.pack_quantized_rows(first_row, num_rows, &threads, fill)).map_err(linear_error)
     }
 
     fn pack_rows_as<T: buffer::Element + Sync, E: WeightElement>(
@@ -324,191 +432,5 @@ impl CpuLinear {
         let compute = || ::cpu_kernels::linear(layer, x, num_rows, &epilogue, threads, out);
         let done = if work(layer, num_rows) >= MIN_WORK_TO_DETACH { py.detach(compute) } else { compute() };
         done.map_err(linear_error)
-    }
-}
-
-fn dimensions(name: &str, found: usize) -> PyErr {
-    PyValueError::new_err(format!("{name} has {found} dimensions, but it must have 2"))
-}
-
-fn view<T: buffer::Element>(name: &str, array: &Bound<'_, PyAny>) -> PyResult<PyBuffer<T>> {
-    let view = native_buffer::<T>(array).map_err(|error| {
-        PyTypeError::new_err(format!(
-            "{name} must be an array of float32, or of bfloat16 seen as uint16: {error}"
-        ))
-    })?;
-    expect_aligned(name, &view)?;
-    Ok(view)
-}
-
-fn expect_aligned<T: buffer::Element>(name: &str, view: &PyBuffer<T>) -> PyResult<()> {
-    if !(view.buf_ptr() as usize).is_multiple_of(size_of::<T>()) {
-        return Err(PyValueError::new_err(format!("{name} is not aligned to its elements")));
-    }
-    Ok(())
-}
-
-/// A contiguous array of float32.
-pub(crate) struct Vector(PyBuffer<f32>);
-
-impl Vector {
-    pub(crate) fn new(name: &'static str, array: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let view = native_buffer::<f32>(array)
-            .map_err(|error| PyTypeError::new_err(format!("{name} must be an array of float32: {error}")))?;
-        if view.dimensions() != 1 || !view.is_c_contiguous() {
-            let message = format!("{name} must have 1 dimension and be contiguous");
-            return Err(PyValueError::new_err(message));
-        }
-        expect_aligned(name, &view)?;
-        Ok(Self(view))
-    }
-
-    pub(crate) fn as_slice(&self) -> &[f32] {
-        if self.0.item_count() == 0 {
-            return &[];
-        }
-        // SAFETY: the view keeps the memory of as many elements.
-        unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), self.0.item_count()) }
-    }
-
-    /// # Safety
-    ///
-    /// The array is writable, and nothing else reads or writes it while the slice lives.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "the memory is Python's; the caller's promise stands for the borrow"
-    )]
-    unsafe fn as_mut_slice(&self) -> &mut [f32] {
-        if self.0.item_count() == 0 {
-            return &mut [];
-        }
-        // SAFETY: the view keeps the memory of as many elements, and the caller lets no one else touch them while the
-        // slice lives.
-        unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.0.item_count()) }
-    }
-}
-
-/// A two-dimensional array of contiguous rows, with its name for messages.
-pub(crate) struct Rows<T: buffer::Element> {
-    name: &'static str,
-    view: PyBuffer<T>,
-    pub(crate) len: usize,
-    width: usize,
-    /// Elements from one row to the next.
-    pub(crate) stride: usize,
-}
-
-impl<T: buffer::Element> Rows<T> {
-    /// None: an array of another type.
-    fn get(name: &'static str, array: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        native_buffer::<T>(array).ok().map(|view| Self::of(name, view)).transpose()
-    }
-
-    pub(crate) fn new(name: &'static str, array: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Self::of(name, view::<T>(name, array)?)
-    }
-
-    fn of(name: &'static str, view: PyBuffer<T>) -> PyResult<Self> {
-        expect_aligned(name, &view)?;
-        let &[num_rows, num_columns] = view.shape() else {
-            return Err(dimensions(name, view.dimensions()));
-        };
-        let (size, strides) = (size_of::<T>() as isize, view.strides());
-        // The stride of a dimension with fewer than two places says nothing.
-        let is_contiguous = num_columns < 2 || strides[1] == size;
-        let stride = if num_rows < 2 { num_columns as isize * size } else { strides[0] };
-        if !is_contiguous || stride < num_columns as isize * size || stride % size != 0 {
-            let message = format!(
-                "{name} has the strides {strides:?}: its rows must be contiguous and follow each other without overlap"
-            );
-            return Err(PyValueError::new_err(message));
-        }
-        let stride = (stride / size) as usize;
-        Ok(Self { name, view, len: num_rows, width: num_columns, stride })
-    }
-
-    /// Elements from the first to the last.
-    pub(crate) fn extent(&self) -> usize {
-        if self.view.item_count() == 0 { 0 } else { (self.len - 1) * self.stride + self.width }
-    }
-
-    pub(crate) fn token_rows<E: Element>(&self) -> TokenRows<'_, E> {
-        // SAFETY: the view keeps the memory; the extent ends with its last element; `E` is as large as `T`, as is checked when
-        // compiling, and takes all bits.
-        let data = unsafe { std::slice::from_raw_parts(self.start::<E>(), self.extent()) };
-        TokenRows { data, stride: self.stride }
-    }
-
-    /// # Safety
-    ///
-    /// The array is writable, and nothing else reads or writes it while the slice lives.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "the memory is Python's; the caller's promise stands for the borrow"
-    )]
-    pub(crate) unsafe fn as_mut_slice<E>(&self) -> &mut [E] {
-        // SAFETY: see `token_rows`.
-        unsafe { std::slice::from_raw_parts_mut(self.start::<E>(), self.extent()) }
-    }
-
-    fn start<E>(&self) -> *mut E {
-        const { assert!(size_of::<E>() == size_of::<T>() && align_of::<E>() <= size_of::<T>()) };
-        if self.view.item_count() == 0 { std::ptr::dangling_mut() } else { self.view.buf_ptr().cast() }
-    }
-
-    pub(crate) fn expect_columns(&self, expected: usize) -> PyResult<()> {
-        self.expect_shape(self.len, expected)
-    }
-
-    pub(crate) fn width(&self) -> usize {
-        self.width
-    }
-
-    pub(crate) fn expect_shape(&self, num_rows: usize, num_columns: usize) -> PyResult<()> {
-        if (self.len, self.width) == (num_rows, num_columns) {
-            return Ok(());
-        }
-        let message = format!(
-            "{} has the shape ({}, {}), but ({num_rows}, {num_columns}) is needed",
-            self.name, self.len, self.width
-        );
-        Err(PyValueError::new_err(message))
-    }
-
-    pub(crate) fn expect_contiguous(&self) -> PyResult<()> {
-        if self.len > 1 && self.stride != self.width {
-            return Err(PyValueError::new_err(format!(
-                "the rows of {} must follow each other without a gap",
-                self.name
-            )));
-        }
-        Ok(())
-    }
-
-    pub(crate) fn expect_writable(&self) -> PyResult<()> {
-        if self.view.readonly() {
-            return Err(PyValueError::new_err(format!("{} must be writable", self.name)));
-        }
-        Ok(())
-    }
-
-    pub(crate) fn place(&self) -> (usize, usize) {
-        let start = self.view.buf_ptr() as usize;
-        (start, start + self.extent() * size_of::<T>())
-    }
-
-    /// Whether both are the same memory, of which each element is its own place in both.
-    pub(crate) fn is_same<U: buffer::Element>(&self, other: &Rows<U>) -> bool {
-        size_of::<T>() == size_of::<U>() && self.place() == other.place() && self.stride == other.stride
-    }
-
-    pub(crate) fn expect_apart<U: buffer::Element>(&self, other: &Rows<U>) -> PyResult<()> {
-        let ((start, end), (other_start, other_end)) = (self.place(), other.place());
-        if start < other_end && other_start < end {
-            let message =
-                format!("{} and {} share memory, but one of them is written", self.name, other.name);
-            return Err(PyValueError::new_err(message));
-        }
-        Ok(())
     }
 }

@@ -8,8 +8,9 @@ use pyo3::{
 };
 
 use crate::{
+    arrays::{Rows, Vector},
     cpu_threads::CpuThreads,
-    linear::{Rows, Vector, linear_error},
+    errors::linear_error,
 };
 
 /// Elements from which on other threads of Python get their turn meanwhile.

@@ -105,7 +105,7 @@ impl PyRequestDelta {
             None if self.inner.error == RequestError::QueueTimeout => "queue_timeout",
             None if matches!(
                 self.inner.error,
-                RequestError::ProcessorRefused | RequestError::GrammarFailed
+                RequestError::ProcessorRefused | RequestError::GrammarFailed | RequestError::AdapterMissing
             ) =>
             {
                 "refused"

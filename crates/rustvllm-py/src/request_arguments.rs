@@ -9,13 +9,14 @@ use ::scheduler::{
     SamplingParams, monotonic_ns, sampling_params::NumberMut,
 };
 use pyo3::{
-    conversion::FromPyObjectOwned,
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
     types::{PyDict, PyString},
 };
 
-use crate::{grammar_spec::PyGrammarSpec, sampling_extras::PySamplingExtras, token_ids::token_ids};
+use crate::{
+    grammar_spec::PyGrammarSpec, keyword::extract, sampling_extras::PySamplingExtras, token_ids::token_ids,
+};
 
 /// One request and those that fork it, before they are made.
 #[derive(Default)]
@@ -175,25 +176,4 @@ fn payer((tenant, user, weight): (u64, u64, u32)) -> PyResult<Payer> {
         return Ok(Payer { tenant, user, weight });
     }
     Err(PyValueError::new_err(format!("payer: its weight must be between 1 and {MAX_WEIGHT}, got {weight}")))
-}
-
-/// Put an argument into its place. A `TypeError` says which argument it is about.
-fn extract<'py, T: FromPyObjectOwned<'py>>(
-    name: &str,
-    value: &Bound<'py, PyAny>,
-    place: &mut T,
-) -> PyResult<()> {
-    match value.extract::<T>() {
-        Ok(value) => {
-            *place = value;
-            Ok(())
-        }
-        Err(error) => {
-            let (py, error): (_, PyErr) = (value.py(), error.into());
-            if error.get_type(py).is(py.get_type::<PyTypeError>()) {
-                return Err(PyTypeError::new_err(format!("argument '{name}': {}", error.value(py))));
-            }
-            Err(error)
-        }
-    }
 }

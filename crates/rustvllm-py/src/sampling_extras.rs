@@ -2,10 +2,15 @@
 
 use std::sync::Arc;
 
-use ::scheduler::{Attachment, SamplingExtras, SamplingExtrasError};
-use pyo3::prelude::*;
+use ::scheduler::{Attachment, SAMPLING_LISTS, SamplingExtras, TokenList};
+use pyo3::{
+    IntoPyObjectExt,
+    exceptions::{PyKeyError, PyTypeError},
+    prelude::*,
+    types::PyDict,
+};
 
-use crate::errors::InvalidRequestError;
+use crate::{errors::InvalidRequestError, keyword::extract};
 
 /// Immutable; shared by the samples of a request.
 #[pyclass(frozen, name = "SamplingExtras", module = "rustvllm._core")]
@@ -42,33 +47,34 @@ pub(crate) fn check_sendable(extras: &SamplingExtras) -> PyResult<()> {
 #[pymethods]
 impl PySamplingExtras {
     #[new]
-    #[pyo3(signature = (*, logit_bias=Vec::new(), allowed_token_ids=Vec::new(), bad_words=Vec::new(), arguments=None, attachment=None))]
+    #[pyo3(signature = (*, arguments=None, attachment=None, **lists))]
     fn new(
-        logit_bias: Vec<(i32, f32)>,
-        allowed_token_ids: Vec<i32>,
-        bad_words: Vec<Vec<i32>>,
         arguments: Option<String>,
         attachment: Option<Py<PyAny>>,
+        lists: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let extras = SamplingExtras::new(logit_bias, allowed_token_ids, bad_words, arguments)
-            .map_err(|error| InvalidRequestError::new_err((error.to_string(), blamed(&error))))?;
+        let lists = lists.into_iter().flatten().map(|(name, value)| extract_list(name.extract()?, &value));
+        let extras = SamplingExtras::new(lists.collect::<PyResult<Vec<_>>>()?, arguments)
+            .map_err(|error| InvalidRequestError::new_err((error.to_string(), error.parameter())))?;
         let attachment = attachment.map(|object| Attachment(Arc::new(PyAttachment(object))));
         Ok(Self { inner: Arc::new(extras.with_attachment(attachment)) })
     }
 
-    #[getter]
-    fn logit_bias(&self) -> Vec<(i32, f32)> {
-        self.inner.logit_bias().to_vec()
+    fn __getitem__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        match self.inner.list(name) {
+            Some(TokenList::Ids(ids)) => ids.into_bound_py_any(py),
+            Some(TokenList::Biases(biases)) => biases.into_bound_py_any(py),
+            Some(TokenList::Words(words)) => words.into_bound_py_any(py),
+            None => Err(PyKeyError::new_err(format!("{name} is not a list of SAMPLING_LISTS"))),
+        }
     }
 
-    #[getter]
-    fn allowed_token_ids(&self) -> Vec<i32> {
-        self.inner.allowed_token_ids().to_vec()
-    }
-
-    #[getter]
-    fn bad_words(&self) -> Vec<Vec<i32>> {
-        self.inner.bad_words().iter().map(|word| word.to_vec()).collect()
+    /// The first list with a token id that the vocabulary does not have, and the largest such id.
+    fn outside_vocabulary(&self, vocab_size: i32) -> Option<(&'static str, i32)> {
+        self.inner.lists().find_map(|(row, list)| {
+            let largest = list.token_ids().max()?;
+            (largest >= vocab_size).then_some((row.name, largest))
+        })
     }
 
     #[getter]
@@ -83,14 +89,18 @@ impl PySamplingExtras {
     }
 }
 
-fn blamed(error: &SamplingExtrasError) -> &'static str {
-    match error {
-        SamplingExtrasError::NegativeTokenId { parameter, .. } => parameter,
-        SamplingExtrasError::NotFinite { .. } | SamplingExtrasError::TooLarge { .. } => "logit_bias",
-        SamplingExtrasError::BadWordLength { .. } | SamplingExtrasError::TooManyBadWords { .. } => {
-            "bad_words"
-        }
-    }
+/// The list that a keyword gives, with the name and of the kind that the table says.
+fn extract_list(name: &str, value: &Bound<'_, PyAny>) -> PyResult<(&'static str, TokenList)> {
+    let Some(row) = SAMPLING_LISTS.iter().find(|row| row.name == name) else {
+        return Err(PyTypeError::new_err(format!("SamplingExtras has no keyword {name}")));
+    };
+    let mut list = TokenList::empty(row.kind);
+    match &mut list {
+        TokenList::Ids(ids) => extract(name, value, ids),
+        TokenList::Biases(biases) => extract(name, value, biases),
+        TokenList::Words(words) => extract(name, value, words),
+    }?;
+    Ok((row.name, list))
 }
 
 /// Adds the class to the module.

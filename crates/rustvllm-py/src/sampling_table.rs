@@ -1,6 +1,7 @@
-//! The table of sampling parameters as plain data of Python's, and the columns that follow from it.
+//! The tables of sampling parameters, numbers and lists, as plain data of Python's, and the columns that follow.
 
 use ::scheduler::{
+    SAMPLING_LISTS, SamplingList,
     sampling_params::{Number, SAMPLING_NUMBERS, SamplingNumber},
     step_buffers::{SAMPLING_FLOAT_COLUMNS, SAMPLING_INT_COLUMNS},
 };
@@ -13,6 +14,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     let rows = SAMPLING_NUMBERS.iter().map(|number| row(py, number)).collect::<PyResult<Vec<_>>>()?;
     module.add("SAMPLING_NUMBERS", PyTuple::new(py, rows)?)?;
+    let rows = SAMPLING_LISTS.iter().map(|list| list_row(py, list)).collect::<PyResult<Vec<_>>>()?;
+    module.add("SAMPLING_LISTS", PyTuple::new(py, rows)?)?;
     module.add("SAMPLING_FLOAT_COLUMNS", PyTuple::new(py, SAMPLING_FLOAT_COLUMNS)?)?;
     module.add("SAMPLING_INT_COLUMNS", PyTuple::new(py, SAMPLING_INT_COLUMNS)?)
 }
@@ -29,5 +32,14 @@ fn row<'py>(py: Python<'py>, number: &SamplingNumber) -> PyResult<Bound<'py, PyD
     row.set_item("low", number.range.low)?;
     row.set_item("high", number.range.high)?;
     row.set_item("is_low_excluded", number.range.is_low_excluded)?;
+    Ok(row)
+}
+
+fn list_row<'py>(py: Python<'py>, list: &SamplingList) -> PyResult<Bound<'py, PyDict>> {
+    let row = PyDict::new(py);
+    row.set_item("name", list.name)?;
+    row.set_item("description", list.description.trim())?;
+    row.set_item("kind", list.kind.as_str())?;
+    row.set_item("max_entries", list.max_entries)?;
     Ok(row)
 }

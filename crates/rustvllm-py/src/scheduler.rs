@@ -309,6 +309,26 @@ impl PyScheduler {
         Ok(self.inner.get().reset_prefix_cache(preempt_running))
     }
 
+    fn live_adapters(&mut self) -> PyResult<(Vec<i64>, Vec<i64>)> {
+        self.check_owner()?;
+        let adapters = self.inner.get().live_adapters();
+        self.announce();
+        Ok(adapters)
+    }
+
+    fn add_adapter(&mut self, adapter: i64) -> PyResult<()> {
+        self.check_owner()?;
+        self.inner.get().add_adapter(adapter);
+        Ok(())
+    }
+
+    fn remove_adapter(&mut self, adapter: i64) -> PyResult<bool> {
+        self.check_owner()?;
+        let is_removed = self.inner.get().remove_adapter(adapter);
+        self.announce();
+        Ok(is_removed)
+    }
+
     #[pyo3(signature = (enabled, *, with_tokens=false))]
     fn set_trace(&mut self, enabled: bool, with_tokens: bool) -> PyResult<()> {
         self.check_owner()?;

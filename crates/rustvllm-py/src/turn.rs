@@ -3,11 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ::grammar::check_tools;
+use ::grammar::{Places, check_tools, relax_tool};
 use output::{CallGrammar, ReasoningFormat, Thinking, Tool, TurnEvent, TurnFormat, TurnParser};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::errors::InvalidRequestError;
+
+/// Most places that are listed of what is not enforced in the schemas of the tools of a request.
+const MAX_LISTED_PLACES: usize = 64;
 
 /// Functions that a model may call.
 #[pyclass(frozen, name = "Tools", module = "rustvllm._core")]
@@ -33,6 +36,26 @@ impl PyTools {
             check_tools(obeyed.map(|tool| (&*tool.name, &tool.parameters)))
         });
         checked.map_err(|error| InvalidRequestError::new_err((error, "tools")))
+    }
+
+    /// The same tools without what cannot be enforced of those that are not strict; its places, and how many they are.
+    fn relaxed(&self, py: Python<'_>) -> (Self, Vec<String>, usize) {
+        let mut places = Places::default();
+        let tools = py.detach(|| {
+            let relaxed = |tool: &Tool| {
+                let mut tool = tool.clone();
+                let num_before = places.pointers.len();
+                if !tool.strict {
+                    relax_tool(&mut tool.parameters, MAX_LISTED_PLACES, &mut places);
+                }
+                for pointer in &mut places.pointers[num_before..] {
+                    *pointer = format!("{}#{pointer}", tool.name);
+                }
+                tool
+            };
+            self.tools.iter().map(relaxed).collect()
+        });
+        (Self { tools }, places.pointers, places.count)
     }
 
     /// A grammar of calls; None where text and calls look alike.
@@ -83,17 +106,19 @@ type Event = (&'static str, String);
 #[pymethods]
 impl PyTurnParser {
     #[new]
-    #[pyo3(signature = (call_format=None, reasoning=None, tools=None, begins_within=false))]
+    #[pyo3(signature = (call_format=None, reasoning=None, tools=None, begins_within=false, *, thinks_once=false))]
     fn new(
         call_format: Option<&str>,
         reasoning: Option<&str>,
         tools: Option<&PyTools>,
         begins_within: bool,
+        thinks_once: bool,
     ) -> PyResult<Self> {
         let format = call_format.map(turn_format).transpose()?;
         let reasoning = reasoning.map(reasoning_format).transpose()?;
         let tools = tools.map_or_else(Arc::default, |tools| Arc::clone(&tools.tools));
-        Ok(Self { inner: TurnParser::new(format, reasoning, tools, begins_within) })
+        let parser = TurnParser::new(format, reasoning, tools, begins_within);
+        Ok(Self { inner: if thinks_once { parser.thinking_once() } else { parser } })
     }
 
     /// Take more text; what became certain of it.
@@ -151,11 +176,11 @@ fn find_reasoning_format(template: &str) -> Option<&'static str> {
     ReasoningFormat::of_template(template).map(|format| format.name)
 }
 
-/// Markers that a grammar of the format has, and whether ids of calls are short.
+/// Markers that a grammar of the format has, and what ids of calls look like.
 #[pyfunction]
-fn tool_call_format_facts(name: &str) -> PyResult<(Vec<&'static str>, bool)> {
+fn tool_call_format_facts(name: &str) -> PyResult<(Vec<&'static str>, &'static str)> {
     let format = turn_format(name)?;
-    Ok((format.markers().collect(), format.has_short_ids))
+    Ok((format.markers().collect(), format.ids.name()))
 }
 
 /// What begins thoughts and what ends them, in a format.

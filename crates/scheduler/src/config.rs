@@ -49,12 +49,12 @@ pub struct SchedulerConfig {
     pub long_prefill_token_threshold: u32,
     /// Order of the waiting queue.
     pub scheduling_policy: SchedulingPolicy,
-    /// Share of the blocks kept free when a waiting request is admitted beside running ones.
+    /// Share of the blocks kept free when a waiting request is admitted while others run.
     pub watermark: f64,
     /// Requests that may wait before `add_request` answers "full".
     pub max_num_queued_reqs: u32,
-    /// Prompt tokens that may wait before `add_request` answers "full"; 0 = no limit. A request that is larger than this
-    /// alone is taken when nobody else waits: otherwise it would be told for ever to try again later.
+    /// Prompt tokens that may wait before `add_request` answers "full"; 0 = no limit. A request that is larger than
+    /// this alone is taken when no other request waits: otherwise its caller would get that answer for ever.
     pub max_num_queued_tokens: u64,
     /// How long a request may wait for its first step before it ends with an error; zero = as long as it takes.
     pub queue_timeout: Duration,
@@ -62,13 +62,13 @@ pub struct SchedulerConfig {
     pub max_steps_in_flight: u32,
     /// Draft tokens per request and step; 0 = no speculation.
     pub num_speculative_tokens: u32,
-    /// Makes the drafts here; `None`: whoever runs the model does.
+    /// Makes the drafts here; `None`: what runs the model does.
     pub drafter: Option<DrafterConfig>,
     /// What becomes of a victim.
     pub preemption_mode: PreemptionMode,
     /// Blocks in CPU memory for swapped requests.
     pub num_cpu_blocks: u32,
-    /// Steps for which a request that came back is no victim while there is another.
+    /// Steps for which a request that came back is spared while there is another victim.
     pub preemption_immunity_steps: u32,
     /// Waiting requests that may be tried behind one that does not fit; 0 = strictly in order.
     pub max_look_past: u32,

@@ -8,9 +8,9 @@
 //! and what only the first of a request has (when it was scheduled, what was cached) are records of their own. The
 //! consumer puts [`EngineCoreOutput`]s together again.
 //!
-//! What only few requests ask for and no record has room for, log-probabilities, lies in an [`Inbox`] beside the ring. It
-//! is pushed before the step is published, and looked for after what is published was seen: so it is never later than its
-//! token.
+//! What only few requests ask for and no record has room for, log-probabilities, lies in an [`Inbox`] next to the
+//! ring. It is pushed before the step is published, and looked for after what is published was seen: so it is never
+//! later than its token.
 
 use std::mem::MaybeUninit;
 
@@ -58,9 +58,9 @@ pub struct Egress {
     tail: Padded<AtomicUsize>,
     /// Everything before it is consumed. Written by the consumer.
     head: Padded<AtomicUsize>,
-    /// Beside the ring; see the module docs.
+    /// Next to the ring; see the module docs.
     logprobs: Inbox<TokenLogprobs>,
-    /// The same.
+    /// Likewise, of prompts.
     prompt_logprobs: Inbox<PromptLogprobs>,
 }
 
@@ -116,7 +116,7 @@ pub struct Consumer {
     egress: std::sync::Arc<Egress>,
     /// The time of the last `Time` record.
     time: u64,
-    /// Everything before it was published when somebody last looked.
+    /// Everything before it was published when the consumer last looked.
     seen_tail: usize,
 }
 
@@ -161,12 +161,12 @@ impl Producer {
         true
     }
 
-    /// Lay a token's log-probabilities beside the ring, before its record is pushed. Allocates.
+    /// Lay a token's log-probabilities next to the ring, before its record is pushed. Allocates.
     pub fn push_logprobs(&mut self, logprobs: TokenLogprobs) {
         self.egress.logprobs.push(logprobs);
     }
 
-    /// Lay log-probabilities of a prompt beside the ring, before the record of the request's first token is pushed.
+    /// Lay log-probabilities of a prompt next to the ring, before the record of the request's first token is pushed.
     pub fn push_prompt_logprobs(&mut self, logprobs: PromptLogprobs) {
         self.egress.prompt_logprobs.push(logprobs);
     }

@@ -1,5 +1,5 @@
-//! `ExtraKeys`: what the content of a block depends on beside its tokens: the `LoRA` adapter, the cache salt, and
-//! the multimodal inputs that its placeholder tokens stand for.
+//! `ExtraKeys`: what the content of a block depends on in addition to its tokens: the `LoRA` adapter, the cache salt,
+//! and the multimodal inputs that its placeholder tokens stand for.
 //!
 //! Encoded once, on the thread that hands a request in, so that equal bytes mean equal keys: tag, length, value.
 
@@ -14,7 +14,7 @@ pub struct MultimodalSpan {
     pub digest: Box<[u8]>,
 }
 
-/// See the module docs. `default()` is no extra key.
+/// See the module docs. `default()`: there is none.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ExtraKeys {
     /// Of the first block; the hash chain carries them on to all others.

@@ -1,9 +1,9 @@
 //! `FairClock`: who is due next among those that share something by weight, by start-time fair queueing.
 //!
 //! Each account (an API key, or a user of one) has a line of its own: what it asks for begins where what it asked for
-//! before ends, or now, whichever is later. That beginning is the *tag*, in tokens over the account's weight, and what
-//! has the smallest tag is served first. *Now* is the tag of what is being served: who comes after a pause begins there,
-//! neither punished for what it had nor with credit for what it left to others.
+//! before ends, or now, whichever is later. That beginning is the *tag*, in tokens over the account's weight, and
+//! what has the smallest tag is served first. *Now* is the tag of what is being served: who comes after a pause
+//! begins there, neither punished for what it had nor with credit for what it left to others.
 //!
 //! What a request will cost is a guess when it comes, and is put right when it leaves: that moves what its account asks
 //! for later, and no tag that was given.
@@ -150,7 +150,7 @@ impl FairClock {
             assert!(account.num_waiting <= account.num_live, "who waits is live");
             assert!(account.num_live > 0 || account.finish > self.now, "who has had its share is forgotten");
         }
-        assert!(self.num_live() > 0 || self.accounts.is_empty(), "all begin anew when nobody is left");
+        assert!(self.num_live() > 0 || self.accounts.is_empty(), "all begin anew when no request is left");
     }
 }
 

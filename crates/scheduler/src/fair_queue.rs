@@ -1,12 +1,13 @@
 //! `FairQueue`: who waits under the policy FAIR, and in which order they are tried.
 //!
-//! Two levels, each a [`FairClock`]. Tenants (the keys of an API) share the engine by their weights; the users of a tenant
-//! share what it gets. A request that comes brings its tenant a *turn*, whose place among all turns is the tenant's tag;
-//! at a turn, the tenant's request with the smallest user's tag is tried. Both tags are fixed when a request comes, and
-//! the turns belong to the tenant: however many users it invents, it has as many turns, at the same places.
+//! Two levels, each a [`FairClock`]. Tenants (the keys of an API) share the engine by their weights; the users of a
+//! tenant share what it gets. A request that comes brings its tenant a *turn*, whose place among all turns is the
+//! tenant's tag; at a turn, the tenant's request with the smallest user's tag is tried. Both tags are fixed when a
+//! request comes, and the turns belong to the tenant: however many users it invents, it has as many turns, at the
+//! same places.
 //!
-//! A request that is admitted takes the turn at which it was tried, and comes back with it when it is preempted. One that
-//! leaves without having been admitted gives the last of its tenant's turns back.
+//! A request that is admitted takes the turn at which it was tried, and comes back with it when it is preempted. One
+//! that leaves without having been admitted gives the last of its tenant's turns back.
 
 use std::{
     collections::{BTreeSet, HashMap, btree_set},
@@ -16,6 +17,7 @@ use std::{
 use crate::{
     fair_clock::FairClock,
     request::{Cold, Request},
+    standing::{Standing, Turn},
 };
 
 /// Output tokens that a request is charged before one has shown what is usual here.
@@ -24,22 +26,8 @@ pub(crate) const FIRST_GUESS: u32 = 128;
 /// How many requests the mean of the output looks back on.
 pub(crate) const MEAN_OF: u32 = 16;
 
-/// A tenant's tag, and the place in the order of arrival of the request that brought the turn: unique.
-pub(crate) type Turn = (u64, u64);
-
 /// The user's tag, the order of arrival, and the slot of a request that waits.
 type Place = (u64, u64, u32);
-
-/// Where a request stands under the policy FAIR.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Standing {
-    /// The turn that it brought, or, once it was admitted, the one that it took.
-    pub(crate) turn: Turn,
-    /// Its tag among the requests of its tenant.
-    pub(crate) user_tag: u64,
-    /// Tokens that it was charged when it came.
-    pub(crate) guessed: u32,
-}
 
 /// What waits of one tenant.
 #[derive(Debug)]

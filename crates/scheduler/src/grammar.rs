@@ -1,13 +1,9 @@
-//! Grammars, as far as the scheduler knows them: what a request asks for is carried, who came and left with one is told,
-//! and which tokens it has so far. What a grammar means, `crates/grammar` knows.
+//! Grammars, as far as the scheduler knows them: what a request asks for, the news that a request came or left
+//! with one, and a sample that obeys one. What a grammar means, `crates/grammar` knows.
 
 use std::sync::Arc;
 
-use crate::{
-    output::{RequestKey, SchedulerOutput},
-    request::Request,
-    scheduler::Scheduler,
-};
+use crate::output::RequestKey;
 
 /// The language of a grammar.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -23,11 +19,14 @@ pub enum GrammarKind {
     Choice = 3,
     /// A context-free grammar in Lark or in GBNF.
     Grammar = 4,
+    /// Any text; there is none. For the thoughts before it alone.
+    Anything = 5,
 }
 
 impl GrammarKind {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::JsonSchema, Self::JsonObject, Self::Regex, Self::Choice, Self::Grammar];
+    pub const ALL: [Self; 6] =
+        [Self::JsonSchema, Self::JsonObject, Self::Regex, Self::Choice, Self::Grammar, Self::Anything];
 }
 
 /// What the output of a request must be. Plain data: it travels with the request and is compiled where it runs.
@@ -43,6 +42,23 @@ pub struct GrammarSpec {
     pub disable_any_whitespace: bool,
     /// JSON: an object has no other properties than those of its schema, where the schema does not say.
     pub disable_additional_properties: bool,
+    /// Thoughts that the grammar does not hold, before what it holds.
+    pub thinking: Option<ThinkingGate>,
+}
+
+/// Thoughts before an answer, told by the tokens that begin and end them.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct ThinkingGate {
+    /// Begins them.
+    pub open_id: u32,
+    /// Ends them.
+    pub close_id: u32,
+    /// The output begins within them.
+    pub begins_within: bool,
+    /// Most tokens of them, the two markers aside; `None`: any number.
+    pub budget: Option<u32>,
+    /// What comes once the budget is spent; it ends with `close_id`.
+    pub end_ids: Box<[u32]>,
 }
 
 impl GrammarSpec {
@@ -55,6 +71,7 @@ impl GrammarSpec {
             whitespace_pattern: None,
             disable_any_whitespace: false,
             disable_additional_properties: false,
+            thinking: None,
         }
     }
 }
@@ -82,36 +99,4 @@ pub struct ConstrainedSample {
     pub place: u32,
     /// Whose token.
     pub key: RequestKey,
-}
-
-impl Scheduler {
-    /// Who came and left with a grammar since the last call.
-    pub fn take_grammar_news(&mut self) -> Vec<GrammarNews> {
-        std::mem::take(&mut self.grammar_news)
-    }
-
-    /// The samples of a step in flight that obey a grammar, those of requests that have left since aside.
-    #[must_use]
-    pub fn constrained_samples(&self, output: &SchedulerOutput) -> Vec<ConstrainedSample> {
-        let step = self.steps.of(output).filter(|_| output.num_structured_output_reqs > 0);
-        let Some(step) = step else { return Vec::new() };
-        let sampled = step.entries.iter().filter(|entry| entry.sampled).zip(0..);
-        let live = sampled.filter_map(|(entry, place)| {
-            let request = &self.requests[entry.tenant.slot as usize];
-            let obeys = request.epoch == entry.tenant.epoch && request.cold.grammar.is_some();
-            obeys.then_some(ConstrainedSample { place, key: request.key })
-        });
-        live.collect()
-    }
-
-    /// The known output tokens of a live request, the first `start` aside.
-    #[must_use]
-    pub fn output_tokens_from(&self, key: RequestKey, start: usize) -> Vec<i32> {
-        let Some(slot) = self.requests.slot_of_key(key) else { return Vec::new() };
-        let request: &Request = &self.requests[slot as usize];
-        let start = request.cold.num_prompt_tokens as usize + start;
-        let mut tokens = vec![0; (request.num_tokens as usize).saturating_sub(start)];
-        request.copy_tokens(start, &mut tokens);
-        tokens
-    }
 }

@@ -138,6 +138,10 @@ impl EngineHandle {
         let limits = RequestLimits::of(&self.shared.config);
         for request in &requests {
             limits.check(&request.prompt_token_ids, &request.params)?;
+            let (beam_width, got) = (request.params.beam_width, requests.len());
+            if beam_width > 0 && beam_width != got as i64 {
+                return Err(AddRequestError::WrongNumberOfBeams { beam_width, got });
+            }
         }
         self.reserve(&requests).inspect_err(|error| self.shared.metrics.count_rejection(error))?;
         let since_ns = monotonic_ns();
@@ -164,8 +168,8 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Make what the step path will append to large enough: it allocates nothing later. Up to a point: an answer that may
-    /// be very long and seldom is grows as it comes. Returns the tokens that there is room for.
+    /// Make what the step path will append to large enough: it allocates nothing later. Up to a point: an answer that
+    /// may be very long and seldom is grows as it comes. Returns the tokens that there is room for.
     fn reserve_output(&self, request: &mut NewRequest) -> usize {
         let num_prompt = request.prompt_token_ids.len() as u32;
         let room = request.params.max_tokens.min(self.shared.config.max_model_len - num_prompt);
@@ -239,9 +243,9 @@ impl EngineHandle {
         self.wake();
     }
 
-    /// Say why a request ended whose last output [is not settled](crate::EngineCoreOutput::is_unsettled): by a stop string
-    /// that the front end found in its last text, or by its length after all. Once for each; until then its end counts
-    /// for no reason.
+    /// Say why a request ended whose last output [is not settled](crate::EngineCoreOutput::is_unsettled): by a stop
+    /// string that the front end found in its last text, or by its length after all. Once for each; until then its
+    /// end counts for no reason.
     pub fn settle_end(&self, found_stop: bool) {
         self.shared.metrics.settle_end(found_stop);
     }
@@ -258,8 +262,8 @@ impl EngineHandle {
         }
     }
 
-    /// Park until there is a message, `wake` was called, somebody has waited too long in the queue, or `timeout` is over.
-    /// `false` when it is over.
+    /// Park until there is a message, `wake` was called, a request has waited too long in the queue, or `timeout` is
+    /// over. `false` when it is over.
     ///
     /// # Errors
     /// When another thread than the first that waited calls it.
@@ -324,7 +328,7 @@ impl EngineHandle {
         metrics
     }
 
-    /// Outputs that wait for room in the egress. Whoever makes room wakes the scheduler.
+    /// Outputs that wait for room in the egress. The consumer that makes room wakes the scheduler.
     #[must_use]
     pub fn num_held_back(&self) -> u64 {
         self.shared.counters.num_held_back.load(Ordering::Relaxed)

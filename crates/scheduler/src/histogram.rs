@@ -1,4 +1,4 @@
-//! `Histogram`: how often a value fell into which bucket. One thread writes, any thread reads, nobody waits.
+//! `Histogram`: how often a value fell into which bucket. One thread writes, any thread reads, neither waits.
 
 // std's atomics also under loom: the numbers order nothing.
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +31,8 @@ pub(crate) struct Histogram {
     bounds: Box<[u64]>,
     /// Of each bucket, and of what is above the last bound.
     counts: Box<[AtomicU64]>,
-    /// Of all values, as bits of an `f64`: a whole number of nanoseconds would be full after a few months of many streams.
+    /// Of all values, as bits of an `f64`: a whole number of nanoseconds would be full after a few months of many
+    /// streams.
     sum: AtomicU64,
 }
 

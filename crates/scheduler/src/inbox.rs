@@ -20,7 +20,7 @@ struct Node<T> {
     next: *mut Node<T>,
 }
 
-/// Many senders, one receiver; unbounded itself (whoever pushes has reserved its place beforehand).
+/// Many senders, one receiver; unbounded itself (a sender reserves its place beforehand).
 #[derive(Debug)]
 pub struct Inbox<T> {
     head: AtomicPtr<Node<T>>,
@@ -68,8 +68,9 @@ impl<T> Inbox<T> {
         self.head.load(Ordering::Relaxed).is_null()
     }
 
-    /// Take all messages, oldest first. Wait-free: one swap and a walk over what was there. (No look beforehand: whoever
-    /// calls in vain has [`is_empty`](Self::is_empty), and behind such a look the models below would never meet a sender.)
+    /// Take all messages, oldest first. Wait-free: one swap and a walk over what was there. (No look beforehand: for
+    /// a call in vain there is [`is_empty`](Self::is_empty), and behind such a look the models below would never meet
+    /// a sender.)
     pub fn take(&self, mut receive: impl FnMut(T)) {
         // Acquire: pairs with the Release of every push whose node is in the list.
         let mut node = self.head.swap(ptr::null_mut(), Ordering::Acquire);
@@ -170,7 +171,7 @@ mod loom_tests {
                 thread::spawn(move || inbox.push(loom::cell::UnsafeCell::new(7)))
             };
             inbox.take(|cell| {
-                // SAFETY: received by value: nobody else has the cell.
+                // SAFETY: received by value: no other thread has the cell.
                 cell.with(|value| assert_eq!(unsafe { *value }, 7));
             });
             sender.join().unwrap();

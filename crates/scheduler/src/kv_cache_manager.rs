@@ -13,7 +13,7 @@ use crate::{
     request::{Request, RequestStatus},
 };
 
-/// What an admission wants beside the blocks for its next tokens.
+/// What an admission wants in addition to the blocks for its next tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Admission {
     /// Blocks that must stay free afterwards.
@@ -85,7 +85,7 @@ impl KVCacheManager {
         let owned = request.block_table.len() as u32 + hits.len() as u32;
         let needed = end.div_ceil(self.block_size).saturating_sub(owned);
         if needed > 0 || !hits.is_empty() {
-            // A hit that nobody holds leaves the free order too.
+            // A hit that no request holds leaves the free order too.
             let idle_hits = hits.iter().filter(|&&block| self.pool.ref_count(block) == 0).count() as u32;
             let mut required = needed + idle_hits;
             if let Some(admission) = admission {
@@ -108,7 +108,7 @@ impl KVCacheManager {
     }
 
     /// Give a request room for drafts at positions up to `end`, which the caller knows to be free. Nothing becomes
-    /// findable: nobody knows yet whether they are right.
+    /// findable: whether they are right is not known yet.
     pub(crate) fn grow(&mut self, request: &mut Request, end: u32) {
         let needed = end.div_ceil(self.block_size).saturating_sub(request.block_table.len() as u32);
         let enough = self.pool.allocate(needed, &mut request.block_table);
@@ -189,7 +189,8 @@ impl KVCacheManager {
         request.slots_left = 0;
     }
 
-    /// Plan to move a request's KV to CPU memory and give its blocks back; `false`, with nothing changed, when that is full.
+    /// Plan to move a request's KV to CPU memory and give its blocks back; `false`, with nothing changed, when that
+    /// is full.
     pub(crate) fn swap_out(&mut self, request: &mut Request) -> bool {
         let used = request.num_computed_tokens.div_ceil(self.block_size) as usize;
         let Some(pairs) = self.cpu.swap_out(&request.block_table[..used]) else { return false };

@@ -16,34 +16,33 @@
 //!
 //! | file | noun |
 //! |---|---|
-//! | `scheduler.rs` | a step, from its parts: |
-//! | `running.rs`, `preemption.rs`, `admission.rs` | who runs on, who gives way, who comes in |
+//! | `scheduler.rs` | a step, from its parts in `scheduler/`: |
+//! | `running.rs`, `preemption.rs`, `admission.rs`, `adapters.rs` | who runs on, who gives way, who comes in, with which adapter |
 //! | `drafts.rs` | what a step runs beyond that, guessed |
 //! | `update.rs`, `departure.rs` | what a step's tokens change; how a request leaves |
 //! | `intake.rs`, `deadlines.rs` | what comes in from other threads; how long it may wait for its first step |
+//! | `grammar.rs` | what those ask who compile grammars and mask logits |
+//! | `inspect.rs`, `summary.rs`, `invariants.rs`, `events.rs` | what people and tests look at |
+//! | and below these, each knowing nothing of a scheduler: | |
 //! | `requests.rs`, `rows.rs` | all requests by slot, id and key; the worker's rows |
 //! | `steps.rs`, `step.rs`, `step_buffers.rs` | the buffer sets and the steps in flight; the plan of one and its arrays |
-//! | `step_rows.rs`, `outgoing.rs` | what a step gave; what is on its way to the output side |
+//! | `step_rows.rs`, `token_rows.rs`, `logprobs.rs`, `prompt_logprobs.rs` | what a step gave |
+//! | `outgoing.rs` | what is on its way to the output side |
 //! | `kv_cache_manager.rs`, `extra_keys.rs` | which blocks a request has, gets and shares |
 //! | `request.rs`, `request_limits.rs`, `request_queue.rs` | a request; what it must keep to; who waits |
-//! | `fair_queue.rs`, `fair_clock.rs`, `payer.rs` | who waits under FAIR; whose turn it is; who is charged |
-//! | `sampling_params.rs`, `sampling_extras.rs` | the table of sampling parameters; those that are lists |
+//! | `fair_queue.rs`, `fair_clock.rs`, `standing.rs`, `payer.rs` | who waits under FAIR; whose turn it is; where a request stands; who is charged |
+//! | `sampling_params.rs`, `sampling_extras.rs` | the tables of sampling parameters: numbers; lists |
+//! | `beam_search.rs` | a search of several beams: which go on (`scheduler/beams.rs`: their requests and blocks) |
 //! | `config.rs`, `output.rs` | the numbers that fix a scheduler; what leaves it |
 //! | `handle.rs`, `inbox.rs`, `egress.rs`, `stats.rs` | what other threads touch |
-//! | `metrics.rs`, `histogram.rs` | what is counted of requests and steps |
-//! | `inspect.rs`, `invariants.rs`, `events.rs` | what people and tests look at |
+//! | `metrics.rs`, `histogram.rs`, `sample_group.rs` | what is counted of requests and steps |
 //! | `clock.rs`, `sync.rs` | the time; the door to atomics, for loom |
 
-mod adapters;
-mod admission;
+mod beam_search;
 mod clock;
 mod config;
-mod deadlines;
-mod departure;
-mod drafts;
 pub mod egress;
 mod error;
-mod events;
 mod extra_keys;
 mod fair_clock;
 mod fair_queue;
@@ -51,34 +50,30 @@ mod grammar;
 mod handle;
 mod histogram;
 mod inbox;
-mod inspect;
-mod intake;
-mod invariants;
 mod kv_cache_manager;
 mod logprobs;
 mod metrics;
 mod outgoing;
 mod output;
 mod payer;
-mod preemption;
 mod prompt_logprobs;
 mod request;
 mod request_limits;
 mod request_queue;
 mod requests;
 mod rows;
-mod running;
+mod sample_group;
 mod sampling_extras;
 pub mod sampling_params;
 mod scheduler;
+mod standing;
 mod stats;
 mod step;
 pub mod step_buffers;
 mod step_rows;
 mod steps;
-mod summary;
 mod sync;
-mod update;
+mod token_rows;
 
 pub use clock::monotonic_ns;
 pub use config::{
@@ -86,13 +81,11 @@ pub use config::{
 };
 pub use drafting::{DrafterConfig, DraftingMethod, SuffixLimits, TokenCap};
 pub use error::SchedulerError;
-pub use events::{MAX_EVENTS, RequestEvent, RequestEventKind};
 pub use extra_keys::{ExtraKeys, MultimodalSpan};
-pub use grammar::{ConstrainedSample, GrammarKind, GrammarNews, GrammarSpec};
+pub use grammar::{ConstrainedSample, GrammarKind, GrammarNews, GrammarSpec, ThinkingGate};
 pub use handle::{EngineHandle, NotTheWaiter};
 pub use histogram::HistogramSnapshot;
 pub use inbox::Inbox;
-pub use inspect::{RequestState, ScheduledRequest, StepView};
 pub use logprobs::{LogprobRows, TokenLogprobs};
 pub use metrics::{MetricsSnapshot, STEP_PHASES};
 pub use output::{EngineCoreOutput, FinishReason, RequestError, RequestKey, SchedulerOutput};
@@ -101,13 +94,16 @@ pub use prompt_logprobs::{PromptLogprobRows, PromptLogprobs};
 pub use request::{NewRequest, RequestStatus, UNKNOWN_TOKEN};
 pub use request_limits::{AddRequestError, RequestLimits};
 pub use sampling_extras::{
-    Attachment, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_SAMPLING_EXTRAS_BYTES, SamplingExtras,
-    SamplingExtrasError,
+    Attachment, ListKind, MAX_SAMPLING_EXTRAS_BYTES, MAX_WORD_TOKENS, NUM_LISTS, SAMPLING_LISTS,
+    SamplingExtras, SamplingExtrasError, SamplingList, TokenList,
 };
 pub use sampling_params::SamplingParams;
-pub use scheduler::Scheduler;
+pub use scheduler::{
+    BlockMap, COMPLETED_BY_GRAMMAR, MAX_EVENTS, REFUSED_BY_PROCESSOR, REJECTED_BY_GRAMMAR,
+    REJECTED_BY_PROCESSOR, RequestEvent, RequestEventKind, RequestState, RequestSummary, ScheduledRequest,
+    Scheduler, StepView,
+};
 pub use stats::SchedulerStats;
 pub use step_buffers::StepBuffers;
-pub use step_rows::{StepRows, TokenRows};
-pub use summary::{BlockMap, RequestSummary};
-pub use update::{COMPLETED_BY_GRAMMAR, REFUSED_BY_PROCESSOR, REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR};
+pub use step_rows::StepRows;
+pub use token_rows::TokenRows;

@@ -1,16 +1,16 @@
-//! Log-probabilities of sampled tokens, on their way beside the records: few requests ask for them, and a record has no
-//! room for them.
+//! Log-probabilities of sampled tokens, on their way next to the records: few requests ask for them, and a record has
+//! no room for them.
 
 use crate::{
     error::SchedulerError,
     output::{RequestKey, SchedulerOutput},
-    step_rows::TokenRows,
+    token_rows::TokenRows,
 };
 
 /// Of a token of one request: its own log-probability and those of the likeliest ones at its place.
 ///
-/// Exactly one goes with each token of a request that asked for them, in the order of its tokens, and it is there before
-/// the token's record is.
+/// Exactly one goes with each token of a request that asked for them, in the order of its tokens, and it is there
+/// before the token's record is.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TokenLogprobs {
     /// Whose token it is.

@@ -1,25 +1,21 @@
 //! `Metrics`: what the scheduler's thread counts of requests and steps, and any thread reads (`docs/metrics.md`).
 //!
-//! Whoever schedules sees a request come, start, get each token and go, so it is counted here, once, however many front
+//! The scheduler sees a request come, start, get each token and go, so it is counted here, once, however many front
 //! ends there are. No lock, no allocation, and for the token of a decode one comparison: the tokens of those that were
 //! in the step before as well are one observation.
 
 use std::{
     borrow::Cow,
     // std's atomics also under loom: the numbers order nothing.
-    sync::{
-        Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use crate::{
     config::{MAX_SPECULATIVE_TOKENS, SchedulerConfig},
     histogram::{Histogram, HistogramSnapshot, Unit},
-    output::FinishReason,
+    output::{EngineCoreOutput, FinishReason},
     request::Request,
     request_limits::AddRequestError,
-    scheduler::Scheduler,
     stats::SchedulerStats,
 };
 
@@ -62,7 +58,7 @@ const STEP: &[f64] = &[
 /// the sampled ids; taking them in; handing them over.
 pub const STEP_PHASES: [&str; NUM_STEP_PHASES] =
     ["schedule", "prepare", "forward", "sample", "wait", "update", "output"];
-const NUM_STEP_PHASES: usize = 7;
+pub(crate) const NUM_STEP_PHASES: usize = 7;
 
 /// 1, 2, 5, 10, … up to `largest`.
 fn one_two_five(largest: u32) -> Vec<f64> {
@@ -147,7 +143,7 @@ histograms! {
 pub(crate) struct Metrics {
     /// `None`: nothing is measured, only counted.
     histograms: Option<Histograms>,
-    // Requests that were refused, written by whoever hands them in.
+    // Requests that were refused, written by the threads that hand them in.
     rejected_for_requests: AtomicU64,
     rejected_for_tokens: AtomicU64,
     // Requests with stop strings that came to their length, by what their front ends said of them then.
@@ -199,6 +195,31 @@ impl Metrics {
         number.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// So many drafts of a row were accepted.
+    pub(crate) fn observe_accepted(&self, num_accepted: u32) {
+        if let Some(histograms) = &self.histograms {
+            histograms.accepted_drafts.observe(num_accepted.into());
+        }
+    }
+
+    /// How long the parts of a step took: see `Scheduler::record_step_phases`.
+    pub(crate) fn observe_step_phases(&self, times_ns: &[u64; NUM_STEP_PHASES + 1]) {
+        let Some(histograms) = &self.histograms else { return };
+        let parts = [
+            &histograms.step_schedule_time,
+            &histograms.step_prepare_time,
+            &histograms.step_forward_time,
+            &histograms.step_sample_time,
+            &histograms.step_wait_time,
+            &histograms.step_update_time,
+            &histograms.step_output_time,
+        ];
+        for (histogram, times) in parts.into_iter().zip(times_ns.windows(2)) {
+            histogram.observe(times[1].saturating_sub(times[0]));
+        }
+        histograms.step_time.observe(times_ns[NUM_STEP_PHASES].saturating_sub(times_ns[0]));
+    }
+
     pub(crate) fn snapshot(&self, stats: &SchedulerStats) -> MetricsSnapshot {
         let mut counters: Vec<_> =
             stats.entries().into_iter().map(|(name, value)| (Cow::Borrowed(name), value)).collect();
@@ -210,39 +231,6 @@ impl Metrics {
         }
         let histograms = self.histograms.as_ref().map(Histograms::snapshot);
         MetricsSnapshot { counters, histograms: histograms.unwrap_or_default() }
-    }
-}
-
-/// Samples of one request: what is counted of all of them together, when the last has ended.
-#[derive(Debug)]
-pub(crate) struct SampleGroup {
-    num_samples: u32,
-    // Touched by the scheduler's thread alone; atomics, because a scheduler may move to another thread.
-    num_left: AtomicU32,
-    longest: AtomicU32,
-    num_completed: AtomicU32,
-}
-
-impl SampleGroup {
-    pub(crate) fn new(num_samples: u32) -> Arc<Self> {
-        Arc::new(Self {
-            num_samples,
-            num_left: AtomicU32::new(num_samples),
-            longest: AtomicU32::new(0),
-            num_completed: AtomicU32::new(0),
-        })
-    }
-
-    /// A sample has ended, completed with so many tokens or not. The longest, when it was the last and any was completed.
-    pub(crate) fn end_sample(&self, completed: Option<u32>) -> Option<u32> {
-        // Relaxed everywhere: one thread.
-        if let Some(num_tokens) = completed {
-            self.longest.fetch_max(num_tokens, Ordering::Relaxed);
-            self.num_completed.fetch_add(1, Ordering::Relaxed);
-        }
-        let is_last = self.num_left.fetch_sub(1, Ordering::Relaxed) == 1;
-        let any = self.num_completed.load(Ordering::Relaxed) > 0;
-        (is_last && any).then(|| self.longest.load(Ordering::Relaxed))
     }
 }
 
@@ -258,6 +246,56 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
+    /// A request takes a slot.
+    pub(crate) fn arrive(&mut self, slot: u32) {
+        if self.last_token_ns.len() <= slot as usize {
+            self.last_token_ns.resize(slot as usize + 1, 0);
+        }
+        self.last_token_ns[slot as usize] = 0;
+    }
+
+    /// Count a record of a request, with or without a token. `completes_prompt`: it is the first record, and the prompt
+    /// is computed.
+    pub(crate) fn count(
+        &mut self,
+        metrics: &Metrics,
+        slot: u32,
+        request: &Request,
+        record: &EngineCoreOutput,
+        completes_prompt: bool,
+    ) {
+        let (has_token, now) = (record.new_token_id >= 0, record.timestamp_ns);
+        if completes_prompt {
+            self.num_step_tokens += u64::from(request.cold.num_prompt_tokens);
+        }
+        self.num_step_tokens += u64::from(has_token);
+        let Some(histograms) = &metrics.histograms else { return };
+        if has_token && let Some(place) = self.last_token_ns.get_mut(slot as usize) {
+            let last_ns = std::mem::replace(place, now);
+            if last_ns == 0 {
+                histograms.time_to_first_token.observe(now.saturating_sub(request.cold.arrival_ns));
+            } else if last_ns != now {
+                // Several tokens of one step count once, as in vLLM.
+                histograms.inter_token_latency.observe(now - last_ns);
+            }
+        }
+        if let Some(reason) = record.finish_reason {
+            let last_ns = self.last_token_ns.get(slot as usize).copied().unwrap_or(0);
+            histograms.observe_end(request, reason, last_ns, now);
+        }
+    }
+
+    /// All tokens of a step have been counted.
+    pub(crate) fn end_step(&mut self, metrics: &Metrics, now: u64) {
+        let num_tokens = std::mem::take(&mut self.num_step_tokens);
+        if num_tokens > 0 {
+            self.previous_ns = now;
+            if let Some(histograms) = &metrics.histograms {
+                histograms.iteration_tokens.observe(num_tokens);
+            }
+        }
+    }
+
     /// Count the tokens of a step's decodes, all made now.
     pub(crate) fn decodes<'a>(&'a mut self, metrics: &'a Metrics, now: u64) -> DecodeMeter<'a> {
         DecodeMeter {
@@ -303,96 +341,6 @@ impl DecodeMeter<'_> {
         {
             histogram.observe_times(self.now.saturating_sub(self.previous_ns), self.num_steady);
         }
-    }
-}
-
-impl Scheduler {
-    /// So many drafts of a row were accepted.
-    pub(crate) fn meter_accepted(&self, num_accepted: u32) {
-        if let Some(histograms) = &self.handle.shared.metrics.histograms {
-            histograms.accepted_drafts.observe(num_accepted.into());
-        }
-    }
-
-    /// A request is about to take a slot.
-    pub(crate) fn meter_arrival(&mut self, slot: u32) {
-        if !self.config.collect_metrics {
-            return;
-        }
-        let last_token_ns = &mut self.meter.last_token_ns;
-        if last_token_ns.len() <= slot as usize {
-            last_token_ns.resize(slot as usize + 1, 0);
-        }
-        last_token_ns[slot as usize] = 0;
-    }
-
-    /// Count a record of a request. `is_first`: it had none before.
-    pub(crate) fn meter_record(
-        &mut self,
-        slot: u32,
-        is_first: bool,
-        has_token: bool,
-        finish_reason: Option<FinishReason>,
-        now: u64,
-    ) {
-        let request = &mut self.requests[slot as usize];
-        let num_prompt_tokens = u64::from(request.cold.num_prompt_tokens);
-        // A request without room for a token ends when its prompt is computed.
-        if is_first && (has_token || finish_reason == Some(FinishReason::Length)) {
-            request.cold.first_token_ns = now;
-            self.stats.num_prompt_tokens += num_prompt_tokens;
-            self.stats.num_prompt_tokens_cached += u64::from(request.cold.num_prompt_tokens_skipped);
-            self.meter.num_step_tokens += num_prompt_tokens;
-        }
-        if has_token {
-            self.stats.num_generation_tokens += 1;
-            self.meter.num_step_tokens += 1;
-        }
-        if let Some(histograms) = &self.handle.shared.metrics.histograms {
-            if has_token && let Some(place) = self.meter.last_token_ns.get_mut(slot as usize) {
-                let last_ns = std::mem::replace(place, now);
-                if last_ns == 0 {
-                    histograms.time_to_first_token.observe(now.saturating_sub(request.cold.arrival_ns));
-                } else if last_ns != now {
-                    // Several tokens of one step count once, as in vLLM.
-                    histograms.inter_token_latency.observe(now - last_ns);
-                }
-            }
-            if let Some(reason) = finish_reason {
-                let last_ns = self.meter.last_token_ns.get(slot as usize).copied().unwrap_or(0);
-                histograms.observe_end(request, reason, last_ns, now);
-            }
-        }
-    }
-
-    /// All tokens of a step have been taken in.
-    pub(crate) fn meter_step(&mut self, now: u64) {
-        let num_tokens = std::mem::take(&mut self.meter.num_step_tokens);
-        if num_tokens > 0 {
-            self.meter.previous_ns = now;
-            if let Some(histograms) = &self.handle.shared.metrics.histograms {
-                histograms.iteration_tokens.observe(num_tokens);
-            }
-        }
-    }
-
-    /// How long the parts of a step took, as whoever runs the model has seen it: `times_ns` says when each of
-    /// [`STEP_PHASES`] began and when the last ended (monotonic nanoseconds, ascending). By the owner's thread.
-    pub fn record_step_phases(&mut self, times_ns: &[u64; NUM_STEP_PHASES + 1]) {
-        let Some(histograms) = &self.handle.shared.metrics.histograms else { return };
-        let parts = [
-            &histograms.step_schedule_time,
-            &histograms.step_prepare_time,
-            &histograms.step_forward_time,
-            &histograms.step_sample_time,
-            &histograms.step_wait_time,
-            &histograms.step_update_time,
-            &histograms.step_output_time,
-        ];
-        for (histogram, times) in parts.into_iter().zip(times_ns.windows(2)) {
-            histogram.observe(times[1].saturating_sub(times[0]));
-        }
-        histograms.step_time.observe(times_ns[NUM_STEP_PHASES].saturating_sub(times_ns[0]));
     }
 }
 

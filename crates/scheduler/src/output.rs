@@ -60,10 +60,12 @@ pub enum RequestError {
     ProcessorFailed,
     /// A logits processor does not take its arguments.
     ProcessorRefused,
+    /// The engine does not have its adapter, or not any more.
+    AdapterMissing,
 }
 
 impl RequestError {
-    /// Whether there are words about it beside this, of what ran the step.
+    /// Whether what ran the step has words of its own about it.
     #[must_use]
     pub fn is_explained(self) -> bool {
         matches!(self, Self::StepFailed | Self::ProcessorFailed | Self::ProcessorRefused)
@@ -82,16 +84,19 @@ impl fmt::Display for RequestError {
             }
             Self::StepFailed => "the model failed while this request was being computed",
             Self::GrammarRejected => {
-                "the grammar of this request allows no token here, or has become too complex to follow"
+                "the grammar of this request allows no token here, or has become too complex to follow or too large next \
+                 to those of other requests"
             }
             Self::GrammarFailed => {
-                "the grammar of this request could not be compiled for the vocabulary of this model"
+                "the grammar of this request could not be compiled for the vocabulary of this model, or the grammars of \
+                 other requests take all the memory that there is for grammars; send it again when they have ended"
             }
             Self::QueueTimeout => {
                 "the request waited longer than queue_timeout and was not begun; try again later"
             }
             Self::ProcessorFailed => "a logits processor of this request raised an error",
             Self::ProcessorRefused => "a logits processor does not take the arguments of this request",
+            Self::AdapterMissing => "the engine does not have the adapter of this request; it may have been removed while the request came in",
         })
     }
 }
@@ -121,8 +126,8 @@ pub struct EngineCoreOutput {
 pub(crate) const UNSETTLED: i32 = -2;
 
 impl EngineCoreOutput {
-    /// Whether the engine waits to hear why the request ended ([`crate::EngineHandle::settle_end`]): it came to its length,
-    /// but it has stop strings, and only the front end knows whether the last text holds one.
+    /// Whether the engine waits to hear why the request ended ([`crate::EngineHandle::settle_end`]): it came to its
+    /// length, but it has stop strings, and only the front end knows whether the last text holds one.
     #[must_use]
     pub fn is_unsettled(&self) -> bool {
         self.finish_reason == Some(FinishReason::Length) && self.stop_reason == UNSETTLED

@@ -22,7 +22,7 @@ impl Default for Payer {
 }
 
 impl Payer {
-    /// The same with a weight that can be divided by.
+    /// This payer with a weight that can be divided by.
     pub(crate) fn checked(self) -> Self {
         Self { weight: self.weight.clamp(1, MAX_WEIGHT), ..self }
     }

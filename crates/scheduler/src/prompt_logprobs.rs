@@ -1,15 +1,15 @@
 //! Log-probabilities of prompts: for which places a step computes them, and what comes back.
 //!
-//! The token at place i is judged by the logits of the token before it. So a step that runs the tokens [a, b) of a prompt
-//! judges those of (a, b], as far as the prompt goes; the last of these may belong to the next chunk. Each place is asked
-//! for once: a request that is preempted and computes its prompt again asks for nothing that a step, perhaps still in
-//! flight, has given or will give. A step that fails ends its requests, so nothing is left out either.
+//! The token at place i is judged by the logits of the token before it. So a step that runs the tokens [a, b) of a
+//! prompt judges those of (a, b], as far as the prompt goes; the last of these may belong to the next chunk. Each
+//! place is asked for once: a request that is preempted and computes its prompt again asks for nothing that a step,
+//! perhaps still in flight, has given or will give. A step that fails ends its requests, so nothing is left out
+//! either.
 
 use crate::{
     error::SchedulerError,
     output::{RequestKey, SchedulerOutput},
     request::{Request, Tenant},
-    scheduler::Scheduler,
     step_buffers::StepBuffers,
 };
 
@@ -100,7 +100,7 @@ impl Request {
     pub(crate) fn ask_prompt_logprobs(&mut self, tenant: Tenant, end: u32) -> Option<PromptSpan> {
         let last = self.cold.num_prompt_tokens - 1;
         let start = self.cold.num_judges_asked;
-        debug_assert!(self.num_computed_tokens <= start, "what is found in the cache judges nobody");
+        debug_assert!(self.num_computed_tokens <= start, "what is found in the cache judges no token");
         let count = end.min(last).saturating_sub(start);
         self.cold.num_judges_asked += count;
         self.wants_prompt_logprobs = self.cold.num_judges_asked < last;
@@ -111,31 +111,5 @@ impl Request {
     pub(crate) fn unask_prompt_logprobs(&mut self, span: PromptSpan) {
         self.cold.num_judges_asked = span.start;
         self.wants_prompt_logprobs = true;
-    }
-}
-
-impl Scheduler {
-    /// Hand on what a step says of prompts, before its tokens.
-    pub(crate) fn emit_prompt_logprobs(&mut self, set: usize, rows: PromptLogprobRows<'_>) {
-        let (mut row, mut entry) = (0, 0);
-        for (span, &num_columns) in self.steps[set].prompt_spans.iter().zip(rows.num_columns) {
-            let next_row = row + span.count as usize;
-            let next_entry = entry + span.count as usize * num_columns as usize;
-            let request = &self.requests[span.tenant.slot as usize];
-            if request.epoch == span.tenant.epoch {
-                self.outgoing.push_prompt_logprobs(PromptLogprobs {
-                    key: request.key,
-                    first_position: span.start + 1,
-                    num_columns: num_columns as u32,
-                    ranks: rows.ranks[row..next_row]
-                        .iter()
-                        .map(|&rank| u32::try_from(rank).unwrap_or(0))
-                        .collect(),
-                    token_ids: rows.token_ids[entry..next_entry].into(),
-                    logprobs: rows.logprobs[entry..next_entry].into(),
-                });
-            }
-            (row, entry) = (next_row, next_entry);
-        }
     }
 }

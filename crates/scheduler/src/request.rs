@@ -9,8 +9,8 @@ use drafting::History;
 use kvblocks::{BlockHash, BlockId, CpuBlockId};
 
 use crate::{
-    extra_keys::ExtraKeys, fair_queue::Standing, grammar::GrammarSpec, metrics::SampleGroup,
-    output::RequestKey, payer::Payer, sampling_params::SamplingParams,
+    beam_search::Seat, extra_keys::ExtraKeys, grammar::GrammarSpec, output::RequestKey, payer::Payer,
+    sample_group::SampleGroup, sampling_params::SamplingParams, standing::Standing,
 };
 
 /// No persistent row.
@@ -25,7 +25,7 @@ pub const UNKNOWN_TOKEN: i32 = -1;
 pub enum RequestStatus {
     /// In the queue, nothing computed.
     Waiting,
-    /// The same, until its grammar is compiled.
+    /// In the queue until its grammar is compiled.
     WaitingForGrammar,
     /// In the running list, owns blocks and a row.
     Running,
@@ -83,15 +83,16 @@ pub struct NewRequest {
     pub priority: i32,
     /// Whose share it is charged to; used by the fair policy.
     pub payer: Payer,
-    /// What the content of its blocks depends on beside the tokens.
+    /// What the content of its blocks depends on in addition to the tokens.
     pub extra_keys: ExtraKeys,
     /// Compute the whole prompt (it still fills the cache).
     pub skip_reading_prefix_cache: bool,
     /// Tell how far its prompt is, after each step that computed a piece of it.
     pub reports_prompt_progress: bool,
-    /// Its front end looks for stop strings: whoever sees it end at its length calls `EngineHandle::settle_end`.
+    /// Its front end looks for stop strings: when it ends at its length, that calls `EngineHandle::settle_end`.
     pub has_stop_strings: bool,
-    /// Its output obeys a grammar; it waits until `EngineHandle::grammar_ready`. A request with a `grammar` does anyway.
+    /// Its output obeys a grammar; it waits until `EngineHandle::grammar_ready`. A request with a `grammar` does
+    /// anyway.
     pub waits_for_grammar: bool,
     /// What its output must be; shared by the samples of a request.
     pub grammar: Option<Arc<GrammarSpec>>,
@@ -132,7 +133,7 @@ impl NewRequest {
     /// is worked out for one token at a time.
     pub(crate) fn may_have_drafts(&self) -> bool {
         let has_processors = self.params.extras.as_ref().is_some_and(|extras| extras.attachment().is_some());
-        !(has_processors || self.waits_for_grammar || self.grammar.is_some())
+        !(has_processors || self.waits_for_grammar || self.grammar.is_some() || self.params.beam_width > 0)
     }
 
     /// Tokens that count while it waits: those of its prompt, but for what it shares with the request that it forks.
@@ -169,7 +170,7 @@ pub(crate) struct Cold {
     /// Leading tokens of the prompt whose logits a step was asked to judge the next token by.
     pub(crate) num_judges_asked: u32,
     pub(crate) uses_grammar: bool,
-    /// `None` although it uses one: whoever handed it in keeps the grammar.
+    /// `None` although it uses one: the front end that handed it in keeps the grammar.
     pub(crate) grammar: Option<Arc<GrammarSpec>>,
     /// One per full block of tokens known so far (empty without prefix caching).
     pub(crate) block_hashes: Vec<BlockHash>,
@@ -196,7 +197,7 @@ pub(crate) struct Cold {
     pub(crate) cpu_blocks: Vec<CpuBlockId>,
     /// The step whose copies bring it there.
     pub(crate) swapped_out_in: u64,
-    /// The last step in which it is no victim while there is another.
+    /// The last step in which it is spared while there is another victim.
     pub(crate) immune_until: u64,
     /// Admissions of younger requests while it did not fit.
     pub(crate) num_times_passed: u32,
@@ -204,9 +205,15 @@ pub(crate) struct Cold {
     pub(crate) fork_parent: Option<Tenant>,
     /// Waiting requests whose `fork_parent` this is.
     pub(crate) num_fork_children: u32,
+    /// Its place among the beams of a search.
+    pub(crate) seat: Option<Seat>,
+    /// Whether another request of its search waits for it: it is in no queue.
+    pub(crate) is_follower: bool,
+    /// Prompt and output tokens at most, of a beam: its `max_total_tokens` allows one more than there are.
+    pub(crate) search_limit: u32,
 }
 
-/// The newest tokens that a request keeps beside its counters.
+/// The newest tokens that a request keeps next to its counters.
 pub(crate) const NUM_RECENT: usize = 4;
 
 /// A request's hot part: one cache line that a decode step reads and writes, and one that it seldom needs.
@@ -231,13 +238,14 @@ pub(crate) struct Request {
     /// −1: EOS does not end it.
     pub(crate) eos_token_id: i32,
     pub(crate) key: RequestKey,
-    /// The newest tokens, not yet in `token_ids`: that is a line of its own, far away, written once for several of them.
+    /// The newest tokens, not yet in `token_ids`: that is a line of its own, far away, written once for several of
+    /// them.
     recent: [i32; NUM_RECENT],
     num_recent: u8,
     /// Steps in flight that it is in.
     pub(crate) num_steps_in_flight: u8,
     /// Positions from `num_computed_tokens` on in the block that `next_slot` lies in; 0 also when the next
-    /// row is no plain decode.
+    /// row is not a plain decode.
     pub(crate) slots_left: u16,
     pub(crate) status: RequestStatus,
     pub(crate) has_stop_token_ids: bool,
@@ -344,6 +352,14 @@ impl Request {
         for (token_id, &recent) in rest.iter_mut().zip(self.recent.iter().skip(skipped)) {
             *token_id = recent;
         }
+    }
+
+    /// Take over all tokens of another.
+    pub(crate) fn set_tokens(&mut self, token_ids: Vec<i32>) {
+        self.num_tokens = token_ids.len() as u32;
+        self.num_expected_tokens = self.num_tokens;
+        self.num_recent = 0;
+        self.token_ids = token_ids;
     }
 
     /// Give the memory of a request that has left back.

@@ -51,6 +51,22 @@ pub enum AddRequestError {
         /// Given.
         got: usize,
     },
+    /// More beams than may run at once.
+    #[error("a search has at most max_num_seqs = {limit} beams, got {beam_width}; lower the beam width")]
+    TooManyBeams {
+        /// Asked for.
+        beam_width: i64,
+        /// `max_num_seqs`.
+        limit: u32,
+    },
+    /// Beams without their requests.
+    #[error("a search of {beam_width} beams is handed in as {beam_width} requests, got {got}")]
+    WrongNumberOfBeams {
+        /// Asked for.
+        beam_width: i64,
+        /// Handed in.
+        got: usize,
+    },
     /// A negative token id.
     #[error("token id {token_id} at position {position} of the prompt is negative")]
     NegativeTokenId {
@@ -72,7 +88,7 @@ pub enum AddRequestError {
         /// `max_num_queued_reqs`.
         limit: u32,
     },
-    /// The same, counted in tokens.
+    /// The waiting prompts have too many tokens.
     #[error(
         "the queue is full: {queued} prompt tokens are waiting, {wanted} more would exceed max_num_queued_tokens = {limit}; try again later"
     )]
@@ -99,6 +115,8 @@ pub struct RequestLimits {
     pub block_size: u32,
     /// KV blocks, the null block included.
     pub num_blocks: u32,
+    /// Requests that run at once at most.
+    pub max_num_seqs: u32,
 }
 
 impl RequestLimits {
@@ -111,6 +129,7 @@ impl RequestLimits {
             enable_chunked_prefill: config.enable_chunked_prefill,
             block_size: config.block_size,
             num_blocks: config.num_blocks,
+            max_num_seqs: config.max_num_seqs,
         }
     }
 
@@ -121,7 +140,8 @@ impl RequestLimits {
             return Err(AddRequestError::EmptyPrompt);
         }
         // A request that only scores its prompt needs no room for an output token.
-        let longest_prompt = (self.max_model_len as usize).saturating_sub(usize::from(params.max_tokens > 0));
+        let has_output = params.max_tokens > 0 || params.beam_width > 0;
+        let longest_prompt = (self.max_model_len as usize).saturating_sub(usize::from(has_output));
         let num_prompt_tokens = prompt.len().min(u32::MAX as usize) as u32;
         if prompt.len() > longest_prompt {
             return Err(AddRequestError::PromptTooLong {
@@ -137,7 +157,17 @@ impl RequestLimits {
             return Err(AddRequestError::PromptExceedsBudget { num_prompt_tokens, max_num_batched_tokens });
         }
         let longest = num_prompt_tokens.saturating_add(params.max_tokens).min(self.max_model_len);
-        let (needed_blocks, usable_blocks) = (longest.div_ceil(self.block_size), self.num_blocks - 1);
+        let usable_blocks = self.num_blocks - 1;
+        let mut needed_blocks = longest.div_ceil(self.block_size);
+        if !(0..=i64::from(self.max_num_seqs)).contains(&params.beam_width) {
+            let (beam_width, limit) = (params.beam_width, self.max_num_seqs);
+            return Err(AddRequestError::TooManyBeams { beam_width, limit });
+        }
+        if params.beam_width > 1 {
+            // Each further beam has its own output, and copies the block in which the prompt ends.
+            let own = (longest - num_prompt_tokens).div_ceil(self.block_size) + 1;
+            needed_blocks = needed_blocks.saturating_add(own.saturating_mul(params.beam_width as u32 - 1));
+        }
         if needed_blocks > usable_blocks {
             return Err(AddRequestError::NeverFits {
                 needed_blocks,

@@ -1,7 +1,7 @@
 //! `RequestQueue`: who waits, in the order in which they are tried.
 //!
 //! One ordered set serves FCFS and PRIORITY and all who wait: those who never ran, preempted and swapped ones.
-//! Under FCFS the key is the arrival, swapped ones first, so that whoever lost its blocks comes back before
+//! Under FCFS the key is the arrival, swapped ones first, so that one that lost its blocks comes back before
 //! anything younger and several of them keep their order. Under PRIORITY the key is the priority, then when the
 //! request came to its front end, then the order in which it was handed in. Under FAIR the [`FairQueue`] has them.
 

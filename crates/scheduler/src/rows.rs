@@ -1,4 +1,4 @@
-//! `Rows`: the persistent rows of the worker, and what it has to be told of those that were given up.
+//! `Rows`: the persistent rows of the worker, and the news of those that were given up.
 
 use std::{collections::VecDeque, vec::Drain};
 
@@ -28,6 +28,10 @@ impl Rows {
 
     pub(crate) fn has_free(&self) -> bool {
         !self.free.is_empty()
+    }
+
+    pub(crate) fn num_free(&self) -> usize {
+        self.free.len()
     }
 
     /// A row for a request that is admitted.
@@ -62,7 +66,7 @@ impl Rows {
         self.preempted.push((row, tenant));
     }
 
-    /// Preemptions that the worker has not been told of.
+    /// Preemptions that no step has brought to the worker yet.
     pub(crate) fn num_preempted(&self) -> usize {
         self.preempted.len()
     }

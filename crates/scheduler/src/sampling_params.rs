@@ -1,9 +1,9 @@
 //! `SamplingParams`: how a request is sampled and when it stops. Its numbers are the rows of one table.
 //!
-//! A row says all there is to say of a number: what it means, its default, what it is for and its range. The order of the rows
-//! is the order of the columns of `sampling_float` and `sampling_int` and of the numbers on the wire. The keywords of
-//! `add_request` follow from the table, and in Python the checks, the requests' descriptions and what the sampler is
-//! given. `docs/adding-a-sampling-parameter.md` adds a row.
+//! A row says all there is to say of a number: what it means, its default, what it is for and its range. The order of
+//! the rows is the order of the columns of `sampling_float` and `sampling_int` and of the numbers on the wire. The
+//! keywords of `add_request` follow from the table, and in Python the checks, the requests' descriptions and what the
+//! sampler is given. `docs/adding-a-sampling-parameter.md` adds a row.
 
 use std::sync::Arc;
 
@@ -206,6 +206,8 @@ sampling_table! {
         frequency_penalty: 0.0, Penalty, NumberRange::closed(-2.0, 2.0);
         /// Over 1: fewer tokens of prompt and output.
         repetition_penalty: 1.0, Penalty, NumberRange::above(0.0, f64::INFINITY);
+        /// Exponent of the length by which the score of a beam is divided.
+        length_penalty: 1.0, Computed, NumberRange::ANY;
     }
     ints {
         /// Keep so many tokens; 0 and -1: all.
@@ -214,10 +216,12 @@ sampling_table! {
         seed: 0, Computed, NumberRange::ANY;
         /// Log-probabilities returned per token; -1: none.
         num_logprobs: -1, Computed, NumberRange::ANY;
-        /// The same for each token of the prompt but the first; -1: none.
+        /// Log-probabilities returned per token of the prompt but the first; -1: none.
         num_prompt_logprobs: -1, Computed, NumberRange::ANY;
         /// Number of the adapter whose weights are added to the model's; 0: none.
         adapter: 0, Computed, NumberRange::ANY;
+        /// Beams of the search that the request is one of; 0: of none.
+        beam_width: 0, Computed, NumberRange::ANY;
     }
 }
 

@@ -4,48 +4,88 @@
 //! catch up with `num_tokens`. A step first serves the running list in admission order, taking blocks
 //! from the worst request when the pool is empty, and then, unless it had to do that, admits waiting ones.
 //!
+//! The modules below it are its methods by subject; its fields are theirs alone.
+//!
 //! The scheduler belongs to one thread (`!Sync` by type); other threads talk to it through `EngineHandle`.
 
-use std::{cell::Cell, marker::PhantomData};
+mod adapters;
+mod admission;
+mod beams;
+mod deadlines;
+mod departure;
+mod drafts;
+mod events;
+mod grammar;
+mod inspect;
+mod intake;
+mod invariants;
+mod preemption;
+mod running;
+mod summary;
+mod update;
+
+use std::{cell::Cell, collections::HashSet, marker::PhantomData};
 
 use drafting::Drafter;
 use kvblocks::{BlockCopies, BlockId, BlockPool, ChainHasher};
 
+pub use events::{MAX_EVENTS, RequestEvent, RequestEventKind};
+pub use inspect::{RequestState, ScheduledRequest, StepView};
+pub use summary::{BlockMap, RequestSummary};
+pub use update::{COMPLETED_BY_GRAMMAR, REFUSED_BY_PROCESSOR, REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR};
+
+use self::{beams::Beams, deadlines::Deadlines, events::EventLog};
 use crate::{
-    config::SchedulerConfig, deadlines::Deadlines, egress::Consumer, error::SchedulerError, events::EventLog,
-    grammar::GrammarNews, handle::EngineHandle, kv_cache_manager::KVCacheManager, metrics::Meter,
-    outgoing::Outgoing, output::SchedulerOutput, request_queue::RequestQueue, requests::Requests, rows::Rows,
-    stats::SchedulerStats, step::Entry, step_buffers::StepBuffers, steps::Steps,
+    config::SchedulerConfig,
+    egress::Consumer,
+    error::SchedulerError,
+    grammar::GrammarNews,
+    handle::EngineHandle,
+    kv_cache_manager::KVCacheManager,
+    metrics::{Meter, NUM_STEP_PHASES},
+    outgoing::Outgoing,
+    output::SchedulerOutput,
+    request_queue::RequestQueue,
+    requests::Requests,
+    rows::Rows,
+    stats::SchedulerStats,
+    step::Entry,
+    step_buffers::StepBuffers,
+    steps::Steps,
 };
 
 /// The owner's side. See the module docs.
 #[derive(Debug)]
 pub struct Scheduler {
-    pub(crate) config: SchedulerConfig,
-    pub(crate) requests: Requests,
-    pub(crate) waiting: RequestQueue,
-    pub(crate) deadlines: Deadlines,
+    config: SchedulerConfig,
+    requests: Requests,
+    waiting: RequestQueue,
+    deadlines: Deadlines,
     /// Slots in admission order.
-    pub(crate) running: Vec<u32>,
+    running: Vec<u32>,
     /// Victims that will be swapped out when no step that they are in is in flight; they still have their blocks.
-    pub(crate) leaving: Vec<u32>,
-    pub(crate) kv: KVCacheManager,
-    pub(crate) rows: Rows,
-    pub(crate) steps: Steps,
-    pub(crate) outgoing: Outgoing,
-    pub(crate) handle: EngineHandle,
-    pub(crate) stats: SchedulerStats,
-    pub(crate) meter: Meter,
+    leaving: Vec<u32>,
+    kv: KVCacheManager,
+    /// Searches of several beams.
+    beams: Beams,
+    rows: Rows,
+    steps: Steps,
+    outgoing: Outgoing,
+    handle: EngineHandle,
+    stats: SchedulerStats,
+    meter: Meter,
+    /// Adapters that requests may name; `None`: the owner keeps no list, and does not send what it does not have.
+    known_adapters: Option<HashSet<i64>>,
     /// Makes drafts, if the scheduler does.
-    pub(crate) drafter: Option<Drafter>,
+    drafter: Option<Drafter>,
     /// Who came and left with a grammar, until `take_grammar_news`.
-    pub(crate) grammar_news: Vec<GrammarNews>,
-    pub(crate) events: EventLog,
+    grammar_news: Vec<GrammarNews>,
+    events: EventLog,
     /// Scratch of a dispatch: the copies of its step.
     copies: BlockCopies,
     /// Scratch of an admission: the blocks found for it, and who did not fit before it.
-    pub(crate) hits: Vec<BlockId>,
-    pub(crate) passed_over: Vec<u32>,
+    hits: Vec<BlockId>,
+    passed_over: Vec<u32>,
     _owned_by_one_thread: PhantomData<Cell<()>>,
 }
 
@@ -76,6 +116,7 @@ impl Scheduler {
             running: Vec::with_capacity(max_num_seqs as usize),
             leaving: Vec::with_capacity(max_num_seqs as usize),
             kv: KVCacheManager::new(&config, hasher, pool),
+            beams: Beams::default(),
             rows: Rows::new(max_num_seqs),
             steps: Steps::new(buffers, &config),
             outgoing,
@@ -85,6 +126,7 @@ impl Scheduler {
                 ..SchedulerStats::default()
             },
             meter: Meter::default(),
+            known_adapters: None,
             drafter,
             grammar_news: Vec::new(),
             events: EventLog::default(),
@@ -125,7 +167,8 @@ impl Scheduler {
             return Ok(None);
         }
         self.steps.begin(set);
-        // A plan that came to nothing may have preempted: the worker is still to be told, but that was another turn.
+        // A plan that came to nothing may have preempted: the worker hears of it with this step, but that was another
+        // turn.
         let num_preempted_before = self.rows.num_preempted();
         self.swap_out_leaving(set);
         let mut budget = self.config.max_num_batched_tokens;
@@ -198,6 +241,13 @@ impl Scheduler {
         step.replay(&self.requests);
         step.finish();
         Ok(step.output)
+    }
+
+    /// How long the parts of a step took, as what runs the model has measured it: `times_ns` says when each of
+    /// [`STEP_PHASES`](crate::STEP_PHASES) began and when the last ended (monotonic nanoseconds, ascending). By the
+    /// owner's thread.
+    pub fn record_step_phases(&mut self, times_ns: &[u64; NUM_STEP_PHASES + 1]) {
+        self.handle.shared.metrics.observe_step_phases(times_ns);
     }
 
     /// The arrays of a step that is in flight.

@@ -72,6 +72,8 @@ counters! {
     num_queue_timeouts,
     /// Preemptions since the start.
     num_preemptions,
+    /// Blocks copied for beams that were about to write into one that others hold.
+    num_beam_copies,
     /// Victims whose KV moved to CPU memory.
     num_swapped_out,
     /// Requests whose KV came back from there.

@@ -45,7 +45,7 @@ impl Entry {
     }
 }
 
-/// What a row is, beside its request.
+/// What a row is, apart from its request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(crate) num_tokens: u32,
@@ -66,6 +66,8 @@ pub(crate) struct Step {
     /// Length of `bt_block_ids` and `stop_token_ids`.
     block_ids_capacity: usize,
     stop_ids_capacity: usize,
+    /// Whether there is room for the whole table of every row.
+    fits_all_blocks: bool,
     max_num_seqs: usize,
     block_size: u32,
     /// Drafts per request at most; `num_draft_tokens` is all zeros for ever when this is 0.
@@ -94,6 +96,8 @@ impl Step {
             num_stop_ids: 0,
             block_ids_capacity: capacity("bt_block_ids"),
             stop_ids_capacity: capacity("stop_token_ids"),
+            fits_all_blocks: capacity("bt_block_ids")
+                >= (config.max_num_seqs * (1 + config.blocks_per_request())) as usize,
             max_num_seqs: config.max_num_seqs as usize,
             block_size: config.block_size,
             num_speculative_tokens: config.num_speculative_tokens,
@@ -146,6 +150,17 @@ impl Step {
     pub(crate) fn has_room(&self, num_blocks: usize, num_stop_ids: usize) -> bool {
         self.num_block_ids + num_blocks <= self.block_ids_capacity
             && self.num_stop_ids + num_stop_ids <= self.stop_ids_capacity
+    }
+
+    /// Whether they have room for a row of the running list, with `num_blocks_behind` left for the rows that follow it.
+    pub(crate) fn has_room_with(
+        &self,
+        num_blocks: usize,
+        num_blocks_behind: usize,
+        num_stop_ids: usize,
+    ) -> bool {
+        let num_blocks = if self.fits_all_blocks { 0 } else { num_blocks + num_blocks_behind };
+        self.has_room(num_blocks, num_stop_ids)
     }
 
     /// The path that nearly every row takes: one token each for the leading requests of `running` that are plain
@@ -275,8 +290,9 @@ impl Step {
         request.locate_next_slot(self.block_size);
     }
 
-    /// Let the row in batch position `index` run the first `count` drafts of its request behind its token, to be followed
-    /// by a replay. `block_table_start`: the first block that is new to the worker, when the table grew for them.
+    /// Let the row in batch position `index` run the first `count` drafts of its request behind its token, to be
+    /// followed by a replay. `block_table_start`: the first block that is new to the worker, when the table grew for
+    /// them.
     pub(crate) fn add_drafts(
         &mut self,
         index: usize,
@@ -519,7 +535,7 @@ impl Step {
 
 /// What became of a decode whose position is the last of its block or the first of the next, or only looks like it.
 enum Border {
-    /// It is no plain decode, or there is no block for it; nothing has changed.
+    /// It is not a plain decode, or there is no block for it; nothing has changed.
     Refused,
     /// It runs in a block that it has.
     InBlock,
@@ -529,6 +545,9 @@ enum Border {
 
 /// Give a decode the block that it needs, and make findable what it fills.
 fn reach_border(request: &mut Request, kv: &mut KVCacheManager, block_size: u32, step: u64) -> Border {
+    if request.cold.seat.is_some() {
+        return Border::Refused; // Others may hold the block.
+    }
     let mut border = Border::InBlock;
     if request.slots_left == 0 {
         if request.num_computed_tokens == request.capacity_tokens(block_size) {

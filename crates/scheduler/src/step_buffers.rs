@@ -1,8 +1,9 @@
 //! `StepBuffers`: the arrays of one step, registered once and written in place.
 //!
-//! `R` = `max_num_seqs`, `T` = `max_num_batched_tokens`, `D` = `num_speculative_tokens`, `S` = `num_cpu_blocks`, `F` and `I` = the numbers of columns; what each array means is in `docs/boundary.md`.
-//! The memory is Python's (pinned torch memory behind numpy views) or our own; either way it is
-//! reached through raw pointers made by one `unsafe` constructor, never through slices that live across calls.
+//! `R` = `max_num_seqs`, `T` = `max_num_batched_tokens`, `D` = `num_speculative_tokens`, `S` = `num_cpu_blocks`, `F`
+//! and `I` = the numbers of columns; what each array means is in `docs/boundary.md`. The memory is Python's (pinned
+//! torch memory behind numpy views) or our own; either way it is reached through raw pointers made by one `unsafe`
+//! constructor, never through slices that live across calls.
 
 use std::ptr::NonNull;
 
@@ -25,7 +26,7 @@ pub const SAMPLING_INT_COLUMNS: [&str; NUM_INTS + RowFacts::NAMES.len()] = {
 
 macro_rules! row_facts {
     ($($(#[$doc:meta])* $name:ident;)+) => {
-        /// What the worker is told of a new row beside the numbers of the table.
+        /// What the worker gets of a new row in addition to the numbers of the table.
         pub(crate) struct RowFacts {
             $($(#[$doc])* pub(crate) $name: i64,)+
         }
@@ -123,7 +124,7 @@ pub struct Column<T> {
     len: usize,
 }
 
-// SAFETY: a column is a pointer into memory that whoever built it keeps alive and hands to one thread
+// SAFETY: a column is a pointer into memory that its builder keeps alive and hands to one thread
 // at a time (the generation protocol of `Scheduler`); the values are plain numbers.
 unsafe impl<T: Send> Send for Column<T> {}
 
@@ -200,10 +201,11 @@ macro_rules! step_buffers {
             /// What `pointer_of` says, or a `BufferError` for an array that is too short.
             ///
             /// # Safety
-            /// The arrays must not overlap, nor those of different sets. Each pointer must be aligned for its dtype and valid for reads and writes of the given
-            /// number of initialised elements for as long as the set lives, and nothing else may touch
-            /// the memory between the entry of `schedule` and its return, nor the scheduler's owner
-            /// while Python reads it until `update_from_output`: the generation check enforces that order.
+            /// The arrays must not overlap, nor those of different sets. Each pointer must be aligned for its dtype
+            /// and valid for reads and writes of the given number of initialised elements for as long as the set
+            /// lives, and nothing else may touch the memory between the entry of `schedule` and its return, nor the
+            /// scheduler's owner while Python reads it until `update_from_output`: the generation check enforces that
+            /// order.
             pub unsafe fn from_raw<E: From<BufferError>>(
                 config: &SchedulerConfig,
                 mut pointer_of: impl FnMut(&ArraySpec) -> Result<(NonNull<u8>, usize), E>,

@@ -81,7 +81,7 @@ impl Steps {
         self.last_step
     }
 
-    /// The same, while any step is in flight.
+    /// Number of the step that was dispatched last, while any step is in flight.
     pub(crate) fn newest_in_flight(&self) -> Option<u64> {
         (!self.in_flight.is_empty()).then_some(self.last_step)
     }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{request, scheduler};
-use scheduler::{ExtraKeys, NewRequest, Scheduler, SchedulerConfig, TokenRows};
+use scheduler::{ExtraKeys, NewRequest, RequestError, Scheduler, SchedulerConfig, TokenRows};
 
 fn with_adapter(scheduler: &Scheduler, id: &str, adapter: i64, max_tokens: u32) -> NewRequest {
     let mut request = request(scheduler, id, vec![1; 5], max_tokens);
@@ -33,7 +33,7 @@ fn config(max_loras: u32) -> SchedulerConfig {
 }
 
 #[test]
-fn a_further_adapter_waits_and_holds_nobody_up() {
+fn a_further_adapter_waits_and_holds_no_other_up() {
     let config = config(1);
     let mut scheduler = scheduler(&config, config.num_buffer_sets());
     for (id, adapter) in [("a", 1), ("b", 2), ("c", 0), ("d", 1)] {
@@ -78,4 +78,32 @@ fn two_adapters_that_flood_cannot_keep_a_third_out() {
         num_passed += i64::from(ran.iter().any(|id| id.starts_with("flood")));
     }
     panic!("the third adapter never ran");
+}
+
+/// One that a request needs stays; once it is removed, what still names it ends with an error and holds nothing up.
+#[test]
+fn a_removed_adapter_takes_no_request_and_one_in_use_is_not_removed() {
+    let config = config(1);
+    let mut scheduler = scheduler(&config, config.num_buffer_sets());
+    scheduler.add_adapter(1);
+    scheduler.add_adapter(2);
+    add(&scheduler, with_adapter(&scheduler, "a", 1, 2));
+    assert!(!scheduler.remove_adapter(1), "it has arrived, if no step has it yet");
+    add(&scheduler, with_adapter(&scheduler, "b", 2, 2));
+    step(&mut scheduler);
+    assert_eq!(scheduler.live_adapters(), (vec![1], vec![2]));
+    assert!(!scheduler.remove_adapter(1) && !scheduler.remove_adapter(2));
+    while scheduler.num_unfinished_requests() > 0 {
+        step(&mut scheduler);
+    }
+    assert!(scheduler.remove_adapter(1));
+    let mut consumer = scheduler.take_consumer().expect("not taken");
+    consumer.drain(|_| {});
+    add(&scheduler, with_adapter(&scheduler, "late", 1, 2));
+    add(&scheduler, with_adapter(&scheduler, "c", 2, 2));
+    add(&scheduler, with_adapter(&scheduler, "none", 0, 2));
+    assert_eq!(step(&mut scheduler), ["c", "none"]);
+    let mut ends = Vec::new();
+    consumer.drain(|output| ends.push(output.error));
+    assert_eq!(ends, [RequestError::AdapterMissing, RequestError::None, RequestError::None]);
 }

@@ -84,7 +84,8 @@ fn random_config(random: &mut Random) -> SchedulerConfig {
         max_times_passed: random.between(1, 4),
         ..SchedulerConfig::new(num_blocks, max_model_len)
     };
-    // Victims that have had their turn in the same step are rare: many rows, few blocks and tokens, no order of arrival.
+    // Victims that have had their turn in the same step are rare: many rows, few blocks and tokens, no order of
+    // arrival.
     if !random.chance(25) {
         return config;
     }
@@ -283,7 +284,7 @@ impl World {
         true
     }
 
-    /// Tokens that nobody computed, as many as could be: with drafts, some are accepted.
+    /// Tokens that no model computed, as many as could be: with drafts, some are accepted.
     fn update(&mut self) {
         let Some((output, step)) = self.in_flight.pop_front() else { return };
         if self.random.chance(1) {
@@ -540,7 +541,7 @@ fn every_step_equals_the_naive_one() {
     }
     println!("{seeds} seeds: {:?}", total.0);
     if seeds * operations < 80_000 {
-        return; // Somebody looks at one run.
+        return; // A person looks at one run.
     }
     for (what, least) in [
         ("preemptions", 500),

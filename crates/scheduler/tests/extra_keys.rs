@@ -1,4 +1,5 @@
-//! What blocks depend on beside their tokens: requests that differ in it share nothing, from the first block that does.
+//! What blocks depend on in addition to their tokens: requests that differ in it share nothing, from the first block
+//! that does.
 
 mod common;
 

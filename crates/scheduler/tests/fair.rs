@@ -127,7 +127,8 @@ fn tokens_go_by_weight_under_saturation() {
     assert!((2.8..=3.2).contains(&share), "{:?}: {share}", scene.tokens);
 }
 
-/// Requests that keep coming, one after the other: what one client gets does not shrink with another's number of clients.
+/// Requests that keep coming, one after the other: what one client gets does not shrink with another's number of
+/// clients.
 #[test]
 fn shares_hold_for_clients_that_wait_for_their_answers() {
     let mut scene = Scene::fair(4);
@@ -151,7 +152,7 @@ fn shares_hold_for_clients_that_wait_for_their_answers() {
 }
 
 /// Tokens that tenant 1 has when tenant 2 has been given as many as it asked for, with 200 requests of either.
-fn tokens_beside(user_of: impl Fn(u64) -> u64) -> (u32, Vec<bool>) {
+fn tokens_next_to(user_of: impl Fn(u64) -> u64) -> (u32, Vec<bool>) {
     let mut scene = Scene::fair(4);
     for number in 0..200 {
         scene.add(Payer { user: user_of(number), ..tenant(1) });
@@ -168,8 +169,8 @@ fn tokens_beside(user_of: impl Fn(u64) -> u64) -> (u32, Vec<bool>) {
 /// However many users a tenant invents, it has the same turns as with one.
 #[test]
 fn invented_users_gain_nothing() {
-    let (one, order_of_one) = tokens_beside(|_| 0);
-    let (many, order_of_many) = tokens_beside(|number| number);
+    let (one, order_of_one) = tokens_next_to(|_| 0);
+    let (many, order_of_many) = tokens_next_to(|number| number);
     assert_eq!(order_of_many, order_of_one, "which tenant's turn it is");
     assert_eq!(many, one);
 }

@@ -1,4 +1,4 @@
-//! Log-probabilities beside the records: each goes with its token, none with a token that was not emitted.
+//! Log-probabilities next to the records: each goes with its token, none with a token that was not emitted.
 
 mod common;
 
@@ -10,7 +10,7 @@ use scheduler::{
     SchedulerOutput, StepRows, TokenLogprobs, TokenRows, egress::Consumer,
 };
 
-/// What a front end does: join what comes beside to the tokens, request by request.
+/// What a front end does: join what comes next to the records to the tokens, request by request.
 #[derive(Default)]
 struct Reader {
     waiting: HashMap<RequestKey, VecDeque<TokenLogprobs>>,
@@ -20,15 +20,15 @@ struct Reader {
 impl Reader {
     fn read(&mut self, consumer: &mut Consumer, asks: impl Fn(RequestKey) -> bool) {
         consumer.look();
-        consumer.take_logprobs(|beside| self.waiting.entry(beside.key).or_default().push_back(beside));
+        consumer.take_logprobs(|found| self.waiting.entry(found.key).or_default().push_back(found));
         consumer.drain_seen(|output: EngineCoreOutput| {
             if output.new_token_id < 0 {
                 return;
             }
-            let beside = self.waiting.get_mut(&output.key).and_then(VecDeque::pop_front);
-            assert_eq!(beside.is_some(), asks(output.key), "one for each token of those that ask");
-            if let Some(beside) = beside {
-                assert_eq!(beside.entries[0].0, output.new_token_id);
+            let found = self.waiting.get_mut(&output.key).and_then(VecDeque::pop_front);
+            assert_eq!(found.is_some(), asks(output.key), "one for each token of those that ask");
+            if let Some(found) = found {
+                assert_eq!(found.entries[0].0, output.new_token_id);
                 self.num_joined += 1;
             }
         });
@@ -63,7 +63,7 @@ fn update(
     random: &mut Random,
     num_columns: usize,
 ) -> Result<usize, SchedulerError> {
-    let (mut ids, mut places, mut beside, mut values) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut ids, mut places, mut found, mut values) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (row, &key) in keys.iter().enumerate() {
         let num_tokens = 1 + random.between(0, num_columns as u32 - 1) as usize;
         for column in 0..num_columns {
@@ -71,7 +71,7 @@ fn update(
             ids.push(if column < num_tokens { id } else { -1 });
             if column < num_tokens && asks(key) {
                 places.push((row * num_columns + column) as i32);
-                beside.extend([id, 3, -1]);
+                found.extend([id, 3, -1]);
                 values.extend([-1.5, -0.5, 0.0]);
             }
         }
@@ -85,7 +85,7 @@ fn update(
         drafts: TokenRows { token_ids: &drafts, num_columns: num_columns - 1 },
         logprobs: LogprobRows {
             places: &places,
-            token_ids: &beside,
+            token_ids: &found,
             logprobs: &values,
             ranks: &ranks,
             num_columns: 3,
@@ -95,7 +95,8 @@ fn update(
     scheduler.update_from_output(output, rows)
 }
 
-/// Steps overlap, requests are aborted and preempted, some end in the middle of a step's tokens, and the reader is late.
+/// Steps overlap, requests are aborted and preempted, some end in the middle of a step's tokens, and the reader is
+/// late.
 fn run(seed: u64, num_columns: usize, max_steps_in_flight: u32) -> usize {
     let config = SchedulerConfig {
         max_num_seqs: 6,
@@ -198,7 +199,7 @@ fn what_does_not_fit_the_step_changes_nothing() {
 }
 
 #[test]
-fn whoever_does_not_look_for_them_keeps_none() {
+fn a_consumer_that_does_not_look_for_them_keeps_none() {
     let config = SchedulerConfig::new(8, 32);
     let mut scheduler = scheduler(&config, 2);
     let mut consumer = scheduler.take_consumer().expect("the first to ask");
@@ -210,5 +211,5 @@ fn whoever_does_not_look_for_them_keeps_none() {
         .expect("the step in flight");
     consumer.drain(drop);
     consumer.look();
-    consumer.take_logprobs(|beside| panic!("{beside:?} was left"));
+    consumer.take_logprobs(|found| panic!("{found:?} was left"));
 }

@@ -42,7 +42,7 @@ fn run(scheduler: &mut Scheduler) {
 }
 
 #[test]
-fn requests_of_one_size_give_the_numbers_that_everybody_expects() {
+fn requests_of_one_size_give_the_numbers_that_are_expected() {
     const R: u64 = 5;
     const P: u64 = 40;
     const G: u64 = 9;
@@ -147,7 +147,7 @@ fn a_stop_is_no_abort_and_neither_is_counted_as_the_other() {
     handle.stop_key(keys[0]);
     handle.stop_key(keys[0]);
     handle.abort_key(keys[1]);
-    handle.abort_requests(["c", "nobody"]);
+    handle.abort_requests(["c", "unknown"]);
     assert!(scheduler.schedule().expect("a free set").is_none());
     let mut outputs = Vec::new();
     scheduler.take_consumer().expect("taken once").drain(|output| outputs.extend(output.finish_reason));
@@ -189,7 +189,11 @@ fn what_ends_at_its_length_with_stop_strings_counts_when_it_is_settled() {
     assert_eq!(ends(), (3, 1, 1));
     handle.settle_end(false);
     assert_eq!(ends(), (3, 1, 2));
-    assert_eq!(totals(&handle.metrics(), "request_generation_tokens"), (3, 6.0), "whatever they are told");
+    assert_eq!(
+        totals(&handle.metrics(), "request_generation_tokens"),
+        (3, 6.0),
+        "whatever the front ends say"
+    );
 }
 
 #[test]
@@ -207,7 +211,7 @@ fn refusals_are_counted_by_the_limit_that_was_met() {
     add("b", 20).expect("fits");
     add("c", 1).expect_err("too many requests");
     add("c", 1).expect_err("too many requests");
-    add("d", 0).expect_err("what can never run is no matter of room");
+    add("d", 0).expect_err("what can never run is not a matter of room");
     add("a", 1).expect_err("still full");
     run(&mut scheduler);
     handle.add_request(request(&scheduler, "e", vec![1; 4], 5)).expect("fits");
@@ -251,7 +255,7 @@ fn the_parts_of_a_step_add_up_to_it() {
 }
 
 #[test]
-fn nothing_is_measured_when_nobody_wants_it() {
+fn nothing_is_measured_when_the_configuration_says_so() {
     let config = SchedulerConfig { collect_metrics: false, ..SchedulerConfig::new(64, 128) };
     let mut scheduler = scheduler(&config, 2);
     scheduler.handle().add_request(request(&scheduler, "a", vec![1; 4], 5)).expect("fits");

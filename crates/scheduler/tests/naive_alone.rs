@@ -254,7 +254,7 @@ impl World {
             };
             assert!(
                 !self.in_flight.is_empty() || self.scheduler.requests.values().all(is_grammar_missing),
-                "nothing runs, nothing is in flight, and somebody waits: {:?} {:?}",
+                "nothing runs, nothing is in flight, and a request waits: {:?} {:?}",
                 self.scheduler.running_ids(),
                 self.scheduler.waiting_ids()
             );
@@ -268,7 +268,7 @@ impl World {
         self.count("swapped in", step.swap_in.len());
         self.count("swapped out", step.swap_out.len());
         self.count("copied", step.copies.len());
-        self.count("planned in company", usize::from(!self.in_flight.is_empty()));
+        self.count("planned with another", usize::from(!self.in_flight.is_empty()));
         self.in_flight.push_back((step, outputs));
         true
     }
@@ -388,7 +388,7 @@ fn tokens_do_not_depend_on_company_or_mode() {
     }
     println!("{seeds} seeds: {total:?}");
     if seeds * operations < 30_000 {
-        return; // Somebody looks at one run.
+        return; // A person looks at one run.
     }
     for (what, least) in [
         ("finished", 1_000),
@@ -398,7 +398,7 @@ fn tokens_do_not_depend_on_company_or_mode() {
         ("swapped in", 100),
         ("copied", 50),
         ("failed", 20),
-        ("planned in company", 1_000),
+        ("planned with another", 1_000),
     ] {
         let met = total.get(what).copied().unwrap_or(0);
         assert!(met >= least, "the runs hardly ever met {what}: {met}");

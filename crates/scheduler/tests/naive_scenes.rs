@@ -303,7 +303,7 @@ fn the_first_child_stands_in_for_a_parent_that_dies_early() {
 }
 
 #[test]
-fn a_grammar_that_is_compiled_blocks_nobody() {
+fn a_grammar_that_is_compiled_blocks_no_other() {
     let mut scheduler = NaiveScheduler::new(config(32, 16));
     scheduler.add(NaiveRequest { needs_grammar: true, ..request("g", 5, 4) });
     scheduler.add(request("a", 5, 4));
@@ -379,7 +379,7 @@ fn under_priority_the_best_is_protected_and_the_worst_goes() {
 }
 
 #[test]
-fn a_plan_in_vain_keeps_nobody_out_of_the_next_one() {
+fn a_plan_in_vain_keeps_no_request_out_of_the_next_one() {
     let mut scheduler = NaiveScheduler::new(NaiveConfig {
         max_steps_in_flight: 2,
         num_speculative_tokens: 4,

@@ -11,7 +11,7 @@ use scheduler::{
     SchedulerError, SchedulerOutput, SchedulingPolicy, StepRows, TokenRows, egress::Consumer,
 };
 
-/// Candidates per place that a request with this key wants beside the token; −1: it does not ask.
+/// Candidates per place that a request with this key wants in addition to the token; −1: it does not ask.
 fn wanted(key: RequestKey) -> i64 {
     (key.0 % 4) as i64 - 1
 }

@@ -1,5 +1,5 @@
-//! How far a prompt is, told to those who ask: after each piece, as of the step that computed it, and no more once there is
-//! a token.
+//! How far a prompt is, told to those who ask: after each piece, as of the step that computed it, and no more once
+//! there is a token.
 
 mod common;
 
@@ -14,7 +14,7 @@ fn records(depth: u32, asks: bool, num_prompt_tokens: i32, max_tokens: u32) -> V
     config.max_num_batched_tokens = 8;
     config.max_steps_in_flight = depth;
     let mut scheduler = scheduler(&config, depth as usize + 1);
-    let mut consumer = scheduler.take_consumer().expect("nobody has it yet");
+    let mut consumer = scheduler.take_consumer().expect("it was not taken yet");
     let new = NewRequest {
         reports_prompt_progress: asks,
         ..request(&scheduler, "a", (0..num_prompt_tokens).collect(), max_tokens)
@@ -58,7 +58,7 @@ fn a_prompt_that_only_is_computed_tells_its_end_too() {
 }
 
 #[test]
-fn nobody_is_told_unasked() {
+fn a_request_that_does_not_ask_gets_no_progress() {
     let records = records(1, false, 21, 3);
     assert_eq!(records.len(), 3);
     assert!(records.iter().all(|record| record.prompt_progress().is_none()));

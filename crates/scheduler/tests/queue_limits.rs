@@ -75,11 +75,11 @@ fn tokens_that_wait_are_bounded_and_given_back() {
 #[test]
 fn a_request_larger_than_the_limit_waits_alone() {
     let (mut scheduler, _consumer) = with(|config| config.max_num_queued_tokens = 100);
-    add(&scheduler, "large", 500).expect("nobody waits");
-    add(&scheduler, "small", 1).expect_err("now somebody does");
+    add(&scheduler, "large", 500).expect("no request waits");
+    add(&scheduler, "small", 1).expect_err("now one does");
     assert!(step(&mut scheduler));
     add(&scheduler, "small", 1).expect("it runs");
-    let error = add(&scheduler, "larger", 500).expect_err("not beside another");
+    let error = add(&scheduler, "larger", 500).expect_err("not with another");
     assert_eq!(error, AddRequestError::QueueTokensFull { queued: 1, wanted: 500, limit: 100 });
 }
 
@@ -176,7 +176,7 @@ fn who_waits_too_long_ends_in_the_order_of_arrival() {
 }
 
 #[test]
-fn a_parked_scheduler_wakes_when_somebody_has_waited_too_long() {
+fn a_parked_scheduler_wakes_when_a_request_has_waited_too_long() {
     let timeout = Duration::from_millis(30);
     let (mut scheduler, mut consumer) = with(|config| config.queue_timeout = timeout);
     // Nothing but the clock can end it: its grammar never comes.

@@ -1,10 +1,10 @@
 //! Random operations against a model that is nothing but its cache and a reference that is nothing but its definition:
 //! after every operation all invariants hold, and every request ends with exactly the tokens it would have had alone.
 //!
-//! The seed's lowest five bits choose one of 32 modes (FCFS or PRIORITY, recompute or swap, synchronous or overlapping
-//! steps, chunked prefill or not, prefix cache or not), and the two above it FAIR in place of the first; everything else
-//! about a run is drawn.
-//! `RUSTVLLM_TEST_SEEDS` and `RUSTVLLM_TEST_OPERATIONS` make a long run, `RUSTVLLM_TEST_FIRST_SEED` repeats a part of one.
+//! The seed's lowest five bits choose one of 32 modes (FCFS or PRIORITY, recompute or swap, synchronous or
+//! overlapping steps, chunked prefill or not, prefix cache or not), and the two above it FAIR in place of the first;
+//! everything else about a run is drawn. `RUSTVLLM_TEST_SEEDS` and `RUSTVLLM_TEST_OPERATIONS` make a long run,
+//! `RUSTVLLM_TEST_FIRST_SEED` repeats a part of one.
 
 mod common;
 mod world;

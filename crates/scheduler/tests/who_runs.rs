@@ -46,9 +46,9 @@ fn run(scheduler: &mut Scheduler, expected: &[(&str, u32)]) {
     update(scheduler, &output);
 }
 
-/// A plan that came to nothing has preempted; the next one admits, because it preempts nobody itself.
+/// A plan that came to nothing has preempted; the next one admits, because it preempts none itself.
 #[test]
-fn a_preemption_of_a_plan_in_vain_keeps_nobody_out() {
+fn a_preemption_of_a_plan_in_vain_keeps_no_request_out() {
     let config = SchedulerConfig {
         block_size: 8,
         max_steps_in_flight: 2,
@@ -67,7 +67,7 @@ fn a_preemption_of_a_plan_in_vain_keeps_nobody_out() {
     update(&mut scheduler, &second);
     let third = plan(&mut scheduler, &[("a", 3), ("b", 14)]);
     let view = scheduler.step_view(&third).expect("in flight");
-    assert_eq!(view.preempted_req_ids, ["b"], "the worker is told of the row that b had");
+    assert_eq!(view.preempted_req_ids, ["b"], "the worker learns of the row that b had");
 }
 
 /// The worst gives itself up; one behind it, more important, has its block and runs.
@@ -217,7 +217,7 @@ fn only_what_is_looked_up_is_counted() {
     assert_eq!(queried(&scheduler), 9, "the child takes what the parent has");
 }
 
-/// There are blocks before the first step, and whoever looks sees them.
+/// There are blocks before the first step, and a reader sees them.
 #[test]
 fn the_numbers_are_there_before_the_first_step() {
     let config = SchedulerConfig { num_cpu_blocks: 5, ..SchedulerConfig::new(9, 64) };

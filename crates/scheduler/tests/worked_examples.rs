@@ -223,7 +223,8 @@ fn the_life_of_one_request() {
     }
 }
 
-/// The owner of a prompt of 39 tokens and two samples that fork it: two full blocks in common, a copy of the third each.
+/// The owner of a prompt of 39 tokens and two samples that fork it: two full blocks in common, a copy of the third
+/// each.
 #[test]
 fn samples_share_the_prompt_and_copy_its_last_block() {
     let mut scheduler =
@@ -385,7 +386,7 @@ fn who_comes_back_from_the_cpu_shares_only_what_it_had_computed() {
         request.priority = priority;
         scheduler.handle().add_request(request).expect("fits");
     };
-    // A computes its prompt beside B's decodes until there is no block for it: five tokens are in two blocks then.
+    // A computes its prompt next to B's decodes until there is no block for it: five tokens are in two blocks then.
     add(&scheduler, "B", 100, 4, 0);
     add(&scheduler, "A", 0, 12, 5);
     while scheduler.request_state("A").is_none_or(|state| state.status != RequestStatus::Swapped) {

@@ -19,6 +19,7 @@ from rustvllm._core._bench import bench_serve as bench_serve
 from rustvllm._core._bench import bench_step as bench_step
 from rustvllm._core._bench import bench_trace as bench_trace
 from rustvllm._core._bench import served_model as served_model
+from rustvllm._core._decoder import CpuAdapter as CpuAdapter
 from rustvllm._core._decoder import CpuDecoder as CpuDecoder
 from rustvllm._core._engine import CountedMetrics as CountedMetrics
 from rustvllm._core._engine import EngineClient as EngineClient
@@ -27,6 +28,7 @@ from rustvllm._core._engine import EngineServer as EngineServer
 from rustvllm._core._gguf import GgufFile, gguf_type_sizes, unpack_blocks
 from rustvllm._core._grammar import Grammars as Grammars
 from rustvllm._core._grammar import GrammarSpec as GrammarSpec
+from rustvllm._core._grammar import MaskTimer as MaskTimer
 from rustvllm._core._linear import CpuThreads as CpuThreads
 from rustvllm._core._linear import PackedLinear as PackedLinear
 from rustvllm._core._linear import layer_norm as layer_norm
@@ -37,10 +39,15 @@ from rustvllm._core._output import StopStrings as StopStrings
 from rustvllm._core._query import EngineQuery as EngineQuery
 from rustvllm._core._sampling import SAMPLING_FLOAT_COLUMNS as SAMPLING_FLOAT_COLUMNS
 from rustvllm._core._sampling import SAMPLING_INT_COLUMNS as SAMPLING_INT_COLUMNS
+from rustvllm._core._sampling import SAMPLING_LISTS as SAMPLING_LISTS
 from rustvllm._core._sampling import SAMPLING_NUMBERS as SAMPLING_NUMBERS
 from rustvllm._core._sampling import SamplingExtras as SamplingExtras
 from rustvllm._core._sampling import draw_kernel as draw_kernel
 from rustvllm._core._sampling import draw_token_ids as draw_token_ids
+from rustvllm._core._step_channel import FollowedStep as FollowedStep
+from rustvllm._core._step_channel import RankMeeting as RankMeeting
+from rustvllm._core._step_channel import StepReader as StepReader
+from rustvllm._core._step_channel import StepWriter as StepWriter
 from rustvllm._core._tokenizer import TokenIds as TokenIds
 from rustvllm._core._tokenizer import Tokenizer as Tokenizer
 from rustvllm._core._tokenizer import TokenizerPool as TokenizerPool
@@ -59,7 +66,9 @@ from rustvllm._core._turn import (
 __all__ = [
     "SAMPLING_FLOAT_COLUMNS",
     "SAMPLING_INT_COLUMNS",
+    "SAMPLING_LISTS",
     "SAMPLING_NUMBERS",
+    "CpuAdapter",
     "CpuAttention",
     "CpuAttentionPlan",
     "CpuDecoder",
@@ -72,6 +81,7 @@ __all__ = [
     "GgufFile",
     "GrammarSpec",
     "Grammars",
+    "MaskTimer",
     "OutputProcessor",
     "PackedLinear",
     "RequestDelta",
@@ -306,6 +316,12 @@ class Scheduler:
     def num_unfinished_requests(self) -> int: ...
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forget every cached block; False while blocks are in use. ``preempt_running`` takes them from all first."""
+    def live_adapters(self) -> tuple[list[int], list[int]]:
+        """Numbers of the adapters of running requests, and of waiting ones, each once, in ascending order."""
+    def add_adapter(self, adapter: int) -> None:
+        """Let requests name an adapter, and from now on none that was not added so; 0 adds none."""
+    def remove_adapter(self, adapter: int) -> bool:
+        """Turn away requests for an adapter from now on, unless a live one needs it; whether that was done."""
     def check_invariants(self) -> None: ...
     def sampling_extras(self, row: int) -> SamplingExtras | None:
         """The parameters that are lists, of the request in a persistent row; None without."""

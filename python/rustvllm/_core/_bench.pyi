@@ -5,11 +5,17 @@ from os import PathLike
 from typing import Any
 
 def bench_step(
-    num_running: int, num_steps: int, *, prefill_tokens: int = 0, steps_in_flight: int = 1
+    num_running: int,
+    num_steps: int,
+    *,
+    prefill_tokens: int = 0,
+    steps_in_flight: int = 1,
+    scheduling_policy: str = "fcfs",
 ) -> dict[str, int | float]:
     """What a step of ``num_running`` decodes costs in Rust alone.
 
-    With ``prefill_tokens`` each step also admits a prompt of that length, which ends with it. Returns num_blocks,
+    With ``prefill_tokens`` each step also admits a prompt of that length, which ends with it. ``scheduling_policy`` is
+    'fcfs', 'priority' or 'fair'. Returns num_blocks,
     block_size and the medians (µs) schedule_us, update_us and total_us. Raises ``ValueError`` naming the value and the
     limit. Releases the interpreter; Ctrl-C ends it.
     """

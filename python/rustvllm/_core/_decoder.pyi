@@ -28,6 +28,21 @@ class CoreBlock(TypedDict):
     activation: str
     down: PackedLinear
 
+_Delta: TypeAlias = tuple[PackedLinear, Sequence[tuple[int, PackedLinear]]]
+
+@final
+class CpuAdapter:
+    """What an adapter adds to the layers of a decoder's blocks, ``up (down x)`` for stretches of their outputs."""
+
+    def __new__(cls, decoder: CpuDecoder, blocks: Sequence[Sequence[_Delta | None]]) -> Self:
+        """Of each block what is added to qkv, out, up and down, or None.
+
+        It is the layer from the inputs to all ranks, ``[ranks, inputs]``, and of each stretch of outputs the first and
+        ``[outputs, rank]``; the ranks of the stretches lie one after the other.
+
+        Raises ``ValueError`` for sizes that do not fit, and for ``up`` where an activation follows it in one pass.
+        """
+
 @final
 class CpuDecoder:
     """The blocks of a model and the norm at their end, computed in one call.
@@ -53,6 +68,7 @@ class CpuDecoder:
         kv_caches: Sequence[npt.NDArray[Any]],
         out: npt.NDArray[Any],
         rotary: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None,
+        adapters: Sequence[tuple[CpuAdapter, Sequence[int]]] | None = None,
     ) -> tuple[int, int, int]:
         """Run a step's tokens through all blocks, by the threads of the plan.
 
@@ -61,8 +77,28 @@ class CpuDecoder:
         ``hidden``, which is overwritten, and ``out`` are ``[num_tokens, hidden_size]``; a cache for each block is as in
         ``CpuAttentionPlan.forward``; blocks may have the same one, in turns. All are float32, or all bfloat16 seen as
         uint16, contiguous, and share memory with nothing else. ``rotary`` is cosines and sines of the tokens,
-        ``[num_tokens, turned features of a head]``, for blocks that turn their heads. Releases the interpreter.
+        ``[num_tokens, turned features of a head]``, for blocks that turn their heads. ``adapters`` add to
+        the layers for their tokens, which are given in ascending order. Releases the interpreter.
 
         Raises ``TypeError`` for another dtype, ``ValueError`` naming the value and the limit, ``MemoryError`` saying
         how much is needed.
         """
+    def attend(
+        self,
+        plan: CpuAttentionPlan,
+        block: int,
+        hidden: npt.NDArray[Any],
+        kv_cache: npt.NDArray[Any],
+        rotary: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None,
+        *,
+        adds: bool = True,
+    ) -> tuple[int, int, int]:
+        """Run the first half of a block, attention, for a stream that others add to between the halves.
+
+        ``hidden`` is the stream before and after it; without ``adds`` the result takes the stream's place, so that it
+        may be added to another's. Arrays, times and errors are those of ``forward``, with the cache of this block.
+        """
+    def multiply(
+        self, plan: CpuAttentionPlan, block: int, hidden: npt.NDArray[Any], *, adds: bool = True
+    ) -> tuple[int, int, int]:
+        """Run the second half of a block, the MLP; see ``attend``."""

@@ -21,9 +21,14 @@ class GrammarSpec:
         whitespace_pattern: str | None = None,
         disable_any_whitespace: bool = False,
         disable_additional_properties: bool = False,
+        thinking: tuple[int, int, bool, int | None, list[int]] | None = None,
     ) -> Self:
         """A grammar of kind ``json`` (the text of a schema), ``json_object`` (no text), ``regex``, ``choice`` (the JSON
-        text of a list of texts) or ``grammar`` (Lark, or GBNF where ``::=`` occurs). Raises ``ValueError`` for others.
+        text of a list of texts), ``grammar`` (Lark, or GBNF where ``::=`` occurs) or ``anything`` (no text). Raises
+        ``ValueError`` for others.
+
+        ``thinking``: thoughts come before what it holds. The ids that begin and end them, whether the output begins
+        within them, the most tokens of them (None: any number), and the ids that come once these are spent.
         """
     def check(self, param: str) -> None:
         """Raise InvalidRequestError, about ``param``, when it cannot be enforced.
@@ -31,8 +36,28 @@ class GrammarSpec:
         Compiles it, without the interpreter: a millisecond for most schemas, some hundred for the largest.
         """
 
+    def relaxed(self, param: str) -> tuple[Self, list[str], int]:
+        """As much of it as can be enforced: of a schema that ``check`` refuses for a keyword, all but these keywords.
+
+        Also the JSON pointers of the first ones that were left out, and how many were. Raises as ``check`` does where
+        nothing that is left out would help.
+        """
+
     def accepts(self, text: str) -> bool:
         """Whether a text obeys it as a whole; for tests and measurements. Raises ``ValueError`` as ``check`` does."""
+
+@final
+class MaskTimer:
+    """A vocabulary on which grammars are measured, for ``benches/python/structured_output.py``."""
+
+    def __new__(cls, tokenizer: Tokenizer, eos_token_ids: list[int], vocab_size: int) -> Self:
+        """``vocab_size`` is the width of the logits."""
+    def time(self, spec: GrammarSpec, token_ids: list[int]) -> tuple[float, list[float], list[float], bool]:
+        """Microseconds to compile ``spec``, those of each mask along a text, and whether all its tokens were taken.
+
+        The first list is of the first request with ``spec``, the second of the next one; processor time of the thread.
+        Raises ``ValueError`` when it cannot be enforced. Releases the interpreter.
+        """
 
 @final
 class Grammars:

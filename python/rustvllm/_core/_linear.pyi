@@ -34,14 +34,22 @@ class PackedLinear:
         threads: CpuThreads,
         out_features: int,
         in_features: int,
-        kind: Literal["f32", "bf16", "int8", "w8a8"],
+        kind: Literal["f32", "bf16", "int8", "w8a8", "int4", "w4a8"],
         group_size: int | None = None,
+        *,
+        scales: Literal["f32", "f16", "bf16", "two-level"] | None = None,
+        zeros: Literal["middle", "point", "minimum"] = "middle",
     ) -> Self:
         """Room for the weight, which ``pack_rows`` fills.
 
         ``int8`` keeps whole numbers of 8 bits and a float32 scale per output and ``group_size`` inputs (None: all
         inputs). ``w8a8`` does, too, and rounds what it is multiplied with to 8 bits, per row and block of 32 inputs (16
-        where ``group_size`` is 16; otherwise it must be a multiple of 32 or all inputs).
+        where ``group_size`` is 16; otherwise it must be a multiple of 32 or all inputs). ``int4`` and ``w4a8`` are the
+        same with numbers of 4 bits, whose groups are multiples of 32 or all inputs.
+
+        ``scales`` says how these are kept, None: of 8 bits as float32, of 4 as float16; ``two-level``: as Q4_K has
+        them. ``zeros`` says what numbers are counted from: the middle (8 of 4 bits, 0 of 8), a zero point of each
+        group (4 bits), or 0 with a minimum that is taken away from each group.
 
         Raises ``ValueError`` naming the value and the limit, ``MemoryError`` saying how much is needed.
         """
@@ -50,7 +58,10 @@ class PackedLinear:
     @property
     def in_features(self) -> int: ...
     @property
-    def kind(self) -> Literal["f32", "bf16", "int8", "w8a8"]: ...
+    def kind(self) -> Literal["f32", "bf16", "int8", "w8a8", "int4", "w4a8"]: ...
+    @property
+    def has_form(self) -> bool:
+        """Whether weights have more than ``int8``: 4 bits, scales of 16 bits, zero points or minima."""
     @property
     def nbytes(self) -> int:
         """Memory of weights, scales and bias."""
@@ -86,25 +97,34 @@ class PackedLinear:
     def pack_blocks(self, first_row: int, type_name: str, blocks: npt.NDArray[np.uint8]) -> None:
         """Pack rows from blocks of a GGUF file whose numbers are whole ones with scales; nothing is rounded.
 
-        ``blocks`` is ``[rows, bytes of a row]``; the layer is ``int8`` or ``w8a8`` with groups that those of the blocks
-        consist of.
+        ``blocks`` is ``[rows, bytes of a row]``; the layer has whole numbers, in groups that those of the blocks
+        consist of, and minima where the blocks have them.
         Otherwise as ``pack_rows``.
 
         Raises ``ValueError`` for another kind or type, lengths that do not fit, and scales that are not finite.
         """
-    def pack_whole(self, first_row: int, numbers: npt.NDArray[np.int8], scales: npt.NDArray[np.float32]) -> None:
+    def pack_whole(
+        self,
+        first_row: int,
+        numbers: npt.NDArray[np.int8],
+        scales: npt.NDArray[np.float32],
+        zeros: npt.NDArray[np.float32] | None = None,
+    ) -> None:
         """Pack rows from whole numbers and their scales; nothing is rounded.
 
-        ``numbers`` is ``[rows, in_features]``, in the order of ``set_input_order``, ``scales`` ``[rows, groups]``; the
-        layer is ``int8`` or ``w8a8``. Otherwise as ``pack_rows``.
+        ``numbers`` is ``[rows, in_features]``, in the order of ``set_input_order``, ``scales`` ``[rows, groups]``. Of 4
+        bits, numbers are −8 to 7 where the layer counts from the middle, else 0 to 15, and ``zeros`` ``[rows, groups]``
+        are the zero points that they are counted from; a layer with minima takes away scale · zero. Otherwise as
+        ``pack_rows``.
 
-        Raises ``ValueError`` for another kind, lengths that do not fit, and scales that are not finite.
+        Raises ``ValueError`` for another kind, lengths that do not fit, numbers that 4 bits do not hold, and scales
+        that are not finite or not of the 16 bits that they are kept in.
         """
     def set_input_order(self, order: npt.NDArray[np.uint32]) -> None:
         """Have groups whose inputs lie apart: place ``k`` of a row for ``pack_whole`` is that of input ``order[k]``.
 
         ``forward`` gathers its activations in this order first; ``unpack_row`` gives the layer's own. Raises
-        ``ValueError`` for another kind than ``int8`` and ``w8a8``, and unless each input occurs once.
+        ``ValueError`` for weights in floating point, and unless each input occurs once.
         """
     def set_bias(self, bias: npt.NDArray[np.float32] | None) -> None:
         """The bias, float32 ``[out_features]``, copied; None takes it away."""
@@ -129,6 +149,11 @@ class PackedLinear:
         """Read all weights once, by all threads, and nothing else, for measurements; a number that depends on each."""
     def unpack_row(self, row: int, out: npt.NDArray[np.float32]) -> None:
         """Write a row of the weight, rounded to its kind, to ``out``, float32 ``[in_features]``."""
+    def unpack_rows(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:
+        """Write rows of the weight, rounded to its kind, to ``out``, float32 ``[len(rows), in_features]``.
+
+        Raises ``ValueError`` for a row that there is not; the rows before it are written then.
+        """
 
 def layer_norm(
     threads: CpuThreads,

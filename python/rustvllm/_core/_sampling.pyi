@@ -10,6 +10,8 @@ from rustvllm._core._linear import CpuThreads
 
 SAMPLING_NUMBERS: tuple[dict[str, Any], ...]
 """The table of sampling parameters; ``rustvllm.sampling_table`` says what a row has."""
+SAMPLING_LISTS: tuple[dict[str, Any], ...]
+"""Likewise of those that are lists."""
 SAMPLING_FLOAT_COLUMNS: tuple[str, ...]
 """Names of the columns of ``sampling_float``: the floats of the table."""
 SAMPLING_INT_COLUMNS: tuple[str, ...]
@@ -23,24 +25,23 @@ class SamplingExtras:
     def __new__(
         cls,
         *,
-        logit_bias: Sequence[tuple[int, float]] = ...,
-        allowed_token_ids: Sequence[int] = ...,
-        bad_words: Sequence[Sequence[int]] = ...,
         arguments: str | None = None,
         attachment: Any = None,
+        **lists: Sequence[Any],
     ) -> Self:
-        """Lists of one request; ``attachment`` is an object that the worker of an engine in this process understands.
+        """Lists of one request, by their names in ``SAMPLING_LISTS``, with entries as ``__getitem__`` gives them.
 
-        Raises InvalidRequestError naming the parameter, the value and the limit.
+        ``attachment`` is an object that the worker of an engine in this process understands.
+
+        Raises InvalidRequestError naming the parameter, the value and the limit; ``TypeError`` for another name.
         """
-    @property
-    def logit_bias(self) -> list[tuple[int, float]]: ...
-    @property
-    def allowed_token_ids(self) -> list[int]:
-        """Empty: all may be sampled."""
-    @property
-    def bad_words(self) -> list[list[int]]:
-        """Each 1 to 128 ids, whose last one is not sampled after the others."""
+    def __getitem__(self, name: str, /) -> list[Any]:
+        """The list of this name, empty if it was not given: ids, pairs of id and bias, or lists of 1 to 128 ids.
+
+        Raises ``KeyError`` for a name that is not in ``SAMPLING_LISTS``.
+        """
+    def outside_vocabulary(self, vocab_size: int) -> tuple[str, int] | None:
+        """The first list that holds an id of ``vocab_size`` or more, and the largest of them."""
     @property
     def arguments(self) -> str | None:
         """A JSON object for logits processors."""

@@ -14,6 +14,11 @@ class Tools:
 
         ``only_strict``: leave out the tools that are not strict.
         """
+    def relaxed(self) -> tuple[Self, list[str], int]:
+        """The same tools, those that are not strict without what cannot be enforced of their schemas.
+
+        Also where that stands, of the first ones (``name#/pointer``), and how many they are.
+        """
     def grammar(
         self,
         call_format: str,
@@ -47,6 +52,8 @@ class TurnParser:
         reasoning: str | None = None,
         tools: Tools | None = None,
         begins_within: bool = False,
+        *,
+        thinks_once: bool = False,
     ) -> Self:
         """Calls are looked for in ``call_format``, thoughts in ``reasoning``, within which the text begins if
         ``begins_within``. ``tools`` give the types of arguments that are not written as JSON.
@@ -68,8 +75,10 @@ def find_tool_call_format(template: str) -> str | None:
 def find_reasoning_format(template: str) -> str | None:
     """The format in which a chat template marks thoughts."""
 
-def tool_call_format_facts(name: str) -> tuple[list[str], bool]:
-    """Markers that a grammar of the format has, and whether ids of calls have 9 characters."""
+def tool_call_format_facts(name: str) -> tuple[list[str], str]:
+    """Markers that a grammar of the format has, and what ids of calls look like: ``random``, ``short`` (9 letters and
+    digits) or ``numbered`` (``functions.name:0``).
+    """
 
 def reasoning_markers(name: str) -> tuple[str, str]:
     """What begins thoughts and what ends them."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, cast
 
 from torch import Tensor
 
@@ -54,10 +55,73 @@ class AttentionPlan(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorms of each query's head and of each key's.
+
+    Attributes:
+        query: ``[head_dim]``, the weight.
+        key: likewise.
+        eps: Of both.
+        weight_offset: Added to both weights; with one all is in float32, see ``layers.norm.GemmaRMSNorm``.
+    """
+
+    query: Tensor
+    key: Tensor
+    eps: float
+    weight_offset: float
+
+
+class RotaryAttentionPlan(AttentionPlan, Protocol):
+    """A plan that also does what comes between the projection and attention, in fewer launches."""
+
+    def forward_rotary(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        positions: Tensor,
+        table: Tensor,
+        kv_cache: Tensor,
+        scale: float,
+        *,
+        head_norms: HeadNorms | None = None,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """Norm and turn queries and keys; then as ``forward``.
+
+        Args:
+            qkv: ``[num_tokens, num_heads + 2 · num_kv_heads, head_dim]``: queries, keys, values; contiguous.
+            num_heads: Heads of queries.
+            positions: int32 ``[num_tokens]``.
+            table: ``[length, 2 · num_pairs]``: cosines and then sines of each position's angles.
+            kv_cache: As ``forward`` has it; so are the others.
+            scale: likewise.
+            head_norms: None: heads are not normed.
+            sliding_window: likewise.
+            soft_cap: likewise.
+
+        Returns:
+            ``[num_tokens, num_heads, head_dim]``.
+        """
+        ...
+
+
+def rotary_plan(plan: AttentionPlan) -> RotaryAttentionPlan | None:
+    """The plan, if it turns heads itself."""
+    return cast("RotaryAttentionPlan", plan) if hasattr(plan, "forward_rotary") else None
+
+
 class AttentionBackend(Protocol):
-    """Makes plans."""
+    """Makes plans.
+
+    Attributes:
+        name: What the configuration calls it.
+        takes_table_rows: It reads ``AttentionMetadata.table_rows``, so that no block table has to be gathered.
+    """
 
     name: str
+    takes_table_rows: bool
 
     def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
         """Prepare a step; work that does not depend on the layer is done here."""

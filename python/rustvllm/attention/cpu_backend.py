@@ -27,6 +27,7 @@ class CPUAttentionBackend:
     """
 
     name = "cpu"
+    takes_table_rows = False
 
     def __init__(self, threads: _core.CpuThreads | int) -> None:
         self._attention = _core.CpuAttention(threads)

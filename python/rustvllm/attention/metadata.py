@@ -41,12 +41,16 @@ class AttentionMetadata:
 
     Attributes:
         block_size: Tokens per block.
-        block_table: int32 ``[num_reqs, max_blocks]`` on the device; entries beyond a sequence are stale.
+        block_table: int32 ``[num_reqs, max_blocks]`` on the device; entries beyond a sequence are stale. With
+            ``table_rows`` it may have other rows.
         slot_mapping: int32 ``[num_tokens]`` on the device: ``block_id · block_size + offset`` of each new token, −1 for
             a token that is not kept.
         query_start_loc: int32 ``[num_reqs + 1]`` on the host.
         seq_lens: int32 ``[num_reqs]`` on the host, new tokens included.
         has_padding: Whether ``slot_mapping`` holds −1.
+        table_rows: int32 ``[num_reqs]`` on the device, the row of ``block_table`` of each request, for backends that
+            take them; None: there are those of the requests, in order.
+        on_device: ``query_start_loc`` and ``seq_lens`` once more, where a device has them already; None: it does not.
     """
 
     block_size: int
@@ -55,3 +59,5 @@ class AttentionMetadata:
     query_start_loc: npt.NDArray[np.int32]
     seq_lens: npt.NDArray[np.int32]
     has_padding: bool = False
+    table_rows: Tensor | None = None
+    on_device: tuple[Tensor, Tensor] | None = None

@@ -46,6 +46,7 @@ class TorchAttentionBackend:
     """
 
     name = "torch"
+    takes_table_rows = False
 
     def __init__(
         self,

@@ -4,8 +4,9 @@ Prompts and pieces of prompts are cut into tiles of tokens; requests with one ne
 sizes of their own, and their keys are split when they are too few to fill the device. With ``batch_invariant`` there
 is one size and nothing is split: then no bit of a token's result depends on other requests or on its prompt's chunks.
 
-Planning sends one small array to the device. A decode whose inputs stay where they are is planned once and sends
-nothing, so it can be captured in a CUDA graph.
+Planning sends the tiles of prompts to the device in one small array, and the lengths where they are not there yet. A
+step whose inputs stay where they are is planned once and sends nothing, so it can be captured in a CUDA graph; where it
+has pieces of prompts, the device itself cuts them into tiles.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rustvllm.attention.backend import HeadNorms
 from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
 from rustvllm.attention.scores import ScoreOptions
-from rustvllm.attention.static_batch import StaticDecodeBatch
+from rustvllm.attention.static_batch import StaticDecodeBatch, StaticMixedBatch
 from rustvllm.kernels import tuning
 from rustvllm.kernels.kv_write import kv_write
 from rustvllm.kernels.paged_attention import (
@@ -31,6 +33,8 @@ from rustvllm.kernels.paged_attention import (
     paged_attention,
     tokens_per_tile,
 )
+from rustvllm.kernels.rotary_write import rotary_write
+from rustvllm.kernels.tile_list import list_decodes, list_tiles, num_tiles
 
 TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PROGRAMS_PER_PROCESSOR = 2
@@ -48,6 +52,7 @@ class TritonAttentionBackend:
     """
 
     name = "triton"
+    takes_table_rows = True
 
     def __init__(
         self, spec: KVCacheSpec, dtype: torch.dtype, device: torch.device, *, batch_invariant: bool = False
@@ -58,6 +63,9 @@ class TritonAttentionBackend:
         self.decode_config = self.prompt_config
         if not batch_invariant:
             self.decode_config = tuning.attention_config(device, dtype.itemsize, spec.head_dim, decode=True)
+        # As many programs as ``num_splits`` makes of a step in parts, which are no more than two for a multiprocessor.
+        size = PROGRAMS_PER_PROCESSOR * tuning.num_processors(device)
+        self._counters = None if batch_invariant else torch.zeros(size, dtype=torch.int32, device=device)
         self._slopes: dict[tuple[float, ...], Tensor] = {}
         self._counting = torch.empty(0, dtype=torch.int32, device=device)
         self._zeros = self._counting
@@ -74,6 +82,7 @@ class TritonAttentionBackend:
             self,
             _Batch(
                 block_table=batch.block_table,
+                table_rows=batch.table_rows,
                 slot_mapping=batch.slot_mapping,
                 query_start_loc=self.counting(num_reqs + 1),
                 seq_lens=batch.seq_lens,
@@ -82,6 +91,28 @@ class TritonAttentionBackend:
                 num_tokens=num_reqs,
             ),
         )
+
+    def plan_static_mixed(self, batch: StaticMixedBatch) -> TritonMixedPlan:
+        """See ``StaticAttentionBackend.plan_static_mixed``; how keys are split follows from the room for requests."""
+        num_reqs, num_tokens = batch.seq_lens.shape[0], batch.slot_mapping.shape[0]
+        return TritonMixedPlan(
+            self,
+            _Batch(
+                block_table=batch.block_table,
+                table_rows=batch.table_rows,
+                slot_mapping=batch.slot_mapping,
+                query_start_loc=batch.query_start_loc,
+                seq_lens=batch.seq_lens,
+                query_lens=np.zeros(num_reqs, np.int32),  # not known here
+                host_seq_lens=np.full(num_reqs, batch.max_seq_len, np.int32),
+                num_tokens=num_tokens,
+            ),
+        )
+
+    @property
+    def counters(self) -> Tensor | None:
+        """What parts of decodes are counted in, int32 zeros between any two launches; None where nothing is split."""
+        return self._counters
 
     def counting(self, length: int) -> Tensor:
         """``[0, 1, …, length)``, int32 on the device; what was given stays as it is."""
@@ -135,7 +166,7 @@ def why_not(spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> str 
     if tuning.capability(device) < tuning.MIN_CAPABILITY:
         needed, has = (".".join(map(str, pair)) for pair in (tuning.MIN_CAPABILITY, tuning.capability(device)))
         return f"its kernels need compute capability {needed} and {device} has {has}"
-    return None
+    return tuning.why_no_toolchain()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +174,7 @@ class _Batch:
     """A step, with what of it is on the device."""
 
     block_table: Tensor
+    table_rows: Tensor
     slot_mapping: Tensor
     query_start_loc: Tensor
     seq_lens: Tensor
@@ -155,7 +187,9 @@ class _Batch:
         starts, seq_lens = metadata.query_start_loc, metadata.seq_lens
         num_reqs = seq_lens.size
         query_lens = np.diff(starts)
-        if int(starts[-1]) == num_reqs and (query_lens == 1).all():
+        if metadata.on_device is not None:
+            start_loc, on_device = metadata.on_device
+        elif int(starts[-1]) == num_reqs and (query_lens == 1).all():
             on_device = _send(backend.device, seq_lens)
             start_loc = backend.counting(num_reqs + 1)
         else:
@@ -163,6 +197,7 @@ class _Batch:
             start_loc, on_device = both[: num_reqs + 1], both[num_reqs + 1 :]
         return cls(
             block_table=metadata.block_table,
+            table_rows=backend.counting(num_reqs) if metadata.table_rows is None else metadata.table_rows,
             slot_mapping=metadata.slot_mapping,
             query_start_loc=start_loc,
             seq_lens=on_device,
@@ -177,6 +212,7 @@ class _Launch:
     tiles: Tiles
     config: tuning.TileConfig
     num_splits: int
+    counters: Tensor | None = None  # of decodes
 
 
 class TritonAttentionPlan:
@@ -200,10 +236,48 @@ class TritonAttentionPlan:
         alibi_slopes: Sequence[float] | None = None,
     ) -> Tensor:
         """See ``AttentionPlan.forward``; tokens that belong to no request come out as zeros."""
-        options = ScoreOptions.of(scale, sliding_window, soft_cap, None, query)
-        slopes = self._backend.slopes(alibi_slopes, query.shape[1])
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
         kv_write(key, value, kv_cache, self._batch.slot_mapping)
+        slopes = self._backend.slopes(alibi_slopes, query.shape[1])
+        return self._attend(query, kv_cache, scale, sliding_window, soft_cap, slopes)
+
+    def forward_rotary(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        positions: Tensor,
+        table: Tensor,
+        kv_cache: Tensor,
+        scale: float,
+        *,
+        head_norms: HeadNorms | None = None,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """See ``RotaryAttentionPlan.forward_rotary``; tokens that belong to no request come out as zeros."""
+        query = rotary_write(
+            qkv,
+            num_heads,
+            positions,
+            table,
+            kv_cache,
+            self._batch.slot_mapping,
+            norm_weights=None if head_norms is None else (head_norms.query, head_norms.key),
+            eps=0.0 if head_norms is None else head_norms.eps,
+            weight_offset=0.0 if head_norms is None else head_norms.weight_offset,
+        )
+        return self._attend(query, kv_cache, scale, sliding_window, soft_cap, None)
+
+    def _attend(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        scale: float,
+        sliding_window: int | None,
+        soft_cap: float | None,
+        slopes: Tensor | None,
+    ) -> Tensor:
+        options = ScoreOptions.of(scale, sliding_window, soft_cap, None, query)
         make = torch.empty if self._batch.num_tokens == query.shape[0] else torch.zeros
         out = make(query.shape, dtype=query.dtype, device=query.device)
         for launch in self._launches_for(query.shape[1], kv_cache.shape[3]):
@@ -219,6 +293,7 @@ class TritonAttentionPlan:
                 soft_cap=options.soft_cap,
                 alibi_slopes=slopes,
                 num_splits=launch.num_splits,
+                counters=launch.counters,
             )
         return out
 
@@ -237,23 +312,58 @@ class TritonAttentionPlan:
         if is_decode.all():
             num_splits = backend.num_splits(num_reqs, num_kv_heads, int(batch.host_seq_lens.max()))
             requests, first_tokens = backend.counting(num_reqs), backend.zeros(num_reqs)
-            tiles = Tiles(requests, first_tokens, batch.query_start_loc, batch.seq_lens)
-            return [_Launch(tiles, backend.decode_config, num_splits)]
+            tiles = self._tiles(requests, first_tokens)
+            return [_Launch(tiles, backend.decode_config, num_splits, backend.counters)]
         config = backend.prompt_config
         in_tiles = np.ones_like(is_decode) if backend.batch_invariant else ~is_decode
         cut_requests, cut_tokens = _cut(batch, np.flatnonzero(in_tiles), tokens_per_tile(config, group_size)[0])
         decodes = np.flatnonzero(~in_tiles)
         num_tiles, num_decodes = cut_requests.size, decodes.size
         sent = _send(backend.device, cut_requests, cut_tokens, decodes)
-        tiles = Tiles(sent[:num_tiles], sent[num_tiles : 2 * num_tiles], batch.query_start_loc, batch.seq_lens)
-        launches = [_Launch(tiles, config, 1)]
+        launches = [_Launch(self._tiles(sent[:num_tiles], sent[num_tiles : 2 * num_tiles]), config, 1)]
         if num_decodes:
             longest = int(batch.host_seq_lens[decodes].max())
             num_splits = backend.num_splits(num_decodes, num_kv_heads, longest)
             requests, first_tokens = sent[2 * num_tiles :], backend.zeros(num_decodes)
-            tiles = Tiles(requests, first_tokens, batch.query_start_loc, batch.seq_lens)
-            launches.append(_Launch(tiles, backend.decode_config, num_splits))
+            tiles = self._tiles(requests, first_tokens)
+            launches.append(_Launch(tiles, backend.decode_config, num_splits, backend.counters))
         return launches
+
+    def _tiles(self, requests: Tensor, first_tokens: Tensor) -> Tiles:
+        batch = self._batch
+        return Tiles(requests, first_tokens, batch.query_start_loc, batch.seq_lens, batch.table_rows)
+
+
+class TritonMixedPlan(TritonAttentionPlan):
+    """A step of a CUDA graph with pieces of prompts; see ``StaticMixedPlan``."""
+
+    def begin_step(self) -> None:
+        """Work out the tiles of what the batch holds now; those of the first step, when its first layer comes."""
+        for (num_heads, num_kv_heads), launches in self._launches.items():
+            self._list_tiles(num_heads // num_kv_heads, launches)
+
+    def _make_launches(self, group_size: int, num_kv_heads: int) -> list[_Launch]:
+        backend, batch = self._backend, self._batch
+        num_reqs, config = batch.seq_lens.shape[0], backend.prompt_config
+        tile_tokens = tokens_per_tile(config, group_size)[0]
+        launches = [_Launch(self._empty_tiles(num_tiles(batch.num_tokens, num_reqs, tile_tokens)), config, 1)]
+        if not backend.batch_invariant:
+            num_splits = backend.num_splits(num_reqs, num_kv_heads, int(batch.host_seq_lens.max()))
+            launches.append(_Launch(self._empty_tiles(num_reqs), backend.decode_config, num_splits, backend.counters))
+        self._list_tiles(group_size, launches)
+        return launches
+
+    def _empty_tiles(self, length: int) -> Tiles:
+        requests, first_tokens = torch.zeros((2, length), dtype=torch.int32, device=self._backend.device)
+        return self._tiles(requests, first_tokens)
+
+    def _list_tiles(self, group_size: int, launches: Sequence[_Launch]) -> None:
+        """Prompts, and unless one size of tile serves all, decodes."""
+        starts, (cut, *decodes) = self._batch.query_start_loc, [launch.tiles for launch in launches]
+        tile_tokens = tokens_per_tile(self._backend.prompt_config, group_size)[0]
+        list_tiles(cut.requests, cut.first_tokens, starts, tile_tokens, skip_decodes=bool(decodes))
+        for tiles in decodes:
+            list_decodes(tiles.requests, tiles.first_tokens, starts)
 
 
 def _cut(

@@ -221,6 +221,8 @@ async def _answer(
             return_tokens_as_token_ids=args.return_tokens_as_token_ids,
             tool_call_parser=args.tool_call_parser,
             reasoning_parser=args.reasoning_parser,
+            default_thinking_token_budget=args.default_thinking_token_budget,
+            reasoning_end_text=args.reasoning_end_text,
             exclude_tools_when_tool_choice_none=args.exclude_tools_when_tool_choice_none,
             enable_prompt_tokens_details=args.enable_prompt_tokens_details,
             # The line that holds it was bounded already, and JSON can be longer written in another way.

@@ -26,9 +26,6 @@ from rustvllm.config.engine_config import (
     LOGPROBS_MODES as LOGPROBS_MODES,
 )
 from rustvllm.config.engine_config import (
-    MAX_DATA_PARALLEL_SIZE as MAX_DATA_PARALLEL_SIZE,
-)
-from rustvllm.config.engine_config import (
     MAX_SIM_MS as MAX_SIM_MS,
 )
 from rustvllm.config.engine_config import (
@@ -77,9 +74,6 @@ from rustvllm.config.engine_config import (
     ModelConfig as ModelConfig,
 )
 from rustvllm.config.engine_config import (
-    ParallelConfig as ParallelConfig,
-)
-from rustvllm.config.engine_config import (
     PreemptionMode as PreemptionMode,
 )
 from rustvllm.config.engine_config import (
@@ -108,6 +102,12 @@ from rustvllm.config.engine_config import (
 )
 from rustvllm.config.lora import (
     LoRAConfig as LoRAConfig,
+)
+from rustvllm.config.parallel import (
+    MAX_DATA_PARALLEL_SIZE as MAX_DATA_PARALLEL_SIZE,
+)
+from rustvllm.config.parallel import (
+    ParallelConfig as ParallelConfig,
 )
 from rustvllm.config.speculation import (
     SpeculationConfig as SpeculationConfig,

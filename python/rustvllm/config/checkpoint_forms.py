@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from rustvllm.config.gguf_file import WHOLE_TYPES, GgufFile, is_gguf
 from rustvllm.config.quantized_folders import StoredQuantization
+from rustvllm.config.whole_forms import SCALE_KINDS, NumberForm, common_form
 from rustvllm.exceptions import ModelLoadError
 
 MAX_HEADER_BYTES: Final = 256 << 20
@@ -20,6 +21,8 @@ _FUSED: Final = re.compile(
 )
 """Maps of checkpoints that are one layer here."""
 _WORD_BITS: Final = 32
+_FEW_BITS: Final = 4
+_BLOCK: Final = 32
 _NUMBERS: Final = ("qweight", "weight_packed", "weight")
 _SCALES: Final = ("scales", "weight_scale", "weight_scale_inv")
 _ZEROS: Final = ("qzeros", "weight_zero_point")
@@ -35,14 +38,14 @@ class StoredForm:
         kind: Its type, as the file has it: ``BF16``, ``Q8_0``.
         num_parameters: Numbers that it holds.
         num_bytes: That it takes in the file.
-        group_size: How many of its numbers share a scale, if they are kept as whole ones on the CPU; else None.
+        form: How its numbers are kept on the CPU, if they stay whole ones; else None.
     """
 
     name: str
     kind: str
     num_parameters: int
     num_bytes: int
-    group_size: int | None = None
+    form: NumberForm | None = None
 
     @property
     def is_embedding(self) -> bool:
@@ -78,7 +81,7 @@ def resident_bytes(forms: Sequence[StoredForm], item_bytes: int, *, is_tied: boo
     Args:
         forms: Of the checkpoint.
         item_bytes: Of a number in the model's type.
-        is_tied: Whether the embedding is the head, too, for which whole numbers are packed in addition.
+        is_tied: Whether the embedding is the head, too: whole numbers are packed for both.
     """
     layers: dict[str, list[StoredForm]] = {}
     for form in forms:
@@ -86,15 +89,13 @@ def resident_bytes(forms: Sequence[StoredForm], item_bytes: int, *, is_tied: boo
     total = 0
     for parts in layers.values():
         num_parameters = sum(part.num_parameters for part in parts)
-        groups = [part.group_size for part in parts if part.group_size is not None]
-        is_whole, is_embedding = len(groups) == len(parts), parts[0].is_embedding
+        found = [part.form for part in parts if part.form is not None]
+        common = common_form(found) if len(found) == len(parts) else None
         is_narrow = item_bytes > _BF16_BYTES and all(part.kind == "BF16" for part in parts)
-        if is_embedding or not (is_whole or is_narrow):
-            total += num_parameters * item_bytes
-        if is_narrow and (is_tied or not is_embedding):
-            total += num_parameters * _BF16_BYTES
-        if is_whole and (is_tied or not is_embedding):
-            total += num_parameters + 4 * num_parameters // min(groups)
+        if common is not None and (is_tied or not parts[0].is_embedding):
+            total += common.num_bytes(1, num_parameters)  # rows are whole groups
+        else:
+            total += num_parameters * (_BF16_BYTES if is_narrow else item_bytes)
     return total
 
 
@@ -130,10 +131,20 @@ def _joined(forms: Sequence[StoredForm], how: StoredQuantization) -> list[Stored
                 kind=numbers.kind if numbers.kind != "I32" else f"{how.method} {bits} bits",
                 num_parameters=count,
                 num_bytes=sum(form.num_bytes for form in kinds.values()),
-                group_size=max(count // max(scales.num_parameters, 1), 1) if is_whole else None,
+                form=_form_of(count, scales, 4 if numbers.kind == "I32" and bits == 4 else 8, has_zeros)
+                if is_whole
+                else None,
             )
         )
     return joined
+
+
+def _form_of(count: int, scales: StoredForm, bits: int, has_zeros: bool) -> NumberForm:
+    form = NumberForm(max(count // max(scales.num_parameters, 1), 1))
+    kept = SCALE_KINDS.get(scales.kind)
+    if bits == _FEW_BITS and kept is not None and form.group_size % _BLOCK == 0:
+        return NumberForm(form.group_size, bits, kept, "point" if has_zeros else "middle")
+    return form
 
 
 def _tensors(path: Path) -> Iterator[StoredForm]:

@@ -140,7 +140,7 @@ class EngineArgs(EngineFlags):
             scheduler=self._create_scheduler_config(usage, device, model.max_model_len),
             speculation=make_speculation_config(self.speculative_config),
             lora=self._create_lora_config(),
-            parallel=ParallelConfig(),
+            parallel=self._create_parallel_config(device),
             device=DeviceConfig(
                 device=device, attention_backend=self.attention_backend, batch_invariant=self.batch_invariant
             ),
@@ -174,6 +174,20 @@ class EngineArgs(EngineFlags):
         """
         return make_tracing_config(self.trace, self.trace_file, self.otlp_traces_endpoint)
 
+    def _create_parallel_config(self, device: str) -> ParallelConfig:
+        parallel = ParallelConfig(
+            tensor_parallel_size=self.tensor_parallel_size,
+            distributed_executor_backend=self.distributed_executor_backend,
+            distributed_timeout_seconds=self.distributed_timeout_seconds,
+        )
+        size = parallel.tensor_parallel_size
+        if size > 1 and device == "cuda" and size > (num_gpus := len(devices.visible_gpus())):
+            raise ConfigError(
+                f"tensor_parallel_size is {size}, but {num_gpus} CUDA devices can be used here: lower it to {num_gpus} "
+                "or less, or set device to cpu"
+            )
+        return parallel
+
     def _create_cuda_graph_config(self) -> CUDAGraphConfig:
         sizes: Any = self.cudagraph_capture_sizes
         if sizes is not None:
@@ -186,7 +200,9 @@ class EngineArgs(EngineFlags):
                 raise ConfigError("cudagraph_capture_sizes and enforce_eager contradict each other: leave one out")
             sizes = tuple(sizes)
         return CUDAGraphConfig(
-            capture_sizes=() if self.enforce_eager else sizes, capture_mode=self.cudagraph_capture_mode
+            capture_sizes=() if self.enforce_eager else sizes,
+            capture_mode=self.cudagraph_capture_mode,
+            max_mixed_tokens=self.cudagraph_mixed_tokens,
         )
 
     def _create_lora_config(self) -> LoRAConfig | None:
@@ -254,6 +270,7 @@ class EngineArgs(EngineFlags):
             **self._scheduler_numbers(),
         )
         make_speculation_config(self.speculative_config)
+        self._create_parallel_config("cpu")
         self._create_lora_config()
         if self.quantization is not None:
             require_choice("quantization", self.quantization, QUANTIZATIONS)
@@ -350,7 +367,7 @@ class EngineArgs(EngineFlags):
             max_num_batched_tokens=tokens,
             enable_chunked_prefill=self.enable_chunked_prefill,
             # Torch on the CPU computes in the thread that would plan the next step, so that nothing would overlap.
-            async_scheduling=(self.executor == "sim" or device == "cuda")
+            async_scheduling=(self.executor == "sim" or device == "cuda") and self.tensor_parallel_size == 1
             if self.async_scheduling is None
             else self.async_scheduling,
             **self._scheduler_numbers(),

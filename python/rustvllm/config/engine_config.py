@@ -15,6 +15,7 @@ from typing import Any, Literal
 from rustvllm.config import attention_backends
 from rustvllm.config.attention_backends import ATTENTION_BACKENDS
 from rustvllm.config.lora import LoRAConfig
+from rustvllm.config.parallel import ParallelConfig, check_split
 from rustvllm.config.quantized_folders import FOLDER_METHODS, SAME_METHODS
 from rustvllm.config.speculation import SpeculationConfig
 from rustvllm.exceptions import ConfigError, InvalidRequestError
@@ -28,13 +29,14 @@ MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 STORED_QUANTIZATIONS = ("gguf", *FOLDER_METHODS, *SAME_METHODS)
 """What a checkpoint is in any case: named, it is compared with what is there."""
-QUANTIZATIONS = ("int8", "int8-g32", "int8-g64", "int8-g128", *STORED_QUANTIZATIONS)
+QUANTIZATIONS = (
+    "int8", "int8-g32", "int8-g64", "int8-g128", "int4-g32", "int4-g64", "int4-g128", *STORED_QUANTIZATIONS,
+)  # fmt: skip
 """Weights of one byte: with a scale for each output of a layer, or for each output and group of so many inputs; gguf:
 as a GGUF file has them."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 MODEL_IMPLS = ("auto", "rustvllm", "transformers")
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
-MAX_DATA_PARALLEL_SIZE = 64
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 """Raw: as the model gave them. Processed: after penalties, masks, temperature and truncation, as they are drawn
 from."""
@@ -328,24 +330,6 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
-    """How many devices share the model (one, for now), and how many engines share the machine.
-
-    Attributes:
-        data_parallel_size: Engines on this machine, each with the whole model; they divide its processors.
-    """
-
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            require_int(name, getattr(self, name), 1, 1)
-        require_int("data_parallel_size", self.data_parallel_size, 1, MAX_DATA_PARALLEL_SIZE)
-
-
-@dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
     """Where tensors live, and what computes there.
 
@@ -368,19 +352,23 @@ class DeviceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CUDAGraphConfig:
-    """Which decode steps run as CUDA graphs, where the device and the attention backend have them.
+    """Which steps run as CUDA graphs, where the device and the attention backend have them.
 
     Attributes:
-        capture_sizes: Numbers of requests that are captured, ascending; a step runs in the next larger one. None:
+        capture_sizes: Numbers of requests that are captured, ascending; decodes run in the next larger one. None:
             chosen by ``max_num_seqs``. Empty: no step does.
-        capture_mode: ``ahead``: all before the first request; ``lazy``: each when a step first needs it.
+        capture_mode: ``ahead``: those that are often needed, before the first request; ``lazy``: each when a step first
+            needs it.
+        max_mixed_tokens: Steps with pieces of prompts run as graphs up to so many tokens; 0: none does.
     """
 
     capture_sizes: tuple[int, ...] | None = None
     capture_mode: str = "ahead"
+    max_mixed_tokens: int = 2048
 
     def __post_init__(self) -> None:
         require_choice("cudagraph_capture_mode", self.capture_mode, CAPTURE_MODES)
+        require_int("cudagraph_mixed_tokens", self.max_mixed_tokens, 0, 65536)
         for size in self.capture_sizes or ():
             require_int("cudagraph_capture_sizes", size, 1, 65536)
         if self.capture_sizes is not None:
@@ -495,6 +483,8 @@ class EngineConfig:
             )
         if self.lora is not None:
             self._check_lora(self.lora)
+        if self.parallel.tensor_parallel_size > 1:
+            self._check_tensor_parallel(self.parallel.tensor_parallel_size)
         backend, device = self.device.attention_backend, self.device.device
         attention_backends.check_dtype(backend, device, self.model.dtype)
         quantization = None if self.load.quantization in STORED_QUANTIZATIONS else self.load.quantization
@@ -521,6 +511,21 @@ class EngineConfig:
             attention_backends.check_fp8(backend, device, self.cache.kv_cache_dtype)
         if self.cache.num_gpu_blocks_override is not None and not self.model.fit_max_model_len:
             self.check_num_blocks(self.cache.num_gpu_blocks_override)
+
+    def _check_tensor_parallel(self, size: int) -> None:
+        model = self.model
+        check_split(size, model.num_attention_heads, model.num_kv_heads, model.hf_config)
+        refused = {
+            "executor=sim, which has no ranks": self.sim is not None,
+            f"model_impl=transformers: {model.architecture} runs by transformers' code, which is not split": (
+                model.model_impl == "transformers"
+            ),
+            "enable_lora: adapters are not split over ranks yet": self.lora is not None,
+            "async_scheduling: ranks learn a sampled token with the step after it": self.scheduler.async_scheduling,
+        }
+        for reason, is_asked in refused.items():
+            if is_asked:
+                raise ConfigError(f"tensor_parallel_size is {size} and cannot be combined with {reason}; leave one out")
 
     def _check_lora(self, lora: LoRAConfig) -> None:
         if self.device.device != "cpu":

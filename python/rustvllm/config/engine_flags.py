@@ -72,6 +72,9 @@ class EngineFlags:
         type=parse_number,
         group="model",
     )
+    cudagraph_mixed_tokens: int = arg(
+        "steps with pieces of prompts run as CUDA graphs up to so many tokens; 0: none does", 2048, group="model"
+    )
     cudagraph_capture_mode: str = arg(
         "ahead: graphs are captured before the first request; lazy: each when it is first needed",
         "ahead",
@@ -92,8 +95,8 @@ class EngineFlags:
     )
     quantization: str | None = arg(
         "int8: weights of one byte on the CPU, with a scale for each output; int8-g32, int8-g64, int8-g128: for each "
-        "output and group of inputs; awq, gptq, compressed-tensors, fp8, gguf: as the checkpoint has them, which needs "
-        "no flag",
+        "output and group of inputs; int4-g32, int4-g64, int4-g128: likewise, in half a byte; awq, gptq, "
+        "compressed-tensors, fp8, gguf: as the checkpoint has them, which needs no flag",
         group="model",
     )
     batch_invariant: bool = arg("logits are bit-identical whatever else is in the batch", False, group="model")
@@ -195,6 +198,20 @@ class EngineFlags:
         "simulated one do; no on the CPU)",
         action=argparse.BooleanOptionalAction,
         group="scheduler",
+    )
+
+    tensor_parallel_size: int = arg(
+        "ranks that hold one model together, each a part of every layer; -tp", 1, type=parse_number, group="parallel"
+    )
+    distributed_executor_backend: str | None = arg(
+        "uni: one rank, in the engine's process; mp: the others in processes of this machine (default: as many ranks "
+        "need)",
+        group="parallel",
+    )
+    distributed_timeout_seconds: float | None = arg(
+        "seconds for which a rank may wait for another before the engine ends (default: 1800)",
+        type=float,
+        group="parallel",
     )
 
     enable_lora: bool = arg(

@@ -5,14 +5,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from rustvllm import _core
+from rustvllm.config.whole_forms import NumberForm
 from rustvllm.exceptions import ModelLoadError
 
 SUFFIX: Final = ".gguf"
 FLOAT_TYPES: Final = ("F32", "F16", "BF16")
 """Types whose numbers are what torch has."""
-WHOLE_TYPES: Final[Mapping[str, int]] = {"Q8_0": 32, "Q4_0": 32, "Q5_0": 32, "Q6_K": 16}
-"""Types whose numbers are whole ones times a scale → how many share one: kept as they are on the CPU."""
-SERVED_TYPES: Final = (*FLOAT_TYPES, *WHOLE_TYPES, "Q4_1", "Q5_1", "Q4_K", "Q5_K")
+WHOLE_TYPES: Final[Mapping[str, NumberForm]] = {
+    "Q8_0": NumberForm(32),
+    "Q4_0": NumberForm(32, 4, "f16"),
+    "Q4_1": NumberForm(32, 4, "f16", "minimum"),
+    "Q5_0": NumberForm(32),
+    "Q5_1": NumberForm(32, 8, "f16", "minimum"),
+    "Q4_K": NumberForm(32, 4, "two-level", "minimum"),
+    "Q5_K": NumberForm(32, 8, "two-level", "minimum"),
+    "Q6_K": NumberForm(16),
+}
+"""Types whose numbers are whole ones with scales → how the CPU keeps them: as they are."""
+SERVED_TYPES: Final = (*FLOAT_TYPES, *WHOLE_TYPES)
 """Types of tensors that are read."""
 _MAX_NAMED: Final = 4
 

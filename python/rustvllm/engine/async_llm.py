@@ -23,6 +23,7 @@ from rustvllm.engine.request_table import SAMPLES_AT_ONCE, RequestTable
 from rustvllm.exceptions import ConfigError, EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError
 from rustvllm.logger import init_logger
 from rustvllm.lora.async_adapters import AdapterMethods, AsyncAdapters
+from rustvllm.lora.queries import LOAD_SECONDS
 from rustvllm.lora.request import LoRARequest
 from rustvllm.observe.inspect.description import describe_engine
 from rustvllm.observe.metrics.counters import EngineMetrics, read_metrics
@@ -395,7 +396,7 @@ class AsyncLLM(AdapterMethods):
         if not isinstance(self._client, RemoteClient):
             raise EngineDeadError("this engine is not started again; make a new AsyncLLM")
         self._client.reconnect(rank, timeout)
-        self._adapters.registry.forget_later_ones()
+        self._adapters.restore(rank, lambda kind, payload: self._client.query(rank, kind, payload, LOAD_SECONDS))
 
     def leave_silent_engines(self) -> None:
         """End the requests of engines that hang, where this object is to decide that; called some times a second."""
@@ -462,9 +463,11 @@ class AsyncLLM(AdapterMethods):
         """
         return await asyncio.to_thread(self._client.query, rank, kind, payload, seconds)
 
-    async def _ask_engines(self, kind: str, payload: bytes, seconds: float) -> None:
-        for rank in range(len(self.health())):
-            await self.query(kind, payload, rank=rank, seconds=seconds)
+    async def _ask_engines(self, kind: str, payload: bytes, seconds: float, *, rank: int | None = None) -> bytes:
+        answer = b""
+        for each in range(len(self.health())) if rank is None else (rank,):
+            answer = await self.query(kind, payload, rank=each, seconds=seconds)
+        return answer
 
     def _with_sizes(self, counters: dict[str, int | float]) -> dict[str, Any]:
         return {

@@ -16,7 +16,7 @@ from rustvllm import _core
 from rustvllm.config import EngineConfig
 from rustvllm.engine.grammar_masks import GrammarMasks
 from rustvllm.engine.start import start_engine
-from rustvllm.exceptions import EngineDeadError
+from rustvllm.exceptions import DeviceFailedError, EngineDeadError
 from rustvllm.logger import init_logger
 from rustvllm.observe.engine_watch import EngineWatch
 from rustvllm.observe.steps.times import StepTimes
@@ -94,6 +94,7 @@ class EngineCore:
         self.startup_phases = started.phases
         self.max_concurrent_batches = self.scheduler.config.max_steps_in_flight
         self.handle = self.scheduler.handle
+        self.executor.watch(self.handle.wake)
         self._grammars = GrammarMasks(self.config, self.scheduler)
         self.watch = EngineWatch(self.scheduler, step_trace, has_clients=has_clients)
         self.last_step_error: str | None = None
@@ -113,9 +114,10 @@ class EngineCore:
             Tokens of the step that was launched, or else of the one that was updated; 0 when nothing can run.
 
         Raises:
-            EngineDeadError: Several steps in a row failed.
+            EngineDeadError: Several steps in a row failed, or the device did for good.
         """
         num_tokens = 0
+        self._check_executor()
         self.watch.begin_step()
         if len(self._launched) < self.max_concurrent_batches:
             schedule_ns = monotonic_ns()
@@ -156,6 +158,12 @@ class EngineCore:
             sampled = self._sample(output)
         times.end_launch(self.executor.forward_ns)
         return LaunchedStep(output, sampled, times)
+
+    def _check_executor(self) -> None:
+        try:
+            self.executor.check()
+        except DeviceFailedError as error:
+            raise EngineDeadError(str(error)) from error
 
     def _sample(self, output: _core.SchedulerOutput) -> "AsyncModelRunnerOutput":
         """Launch the sampling of the step that was executed."""
@@ -206,6 +214,9 @@ class EngineCore:
                 raise each
         logger.error("step %d of %d requests failed", output.step, output.num_reqs, exc_info=error)
         self._failures_in_a_row += 1
+        for each in errors:
+            if isinstance(each, DeviceFailedError):
+                raise EngineDeadError(str(each)) from each
         if self._failures_in_a_row >= MAX_CONSECUTIVE_FAILURES:
             raise EngineDeadError(
                 f"{self._failures_in_a_row} steps in a row failed, the last with {self.last_step_error}"

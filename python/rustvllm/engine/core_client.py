@@ -120,9 +120,13 @@ class InprocClient:
         num_tokens = self.core.step()
         if num_tokens == 0:
             self.core.watch.flush()
-            if self.handle.stats()["num_waiting_for_grammar"]:  # a thread of the core compiles it, and then wakes us
+            if self.is_compiling():  # a thread of the core does it, and then wakes us
                 self.handle.wait_for_work(_GRAMMAR_WAIT)
         return num_tokens
+
+    def is_compiling(self) -> bool:
+        """True while a request waits for its grammar; how much work that is, its fuel bounds."""
+        return bool(self.handle.stats()["num_waiting_for_grammar"])
 
     def has_unfinished_requests(self) -> bool:
         """True while the scheduler holds a request, or a step runs."""

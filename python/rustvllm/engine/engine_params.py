@@ -4,8 +4,8 @@ from copy import deepcopy
 from typing import Any, Final, NoReturn
 
 from rustvllm.logger import init_logger
-from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams, as_strings
-from rustvllm.sampling_table import FILTERS
+from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams
+from rustvllm.sampling_table import FILTERS, SAMPLING_LISTS
 
 logger = init_logger(__name__)
 
@@ -61,14 +61,14 @@ def _made_of(values: dict[str, Any]) -> EngineParams:
 
 def _normalised(params: SamplingParams) -> EngineParams:
     values = dict(vars(params))
-    values["stop"] = as_strings(params.stop)
+    values["stop"] = params.stop_strings
     values["stop_token_ids"] = tuple(params.stop_token_ids or ())
-    if params.logit_bias is not None:
-        bias = params.logit_bias.items()
-        values["logit_bias"] = {token_id: float(min(MAX_BIAS, max(-MAX_BIAS, by))) for token_id, by in bias}
-    for name in ("allowed_token_ids", "bad_words"):
-        if values[name] is not None:
-            values[name] = tuple(dict.fromkeys(values[name]))
+    for name, row in SAMPLING_LISTS.items():
+        given = values[name]
+        if given is not None and row.kind == "biases":
+            values[name] = {token_id: float(min(MAX_BIAS, max(-MAX_BIAS, by))) for token_id, by in given.items()}
+        elif given is not None:
+            values[name] = tuple(dict.fromkeys(given))
     if params.logits_processors is not None:
         values["logits_processors"] = tuple(params.logits_processors)
     if params.extra_args is not None:
@@ -83,7 +83,7 @@ def _normalised(params: SamplingParams) -> EngineParams:
         values["best_of"] = None
     elif params.best_of is not None and params.output_kind is RequestOutputKind.CUMULATIVE:
         values["output_kind"] = RequestOutputKind.FINAL_ONLY
-    if params.is_greedy:
+    if params.is_greedy or params.use_beam_search:  # a search is drawn from nothing
         values["temperature"] = 0.0
         values.update((number.name, number.default) for number in FILTERS)  # cannot change the most probable token
     elif params.temperature < LOWEST_TEMPERATURE:

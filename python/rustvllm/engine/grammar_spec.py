@@ -4,8 +4,11 @@ import json
 
 from rustvllm import _core
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.structured_outputs import CallGrammar, StructuredOutputsParams
+from rustvllm.logger import init_logger
+from rustvllm.structured_outputs import CallGrammar, GatedOutputs, StructuredOutputsParams, shown_places
 from rustvllm.text.tokenizer import Tokenizer
+
+logger = init_logger(__name__)
 
 
 def make_grammar_spec(params: StructuredOutputsParams, tokenizer: Tokenizer | None) -> _core.GrammarSpec:
@@ -22,6 +25,15 @@ def make_grammar_spec(params: StructuredOutputsParams, tokenizer: Tokenizer | No
         raise InvalidRequestError(
             f"there is no tokenizer (skip_tokenizer_init), so {params.param} cannot be enforced", params.param
         )
+    thinking = None
+    if isinstance(params, GatedOutputs):
+        gate = params.gate
+        thinking = (gate.open_id, gate.close_id, gate.begins_within, gate.budget, list(gate.end_ids))
+        if params.answer is None:
+            return _core.GrammarSpec("anything", thinking=thinking)
+        params = params.answer
+    if params.structural_tag is not None:
+        return _spec_of_tag(params, tokenizer, thinking)
     try:
         spec = _core.GrammarSpec(
             params.kind,
@@ -29,6 +41,7 @@ def make_grammar_spec(params: StructuredOutputsParams, tokenizer: Tokenizer | No
             whitespace_pattern=params.whitespace_pattern,
             disable_any_whitespace=params.disable_any_whitespace,
             disable_additional_properties=params.disable_additional_properties,
+            thinking=thinking,
         )
     except UnicodeEncodeError as error:
         raise InvalidRequestError(
@@ -36,9 +49,39 @@ def make_grammar_spec(params: StructuredOutputsParams, tokenizer: Tokenizer | No
         ) from None
     if isinstance(params, CallGrammar):
         _core.GrammarSpec(params.kind, params.text_grammar).check(params.param)
-    else:
+    elif params.strict:
         spec.check(params.param)
+    else:
+        spec, places, count = spec.relaxed(params.param)
+        params.unenforced.note(places, count)
+    if params.unenforced.count:
+        logger.warning("a schema of %s is not enforced at %s", params.param, shown_places(params.unenforced))
     return spec
+
+
+def _spec_of_tag(
+    params: StructuredOutputsParams, tokenizer: Tokenizer, thinking: tuple[int, int, bool, int | None, list[int]] | None
+) -> _core.GrammarSpec:
+    """Of a structural tag: its schemas one by one, for errors that name their place, and then all of it."""
+    tag = params.read_structural_tag()
+    try:
+        for structure in tag.structures:
+            text = json.dumps(structure.schema, allow_nan=False)
+            _core.GrammarSpec("json", text).check(params.param)
+        _core.GrammarSpec("grammar", tag.lark({})).check(params.param)
+        special = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in tag.marks()}
+        ids = {
+            mark: token_id
+            for mark, token_id in special.items()
+            if token_id is not None and tokenizer.decode([token_id]) == ""
+        }
+        return _core.GrammarSpec("grammar", tag.lark(ids), thinking=thinking)
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, InvalidRequestError):
+            raise
+        raise InvalidRequestError(
+            f"structural_tag of {params.param} must be what JSON can say: {error}", params.param
+        ) from None
 
 
 def _text_of(params: StructuredOutputsParams) -> str:

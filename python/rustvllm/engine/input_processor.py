@@ -19,7 +19,8 @@ from rustvllm.engine.grammar_spec import make_grammar_spec
 from rustvllm.engine.sampling_extras import is_long, make_sampling_extras
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
-from rustvllm.sampling_params import MAX_TOKENS_LIMIT, SamplingParams
+from rustvllm.sampling_params import MAX_TOKENS_LIMIT, BeamSearchParams, SamplingParams
+from rustvllm.sampling_table import SAMPLING_LISTS
 from rustvllm.tenant import Tenant
 from rustvllm.text.tokenizer import Tokenizer
 
@@ -140,6 +141,7 @@ class InputProcessor:
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         self._model = config.model
+        self._max_num_seqs = config.scheduler.max_num_seqs
         self._priority_allowed = config.scheduler.scheduling_policy == "priority"
         self._tokenizer = tokenizer
         self._seed_numbers = itertools.count(1)  # next() is atomic: requests may be checked in several threads
@@ -269,8 +271,7 @@ class InputProcessor:
             eos_token_id=rules.eos_token_id,
             stop_token_ids=rules.stop_token_ids,
             hidden_stop_ids=rules.hidden_stop_ids,
-            # What is drawn and not returned is chosen by its log-probabilities.
-            num_logprobs=max(self._num_logprobs(params.logprobs), -1 if params.best_of is None else 0),
+            num_logprobs=self._num_candidates(params, rules),
             num_prompt_logprobs=num_prompt_logprobs,
             seed=self._next_seed() if params.seed is None else params.seed,
             priority=asked.priority,
@@ -284,9 +285,11 @@ class InputProcessor:
             processed_ns=monotonic_ns(),
         )
 
-    def _checked_params(self, params: SamplingParams | None, priority: object) -> EngineParams:
+    def _checked_params(self, params: SamplingParams | BeamSearchParams | None, priority: object) -> EngineParams:
         if params is None:
             params = default_sampling_params(self._model)
+        elif isinstance(params, BeamSearchParams):
+            params = params.sampling_params()
         elif not isinstance(params, SamplingParams):
             raise InvalidRequestError(
                 f"sampling_params must be a SamplingParams, got {type(params).__name__}", "sampling_params"
@@ -422,6 +425,12 @@ class InputProcessor:
         for name in ("logprobs", "prompt_logprobs"):
             if (number := getattr(params, name)) is not None:
                 self._model.check_num_logprobs(name, number)
+        if params.use_beam_search and not self._model.logprobs_mode.endswith("_logprobs"):
+            raise InvalidRequestError(
+                "use_beam_search compares log-probabilities, and this engine gives "
+                f"{self._model.logprobs_mode} in their place (logprobs_mode)",
+                "use_beam_search",
+            )
         if params.best_of is not None and not self._model.logprobs_mode.endswith("_logprobs"):
             raise InvalidRequestError(
                 f"best_of ({params.best_of}) chooses by log-probabilities, and this engine gives "
@@ -443,6 +452,25 @@ class InputProcessor:
             )
         if not -(2**31) <= priority < 2**31:
             raise InvalidRequestError("priority must fit into 32 bits", "priority")
+
+    def _num_candidates(self, params: EngineParams, rules: TokenRules) -> int:
+        """Candidates that each token needs for the caller, or for a choice; −1: not even its own."""
+        if params.use_beam_search:
+            num_ends = len(rules.stop_token_ids) + (rules.eos_token_id is not None)
+            needed = params.n * max(2, 1 + num_ends)
+            if params.n > self._max_num_seqs:
+                raise InvalidRequestError(
+                    f"a search has at most max_num_seqs = {self._max_num_seqs} beams, got {params.n}: lower n", "n"
+                )
+            if needed > self._model.vocab_size:
+                raise InvalidRequestError(
+                    f"a search of {params.n} beams with {num_ends} tokens that end an output looks at {needed} "
+                    f"candidates, and the vocabulary has {self._model.vocab_size}: lower n",
+                    "n",
+                )
+            return needed
+        # What is drawn and not returned is chosen by its log-probabilities.
+        return max(self._num_logprobs(params.logprobs), -1 if params.best_of is None else 0)
 
     def _num_logprobs(self, asked: int | None) -> int:
         """Candidates per place; −1: not even its own token."""
@@ -502,9 +530,7 @@ def _check_num_prompt_logprobs(num_prompt_logprobs: int, num_prompt_tokens: int)
 def _has_lists(params: EngineParams) -> bool:
     """Whether parameters have what is worth being kept once it is checked, or takes long."""
     return bool(
-        params.logit_bias
-        or params.allowed_token_ids
-        or params.bad_words
+        any(getattr(params, name) for name in SAMPLING_LISTS)
         or params.logits_processors
         or params.extra_args
         or params.structured_outputs

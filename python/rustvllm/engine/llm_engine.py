@@ -233,7 +233,7 @@ class LLMEngine:
         """
         num_tokens = self.engine_core.step()
         changed = self._requests.poll()
-        if num_tokens or changed or not self._requests:
+        if num_tokens or changed or not self._requests or self.engine_core.is_compiling():
             self._idle_steps = 0
         else:
             self._idle_steps += 1

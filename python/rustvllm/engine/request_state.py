@@ -88,17 +88,23 @@ class SampleState:
 class BestOf:
     """``best_of``: of the samples that were drawn, those with the highest cumulative log-probability are returned.
 
+    The beams of a search are all returned, and in the order in which they come.
+
     Attributes:
         n: How many are returned.
         shows_logprobs: Whether the caller asked for log-probabilities; else they are known for the choice alone.
+        is_sorted: They come best first.
     """
 
     n: int
     shows_logprobs: bool
+    is_sorted: bool = False
 
     def choose(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
         """The best, numbered in their order; equal ones in the order in which they were drawn."""
-        best = sorted(outputs, key=lambda output: -(output.cumulative_logprob or 0.0))[: self.n]
+        best = outputs[: self.n]
+        if not self.is_sorted:
+            best = sorted(outputs, key=lambda output: -(output.cumulative_logprob or 0.0))[: self.n]
         for index, output in enumerate(best):
             output.index = index
             if not self.shows_logprobs:

@@ -123,7 +123,9 @@ class RequestTable:
             sink,
             arrival_time=request.arrival_ns * 1e-9,
             with_logprobs=request.num_logprobs >= 0,
-            choice=None if params.best_of is None else BestOf(params.n, shows_logprobs=params.logprobs is not None),
+            choice=BestOf(params.n, shows_logprobs=params.logprobs is not None, is_sorted=params.use_beam_search)
+            if params.use_beam_search or params.best_of is not None
+            else None,
             prompt_logprobs=self._prompt_logprobs(request),
             prompt_progress=params.prompt_progress,
             adapter=request.adapter,
@@ -193,6 +195,8 @@ class RequestTable:
             **{name: getattr(params, name) for name in SAMPLING_NUMBERS},
             seed=request.seed_of(0),
             num_logprobs=request.num_logprobs,
+            beam_width=params.n if params.use_beam_search else 0,
+            length_penalty=params.length_penalty,
             num_prompt_logprobs=request.num_prompt_logprobs,
             reports_prompt_progress=params.prompt_progress,
             has_stop_strings=bool(params.stop_strings),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from rustvllm import envs
 from rustvllm.engine.core import EngineCore
+from rustvllm.engine.engine_adapters import EngineAdapters
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 from rustvllm.lora import queries as adapter_queries
@@ -25,15 +26,16 @@ def run(core: EngineCore, is_stopping: Callable[[], bool], queries: QuerySource)
         Why the engine died: the first error that was not one request's or one step's. None after a shutdown.
     """
     check_invariants = envs.check_invariants()
-    inspection = Inspection(core)
+    inspection, adapters = Inspection(core), EngineAdapters(core)
     try:
         while not is_stopping():
             num_tokens = core.step()
             for query in queries.take_queries():
                 if query.kind in adapter_queries.KINDS:
-                    adapter_queries.answer(core.executor, query)
+                    adapters.answer(query)
                 else:
                     inspection.answer(query)
+            adapters.tend()
             if num_tokens == 0:
                 if check_invariants:
                     core.scheduler.check_invariants()

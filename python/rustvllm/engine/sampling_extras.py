@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rustvllm import _core
 from rustvllm.config import ModelConfig
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
-from rustvllm.sampling_params import MAX_BAD_WORDS, SamplingParams
+from rustvllm.sampling_params import SamplingParams
+from rustvllm.sampling_table import SAMPLING_LISTS, SamplingList
 from rustvllm.text.tokenizer import Tokenizer
 
 logger = init_logger(__name__)
@@ -17,13 +19,23 @@ _FEW_CHARS = 512
 _warned_of_arguments = False
 
 
+def given_lists(params: SamplingParams) -> dict[str, Any]:
+    """The parameters of ``SAMPLING_LISTS`` that have entries, by name: sequences, and mappings of biases."""
+    return {name: entries for name in SAMPLING_LISTS if (entries := getattr(params, name))}
+
+
 def is_long(params: SamplingParams) -> bool:
     """Whether lists, stop strings or a grammar take more than a millisecond or two to check: a thread does it then."""
-    num_ids = len(params.logit_bias or ()) + len(params.allowed_token_ids or ())
+    num_ids = num_chars = 0
+    for name, entries in given_lists(params).items():
+        if SAMPLING_LISTS[name].kind == "words":
+            num_chars += sum(map(len, entries))
+        else:
+            num_ids += len(entries)
     return (
         params.structured_outputs is not None
         or num_ids > _FEW_IDS
-        or sum(map(len, params.bad_words or ())) > _FEW_CHARS
+        or num_chars > _FEW_CHARS
         or sum(map(len, params.stop_strings)) > _FEW_CHARS
         or sum(len(value) if isinstance(value, str | list) else 1 for value in (params.extra_args or {}).values())
         > _FEW_IDS
@@ -47,32 +59,31 @@ def make_sampling_extras(
     arguments = params.extra_args if model.logits_processors else None
     if params.extra_args and not model.logits_processors:
         _warn_of_arguments()
-    if not (params.logit_bias or params.allowed_token_ids or params.bad_words or params.logits_processors or arguments):
+    lists = given_lists(params)
+    if not (lists or params.logits_processors or arguments):
         return None
-    bias = params.logit_bias or {}
-    allowed = params.allowed_token_ids or ()
-    for name, ids in (("logit_bias", bias), ("allowed_token_ids", allowed)):
-        if len(ids) > model.vocab_size:
-            raise InvalidRequestError(
-                f"{name} has {len(ids)} entries, more than the vocabulary has tokens ({model.vocab_size}): "
-                "name each token once",
-                name,
-            )
-    _check_vocabulary("logit_bias", bias, model.vocab_size)
-    _check_vocabulary("allowed_token_ids", allowed, model.vocab_size)
-    words = _tokens_of_bad_words(params.bad_words or (), tokenizer, model.vocab_size)
-    if allowed:
-        _check_something_is_left(params, allowed, words, ending_ids)
+    for name, entries in lists.items():
+        row = SAMPLING_LISTS[name]
+        if row.kind == "words":
+            lists[name] = _tokens_of_words(row, entries, tokenizer, model.vocab_size)
+        else:
+            _check_vocabulary(name, entries, model.vocab_size)
+            lists[name] = list(entries.items() if row.kind == "biases" else entries)
+    if params.allowed_token_ids:
+        _check_something_is_left(params, params.allowed_token_ids, lists.get("bad_words", ()), ending_ids)
     return _core.SamplingExtras(
-        logit_bias=list(bias.items()),
-        allowed_token_ids=list(allowed),
-        bad_words=words,
+        **lists,
         arguments=None if not arguments else json.dumps(dict(arguments)),
         attachment=tuple(params.logits_processors) if params.logits_processors else None,
     )
 
 
-def _check_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:
+def _check_vocabulary(name: str, ids: Sequence[int] | dict[int, float], vocab_size: int) -> None:
+    if len(ids) > vocab_size:
+        raise InvalidRequestError(
+            f"{name} has {len(ids)} entries, more than the vocabulary has tokens ({vocab_size}): name each token once",
+            name,
+        )
     largest = max(ids, default=-1)
     if largest >= vocab_size:
         raise InvalidRequestError(
@@ -80,17 +91,18 @@ def _check_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:
         )
 
 
-def _tokens_of_bad_words(words: Sequence[str], tokenizer: Tokenizer | None, vocab_size: int) -> list[list[int]]:
+def _tokens_of_words(
+    row: SamplingList, words: Sequence[str], tokenizer: Tokenizer | None, vocab_size: int
+) -> list[list[int]]:
     """The tokens of each word, within a text and after a space."""
-    if not words:
-        return []
+    name = row.name
     if tokenizer is None:
         raise InvalidRequestError(
-            "there is no tokenizer (skip_tokenizer_init), so bad_words have no tokens: use logit_bias", "bad_words"
+            f"there is no tokenizer (skip_tokenizer_init), so {name} have no tokens: use logit_bias", name
         )
-    if len(words) > MAX_BAD_WORDS:
+    if len(words) > row.max_entries:
         raise InvalidRequestError(
-            f"bad_words has {len(words)} entries, at most {MAX_BAD_WORDS} are possible: send fewer", "bad_words"
+            f"{name} has {len(words)} entries, at most {row.max_entries} are possible: send fewer", name
         )
     sequences: dict[tuple[int, ...], None] = {}
     for word in words:
@@ -99,7 +111,7 @@ def _tokens_of_bad_words(words: Sequence[str], tokenizer: Tokenizer | None, voca
             ids = tuple(tokenizer.encode(text, add_special_tokens=False))
             if not ids or max(ids) >= vocab_size:
                 shown = "no tokens" if not ids else f"the token id {max(ids)}, which the model does not have"
-                raise InvalidRequestError(f"the word {word[:80]!r} of bad_words has {shown}", "bad_words")
+                raise InvalidRequestError(f"the word {word[:80]!r} of {name} has {shown}", name)
             sequences[ids] = None
     return [list(ids) for ids in sequences]
 

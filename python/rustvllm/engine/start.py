@@ -72,6 +72,10 @@ def make_executor(config: EngineConfig) -> "Executor":
         from rustvllm.executor.sim import SimExecutor
 
         return SimExecutor(config, config.sim)
+    if config.parallel.tensor_parallel_size > 1:
+        from rustvllm.executor.multiproc import MultiProcExecutor
+
+        return MultiProcExecutor(config)
     from rustvllm.executor.uniproc import UniProcExecutor
 
     return UniProcExecutor(config)

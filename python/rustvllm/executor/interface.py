@@ -60,6 +60,9 @@ class Executor(Protocol):
     def add_adapter(self, number: int, name: str, path: str) -> None:
         """Load an adapter, which requests name by a number that no other has had; see ``AdapterStore.add``."""
 
+    def prepare_adapter(self, number: int, name: str, path: str) -> Callable[[], None]:
+        """Read an adapter, in any thread; what it returns makes it one that requests can name, between two steps."""
+
     def remove_adapter(self, number: int) -> bool:
         """Forget an adapter that no request needs; False if there is none of this number."""
 
@@ -75,6 +78,15 @@ class Executor(Protocol):
 
     def discard_step(self) -> None:
         """Forget a step that was executed and will not be sampled, and every step that was launched and not awaited."""
+
+    def watch(self, on_death: Callable[[], object]) -> None:
+        """Call this, in whatever thread, when a process ends that the executor cannot do without."""
+
+    def check(self) -> None:
+        """Raise DeviceFailedError, naming process and reason, once one has; called before every step."""
+
+    def rank_states(self) -> list[dict[str, Any]]:
+        """How each of several ranks is, rank 0 first, as ``RankView`` names it; empty with one. From any thread."""
 
     def shutdown(self) -> None:
         """Give the memory back."""

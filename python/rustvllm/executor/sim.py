@@ -166,6 +166,10 @@ class SimExecutor:
     def add_adapter(self, number: int, name: str, path: str) -> None:
         """A simulation computes nothing from it."""
 
+    def prepare_adapter(self, number: int, name: str, path: str) -> Callable[[], None]:
+        """As :meth:`add_adapter`."""
+        return lambda: self.add_adapter(number, name, path)
+
     def remove_adapter(self, number: int) -> bool:  # noqa: ARG002 -- other executors look at it
         """There is always one to forget."""
         return True
@@ -233,6 +237,16 @@ class SimExecutor:
         """Forget a step that was executed and will not be sampled, and the time of those that were launched."""
         self._executed = None
         self._end = 0.0
+
+    def watch(self, on_death: Callable[[], object]) -> None:
+        """See ``Executor``; there is no process to end."""
+
+    def check(self) -> None:
+        """See ``Executor``."""
+
+    def rank_states(self) -> list[dict[str, Any]]:
+        """See ``Executor``; there is one rank."""
+        return []
 
     def shutdown(self) -> None:
         """Let the step buffers go."""

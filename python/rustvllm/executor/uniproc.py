@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rustvllm import _core
-from rustvllm.exceptions import ConfigError
-from rustvllm.lora.store import AdapterStore
+from rustvllm.worker.device_output import device_failed
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.row_extras import ExtrasOfRow
 from rustvllm.worker.step_buffers import BufferSpec
@@ -17,6 +16,7 @@ from rustvllm.worker.token_counts import TokenIds
 from rustvllm.worker.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     import numpy as np
@@ -94,13 +94,12 @@ class UniProcExecutor:
 
     def warm_up(self) -> None:
         """Run a small step of every kind, so that no request waits for libraries that set themselves up; see
-        ``Worker.capture_graphs`` for what else.
+        ``Worker.warm_up`` for what else.
 
         Raises:
             ModelLoadError: A CUDA graph cannot be captured.
         """
-        self._runner.profile_run([1, 1, 3], self._worker.cache_dtype)
-        self._worker.capture_graphs()
+        self._worker.warm_up()
 
     def add_adapter(self, number: int, name: str, path: str) -> None:
         """Load an adapter; see ``AdapterStore.add``.
@@ -109,23 +108,30 @@ class UniProcExecutor:
             ModelLoadError: It is not one that is served, or not this model's.
             ConfigError: Adapters are not enabled, or as many are loaded as may be.
         """
-        self._adapters.add(number, name, Path(path))
+        self._worker.adapters.add(number, name, Path(path))
+
+    def prepare_adapter(self, number: int, name: str, path: str) -> Callable[[], None]:
+        """Read an adapter in any thread; what it returns puts it into place; see ``AdapterStore.prepare``."""
+        return self._worker.adapters.prepare(number, name, Path(path))
 
     def remove_adapter(self, number: int) -> bool:
         """Forget an adapter that no request needs; False if there is none of this number."""
-        return self._adapters.remove(number)
+        return self._worker.adapters.remove(number)
 
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
         """Run the step through the model; ``sample_tokens`` must follow.
 
         Raises:
             DeviceMemoryError: The device has no memory for it; the next step may be smaller.
+            DeviceFailedError: The device failed, in this step or one before; there is no next one.
         """
         try:
             self._runner.execute_model(scheduler_output)
         except torch.OutOfMemoryError as error:
             num_tokens, num_reqs = scheduler_output.total_num_scheduled_tokens, scheduler_output.num_reqs
             raise self._worker.out_of_memory(error, f"a step of {num_tokens} tokens of {num_reqs} requests") from error
+        except torch.AcceleratorError as error:
+            raise device_failed(error) from error
 
     def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> AsyncModelRunnerOutput:
         """Sample from the step just executed.
@@ -140,20 +146,26 @@ class UniProcExecutor:
             return self._runner.sample_tokens(grammar_output)
         except torch.OutOfMemoryError as error:
             raise self._worker.out_of_memory(error, "sampling") from error
+        except torch.AcceleratorError as error:
+            raise device_failed(error) from error
 
     def discard_step(self) -> None:
         """Forget a step that was executed and will not be sampled, and every step that was launched and not awaited."""
         self._runner.discard_step()
 
+    def watch(self, on_death: Callable[[], object]) -> None:
+        """See ``Executor``; no other process can end here."""
+
+    def check(self) -> None:
+        """See ``Executor``."""
+
+    def rank_states(self) -> list[dict[str, Any]]:
+        """See ``Executor``; there is one rank."""
+        return []
+
     def shutdown(self) -> None:
         """Let the model and the cache go."""
         self._worker.shutdown()
-
-    @property
-    def _adapters(self) -> AdapterStore:
-        if self._runner.adapters is None:
-            raise ConfigError("adapters need enable_lora")
-        return self._runner.adapters
 
     @property
     def _runner(self) -> GPUModelRunner:

@@ -9,9 +9,9 @@ Tiles of keys begin at multiples of ``columns`` positions and are taken in ascen
 not see changes no bit of its sums. So a query's result depends on its own request, on the tile's sizes and on the
 number of parts that its keys are split into; all three are the caller's choice.
 
-With ``num_splits`` above 1 a tile's keys are shared by so many programs, and a second kernel puts their results
-together: a few long sequences then fill a device that they would leave idle. The memory for it is for decodes: rows
-times parts.
+With ``num_splits`` above 1 a tile's keys are shared by so many programs: a few long sequences then fill a device that
+they would leave idle. The one that ends last, as a counter tells it, puts the results of all together, in one order
+whichever that is. The memory for it is for decodes: rows times parts.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ class Tiles:
         first_tokens: int32 ``[n]``, its first token, counted from the request's first new one.
         query_start_loc: int32 ``[num_reqs + 1]``.
         seq_lens: int32 ``[num_reqs]``; 0 stands for an unused row, whose output is zero.
+        table_rows: int32 ``[num_reqs]``, the row of the block table that is each request's.
     """
 
     requests: Tensor
     first_tokens: Tensor
     query_start_loc: Tensor
     seq_lens: Tensor
+    table_rows: Tensor
 
 
 def tokens_per_tile(config: TileConfig, group_size: int) -> tuple[int, int]:
@@ -78,6 +80,7 @@ def paged_attention(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
     num_splits: int = 1,
+    counters: Tensor | None = None,
 ) -> None:
     """Attend, writing the rows of the tiles' tokens.
 
@@ -86,7 +89,7 @@ def paged_attention(
         query: The same shape; the features of a head lie side by side.
         kv_cache: ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, contiguous, with the new tokens in it; uint8
             holds e4m3.
-        block_table: int32 ``[num_reqs, max_blocks]``; a row's entries lie side by side.
+        block_table: int32 ``[num_rows, max_blocks]``; a row's entries lie side by side.
         tiles: Made for ``tokens_per_tile(config, num_heads // num_kv_heads)``.
         config: sizes.
         scale: Factor on the products of queries and keys.
@@ -96,6 +99,11 @@ def paged_attention(
         key_scale: What keys in eight bits are multiplied by.
         value_scale: likewise.
         num_splits: Parts that keys are split into; above 1 each tile has one token.
+        counters: int32, zeros before and after, at least the number of tiles times that of KV heads where there are
+            several parts; None: the caller never splits, and the code for it is left out.
+
+    Raises:
+        ValueError: There are several parts and too few counters.
     """
     num_heads, head_dim = query.shape[1:]
     _, _, block_size, num_kv_heads, _ = kv_cache.shape
@@ -104,6 +112,9 @@ def paged_attention(
     if not num_tiles:
         return
     block_q, rows = tokens_per_tile(config, group_size)
+    num_counters = 0 if counters is None else counters.shape[0]
+    if num_splits > 1 and num_counters < num_tiles * num_kv_heads:
+        raise ValueError(f"{num_tiles} tiles of {num_kv_heads} KV heads in parts need as many counters: {num_counters}")
     partial_out = partial_max = partial_sum = _nothing(out.device)
     if num_splits > 1:
         shape = (num_tiles, num_heads, num_splits)
@@ -115,6 +126,7 @@ def paged_attention(
         partial_out,
         partial_max,
         partial_sum,
+        tiles.requests if counters is None else counters,
         query,
         kv_cache,
         block_table,
@@ -122,6 +134,7 @@ def paged_attention(
         tiles.first_tokens,
         tiles.query_start_loc,
         tiles.seq_lens,
+        tiles.table_rows,
         _nothing(out.device) if alibi_slopes is None else alibi_slopes,
         scale * key_scale,
         0.0 if soft_cap is None else soft_cap,
@@ -147,31 +160,24 @@ def paged_attention(
         NATIVE_FP8=has_fp8_instructions(out.device),
         MIN_SPLIT_TILES=triton.cdiv(MIN_SPLIT_KEYS, config.columns),
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        MAY_SPLIT=counters is not None,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **LAUNCH_OPTIONS,
     )
-    if num_splits > 1:
-        _combine_kernel[(num_tiles, num_heads)](
-            out,
-            partial_out,
-            partial_max,
-            partial_sum,
-            tiles.requests,
-            tiles.query_start_loc,
-            value_scale,
-            num_splits,
-            NUM_HEADS=num_heads,
-            HEAD_DIM=head_dim,
-            HEAD_DIM_PADDED=head_dim_padded,
-            MAX_SPLITS=power_of_two(MAX_SPLITS),
-            num_warps=4,
-            **LAUNCH_OPTIONS,
-        )
 
 
 # What differs from step to step must not choose the code: Triton would compile while requests wait.
-_UNALIGNED = ["table_ptr", "request_ptr", "first_token_ptr", "query_start_ptr", "seq_len_ptr", "partial_sum_ptr"]
+_UNALIGNED = [
+    "table_ptr",
+    "request_ptr",
+    "first_token_ptr",
+    "query_start_ptr",
+    "seq_len_ptr",
+    "table_row_ptr",
+    "partial_sum_ptr",
+    "counter_ptr",
+]
 
 
 @functools.cache
@@ -186,6 +192,7 @@ def _attention_kernel(
     partial_out_ptr,
     partial_max_ptr,
     partial_sum_ptr,
+    counter_ptr,
     query_ptr,
     cache_ptr,
     table_ptr,
@@ -193,6 +200,7 @@ def _attention_kernel(
     first_token_ptr,
     query_start_ptr,
     seq_len_ptr,
+    table_row_ptr,
     slope_ptr,
     scale,
     soft_cap,
@@ -218,6 +226,7 @@ def _attention_kernel(
     NATIVE_FP8: tl.constexpr,
     MIN_SPLIT_TILES: tl.constexpr,
     PRECISION: tl.constexpr,
+    MAY_SPLIT: tl.constexpr,
 ):
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -250,8 +259,9 @@ def _attention_kernel(
     if HAS_WINDOW:
         first_tile = tl.maximum(num_computed + first_token - window + 1, 0) // TILE_KEYS
     end_tile = tl.cdiv(num_visible, TILE_KEYS)
-    if num_splits > 1:
+    if MAY_SPLIT:
         tiles_per_split = tl.maximum(tl.cdiv(end_tile - first_tile, num_splits), MIN_SPLIT_TILES)
+        tiles_per_split = tl.where(num_splits > 1, tiles_per_split, end_tile)
         first_tile = first_tile + tl.program_id(2) * tiles_per_split
         end_tile = tl.minimum(first_tile + tiles_per_split, end_tile)
 
@@ -260,7 +270,7 @@ def _attention_kernel(
     acc = tl.zeros((TILE_ROWS, HEAD_DIM_PADDED), tl.float32)
     key_cache = cache_ptr + kv_head * HEAD_DIM
     value_cache = key_cache + value_offset
-    table = table_ptr + request.to(tl.int64) * table_stride
+    table = table_ptr + tl.load(table_row_ptr + request).to(tl.int64) * table_stride
     for key_tile in range(first_tile, end_tile):
         key_position = key_tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
         is_key = key_position < num_visible
@@ -294,58 +304,47 @@ def _attention_kernel(
         highest = new_highest
 
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP_SIZE
-    if num_splits > 1:
-        place = (tile.to(tl.int64) * num_heads + head) * num_splits + tl.program_id(2)
-        tl.store(partial_max_ptr + place, highest, mask=is_row)
-        tl.store(partial_sum_ptr + place, total, mask=is_row)
-        # A part without keys adds 0; a NaN must propagate.
-        is_stored = (is_row & (total != 0))[:, None] & is_feature[None, :]
-        tl.store(partial_out_ptr + place[:, None] * HEAD_DIM + feature[None, :], acc, mask=is_stored)
-    else:
+    is_whole = True
+    if MAY_SPLIT:
+        is_whole = num_splits == 1
+        if num_splits > 1:
+            place = (tile.to(tl.int64) * num_heads + head) * num_splits + tl.program_id(2)
+            tl.store(partial_max_ptr + place, highest, mask=is_row)
+            tl.store(partial_sum_ptr + place, total, mask=is_row)
+            # A part without keys adds 0; a NaN must propagate.
+            is_stored = (is_row & (total != 0))[:, None] & is_feature[None, :]
+            tl.store(partial_out_ptr + place[:, None] * HEAD_DIM + feature[None, :], acc, mask=is_stored)
+            # All threads have stored before one of them counts; who counts last sees what all have stored.
+            tl.debug_barrier()
+            counter = counter_ptr + tile * NUM_KV_HEADS + kv_head
+            is_whole = tl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1
+            if is_whole:
+                tl.store(counter, 0)
+                first = (tile.to(tl.int64) * num_heads + head) * num_splits
+                highest = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
+                for split in range(num_splits):
+                    part_sum = tl.load(partial_sum_ptr + first + split, mask=is_row, other=0.0, cache_modifier=".cg")
+                    part_max = tl.load(partial_max_ptr + first + split, mask=is_row, other=0.0, cache_modifier=".cg")
+                    highest = tl.where(part_sum != 0, tl.maximum(highest, part_max), highest)
+                shift = tl.where(highest == float("-inf"), 0.0, highest)
+                total = tl.zeros((TILE_ROWS,), tl.float32)
+                acc = tl.zeros((TILE_ROWS, HEAD_DIM_PADDED), tl.float32)
+                for split in range(num_splits):
+                    place = first + split
+                    part_sum = tl.load(partial_sum_ptr + place, mask=is_row, other=0.0, cache_modifier=".cg")
+                    part_max = tl.load(partial_max_ptr + place, mask=is_row, other=0.0, cache_modifier=".cg")
+                    has_keys = is_row & (part_sum != 0)
+                    weight = tl.where(has_keys, tl.exp2(part_max - shift), 0.0)
+                    part = tl.load(
+                        partial_out_ptr + place[:, None] * HEAD_DIM + feature[None, :],
+                        mask=has_keys[:, None] & is_feature[None, :],
+                        other=0.0,
+                        cache_modifier=".cg",
+                    )
+                    total += part_sum * weight
+                    acc += part * weight[:, None]
+    if is_whole:
         result = acc / tl.where(total == 0, 1.0, total)[:, None] * value_scale
         place = (batch_token * num_heads + head) * HEAD_DIM
         is_stored = is_row[:, None] & is_feature[None, :]
         tl.store(out_ptr + place[:, None] + feature[None, :], result.to(out_ptr.dtype.element_ty), mask=is_stored)
-
-
-@triton.jit(
-    do_not_specialize=["num_splits"],
-    do_not_specialize_on_alignment=["request_ptr", "query_start_ptr", "partial_sum_ptr"],
-)
-def _combine_kernel(
-    out_ptr,
-    partial_out_ptr,
-    partial_max_ptr,
-    partial_sum_ptr,
-    request_ptr,
-    query_start_ptr,
-    value_scale,
-    num_splits,
-    NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_DIM_PADDED: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-):
-    tile = tl.program_id(0)
-    head = tl.program_id(1)
-    token = tl.load(query_start_ptr + tl.load(request_ptr + tile)).to(tl.int64)
-    split = tl.arange(0, MAX_SPLITS)
-    feature = tl.arange(0, HEAD_DIM_PADDED)
-    is_feature = feature < HEAD_DIM
-    place = (tile.to(tl.int64) * NUM_HEADS + head) * num_splits + split
-    is_split = split < num_splits
-    highest = tl.load(partial_max_ptr + place, mask=is_split, other=float("-inf"))
-    total = tl.load(partial_sum_ptr + place, mask=is_split, other=0.0)
-    has_keys = is_split & (total != 0)
-    overall = tl.max(tl.where(has_keys, highest, float("-inf")), 0)
-    weight = tl.where(has_keys, tl.exp2(highest - tl.where(overall == float("-inf"), 0.0, overall)), 0.0)
-    part = tl.load(
-        partial_out_ptr + place[:, None] * HEAD_DIM + feature[None, :],
-        mask=has_keys[:, None] & is_feature[None, :],
-        other=0.0,
-    )
-    acc = tl.sum(part * weight[:, None], 0)
-    sum_of_all = tl.sum(total * weight, 0)
-    result = acc / tl.where(sum_of_all == 0, 1.0, sum_of_all) * value_scale
-    out = out_ptr + (token * NUM_HEADS + head) * HEAD_DIM + feature
-    tl.store(out, result.to(out_ptr.dtype.element_ty), mask=is_feature)

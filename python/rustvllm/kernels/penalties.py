@@ -14,6 +14,7 @@ MAX_BLOCK = 1024
 def apply_penalties(
     logits: Tensor,
     rows: Tensor,
+    slots: Tensor,
     presence: Tensor,
     frequency: Tensor,
     repetition: Tensor,
@@ -28,11 +29,12 @@ def apply_penalties(
     Args:
         logits: float32 ``[n, vocab_size]``, contiguous.
         rows: int64 ``[p]``, which rows.
+        slots: int64 ``[p]``, where the counts of each lie.
         presence: float32 ``[p]``.
         frequency: float32 ``[p]``.
         repetition: float32 ``[p]``.
-        output_counts: int32 ``[p, vocab_size]``, contiguous.
-        prompt_mask: bool ``[p, vocab_size]``, contiguous.
+        output_counts: int32 ``[capacity, vocab_size]``, contiguous.
+        prompt_mask: bool ``[capacity, vocab_size]``, contiguous.
     """
     vocab_size = logits.shape[1]
     if not rows.shape[0]:
@@ -41,6 +43,7 @@ def apply_penalties(
     _penalties_kernel[(rows.shape[0], triton.cdiv(vocab_size, block))](
         logits,
         rows,
+        slots,
         presence,
         frequency,
         repetition,
@@ -57,6 +60,7 @@ def apply_penalties(
 def _penalties_kernel(
     logits_ptr,
     row_ptr,
+    slot_ptr,
     presence_ptr,
     frequency_ptr,
     repetition_ptr,
@@ -70,8 +74,9 @@ def _penalties_kernel(
     is_token = token < vocab_size
     place = logits_ptr + tl.load(row_ptr + index) * vocab_size + token
     logit = tl.load(place, mask=is_token, other=0.0)
-    count = tl.load(count_ptr + index * vocab_size + token, mask=is_token, other=0)
-    in_prompt = tl.load(prompt_ptr + index * vocab_size + token, mask=is_token, other=0)
+    counted = tl.load(slot_ptr + index) * vocab_size + token
+    count = tl.load(count_ptr + counted, mask=is_token, other=0)
+    in_prompt = tl.load(prompt_ptr + counted, mask=is_token, other=0)
     repetition = tl.load(repetition_ptr + index)
     is_there = (count > 0) | (in_prompt != 0)
     repeated = tl.where(logit > 0, tl.div_rn(logit, repetition), logit * repetition)

@@ -109,6 +109,30 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) ->
     return torch.cat((turned.to(x.dtype), x[..., 2 * num_pairs :]), -1)
 
 
+def rotary_write(
+    qkv: Tensor,
+    num_heads: int,
+    positions: Tensor,
+    table: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    norm_weights: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+    weight_offset: float = 0.0,
+) -> Tensor:
+    """See ``rotary_write.rotary_write``; norm, turn and write one after the other."""
+    num_kv_heads = (qkv.shape[1] - num_heads) // 2
+    query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], 1)
+    if norm_weights is not None:
+        of_query, of_key = norm_weights
+        query = rms_norm(query, of_query, eps, weight_offset=weight_offset)
+        key = rms_norm(key, of_key, eps, weight_offset=weight_offset)
+    cos, sin = table[positions.long()].chunk(2, -1)
+    kv_write(rotary(key, cos, sin), value, kv_cache, slot_mapping)
+    return rotary(query, cos, sin)
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """See ``activation.silu_and_mul``."""
     gate, up = x.chunk(2, -1)
@@ -130,6 +154,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def apply_penalties(
     logits: Tensor,
     rows: Tensor,
+    slots: Tensor,
     presence: Tensor,
     frequency: Tensor,
     repetition: Tensor,
@@ -138,10 +163,11 @@ def apply_penalties(
 ) -> None:
     """See ``penalties.apply_penalties``."""
     for index, row in enumerate(rows.tolist()):
-        counts = output_counts[index]
+        slot = int(slots[index])
+        counts = output_counts[slot]
         old = logits[row].clone()
         repeated = torch.where(old > 0, old / repetition[index], old * repetition[index])
-        new = torch.where((counts > 0) | prompt_mask[index], repeated, old)
+        new = torch.where((counts > 0) | prompt_mask[slot], repeated, old)
         logits[row] = new - frequency[index] * counts - presence[index] * (counts > 0)
 
 

@@ -8,9 +8,11 @@ the smallest one served, and is called untuned in the log, once.
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass
 
 import torch
+import triton
 from triton import knobs
 
 from rustvllm.exceptions import ModelLoadError
@@ -131,6 +133,27 @@ def num_processors(device: torch.device) -> int:
     if INTERPRETED or device.type != "cuda":
         return INTERPRETER_PROGRAMS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def why_no_toolchain() -> str | None:
+    """Why Triton cannot launch anything here, and what would mend it; None if it can.
+
+    The first launch on a machine builds a small library with the C compiler against Python's headers. Asked for once,
+    here, because slim images have neither; what it built is kept in Triton's cache.
+    """
+    if INTERPRETED:
+        return None
+    try:
+        triton.runtime.driver.active.utils  # noqa: B018 -- looking at it builds and loads the library
+    except Exception as error:  # noqa: BLE001 -- no compiler, no headers, no driver: each raises something else
+        said = (str(error).strip().splitlines() or [""])[0][:200]
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return (
+            f"Triton cannot build what it launches kernels with ({type(error).__name__}: {said}): it needs a C "
+            f"compiler and the headers of Python {python} (Debian, Ubuntu: apt-get install gcc python{python}-dev)"
+        )
+    return None
 
 
 def has_fp8_instructions(device: torch.device) -> bool:

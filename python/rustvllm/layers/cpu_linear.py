@@ -19,9 +19,10 @@ from rustvllm.layers.linear import LinearKernel, plain_linear
 
 CORE_DTYPES = (torch.float32, torch.bfloat16)
 """What the core's products take and give."""
-WeightKind = Literal["f32", "bf16", "int8", "w8a8"]
-"""What a number of a packed weight is; int8 has a scale per output, or per output and group of inputs. So has w8a8,
-which rounds the activations to 8 bits, too."""
+WeightKind = Literal["f32", "bf16", "int8", "w8a8", "int4", "w4a8"]
+"""What a number of a packed weight is; int8 and int4 have a scale per output, or per output and group of inputs. So
+have w8a8 and w4a8, which round the activations to 8 bits, too."""
+_FEW_BITS = 4
 _CORE_KINDS: dict[torch.dtype, WeightKind] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 CoreActivation = Literal["gelu_tanh", "gelu_erf", "silu", "relu"]
 _CORE_ACTIVATIONS: dict[Activation, CoreActivation] = {
@@ -119,13 +120,13 @@ class CoreLinear:
         weight: ``[out_features, in_features]`` in any float dtype, copied.
         bias: ``[out_features]`` or None, copied.
         kind: Of the copy; None: as the weight is, which is float32 or bfloat16.
-        group_size: Inputs that share a scale of an output, for int8 and w8a8; None: all.
+        group_size: Inputs that share a scale of an output, for weights that have scales; None: all.
 
     Attributes:
         packed: The copy.
 
     Raises:
-        ModelLoadError: A number that cannot become int8, because it is not finite.
+        ModelLoadError: A number that cannot become a whole one, because it is not finite or too large.
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class CoreLinear:
             self.packed.set_bias(bias.to(torch.float32).numpy())
         self._out_features = self.packed.out_features
         self.nbytes = self.packed.nbytes
+        self._is_quantized = self.packed.has_form
 
     @staticmethod
     def has_matrix_unit() -> bool:
@@ -174,7 +176,7 @@ class CoreLinear:
     @property
     def takes_matrix_unit(self) -> bool:
         """Whether ``use_matrix_unit`` decides anything: for rounded activations the core knows itself when it pays."""
-        return self.packed.kind != "w8a8" and self.has_matrix_unit()
+        return self.packed.kind in ("f32", "bf16", "int8") and not self._is_quantized and self.has_matrix_unit()
 
     def use_matrix_unit(self, num_rows: int | None) -> None:
         """Have the matrix unit compute batches of at least so many rows; None disables it."""
@@ -211,6 +213,13 @@ class CoreLinear:
             residual=None if residual is None else host_array(residual),
         )
         return out
+
+
+def kind_of(bits: int, *, round_activations: bool) -> WeightKind:
+    """The kind of weights of 4 or 8 bits."""
+    if bits == _FEW_BITS:
+        return "w4a8" if round_activations else "int4"
+    return "w8a8" if round_activations else "int8"
 
 
 def with_whole_rows(x: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 While a model is loaded each layer is packed for the core as soon as its last number is there, and its weight given up:
 no weight is there twice. When all are there, the contenders are measured for each shape of layer
 (``cpu_linear_choice``), and layers of a shape that another one computes faster are packed again for that one. An
-embedding that is the head, too, stays for its look-ups, in addition to the head's packed copy.
+embedding that is the head, too, is looked up in the head's packed weight if that has the stored numbers; otherwise it
+stays, in addition to the head's copy. One that is stored as bfloat16 stays so.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from rustvllm import _core
+from rustvllm.config.whole_forms import NumberForm
+from rustvllm.layers.cpu_bf16_layers import Bf16Layers
+from rustvllm.layers.cpu_embedding import NarrowEmbedding, PackedEmbedding
 from rustvllm.layers.cpu_linear import (
     CORE_DTYPES,
     CoreLinear,
@@ -25,10 +29,12 @@ from rustvllm.layers.cpu_linear import (
     OneDnnLinear,
     TorchLinear,
     WeightKind,
+    kind_of,
 )
 from rustvllm.layers.cpu_linear_choice import PLAIN, Choice, best_matrix_rows, choose, measure
 from rustvllm.layers.cpu_whole_layers import WholeForm, WholeLayers, storage_of
-from rustvllm.layers.linear import Linear, LinearKernel
+from rustvllm.layers.linear import Embedding, Linear, LinearKernel
+from rustvllm.layers.parallel import RowLinear
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -46,6 +52,8 @@ NOT_WORTH_PACKING = 1 << 16
 NOT_WORTH_MEASURING = 1 << 19
 """Other weights of fewer numbers are the core's: they stay near the processor, and little is to be won."""
 
+MOST_INPUTS = 1 << 24
+"""As many as a layer can have."""
 Shape = tuple[int, int]  # out_features, in_features
 
 
@@ -56,8 +64,8 @@ class LinearOptions:
     Attributes:
         kernel: ``torch``, ``onednn`` or ``core`` for every layer; None: what measures best.
         kind: What a number of a packed weight is; None: as the model's. Otherwise the kernel is the core's.
-        group_size: Inputs that share a scale, with int8; None: all of an output's.
-        round_activations: Whether weights of 8 bits meet activations that are rounded to 8 bits.
+        group_size: Inputs that share a scale, with int8 and int4; None: all of an output's.
+        round_activations: Whether weights of 8 and 4 bits meet activations that are rounded to 8 bits.
         matrix_unit: Whether the processor's may compute where it is faster; a row's bits then depend on how many there
             are.
     """
@@ -69,9 +77,18 @@ class LinearOptions:
     round_activations: bool = False
 
     @property
-    def whole_kind(self) -> WeightKind:
-        """How weights of 8 bits are packed."""
-        return "w8a8" if self.round_activations else "int8"
+    def form(self) -> NumberForm | None:
+        """How every layer is rounded; None: as the model's numbers are."""
+        if self.kind not in ("int8", "int4"):
+            return None
+        group_size = self.group_size or MOST_INPUTS
+        return NumberForm(group_size) if self.kind == "int8" else NumberForm(group_size, 4, "f16")
+
+    @property
+    def packed_kind(self) -> WeightKind | None:
+        """What layers that are not stored as whole numbers are packed as; None: as they are."""
+        form = self.form
+        return self.kind if form is None else kind_of(form.bits, round_activations=self.round_activations)
 
 
 class LinearPacker:
@@ -100,13 +117,14 @@ class LinearPacker:
         self._plain_bytes = sum(weight.nbytes for weight in weights if weight is not embedding)
         self._head_bytes = 0 if embedding is None else embedding.nbytes
         self._room = room
-        self._saved_bytes = 0
+        self._saved_bytes = self._saved_table_bytes = 0
         self._bf16: frozenset[int] = frozenset()  # storages of weights in float32 whose numbers are all bfloat16
         self._missing: dict[int, tuple[Linear, list[int]]] = {}
         self._to_measure: dict[Shape, list[Linear]] = {}
         self._to_tune: dict[tuple[Shape, int | None, str], list[Linear]] = {}  # with group and kind
         self._others: deque[Linear] = deque()  # read by turns to push a weight out of the caches
         self._whole: WholeLayers | None = None
+        self._as_stored: Bf16Layers | None = None
         self._packed: list[tuple[str, int, int]] = []  # kernels, bytes of copies, bytes of second copies
 
     def resident_bytes(self, plain_bytes: int) -> int:
@@ -115,9 +133,11 @@ class LinearPacker:
         Args:
             plain_bytes: What it takes as it is.
         """
-        if self._options.kind != "int8":
+        plain_bytes -= self._saved_table_bytes
+        form = self._options.form
+        if form is None:
             return plain_bytes - self._saved_bytes
-        packed = sum(count * _int8_bytes(shape, self._options.group_size) for shape, count in self._count.items())
+        packed = sum(count * form.num_bytes(*shape) for shape, count in self._count.items())
         return plain_bytes - self._plain_bytes + packed
 
     def plan(
@@ -135,55 +155,73 @@ class LinearPacker:
             forms: Every stored tensor of the model, with how its numbers have scales, if they are whole.
             bf16: Those of them that are stored as bfloat16.
         """
-        self._whole, self._bf16, self._saved_bytes = None, frozenset(), 0
+        self._whole, self._as_stored, self._bf16 = None, None, frozenset()
+        self._saved_bytes = self._saved_table_bytes = 0
         if self._options.kernel not in (None, "core") or _model_dtype(model) not in CORE_DTYPES:
             return
-        whole = WholeLayers(self._threads, model, embedding, forms, self._options.whole_kind)
+        rounds = self._options.round_activations
+        whole = WholeLayers(self._threads, model, embedding, forms, round_activations=rounds)
         self._whole = whole if len(whole) else None
-        if self._options.kind is None and _model_dtype(model) == torch.float32:
+        if _model_dtype(model) == torch.float32:
             parts = Counter(storage_of(tensor) for tensor, _ in forms)
             narrow = Counter(map(storage_of, bf16))
             self._bf16 = frozenset(storage for storage, count in narrow.items() if count == parts[storage])
+        linears = [module.weight for module in model.modules() if isinstance(module, Linear)]
+        kept = [weight for weight in linears if weight is not embedding and self._keeps_bf16(weight)]
+        self._as_stored = Bf16Layers(self._threads, kept, [tensor for tensor, _ in forms])
         for module in model.modules():
+            if isinstance(module, Embedding) and storage_of(module.weight) in self._bf16:
+                self._saved_table_bytes += module.weight.nbytes // 2
             if not isinstance(module, Linear) or module.weight is embedding:
                 continue
-            group = whole.group_of(module.weight)
-            if group is not None:
-                self._saved_bytes += module.weight.nbytes - _int8_bytes(_shape(module.weight), group)
+            form = whole.form_of(module.weight)
+            if form is not None:
+                self._saved_bytes += module.weight.nbytes - form.num_bytes(*_shape(module.weight))
             elif self._keeps_bf16(module.weight):
                 self._saved_bytes += module.weight.nbytes // 2
 
     def _keeps_bf16(self, weight: Tensor) -> bool:
         """Whether a weight in float32 is packed as bfloat16, which loses nothing: so it was stored."""
-        return storage_of(weight) in self._bf16 and weight.numel() >= NOT_WORTH_PACKING
+        is_asked_for = self._options.kind is None
+        return is_asked_for and storage_of(weight) in self._bf16 and weight.numel() >= NOT_WORTH_PACKING
 
     @property
-    def has_whole_layers(self) -> bool:
-        """Whether there are layers that are given as whole numbers."""
-        return self._whole is not None
+    def packs_rows(self) -> bool:
+        """Whether there are layers that are given as they are stored."""
+        return self._whole is not None or bool(self._as_stored)
 
     @property
     def num_whole_layers(self) -> int:
         """How many layers were given as whole numbers, the head included."""
         return 0 if self._whole is None else len(self._whole)
 
+    @property
+    def described_whole_layers(self) -> str:
+        """In how many bits and which groups they are kept."""
+        return "none" if self._whole is None else self._whole.described()
+
     def takes(self, target: Tensor) -> bool:
-        """Whether a tensor is to be given as whole numbers."""
-        return self._whole is not None and self._whole.group_of(target) is not None
+        """Whether a tensor is to be given as it is stored."""
+        if self._as_stored is not None and self._as_stored.takes(target):
+            return True
+        return self._whole is not None and self._whole.form_of(target) is not None
 
     def is_enough(self, target: Tensor) -> bool:
         """Whether a tensor that was given so need not be filled."""
-        return self._whole is not None and self._whole.is_enough(target)
+        return self._whole is None or self._whole.is_enough(target)
 
     def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
         """Take rows of a tensor as they are stored; see ``WholeLayers.pack_blocks``."""
+        if self._as_stored is not None and self._as_stored.takes(target):
+            self._as_stored.pack_rows(target, first_row, rows)
+            return
         assert self._whole is not None
         self._whole.pack_blocks(target, first_row, type_name, rows)
 
-    def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor) -> None:
+    def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
         """Take rows of a tensor as whole numbers and scales; see ``WholeLayers.pack_whole``."""
         assert self._whole is not None
-        self._whole.pack_whole(target, first_row, numbers, scales)
+        self._whole.pack_whole(target, first_row, numbers, scales, zeros)
 
     def watch(self, model: nn.Module, embedding: Tensor | None) -> None:
         """Note what must be filled before each layer can be packed; ``filled`` then packs it.
@@ -237,9 +275,13 @@ class LinearPacker:
             self._choose(shape, linears, rate)
         self._to_measure.clear()
         self._to_tune.clear()
-        head = None if embedding is None else self._make_head(embedding, rate)
+        head, has_stored_numbers = (None, False) if embedding is None else self._make_head(embedding, rate)
         for linear in heads:
             linear.kernel = head
+        for module in model.modules():
+            if isinstance(module, Embedding):
+                packed = head if has_stored_numbers and module.weight is embedding else None
+                self._shrink(module, packed)
         self._log_summary(time.perf_counter() - begin)
         if self._options.round_activations:
             kernels = [module.kernel for module in model.modules() if isinstance(module, Linear)]
@@ -252,12 +294,13 @@ class LinearPacker:
             self._packed.append(("core", whole.nbytes, 0))
             linear.kernel = whole
             if _is_measured(_shape(weight)):
-                key = (_shape(weight), self._whole.group_of(weight), whole.packed.kind)
+                key = (_shape(weight), self._group_of(weight), whole.packed.kind)
                 self._to_tune.setdefault(key, []).append(linear)
             linear.release_weight()
             return
         if self._keeps_bf16(weight):
-            linear.kernel = kernel = CoreLinear(self._threads, weight, linear.bias, "bf16")
+            kernel = None if self._as_stored is None else self._as_stored.take(weight, linear.bias)
+            linear.kernel = kernel = kernel or CoreLinear(self._threads, weight, linear.bias, "bf16")
             self._packed.append(("core", kernel.nbytes, 0))
             if _is_measured(_shape(weight)):
                 self._to_tune.setdefault((_shape(weight), None, "bf16"), []).append(linear)
@@ -270,12 +313,35 @@ class LinearPacker:
             self._to_measure.setdefault(_shape(weight), []).append(linear)
             linear.kernel = self._contender(name, weight, linear.bias)
         else:
-            linear.kernel = self._kernel(Choice.always(name or PLAIN), weight, linear.bias, has_plain=False)
+            linear.kernel = self._with_common_scales(linear)
+            if linear.kernel is None:
+                linear.kernel = self._kernel(Choice.always(name or PLAIN), weight, linear.bias, has_plain=False)
             if name == "core" and _is_measured(_shape(weight)):
                 kind = "" if not isinstance(linear.kernel, CoreLinear) else linear.kernel.packed.kind
                 self._to_tune.setdefault((_shape(weight), None, kind), []).append(linear)
         if name not in (None, PLAIN):
             linear.release_weight()
+
+    def _with_common_scales(self, linear: Linear) -> LinearKernel | None:
+        """A kernel whose scales are those of the whole rows, where the ranks share a row that has one scale.
+
+        With the scale of its own inputs a rank would round to other numbers than one process does.
+        """
+        kind = self._options.packed_kind
+        if kind not in ("int8", "w8a8") or self._options.group_size is not None or linear.weight.shape[1] == 0:
+            return None
+        if not isinstance(linear, RowLinear) or linear.group.size == 1:
+            return None
+        numbers, scales = linear.whole_numbers()
+        packed = _core.PackedLinear(self._threads, *_shape(linear.weight), kind)
+        packed.pack_whole(0, numbers.numpy(), scales.numpy())
+        kernel = CoreLinear.of_packed(packed, linear.bias)
+        self._packed.append(("core", kernel.nbytes, 0))
+        return kernel
+
+    def _group_of(self, weight: Tensor) -> int | None:
+        form = None if self._whole is None else self._whole.form_of(weight)
+        return None if form is None else form.group_size
 
     def _choose(self, shape: Shape, linears: list[Linear], rate: float) -> None:
         """Measure the contenders for layers of a shape, and pack these again if the core is not the best."""
@@ -296,18 +362,30 @@ class LinearPacker:
             if PLAIN in choice.layouts:
                 linear.weight = nn.Parameter(weight, requires_grad=False)
 
-    def _make_head(self, embedding: Tensor, rate: float) -> LinearKernel:
+    def _shrink(self, table: Embedding, packed: LinearKernel | None) -> None:
+        """Keep an embedding as it is stored, or not at all if a packed copy of its numbers is there."""
+        dtype = table.weight.dtype
+        if isinstance(packed, CoreLinear):
+            table.kernel = PackedEmbedding(packed, dtype)
+        elif storage_of(table.weight) in self._bf16:
+            table.kernel = NarrowEmbedding(table.weight.to(torch.bfloat16), dtype)
+        else:
+            return
+        table.release_weight()
+
+    def _make_head(self, embedding: Tensor, rate: float) -> tuple[LinearKernel, bool]:
+        """What computes a head that is the embedding, and whether it keeps the stored numbers as they are."""
         if self._whole is not None and (whole := self._whole.take(embedding, None)) is not None:
-            self._packed.append(("core", whole.nbytes, whole.nbytes))
+            self._packed.append(("core", whole.nbytes, 0))
             if _is_measured(_shape(embedding)):
-                whole.use_matrix_unit(self._matrix_rows_of(whole, embedding.dtype, self._whole.group_of(embedding)))
-            return whole
+                whole.use_matrix_unit(self._matrix_rows_of(whole, embedding.dtype, self._group_of(embedding)))
+            return whole, True
         if self._keeps_bf16(embedding):
             kernel = CoreLinear(self._threads, embedding, None, "bf16")
-            self._packed.append(("core", kernel.nbytes, kernel.nbytes))
+            self._packed.append(("core", kernel.nbytes, 0))
             if _is_measured(_shape(embedding)):
                 kernel.use_matrix_unit(self._matrix_rows_of(kernel, embedding.dtype, None))
-            return kernel
+            return kernel, True
         shape, choice = _shape(embedding), Choice.always(self._options.kernel or PLAIN)
         if self._options.kernel is None and embedding.dtype in CORE_DTYPES and _is_measured(shape):
             piece = embedding[: self._sample_outputs(shape, embedding.dtype)]
@@ -316,7 +394,7 @@ class LinearPacker:
         if self._options.kernel == "core" and isinstance(head, CoreLinear) and _is_measured(shape):
             piece = head.unpack(min(self._sample_outputs(shape, embedding.dtype), shape[0]))
             head.use_matrix_unit(self._best_matrix_rows(self._contender("core", piece, None), embedding.dtype))
-        return head
+        return head, False
 
     def _measure(self, piece: Tensor, shape: Shape, rate: float, *, has_plain: bool, room_for: int) -> Choice:
         names = ["core", *(["onednn"] if OneDnnLinear.is_available(piece.dtype) else []), PLAIN]
@@ -339,6 +417,8 @@ class LinearPacker:
 
     def _matrix_rows_of(self, kernel: CoreLinear, dtype: torch.dtype, group: int | None) -> int | None:
         """What is best for a piece of a layer; with a group, of one of whole numbers."""
+        if not kernel.takes_matrix_unit:
+            return None
         shape = (kernel.packed.out_features, kernel.packed.in_features)
         piece = kernel.unpack(min(self._sample_outputs(shape, dtype), shape[0]))
         if group is None and kernel.packed.kind != "bf16":
@@ -398,8 +478,7 @@ class LinearPacker:
 
     def _contender(self, name: str, weight: Tensor, bias: Tensor | None) -> LinearKernel:
         if name == "core":
-            kind = self._options.whole_kind if self._options.kind == "int8" else self._options.kind
-            return CoreLinear(self._threads, weight, bias, kind, self._options.group_size)
+            return CoreLinear(self._threads, weight, bias, self._options.packed_kind, self._options.group_size)
         if name == "onednn":
             return OneDnnLinear(weight, bias)
         return TorchLinear(weight, bias)
@@ -417,19 +496,22 @@ class LinearPacker:
 
 def _log_rounding(kernels: Sequence[LinearKernel | None]) -> None:
     """Say which layers round what they are multiplied with, and by what they are computed."""
-    rounding = [kernel for kernel in kernels if isinstance(kernel, CoreLinear) and kernel.packed.kind == "w8a8"]
+    rounding = [
+        kernel for kernel in kernels if isinstance(kernel, CoreLinear) and kernel.packed.kind in ("w8a8", "w4a8")
+    ]
     if not rounding:
         return
     names, refused = _core.PackedLinear.w8a8_kernels()
     logger.info(
-        "8-bit weights: activations are rounded to 8 bits in %d layers, by %s products (RUSTVLLM_ACTIVATIONS=float "
-        "leaves them as they are)",
+        "weights of 8 and 4 bits: activations are rounded to 8 bits in %d layers, by %s products "
+        "(RUSTVLLM_ACTIVATIONS=float leaves them as they are)",
         len(rounding),
         " and ".join(dict.fromkeys(names)),
     )
     if refused:
         logger.warning(
-            "8-bit weights: the %s products are not used, because on this processor they differ from plain code",
+            "weights of 8 and 4 bits: the %s products are not used, because on this processor they differ from plain "
+            "code",
             ", ".join(refused),
         )
 
@@ -450,8 +532,3 @@ def _shape(weight: Tensor) -> Shape:
 
 def _is_measured(shape: Shape) -> bool:
     return shape[0] * shape[1] >= NOT_WORTH_MEASURING
-
-
-def _int8_bytes(shape: Shape, group_size: int | None) -> int:
-    groups = 1 if group_size is None else -(-shape[1] // group_size)
-    return shape[0] * (shape[1] + 4 * groups)

@@ -8,6 +8,7 @@ their groups.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,9 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from rustvllm import _core
+from rustvllm.config.whole_forms import NumberForm, common_form
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.cpu_linear import CoreLinear, WeightKind
+from rustvllm.layers.cpu_linear import CoreLinear, kind_of
 from rustvllm.layers.linear import Linear
+
+_FEW_BITS = 4
+_MIDDLE_4 = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +31,11 @@ class WholeForm:
     """How a stored tensor's whole numbers have their scales.
 
     Attributes:
-        group_size: How many numbers of a row share one.
+        numbers: Of a row in the order of its inputs.
         input_order: int64 ``[in_features]``, the inputs with those of a group side by side; None: they are neighbours.
     """
 
-    group_size: int
+    numbers: NumberForm
     input_order: Tensor | None = None
 
 
@@ -43,7 +48,7 @@ class WholeLayers:
         embedding: The model's, if that is the head, too: it is packed for the head, and filled for its look-ups.
         forms: Every tensor of the model that is stored, with how its numbers have scales; None: they are not whole
             ones.
-        kind: How they are packed: int8 or w8a8.
+        round_activations: Whether they meet activations that are rounded to 8 bits, where their groups allow it.
     """
 
     def __init__(
@@ -52,10 +57,11 @@ class WholeLayers:
         model: nn.Module,
         embedding: Tensor | None,
         forms: Sequence[tuple[Tensor, WholeForm | None]],
-        kind: WeightKind,
+        *,
+        round_activations: bool,
     ) -> None:
         self._threads = threads
-        self._kind: WeightKind = kind
+        self._rounds = round_activations
         found: dict[int, list[WholeForm | None]] = {}
         for tensor, form in forms:
             found.setdefault(storage_of(tensor), []).append(form)
@@ -72,10 +78,15 @@ class WholeLayers:
     def __len__(self) -> int:
         return len(self._forms)
 
-    def group_of(self, weight: Tensor) -> int | None:
-        """How many numbers of a layer share a scale; None: it is not one of these."""
+    def form_of(self, weight: Tensor) -> NumberForm | None:
+        """How the numbers of a layer are kept; None: it is not one of these."""
         form = self._forms.get(storage_of(weight))
-        return None if form is None else form.group_size
+        return None if form is None else form.numbers
+
+    def described(self) -> str:
+        """How many layers are kept in which bits and groups."""
+        counts = Counter((form.numbers.bits, form.numbers.group_size) for form in self._forms.values())
+        return ", ".join(f"{count} in {bits} bits, groups of {group}" for (bits, group), count in counts.most_common())
 
     def is_enough(self, target: Tensor) -> bool:
         """Whether the layer computes without the tensor itself: all but an embedding that is the head do."""
@@ -99,7 +110,7 @@ class WholeLayers:
         except ValueError as error:
             raise _unpackable(packed, error) from error
 
-    def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor) -> None:
+    def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
         """Take rows of a layer's weight, or of a part of it, as whole numbers and scales.
 
         Args:
@@ -107,16 +118,32 @@ class WholeLayers:
             first_row: Of the target.
             numbers: int8 ``[rows, in_features]``, in the order of the form's inputs.
             scales: float32 ``[rows, groups]`` of the part.
+            zeros: float32 ``[rows, groups]``, zero points that the numbers are counted from; None: they are counted
+                from 0 already.
 
         Raises:
             ModelLoadError: A scale is not finite.
         """
         packed, offset = self._packed_of(target)
-        num_groups = packed.in_features // self._forms[storage_of(target)].group_size
+        form = self._forms[storage_of(target)].numbers
+        num_groups = packed.in_features // form.group_size
         if scales.shape[1] < num_groups:  # another part has smaller groups
-            scales = scales.repeat_interleave(num_groups // scales.shape[1], dim=1)
+            repeats = num_groups // scales.shape[1]
+            scales = scales.repeat_interleave(repeats, dim=1)
+            zeros = None if zeros is None else zeros.repeat_interleave(repeats, dim=1)
+        if form.zeros == "middle" and zeros is not None:
+            points = zeros.to(torch.int8).repeat_interleave(form.group_size, dim=1)
+            numbers, zeros = numbers - points, None
+        elif form.zeros != "middle" and zeros is None:
+            middle = _MIDDLE_4 if form.bits == _FEW_BITS else 0
+            numbers, zeros = numbers + middle, torch.full_like(scales, middle)
         try:
-            packed.pack_whole(offset + first_row, numbers.contiguous().numpy(), scales.contiguous().numpy())
+            packed.pack_whole(
+                offset + first_row,
+                numbers.contiguous().numpy(),
+                scales.contiguous().numpy(),
+                None if zeros is None else zeros.contiguous().numpy(),
+            )
         except ValueError as error:
             raise _unpackable(packed, error) from error
 
@@ -126,9 +153,17 @@ class WholeLayers:
         out_features, in_features = self._shapes[key]
         packed = self._packed.get(key)
         if packed is None:
-            form = self._forms[key]
-            kind = self._kind if _can_round(form.group_size, in_features) else "int8"
-            packed = _core.PackedLinear(self._threads, out_features, in_features, kind, form.group_size)
+            form, numbers = self._forms[key], self._forms[key].numbers
+            rounds = self._rounds and numbers.rounds_with(in_features)
+            packed = _core.PackedLinear(
+                self._threads,
+                out_features,
+                in_features,
+                kind_of(numbers.bits, round_activations=rounds),
+                numbers.group_size,
+                scales=numbers.scales,
+                zeros=numbers.zeros,
+            )
             if form.input_order is not None:
                 packed.set_input_order(form.input_order.numpy().astype(np.uint32))
             self._packed[key] = packed
@@ -145,8 +180,8 @@ def _common_form(parts: Sequence[WholeForm | None]) -> WholeForm | None:
     forms = [part for part in parts if part is not None]
     if not forms or len(forms) < len(parts):
         return None
-    smallest = min(form.group_size for form in forms)
-    if any(form.group_size % smallest for form in forms):
+    common = common_form([form.numbers for form in forms])
+    if common is None:
         return None
     order = forms[0].input_order
     for form in forms[1:]:
@@ -155,12 +190,7 @@ def _common_form(parts: Sequence[WholeForm | None]) -> WholeForm | None:
         )
         if not is_same:
             return None
-    return WholeForm(smallest, order)
-
-
-def _can_round(group_size: int, in_features: int) -> bool:
-    """Whether activations can be rounded in blocks that do not cross groups."""
-    return group_size == 16 or group_size % 32 == 0 or group_size >= in_features
+    return WholeForm(common, order)
 
 
 def _unpackable(packed: _core.PackedLinear, error: ValueError) -> ModelLoadError:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from rustvllm import _core
 from rustvllm.layers.activation import Activation
 from rustvllm.layers.linear import Linear
 
@@ -80,5 +81,40 @@ class DecoderKernel(Protocol):
 
         Returns:
             ``[num_tokens, hidden_size]``, normalised.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CoreDelta:
+    """What an adapter adds to a layer, ``up (down x)`` for stretches of its outputs, packed by the core.
+
+    Attributes:
+        down: ``[ranks of all stretches, in_features]``.
+        ups: Of each stretch its first output, and ``[outputs, rank]``; their ranks lie one after the other.
+    """
+
+    down: _core.PackedLinear
+    ups: tuple[tuple[int, _core.PackedLinear], ...]
+
+
+@runtime_checkable
+class AdaptableDecoder(DecoderKernel, Protocol):
+    """A decoder whose one call may add adapters' products.
+
+    Attributes:
+        adapters: Of the next step, each with its tokens in ascending order.
+    """
+
+    adapters: Sequence[tuple[_core.CpuAdapter, Sequence[int]]]
+
+    def make_adapter(self, deltas: Mapping[int, CoreDelta]) -> _core.CpuAdapter | None:
+        """An adapter of the blocks.
+
+        Args:
+            deltas: By the ``id`` of their layers.
+
+        Returns:
+            None if one of the layers is none that the call can add to.
         """
         ...

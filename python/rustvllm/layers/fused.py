@@ -16,6 +16,11 @@ def runs_fused(x: Tensor) -> bool:
     return _runs_fused(x.device)
 
 
+def runs_fused_on(device: torch.device) -> bool:
+    """As ``runs_fused``, of what lies on a device."""
+    return _runs_fused(device)
+
+
 @functools.cache
 def _runs_fused(device: torch.device) -> bool:
     if envs.triton_interpret():
@@ -24,4 +29,4 @@ def _runs_fused(device: torch.device) -> bool:
         return False
     from rustvllm.kernels import tuning
 
-    return tuning.capability(device) >= tuning.MIN_CAPABILITY
+    return tuning.capability(device) >= tuning.MIN_CAPABILITY and tuning.why_no_toolchain() is None

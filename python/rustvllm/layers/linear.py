@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rustvllm.layers.activation import Activation
+from rustvllm.layers.fused import runs_fused
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:
@@ -27,6 +28,14 @@ class LinearKernel(Protocol):
 
     def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
         """See ``Linear.forward``."""
+        ...
+
+
+class EmbeddingKernel(Protocol):
+    """Looks vectors up in a form of its own of an embedding's numbers."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """See ``Embedding.forward``."""
         ...
 
 
@@ -51,8 +60,16 @@ def plain_linear(
     bias: Tensor | None = None,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    *,
+    in_place: bool = False,
 ) -> Tensor:
-    """``activation(x Wᵀ + b) + residual`` by torch, one operation after the other."""
+    """``activation(x Wᵀ + b) + residual`` by torch, one operation after the other.
+
+    On a GPU the residual is added by the product itself, in its own memory, where it may be overwritten (``in_place``)
+    and nothing stands between the two.
+    """
+    if residual is not None and in_place and bias is None and activation is None and runs_fused(x):
+        return residual.addmm_(x, weight.t())
     out = F.linear(x, weight, bias)
     if activation is not None:
         out = activation(out)
@@ -77,22 +94,30 @@ class Linear(nn.Module):
         self.kernel: LinearKernel | None = None
         self.adapters: LinearAdapters | None = None
 
-    def forward(self, x: Tensor, *, activation: Activation | None = None, residual: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        activation: Activation | None = None,
+        residual: Tensor | None = None,
+        in_place: bool = False,
+    ) -> Tensor:
         """The layer, and what follows it, in one pass where the kernel has that.
 
         Args:
             x: ``[..., in_features]``.
             activation: Applied to each number of the product, the bias included.
             residual: ``[..., out_features]``, added at the end.
+            in_place: The result may take the residual's memory, which the caller reads no more.
 
         Returns:
-            ``[..., out_features]``, new memory.
+            ``[..., out_features]``.
         """
         if self.adapters is not None and self.adapters.is_on:
             return self.adapters.forward(x, activation, residual)
         if self.kernel is not None:
             return self.kernel.forward(x, activation, residual)
-        return plain_linear(x, self.weight, self.bias, activation, residual)
+        return plain_linear(x, self.weight, self.bias, activation, residual, in_place=in_place)
 
     def release_weight(self) -> None:
         """Free the memory of the weight, because the kernel has a copy; its shape and dtype remain."""
@@ -103,12 +128,20 @@ class Embedding(nn.Module):
     """A table of vectors.
 
     Attributes:
-        weight: ``[num_embeddings, embedding_dim]``.
+        weight: ``[num_embeddings, embedding_dim]``; a shape without memory where a kernel has the numbers.
+        kernel: What looks vectors up; None: torch, in ``weight``.
     """
 
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
         super().__init__()
         self.weight = empty_parameter(num_embeddings, embedding_dim)
+        self.kernel: EmbeddingKernel | None = None
 
     def forward(self, ids: Tensor) -> Tensor:  # [...] int32 or int64 -> [..., embedding_dim]
+        if self.kernel is not None:
+            return self.kernel.forward(ids)
         return F.embedding(ids, self.weight)
+
+    def release_weight(self) -> None:
+        """Free the memory of the weight, because the kernel has its numbers; its shape and dtype remain."""
+        self.weight = nn.Parameter(torch.empty_like(self.weight, device="meta"), requires_grad=False)

@@ -51,6 +51,8 @@ class PlainLayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """``x / sqrt(mean(x²) + eps) · weight``, computed in float32 whatever the dtype of ``x``."""
 
+    weight_offset = 0.0
+
     def __init__(self, hidden_size: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
@@ -73,6 +75,8 @@ class RMSNorm(nn.Module):
 
 class GemmaRMSNorm(nn.Module):
     """``x / sqrt(mean(x²) + eps) · (1 + weight)``, computed in float32 and rounded once at the end."""
+
+    weight_offset = 1.0
 
     def __init__(self, hidden_size: int, eps: float) -> None:
         super().__init__()

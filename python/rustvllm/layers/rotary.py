@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.fused import runs_fused
+from rustvllm.layers.fused import runs_fused, runs_fused_on
 
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _TYPES_WITH_TRAINED_LENGTH = ("llama3", "yarn", "longrope")
@@ -33,11 +33,14 @@ class RotaryEmbedding:
     Attributes:
         inv_freq: float32 ``[rotary_dim / 2]``, radians per position.
         attention_scaling: Factor on the turned vectors (1 except for yarn and longrope).
+        max_model_len: Longest sequence whose angles are asked for; None: any.
     """
 
-    def __init__(self, inv_freq: Tensor, attention_scaling: float = 1.0) -> None:
+    def __init__(self, inv_freq: Tensor, attention_scaling: float = 1.0, max_model_len: int | None = None) -> None:
         self.inv_freq = inv_freq
         self.attention_scaling = attention_scaling
+        self.max_model_len = max_model_len
+        self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         # What a pair's angle is multiplied by, for the first half of a head's features and for the second.
         self._frequencies = torch.cat((inv_freq, inv_freq))
         self._sine_signs = torch.cat((-torch.ones_like(inv_freq), torch.ones_like(inv_freq))) * attention_scaling
@@ -65,25 +68,25 @@ class RotaryEmbedding:
             ModelLoadError: An unknown type, a missing key, or a value out of range.
         """
         parameters = rope_parameters(hf_config, layer_type)
-        rope_type = parameters["rope_type"]
         rotary_dim = _rotary_dim(parameters, head_dim, partial=partial)
-        theta = float(parameters["rope_theta"])
-        if rope_type == "dynamic":
-            factor = _number(parameters, "factor", rope_type)
-            trained = _number(hf_config, "max_position_embeddings", rope_type)
-            if max_model_len > trained and rotary_dim > 2:
-                stretch = factor * max_model_len / trained - (factor - 1)
-                theta *= stretch ** (rotary_dim / (rotary_dim - 2))
-            return cls(_default_inv_freq(theta, rotary_dim))
-        if rope_type == "linear":
-            return cls(_default_inv_freq(theta, rotary_dim) / _number(parameters, "factor", rope_type))
-        if rope_type == "llama3":
-            return cls(_llama3_inv_freq(parameters, theta, rotary_dim))
-        if rope_type == "yarn":
-            return cls(*_yarn(parameters, theta, rotary_dim))
-        if rope_type == "longrope":
-            return cls(*_longrope(parameters, theta, rotary_dim, max_model_len))
-        return cls(_default_inv_freq(theta, rotary_dim))
+        return cls(*_frequencies(parameters, hf_config, rotary_dim, max_model_len), max_model_len)
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> RotaryAngles:
+        """The angles of a step, for its layers; nothing is computed before one of them asks."""
+        return RotaryAngles(self, positions, dtype)
+
+    def table(self, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+        """Cosines and sines of all positions, made once: ``[max_model_len, rotary_dim]``, the cosines first.
+
+        None where no kernel reads it, and where the length is not known.
+        """
+        if self.max_model_len is None or not runs_fused_on(device):
+            return None
+        if (device, dtype) not in self._tables:
+            cos, sin = self.cos_sin(torch.arange(self.max_model_len, dtype=torch.int32, device=device), dtype)
+            half = cos.shape[-1] // 2
+            self._tables[device, dtype] = torch.cat((cos[:, 0, half:], sin[:, 0, half:]), dim=-1)
+        return self._tables[device, dtype]
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosine and sine of every position's angles.
@@ -104,6 +107,34 @@ class RotaryEmbedding:
         if self.attention_scaling != 1.0:
             cos *= self.attention_scaling
         return cos.to(dtype), sin.to(dtype)
+
+
+class RotaryAngles:
+    """The angles of one step's tokens, in the form that a layer asks for.
+
+    Args:
+        embedding: Of the layers that ask.
+        positions: int32 ``[num_tokens]``.
+        dtype: Of cosines and sines.
+    """
+
+    def __init__(self, embedding: RotaryEmbedding, positions: Tensor, dtype: torch.dtype) -> None:
+        self.positions = positions
+        self._embedding = embedding
+        self._dtype = dtype
+        self._cos_sin: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def table(self) -> Tensor | None:
+        """See ``RotaryEmbedding.table``."""
+        return self._embedding.table(self.positions.device, self._dtype)
+
+    @property
+    def cos_sin(self) -> tuple[Tensor, Tensor]:
+        """See ``RotaryEmbedding.cos_sin``; computed for the first layer that asks."""
+        if self._cos_sin is None:
+            self._cos_sin = self._embedding.cos_sin(self.positions, self._dtype)
+        return self._cos_sin
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -179,6 +210,30 @@ def rope_parameters(hf_config: Mapping[str, Any], layer_type: str | None = None)
         if parameters.get("factor") is None and longest is not None:
             parameters["factor"] = _number(hf_config, "max_position_embeddings", rope_type) / parameters[key]
     return parameters
+
+
+def _frequencies(
+    parameters: Mapping[str, Any], hf_config: Mapping[str, Any], rotary_dim: int, max_model_len: int
+) -> tuple[Tensor, float]:
+    """Radians per position of each pair, and the factor on turned vectors."""
+    rope_type = parameters["rope_type"]
+    theta = float(parameters["rope_theta"])
+    if rope_type == "dynamic":
+        factor = _number(parameters, "factor", rope_type)
+        trained = _number(hf_config, "max_position_embeddings", rope_type)
+        if max_model_len > trained and rotary_dim > 2:
+            stretch = factor * max_model_len / trained - (factor - 1)
+            theta *= stretch ** (rotary_dim / (rotary_dim - 2))
+        return _default_inv_freq(theta, rotary_dim), 1.0
+    if rope_type == "linear":
+        return _default_inv_freq(theta, rotary_dim) / _number(parameters, "factor", rope_type), 1.0
+    if rope_type == "llama3":
+        return _llama3_inv_freq(parameters, theta, rotary_dim), 1.0
+    if rope_type == "yarn":
+        return _yarn(parameters, theta, rotary_dim)
+    if rope_type == "longrope":
+        return _longrope(parameters, theta, rotary_dim, max_model_len)
+    return _default_inv_freq(theta, rotary_dim), 1.0
 
 
 def _rotary_dim(parameters: Mapping[str, Any], head_dim: int, *, partial: bool) -> int:

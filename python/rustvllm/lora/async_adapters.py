@@ -1,17 +1,34 @@
-"""Adapters of an engine that runs by itself: ``AsyncAdapters`` loads them, ``AdapterMethods`` is what callers see."""
+"""Adapters of an engine that runs by itself: ``AsyncAdapters`` loads them, ``AdapterMethods`` is what callers see.
+
+The list of names is the engine's, so that several front ends have the same. A number in memory that the front ends of
+a server share says when it has changed: each looks at it before it reads a name, and asks for the list only then.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import json
+import secrets
+from array import array
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import Any, Final, Protocol
 
 from rustvllm.config import EngineConfig
-from rustvllm.exceptions import InvalidRequestError, QueryError
+from rustvllm.exceptions import EngineDeadError, InvalidRequestError, QueryError
+from rustvllm.logger import init_logger
 from rustvllm.lora import queries
-from rustvllm.lora.registry import AdapterRegistry
+from rustvllm.lora.registry import AdapterRegistry, LoadedAdapter
 from rustvllm.lora.request import LoRARequest
 
-AskEngines = Callable[[str, bytes, float], Awaitable[None]]
-"""Asks every engine: kind, payload, and the seconds to wait for an answer. Not kept, or the front end would stay."""
+logger = init_logger(__name__)
+
+_VERSION_BITS: Final = 62
+
+
+class AskEngines(Protocol):
+    """Asks engines between two of their steps. Not kept, or the front end would stay."""
+
+    def __call__(self, kind: str, payload: bytes, seconds: float, *, rank: int | None = None) -> Awaitable[bytes]:
+        """Ask one engine, or all (None); the answer of the last."""
 
 
 class AsyncAdapters:
@@ -23,57 +40,79 @@ class AsyncAdapters:
 
     Attributes:
         registry: Which are loaded.
+        version: One number, shared by the front ends of a server, that changes with the list.
     """
 
     def __init__(self, config: EngineConfig, in_use: Callable[[], set[int]]) -> None:
         self.registry = AdapterRegistry(config.lora, config.model.served_model_name)
+        self.version = memoryview(array("q", [0]))
+        self._is_served = config.lora is not None
         self._in_use = in_use
-        self._retired: set[int] = set()  # no name has them any more, requests may
-        self._lock = asyncio.Lock()
+        self._seen: int | None = None
+        self._refreshing, self._changing = asyncio.Lock(), asyncio.Lock()
 
-    async def load(self, request: LoRARequest, ask: AskEngines) -> None:
-        """Have an adapter loaded between two steps of every engine, unless it is.
+    async def refresh(self, ask: AskEngines) -> None:
+        """Ask for the list if it has changed; without an answer what was known stays."""
+        if not self._is_served or self.version[0] == self._seen:
+            return
+        async with self._refreshing:
+            version = self.version[0]
+            if version == self._seen:
+                return
+            try:
+                rows = json.loads(await ask(queries.LIST, b"", queries.LIST_SECONDS, rank=0))
+            except (QueryError, EngineDeadError) as error:
+                logger.warning("the list of adapters could not be asked for: %s", error)
+                return
+            self.registry.replace(rows)
+            self._seen = version
+
+    async def load(self, request: LoRARequest, ask: AskEngines, *, may_crowd_out: bool = True) -> None:
+        """Have an adapter loaded by every engine while these go on, unless it is.
 
         Args:
             request: Names it.
             ask: Asks the engines.
+            may_crowd_out: With ``max_cpu_loras`` the least recently used one that no request needs makes room.
 
         Raises:
             InvalidRequestError: It cannot be served; the message says why.
             EngineDeadError: An engine has died.
         """
+        await self.refresh(ask)
         if self.registry.find(request) is not None:
             return
-        async with self._lock:
-            await self._drop_retired(ask)
+        async with self._changing:
+            await self.refresh(ask)
             if self.registry.find(request) is not None:  # loaded while this one waited
                 return
             folder = await asyncio.to_thread(self.registry.check, request)
-            crowded_out = self.registry.crowded_out(self._in_use())
-            if crowded_out is not None:
-                self.registry.forget(crowded_out)
-                self._retired.add(crowded_out.number)
-                await self._drop_retired(ask)
-            number = self.registry.new_number()
+            before = self.registry.named(request.lora_name)
+            if before is None:
+                crowded_out = self.registry.crowded_out(self._in_use(), may_crowd_out=may_crowd_out)
+                if crowded_out is not None:
+                    await self._withdraw(crowded_out, ask)
+            loaded = LoadedAdapter(replace(request, lora_path=folder, load_inplace=False), self.registry.new_number())
+            name, number = request.lora_name, loaded.number
             try:
-                await ask(queries.ADD, queries.add_payload(number, request.lora_name, folder), queries.LOAD_SECONDS)
+                load = queries.payload(number=number, name=name, path=folder)
+                await ask(queries.ADD, load, queries.LOAD_SECONDS)
+                row = queries.payload(**loaded.as_row(), load_inplace=request.load_inplace)
+                replaced = json.loads(await ask(queries.PUBLISH, row, queries.LOAD_SECONDS, rank=0))
             except QueryError as error:
-                self._retired.add(number)  # one of several engines may have it
+                await self._retire(number, ask)  # one of several engines may have it
                 raise InvalidRequestError(str(error), "lora_request") from error
-            before = self.registry.put(replace(request, lora_path=folder, load_inplace=False), number)
-            if before is not None and not before.is_from_start:
-                self._retired.add(before.number)
+            self._announce()
+            await self.refresh(ask)
+            if replaced is not None:
+                await self._retire(replaced, ask)
 
     async def remove(self, lora_id: int, ask: AskEngines) -> bool:
-        """Forget an adapter; one that was named at the start stays in memory, since other front ends may serve it."""
-        taken = self.registry.take_out(lora_id)
-        if taken is None:
-            return False
-        if not taken.is_from_start:
-            self._retired.add(taken.number)
-            async with self._lock:
-                await self._drop_retired(ask)
-        return True
+        """Forget an adapter; False: there is none."""
+        async with self._changing:
+            await self.refresh(ask)
+            found = next((each for each in self.registry.loaded() if each.request.lora_int_id == lora_id), None)
+            return found is not None and await self._withdraw(found, ask)
 
     def number_of(self, request: LoRARequest) -> int:
         """The number of a loaded adapter.
@@ -88,11 +127,40 @@ class AsyncAdapters:
             )
         return found.number
 
-    async def _drop_retired(self, ask: AskEngines) -> None:
-        """Have the engines forget adapters without a name that no request needs."""
-        for number in self._retired - self._in_use():
-            self._retired.discard(number)
-            await ask(queries.REMOVE, queries.remove_payload(number), queries.LOAD_SECONDS)
+    def restore(self, rank: int, ask: Callable[[str, bytes], bytes]) -> None:
+        """Give an engine that was started again what it had; blocks.
+
+        Args:
+            rank: Its rank; engine 0 has the list.
+            ask: Asks it.
+        """
+        rows = []
+        for row in [loaded.as_row() for loaded in self.registry.loaded()]:
+            try:
+                if not self.registry.is_from_start(row["number"]):
+                    ask(queries.ADD, queries.payload(number=row["number"], name=row["name"], path=row["path"]))
+                rows.append(row)
+            except QueryError as error:
+                logger.error("adapter %s could not be loaded again: %s", row["name"], error)  # noqa: TRY400
+        if rank == 0 and self._is_served:
+            ask(queries.RESTORE, queries.payload(adapters=rows))
+            self._announce()
+
+    async def _withdraw(self, loaded: LoadedAdapter, ask: AskEngines) -> bool:
+        name = queries.payload(name=loaded.request.lora_name)
+        number = json.loads(await ask(queries.WITHDRAW, name, queries.LOAD_SECONDS, rank=0))
+        self._announce()
+        await self.refresh(ask)
+        if number is not None:
+            await self._retire(number, ask)
+        return number is not None
+
+    async def _retire(self, number: int, ask: AskEngines) -> None:
+        await ask(queries.RETIRE, queries.payload(number=number), queries.LOAD_SECONDS)
+
+    def _announce(self) -> None:
+        """The list has changed. Of two that write at once either will do: each writes after its own change."""
+        self.version[0] = secrets.randbits(_VERSION_BITS) | 1
 
 
 class AdapterMethods:
@@ -100,12 +168,12 @@ class AdapterMethods:
 
     _adapters: AsyncAdapters
 
-    async def _ask_engines(self, kind: str, payload: bytes, seconds: float) -> None:
-        """Ask every engine, and wait for all answers; the class that has adapters says how."""
+    async def _ask_engines(self, kind: str, payload: bytes, seconds: float, *, rank: int | None = None) -> bytes:
+        """Ask one engine, or every one; the class that has adapters says how."""
         raise NotImplementedError
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load an adapter between two steps of every engine; requests name it by the same ``LoRARequest``.
+        """Load an adapter into every engine; requests name it by the same ``LoRARequest``.
 
         Returns:
             True; one that is loaded stays as it is, unless ``load_inplace`` asks for its folder to be read again.
@@ -117,10 +185,40 @@ class AdapterMethods:
         await self._adapters.load(lora_request, self._ask_engines)
         return True
 
+    async def load_adapter(self, name: str, folder: str, *, load_inplace: bool) -> None:
+        """Load an adapter under a name that a server's clients will use.
+
+        Raises:
+            InvalidRequestError: The name is taken, there is no room, or the adapter cannot be served.
+            EngineDeadError: An engine has died.
+        """
+        adapters = self._adapters
+        await adapters.refresh(self._ask_engines)
+        before = adapters.registry.named(name)
+        if before is not None and not load_inplace:
+            raise InvalidRequestError(queries.already_loaded(name), "lora_name")
+        number = adapters.registry.new_number() if before is None else before.request.lora_int_id
+        request = LoRARequest(name, number, folder, load_inplace=load_inplace)
+        await adapters.load(request, self._ask_engines, may_crowd_out=False)
+
     async def remove_lora(self, lora_id: int) -> bool:
         """Forget the adapter of this ``lora_int_id``; requests under way keep it to their end. False: there is none."""
         return await self._adapters.remove(lora_id, self._ask_engines)
 
     async def list_loras(self) -> set[int]:
         """The ``lora_int_id`` of every adapter that is loaded."""
+        await self._adapters.refresh(self._ask_engines)
         return {request.lora_int_id for request in self._adapters.registry.requests()}
+
+    async def refresh_adapters(self) -> None:
+        """Learn what other front ends have loaded or removed; at once if they have not."""
+        await self._adapters.refresh(self._ask_engines)
+
+    @property
+    def adapters(self) -> Mapping[str, LoadedAdapter]:
+        """What is loaded, as far as is known here, by name."""
+        return self._adapters.registry.by_name
+
+    def share_adapter_version(self, version: Any) -> None:
+        """Learn from this number, which other front ends share, when the list has changed."""
+        self._adapters.version = version

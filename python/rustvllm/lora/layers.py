@@ -1,8 +1,8 @@
 """What runs adapters within a step: which rows have which, and the dense layers that add their products.
 
 A step's rows are grouped by adapter once. Each layer then computes the model's own product for all rows and adds
-``up (down x)`` to the rows of each adapter, in two products of the adapter's rank. Rows of one request depend on no
-other: with ``batch_invariant`` the products are the core's, whose rows are independent.
+``up (down x)`` to the rows of each adapter, in products of the adapter's rank. On the CPU these are the core's, whose
+rows depend on no other, and a decoder that runs in one call of the core adds them there.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rustvllm import _core
 from rustvllm.layers.activation import Activation
-from rustvllm.layers.decoder import DecoderKernel
+from rustvllm.layers.cpu_linear import CoreLinear
+from rustvllm.layers.decoder import AdaptableDecoder, CoreDelta, DecoderKernel
 from rustvllm.layers.linear import Linear, plain_linear
+from rustvllm.lora.modules import LinearPart
 from rustvllm.lora.weights import ModuleDelta
 
 Product = Callable[[Tensor], Tensor]
 """``[n, in]`` → ``[n, out]``."""
-MakeProduct = Callable[[Tensor], Product]
-"""From a weight, ``[out, in]``."""
 
 
 @dataclass(slots=True)
@@ -61,29 +62,40 @@ def _rows(requests: npt.NDArray[np.int64], query_start_loc: npt.NDArray[np.int32
 
 
 class LinearDelta:
-    """What one adapter adds to one dense layer, all fused parts in two products.
+    """What one adapter adds to one dense layer: one product to the ranks of all fused parts, and one for each part.
 
     Args:
         deltas: Of the layer's parts.
         dtype: Of the layer's input and output.
-        make_product: Makes a product from a weight.
+        threads: What the core computes with; None: torch computes.
 
     Attributes:
-        nbytes: Of the two weights.
+        nbytes: Of the weights.
+        core: The same for a decoder's one call; None where torch computes.
     """
 
-    def __init__(self, deltas: Sequence[ModuleDelta], dtype: torch.dtype, make_product: MakeProduct) -> None:
-        self._first = min(delta.part.first for delta in deltas)
-        self._end = max(delta.part.first + delta.part.num_outputs for delta in deltas)
-        down = torch.cat([delta.down for delta in deltas])
-        up = torch.zeros((self._end - self._first, down.shape[0]))
+    def __init__(self, deltas: Sequence[ModuleDelta], dtype: torch.dtype, threads: _core.CpuThreads | None) -> None:
+        down = torch.cat([delta.down for delta in deltas]).to(dtype)
+        ups = [delta.up.to(dtype) for delta in deltas]
+        self.nbytes = down.nbytes + sum(up.nbytes for up in ups)
+        self.core: CoreDelta | None = None
+        self._down: Product
+        self._ups: list[tuple[LinearPart, slice, Product]] = []
+        products: list[Product]
+        if threads is None:
+            self._down, products = torch_product(down), [torch_product(up) for up in ups]
+        else:
+            packed_down, *packed = [CoreLinear(threads, weight, None) for weight in (down, *ups)]
+            self._down, products = core_product(packed_down), [core_product(up) for up in packed]
+            firsts = [delta.part.first for delta in deltas]
+            self.core = CoreDelta(
+                packed_down.packed, tuple((first, up.packed) for first, up in zip(firsts, packed, strict=True))
+            )
         column = 0
-        for delta in deltas:
-            row, rank = delta.part.first - self._first, delta.down.shape[0]
-            up[row : row + delta.part.num_outputs, column : column + rank] = delta.up
-            column += rank
-        self._down, self._up = make_product(down.to(dtype)), make_product(up.to(dtype))
-        self.nbytes = (down.numel() + up.numel()) * dtype.itemsize
+        for delta, product in zip(deltas, products, strict=True):
+            end = column + delta.down.shape[0]
+            self._ups.append((delta.part, slice(column, end), product))
+            column = end
 
     def add(self, x: Tensor, out: Tensor, rows: slice | Tensor) -> None:
         """Add to some rows of the layer's output.
@@ -93,7 +105,9 @@ class LinearDelta:
             out: ``[num_tokens, out_features]``, written.
             rows: Of both.
         """
-        out[rows, self._first : self._end] += self._up(self._down(x[rows]))
+        ranks = self._down(x[rows])
+        for part, columns, up in self._ups:
+            out[rows, part.first : part.first + part.num_outputs] += up(ranks[:, columns])
 
 
 class AdaptedLinear:
@@ -131,8 +145,8 @@ class AdaptedLinear:
         return out if residual is None else residual + out
 
 
-class ModulesWithAdapters:
-    """Runs the blocks in one call only where no adapter is added; see ``DecoderKernel``.
+class DecoderWithAdapters:
+    """Runs the blocks in one call where that can add the step's adapters; see ``DecoderKernel``.
 
     Args:
         inner: Runs them in one call.
@@ -141,10 +155,28 @@ class ModulesWithAdapters:
 
     def __init__(self, inner: DecoderKernel, step: AdapterStep) -> None:
         self._inner, self._step = inner, step
+        self._adapters: dict[int, _core.CpuAdapter] = {}
+
+    def make_adapter(self, deltas: Mapping[int, LinearDelta]) -> _core.CpuAdapter | None:
+        """The adapter for the one call, from what it adds by the ``id`` of the layer; None: modules add it."""
+        core = {layer: delta.core for layer, delta in deltas.items() if delta.core is not None}
+        if not isinstance(self._inner, AdaptableDecoder) or len(core) < len(deltas):
+            return None
+        return self._inner.make_adapter(core)
+
+    def put(self, number: int, adapter: _core.CpuAdapter | None) -> None:
+        """From now on steps may name this adapter."""
+        if adapter is not None:
+            self._adapters[number] = adapter
+
+    def remove(self, number: int) -> None:
+        """Forget an adapter."""
+        self._adapters.pop(number, None)
 
     def takes(self, hidden: Tensor, attention: object) -> bool:
         """See ``DecoderKernel.takes``."""
-        return not self._step.runs and self._inner.takes(hidden, attention)
+        has_all = all(adapter in self._adapters for adapter, _ in self._step.runs)
+        return has_all and self._inner.takes(hidden, attention)
 
     def forward(
         self,
@@ -154,7 +186,23 @@ class ModulesWithAdapters:
         rotary: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """See ``DecoderKernel.forward``."""
-        return self._inner.forward(hidden, kv_caches, attention, rotary)
+        if not self._step.runs:
+            return self._inner.forward(hidden, kv_caches, attention, rotary)
+        assert isinstance(self._inner, AdaptableDecoder)
+        self._inner.adapters = [(self._adapters[adapter], _tokens(rows)) for adapter, rows in self._step.runs]
+        try:
+            return self._inner.forward(hidden, kv_caches, attention, rotary)
+        finally:
+            self._inner.adapters = ()
+
+
+def _tokens(rows: slice | Tensor) -> Sequence[int]:
+    return range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+
+
+def core_product(linear: CoreLinear) -> Product:
+    """A product by the core."""
+    return lambda x: linear.forward(x, None, None)
 
 
 def torch_product(weight: Tensor) -> Product:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rustvllm.layers.linear import Linear
+from rustvllm.layers.parallel import Shard
+from rustvllm.model_loader.slicing import slices_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,16 +24,27 @@ class LinearPart:
         linear: The layer.
         first: Its first row.
         num_outputs: How many.
+        shard: What this rank has of the part, where several share the layer.
     """
 
     linear: Linear
     first: int
     num_outputs: int
+    shard: Shard | None = None
 
     @property
-    def num_inputs(self) -> int:
-        """Inputs of the layer."""
-        return self.linear.weight.shape[1]
+    def stored_shape(self) -> tuple[int, int]:
+        """Outputs of the part and inputs of the layer, as checkpoints have them: of all ranks."""
+        own = (self.num_outputs, self.linear.weight.shape[1])
+        if self.shard is None:
+            return own
+        return (self.shard.whole, own[1]) if self.shard.dim == 0 else (own[0], self.shard.whole)
+
+    def own(self, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        """What this rank needs of an adapter's matrices, ``[rank, inputs]`` and ``[outputs, rank]``."""
+        if self.shard is None:
+            return down, up
+        return (down, self.shard.take(up)) if self.shard.dim == 0 else (self.shard.take(down), up)
 
 
 def adaptable_parts(model: CausalLM) -> dict[str, LinearPart]:
@@ -43,13 +56,18 @@ def adaptable_parts(model: CausalLM) -> dict[str, LinearPart]:
     }
     tied = model.tied_embedding
     parts = {}
-    for name, tensor in model.checkpoint_tensors().items():
+    tensors = model.checkpoint_tensors()
+    slices = slices_of(model, tensors) if model.group.size > 1 else {}
+    for name, tensor in tensors.items():
         linear = linears.get(_storage(tensor))
         if linear is None or tensor.dim() != 2 or not name.endswith(".weight") or tensor is tied:
             continue
         num_inputs = linear.weight.shape[1]
+        cut = slices.get(name)
+        is_turned = tensor.stride() != linear.weight.stride()
+        shard = None if cut is None else Shard(1 - cut.dim if is_turned else cut.dim, cut.parts)
         parts[name.removesuffix(".weight")] = LinearPart(
-            linear, int(tensor.storage_offset()) // num_inputs, tensor.numel() // num_inputs
+            linear, int(tensor.storage_offset()) // num_inputs, tensor.numel() // num_inputs, shard
         )
     return parts
 

@@ -1,59 +1,37 @@
-"""Loading and forgetting adapters, asked of the thread that steps an engine as a ``Query`` between two steps.
+"""What front ends ask an engine about adapters, as a ``Query``; ``engine/engine_adapters.py`` answers.
 
 | kind | payload, JSON | answer |
 |---|---|---|
-| ``add_adapter`` | ``number``, ``name``, ``path`` | ``true`` |
-| ``remove_adapter`` | ``number`` | whether there was one |
+| ``add_adapter`` | ``number``, ``name``, ``path`` | ``true``, once it is loaded |
+| ``retire_adapter`` | ``number`` | ``true``; it goes as soon as no request needs it |
+| ``publish_adapter`` | a row of the list, and ``load_inplace`` | number of what had the name before, or null |
+| ``withdraw_adapter`` | ``name`` | the number that it had, or null |
+| ``list_adapters`` | | the list: ``number``, ``name``, ``path``, ``lora_int_id``, ``base_model_name`` of each |
+| ``restore_adapters`` | the list, to an engine that was started again | whether it had no other yet |
+
+The list of names is that of engine 0; each engine has the weights.
 """
 
 import json
-from typing import Final, Protocol
+from typing import Any, Final
 
-from rustvllm.exceptions import RustVLLMError
-from rustvllm.logger import init_logger
-from rustvllm.observe.inspect.queries import Query
-
-logger = init_logger(__name__)
-
-ADD, REMOVE = "add_adapter", "remove_adapter"
-KINDS: Final = (ADD, REMOVE)
+ADD, RETIRE = "add_adapter", "retire_adapter"
+PUBLISH, WITHDRAW, LIST, RESTORE = "publish_adapter", "withdraw_adapter", "list_adapters", "restore_adapters"
+KINDS: Final = frozenset((ADD, RETIRE, PUBLISH, WITHDRAW, LIST, RESTORE))
 LOAD_SECONDS: Final = 120.0
 """How long a front end waits for an adapter: the engine may be in a long step, and the disk slow."""
+LIST_SECONDS: Final = 30.0
+"""How long a front end waits for the list, which needs the end of a step."""
 
 
-class AdapterHolder(Protocol):
-    """Has a model to which adapters are added."""
-
-    def add_adapter(self, number: int, name: str, path: str) -> None:
-        """Load one."""
-
-    def remove_adapter(self, number: int) -> bool:
-        """Forget one."""
+def payload(**members: Any) -> bytes:
+    """What is said with a query."""
+    return json.dumps(members).encode()
 
 
-def answer(holder: AdapterHolder, query: Query) -> None:
-    """Do what is asked. What cannot be loaded says why; the engine goes on."""
-    try:
-        wanted = json.loads(query.payload)
-        if query.kind == ADD:
-            holder.add_adapter(int(wanted["number"]), str(wanted["name"]), str(wanted["path"]))
-            done = True
-        else:
-            done = holder.remove_adapter(int(wanted["number"]))
-    except RustVLLMError as error:
-        query.fail(str(error))
-    except Exception as error:
-        logger.exception("the query %r failed", query.kind)
-        query.fail(f"the query {query.kind!r} failed: {type(error).__name__}: {error}")
-    else:
-        query.answer(json.dumps(done).encode())
-
-
-def add_payload(number: int, name: str, path: str) -> bytes:
-    """The payload of an ``add_adapter``."""
-    return json.dumps({"number": number, "name": name, "path": path}).encode()
-
-
-def remove_payload(number: int) -> bytes:
-    """The payload of a ``remove_adapter``."""
-    return json.dumps({"number": number}).encode()
+def already_loaded(name: str) -> str:
+    """What is said to those who load a name that is taken; the words are vLLM's."""
+    return (
+        f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+        "'load_inplace' to True."
+    )

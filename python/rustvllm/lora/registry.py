@@ -6,9 +6,11 @@ adapter, or of what was loaded under its name before, are never another's.
 """
 
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
 
 from rustvllm.config.lora import LoRAConfig, check_adapter_folder
 from rustvllm.exceptions import ConfigError, InvalidRequestError
@@ -31,10 +33,22 @@ class LoadedAdapter:
     request: LoRARequest
     number: int
 
-    @property
-    def is_from_start(self) -> bool:
-        """Whether every front end of the engine knows it."""
-        return self.number < _FIRST_RANDOM
+    def as_row(self) -> dict[str, Any]:
+        """What engines have of it in their list."""
+        request = self.request
+        return {
+            "number": self.number,
+            "name": request.lora_name,
+            "path": request.lora_path,
+            "lora_int_id": request.lora_int_id,
+            "base_model_name": request.base_model_name,
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
+        """The reverse."""
+        request = LoRARequest(row["name"], row["lora_int_id"], row["path"], row["base_model_name"])
+        return cls(request, row["number"])
 
 
 class AdapterRegistry:
@@ -76,7 +90,9 @@ class AdapterRegistry:
                 f"the adapter {request.lora_name!r} has the name of the model that is served; give it another",
                 "lora_request",
             )
-        for loaded in self._loaded.values():
+        found = self._loaded.get(request.lora_name)
+        has_own_number = found is not None and found.request.lora_int_id == request.lora_int_id
+        for loaded in () if has_own_number else self._loaded.values():
             other = loaded.request
             if other.lora_int_id == request.lora_int_id and other != request:
                 raise InvalidRequestError(
@@ -84,7 +100,6 @@ class AdapterRegistry:
                     f"{other.lora_name!r}; give each a number of its own",
                     "lora_request",
                 )
-        found = self._loaded.get(request.lora_name)
         if found is None or request.load_inplace:
             return None
         if request.lora_path and _absolute(request.lora_path) != found.request.lora_path:
@@ -103,7 +118,9 @@ class AdapterRegistry:
             InvalidRequestError: There is none, or a file is missing.
         """
         if not request.lora_path:
-            raise InvalidRequestError(f"the adapter {request.lora_name!r} has no lora_path", "lora_request")
+            raise InvalidRequestError(
+                f"the adapter {request.lora_name!r} is not loaded, and the request has no lora_path", "lora_request"
+            )
         try:
             return str(check_adapter_folder(request.lora_name, request.lora_path))
         except ConfigError as error:
@@ -113,11 +130,16 @@ class AdapterRegistry:
         """A number for an adapter that is to be loaded."""
         return _FIRST_RANDOM + secrets.randbits(_RANDOM_BITS)
 
-    def crowded_out(self, in_use: Collection[int]) -> LoadedAdapter | None:
+    def is_from_start(self, number: int) -> bool:
+        """Whether an engine loads the adapter of this number when it is started."""
+        return number < _FIRST_RANDOM
+
+    def crowded_out(self, in_use: Collection[int], *, may_crowd_out: bool = True) -> LoadedAdapter | None:
         """The adapter that must go before another is loaded: the least recently used that no request needs.
 
         Args:
             in_use: Numbers that requests need.
+            may_crowd_out: Whether any may.
 
         Raises:
             InvalidRequestError: As many as may be are in use.
@@ -125,6 +147,12 @@ class AdapterRegistry:
         most = None if self._config is None else self._config.max_cpu_loras
         if most is None or len(self._loaded) < most:
             return None
+        if not may_crowd_out:
+            raise InvalidRequestError(
+                f"{len(self._loaded)} adapters are loaded, and max_cpu_loras is {most}: unload one, or raise it "
+                "(--max-cpu-loras)",
+                "lora_name",
+            )
         for loaded in self._loaded.values():
             if loaded.number not in in_use:
                 return loaded
@@ -151,9 +179,24 @@ class AdapterRegistry:
         """Take out an adapter that must go."""
         self._loaded.pop(loaded.request.lora_name, None)
 
-    def forget_later_ones(self) -> None:
-        """Take out all but those of the configuration: the engine was started again and has no others."""
-        self._loaded = {name: loaded for name, loaded in self._loaded.items() if loaded.is_from_start}
+    @property
+    def by_name(self) -> Mapping[str, LoadedAdapter]:
+        """All of them."""
+        return MappingProxyType(self._loaded)
+
+    def loaded(self) -> list[LoadedAdapter]:
+        """All of them, the least recently used first."""
+        return list(self._loaded.values())
+
+    def named(self, name: str) -> LoadedAdapter | None:
+        """The one of a name."""
+        return self._loaded.get(name)
+
+    def replace(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Take an engine's list; those that were known keep their order."""
+        now = {row["name"]: LoadedAdapter.from_row(row) for row in rows}
+        known = {name: now[name] for name in self._loaded if name in now}
+        self._loaded = known | now
 
 
 def _absolute(path: str) -> str:

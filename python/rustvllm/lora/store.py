@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,24 +10,16 @@ import torch
 
 from rustvllm import _core
 from rustvllm.exceptions import ConfigError
-from rustvllm.layers.cpu_linear import CoreLinear
 from rustvllm.logger import init_logger
-from rustvllm.lora.layers import (
-    AdaptedLinear,
-    AdapterStep,
-    LinearDelta,
-    ModulesWithAdapters,
-    Product,
-    by_layer,
-    torch_product,
-)
+from rustvllm.lora.layers import AdaptedLinear, AdapterStep, DecoderWithAdapters, LinearDelta, by_layer
 from rustvllm.lora.modules import adaptable_linears, adaptable_parts
 from rustvllm.lora.weights import read_adapter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     import numpy as np
     import numpy.typing as npt
-    from torch import Tensor
 
     from rustvllm.config.lora import LoRAConfig
     from rustvllm.models.interface import CausalLM
@@ -58,7 +51,7 @@ class AdapterStore:
         batch_invariant: bool,
     ) -> None:
         self._model, self._config, self._dtype = model, config, dtype
-        self._threads = threads if batch_invariant else None
+        self._threads = threads
         self._step = AdapterStep()
         self._names: dict[int, str] = {}
         self._layers: dict[int, AdaptedLinear] = {}
@@ -69,8 +62,9 @@ class AdapterStore:
         if batch_invariant:
             # What runs the blocks in one call rounds otherwise than the modules: rows would tell who else is there.
             model.decoder_kernel = None
-        elif model.decoder_kernel is not None:
-            model.decoder_kernel = ModulesWithAdapters(model.decoder_kernel, self._step)
+        self._decoder: DecoderWithAdapters | None = None
+        if model.decoder_kernel is not None:
+            model.decoder_kernel = self._decoder = DecoderWithAdapters(model.decoder_kernel, self._step)
         for number, module in enumerate(config.modules, 1):
             self.add(number, module.name, Path(module.path))
 
@@ -89,28 +83,47 @@ class AdapterStore:
             ModelLoadError: It is not one that is served, or not this model's.
             ConfigError: As many are loaded as may be.
         """
+        self.prepare(number, name, folder)()
+
+    def prepare(self, number: int, name: str, folder: Path) -> Callable[[], None]:
+        """Read an adapter, in any thread, while the model runs; arguments and errors as for :meth:`add`.
+
+        Returns:
+            What puts it into place, for the thread that runs the model; it raises ``ConfigError`` if there is no room.
+        """
+        deltas = read_adapter(name, folder, self._model, self._parts, self._config.max_lora_rank)
+        made = {
+            layer: LinearDelta(of_layer, self._dtype, self._threads) for layer, of_layer in by_layer(deltas).items()
+        }
+        size = sum(delta.nbytes for delta in made.values())
+        about = f"{len(deltas)} modules, {size / 2**20:.1f} MiB, from {folder}"
+        in_one_call = None if self._decoder is None else self._decoder.make_adapter(made)
+        return partial(self._install, number, name, made, in_one_call, about)
+
+    def _install(
+        self, number: int, name: str, made: Mapping[int, LinearDelta], in_one_call: _core.CpuAdapter | None, about: str
+    ) -> None:
         if number in self._names:
             return
         most = self._config.max_cpu_loras
-        if most is not None and len(self._names) >= most:
+        if most is not None and len(self._names) > most:  # one more than it says: what it takes the place of goes later
             raise ConfigError(
                 f"adapter {name!r}: {len(self._names)} adapters are in memory and in use, and max_cpu_loras is {most}: "
                 "raise it, or remove one"
             )
-        deltas = read_adapter(name, folder, self._model, self._parts, self._config.max_lora_rank)
-        made = {
-            layer: LinearDelta(of_layer, self._dtype, self._product) for layer, of_layer in by_layer(deltas).items()
-        }
         for layer, delta in made.items():
             self._layers[layer].deltas[number] = delta
+        if self._decoder is not None:
+            self._decoder.put(number, in_one_call)
         self._names[number] = name
-        size = sum(delta.nbytes for delta in made.values())
-        logger.info("adapter %s: %d modules, %.1f MiB, from %s", name, len(deltas), size / 2**20, folder)
+        logger.info("adapter %s: %s", name, about)
 
     def remove(self, number: int) -> bool:
         """Forget an adapter, which no request may need any more; False if there is none of this number."""
         if self._names.pop(number, None) is None:
             return False
+        if self._decoder is not None:
+            self._decoder.remove(number)
         for layer in self._layers.values():
             layer.deltas.pop(number, None)
         return True
@@ -127,9 +140,3 @@ class AdapterStore:
             if unknown:
                 raise RuntimeError(f"a request names adapter {min(unknown)}, which is not loaded")
             self._step.begin(adapters, query_start_loc)
-
-    def _product(self, weight: Tensor) -> Product:
-        if self._threads is None:
-            return torch_product(weight)
-        linear = CoreLinear(self._threads, weight, None)
-        return lambda x: linear.forward(x, None, None)

@@ -31,8 +31,8 @@ class ModuleDelta:
 
     Attributes:
         part: Of the layer.
-        down: float32 ``[rank, num_inputs]``.
-        up: float32 ``[num_outputs, rank]``, with the scale in it.
+        down: float32 ``[rank, num_inputs]``, this rank's inputs.
+        up: float32 ``[num_outputs, rank]``, this rank's outputs, with the scale in it.
     """
 
     part: LinearPart
@@ -129,10 +129,11 @@ def _place(
     down, up = shapes[keys["A"]], shapes[keys["B"]]
     if len(down) != 2 or len(up) != 2 or down[0] != up[1]:
         raise ModelLoadError(f"adapter {name!r}: the matrices of {module} do not fit each other: {down} and {up}")
-    if (down[1], up[0]) != (part.num_inputs, part.num_outputs):
+    num_outputs, num_inputs = part.stored_shape
+    if (down[1], up[0]) != (num_inputs, num_outputs):
         raise ModelLoadError(
             f"adapter {name!r}: {module} has {down[1]} inputs and {up[0]} outputs, but the model's has "
-            f"{part.num_inputs} and {part.num_outputs}: the adapter is another model's{made_for}"
+            f"{num_inputs} and {num_outputs}: the adapter is another model's{made_for}"
         )
     if down[0] != config.rank_of(module):
         raise ModelLoadError(
@@ -174,4 +175,5 @@ def _scaled(
         if not bool(torch.isfinite(matrix).all()):
             raise ModelLoadError(f"adapter {name!r}: lora_{kind} of {module} holds a number that is not finite")
     down, up = matrices["A"].to(torch.float32), matrices["B"].to(torch.float32) * config.scale_of(module)
+    down, up = part.own(down, up)
     return ModuleDelta(part, down.contiguous(), up.contiguous())

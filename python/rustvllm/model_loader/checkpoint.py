@@ -45,6 +45,7 @@ class StoredTensor:
         interleaved_rows: Of each so many rows of the file, those of the first half and of the second lie in turns; 0:
             they have their order.
         added: What every number in the file has more than it should.
+        row_stride: Bytes from a row to the next one, where only some columns are meant; 0: rows follow each other.
     """
 
     file: Path
@@ -56,6 +57,7 @@ class StoredTensor:
     is_turned: bool = False
     interleaved_rows: int = 0
     added: float = 0.0
+    row_stride: int = 0
 
     @property
     def file_shape(self) -> tuple[int, ...]:

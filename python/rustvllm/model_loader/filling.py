@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from rustvllm.exceptions import ModelLoadError
@@ -16,6 +17,7 @@ from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_numbers import dense_rows, whole_rows
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor, ZeroBias
 from rustvllm.model_loader.reading import TensorReader
+from rustvllm.model_loader.slicing import Slices, check_cuts, clear_missing, cut_pieces, missing_rows, slices_of
 from rustvllm.models.interface import CausalLM
 
 logger = init_logger(__name__)
@@ -30,17 +32,19 @@ class Match:
     Attributes:
         sources: What fills each tensor, by its name in the model.
         targets: The model's tensors by the same names.
+        slices: Of those that are parts of stored ones: which.
         doubles: Names of tied tensors that are stored as well as what they are tied to, with what is stored and the
-            tensor that they are tied to.
+            name of the tensor that they are tied to.
     """
 
     sources: dict[str, StoredTensor]
     targets: dict[str, Tensor]
-    doubles: list[tuple[str, StoredTensor, Tensor]]
+    slices: dict[str, Slices]
+    doubles: list[tuple[str, StoredTensor, str]]
 
 
 class BlockPacker(Protocol):
-    """Takes rows of whole numbers as they are written down, for a layer that computes from them."""
+    """Takes rows of a tensor as they are written down, for a layer that computes from them."""
 
     def takes(self, target: Tensor) -> bool:
         """Whether rows of this tensor are wanted."""
@@ -54,8 +58,8 @@ class BlockPacker(Protocol):
         """Take rows of a tensor in blocks."""
         ...
 
-    def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor) -> None:
-        """Take rows of a tensor as numbers and scales."""
+    def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
+        """Take rows of a tensor as numbers, scales and zero points."""
         ...
 
 
@@ -74,21 +78,24 @@ def match_tensors(model: CausalLM, folder: Path, stored: dict[str, StoredTensor]
     targets = model.checkpoint_tensors()
     if model.lm_head is not None:
         targets[HEAD_NAME] = model.lm_head.weight
+    slices = slices_of(model, targets) if model.group.size > 1 else {}
     sources = {name: source for name, source in sources.items() if name in targets or not isinstance(source, ZeroBias)}
-    doubles: list[tuple[str, StoredTensor, Tensor]] = []
+    doubles: list[tuple[str, StoredTensor, str]] = []
     for alias, name in model.tied_tensors().items():
         if alias not in sources:
             continue
         source = sources.pop(alias)
         if name in sources:
-            doubles.append((alias, source, targets[name]))
+            doubles.append((alias, source, name))
         else:  # tied, and saved under this name only
             sources[name] = source
-    _check(model, folder, sources, targets)
-    for _, source, target in doubles:
-        if source.shape != tuple(target.shape):
-            raise ModelLoadError(f"{folder}: the weights do not fit: {_misshapen(source, target)}")
-    return Match(sources, targets, doubles)
+    shapes = {name: _whole_shape(target, slices.get(name)) for name, target in targets.items()}
+    _check(model, folder, sources, shapes)
+    for _, source, name in doubles:
+        if source.shape != shapes[name]:
+            raise ModelLoadError(f"{folder}: the weights do not fit: {_misshapen(source, shapes[name])}")
+    check_cuts(sources, slices)
+    return Match(sources, targets, slices, doubles)
 
 
 def fill_from_checkpoint(
@@ -114,22 +121,61 @@ def fill_from_checkpoint(
     """
     match = match_tensors(model, folder, stored)
     sources, targets, doubles = match.sources, match.targets, match.doubles
-    progress.begin(sum(source.nbytes for source in [*sources.values(), *(source for _, source, _ in doubles)]))
+    tied = {name: targets[name] for _, _, name in doubles}
+    progress.begin(
+        sum(_num_bytes(source, match.slices.get(name)) for name, source in sources.items())
+        + sum(_num_bytes(source, match.slices.get(name)) for _, source, name in doubles)
+    )
     with TensorReader(progress) as reader:
         for name, source in sorted(sources.items(), key=lambda item: (item[1].file, item[1].offset)):
-            target = targets.pop(name)
-            _fill(reader, source, target, block_packer)
+            target, cut = targets.pop(name), match.slices.get(name)
+            for piece, place in _pieces(source, target, cut):
+                _fill(reader, piece, place, block_packer)
+                del place
+            if cut is not None and block_packer is not None and block_packer.takes(target):
+                _pack_missing(source, target, cut, block_packer)
             filled(target)
             del target  # what is packed gives its memory up
-        for alias, source, target in doubles:
-            if not _equals(reader, source, target):
+        for alias, source, name in doubles:
+            cut = match.slices.get(name)
+            if not all(_equals(reader, piece, place) for piece, place in _pieces(source, tied[name], cut)):
                 logger.warning(
                     "%s: config.json ties %s to another tensor, but both are stored, with different values; both are "
                     "kept",
                     folder,
                     alias,
                 )
-                _fill(reader, source, model.untie(alias), None)
+                for piece, place in _pieces(source, model.untie(alias), cut):
+                    _fill(reader, piece, place, None)
+
+
+def _pieces(source: StoredTensor, target: Tensor, cut: Slices | None) -> Iterator[tuple[StoredTensor, Tensor]]:
+    """What is read of a stored tensor, with where it goes."""
+    if cut is None:
+        yield source, target
+        return
+    clear_missing(target, cut)
+    for piece, begin in cut_pieces(source, cut):
+        view = target.t() if source.is_turned else target
+        dim = 1 - cut.dim if source.is_turned else cut.dim
+        yield piece, view.narrow(dim, begin, piece.shape[dim])
+
+
+def _pack_missing(source: StoredTensor, target: Tensor, cut: Slices, packer: BlockPacker) -> None:
+    """Give a packed layer zeros for the rows that no rank has, because they lie beyond the vocabulary."""
+    for begin, count in missing_rows(cut):
+        row_bytes = source.nbytes // source.file_shape[0]
+        packer.pack_blocks(target, begin, source.dtype, torch.zeros((count, row_bytes), dtype=torch.uint8))
+
+
+def _num_bytes(source: StoredTensor, cut: Slices | None) -> int:
+    """What is read of a stored tensor."""
+    return source.nbytes if cut is None else sum(piece.nbytes for piece, _ in cut_pieces(source, cut))
+
+
+def _whole_shape(target: Tensor, cut: Slices | None) -> tuple[int, ...]:
+    """What is stored for a tensor of the model."""
+    return tuple(target.shape) if cut is None else cut.whole_shape(tuple(target.shape))
 
 
 def _fill(reader: TensorReader, source: StoredTensor, target: Tensor, packer: BlockPacker | None) -> None:
@@ -145,8 +191,8 @@ def _fill(reader: TensorReader, source: StoredTensor, target: Tensor, packer: Bl
 def _fill_quantized(reader: TensorReader, source: QuantizedTensor, target: Tensor, packer: BlockPacker | None) -> None:
     turned = target.t() if source.is_turned else target
     if packer is not None:
-        for begin, numbers, scales in whole_rows(reader, source):
-            packer.pack_whole(turned, begin, numbers, scales)
+        for begin, numbers, scales, zeros in whole_rows(reader, source):
+            packer.pack_whole(turned, begin, numbers, scales, zeros)
         if packer.is_enough(target):
             return
     for begin, rows in dense_rows(reader, source):
@@ -185,29 +231,29 @@ def _without_prefix(model: CausalLM, folder: Path, stored: dict[str, StoredTenso
     return sources
 
 
-def _check(model: CausalLM, folder: Path, sources: dict[str, StoredTensor], targets: dict[str, Tensor]) -> None:
+def _check(model: CausalLM, folder: Path, sources: dict[str, StoredTensor], shapes: dict[str, tuple[int, ...]]) -> None:
     """Refuse a checkpoint whose tensors are not exactly the model's.
 
     Raises:
         ModelLoadError: Tensors are missing, unexpected, of another shape or of no floating-point dtype.
     """
     problems = [
-        _misshapen(tensor, targets[name])
+        _misshapen(tensor, shapes[name])
         for name, tensor in sources.items()
-        if name in targets and tensor.shape != tuple(targets[name].shape)
+        if name in shapes and tensor.shape != shapes[name]
     ]
     problems += [
         f"{tensor.file.name}: tensor {tensor.name!r} has dtype {tensor.dtype}, supported: {', '.join(FLOAT_DTYPES)}"
         for name, tensor in sources.items()
-        if name in targets
+        if name in shapes
         and tensor.dtype not in (*FLOAT_DTYPES, *BLOCK_TYPES)
         and not isinstance(tensor, QuantizedTensor)
     ]
-    problems += [f"tensor {name!r} is missing" for name in targets if name not in sources]
+    problems += [f"tensor {name!r} is missing" for name in shapes if name not in sources]
     problems += [
         f"{tensor.file.name}: tensor {tensor.name!r} is unexpected"
         for name, tensor in sources.items()
-        if name not in targets
+        if name not in shapes
     ]
     if not problems:
         return
@@ -218,5 +264,5 @@ def _check(model: CausalLM, folder: Path, sources: dict[str, StoredTensor], targ
     )
 
 
-def _misshapen(stored: StoredTensor, target: Tensor) -> str:
-    return f"{stored.file.name}: tensor {stored.name!r} has shape {list(stored.shape)}, expected {list(target.shape)}"
+def _misshapen(stored: StoredTensor, expected: tuple[int, ...]) -> str:
+    return f"{stored.file.name}: tensor {stored.name!r} has shape {list(stored.shape)}, expected {list(expected)}"

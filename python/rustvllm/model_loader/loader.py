@@ -19,9 +19,11 @@ from torch import Tensor
 from rustvllm.config.byte_sizes import readable_size
 from rustvllm.config.gguf_file import WHOLE_TYPES, is_gguf
 from rustvllm.config.quantized_folders import read_quantization
+from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu_linear_packer import LinearPacker
 from rustvllm.layers.cpu_whole_layers import WholeForm
+from rustvllm.layers.parallel import shared_by
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, StoredTensor, read_headers
 from rustvllm.model_loader.dummy_weights import fill_dummy_weights
@@ -45,6 +47,7 @@ def load_model(
     device: torch.device,
     available_memory: int,
     make_packer: Callable[[CausalLM], LinearPacker] | None = None,
+    group: RankGroup = ALONE,
 ) -> CausalLM:
     """Build the model of a configuration on a device and fill it.
 
@@ -55,16 +58,17 @@ def load_model(
         device: Where the parameters lie.
         available_memory: bytes that are free there.
         make_packer: Given the model without memory, what packs its dense layers as they are filled; None packs nothing.
+        group: The ranks that share its layers; this one gets, and reads, its part.
 
     Raises:
         ModelLoadError: The configuration or a file is wrong; the message names the file, the tensor, what was expected
             and what was found.
     """
     started = time.monotonic()
-    build = make_model(model_config)
+    build = make_model(model_config, group)
     stored = None if load_config.load_format == "dummy" else _read_headers(model_config)
     # On the meta device a model takes no memory: what it needs is known before it is taken.
-    with _defaults(dtype, torch.device("meta")):
+    with _defaults(dtype, torch.device("meta")), shared_by(group):
         outline = build()
     limit = outline.max_positions
     if limit is not None and model_config.max_model_len > limit:
@@ -81,7 +85,7 @@ def load_model(
         size = packer.resident_bytes(size)
     if size > available_memory:
         raise ModelLoadError(_too_large(model_config.model, outline, size, available_memory, dtype, device))
-    with _defaults(dtype, device):
+    with _defaults(dtype, device), shared_by(group):
         model = build()
     if packer is not None:
         packer.watch(model, model.tied_embedding)
@@ -93,7 +97,7 @@ def load_model(
             fill_dummy_weights(model, model_config.seed, filled)
         else:
             with LoadProgress(model_config.model, is_shown=load_config.use_tqdm_on_load) as progress:
-                packs = packer if packer is not None and packer.has_whole_layers else None
+                packs = packer if packer is not None and packer.packs_rows else None
                 fill_from_checkpoint(model, model_config.path, stored, filled, progress, packs)
             _log_forms(model_config.path, stored, packer, dtype)
         if packer is not None:
@@ -127,33 +131,36 @@ def _stored_forms(
 
 def _whole_form(source: StoredTensor) -> WholeForm | None:
     if isinstance(source, QuantizedTensor):
-        return WholeForm(source.group_size, source.input_order) if source.is_whole else None
-    group_size = WHOLE_TYPES.get(source.dtype)
-    return None if group_size is None else WholeForm(group_size)
+        return WholeForm(source.form, source.input_order) if source.is_whole else None
+    form = WHOLE_TYPES.get(source.dtype)
+    return None if form is None else WholeForm(form)
 
 
 def _log_forms(path: Path, stored: dict[str, StoredTensor], packer: LinearPacker | None, dtype: torch.dtype) -> None:
     """Say which tensors are kept otherwise than they are stored."""
     whole = 0 if packer is None else packer.num_whole_layers
+    kept = "none" if packer is None else packer.described_whole_layers
     quantized = Counter(tensor.dtype for tensor in stored.values() if isinstance(tensor, QuantizedTensor))
     if quantized:
         logger.info(
-            "%s: weights of %s; %d dense layers are kept as whole numbers of 8 bits with the checkpoint's scales, what "
-            "else is quantised is held as %s",
+            "%s: weights of %s; %d dense layers are kept as whole numbers with the checkpoint's scales (%s), what else "
+            "is quantised is held as %s",
             path.name,
             ", ".join(f"{kind} ({count})" for kind, count in quantized.most_common()),
             whole,
+            kept,
             str(dtype).removeprefix("torch."),
         )
     counts = Counter(tensor.dtype for tensor in stored.values() if tensor.dtype in BLOCK_TYPES)
     if not counts:
         return
     logger.info(
-        "%s: blocks of %s; %d dense layers are kept as whole numbers of 8 bits with the file's scales, what else is in "
-        "blocks is held as %s (products of 4 bits are not there yet; --quantization int8-g32 rounds it to 8 bits)",
+        "%s: blocks of %s; %d dense layers are kept as whole numbers with the file's scales (%s), what else is in "
+        "blocks is held as %s",
         path.name,
         ", ".join(f"{kind} ({count})" for kind, count in counts.most_common()),
         whole,
+        kept,
         str(dtype).removeprefix("torch."),
     )
 

@@ -29,12 +29,15 @@ _MIDDLE_8 = 128
 Bytes = npt.NDArray[np.uint8]
 
 
-def whole_rows(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+def whole_rows(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:
     """Rows as packed layers take them, of a tensor that is whole.
 
     Returns:
-        The first row, int8 ``[rows, in_features]`` in the order ``stored.input_order``, float32 ``[rows, groups]``.
+        The first row, int8 ``[rows, in_features]`` in the order ``stored.input_order``, float32 scales
+        ``[rows, groups]``; and, where the form of the tensor has them, zero points of numbers from 0 to 15, float32
+        ``[rows, groups]``. Without them they are taken away already.
     """
+    has_points = stored.form.zeros == "point"
     zeros, scales = _zeros(reader, stored), _scales(reader, stored)
     order = None if stored.input_order is None else stored.input_order.numpy()
     for begin, numbers in _pieces(reader, stored):
@@ -48,10 +51,13 @@ def whole_rows(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[
             differences = ordered.view(np.int8)
             if zeros is None:
                 differences -= 1 << (stored.bits - 1)
-            else:  # neighbours share one
+            elif not has_points:  # neighbours share one
                 groups = differences.reshape(count, -1, stored.group_size)
                 groups -= zeros[begin : begin + count, :, None].astype(np.int8)
-        yield begin, torch.from_numpy(differences), scales[begin : begin + count]
+        points = None
+        if has_points and zeros is not None:
+            points = torch.from_numpy(zeros[begin : begin + count].astype(np.float32))
+        yield begin, torch.from_numpy(differences), scales[begin : begin + count], points
 
 
 def dense_rows(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[int, Tensor]]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rustvllm.config.quantized_folders import StoredQuantization
+from rustvllm.config.whole_forms import SCALE_KINDS, NumberForm, ZeroKind
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import FLOAT_DTYPES, MAX_NAMED, StoredTensor
@@ -26,6 +27,7 @@ logger = init_logger(__name__)
 
 SCALE_DTYPES: Final = ("F16", "BF16", "F32")
 _WORD_BITS: Final = 32
+_FEW_BITS: Final = 4
 _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     # method -> what its tensors are called within a layer, and what they are here
     "gptq": {"qweight": "numbers", "scales": "scales", "qzeros": "zeros", "g_idx": "groups"},
@@ -57,6 +59,7 @@ class QuantizedTensor(StoredTensor):
         block: Outputs and inputs that share a scale, of FP8; (0, 0): one for each row, or for all.
         group_of_input: int64 ``[in_features]``, the group of each input; None: those of a group are neighbours.
         is_less_one: Zero points are stored less one.
+        has_middle_zeros: Numbers have 4 bits, and all zero points are 8.
     """
 
     parts: Mapping[str, StoredTensor] = field(default_factory=dict)
@@ -67,6 +70,18 @@ class QuantizedTensor(StoredTensor):
     block: tuple[int, int] = (0, 0)
     group_of_input: Tensor | None = None
     is_less_one: bool = False
+    has_middle_zeros: bool = False
+
+    @property
+    def form(self) -> NumberForm:
+        """How its numbers are kept on the CPU: those of 4 bits as they are, if activations can be rounded with them."""
+        kept = SCALE_KINDS.get(self.parts["scales"].dtype)
+        if self.bits == _FEW_BITS and self.layout != "whole" and kept is not None:
+            zeros: ZeroKind = "middle" if self.has_middle_zeros or "zeros" not in self.parts else "point"
+            form = NumberForm(self.group_size, self.bits, kept, zeros)
+            if form.rounds_with(self.file_shape[1]):
+                return form
+        return NumberForm(self.group_size)
 
     @property
     def input_order(self) -> Tensor | None:
@@ -173,7 +188,14 @@ def _joined(
         block=form.block,
         group_of_input=groups,
         is_less_one=how.is_less_one,
+        has_middle_zeros=form.layout == "gptq" and form.bits == _FEW_BITS and _are_middle(parts, how, reader),
     )
+
+
+def _are_middle(parts: Mapping[str, StoredTensor], how: StoredQuantization, reader: TensorReader) -> bool:
+    """Whether all zero points of GPTQ's words of 4 bits are 8."""
+    nibble = 8 - how.is_less_one
+    return _are_all(reader, parts["zeros"], int.from_bytes(bytes([nibble * 17] * 4), "little", signed=True))
 
 
 @dataclass(frozen=True, slots=True)

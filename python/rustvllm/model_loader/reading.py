@@ -62,7 +62,7 @@ class TensorReader:
         """
         if stored.is_turned:
             target = target.t()
-        is_changed = stored.is_turned or stored.interleaved_rows > 0 or stored.added != 0.0
+        is_changed = stored.is_turned or stored.interleaved_rows > 0 or stored.added != 0.0 or stored.row_stride > 0
         is_plain = not is_changed and target.device.type == "cpu" and target.is_contiguous()
         if is_plain and target.dtype == FLOAT_DTYPES.get(stored.dtype):
             # Strided anew: a tensor of one number may have any stride.
@@ -82,7 +82,7 @@ class TensorReader:
             ModelLoadError: As ``read_into``.
         """
         raw = torch.empty(stored.nbytes, dtype=torch.uint8, device="cpu")
-        self._read(stored, stored.offset, raw)
+        self._read_rows(stored, 0, stored.file_shape[0] if stored.row_stride else 1, raw)
         return raw.view((FLOAT_DTYPES | QUANTIZED_DTYPES)[stored.dtype]).view(stored.shape)
 
     def equals(self, stored: StoredTensor, other: Tensor) -> bool:
@@ -139,7 +139,7 @@ class TensorReader:
         for begin in range(0, num_rows, per_piece):
             count = min(per_piece, num_rows - begin)
             raw = self._buffer[: count * row_bytes]
-            self._read(stored, stored.offset + begin * row_bytes, raw)
+            self._read_rows(stored, begin, count, raw)
             rows = raw.view(count, row_bytes)
             if stored.interleaved_rows:
                 turns = rows.view(-1, together // 2, 2, row_bytes)
@@ -156,6 +156,15 @@ class TensorReader:
             numbers = torch.empty(rows.shape[0], *rest, dtype=torch.float32, device="cpu")
             _core.unpack_blocks(stored.dtype, rows.view(-1).numpy(), numbers.view(-1).numpy())
         return numbers - stored.added if stored.added else numbers
+
+    def _read_rows(self, stored: StoredTensor, begin: int, count: int, raw: Tensor) -> None:
+        """Fill bytes from some rows: at once, or one by one where only some columns of them are meant."""
+        row_bytes = raw.shape[0] // count
+        if stored.row_stride in (0, row_bytes):
+            self._read(stored, stored.offset + begin * row_bytes, raw)
+            return
+        for row, place in enumerate(raw.view(count, row_bytes), start=begin):
+            self._read(stored, stored.offset + row * stored.row_stride, place)
 
     def _read(self, stored: StoredTensor, offset: int, raw: Tensor) -> None:
         """Fill bytes from a place in a file."""

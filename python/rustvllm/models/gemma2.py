@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rustvllm.config.architectures import HEAD_DIMS
-from rustvllm.layers.rotary import RotaryEmbedding
+from rustvllm.layers.rotary import RotaryAngles, RotaryEmbedding
 from rustvllm.models.decoder.gemma_lm import GemmaLM, gemma_attention
 from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
 from rustvllm.models.hf_config import FULL_ATTENTION, SLIDING_ATTENTION, HFConfig
@@ -34,6 +34,6 @@ class Gemma2ForCausalLM(GemmaLM):
         """See ``GemmaLM.make_rotary``: one for all layers."""
         self.rotary = RotaryEmbedding.from_config(hf_config, head_dim, max_model_len)
 
-    def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
-        """See ``GemmaLM.cos_sin``."""
-        return dict.fromkeys(self.layer_types, self.rotary.cos_sin(positions, dtype))
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> dict[str, RotaryAngles]:
+        """See ``GemmaLM.angles``."""
+        return dict.fromkeys(self.layer_types, self.rotary.angles(positions, dtype))

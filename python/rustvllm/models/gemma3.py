@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rustvllm.config.architectures import HEAD_DIMS
-from rustvllm.layers.rotary import RotaryEmbedding
+from rustvllm.layers.rotary import RotaryAngles, RotaryEmbedding
 from rustvllm.models.decoder.gemma_lm import GemmaLM, gemma_attention
 from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
 from rustvllm.models.hf_config import FULL_ATTENTION, SLIDING_ATTENTION, HFConfig
@@ -46,9 +46,9 @@ class Gemma3ForCausalLM(GemmaLM):
             for kind in dict.fromkeys(self.layer_types)
         }
 
-    def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
-        """See ``GemmaLM.cos_sin``."""
-        return {kind: rotary.cos_sin(positions, dtype) for kind, rotary in self.rotary.items()}
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> dict[str, RotaryAngles]:
+        """See ``GemmaLM.angles``."""
+        return {kind: rotary.angles(positions, dtype) for kind, rotary in self.rotary.items()}
 
 
 class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):

@@ -12,8 +12,9 @@ from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.activation import get_activation
 from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
-from rustvllm.layers.linear import Embedding, Linear
+from rustvllm.layers.linear import Embedding
 from rustvllm.layers.norm import LayerNorm
+from rustvllm.layers.parallel import RowLinear, VocabEmbedding, VocabHead, column_linear, head_parts, qkv_linear
 from rustvllm.models.hf_config import HFConfig
 from rustvllm.models.interface import CausalLM
 
@@ -25,13 +26,13 @@ class GPT2Attention(nn.Module):
 
     def __init__(self, config: HFConfig, hidden_size: int, num_heads: int, layer: int) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads = head_parts(num_heads, num_heads)[0].count
         self.head_dim = hidden_size // num_heads
         self.scale = self.head_dim**-0.5 if config.boolean("scale_attn_weights", default=True) else 1.0
         if config.boolean("scale_attn_by_inverse_layer_idx", default=False):
             self.scale /= layer + 1
-        self.c_attn = Linear(hidden_size, 3 * hidden_size, bias=True)
-        self.c_proj = Linear(hidden_size, hidden_size, bias=True)
+        self.c_attn = qkv_linear(hidden_size, num_heads, num_heads, self.head_dim, bias=True)
+        self.c_proj = RowLinear(hidden_size, hidden_size, bias=True)
 
     def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan, residual: Tensor) -> Tensor:
         qkv = self.c_attn(hidden).view(-1, 3, self.num_heads, self.head_dim)
@@ -45,9 +46,9 @@ class GPT2MLP(nn.Module):
     def __init__(self, config: HFConfig, hidden_size: int) -> None:
         super().__init__()
         inner_size = config.positive_int("n_inner", default=4 * hidden_size)
-        self.c_fc = Linear(hidden_size, inner_size, bias=True)
+        self.c_fc = column_linear(hidden_size, inner_size, bias=True)
         self.act = get_activation(config.string("activation_function", "gelu_new"))
-        self.c_proj = Linear(inner_size, hidden_size, bias=True)
+        self.c_proj = RowLinear(inner_size, hidden_size, bias=True)
 
     def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
         inner = self.c_fc(hidden, activation=self.act)
@@ -91,14 +92,16 @@ class GPT2LMHeadModel(CausalLM):
         num_layers = config.positive_int("n_layer", "num_hidden_layers")
         self.vocab_size = config.positive_int("vocab_size")
         self.max_positions = config.positive_int("n_positions", "n_ctx", "max_position_embeddings")
-        self.kv_cache_spec = KVCacheSpec(num_layers, num_heads, hidden_size // num_heads)
+        self.kv_cache_spec = KVCacheSpec(
+            num_layers, head_parts(num_heads, num_heads)[1].count, hidden_size // num_heads
+        )
 
-        self.embed_tokens = Embedding(self.vocab_size, hidden_size)
+        self.embed_tokens = VocabEmbedding(self.vocab_size, hidden_size)
         self.wpe = Embedding(self.max_positions, hidden_size)
         self.h = nn.ModuleList(GPT2Block(config, hidden_size, num_heads, layer) for layer in range(num_layers))
         self.ln_f = LayerNorm(hidden_size, config.positive_float("layer_norm_epsilon", 1e-5))
         tied = config.boolean("tie_word_embeddings", default=True)
-        self.lm_head = None if tied else Linear(hidden_size, self.vocab_size, bias=False)
+        self.lm_head = None if tied else VocabHead(hidden_size, self.vocab_size)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.activation import get_activation
-from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.layers.norm import LayerNorm
+from rustvllm.layers.parallel import RowLinear, VocabEmbedding, VocabHead, column_linear, head_parts
 from rustvllm.layers.rotary import RotaryEmbedding, apply_rotary
 from rustvllm.models.hf_config import HFConfig
 from rustvllm.models.interface import CausalLM
@@ -25,11 +25,11 @@ class GPTNeoXAttention(nn.Module):
 
     def __init__(self, hidden_size: int, num_heads: int, *, bias: bool) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads = head_parts(num_heads, num_heads)[0].count
         self.head_dim = hidden_size // num_heads
         self.scale = self.head_dim**-0.5
-        self.query_key_value = Linear(hidden_size, 3 * hidden_size, bias=bias)
-        self.dense = Linear(hidden_size, hidden_size, bias=bias)
+        self.query_key_value = column_linear(hidden_size, 3 * hidden_size, bias=bias)
+        self.dense = RowLinear(hidden_size, hidden_size, bias=bias)
 
     def forward(
         self,
@@ -53,9 +53,9 @@ class GPTNeoXMLP(nn.Module):
     def __init__(self, config: HFConfig, hidden_size: int) -> None:
         super().__init__()
         inner_size = config.positive_int("intermediate_size")
-        self.dense_h_to_4h = Linear(hidden_size, inner_size, bias=True)
+        self.dense_h_to_4h = column_linear(hidden_size, inner_size, bias=True)
         self.act = get_activation(config.string("hidden_act", "gelu"))
-        self.dense_4h_to_h = Linear(inner_size, hidden_size, bias=True)
+        self.dense_4h_to_h = RowLinear(inner_size, hidden_size, bias=True)
 
     def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
         inner = self.dense_h_to_4h(hidden, activation=self.act)
@@ -99,14 +99,14 @@ class GPTNeoXForCausalLM(CausalLM):
         head_dim = hidden_size // num_heads
         self.vocab_size = config.positive_int("vocab_size")
         self.max_positions = None  # rotary angles exist for every position
-        self.kv_cache_spec = KVCacheSpec(num_layers, num_heads, head_dim)
+        self.kv_cache_spec = KVCacheSpec(num_layers, head_parts(num_heads, num_heads)[1].count, head_dim)
 
-        self.embed_tokens = Embedding(self.vocab_size, hidden_size)
+        self.embed_tokens = VocabEmbedding(self.vocab_size, hidden_size)
         self.layers = nn.ModuleList(GPTNeoXLayer(config, hidden_size, num_heads) for _ in range(num_layers))
         self.final_layer_norm = LayerNorm(hidden_size, config.positive_float("layer_norm_eps", 1e-5))
         self.rotary = RotaryEmbedding.from_config(_rope_of(hf_config), head_dim, max_model_len, partial=True)
         tied = config.boolean("tie_word_embeddings", default=False)
-        self.lm_head = None if tied else Linear(hidden_size, self.vocab_size, bias=False)
+        self.lm_head = None if tied else VocabHead(hidden_size, self.vocab_size)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan

@@ -12,13 +12,15 @@ from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.decoder import DecoderKernel, PreNormDecoder
 from rustvllm.layers.linear import Embedding, Linear, LinearKernel, plain_linear
+from rustvllm.layers.parallel import VocabHead, building_group, shared_by, whole_logits
 
 
 class CausalLM(nn.Module, ABC):
     """A decoder that predicts the next token.
 
     Attributes:
-        kv_cache_spec: What it keeps per token.
+        group: The ranks that share its layers.
+        kv_cache_spec: What this rank keeps per token.
         vocab_size: Width of the logits.
         max_positions: Longest sequence that the position encoding supports, in tokens; None if unlimited.
         prefixes: What checkpoints may put before the names of ``checkpoint_tensors``.
@@ -48,6 +50,7 @@ class CausalLM(nn.Module, ABC):
             ModelLoadError: The configuration lacks a key, or asks for what is not supported.
         """
         super().__init__()
+        self.group = building_group()
 
     @abstractmethod
     def forward(
@@ -112,7 +115,14 @@ class CausalLM(nn.Module, ABC):
         return False
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits of some rows: ``[num_rows, hidden_size]`` → ``[num_rows, vocab_size]``."""
+        """Logits of some rows: ``[num_rows, hidden_size]`` → ``[num_rows, vocab_size]``.
+
+        Every rank calls it; the numbers are those of the first, the others' are undefined.
+        """
+        return whole_logits(self.group, self.own_logits(hidden), self.vocab_size)
+
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """Those of this rank's part of the vocabulary."""
         if self.lm_head is not None:
             logits: Tensor = self.lm_head(hidden)
             return logits
@@ -123,8 +133,10 @@ class CausalLM(nn.Module, ABC):
     def untie_head(self) -> Linear:
         """Give the model a head of its own, because a checkpoint has one that differs from the embedding."""
         weight = self.embed_tokens.weight
-        self.lm_head = Linear(weight.shape[1], weight.shape[0], bias=False).to(device=weight.device, dtype=weight.dtype)
-        return self.lm_head
+        with shared_by(self.group):
+            head = VocabHead(weight.shape[1], self.vocab_size).to(device=weight.device, dtype=weight.dtype)
+        self.lm_head = head
+        return head
 
 
 def _stored(module: nn.Module) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from rustvllm.layers.activation import get_activation
 from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.layers.norm import LayerNorm, PlainLayerNorm
+from rustvllm.layers.parallel import RowLinear, VocabEmbedding, VocabHead, column_linear, head_parts, qkv_linear
 from rustvllm.models.hf_config import HFConfig
 from rustvllm.models.interface import CausalLM, linear_parts
 
@@ -27,11 +28,11 @@ class OPTAttention(nn.Module):
 
     def __init__(self, hidden_size: int, num_heads: int, *, bias: bool) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads = head_parts(num_heads, num_heads)[0].count
         self.head_dim = hidden_size // num_heads
         self.scale = self.head_dim**-0.5
-        self.qkv_proj = Linear(hidden_size, 3 * hidden_size, bias=bias)
-        self.out_proj = Linear(hidden_size, hidden_size, bias=bias)
+        self.qkv_proj = qkv_linear(hidden_size, num_heads, num_heads, self.head_dim, bias=bias)
+        self.out_proj = RowLinear(hidden_size, hidden_size, bias=bias)
 
     def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan, residual: Tensor) -> Tensor:
         qkv = self.qkv_proj(hidden).view(-1, 3, self.num_heads, self.head_dim)
@@ -42,9 +43,9 @@ class OPTAttention(nn.Module):
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Names within the layer; see ``CausalLM.checkpoint_tensors``."""
-        size = self.out_proj.weight.shape[0]
+        size = self.num_heads * self.head_dim
         parts = linear_parts(self.qkv_proj, {"q_proj": size, "k_proj": size, "v_proj": size})
-        return parts | linear_parts(self.out_proj, {"out_proj": size})
+        return parts | linear_parts(self.out_proj, {"out_proj": self.out_proj.weight.shape[0]})
 
 
 class OPTLayer(nn.Module):
@@ -57,9 +58,9 @@ class OPTLayer(nn.Module):
         self.norm_first = config.boolean("do_layer_norm_before", default=True)
         self.self_attn = OPTAttention(hidden_size, num_heads, bias=bias)
         self.self_attn_layer_norm = _norm(config, hidden_size)
-        self.fc1 = Linear(hidden_size, inner_size, bias=bias)
+        self.fc1 = column_linear(hidden_size, inner_size, bias=bias)
         self.act = get_activation(config.string("activation_function", "relu"))
-        self.fc2 = Linear(inner_size, hidden_size, bias=bias)
+        self.fc2 = RowLinear(inner_size, hidden_size, bias=bias)
         self.final_layer_norm = _norm(config, hidden_size)
 
     def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
@@ -99,9 +100,11 @@ class OPTForCausalLM(CausalLM):
         word_size = config.positive_int("word_embed_proj_dim", default=hidden_size)
         self.vocab_size = config.positive_int("vocab_size")
         self.max_positions = config.positive_int("max_position_embeddings")
-        self.kv_cache_spec = KVCacheSpec(num_layers, num_heads, hidden_size // num_heads)
+        self.kv_cache_spec = KVCacheSpec(
+            num_layers, head_parts(num_heads, num_heads)[1].count, hidden_size // num_heads
+        )
 
-        self.embed_tokens = Embedding(self.vocab_size, word_size)
+        self.embed_tokens = VocabEmbedding(self.vocab_size, word_size)
         self.embed_positions = Embedding(self.max_positions + POSITION_OFFSET, hidden_size)
         projects = word_size != hidden_size
         self.project_in = Linear(word_size, hidden_size, bias=False) if projects else None
@@ -111,7 +114,7 @@ class OPTForCausalLM(CausalLM):
         ends_normed = ends_normed and not config.boolean("_remove_final_layer_norm", default=False)
         self.final_layer_norm = _norm(config, hidden_size) if ends_normed else None
         tied = config.boolean("tie_word_embeddings", default=True)
-        self.lm_head = None if tied else Linear(word_size, self.vocab_size, bias=False)
+        self.lm_head = None if tied else VocabHead(word_size, self.vocab_size)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan

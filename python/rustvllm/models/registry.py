@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rustvllm.config.architectures import ARCHITECTURES, SUPPORTED_ARCHITECTURES
+from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.models.interface import CausalLM
 
@@ -30,11 +31,15 @@ def get_model_class(architecture: str) -> type[CausalLM]:
     return model_class
 
 
-def make_model(model_config: ModelConfig) -> Callable[[], CausalLM]:
+def make_model(model_config: ModelConfig, group: RankGroup = ALONE) -> Callable[[], CausalLM]:
     """What builds the model of a configuration, in torch's default dtype and device.
 
+    Args:
+        model_config: Of the engine.
+        group: The ranks that are to share its layers.
+
     Raises:
-        ModelLoadError: The architecture is not supported.
+        ModelLoadError: The architecture is not supported, or cannot be shared.
     """
     # How the weights are stored is the loader's matter: a model is the same whatever it was quantised by.
     stored = ("quantization_config", "compression_config")
@@ -42,6 +47,11 @@ def make_model(model_config: ModelConfig) -> Callable[[], CausalLM]:
     max_model_len = model_config.max_model_len
     if model_config.model_impl != "transformers":
         return partial(get_model_class(model_config.architecture), hf_config, max_model_len)
+    if group.size > 1:
+        raise ModelLoadError(
+            f"{model_config.architecture} runs by transformers' own code, whose layers ranks cannot share: set "
+            f"tensor_parallel_size to 1 instead of {group.size}"
+        )
     # Imported here: what it needs of transformers takes seconds.
     from rustvllm.models.fallback.model import TransformersForCausalLM
 

@@ -120,7 +120,7 @@ class ChildProcess:
             self._process.wait()
             raise EngineDeadError(f"the {self.name} ended while it was starting, {self.end}")
         if (error := status.get("error")) is not None:
-            raise _as_exception(self.name, error)
+            raise as_exception(self.name, error)
         if (death := status.get("death")) is not None:
             raise EngineDeadError(death)
         self.ready = status["ready"]
@@ -161,7 +161,8 @@ class ChildProcess:
                 pipe.close()
 
 
-def _as_exception(name: str, error: Mapping[str, str]) -> RustVLLMError:
+def as_exception(name: str, error: Mapping[str, str]) -> RustVLLMError:
+    """What a child raised, as it said so (``ParentLink.say_error``)."""
     kind = getattr(exceptions, error["type"], None)
     if isinstance(kind, type) and issubclass(kind, RustVLLMError):
         return kind(error["message"])

@@ -6,6 +6,7 @@ Cost: one log-softmax and one top-k over the rows that ask; nothing for a batch 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,8 +72,9 @@ class ProcessedLogits:
     def keep_random(self, rows: Tensor, logits: Tensor) -> None:
         """Replace those that are drawn at random: int64 ``[k]`` rows, ascending, and their logits."""
         assert self.values is not None
-        asking = torch.isin(self._rows, rows)
-        self.values[asking] = logits[torch.searchsorted(rows, self._rows[asking])]
+        places = torch.searchsorted(rows, self._rows).clamp_(max=rows.shape[0] - 1)
+        is_random = (rows[places] == self._rows)[:, None]  # no mask picks rows: a device would be waited for
+        self.values = torch.where(is_random, logits[places], self.values)
 
 
 def raw_logits(logits: Tensor, metadata: LogprobsMetadata) -> Tensor:
@@ -85,8 +87,29 @@ def raw_logprobs(logits: Tensor, metadata: LogprobsMetadata) -> Tensor:
     return logits.index_select(0, metadata.rows).log_softmax(dim=-1, dtype=torch.float32)
 
 
-def gather_logprobs(raw: Tensor, token_ids: Tensor, metadata: LogprobsMetadata) -> LogprobsArrays:
-    """What is to be said of the tokens that were sampled.
+@dataclass(frozen=True, slots=True)
+class GatheredLogprobs:
+    """What is to be said of the tokens that were sampled, where it was computed.
+
+    Attributes:
+        metadata: Which rows ask.
+        tensors: Token ids int32 ``[m, 1 + k]``, log-probabilities float32 ``[m, 1 + k]``, ranks int32 ``[m]``.
+    """
+
+    metadata: LogprobsMetadata
+    tensors: tuple[Tensor, ...]
+
+    def arrays(self, tensors: Sequence[Tensor]) -> LogprobsArrays:
+        """The same in host memory, of copies of ``tensors`` there, which may be written."""
+        all_ids, all_values, ranks = (tensor.numpy() for tensor in tensors)
+        num_logprobs = self.metadata.num_logprobs
+        unwanted = np.arange(all_ids.shape[1] - 1)[None, :] >= num_logprobs[:, None]
+        all_ids[:, 1:][unwanted] = -1
+        return LogprobsArrays(self.metadata.host_rows, all_ids, all_values, ranks)
+
+
+def gather_logprobs(raw: Tensor, token_ids: Tensor, metadata: LogprobsMetadata) -> GatheredLogprobs:
+    """What is to be said of the tokens that were sampled; the host waits for nothing.
 
     Args:
         raw: float32 ``[m, vocab_size]``: log-probabilities, or logits where these are what is wanted.
@@ -98,13 +121,5 @@ def gather_logprobs(raw: Tensor, token_ids: Tensor, metadata: LogprobsMetadata) 
     ranks = (raw > own).sum(dim=-1) + 1  # [m]
     most = min(int(metadata.num_logprobs.max()), raw.shape[-1])
     values, ids = raw.topk(most, dim=-1)  # [m, most], largest first
-    all_ids = torch.cat((sampled, ids), dim=1).to(device="cpu", dtype=torch.int32).numpy()
-    all_values = torch.cat((own, values), dim=1).to(device="cpu").numpy()
-    unwanted = np.arange(most)[None, :] >= metadata.num_logprobs[:, None]
-    all_ids[:, 1:][unwanted] = -1
-    return LogprobsArrays(
-        places=metadata.host_rows,
-        token_ids=np.ascontiguousarray(all_ids),
-        logprobs=np.ascontiguousarray(all_values),
-        ranks=ranks.to(device="cpu", dtype=torch.int32).numpy(),
-    )
+    all_ids = torch.cat((sampled, ids), dim=1).to(torch.int32)
+    return GatheredLogprobs(metadata, (all_ids, torch.cat((own, values), dim=1), ranks.to(torch.int32)))

@@ -21,14 +21,16 @@ class Penalties:
 
     Attributes:
         rows: int64 ``[p]``, indices into the sampled rows.
+        slots: int64 ``[p]``, where their counts lie.
         presence: float32 ``[p]``.
         frequency: float32 ``[p]``.
         repetition: float32 ``[p]``.
-        output_counts: int32 ``[p, vocab_size]``, how often each id was generated.
-        prompt_mask: bool ``[p, vocab_size]``, ids of the prompt.
+        output_counts: int32 ``[capacity, vocab_size]``, how often each id was generated.
+        prompt_mask: bool ``[capacity, vocab_size]``, ids of the prompt.
     """
 
     rows: Tensor
+    slots: Tensor
     presence: Tensor
     frequency: Tensor
     repetition: Tensor

@@ -23,12 +23,14 @@ def apply_penalties(logits: Tensor, penalties: Penalties) -> None:
         from rustvllm.kernels import penalties as kernel
 
         p = penalties
-        kernel.apply_penalties(logits, p.rows, p.presence, p.frequency, p.repetition, p.output_counts, p.prompt_mask)
+        numbers = (p.presence, p.frequency, p.repetition)
+        kernel.apply_penalties(logits, p.rows, p.slots, *numbers, p.output_counts, p.prompt_mask)
         return
     rows = logits[penalties.rows]
-    generated = penalties.output_counts > 0
-    repetition = torch.where(generated | penalties.prompt_mask, penalties.repetition[:, None], 1.0)
+    output_counts = penalties.output_counts[penalties.slots]
+    generated = output_counts > 0
+    repetition = torch.where(generated | penalties.prompt_mask[penalties.slots], penalties.repetition[:, None], 1.0)
     rows = torch.where(rows > 0, rows / repetition, rows * repetition)
-    rows -= penalties.frequency[:, None] * penalties.output_counts
+    rows -= penalties.frequency[:, None] * output_counts
     rows -= penalties.presence[:, None] * generated
     logits[penalties.rows] = rows

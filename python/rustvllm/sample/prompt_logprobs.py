@@ -7,7 +7,7 @@ have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,36 @@ class PromptLogprobsArrays:
         return self.num_columns, self.token_ids, self.logprobs, self.ranks
 
 
+@dataclass(frozen=True, slots=True)
+class GatheredPromptLogprobs:
+    """What is to be said of prompts, where it was computed.
+
+    Attributes:
+        num_columns: As ``PromptLogprobsArrays.num_columns``.
+        widths: int32 ``[n]``, candidates of each place.
+        tensors: Of each piece of the places token ids int32 ``[m, k]``, log-probabilities float32 ``[m, k]`` and ranks
+            int32 ``[m]``, piece after piece; ``k`` is the widest of the piece.
+    """
+
+    num_columns: npt.NDArray[np.int32]
+    widths: npt.NDArray[np.int32]
+    tensors: tuple[Tensor, ...]
+
+    def arrays(self, tensors: Sequence[Tensor]) -> PromptLogprobsArrays:
+        """The same in host memory, of copies of ``tensors`` there."""
+        all_ids, all_values, ranks = ([tensor.numpy() for tensor in tensors[part::3]] for part in range(3))
+        ids, values, start = [], [], 0
+        for piece_ids, piece_values in zip(all_ids, all_values, strict=True):
+            end = start + piece_ids.shape[0]
+            is_wanted = np.arange(piece_ids.shape[1]) < self.widths[start:end, None]
+            ids.append(piece_ids[is_wanted])
+            values.append(piece_values[is_wanted])
+            start = end
+        return PromptLogprobsArrays(
+            self.num_columns, np.concatenate(ids), np.concatenate(values), np.concatenate(ranks)
+        )
+
+
 def prompt_logprobs(
     hidden: Tensor,
     compute_logits: Callable[[Tensor], Tensor],
@@ -50,8 +80,8 @@ def prompt_logprobs(
     targets: Tensor,
     num_rows: npt.NDArray[np.int32],
     num_logprobs: npt.NDArray[np.int64],
-) -> PromptLogprobsArrays:
-    """What is to be said of the tokens that follow some others.
+) -> GatheredPromptLogprobs:
+    """What is to be said of the tokens that follow some others; the host waits for nothing.
 
     Args:
         hidden: ``[n, hidden_size]``, of the tokens before those that are scored, request after request.
@@ -64,16 +94,15 @@ def prompt_logprobs(
     wanted = 1 + np.minimum(num_logprobs, vocab_size).astype(np.int32)  # [s]
     width_of_row = np.repeat(wanted, num_rows)  # [n]
     rows_at_a_time = max(1, min(MAX_ROWS, MAX_ELEMENTS // vocab_size))
-    ids, values, ranks = [], [], []
+    tensors: list[Tensor] = []
     for start in range(0, len(hidden), rows_at_a_time):
         end = min(start + rows_at_a_time, len(hidden))
         widths = width_of_row[start:end]
         logprobs = compute_logits(hidden[start:end]).log_softmax(dim=-1, dtype=torch.float32)
         own_ids = targets[start:end, None].to(torch.int64)  # [m, 1]
         own = logprobs.gather(1, own_ids)
-        ranks.append(((logprobs > own).sum(dim=-1) + 1).to(device="cpu", dtype=torch.int32).numpy())
+        ranks = (logprobs > own).sum(dim=-1) + 1
         top, top_ids = logprobs.topk(int(widths.max()) - 1, dim=-1)
-        is_wanted = np.arange(top.shape[1] + 1) < widths[:, None]
-        ids.append(torch.cat((own_ids, top_ids), dim=1).to(device="cpu", dtype=torch.int32).numpy()[is_wanted])
-        values.append(torch.cat((own, top), dim=1).to(device="cpu").numpy()[is_wanted])
-    return PromptLogprobsArrays(wanted, np.concatenate(ids), np.concatenate(values), np.concatenate(ranks))
+        ids = torch.cat((own_ids, top_ids), dim=1).to(torch.int32)
+        tensors += (ids, torch.cat((own, top), dim=1), ranks.to(torch.int32))
+    return GatheredPromptLogprobs(wanted, width_of_row, tuple(tensors))

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rustvllm.server.dashboard import routes as dashboard
-from rustvllm.server.endpoints import chat, completions, front_page, health, metrics, models, tokenization
+from rustvllm.server.endpoints import adapters, chat, completions, front_page, health, metrics, models, tokenization
 from rustvllm.server.errors import NotSupportedYetError
 from rustvllm.server.http.endpoint import Endpoint
 from rustvllm.server.schemas import protocol, responses
@@ -41,6 +41,22 @@ ENDPOINTS: Final = (
     ),
     Endpoint("GET", "/v1/models", models.list_models, answer=responses.ModelList),
     Endpoint("GET", "/v1/models/{model_id:path}", models.get_model, answer=responses.ModelCard, errors=(404,)),
+    Endpoint(
+        "POST",
+        "/v1/load_lora_adapter",
+        adapters.load_adapter,
+        takes=(protocol.LoadAdapterRequest,),
+        media_types=("text/plain",),
+        errors=_WITH_BODY,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/unload_lora_adapter",
+        adapters.unload_adapter,
+        takes=(protocol.UnloadAdapterRequest,),
+        media_types=("text/plain",),
+        errors=_WITH_BODY,
+    ),
     Endpoint(
         "POST",
         "/tokenize",
@@ -120,8 +136,6 @@ _UNBUILT = """
     POST /v1/files
     GET /v1/batches
     POST /v1/batches
-    POST /v1/load_lora_adapter
-    POST /v1/unload_lora_adapter
     POST /v1/chat/completions/render
     POST /v1/completions/render
     POST /pooling

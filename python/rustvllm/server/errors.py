@@ -100,6 +100,12 @@ class UnknownModelError(ServerError):
         )
 
 
+class AdapterNotFoundError(ServerError):
+    """There is no such adapter, or this server loads none over HTTP."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
 class NotSupportedYetError(ServerError):
     """The endpoint exists in this API, but not in this server yet."""
 

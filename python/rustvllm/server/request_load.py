@@ -1,7 +1,8 @@
 """:class:`ServerLoad`: how many generating requests are open, in all API processes of a server together.
 
 Each process has a number of its own in memory that they share, and reads all of them. No other process writes that
-number while it lives, and a whole aligned word is written at a time; so there is nothing to lock.
+number while it lives, and a whole aligned word is written at a time; so there is nothing to lock. Behind them is one
+word for all: it changes when the list of adapters does (``lora/async_adapters.py``).
 """
 
 import mmap
@@ -12,28 +13,31 @@ from typing import Self
 from rustvllm.server.flags.serve_args import MAX_PROCESSES
 
 _BYTES = 8
+_NUM_WORDS = MAX_PROCESSES + 1
 
 
 class ServerLoad:
     """The numbers of all API processes.
 
     Args:
-        numbers: Of all processes, 64 bits each.
+        numbers: Of all processes, 64 bits each, and one more.
         index: Which one is this process's; it begins with 0, whatever a process before it has left.
 
     Attributes:
         own: This process's number alone, as the only element.
+        adapter_version: What changes with the list of adapters, as the only element.
     """
 
     def __init__(self, numbers: memoryview | None = None, index: int = 0) -> None:
-        self._numbers = memoryview(array("q", [0])) if numbers is None else numbers
+        words = memoryview(array("q", [0, 0])) if numbers is None else numbers
+        self._numbers, self.adapter_version = words[:-1], words[-1:]
         self.own = self._numbers[index : index + 1]
         self.own[0] = 0
 
     @classmethod
     def attach(cls, descriptor: int, index: int) -> Self:
         """The numbers behind what :func:`create_load_memory` gave the launcher."""
-        memory = mmap.mmap(descriptor, MAX_PROCESSES * _BYTES)
+        memory = mmap.mmap(descriptor, _NUM_WORDS * _BYTES)
         os.close(descriptor)
         return cls(memoryview(memory).cast("q"), index)
 
@@ -51,5 +55,5 @@ def clear_load(descriptor: int, index: int) -> None:
 def create_load_memory() -> int:
     """A descriptor of memory for all processes, with zeros; it has no name and is gone with the last of them."""
     descriptor = os.memfd_create("rustvllm-load")
-    os.ftruncate(descriptor, MAX_PROCESSES * _BYTES)
+    os.ftruncate(descriptor, _NUM_WORDS * _BYTES)
     return descriptor

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rustvllm.config import EngineConfig, ModelConfig
     from rustvllm.engine.async_llm import AsyncLLM
     from rustvllm.engine.front_tracer import FrontTracer
+    from rustvllm.lora.registry import LoadedAdapter
 
 logger = init_logger(__name__)
 
@@ -53,11 +54,6 @@ class ServedModel:
         config: EngineConfig = engine.config
         self.engine = engine
         self.names: tuple[str, ...] = tuple(config.model.served_model_name) or (config.model.model,)
-        modules = () if config.lora is None else config.lora.modules
-        self.adapters = {
-            module.name: LoRARequest(module.name, number, module.path, module.base_model_name)
-            for number, module in enumerate(modules, 1)
-        }
         self.max_model_len = config.model.max_model_len
         self.vocab_size = config.model.vocab_size
         self.check_num_logprobs = config.model.check_num_logprobs
@@ -80,7 +76,11 @@ class ServedModel:
         tokens = {} if self.tokenizer is None else special_tokens(self.tokenizer)
         self.chat_renderer = ChatRenderer(self.chat_template, tokens, f"the chat template of {self.names[0]}")
         self.turn_formats = find_turn_formats(
-            self.chat_template, self.tokenizer, settings.tool_call_parser, settings.reasoning_parser
+            self.chat_template,
+            self.tokenizer,
+            settings.tool_call_parser,
+            settings.reasoning_parser,
+            settings.reasoning_end_text,
         )
         if self.turn_formats.tool_calls or self.turn_formats.reasoning:
             logger.info(
@@ -93,6 +93,22 @@ class ServedModel:
         self.prometheus_text = PrometheusText(config, self.names[0], settings.metrics_prefix)
         build = f"{__version__} {config.model.model} {config.model.revision} {config.model.dtype}"
         self.fingerprint = f"rustvllm-{__version__}-{hashlib.sha256(build.encode()).hexdigest()[:8]}"
+
+    @property
+    def adapters(self) -> "Mapping[str, LoadedAdapter]":
+        """Those that requests may name, as far as this process knows."""
+        return {} if self.engine.config.lora is None else self.engine.adapters
+
+    async def refresh_adapters(self, *names: str | None) -> None:
+        """Learn of what other API processes have loaded or removed, unless the model alone has these names."""
+        own = (None, "", *self.names)
+        if self.engine.config.lora is not None and not (names and all(name in own for name in names)):
+            await self.engine.refresh_adapters()
+
+    def adapter_request(self, name: str) -> LoRARequest | None:
+        """What names an adapter to the engine: one that is loaded, which is not loaded again should it be gone."""
+        loaded = self.adapters.get(name)
+        return None if loaded is None else LoRARequest(name, loaded.request.lora_int_id)
 
     def resolve_name(self, model: str | None) -> str:
         """The name to answer with: the one the client typed, or the first.
@@ -139,6 +155,8 @@ class ServerState:
         """The engine is loaded: serve. ``model`` holds it with what takes long to find out; None: found out here."""
         self._model = model or ServedModel(engine, self.settings)
         self.status = ServerStatus.READY
+        if engine.config.lora is not None:
+            engine.share_adapter_version(self.load.adapter_version)
         if self.is_traced:
             self.tracer = engine.tracer
 

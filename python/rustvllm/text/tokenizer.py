@@ -11,7 +11,6 @@ from typing import Any
 from rustvllm import _core
 from rustvllm.config.gguf_file import GgufFile, is_gguf
 from rustvllm.exceptions import InvalidRequestError, ModelLoadError
-from rustvllm.sampling_params import is_valid_unicode
 from rustvllm.text import gguf_tokenizer
 from rustvllm.text.tokenizer_json import check_size, load_tokenizer_json, read_object
 from rustvllm.text.tokenizer_pool import TokenizerPool
@@ -78,18 +77,21 @@ class Tokenizer:
         Raises:
             InvalidRequestError: ``text`` holds lone surrogates.
         """
-        if not is_valid_unicode(text):
-            raise InvalidRequestError("the text is not valid Unicode: it holds a lone surrogate", "prompt")
-        if not add_special_tokens or self._own_affixes:
-            ids = self.core.encode(text, False)
-            return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
-        return self.core.encode(text, True)
+        is_plain = not add_special_tokens or self._own_affixes
+        try:
+            ids = self.core.encode(text, not is_plain)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(str(error), "prompt") from None
+        return [*self._prefix, *ids, *self._suffix] if is_plain and add_special_tokens else ids
 
     def encode_ids(self, text: str, add_special_tokens: bool = True) -> _core.TokenIds:
         """The same as :meth:`encode` without a list, for a prompt on its way to the engine."""
-        if self._own_affixes or not is_valid_unicode(text):
+        if self._own_affixes:
             return _core.TokenIds(self.encode(text, add_special_tokens))
-        return self.core.encode_ids(text, add_special_tokens)
+        try:
+            return self.core.encode_ids(text, add_special_tokens)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(str(error), "prompt") from None
 
     async def encode_off_loop(self, text: str, add_special_tokens: bool = True) -> _core.TokenIds:
         """The same for a long text, in a thread of the core, while the event loop goes on.

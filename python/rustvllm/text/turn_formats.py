@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from rustvllm import _core
 from rustvllm.exceptions import ConfigError
+from rustvllm.structured_outputs import ThinkingGate
 
 Tools = _core.Tools
 TurnParser = _core.TurnParser
@@ -20,16 +21,41 @@ class TurnFormats:
     Attributes:
         tool_calls: The format of its calls; None: not known.
         reasoning: The format of its thoughts; None: it has none.
-        has_short_ids: Ids of calls have 9 letters and digits, which its template asks for.
+        call_ids: What ids of calls look like, which its template may ask for: ``random``, ``short`` (9 letters and
+            digits) or ``numbered`` (``functions.name:0``).
         marker_ids: Markers that are special tokens, which text never is.
         reasoning_ids: Tokens that begin and end thoughts; None if they are not one token each.
+        reasoning_end_ids: What comes once a budget of thoughts is spent; ends with the token that ends them.
     """
 
     tool_calls: str | None = None
     reasoning: str | None = None
-    has_short_ids: bool = False
+    call_ids: str = "random"
     marker_ids: Mapping[str, int] = field(default_factory=dict)
     reasoning_ids: tuple[int, int] | None = None
+    reasoning_end_ids: tuple[int, ...] = ()
+
+    def thinking_gate(self, prompt: str, budget: int | None) -> ThinkingGate | None:
+        """The thoughts of an answer to this prompt; None if their markers are not one token each.
+
+        Args:
+            prompt: Its text.
+            budget: Most tokens of them; None: any number.
+        """
+        if self.reasoning_ids is None:
+            return None
+        begin, end = self.reasoning_ids
+        return ThinkingGate(
+            open_id=begin,
+            close_id=end,
+            begins_within=self.begins_within(prompt),
+            budget=budget,
+            end_ids=self.reasoning_end_ids or (end,),
+        )
+
+    def has_thought(self, prompt: str) -> bool:
+        """Whether this prompt ends with the marker that ends thoughts: the answer has none."""
+        return self.reasoning is not None and prompt.rstrip().endswith(_core.reasoning_markers(self.reasoning)[1])
 
     def begins_within(self, prompt: str) -> bool:
         """Whether an answer to this prompt begins within thoughts."""
@@ -37,7 +63,11 @@ class TurnFormats:
 
 
 def find_turn_formats(
-    template: str, tokenizer: Any, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
+    template: str,
+    tokenizer: Any,
+    tool_call_parser: str = AUTO,
+    reasoning_parser: str = AUTO,
+    reasoning_end_text: str = "",
 ) -> TurnFormats:
     """The formats of a model.
 
@@ -46,6 +76,8 @@ def find_turn_formats(
         tokenizer: Its tokenizer; None: without one nothing is read.
         tool_call_parser: Name of a format, ``auto`` or ``none``.
         reasoning_parser: The same for thoughts.
+        reasoning_end_text: What a model is made to say before the marker that ends its thoughts, where a budget ends
+            them.
     """
     if tokenizer is None:
         return TurnFormats()
@@ -53,16 +85,20 @@ def find_turn_formats(
     reasoning = _core.find_reasoning_format(template) if reasoning_parser == AUTO else reasoning_parser
     calls, reasoning = (None if name == NONE else name for name in (calls, reasoning))
     markers: list[str] = []
-    has_short_ids = False
+    call_ids = "random"
     if calls is not None:
-        markers, has_short_ids = _core.tool_call_format_facts(calls)
+        markers, call_ids = _core.tool_call_format_facts(calls)
     reasoning_ids = None
+    end_ids: tuple[int, ...] = ()
     if reasoning is not None:
         thoughts = _core.reasoning_markers(reasoning)
         markers = [*markers, *thoughts]
         begin, end = (tokenizer.convert_tokens_to_ids(marker) for marker in thoughts)
-        reasoning_ids = None if begin is None or end is None else (begin, end)
-    return TurnFormats(calls, reasoning, has_short_ids, _special_ids(markers, tokenizer), reasoning_ids)
+        if begin is not None and end is not None:
+            reasoning_ids = (begin, end)
+            last_words = tokenizer.encode(reasoning_end_text, add_special_tokens=False) if reasoning_end_text else []
+            end_ids = (*(token_id for token_id in last_words if token_id != end), end)
+    return TurnFormats(calls, reasoning, call_ids, _special_ids(markers, tokenizer), reasoning_ids, end_ids)
 
 
 def tool_call_formats() -> list[str]:

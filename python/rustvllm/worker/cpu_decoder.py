@@ -3,12 +3,13 @@
 Module by module a step is some eighty calls, each of which Python prepares while the memory waits. The core's one call
 does the same work in the same order, bit for bit but for two things that the modules let torch do: the turns of heads
 and the gates of MLPs, which here are rounded once. The modules remain what runs where any part is computed by something
-else, or where ``RUSTVLLM_DECODER=modules`` asks for them.
+else, or where ``RUSTVLLM_DECODER=modules`` asks for them. Where ranks share the model, a block is two calls, after each
+of which the ranks add what they have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,9 +21,10 @@ from rustvllm import _core, envs
 from rustvllm.attention.cpu_backend import CPUAttentionPlan
 from rustvllm.layers.cpu_linear import NUM_ROW_CLASSES, CoreLinear, LinearByRows, core_activation, row_class
 from rustvllm.layers.cpu_norm import CoreNorm, NormParts
-from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
+from rustvllm.layers.decoder import CoreDelta, PreNormBlock, PreNormDecoder
 from rustvllm.layers.host_array import host_array
 from rustvllm.layers.linear import Linear
+from rustvllm.layers.parallel import RowLinear
 from rustvllm.logger import init_logger
 from rustvllm.models.interface import CausalLM
 
@@ -38,15 +40,19 @@ class CoreDecoder:
     Args:
         core: The blocks.
         row_classes: Of each class of rows, whether the core computes every part.
+        outline: The same blocks.
 
     Attributes:
         times: ns of the last step in norms, rotary positions and gates, in products, and in attention.
+        adapters: See ``AdaptableDecoder``.
     """
 
-    def __init__(self, core: _core.CpuDecoder, row_classes: Sequence[bool]) -> None:
+    def __init__(self, core: _core.CpuDecoder, row_classes: Sequence[bool], outline: PreNormDecoder) -> None:
         self._core = core
         self._row_classes = tuple(row_classes)
+        self._outline = outline
         self.times = (0, 0, 0)
+        self.adapters: Sequence[tuple[_core.CpuAdapter, Sequence[int]]] = ()
 
     def takes(self, hidden: Tensor, attention: object) -> bool:
         """See ``DecoderKernel.takes``."""
@@ -65,8 +71,68 @@ class CoreDecoder:
         out = torch.empty_like(hidden)
         caches = [host_array(cache) for cache in kv_caches]
         cos_sin = None if rotary is None else (_rows(rotary[0]), _rows(rotary[1]))
-        self.times = self._core.forward(attention.core, host_array(hidden), caches, host_array(out), cos_sin)
+        self.times = self._core.forward(
+            attention.core, host_array(hidden), caches, host_array(out), cos_sin, self.adapters or None
+        )
         return out
+
+    def make_adapter(self, deltas: Mapping[int, CoreDelta]) -> _core.CpuAdapter | None:
+        """See ``AdaptableDecoder``; where an activation follows in the same pass, modules add to it."""
+        blocks, taken = [], set()
+        for block in self._outline.blocks:
+            found = [deltas.get(id(linear)) for linear in _linears(block)]
+            if deltas.get(id(block.up)) is not None and not block.is_gated:
+                return None
+            blocks.append([None if delta is None else (delta.down, delta.ups) for delta in found])
+            taken |= set(map(id, _linears(block)))
+        return _core.CpuAdapter(self._core, blocks) if taken >= deltas.keys() else None
+
+
+class SharedCoreDecoder(CoreDecoder):
+    """The blocks in halves, for ranks that share them; see ``CoreDecoder``.
+
+    Args:
+        core: The blocks.
+        row_classes: Likewise.
+        outline: The same blocks, whose maps know how to add over the ranks.
+
+    Attributes:
+        num_spans: How many halves ran so far.
+    """
+
+    def __init__(self, core: _core.CpuDecoder, row_classes: Sequence[bool], outline: PreNormDecoder) -> None:
+        super().__init__(core, row_classes, outline)
+        self._sums = [(_shared(block.out), _shared(block.down)) for block in outline.blocks]
+        self._last_norm = outline.last_norm
+        self.num_spans = 0
+
+    def make_adapter(self, deltas: Mapping[int, CoreDelta]) -> _core.CpuAdapter | None:  # noqa: ARG002 -- others look
+        """None: the halves add none."""
+        return None
+
+    def forward(
+        self,
+        hidden: Tensor,
+        kv_caches: Sequence[Tensor],
+        attention: object,
+        rotary: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """See ``DecoderKernel.forward``."""
+        assert isinstance(attention, CPUAttentionPlan)
+        hidden, plan = hidden.contiguous(), attention.core
+        stream = host_array(hidden)
+        cos_sin = None if rotary is None else (_rows(rotary[0]), _rows(rotary[1]))
+        times = []
+        for index, ((out, down), cache) in enumerate(zip(self._sums, kv_caches, strict=True)):
+            times.append(self._core.attend(plan, index, stream, host_array(cache), cos_sin, adds=out.adds_residual))
+            out.sum_over_ranks(hidden)
+            times.append(self._core.multiply(plan, index, stream, adds=down.adds_residual))
+            down.sum_over_ranks(hidden)
+        self.num_spans += len(times)
+        norms, products, attended = (sum(part) for part in zip(*times, strict=True))
+        self.times = (norms, products, attended)
+        normed: Tensor = self._last_norm(hidden)
+        return normed
 
 
 def use_core_decoder(model: CausalLM) -> None:
@@ -76,7 +142,11 @@ def use_core_decoder(model: CausalLM) -> None:
         return
     row_classes = [_takes_all(outline, index) for index in range(NUM_ROW_CLASSES)]
     if any(row_classes):
-        model.decoder_kernel = CoreDecoder(_make_core(outline, model), row_classes)
+        core = _make_core(outline, model)
+        is_shared = model.group.size > 1
+        model.decoder_kernel = (
+            SharedCoreDecoder(core, row_classes, outline) if is_shared else CoreDecoder(core, row_classes, outline)
+        )
         logger.debug("decoder blocks in one call of the core: %s", row_classes)
 
 
@@ -88,6 +158,11 @@ def _takes_all(outline: PreNormDecoder, index: int) -> bool:
     if any(core_activation(block.activation) is None for block in outline.blocks):
         return False
     return all(_core_linear(linear, index) is not None for block in outline.blocks for linear in _linears(block))
+
+
+def _shared(linear: Linear) -> RowLinear:
+    assert isinstance(linear, RowLinear)
+    return linear
 
 
 def _linears(block: PreNormBlock) -> tuple[Linear, ...]:

@@ -9,7 +9,7 @@ import torch
 from rustvllm import _core, envs
 from rustvllm.config.engine_config import STORED_QUANTIZATIONS
 from rustvllm.exceptions import ConfigError, ModelLoadError
-from rustvllm.layers.cpu_linear import OneDnnLinear
+from rustvllm.layers.cpu_linear import OneDnnLinear, WeightKind
 from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
 
 if TYPE_CHECKING:
@@ -95,9 +95,10 @@ def linear_options(quantization: str | None, dtype: torch.dtype, *, batch_invari
     envs.cpu_instructions()  # the core takes no value that it does not know
     matrix_unit, rounded = not batch_invariant, envs.activations() != "float"
     if quantization is not None:
-        _, _, group_size = quantization.partition("-g")
+        name, _, group_size = quantization.partition("-g")
+        kind: WeightKind = "int4" if name == "int4" else "int8"
         groups = int(group_size) if group_size else None
-        return LinearOptions("core", "int8", groups, matrix_unit=matrix_unit, round_activations=rounded)
+        return LinearOptions("core", kind, groups, matrix_unit=matrix_unit, round_activations=rounded)
     kernel = "core" if batch_invariant else forced
     return LinearOptions(kernel, matrix_unit=matrix_unit, round_activations=rounded)
 

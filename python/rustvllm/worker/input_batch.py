@@ -74,6 +74,11 @@ class InputBatch:
         self._sampled_last: _SampledRows | None = None
         self._new_entries: tuple[Tensor, Tensor] | None = None
 
+    @property
+    def penalty_bytes(self) -> int:
+        """Memory that requests with penalties take on a GPU, however few they are; see ``TokenCounts``."""
+        return self._counts.num_bytes
+
     def update(self, output: SchedulerOutput, step: StepBuffers) -> None:
         """Apply the differences of a step: rows that left first, then rows that came, then new blocks.
 
@@ -253,17 +258,20 @@ class InputBatch:
             return None
         on_device = self._send(slots[which])
         floats = floats[which]
-        output_counts = self._counts.output_counts[on_device]
-        if drafts is not None:
+        output_counts, prompt_mask = self._counts.output_counts, self._counts.prompt_mask
+        if drafts is not None:  # a request may be there several times, each with drafts that count for that row alone
             places, ids = drafts.rows.earlier(which)
+            output_counts, prompt_mask = output_counts[on_device], prompt_mask[on_device]
+            on_device = torch.arange(which.size, device=self.device)
             add_counts(output_counts, self._send(places), self._send(ids))
         return Penalties(
             rows=self._send(which),
+            slots=on_device,
             presence=self._send(floats[:, self._float["presence_penalty"]]),
             frequency=self._send(floats[:, self._float["frequency_penalty"]]),
             repetition=self._send(floats[:, self._float["repetition_penalty"]]),
             output_counts=output_counts,
-            prompt_mask=self._counts.prompt_mask[on_device],
+            prompt_mask=prompt_mask,
         )
 
     def _logprobs(self, num_logprobs: npt.NDArray[np.int64]) -> LogprobsMetadata | None:
@@ -274,6 +282,27 @@ class InputBatch:
 
     def _send(self, array: npt.NDArray[np.generic]) -> Tensor:
         return send_array(array, self.device)
+
+
+class FollowerBatch(InputBatch):
+    """The rows of a rank that does not sample: block tables, adapters, and whose prompt is judged; nothing else."""
+
+    def sampling_metadata(
+        self,
+        rows: npt.NDArray[np.int32],  # noqa: ARG002 -- as the class above has it, here and below
+        positions: npt.NDArray[np.int32],  # noqa: ARG002
+        step: StepBuffers,  # noqa: ARG002
+        drafts: DeviceDrafts | None = None,  # noqa: ARG002
+    ) -> SamplingMetadata:
+        """Nothing: rank 0 alone knows how rows are sampled."""
+        return SamplingMetadata()
+
+    def _admit(self, num_new_reqs: int, step: StepBuffers) -> None:
+        rows = step.int32("new_rows", num_new_reqs)
+        self._sampling_int[rows] = step.arrays["sampling_int"][:num_new_reqs]
+
+    def _drop(self, rows: npt.NDArray[np.int32]) -> None:
+        pass
 
 
 def _expand(counts: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -7,7 +7,9 @@ over another (``streams``). A stream that reads what another wrote, or writes wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
@@ -24,14 +26,14 @@ from rustvllm.lora.store import AdapterStore
 from rustvllm.models.interface import CausalLM
 from rustvllm.sample.grammar import apply_bitmask
 from rustvllm.sample.grammar_output import GrammarOutput
-from rustvllm.sample.logprobs import LogprobsArrays, ProcessedLogits, gather_logprobs, raw_logits, raw_logprobs
+from rustvllm.sample.logprobs import GatheredLogprobs, ProcessedLogits, gather_logprobs, raw_logits, raw_logprobs
 from rustvllm.sample.metadata import SamplingMetadata
-from rustvllm.sample.prompt_logprobs import PromptLogprobsArrays, prompt_logprobs
+from rustvllm.sample.prompt_logprobs import GatheredPromptLogprobs, prompt_logprobs
 from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.block_copier import BlockCopier
-from rustvllm.worker.cuda_graphs import DecodeGraphs
 from rustvllm.worker.device_output import DeviceStepOutput, bring_to_host
 from rustvllm.worker.draft_rows import draft_rows
+from rustvllm.worker.graphs.step_graphs import StepGraphs
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers, send_array
 from rustvllm.worker.step_output import ModelRunnerOutput, make_output
@@ -53,7 +55,7 @@ class _ExecutedStep:
     rows: npt.NDArray[np.int32]
     metadata: SamplingMetadata
     drafts: DeviceDrafts | None = None  # None if there are none: a row of logits for each sample
-    prompt_logprobs: PromptLogprobsArrays | None = None  # None if no request asks for them
+    prompt_logprobs: GatheredPromptLogprobs | None = None  # None if no request asks for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class GPUModelRunner:
         kv_caches: One per layer; like what follows, put there when the memory is taken.
         block_copier: Moves blocks of them.
         step_buffers: The sets that the scheduler writes.
-        graphs: Decode steps run in them where there is one of their size; None disables graphs.
+        graphs: Steps run in them where there is one of their size; None disables graphs.
         forward_ns: When the model began to run the last step (ns, monotonic).
     """
 
@@ -113,7 +115,7 @@ class GPUModelRunner:
         self.kv_caches: list[Tensor] = []
         self.block_copier: BlockCopier | None = None
         self.step_buffers: list[StepBuffers] = []
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         self.forward_ns = 0
         self._executed: _ExecutedStep | None = None
         num_rows = input_batch.block_table.shape[0]
@@ -129,6 +131,14 @@ class GPUModelRunner:
         """
         if self._executed is not None:
             raise SchedulerStateError(STATE_ERROR)
+        with self.computing():
+            self._execute(output)
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Makes the compute stream, and so its device, the current one: an embedding program may have set another."""
+        return nullcontext() if self.streams is None else self.streams.use(self.streams.compute)
+
+    def _execute(self, output: SchedulerOutput) -> None:
         step = self.step_buffers[output.buffer_index]
         step.begin()
         self.input_batch.update(output, step)
@@ -180,6 +190,12 @@ class GPUModelRunner:
         executed, self._executed = self._executed, None
         if executed is None:
             raise SchedulerStateError(STATE_ERROR)
+        with self.computing():
+            return self._sample(executed, grammar_output)
+
+    def _sample(
+        self, executed: _ExecutedStep, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | DeviceStepOutput:
         if executed.logits is None:
             return self._hand_over(executed, torch.empty((0, 1), dtype=torch.int32, device=self.device))
         metadata, wanted = executed.metadata, executed.metadata.logprobs
@@ -282,12 +298,14 @@ class GPUModelRunner:
             ),
         )
 
+    def graph_size(self, output: SchedulerOutput) -> int:
+        """See ``StepGraphs.size_for``."""
+        return 0 if self.graphs is None else self.graphs.size_for(output)
+
     def _stage_forward(self, output: SchedulerOutput, step: StepBuffers) -> Callable[[], Tensor]:
         """What runs the model over a step and gives hidden states, to be called once the step was sent."""
-        size = None if self.graphs is None else self.graphs.size_for(output)
-        if self.graphs is not None and size is not None:
-            graphs, inputs, num_reqs = self.graphs, self.graphs.stage(output, step, size), output.num_reqs
-            return lambda: graphs.run(inputs)[:num_reqs]
+        if self.graphs is not None and (replay := self.graphs.stage(output, step)) is not None:
+            return replay
         unknown = self._unknown_ids(output, step)
 
         def forward() -> Tensor:
@@ -326,7 +344,7 @@ class GPUModelRunner:
             self.input_batch.num_prompt_logprobs(step.int32("prompt_logprobs_rows", num_reqs)),
         )
 
-    def _score_prompts(self, hidden: Tensor, asked: _PromptTargets) -> PromptLogprobsArrays:
+    def _score_prompts(self, hidden: Tensor, asked: _PromptTargets) -> GatheredPromptLogprobs:
         """The log-probabilities of the prompt tokens that follow some of the step's tokens."""
         return prompt_logprobs(
             hidden[asked.indices],
@@ -340,12 +358,21 @@ class GPUModelRunner:
     def _attention_metadata(self, output: SchedulerOutput, step: StepBuffers) -> AttentionMetadata:
         num_reqs, num_tokens = output.num_reqs, output.total_num_scheduled_tokens
         rows = step.on_device("idx_mapping", num_reqs)
+        if self.backend.takes_table_rows:
+            block_table, table_rows = self.input_batch.block_table, rows
+        else:
+            block_table = self.input_batch.rows_of_block_table(rows, output.max_seq_len, self.block_size)
+            table_rows = None
         return AttentionMetadata(
             block_size=self.block_size,
-            block_table=self.input_batch.rows_of_block_table(rows, output.max_seq_len, self.block_size),
+            block_table=block_table,
+            table_rows=table_rows,
             slot_mapping=step.on_device("slot_mapping", num_tokens),
             query_start_loc=step.int32("query_start_loc", num_reqs + 1),
             seq_lens=step.int32("seq_lens", num_reqs),
+            on_device=None
+            if self.streams is None
+            else (step.on_device("query_start_loc", num_reqs + 1), step.on_device("seq_lens", num_reqs)),
         )
 
     def _apply_grammar(self, executed: _ExecutedStep, logits: Tensor, grammar: GrammarOutput) -> None:
@@ -360,28 +387,44 @@ class GPUModelRunner:
         self,
         executed: _ExecutedStep,
         token_ids: Tensor,
-        logprobs: LogprobsArrays | None = None,
+        logprobs: GatheredLogprobs | None = None,
     ) -> ModelRunnerOutput | DeviceStepOutput:
         """What was sampled, as soon as the device has it: int32 ``[num_sampled, c]``."""
-        processors, drafts = executed.metadata.processors, executed.drafts
-        if logprobs is not None and drafts is not None:
-            logprobs = replace(logprobs, places=drafts.rows.places[logprobs.places].astype(np.int32))
-        rest = make_output(
-            None if logprobs is None else logprobs.as_tuple(),
-            () if processors is None else [failure.message for failure in processors.failures.values()],
-            None if executed.prompt_logprobs is None else executed.prompt_logprobs.as_tuple(),
-        )
+        of_prompts = executed.prompt_logprobs
+        of_samples = () if logprobs is None else logprobs.tensors
+        tensors = (*of_samples, *(() if of_prompts is None else of_prompts.tensors))
         if self.streams is None:
-            return rest.with_tokens(token_ids.cpu().numpy())
-        index = executed.buffer_index
+            return _rest(executed, logprobs, [tensor.cpu() for tensor in tensors]).with_tokens(token_ids.cpu().numpy())
+        fetched = self._fetched_ids(executed.buffer_index, token_ids)
+        is_cuda = self.device.type == "cuda"
+        # Memory of their own, and not of the step's set: few steps have any, and of any size.
+        host = [torch.empty(t.shape, dtype=t.dtype, device="cpu", pin_memory=is_cuda) for t in tensors]
+        rest = partial(_rest, executed, logprobs, host)
+        output, computed = bring_to_host((token_ids, *tensors), (fetched, *host), self.streams, rest)
+        self.step_buffers[executed.buffer_index].release(computed)
+        return output
+
+    def _fetched_ids(self, index: int, token_ids: Tensor) -> Tensor:
+        """Pinned memory of a buffer set for the ids of its step, int32 and shaped like them."""
         size = token_ids.numel()
         if index not in self._fetched or self._fetched[index].numel() < size:
             size, is_cuda = max(size, self.input_batch.block_table.shape[0]), self.device.type == "cuda"
             self._fetched[index] = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=is_cuda)
-        fetched = self._fetched[index][: token_ids.numel()].view(token_ids.shape)
-        output, computed = bring_to_host(token_ids, fetched, self.streams, rest)
-        self.step_buffers[index].release(computed)
-        return output
+        return self._fetched[index][: token_ids.numel()].view(token_ids.shape)
+
+
+def _rest(executed: _ExecutedStep, logprobs: GatheredLogprobs | None, host: Sequence[Tensor]) -> ModelRunnerOutput:
+    """What there is to say of a step in addition to its tokens, of what was brought to the host."""
+    processors, drafts, of_prompts = executed.metadata.processors, executed.drafts, executed.prompt_logprobs
+    num_tensors = 0 if logprobs is None else len(logprobs.tensors)
+    arrays = None if logprobs is None else logprobs.arrays(host[:num_tensors])
+    if arrays is not None and drafts is not None:
+        arrays = replace(arrays, places=drafts.rows.places[arrays.places].astype(np.int32))
+    return make_output(
+        None if arrays is None else arrays.as_tuple(),
+        () if processors is None else [failure.message for failure in processors.failures.values()],
+        None if of_prompts is None else of_prompts.arrays(host[num_tensors:]).as_tuple(),
+    )
 
 
 def _rows_of(executed: _ExecutedStep, samples: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:

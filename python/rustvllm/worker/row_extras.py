@@ -18,6 +18,7 @@ from torch import Tensor
 from rustvllm.sample.logits_processors import LogitsProcessor
 from rustvllm.sample.processor_batch import Failure, FollowedRequest, ProcessorBatch
 from rustvllm.sampling_params import SamplingParams
+from rustvllm.sampling_table import SAMPLING_LISTS
 from rustvllm.worker.row_rules import RowRules
 from rustvllm.worker.token_counts import TokenIds
 
@@ -99,15 +100,10 @@ class RowExtras:
 
     def _what_is_wrong(self, extras: SamplingExtras) -> Failure | None:
         """A front end checks ids against the vocabulary; one of another release may not have."""
-        named = {
-            "logit_bias": [token_id for token_id, _ in extras.logit_bias],
-            "allowed_token_ids": extras.allowed_token_ids,
-            "bad_words": [token_id for word in extras.bad_words for token_id in word],
-        }
-        for name, ids in named.items():
-            if (largest := max(ids, default=-1)) >= self._vocab_size:
-                message = f"{name} holds the token id {largest}, the vocabulary is 0 to {self._vocab_size - 1}"
-                return Failure(message, is_refusal=True)
+        if (outside := extras.outside_vocabulary(self._vocab_size)) is not None:
+            name, token_id = outside
+            message = f"{name} holds the token id {token_id}, the vocabulary is 0 to {self._vocab_size - 1}"
+            return Failure(message, is_refusal=True)
         return None
 
 
@@ -118,9 +114,10 @@ def _params(floats: dict[str, float], ints: dict[str, int], extras: SamplingExtr
     }
     more: dict[str, Any] = {}
     if extras is not None:
-        more = {
-            "logit_bias": dict(extras.logit_bias) or None,
-            "allowed_token_ids": extras.allowed_token_ids or None,
+        for name, row in SAMPLING_LISTS.items():
+            if row.kind != "words":  # of these there are token ids and no texts
+                more[name] = (dict(extras[name]) if row.kind == "biases" else extras[name]) or None
+        more |= {
             "extra_args": None if extras.arguments is None else json.loads(extras.arguments),
             "logits_processors": extras.attachment,
         }

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rustvllm.sample.token_rules import TokenRules
+from rustvllm.worker.step_buffers import send_array
 
 if TYPE_CHECKING:
     from rustvllm._core import SamplingExtras
@@ -71,12 +72,12 @@ class RowRules:
             extras: Its parameters that are lists; ids are in the vocabulary.
             output_token_ids: What it has generated so far.
         """
-        words = extras.bad_words
+        words = extras["bad_words"]
         several = [word for word in words if len(word) > 1]
         longest = max(map(len, several), default=1) - 1
-        bias = extras.logit_bias
+        bias = extras["logit_bias"]
         rules = _Rules(
-            allowed_ids=np.asarray(extras.allowed_token_ids, np.int64),
+            allowed_ids=np.asarray(extras["allowed_token_ids"], np.int64),
             banned_ids=np.asarray([word[0] for word in words if len(word) == 1], np.int64),
             beginnings=np.asarray(
                 [[_ANYTHING] * (longest + 1 - len(word)) + word[:-1] for word in several], np.int64
@@ -96,7 +97,7 @@ class RowRules:
             self._recent = torch.cat((padding, self._recent), dim=1)
             width = longest
         recent = [_NOTHING] * width + list(output_token_ids)
-        self._recent[row] = torch.tensor(recent[-width:], dtype=torch.int64, device=self._device)
+        self._recent[row] = self._send(np.asarray(recent[-width:], np.int64))
 
     def drop(self, rows: npt.NDArray[np.int32]) -> None:
         """Forget the requests that were in some rows."""
@@ -193,4 +194,4 @@ class RowRules:
         self._recent[which] = longer.gather(1, num_new + columns)
 
     def _send(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+        return send_array(array, self._device)

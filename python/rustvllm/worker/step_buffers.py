@@ -35,6 +35,8 @@ ON_DEVICE = (
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 _ALIGNMENT = 64
 _STAGED_BYTES_PER_REQUEST = 128
+_STAGED_BYTES_PER_TOKEN = 16
+"""The inputs of a graph with pieces of prompts."""
 
 
 class StepBuffers:
@@ -151,10 +153,11 @@ def send_array(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 def _staged_bytes(spec: BufferSpec) -> int:
-    """Room for the block-table entries of a step, each with its place (8 bytes) and value (4), and some per request."""
+    """Room for the block-table entries of a step, each with its place (8 bytes) and value (4), and for the rest."""
     sizes = {name: math.prod(shape) for name, _, shape in spec}
-    entries, requests = sizes.get("bt_block_ids", 0), sizes.get("idx_mapping", 0)
-    return _aligned(12 * entries + _STAGED_BYTES_PER_REQUEST * requests + 16 * _ALIGNMENT)
+    entries, requests, tokens = (sizes.get(name, 0) for name in ("bt_block_ids", "idx_mapping", "input_ids"))
+    per_token = _STAGED_BYTES_PER_TOKEN * tokens
+    return _aligned(12 * entries + _STAGED_BYTES_PER_REQUEST * requests + per_token + 16 * _ALIGNMENT)
 
 
 def _aligned(offset: int) -> int:

@@ -45,7 +45,7 @@ class DeviceStreams:
     """See the module.
 
     Attributes:
-        compute: The stream that is current unless ``use`` says otherwise.
+        compute: The model's and the sampler's; the runner makes it the current one, whatever its caller's is.
         inputs: Host to device, arrays of a step.
         outputs: Device to host, what was sampled.
         swaps: KV blocks between the device and CPU memory.

@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rustvllm.worker.step_buffers import send_array
+
 TokenIds = Callable[[int], list[int]]
 """Prompt and output of the request in a persistent row (``_core.Scheduler.token_ids``)."""
 
@@ -17,7 +19,8 @@ class TokenCounts:
     """Counts for those rows that need them; a row without penalties costs nothing.
 
     A row's counts are made when a request with penalties is put there (also when it comes back after a preemption) and
-    then only incremented.
+    then only incremented. On a GPU memory for all rows is taken with the first of them, ``num_bytes``, and never moves;
+    elsewhere it grows.
 
     Attributes:
         output_counts: int32 ``[capacity, vocab_size]``.
@@ -25,16 +28,22 @@ class TokenCounts:
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._num_rows = num_rows
         self._slot_of_row = np.full(num_rows, -1, np.int64)
         self._free: list[int] = []
         self.output_counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
         self.prompt_mask = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the counts of all rows."""
+        return self._num_rows * self.output_counts.shape[1] * (torch.int32.itemsize + torch.bool.itemsize)
+
     def admit(self, row: int, token_ids: list[int], num_prompt_tokens: int) -> None:
         """Count what the request in ``row`` holds."""
         slot = self._take_slot()
         self._slot_of_row[row] = slot
-        ids = torch.tensor(token_ids, dtype=torch.int64, device=self.output_counts.device)
+        ids = self._send(np.asarray(token_ids, np.int64))
         self.prompt_mask[slot, ids[:num_prompt_tokens]] = True
         output = ids[num_prompt_tokens:]
         self.output_counts[slot].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
@@ -45,7 +54,7 @@ class TokenCounts:
         slots = slots[slots >= 0]
         if slots.size:
             self._slot_of_row[rows] = -1
-            on_device = torch.from_numpy(slots).to(self.output_counts.device)
+            on_device = self._send(slots)
             self.output_counts[on_device] = 0
             self.prompt_mask[on_device] = False
             self._free.extend(slots.tolist())
@@ -64,9 +73,8 @@ class TokenCounts:
         slots = self._slot_of_row[rows]
         counted = np.flatnonzero(slots >= 0)
         if counted.size:
-            device = self.output_counts.device
-            ids = token_ids[torch.from_numpy(counted).to(device)]
-            self.output_counts[torch.from_numpy(slots[counted]).to(device), ids] += 1
+            ids = token_ids[self._send(counted)]
+            self.output_counts[self._send(slots[counted]), ids] += 1
 
     def add_accepted(self, rows: npt.NDArray[np.int32], ids: Tensor) -> None:
         """Count the tokens that each row was given in a step with drafts.
@@ -78,9 +86,8 @@ class TokenCounts:
         slots = self._slot_of_row[rows]
         counted = np.flatnonzero(slots >= 0)
         if counted.size:
-            device = self.output_counts.device
-            chosen = ids[torch.from_numpy(counted).to(device)].to(torch.int64)  # [k, c]
-            in_slots = torch.from_numpy(slots[counted]).to(device)[:, None].expand_as(chosen)
+            chosen = ids[self._send(counted)].to(torch.int64)  # [k, c]
+            in_slots = self._send(slots[counted])[:, None].expand_as(chosen)
             once = (chosen >= 0).to(self.output_counts.dtype)
             self.output_counts.index_put_((in_slots, chosen.clamp(min=0)), once, accumulate=True)
 
@@ -88,7 +95,12 @@ class TokenCounts:
         if not self._free:
             capacity, vocab_size = self.output_counts.shape
             grown = max(4, capacity)
+            if self.output_counts.device.type == "cuda":
+                grown = self._num_rows  # once: twice as much would exist while it grows
             self.output_counts = torch.cat((self.output_counts, self.output_counts.new_zeros(grown, vocab_size)))
             self.prompt_mask = torch.cat((self.prompt_mask, self.prompt_mask.new_zeros(grown, vocab_size)))
             self._free.extend(range(capacity, capacity + grown))
         return self._free.pop()
+
+    def _send(self, array: npt.NDArray[np.int64]) -> Tensor:
+        return send_array(array, self.output_counts.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from rustvllm.attention.selector import make_attention_backend
 from rustvllm.attention.static_batch import StaticAttentionBackend
 from rustvllm.config.byte_sizes import readable_size
 from rustvllm.config.devices import why_no_cuda
+from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
 from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.logger import init_logger
@@ -29,9 +29,12 @@ from rustvllm.sample.sampler import Sampler
 from rustvllm.worker import host_allocator, host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.cpu_decoder import use_core_decoder
-from rustvllm.worker.cuda_graphs import DecodeGraphs, default_capture_sizes, make_graph_recorder
 from rustvllm.worker.dense_layers import make_batch_invariant, make_linear_packer
-from rustvllm.worker.input_batch import InputBatch
+from rustvllm.worker.graphs.context import GraphContext
+from rustvllm.worker.graphs.decode_graphs import default_capture_sizes
+from rustvllm.worker.graphs.recorder import CannotCaptureError, make_graph_recorder
+from rustvllm.worker.graphs.step_graphs import StepGraphs
+from rustvllm.worker.input_batch import FollowerBatch, InputBatch
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.step_buffers import BufferSpec, StepBuffers
 from rustvllm.worker.step_memory import step_bytes
@@ -57,8 +60,6 @@ CPU_CACHE_CAP = 4
 SINGLE_THREAD_BYTES = 32 << 20
 """A model with fewer bytes of parameters is run by one thread: its products are so short that threads cost more in
 waiting for each other than they save, and on a busy machine thirty times as much. ``OMP_NUM_THREADS`` overrides it."""
-MEASURED_GRAPHS = 3
-"""So many CUDA graphs are captured to see what all of them will take."""
 CPU_CACHE_SHARE_OF_AVAILABLE = 0.9
 """Of the memory that is free now, the most that the default CPU cache takes."""
 
@@ -70,18 +71,29 @@ class Worker:
         config: Of the engine.
         float_columns: Names of the columns of ``sampling_float``.
         int_columns: Names of the columns of ``sampling_int``.
+        group: The ranks that hold the model together, as this one sees it; the first alone samples.
 
     Attributes:
+        group: As given.
         device: Where everything lies.
         dtype: Of weights, and of the cache unless that has eight bits.
         runner: There once the model is loaded.
     """
 
-    def __init__(self, config: EngineConfig, float_columns: Sequence[str], int_columns: Sequence[str]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        float_columns: Sequence[str],
+        int_columns: Sequence[str],
+        group: RankGroup = ALONE,
+    ) -> None:
         self.config = config
+        self.group = group
         self._float_columns = tuple(float_columns)
         self._int_columns = tuple(int_columns)
-        self.device = _device(config.device.device)
+        self.device = resolve_device(config.device.device, group.rank)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # an embedding program may have made another one the current one
         self.dtype = resolve_dtype(config.model.dtype, self.device, config.model.hf_config)
         self.runner: GPUModelRunner | None = None
         self._has_no_graphs = False  # because one was tried
@@ -112,6 +124,7 @@ class Worker:
             self.device,
             self._available_memory(),
             self._make_packer if on_cpu else None,
+            self.group,
         )
         if self._threads is not None:
             use_core_norms(model, self._threads)
@@ -121,7 +134,8 @@ class Worker:
             invariant = self.config.device.batch_invariant
             adapters = AdapterStore(model, self.config.lora, self.dtype, self._threads, batch_invariant=invariant)
         block_size = self.config.cache.block_size
-        input_batch = InputBatch(
+        make_batch = InputBatch if self.group.rank == 0 else FollowerBatch
+        input_batch = make_batch(
             max_num_seqs=self.config.scheduler.max_num_seqs,
             max_blocks_per_seq=-(-self.config.model.max_model_len // block_size),
             vocab_size=model.vocab_size,
@@ -184,7 +198,8 @@ class Worker:
         elif self.device.type == "cpu":
             budget = self._cpu_budget()
         else:
-            budget = self._cuda_budget()
+            with self._explained_start("the largest step, which is run to see what it takes"):
+                budget = self._cuda_budget()
         num_blocks = min(budget // per_block, most)
         if num_blocks < 2:
             share = "cpu_kv_cache_fraction" if self.device.type == "cpu" else "gpu_memory_utilization"
@@ -239,7 +254,8 @@ class Worker:
             host_allocator.keep_freed_memory()
         runner = self._loaded()
         shape = runner.model.kv_cache_spec.layer_shape(num_blocks, self.config.cache.block_size)
-        runner.kv_caches = [self._zeros(shape) for _ in range(runner.model.kv_cache_spec.num_layers)]
+        with self._explained_start(f"a KV cache of {num_blocks} blocks"):
+            runner.kv_caches = [self._zeros(shape) for _ in range(runner.model.kv_cache_spec.num_layers)]
         runner.block_copier = BlockCopier(runner.kv_caches, num_cpu_blocks, streams=runner.streams)
         runner.graphs = self._make_graphs(runner.kv_caches)
         runner.step_buffers = [
@@ -257,8 +273,29 @@ class Worker:
             logger.info("swap space: %d blocks, %.1f MiB of CPU memory", num_cpu_blocks, swap_bytes / 2**20)
         return [step.arrays for step in runner.step_buffers]
 
+    @property
+    def adapters(self) -> AdapterStore:
+        """Those of the model.
+
+        Raises:
+            ConfigError: Adapters are not enabled.
+        """
+        if (adapters := self._loaded().adapters) is None:
+            raise ConfigError("adapters need enable_lora")
+        return adapters
+
+    def warm_up(self) -> None:
+        """Run a small step of every kind, so that no request waits for libraries that set themselves up; see
+        ``capture_graphs`` for what else.
+
+        Raises:
+            ModelLoadError: A CUDA graph cannot be captured.
+        """
+        self._loaded().profile_run([1, 1, 3], self.cache_dtype)
+        self.capture_graphs()
+
     def capture_graphs(self) -> None:
-        """Capture the CUDA graphs of decode steps, where there are to be any and not only when they are needed.
+        """Capture the CUDA graphs of steps, where there are to be any and not only when they are needed.
 
         A model that cannot run in one does without, unless sizes were asked for.
 
@@ -269,19 +306,27 @@ class Worker:
         if runner.graphs is None:
             return
         if self.config.cuda_graphs.capture_mode == "lazy":
-            logger.info("CUDA graphs: %d sizes, captured when they are needed", len(runner.graphs.sizes))
+            logger.info("CUDA graphs: captured when they are needed")
             return
         began = time.monotonic()
-        every = max(1, len(runner.graphs.sizes) // 4)
+        every = max(1, runner.graphs.num_ahead() // 4)
 
         def show(done: int, total: int) -> None:
             if done % every == 0 or done == total:
                 logger.info("CUDA graphs: %d of %d captured, %.1f s", done, total, time.monotonic() - began)
 
-        with self._explained_capture(runner.graphs):
+        with self._explained_capture(runner.graphs), runner.computing():
             runner.graphs.capture_all(show)
         if self._has_no_graphs:
             runner.graphs = None
+
+    @contextmanager
+    def _explained_start(self, what: str) -> Iterator[None]:
+        """Says what to lower where the device has no memory for what a start does."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise ModelLoadError(str(self.out_of_memory(error, what))) from error
 
     def out_of_memory(self, error: torch.OutOfMemoryError, what: str) -> DeviceMemoryError:
         """The error that says what to lower, instead of torch's; what torch holds back is given to the device.
@@ -317,7 +362,7 @@ class Worker:
             torch.set_num_threads(1)
         return make_linear_packer(self.config, outline, self.dtype, self._threads)
 
-    def _make_graphs(self, kv_caches: Sequence[Tensor]) -> DecodeGraphs | None:
+    def _make_graphs(self, kv_caches: Sequence[Tensor]) -> StepGraphs | None:
         """The graphs over a KV cache, not captured yet; None where no step runs in one."""
         runner, sizes = self._loaded(), self.config.cuda_graphs.capture_sizes
         recorder = make_graph_recorder(self.device)
@@ -326,39 +371,47 @@ class Worker:
         if not isinstance(runner.backend, StaticAttentionBackend):
             logger.info("CUDA graphs: none, attention by %s cannot be captured", runner.backend.name)
             return None
-        return DecodeGraphs(
-            default_capture_sizes(self.config.scheduler.max_num_seqs) if sizes is None else sizes,
-            recorder,
-            runner.model,
-            runner.backend,
-            kv_caches,
-            block_table=runner.input_batch.block_table,
-            last_token_ids=runner.last_token_ids,
-            block_size=self.config.cache.block_size,
+        scheduler = self.config.scheduler
+        return StepGraphs(
+            default_capture_sizes(scheduler.max_num_seqs) if sizes is None else sizes,
+            min(self.config.cuda_graphs.max_mixed_tokens, scheduler.max_num_batched_tokens),
+            GraphContext(
+                recorder=recorder,
+                model=runner.model,
+                backend=runner.backend,
+                kv_caches=kv_caches,
+                block_table=runner.input_batch.block_table,
+                last_token_ids=runner.last_token_ids,
+                block_size=self.config.cache.block_size,
+            ),
         )
 
     @contextmanager
-    def _explained_capture(self, graphs: DecodeGraphs) -> Iterator[None]:
+    def _explained_capture(self, graphs: StepGraphs) -> Iterator[None]:
         try:
             yield
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(
-                f"no memory is left for CUDA graphs of up to {graphs.sizes[-1]} requests ({error}); lower "
-                "gpu_memory_utilization or kv_cache_memory_bytes, name fewer cudagraph_capture_sizes, or set "
-                "enforce_eager"
+                f"no memory is left for CUDA graphs of up to {graphs.decodes.sizes[-1]} requests ({error}); lower "
+                "gpu_memory_utilization, kv_cache_memory_bytes or cudagraph_mixed_tokens, name fewer "
+                "cudagraph_capture_sizes, or set enforce_eager"
             ) from error
-        except RuntimeError as error:
+        except CannotCaptureError as error:
             if self.config.cuda_graphs.capture_sizes is not None:
                 raise ModelLoadError(f"the model cannot run in a CUDA graph ({error}); set enforce_eager") from error
             logger.warning("CUDA graphs: none, the model cannot run in one (%s)", error)
             self._has_no_graphs = True
+        except RuntimeError as error:  # the device is not to be relied on any more
+            raise ModelLoadError(
+                f"a CUDA graph failed while it was captured ({str(error).splitlines()[0]}); set enforce_eager"
+            ) from error
 
     def _set_num_threads(self, model: CausalLM) -> None:
         if self.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
             return
         size = sum(parameter.nbytes for parameter in model.parameters())
         # torch counts logical cores and knows no quota; more threads than cores make every product slower.
-        own_cores = max(1, host_resources.num_compute_threads() // self.config.parallel.data_parallel_size)
+        own_cores = max(1, host_resources.num_compute_threads() // self.config.parallel.num_sharers)
         num_threads = 1 if size < SINGLE_THREAD_BYTES else own_cores
         torch.set_num_threads(num_threads)
         logger.info("torch computes with %d thread%s", num_threads, "" if num_threads == 1 else "s")
@@ -405,7 +458,7 @@ class Worker:
         # What the largest step takes is left free where that leaves anything, so that load does not end the engine.
         if self._step_bytes() < available:
             share = min(share, available - self._step_bytes())
-        share //= self.config.parallel.data_parallel_size  # the machine's other engines want as much
+        share //= self.config.parallel.num_sharers  # the machine's other engines and ranks want as much
         blocks_per_seq = -(-self.config.model.max_model_len // self.config.cache.block_size)
         useful = 1 + CPU_CACHE_CAP * self.config.scheduler.max_num_seqs * blocks_per_seq
         return min(share, useful * self.num_bytes_per_block)
@@ -423,11 +476,13 @@ class Worker:
         free, total = torch.cuda.mem_get_info(self.device)
         elsewhere = total - free - torch.cuda.memory_reserved(self.device)  # contexts, libraries, other processes
         share = self.config.cache.gpu_memory_utilization
-        budget = int(total * share) - peak - elsewhere - graphs
+        penalties = runner.input_batch.penalty_bytes
+        budget = int(total * share) - peak - elsewhere - graphs - penalties
         logger.info(
             "%.2f GiB for the KV cache: %.2f x %.2f GiB less %.2f for weights and the largest step, %.2f for CUDA "
-            "graphs and %.2f that others hold",
-            *(budget / 2**30, share, total / 2**30, peak / 2**30, graphs / 2**30, elsewhere / 2**30),
+            "graphs, %.2f for penalties and %.2f that others hold",
+            *(budget / 2**30, share, total / 2**30, peak / 2**30, graphs / 2**30, penalties / 2**30),
+            elsewhere / 2**30,
         )
         return budget
 
@@ -439,13 +494,11 @@ class Worker:
         graphs = self._make_graphs([cache] * spec.num_layers)
         if graphs is None:
             return 0
-        free = [torch.cuda.mem_get_info(self.device)[0]]
-        with self._explained_capture(graphs):
-            for size in graphs.sizes[: -MEASURED_GRAPHS - 1 : -1]:
-                graphs.capture(size)
-                torch.cuda.synchronize(self.device)
-                free.append(torch.cuda.mem_get_info(self.device)[0])
-        return 0 if self._has_no_graphs else graph_bytes(free, len(graphs.sizes))
+        torch.cuda.empty_cache()  # as a capture does: what the run before left would count as gained
+        num_bytes = 0
+        with self._explained_capture(graphs), runner.computing():
+            num_bytes = graphs.measure(self.device)
+        return 0 if self._has_no_graphs else num_bytes
 
     def _largest_batch(self) -> list[int]:
         """Prompt lengths of a step with as many tokens and as many requests as there may be."""
@@ -453,20 +506,6 @@ class Worker:
         num_seqs, budget = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
         base, extra = divmod(budget, num_seqs)
         return [min(longest, base + (i < extra)) for i in range(num_seqs)]
-
-
-def graph_bytes(free: Sequence[int], num_graphs: int) -> int:
-    """What ``num_graphs`` graphs take that share a pool of memory.
-
-    Args:
-        free: bytes of the device before the largest was captured, after it, and after each of a few more.
-        num_graphs: Graphs in all.
-    """
-    if len(free) < 2:
-        return 0
-    largest = free[0] - free[1]
-    others = max((before - after for before, after in itertools.pairwise(free[1:])), default=0)
-    return max(0, largest) + max(0, others) * (num_graphs - 1)
 
 
 def resolve_dtype(dtype: str, device: torch.device, hf_config: Mapping[str, Any]) -> torch.dtype:
@@ -492,10 +531,15 @@ def _gib(num_bytes: int, *, up: bool = False) -> str:
     return f"{num_bytes / 2**30:g}"
 
 
-def _device(name: str) -> torch.device:
+def resolve_device(name: str, rank: int = 0) -> torch.device:
+    """The device of a rank: on CUDA one for each, of those that this process may use.
+
+    Raises:
+        ModelLoadError: There is no CUDA device.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelLoadError(
             f"device is 'cuda', but torch {torch.__version__} finds no CUDA device: {why_no_cuda()}. The processor "
             "serves, too: --device cpu (in Python device='cpu')"
         )
-    return torch.device(name, 0) if name == "cuda" else torch.device(name)
+    return torch.device(name, rank) if name == "cuda" else torch.device(name)

@@ -9,8 +9,16 @@ IGNORED = "user, metadata, store, service_tier, unknown fields"
 BEAMS = "use_beam_search, length_penalty"
 TEXT = {"response_format": {"type": "text"}}
 NAMELESS = {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}
+TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}],
+    "triggers": ["<f"],
+}
 SCHEMALESS = {"type": "json_schema", "json_schema": {"name": "a", "schema": "{}"}}
-NEGATED = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"properties": {"a": {"not": {}}}}}}
+NEGATED = {
+    "type": "json_schema",
+    "json_schema": {"name": "a", "schema": {"properties": {"a": {"not": {}}}}, "strict": True},
+}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
 UNKNOWN = {"user": "Ann", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "not_a_parameter": [1, {}]}
 
@@ -39,8 +47,21 @@ CASES = [
     bad(
         "response_format", {"response_format": SCHEMALESS}, "response_format", "must be an object or a boolean, got str"
     ),
-    bad("response_format", {"response_format": {"type": "xml"}}, "response_format", "text, json_object or json_schema"),
-    bad("response_format", {"response_format": {"type": "structural_tag"}}, "response_format", "not supported yet"),
+    bad(
+        "response_format",
+        {"response_format": {"type": "xml"}},
+        "response_format",
+        "text, json_object, json_schema or structural_tag",
+    ),
+    Case("response_format", "valid", {"response_format": TAG}),
+    bad("response_format", {"response_format": {"type": "structural_tag"}}, "response_format", "must be a list of one"),
+    bad("response_format", {"response_format": {**TAG, "format": {}}}, "response_format", "structures and triggers"),
+    bad(
+        "response_format",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": 1}}},
+        "response_format",
+        "json_schema.strict must be true or false, got 1",
+    ),
     bad("response_format", {"response_format": "json"}, "response_format", "input should be an object"),
     bad("response_format", {"response_format": NEGATED}, "response_format", "/properties/a/not is not supported"),
     Case("structured_outputs", "valid", {"structured_outputs": {"regex": "a*"}}),
@@ -59,7 +80,7 @@ CASES = [
         "structured_outputs",
         {"structured_outputs": {"structural_tag": "{}"}},
         "structured_outputs",
-        "not supported yet",
+        "structures of a structural_tag must be a list",
     ),
     bad(
         "structured_outputs",
@@ -97,9 +118,19 @@ CASES = [
     bad("vllm_xargs", {"vllm_xargs": [1]}, "vllm_xargs", "object"),
     Case(BEAMS, "valid", {"use_beam_search": False, "length_penalty": 1.0}),
     Case(BEAMS, "edge", {"use_beam_search": None, "length_penalty": 1}, CHAT),
-    bad(BEAMS, {"use_beam_search": True, "n": 2}, "use_beam_search", "not supported yet"),
+    Case(
+        BEAMS,
+        "valid",
+        {"use_beam_search": True, "length_penalty": 0.5, "n": 2, "temperature": 0},
+        choices=2,
+        streams=False,
+    ),
+    bad(BEAMS, {"use_beam_search": True, "stream": True}, "stream", "cannot be streamed"),
+    bad(BEAMS, {"use_beam_search": True, "n": 65}, "n", "at most 64"),
+    bad(BEAMS, {"use_beam_search": True, "top_p": 0.5}, "top_p", "cannot be used with use_beam_search"),
+    bad(BEAMS, {"use_beam_search": True, "temperature": 0.5}, "temperature", "0 or 1"),
     bad(BEAMS, {"length_penalty": 0.8}, "length_penalty", "beam search"),
-    bad(BEAMS, {"length_penalty": True}, "length_penalty", "beam search", url=CHAT),
+    bad(BEAMS, {"length_penalty": "x"}, "length_penalty", "valid number", url=CHAT),
 ]
 
 
@@ -125,7 +156,6 @@ CHAT_LATER = {
     "modalities": ["text", "audio"],
     "prediction": {"type": "content", "content": "a"},
     "web_search_options": {"a": 1},
-    "thinking_token_budget": 5,
 }
 
 

@@ -1,6 +1,7 @@
 """Which backend is chosen, and what is said when Triton's cannot be."""
 
 import logging
+import re
 import sys
 
 import pytest
@@ -71,3 +72,29 @@ def test_other_backends_do_not_import_triton():
     make_attention_backend("auto", SPEC, torch.float32, CPU, 1)
     make_attention_backend("torch", SPEC, torch.float32, CPU, 1)
     assert {name for name in sys.modules if name.partition(".")[0] == "triton"} == loaded
+
+
+def test_without_a_compiler_the_log_says_what_to_install(monkeypatch, caplog):
+    from rustvllm.kernels import tuning
+    from rustvllm.layers import fused
+
+    class Driver:
+        @property
+        def active(self):
+            raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
+
+    tuning.why_no_toolchain.cache_clear()
+    fused._runs_fused.cache_clear()
+    monkeypatch.setattr(tuning.triton.runtime, "driver", Driver())
+    monkeypatch.setattr(tuning, "capability", lambda device: (9, 0))
+    try:
+        with caplog.at_level("WARNING"):
+            assert make_attention_backend("auto", SPEC, torch.float16, CUDA, 1).name == "torch"
+        assert "Failed to find C compiler" in caplog.text
+        assert re.search(r"apt-get install gcc python3\.\d+-dev", caplog.text)
+        assert not fused._runs_fused(CUDA), "layers run by torch, too"
+        with pytest.raises(ModelLoadError, match="it needs a C compiler and the headers of Python 3"):
+            make_attention_backend("triton", SPEC, torch.float16, CUDA, 1)
+    finally:
+        tuning.why_no_toolchain.cache_clear()
+        fused._runs_fused.cache_clear()

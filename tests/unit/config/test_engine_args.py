@@ -185,8 +185,8 @@ def test_the_constructors_take_the_same_keywords_as_llm(cls):
     assert (type(args), args.model, args.seed) == (cls, "m", 3)
     assert dataclasses.replace(args, seed=4).seed == 4
     assert args == cls.from_kwargs(model="m", seed=3)
-    with pytest.raises(ConfigError, match="tensor_parallel_size=2 is not supported yet"):
-        cls(tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="pipeline_parallel_size=2 is not supported yet"):
+        cls(pipeline_parallel_size=2)
     with pytest.raises(TypeError, match="no engine argument 'max_model_length'; did you mean 'max_model_len'"):
         cls(max_model_length=5)
 
@@ -200,10 +200,10 @@ def test_unknown_keyword_names_the_nearest():
 
 def test_later_features_are_refused_by_name_unless_they_ask_for_nothing():
     assert EngineArgs.from_kwargs(tensor_parallel_size=1, quantization=None) == EngineArgs()
-    with pytest.raises(ConfigError, match="tensor_parallel_size=2 is not supported yet"):
-        EngineArgs.from_kwargs(tensor_parallel_size=2)
-    with pytest.raises(ConfigError, match="tensor_parallel_size=True"):
-        EngineArgs.from_kwargs(tensor_parallel_size=True)
+    with pytest.raises(ConfigError, match="pipeline_parallel_size=2 is not supported yet"):
+        EngineArgs.from_kwargs(pipeline_parallel_size=2)
+    with pytest.raises(ConfigError, match="pipeline_parallel_size=True"):
+        EngineArgs.from_kwargs(pipeline_parallel_size=True)
 
 
 def test_no_argument_is_both_known_and_to_come():
@@ -282,8 +282,8 @@ def test_lists_and_json():
     ("argv", "message"),
     [
         (["--max-model-len", "many"], "must be a whole number"),
-        (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2 is not supported yet"),
-        (["--tensor_parallel_size=2"], "not supported yet"),
+        (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size 2 is not supported yet"),
+        (["--pipeline_parallel_size=2"], "not supported yet"),
         (["--enable-prompt-embeds"], "--enable-prompt-embeds is not supported yet"),
         (["--override-generation-config", "[]"], "must be a JSON object"),
     ],
@@ -388,6 +388,7 @@ def test_cuda_graph_sizes_and_mode(model):
     assert graphs(cudagraph_capture_sizes=[8, 1, 8]).capture_sizes == (1, 8)
     assert graphs(enforce_eager=True).capture_sizes == ()
     assert graphs(cudagraph_capture_mode="lazy").capture_mode == "lazy"
+    assert graphs(cudagraph_mixed_tokens=0).max_mixed_tokens == 0
     for wrong, message in (
         ({"cudagraph_capture_sizes": []}, "one or more numbers of requests, got \\[\\]; enforce_eager turns"),
         ({"cudagraph_capture_sizes": 8}, "one or more numbers of requests, got 8"),
@@ -395,6 +396,8 @@ def test_cuda_graph_sizes_and_mode(model):
         ({"cudagraph_capture_sizes": ["a"]}, "cudagraph_capture_sizes must be an integer, got 'a'"),
         ({"cudagraph_capture_sizes": [9], "max_num_seqs": 8}, r"has 9, but no step has more than max_num_seqs \(8\)"),
         ({"cudagraph_capture_sizes": [8], "enforce_eager": True}, "contradict each other"),
+        ({"cudagraph_mixed_tokens": -1}, "cudagraph_mixed_tokens must be at least 0, got -1"),
+        ({"cudagraph_mixed_tokens": "all"}, "cudagraph_mixed_tokens must be an integer, got 'all'"),
         ({"cudagraph_capture_mode": "never"}, "cudagraph_capture_mode must be one of ahead, lazy, got 'never'"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -391,10 +391,11 @@ def test_the_log_names_what_computes_rounded_activations(threads, monkeypatch, c
     monkeypatch.setattr("rustvllm.layers.cpu_linear_packer._core", SimpleNamespace(PackedLinear=found))
     with caplog.at_level("INFO", logger="rustvllm"):
         pack(threads, Model(), options=LinearOptions("core", "int8", round_activations=True), tied=False)
-    lines = [record.getMessage() for record in caplog.records if "8-bit weights" in record.getMessage()]
-    assert lines[0].startswith("8-bit weights: activations are rounded to 8 bits in ")
+    lines = [record.getMessage() for record in caplog.records if "8 and 4 bits" in record.getMessage()]
+    assert lines[0].startswith("weights of 8 and 4 bits: activations are rounded to 8 bits in ")
     assert " by portable products" in lines[0]
     assert lines[1:] == [
-        f"8-bit weights: the {name} products are not used, because on this processor they differ from plain code"
+        f"weights of 8 and 4 bits: the {name} products are not used, because on this processor they differ from plain "
+        "code"
         for name in refused
     ]

@@ -269,8 +269,14 @@ def test_bad_arrays_are_refused_and_a_good_call_follows():
 
 
 def test_bad_shapes_are_refused():
-    with pytest.raises(ValueError, match='kind is "int4", but it must be f32, bf16, int8 or w8a8'):
-        _core.PackedLinear(THREADS, 2, 2, "int4")
+    with pytest.raises(ValueError, match='kind is "int3", but it must be f32, bf16, int8, w8a8, int4 or w4a8'):
+        _core.PackedLinear(THREADS, 2, 2, "int3")
+    with pytest.raises(ValueError, match='scales is "f8", but it must be f32, f16, bf16 or two-level'):
+        _core.PackedLinear(THREADS, 2, 32, "int4", 32, scales="f8")
+    with pytest.raises(ValueError, match='zeros is "none", but it must be middle, point or minimum'):
+        _core.PackedLinear(THREADS, 2, 32, "int4", 32, zeros="none")
+    with pytest.raises(ValueError, match="a multiple of 256 inputs, of which there are 64"):
+        _core.PackedLinear(THREADS, 2, 64, "int4", 32, scales="two-level", zeros="minimum")
     with pytest.raises(ValueError, match="group_size is 32, but only int8 weights have groups"):
         _core.PackedLinear(THREADS, 2, 2, "bf16", 32)
     with pytest.raises(ValueError, match="in_features is 0, but it must lie between 1 and 16777216"):
@@ -278,7 +284,8 @@ def test_bad_shapes_are_refused():
     with pytest.raises(MemoryError, match="1125899906842624 bytes for 16777216 x 16777216 weights"):
         _core.PackedLinear(THREADS, 1 << 24, 1 << 24, "f32")
     with pytest.raises(
-        ValueError, match="group_size is 24, but where activations are rounded to 8 bits it must be 16, a"
+        ValueError,
+        match="group_size is 24, but where activations are rounded to 8 bits, and for weights of 4 bits, it must",
     ):
         _core.PackedLinear(THREADS, 2, 48, "w8a8", 24)
     with pytest.raises(ValueError, match="packed for activations of 8 bits, whose products choose"):

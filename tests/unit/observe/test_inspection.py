@@ -50,6 +50,7 @@ def test_an_idle_engine_says_so(asker):
     assert state["stats"]["num_running"] == state["stats"]["num_waiting"] == 0
     assert state["requests"] == state["steps"]["steps"] == []
     assert state["limits"]["num_blocks"] == 65
+    assert state["ranks"] == [], "one process holds the model"
     cells = base64.b64decode(state["blocks"]["cells"])
     assert cells == b"\4" + bytes(64)
     assert dict(zip(state["blocks"]["uses"], state["blocks"]["counts"], strict=True)) == {

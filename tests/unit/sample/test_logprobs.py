@@ -21,7 +21,8 @@ def test_they_are_those_of_a_plain_softmax(seed, dtype):
     logits = (torch.randn(6, 40) * 4).to(dtype)
     wanted = metadata([0, 2, 3, 5], [3, 0, 20, 7])
     token_ids = torch.randint(0, 40, (6,))
-    got = gather_logprobs(raw_logprobs(logits, wanted), token_ids, wanted)
+    gathered = gather_logprobs(raw_logprobs(logits, wanted), token_ids, wanted)
+    got = gathered.arrays(gathered.tensors)
     assert [array.dtype for array in got.as_tuple()] == [np.int32, np.int32, np.float32, np.int32]
     assert all(array.flags.c_contiguous for array in got.as_tuple())
     plain = torch.log_softmax(logits.double(), dim=-1).numpy()
@@ -43,7 +44,8 @@ def test_they_are_of_the_logits_before_the_sampler_changes_them():
     masked = SamplingMetadata(masked_rows=torch.tensor([0]), masked_ids=torch.tensor([1]), logprobs=wanted)
     raw = raw_logprobs(logits, wanted)
     token_ids = Sampler().sample(logits, masked)
-    got = gather_logprobs(raw, token_ids, wanted)
+    gathered = gather_logprobs(raw, token_ids, wanted)
+    got = gathered.arrays(gathered.tensors)
     assert got.token_ids.tolist() == [[2, 1, 2, 0]]
     assert got.ranks.tolist() == [2]
     expected = torch.tensor([1.0, 3.0, 1.0, 0.0]) - torch.tensor([0.0, 3.0, 1.0]).logsumexp(0)
@@ -53,7 +55,8 @@ def test_they_are_of_the_logits_before_the_sampler_changes_them():
 def test_more_than_the_vocabulary_and_what_cannot_be():
     logits = torch.tensor([[0.0, -torch.inf], [torch.nan, 1.0]])
     wanted = metadata([0, 1], [5, 5])
-    got = gather_logprobs(raw_logprobs(logits, wanted), torch.tensor([0, 0]), wanted)
+    gathered = gather_logprobs(raw_logprobs(logits, wanted), torch.tensor([0, 0]), wanted)
+    got = gathered.arrays(gathered.tensors)
     assert got.token_ids.shape == (2, 3)
     assert got.logprobs[0].tolist() == [0.0, 0.0, -np.inf]
     assert np.isnan(got.logprobs[1]).all()
@@ -77,7 +80,8 @@ def test_processed_ones_are_what_is_drawn_from():
     expected[1][expected[1] < expected[1].topk(3).values[-1]] = -torch.inf
     token_ids = Sampler().sample(logits.clone(), sampling)
     torch.testing.assert_close(processed.values.double(), expected[[0, 1, 3]], atol=1e-5, rtol=0)
-    got = gather_logprobs(processed.values.log_softmax(dim=-1), token_ids, wanted)
+    gathered = gather_logprobs(processed.values.log_softmax(dim=-1), token_ids, wanted)
+    got = gathered.arrays(gathered.tensors)
     assert np.isneginf(got.logprobs[1][4:]).all()
     assert np.exp(got.logprobs[1][1:4].astype(np.float64)).sum() == pytest.approx(1)
     greedy = ProcessedLogits(wanted)

@@ -28,7 +28,8 @@ def test_they_are_those_of_a_plain_softmax(monkeypatch, dtype, max_rows, max_ele
 
     targets = torch.randint(0, VOCAB, (9,), dtype=torch.int32)
     num_rows, wanted = np.array([4, 1, 4], np.int32), np.array([3, 0, VOCAB + 9], np.int64)
-    got = prompt_logprobs(hidden, compute_logits, VOCAB, targets, num_rows, wanted)
+    gathered = prompt_logprobs(hidden, compute_logits, VOCAB, targets, num_rows, wanted)
+    got = gathered.arrays(gathered.tensors)
     assert widest <= max(1, min(max_rows, max_elements // VOCAB))
     assert [array.dtype for array in got.as_tuple()] == [np.int32, np.int32, np.float32, np.int32]
     assert all(array.flags.c_contiguous for array in got.as_tuple())

@@ -195,6 +195,7 @@ def test_penalties_equal_the_reference(prompt, output, presence, frequency, repe
         changed,
         Penalties(
             torch.tensor([1]),
+            torch.tensor([0]),
             torch.tensor([presence]),
             torch.tensor([frequency]),
             torch.tensor([repetition]),

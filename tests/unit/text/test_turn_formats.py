@@ -42,6 +42,15 @@ def test_templates_of_the_field(shared_dir, name):
         ("{{ tools }}[TOOL_CALLS]f[ARGS]", "mistral_args", None),
         ("{{ tools }}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>", "deepseek_v31", None),
         ("{{ tools }}[func_name1(params_name1=params_value1)]", "pythonic", None),
+        ("{{ tools }}<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + name", "deepseek_v3", None),
+        ("{{ tools }}<tool_call>f\n<arg_key>k</arg_key></think>", "glm45", "qwen3"),
+        ('{{ tools }}<minimax:tool_call>\n<invoke name="f">', "minimax_m2", None),
+        ("{{ tools }}<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>", "kimi_k2", None),
+        ("{{ tools }}<|tool_call_start|>[f()]<|tool_call_end|>", "lfm2", None),
+        ("{{ tools }}<|action_start|><|plugin|>", "internlm", None),
+        ("{{ tools }}<|tool_call|>[", "granite", None),
+        ("{{ tools }}<tool_calls>[", "jamba", None),
+        ("{{ tools }}functools[", "phi4_mini_json", None),
         ("<tool_call> without a word of what may be called", None, None),
         ("<seed:think></seed:think>", None, "seed_oss"),
     ],
@@ -60,7 +69,12 @@ def test_markers_that_are_special_tokens_have_ids():
     vocabulary = Vocabulary("[TOOL_CALLS]", "<think>", "</think>", num_special=1)
     formats = find_turn_formats(template, vocabulary)
     assert formats == TurnFormats(
-        "mistral", "qwen3", has_short_ids=True, marker_ids={"[TOOL_CALLS]": 0}, reasoning_ids=(1, 2)
+        "mistral",
+        "qwen3",
+        call_ids="short",
+        marker_ids={"[TOOL_CALLS]": 0},
+        reasoning_ids=(1, 2),
+        reasoning_end_ids=(2,),
     )
     assert find_turn_formats(template, Vocabulary("[TOOL_CALLS]", "<think>")).reasoning_ids is None
     # One that only stands before calls must be shown as well, to be found.

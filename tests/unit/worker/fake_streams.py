@@ -185,6 +185,9 @@ class StaticTorchBackend(TorchAttentionBackend):
     def plan_static(self, batch):
         return _StaticPlan(self, batch)
 
+    def plan_static_mixed(self, batch):
+        return _StaticMixedPlan(self, batch)
+
 
 class _StaticPlan:
     def __init__(self, backend, batch):
@@ -194,10 +197,44 @@ class _StaticPlan:
         batch = self._batch
         metadata = AttentionMetadata(
             block_size=batch.block_size,
-            block_table=batch.block_table.clone(),
+            block_table=batch.block_table[batch.table_rows.long()],
             slot_mapping=batch.slot_mapping.clone(),
             query_start_loc=np.arange(batch.seq_lens.shape[0] + 1, dtype=np.int32),
             seq_lens=batch.seq_lens.numpy().copy(),
             has_padding=True,
         )
         return self._backend.plan(metadata).forward(query, key, value, kv_cache, scale, **options)
+
+
+class _StaticMixedPlan:
+    """As a captured one: what is read of a batch is what the device has when the step begins."""
+
+    def __init__(self, backend, batch):
+        self._backend, self._batch, self._lengths = backend, batch, None
+
+    def begin_step(self):
+        batch = self._batch
+        starts, seq_lens = batch.query_start_loc.numpy(), batch.seq_lens.numpy()
+        num_reqs = int((seq_lens > 0).sum())
+        assert not seq_lens[num_reqs:].any()
+        assert num_reqs < seq_lens.size, "one is padding always"
+        assert (starts[num_reqs:] == starts[num_reqs]).all(), "padding has no tokens"
+        self._lengths = starts[: num_reqs + 1].copy(), seq_lens[:num_reqs].copy()
+
+    def forward(self, query, key, value, kv_cache, scale, **options):
+        batch, (starts, seq_lens) = self._batch, self._lengths
+        num_tokens = int(starts[-1])
+        assert (batch.slot_mapping[num_tokens:] == -1).all(), "tokens of no request are written nowhere"
+        out = torch.full_like(query, float("nan"))  # what the kernels leave there is anything
+        if num_tokens:
+            metadata = AttentionMetadata(
+                block_size=batch.block_size,
+                block_table=batch.block_table[batch.table_rows[: seq_lens.size].long()],
+                slot_mapping=batch.slot_mapping[:num_tokens].clone(),
+                query_start_loc=starts,
+                seq_lens=seq_lens,
+            )
+            plan = self._backend.plan(metadata)
+            step = (x[:num_tokens] for x in (query, key, value))
+            out[:num_tokens] = plan.forward(*step, kv_cache, scale, **options)
+        return out

@@ -103,7 +103,8 @@ class NaiveEngine:
         self.block_size, self.budget, self.chunk, self.share_prefixes = block_size, budget, chunk, share_prefixes
         self.max_num_seqs = max_num_seqs
         max_blocks = -(-max_model_len // block_size)
-        device, dtype = model.embed_tokens.weight.device, model.embed_tokens.weight.dtype
+        weight = model.embed_tokens.weight  # without memory where the numbers are packed, which is on the CPU
+        device, dtype = torch.device("cpu") if weight.is_meta else weight.device, weight.dtype
         batch = InputBatch(
             max_num_seqs=max_num_seqs,
             max_blocks_per_seq=max_blocks,

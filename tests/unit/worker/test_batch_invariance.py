@@ -32,6 +32,9 @@ SMALL_LLAMA = LLAMA | {"hidden_size": 36, "intermediate_size": 53, "head_dim": 1
         "llama",
         "llama-bfloat16",
         "llama-int8-g32",
+        "llama-int4-g32",
+        "gpt2-int4-g128",
+        "llama-int4-g64-float",
         "qwen3",
     ],
 )
@@ -48,7 +51,7 @@ def make_model(name):
         "qwen3": (SMALL_LLAMA, "Qwen3ForCausalLM"),
     }[name.partition("-")[0]]
     dtype = torch.bfloat16 if "bfloat16" in name else torch.float32
-    quantization = name.partition("-")[2].removesuffix("-float") if "int8" in name else None
+    quantization = name.partition("-")[2].removesuffix("-float") if "int" in name else None
     config = EngineConfig(
         model=ModelConfig(
             model="m", path=Path("/nowhere"), hf_config=base, architecture=architecture, max_model_len=128,
@@ -64,9 +67,10 @@ def make_model(name):
     )  # fmt: skip
     use_core_norms(model, threads)
     use_core_decoder(model)
-    if "int8" in name:
+    if quantization is not None:
+        bits = quantization[3]
         assert {m.kernel.packed.kind for m in model.modules() if isinstance(m, Linear)} == {
-            "int8" if "float" in name else "w8a8"
+            f"int{bits}" if "float" in name else f"w{bits}a8"
         }
     assert model.decoder_kernel is not None
     return model

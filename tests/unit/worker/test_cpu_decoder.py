@@ -11,6 +11,7 @@ from rustvllm.attention.cpu_backend import CPUAttentionPlan
 from rustvllm.exceptions import ConfigError
 from rustvllm.layers.cpu_linear import CoreLinear, LinearByRows, TorchLinear
 from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.layers.linear import Linear
 from rustvllm.models.gemma2 import Gemma2ForCausalLM
 from rustvllm.models.gpt2 import GPT2LMHeadModel
 from rustvllm.models.llama import LlamaForCausalLM
@@ -43,7 +44,7 @@ def make(threads, architecture, config, dtype=torch.float32, kind=None, kernel=C
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
     for module in model.modules():
-        if hasattr(module, "release_weight"):
+        if isinstance(module, Linear):
             made = (threads, module.weight, module.bias, kind) if kernel is CoreLinear else (module.weight, module.bias)
             module.kernel = kernel(*made)
     use_core_norms(model, threads)

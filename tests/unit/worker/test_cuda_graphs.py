@@ -1,4 +1,4 @@
-"""Decode graphs on a fake recorder: their sizes, padding that touches no request, when they are captured."""
+"""Graphs on a fake recorder: their sizes, padding that touches no request, when they are captured."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,11 @@ from naive_schedule import NaiveEngine, Request
 
 from rustvllm.attention.static_batch import StaticAttentionBackend
 from rustvllm.attention.torch_backend import TorchAttentionBackend
-from rustvllm.worker.cuda_graphs import DecodeGraphs, default_capture_sizes, make_graph_recorder
+from rustvllm.worker.graphs.context import GraphContext
+from rustvllm.worker.graphs.decode_graphs import default_capture_sizes
+from rustvllm.worker.graphs.mixed_graphs import MixedSize
+from rustvllm.worker.graphs.recorder import CannotCaptureError, make_graph_recorder
+from rustvllm.worker.graphs.step_graphs import StepGraphs
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
@@ -21,22 +25,26 @@ def model(request, tmp_path_factory):
     return load(folder)
 
 
-def make_engine(model, sizes=(1, 2, 4, 8), **options):
-    """A naive engine whose decodes run in graphs."""
-    engine = NaiveEngine(model, attention_backend="torch", **options)
+def make_graphs(engine, recorder, sizes, max_mixed_tokens):
     runner = engine.runner
-    runner.backend = StaticTorchBackend(model.kv_cache_spec, torch.float32)
-    recorder = FakeRecorder()
-    runner.graphs = DecodeGraphs(
-        sizes,
-        recorder,
-        model,
-        runner.backend,
-        runner.kv_caches,
+    context = GraphContext(
+        recorder=recorder,
+        model=runner.model,
+        backend=runner.backend,
+        kv_caches=runner.kv_caches,
         block_table=runner.input_batch.block_table,
         last_token_ids=runner.last_token_ids,
         block_size=engine.block_size,
     )
+    return StepGraphs(sizes, max_mixed_tokens, context)
+
+
+def make_engine(model, sizes=(1, 2, 4, 8), max_mixed_tokens=0, **options):
+    """A naive engine whose steps run in graphs: decodes, and with ``max_mixed_tokens`` others."""
+    engine = NaiveEngine(model, attention_backend="torch", **options)
+    engine.runner.backend = StaticTorchBackend(model.kv_cache_spec, torch.float32)
+    recorder = FakeRecorder()
+    engine.runner.graphs = make_graphs(engine, recorder, sizes, max_mixed_tokens)
     return engine, recorder
 
 
@@ -61,6 +69,71 @@ def test_steps_in_graphs_give_what_they_give_without(model, sizes):
     assert replays < len(engine.steps), "prompts run without"
     if sizes == (3,):
         assert any(s.num_reqs > 3 for s in decodes), "and so do batches beyond the largest"
+
+
+def mixed_replays(recorder, engine):
+    """Replays of mixed graphs: those with a hidden state for more rows than any graph of decodes has."""
+    return sum(graph.num_replays for graph in recorder.graphs if graph.hidden.shape[0] >= 16)
+
+
+@pytest.mark.parametrize("max_mixed_tokens", [32, 64])
+def test_mixed_steps_in_graphs_give_what_they_give_without(model, max_mixed_tokens):
+    lengths = [3, 9, 17, 5, 6, 30, 2, 40, 3]
+    expected_tokens, expected_logits = outputs(NaiveEngine(model, attention_backend="torch"), lengths)
+    engine, recorder = make_engine(model, max_mixed_tokens=max_mixed_tokens)
+    tokens, logits = outputs(engine, lengths)
+    assert tokens == expected_tokens
+    for got, expected in zip(logits, expected_logits, strict=True):
+        torch.testing.assert_close(torch.stack(got), torch.stack(expected), atol=1e-4, rtol=1e-4)
+    mixed = [s for s in engine.steps if s.max_num_scheduled_tokens > 1]
+    fitting = [s for s in mixed if s.total_num_scheduled_tokens <= max_mixed_tokens]
+    assert any(s.num_reqs > 1 for s in fitting)
+    assert any((s.num_reqs, s.total_num_scheduled_tokens) != (1, s.max_num_scheduled_tokens) for s in fitting)
+    assert mixed_replays(recorder, engine) == len(fitting)
+    assert (len(fitting) < len(mixed)) == (max_mixed_tokens == 32), "larger ones run without"
+
+
+def test_padding_of_mixed_steps_touches_no_block(model):
+    engine, recorder = make_engine(model, max_mixed_tokens=32, poison=True)
+    requests = [Request(p, 6) for p in prompts(97, [5, 3])]
+    engine.admit(requests)
+    before = [cache.clone() for cache in engine.runner.kv_caches]
+    engine.step()  # prompts
+    assert mixed_replays(recorder, engine) == 1
+    written = [block for r in requests for block in r.blocks]
+    others = [block for block in range(before[0].shape[1]) if block not in written]
+    for cache, old in zip(engine.runner.kv_caches, before, strict=True):
+        assert torch.equal(cache[:, others].nan_to_num(7), old[:, others].nan_to_num(7))
+        assert not cache[:, 0].any(), "the null block is zeros"
+    assert not torch.isnan(torch.stack([r.logits[-1] for r in requests])).any()
+
+
+def test_mixed_graphs_are_captured_ahead_for_few_requests(model):
+    engine, recorder = make_engine(model, sizes=(1, 2), max_mixed_tokens=40)
+    mixed = engine.runner.graphs.mixed
+    rows = engine.runner.input_batch.block_table.shape[0] - 1
+    assert mixed.sizes[0] == MixedSize(16, min(8, rows))
+    assert mixed.sizes[-1] == MixedSize(40, rows)
+    seen = []
+    engine.runner.graphs.capture_all(lambda done, total: seen.append((done, total)))
+    assert [graph.hidden.shape[0] for graph in recorder.graphs] == [40, 32, 16, 2, 1]
+    assert seen == [(done, 5) for done in range(1, 6)]
+    assert all(not cache.any() for cache in engine.runner.kv_caches), "captures write nothing"
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_reqs", "longest", "size"),
+    [
+        (2, 1, 2, MixedSize(16, 8)), (16, 8, 9, MixedSize(16, 8)), (17, 1, 17, MixedSize(32, 8)),
+        (40, 8, 3, MixedSize(40, 8)), (41, 1, 41, None), (1, 1, 1, None), (8, 8, 1, None),
+    ],
+)  # fmt: skip
+def test_mixed_size_for(model, num_tokens, num_reqs, longest, size):
+    engine, _ = make_engine(model, max_mixed_tokens=40)
+    output = SimpleNamespace(total_num_scheduled_tokens=num_tokens, num_reqs=num_reqs, max_num_scheduled_tokens=longest)
+    assert engine.runner.graphs.mixed.size_for(output) == size
+    is_decode = longest == 1
+    assert engine.runner.graphs.size_for(output) == (num_reqs if is_decode else 0 if size is None else size.num_tokens)
 
 
 def test_padding_touches_no_block(model):
@@ -107,20 +180,20 @@ def test_graphs_are_captured_ahead_the_largest_first(model):
     assert len(recorder.graphs) == 4, "each once"
 
 
-def test_a_graph_that_cannot_be_captured_fails_its_step_alone(model):
+def test_a_step_whose_graph_cannot_be_captured_runs_without(model):
     engine, recorder = make_engine(model)
-    recorder.capture = lambda forward: (_ for _ in ()).throw(RuntimeError("operation not permitted"))
-    request = Request([1, 2, 3], 4)
-    engine.admit([request])
-    engine.step()
-    with pytest.raises(RuntimeError, match="operation not permitted"):
-        engine.step()
-    engine.runner.discard_step()
-    engine.leave(request, "finished_rows")
-    again, alone = Request([1, 2, 3], 4), Request([1, 2, 3], 4)
-    engine.run([again])
+    tried = []
+
+    def refuse(forward):
+        tried.append(forward)
+        raise CannotCaptureError("called a synchronizing CUDA operation")
+
+    recorder.capture = refuse
+    got, alone = Request([1, 2, 3], 6), Request([1, 2, 3], 6)
+    engine.run([got])
     NaiveEngine(model).run([alone])
-    assert again.output == alone.output, "the steps after it run without graphs"
+    assert got.output == alone.output
+    assert len(tried) == 1, "the steps after it run without graphs"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +202,7 @@ def test_a_graph_that_cannot_be_captured_fails_its_step_alone(model):
 def test_size_for(model, num_reqs, longest, size):
     engine, _ = make_engine(model, (8, 1, 4))
     output = SimpleNamespace(num_reqs=num_reqs, max_num_scheduled_tokens=longest)
-    assert engine.runner.graphs.size_for(output) == size
+    assert engine.runner.graphs.decodes.size_for(output) == size
 
 
 def test_default_sizes():
@@ -157,16 +230,7 @@ def test_real_graphs_give_what_steps_give_without(model, dtype):
         engine = NaiveEngine(on_gpu, block_size=16, attention_backend="triton")
         runner = engine.runner
         recorder = make_graph_recorder(runner.device)
-        runner.graphs = DecodeGraphs(
-            (1, 2, 4, 8),
-            recorder,
-            on_gpu,
-            runner.backend,
-            runner.kv_caches,
-            block_table=runner.input_batch.block_table,
-            last_token_ids=None,
-            block_size=16,
-        )
+        runner.graphs = make_graphs(engine, recorder, (1, 2, 4, 8), 64)
         runner.graphs.capture_all()
         assert all(not cache.any() for cache in runner.kv_caches), "captures write nothing"
         _, logits = outputs(engine, lengths)

@@ -43,7 +43,9 @@ def test_activations_are_rounded_by_default(monkeypatch):
         for batch_invariant in (False, True):
             options = linear_options(quantization, torch.float32, batch_invariant=batch_invariant)
             assert options.round_activations
-            assert options.whole_kind == "w8a8"
+            assert options.packed_kind == ("w8a8" if quantization == "int8" else None)
+    options = linear_options("int4-g64", torch.float32, batch_invariant=False)
+    assert (options.packed_kind, options.group_size, options.form.bits) == ("w4a8", 64, 4)
 
 
 def test_unknown_instructions_are_refused(monkeypatch):

@@ -133,9 +133,8 @@ def check(batch, requests, rng, step):
     assert (metadata.penalties is None) == (not penalised)
     if penalised:
         assert metadata.penalties.rows.tolist() == penalised
-        for i, counts, mask in zip(
-            penalised, metadata.penalties.output_counts, metadata.penalties.prompt_mask, strict=True
-        ):
+        p = metadata.penalties
+        for i, counts, mask in zip(penalised, p.output_counts[p.slots], p.prompt_mask[p.slots], strict=True):
             num_prompt_tokens = asked[i].params["num_prompt_tokens"]
             expected = np.bincount(asked[i].tokens[num_prompt_tokens:], minlength=VOCAB)
             assert counts.tolist() == expected.tolist()

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fake_streams import FakeRecorder, RaceDetector, StaticTorchBackend
+from fake_streams import FakeEvent, FakeRecorder, RaceDetector, StaticTorchBackend
 
 from rustvllm import LLMEngine, SamplingParams
 from rustvllm.config.engine_args import EngineArgs
+from rustvllm.exceptions import EngineDeadError
 from rustvllm.worker import worker as worker_module
 from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.device_output import DeviceStepOutput
@@ -255,7 +256,7 @@ def test_a_device_that_fails_says_so_when_its_step_is_awaited():
         synchronize = query
 
     rest = ModelRunnerOutput(np.empty((0, 1), np.int32))
-    output = DeviceStepOutput(torch.zeros(1, dtype=torch.int32), torch.zeros(1), FailedEvent(), rest)
+    output = DeviceStepOutput(torch.zeros(1, dtype=torch.int32), (), FailedEvent(), lambda: rest)
     assert output.is_done(), "the step does not wait for it"
     with pytest.raises(RuntimeError, match="illegal memory access"):
         output.get_output()
@@ -280,3 +281,30 @@ def test_a_failed_device_ends_its_requests_and_the_engine_goes_on(engine, expect
     with detector:
         assert generate(running) == expected
     assert detector.races == []
+
+
+@pytest.mark.parametrize("where", ["launch", "get_output"])
+def test_a_device_that_failed_for_good_ends_the_engine_at_once(engine, monkeypatch, where):
+    running = engine(RaceDetector(), async_scheduling=True)
+
+    def fail(*_):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
+
+    if where == "launch":
+        monkeypatch.setattr(running.engine_core.core.executor._runner, "execute_model", fail)
+    else:
+        monkeypatch.setattr(FakeEvent, "synchronize", fail)
+    with pytest.raises(EngineDeadError, match=r"the GPU failed \(CUDA error: an illegal memory access was enc"):
+        generate(running)
+
+
+def test_another_current_stream_is_not_what_steps_are_launched_in(engine, expected):
+    """A program that embeds the engine may have made a stream of its own the current one."""
+    detector = RaceDetector()
+    running = engine(detector, FakeRecorder(), async_scheduling=True)
+    detector._current = "swaps"
+    with detector:
+        assert generate(running) == expected
+    assert detector.races == []
+    assert detector._current == "swaps", "which it still is"
+    assert detector.num_accesses["swaps"] == 0

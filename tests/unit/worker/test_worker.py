@@ -12,9 +12,11 @@ from fake_streams import FakeRecorder, StaticTorchBackend
 from naive_schedule import FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
 
 from rustvllm.config import CUDAGraphConfig, LoadConfig
+from rustvllm.config.parallel import ParallelConfig
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.worker import host_resources
 from rustvllm.worker import worker as worker_module
+from rustvllm.worker.graphs.recorder import CannotCaptureError
 from rustvllm.worker.step_memory import step_bytes
 from rustvllm.worker.worker import Worker, resolve_dtype
 
@@ -54,7 +56,7 @@ def make(tmp_path, monkeypatch):
             scheduler=SimpleNamespace(
                 max_num_seqs=8, max_num_batched_tokens=256, preemption_mode=preemption_mode, async_scheduling=False
             ),
-            parallel=SimpleNamespace(data_parallel_size=1),
+            parallel=ParallelConfig(),
             device=SimpleNamespace(device=device, attention_backend="auto", batch_invariant=False),
             cuda_graphs=CUDAGraphConfig(),
             load=LoadConfig(load_format="dummy"),
@@ -270,20 +272,6 @@ def test_blocks_on_a_gpu_leave_room_for_the_largest_step(make):
     worker.initialize_kv_cache(min(num_blocks, 1000), buffer_spec(8, 256, 8), 2)
 
 
-@pytest.mark.parametrize(
-    ("free", "num_graphs", "taken"),
-    [
-        ([100], 5, 0),
-        ([100, 60], 1, 40),
-        ([100, 60, 58, 57], 10, 40 + 9 * 2),
-        ([100, 60, 60, 60], 30, 40),
-        ([50, 60], 2, 0),
-    ],
-)
-def test_what_graphs_take_is_told_from_the_first_few(free, num_graphs, taken):
-    assert worker_module.graph_bytes(free, num_graphs) == taken
-
-
 def test_graphs_are_made_where_device_and_attention_have_them(make, monkeypatch, caplog):
     worker = make()
     worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
@@ -298,13 +286,17 @@ def test_graphs_are_made_where_device_and_attention_have_them(make, monkeypatch,
     for config, sizes in ((CUDAGraphConfig(), [1, 2, 4, 8]), (CUDAGraphConfig(capture_sizes=(5, 3, 5)), [3, 5])):
         worker.config.cuda_graphs = config
         worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
-        assert worker.runner.graphs.sizes == sizes
+        assert worker.runner.graphs.decodes.sizes == sizes
+        assert worker.runner.graphs.mixed.sizes[-1].num_tokens == 256
+    worker.config.cuda_graphs = CUDAGraphConfig(max_mixed_tokens=0)
+    worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
+    assert worker.runner.graphs.mixed is None
     worker.config.cuda_graphs = CUDAGraphConfig(capture_sizes=())
     worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
     assert worker.runner.graphs is None
 
 
-@pytest.mark.parametrize(("mode", "captured"), [("ahead", 4), ("lazy", 0)])
+@pytest.mark.parametrize(("mode", "captured"), [("ahead", 9), ("lazy", 0)])
 def test_graphs_are_captured_ahead_or_when_they_are_needed(make, monkeypatch, caplog, mode, captured):
     worker, recorder = make(), FakeRecorder()
     monkeypatch.setattr(worker_module, "make_graph_recorder", lambda device: recorder)
@@ -314,14 +306,14 @@ def test_graphs_are_captured_ahead_or_when_they_are_needed(make, monkeypatch, ca
     with caplog.at_level("INFO"):
         worker.capture_graphs()
     assert len(recorder.graphs) == captured
-    assert ("4 of 4 captured" if captured else "4 sizes, captured when they are needed") in caplog.text
+    assert ("9 of 9 captured" if captured else "CUDA graphs: captured when they are needed") in caplog.text
 
 
 @pytest.mark.parametrize(
     ("error", "message"),
     [
         (torch.OutOfMemoryError("no 2 GiB"), r"CUDA graphs of up to 8 requests \(no 2 GiB\); lower gpu_memory_utiliz"),
-        (RuntimeError("not permitted"), r"cannot run in a CUDA graph \(not permitted\); set enforce_eager"),
+        (CannotCaptureError("not permitted"), r"cannot run in a CUDA graph \(not permitted\); set enforce_eager"),
     ],
 )
 def test_a_capture_that_fails_ahead_says_what_would_work(make, monkeypatch, error, message):
@@ -337,7 +329,7 @@ def test_a_capture_that_fails_ahead_says_what_would_work(make, monkeypatch, erro
 
 def test_a_model_that_no_graph_takes_runs_without_unless_sizes_were_asked_for(make, monkeypatch, caplog):
     worker = make()
-    recorder = SimpleNamespace(capture=lambda forward: (_ for _ in ()).throw(RuntimeError("not permitted")))
+    recorder = SimpleNamespace(capture=lambda forward: (_ for _ in ()).throw(CannotCaptureError("not permitted")))
     monkeypatch.setattr(worker_module, "make_graph_recorder", lambda device: recorder)
     worker.runner.backend = StaticTorchBackend(worker.runner.model.kv_cache_spec, torch.float32)
     worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
@@ -355,3 +347,14 @@ def test_out_of_memory_says_what_to_lower(make):
         "cpu is out of memory in a step of 9 tokens of 2 requests (tried 2 GiB); lower gpu_memory_utilization (0.9) or "
         "kv_cache_memory_bytes, max_num_batched_tokens (256) or max_num_seqs (8)"
     )
+
+
+def test_no_memory_for_the_cache_says_what_to_lower(make, monkeypatch):
+    worker = make()
+
+    def no_memory(shape):
+        raise torch.OutOfMemoryError("tried 2 GiB")
+
+    monkeypatch.setattr(worker, "_zeros", no_memory)
+    with pytest.raises(ModelLoadError, match=r"in a KV cache of 10 blocks \(tried 2 GiB\); lower gpu_memory"):
+        worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)

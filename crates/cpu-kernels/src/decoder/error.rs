@@ -30,6 +30,14 @@ pub enum DecoderError {
         /// Blocks.
         expected: usize,
     },
+    /// A block that there is not.
+    #[error("block {index} is asked for, but there are {found} blocks")]
+    Block {
+        /// Which.
+        index: usize,
+        /// How many there are.
+        found: usize,
+    },
     /// A block whose cache there is not.
     #[error("a block has cache {index}, but there are {found}")]
     CacheIndex {
@@ -51,6 +59,20 @@ pub enum DecoderError {
         num_kv_heads: usize,
         /// Features of each.
         head_dim: usize,
+    },
+    /// An adapter of a layer whose outputs an activation follows before anything can be added to them.
+    #[error("block {block}: an adapter adds to up, whose outputs go into an activation in the same pass")]
+    Ungated {
+        /// Which block.
+        block: usize,
+    },
+    /// A token that the step does not have.
+    #[error("an adapter is for token {token}, but the step has {num_tokens}")]
+    Token {
+        /// Which.
+        token: u32,
+        /// How many there are.
+        num_tokens: usize,
     },
     /// No memory for what lies between the parts.
     #[error(

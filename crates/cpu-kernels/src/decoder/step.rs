@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Decoder, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes};
+use super::{
+    AdapterTokens, Decoder, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes,
+    adapters::{Part, add_adapters},
+};
 use crate::{
     attention::{CacheLayout, TokenRows, attend, write_kv},
     attention_options::AttentionOptions,
@@ -32,6 +35,9 @@ pub(super) struct Step<'a, E> {
     attended: &'a mut [E],
     /// `[num_tokens, inner_size]`
     inner: &'a mut [E],
+    /// What is added to the layers of the block with this number.
+    adapters: &'a [AdapterTokens<'a>],
+    block: usize,
     times: DecoderTimes,
     /// When the part began that runs now.
     began: Instant,
@@ -59,7 +65,24 @@ impl<'a, E: Element> Step<'a, E> {
         let (attended, rest) = rest.split_at_mut(num_tokens * widths[2]);
         let inner = &mut rest[..num_tokens * widths[3]];
         let (hidden_size, times, began) = (decoder.hidden_size, DecoderTimes::default(), Instant::now());
-        Ok(Self { heads, num_tokens, hidden_size, normed, qkv, attended, inner, times, began })
+        Ok(Self {
+            heads,
+            num_tokens,
+            hidden_size,
+            normed,
+            qkv,
+            attended,
+            inner,
+            adapters: &[],
+            block: 0,
+            times,
+            began,
+        })
+    }
+
+    /// The next block has this number, and these adapters add to its layers.
+    pub(super) fn adapt(&mut self, adapters: &'a [AdapterTokens<'a>], block: usize) {
+        (self.adapters, self.block) = (adapters, block);
     }
 
     /// One block: `hidden` is the stream before and after it.
@@ -74,8 +97,8 @@ impl<'a, E: Element> Step<'a, E> {
         rotary: Option<&Rotary<'_>>,
         threads: &Threads,
     ) -> Result<(), DecoderError> {
-        self.attend(block, batch, hidden, cache, layout, rotary, threads)?;
-        self.multiply(block, hidden, threads)
+        self.attend(block, true, batch, hidden, cache, layout, rotary, threads)?;
+        self.multiply(block, true, hidden, threads)
     }
 
     /// Where the time went; the norm at the end was the last part.
@@ -84,11 +107,12 @@ impl<'a, E: Element> Step<'a, E> {
         self.times
     }
 
-    /// Attention on the normed stream, added to it.
+    /// Attention on the normed stream: added to it, or (`adds` off) in its place.
     #[expect(clippy::too_many_arguments, reason = "the arrays of a block")]
-    fn attend(
+    pub(super) fn attend(
         &mut self,
         block: &DecoderBlock,
+        adds: bool,
         batch: &RaggedBatch,
         hidden: &mut [E],
         cache: &mut [E],
@@ -110,6 +134,11 @@ impl<'a, E: Element> Step<'a, E> {
         let normed = TokenRows { data: &*self.normed, stride: width };
         let qkv = OutRows { data: &mut *self.qkv, stride: qkv_row };
         linear(&block.qkv, normed, num_tokens, &plain, threads, qkv)?;
+        if !self.adapters.is_empty() {
+            let x = TokenRows { data: &*self.normed, stride: width };
+            let mut out = OutRows { data: &mut *self.qkv, stride: qkv_row };
+            add_adapters(self.adapters, self.block, Part::Qkv, x, threads, &mut out)?;
+        }
         self.times.products += lap(&mut self.began);
 
         let norms = block.head_norms.as_ref().map(|norms| norms.each_ref().map(DecoderNorm::of));
@@ -137,18 +166,27 @@ impl<'a, E: Element> Step<'a, E> {
             &block.out,
             attended,
             num_tokens,
-            &Epilogue { activation: Activation::None, residual: Residual::Out },
+            &Epilogue {
+                activation: Activation::None,
+                residual: if adds { Residual::Out } else { Residual::None },
+            },
             threads,
             stream,
         )?;
+        if !self.adapters.is_empty() {
+            let x = TokenRows { data: &*self.attended, stride: query_row };
+            let mut out = OutRows { data: hidden, stride: width };
+            add_adapters(self.adapters, self.block, Part::Out, x, threads, &mut out)?;
+        }
         self.times.products += lap(&mut self.began);
         Ok(())
     }
 
-    /// The MLP on the normed stream, added to it.
-    fn multiply(
+    /// The MLP on the normed stream: added to it, or (`adds` off) in its place.
+    pub(super) fn multiply(
         &mut self,
         block: &DecoderBlock,
+        adds: bool,
         hidden: &mut [E],
         threads: &Threads,
     ) -> Result<(), DecoderError> {
@@ -165,6 +203,11 @@ impl<'a, E: Element> Step<'a, E> {
         let activated = Epilogue { activation, residual: Residual::None };
         let inner = OutRows { data: &mut *self.inner, stride: inner_row };
         linear(&block.up, normed, num_tokens, &activated, threads, inner)?;
+        if !self.adapters.is_empty() {
+            let x = TokenRows { data: &*self.normed, stride: width };
+            let mut out = OutRows { data: &mut *self.inner, stride: inner_row };
+            add_adapters(self.adapters, self.block, Part::Up, x, threads, &mut out)?;
+        }
         if block.is_gated {
             self.times.products += lap(&mut self.began);
             let inner = &mut self.inner[..num_tokens * inner_row];
@@ -173,15 +216,23 @@ impl<'a, E: Element> Step<'a, E> {
         }
 
         let inner = TokenRows { data: &*self.inner, stride: inner_row };
-        let stream = OutRows { data: hidden, stride: width };
+        let stream = OutRows { data: &mut *hidden, stride: width };
         linear(
             &block.down,
             inner,
             num_tokens,
-            &Epilogue { activation: Activation::None, residual: Residual::Out },
+            &Epilogue {
+                activation: Activation::None,
+                residual: if adds { Residual::Out } else { Residual::None },
+            },
             threads,
             stream,
         )?;
+        if !self.adapters.is_empty() {
+            let x = TokenRows { data: &*self.inner, stride: inner_row };
+            let mut out = OutRows { data: hidden, stride: width };
+            add_adapters(self.adapters, self.block, Part::Down, x, threads, &mut out)?;
+        }
         self.times.products += lap(&mut self.began);
         Ok(())
     }

@@ -75,7 +75,8 @@ pub enum LinearError {
     },
     /// A group that is not made of whole blocks of rounded activations.
     #[error(
-        "group_size is {group_size}, but where activations are rounded to 8 bits it must be 16, a multiple of 32, or all {in_features} inputs"
+        "group_size is {group_size}, but where activations are rounded to 8 bits, and for weights of 4 bits, it must be a \
+         multiple of 32, or all {in_features} inputs; of 8 bits also 16"
     )]
     RoundedGroup {
         /// As given.
@@ -93,6 +94,31 @@ pub enum LinearError {
     NoMatrixUnit {
         /// What the weights are packed for.
         kernel: &'static str,
+    },
+    /// A form that no product takes.
+    #[error(
+        "weights of {} bits in groups of {} with scales {:?} and zeros {:?} are asked for, but weights have 4 or 8 bits, zero \
+         points only those of 4, and scales of two levels go with minima, groups of 32 and a multiple of 256 inputs, of \
+         which there are {in_features}",
+        form.bits, form.group_size, form.scales, form.zeros
+    )]
+    Form {
+        /// As given.
+        form: super::Quantized,
+        /// Inputs.
+        in_features: usize,
+    },
+    /// A number, scale or offset that the form cannot hold.
+    #[error(
+        "row {row} of the weight has a number, scale or zero that {} bits with scales {:?} cannot hold",
+        form.bits,
+        form.scales
+    )]
+    NotHeld {
+        /// Which.
+        row: usize,
+        /// How weights are kept.
+        form: super::Quantized,
     },
     /// Whole numbers for weights that are kept otherwise.
     #[error("whole numbers with scales are given, but the weights are kept as {kind:?} and not as int8")]

@@ -2,7 +2,12 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::{LinearError, MIN_SHARED_WEIGHTS, PackedLinear, Shared, place};
+use half::{bf16, f16};
+
+use super::{
+    LinearError, MIN_SHARED_WEIGHTS, PackedLinear, Quantized, QuantizedRow, ScaleForm, Shared, WeightKind,
+    ZeroForm, place,
+};
 use crate::threads::Threads;
 
 impl PackedLinear {
@@ -26,7 +31,7 @@ impl PackedLinear {
         threads: &Threads,
         fill: impl Fn(usize, &mut [i8], &mut [f32]) + Sync,
     ) -> Result<(), LinearError> {
-        if self.kind.group_size().is_none() {
+        if !matches!(self.kind, WeightKind::Int8 { .. } | WeightKind::W8A8 { .. }) {
             return Err(LinearError::NotWhole { kind: self.kind });
         }
         let end = first_row.saturating_add(num_rows);
@@ -72,6 +77,109 @@ impl PackedLinear {
         self.num_packed += num_rows;
         Ok(())
     }
+
+    /// Pack the rows `first_row..` of a quantised weight; a row that was packed before is replaced.
+    ///
+    /// Takes memory for a row in each thread, in addition to the layer's own.
+    ///
+    /// # Arguments
+    ///
+    /// * `fill` – writes row `i` of those given, in the layer's form.
+    ///
+    /// # Errors
+    ///
+    /// Weights of another kind, rows that the layer does not have, or numbers, scales and zeros that the form cannot hold.
+    /// Rows that were given count as not packed then.
+    pub fn pack_quantized_rows(
+        &mut self,
+        first_row: usize,
+        num_rows: usize,
+        threads: &Threads,
+        fill: impl Fn(usize, &mut QuantizedRow) + Sync,
+    ) -> Result<(), LinearError> {
+        let WeightKind::Quantized(form) = self.kind else {
+            return Err(LinearError::NotWhole { kind: self.kind });
+        };
+        let end = first_row.saturating_add(num_rows);
+        if end > self.out_features {
+            return Err(LinearError::Rows { first: first_row, end, out_features: self.out_features });
+        }
+        for is_packed in &mut self.is_packed[first_row..end] {
+            self.num_packed -= usize::from(std::mem::replace(is_packed, false));
+        }
+        let room = self.row_of(form);
+        let (outputs, panel_bytes) = (self.kernel.panel(), self.panel_bytes());
+        let scale_bytes = form.bytes_of_scales(self.num_groups()) * outputs;
+        let is_shared = num_rows * self.in_features >= MIN_SHARED_WEIGHTS;
+        let weights = Shared(self.weights.as_mut_slice::<u8>());
+        let all_scales = Shared(self.scales.as_mut_slice::<u8>());
+        let refused = Mutex::new(None);
+        let first_panel = first_row / outputs;
+        let num_panels = if num_rows == 0 { 0 } else { end.div_ceil(outputs) - first_panel };
+        threads.for_each(num_panels, is_shared, |index| {
+            let panel = first_panel + index;
+            // SAFETY: `for_each` gives each index to one thread, and the ranges of two panels do not overlap.
+            let weights = unsafe { weights.range(panel * panel_bytes, panel_bytes) };
+            // SAFETY: the scales of a panel are written by the thread that writes its numbers, and by no other.
+            let scales = unsafe { all_scales.range(panel * scale_bytes, scale_bytes) };
+            let mut filled = QuantizedRow {
+                numbers: room.numbers.clone(),
+                scales: room.scales.clone(),
+                offsets: room.offsets.clone(),
+                factors: room.factors.clone(),
+            };
+            for row in (panel * outputs).max(first_row)..((panel + 1) * outputs).min(end) {
+                fill(row - first_row, &mut filled);
+                if !Self::place_quantized(form, outputs, row - panel * outputs, &filled, weights, scales) {
+                    *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(row);
+                    return;
+                }
+            }
+        });
+        if let Some(row) = refused.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(LinearError::NotHeld { row, form });
+        }
+        self.is_packed[first_row..end].fill(true);
+        self.num_packed += num_rows;
+        Ok(())
+    }
+
+    /// Round rows to a form without levels: see [`round_group`].
+    pub(super) fn round_quantized(
+        &mut self,
+        form: Quantized,
+        first_row: usize,
+        num_rows: usize,
+        threads: &Threads,
+        get: impl Fn(usize, usize) -> f32 + Sync,
+    ) -> Result<(), LinearError> {
+        if form.scales == ScaleForm::TwoLevel || form.bits != 4 || form.zeros != ZeroForm::Middle {
+            return Err(LinearError::Form { form, in_features: self.in_features });
+        }
+        let (in_features, group_size) = (self.in_features, form.group_size);
+        let unrounded = Mutex::new(None);
+        self.pack_quantized_rows(first_row, num_rows, threads, |index, row| {
+            let mut group = Vec::with_capacity(group_size.min(in_features));
+            for (at, scale) in row.scales.iter_mut().enumerate() {
+                let inputs = at * group_size..in_features.min((at + 1) * group_size);
+                group.clear();
+                group.extend(inputs.clone().map(|k| get(index, k)));
+                if group.iter().any(|x| !x.is_finite()) {
+                    *unrounded.lock().unwrap_or_else(PoisonError::into_inner) = Some(first_row + index);
+                }
+                *scale = round_group(form.scales, &group, &mut row.numbers[inputs]);
+            }
+        })?;
+        match unrounded.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            None => Ok(()),
+            Some(row) => {
+                self.is_packed[first_row..first_row + num_rows].fill(false);
+                self.num_packed -= num_rows;
+                Err(LinearError::NotFinite { row })
+            }
+        }
+    }
+
     /// Have groups whose inputs lie apart: place `k` of every row is that of input `order[k]`. Products then gather the
     /// activations into this order first.
     ///
@@ -96,4 +204,41 @@ impl PackedLinear {
         self.input_order = Some(order.into_boxed_slice());
         Ok(())
     }
+}
+
+/// Round a group to whole numbers from −8 to 7; gives their scale, as it is kept.
+///
+/// Of the scales that let the number of the largest size become between 6 and 8 the one that leaves the least error,
+/// squared, each with the sign that this number then needs.
+fn round_group(form: ScaleForm, group: &[f32], numbers: &mut [i8]) -> f32 {
+    /// Sixteenths that are tried of the largest number.
+    const TRIED: std::ops::RangeInclusive<i32> = 96..=128;
+    let largest = group.iter().fold(0.0_f32, |largest, x| if x.abs() > largest.abs() { *x } else { largest });
+    let kept = |scale: f32| match form {
+        ScaleForm::F16 | ScaleForm::TwoLevel => f16::from_f32(scale).to_f32(),
+        ScaleForm::Bf16 => bf16::from_f32(scale).to_f32(),
+        ScaleForm::F32 => scale,
+    };
+    let whole = |x: f32, inverse: f32| (x * inverse).round_ties_even().clamp(-8.0, 7.0);
+    if !kept(largest / 8.0).is_finite() {
+        return f32::INFINITY; // which is refused
+    }
+    let (mut best, mut least) = (0.0, f32::INFINITY);
+    for sixteenths in TRIED.step_by(4) {
+        let scale = kept(largest / (-(sixteenths as f32) / 16.0));
+        let inverse = 1.0 / scale;
+        if !scale.is_finite() || !inverse.is_finite() {
+            continue;
+        }
+        let error = |x: &f32| (whole(*x, inverse) * scale - x).powi(2);
+        let error: f32 = group.iter().map(error).sum();
+        if error < least {
+            (best, least) = (scale, error);
+        }
+    }
+    let inverse = if best == 0.0 { 0.0 } else { 1.0 / best };
+    for (number, x) in numbers.iter_mut().zip(group) {
+        *number = whole(*x, inverse) as i8;
+    }
+    best
 }

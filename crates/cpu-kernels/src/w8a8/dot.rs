@@ -30,6 +30,10 @@ pub(crate) trait Dot {
     type Inputs: Copy;
     /// A whole number of 32 bits in each lane.
     type Sums: Copy;
+    /// Weights of 4 bits of all lanes, four inputs each, as bytes.
+    type Halves: Copy;
+    /// Sums of a block of those.
+    type HalfSums: Copy;
 
     /// What a block's sums begin with; `starts` is −128 times the sum of the block's activations, for forms that take 128 more
     /// than each weight.
@@ -40,7 +44,33 @@ pub(crate) trait Dot {
     unsafe fn add(sums: Self::Sums, weights: Self::Weights, inputs: Self::Inputs) -> Self::Sums;
     /// The nearest numbers.
     unsafe fn to_float(sums: Self::Sums) -> <Self::Lanes as Simd>::V;
+    /// `a · b + c`, rounded once on every processor.
+    unsafe fn fma(
+        a: <Self::Lanes as Simd>::V,
+        b: <Self::Lanes as Simd>::V,
+        c: <Self::Lanes as Simd>::V,
+    ) -> <Self::Lanes as Simd>::V {
+        // SAFETY: the caller promises a machine with the instructions of the lanes.
+        unsafe { Self::Lanes::fma(a, b, c) }
+    }
+
+    /// What a block's sums of such weights begin with; `starts` as in [`Self::start`], or 0 for weights that are counted
+    /// from 0.
+    unsafe fn half_start(starts: *const i32) -> Self::HalfSums;
+    /// Weights of 4 bits, without a sign, in the upper halves of [`QUAD`] bytes for each lane; perhaps 16 times each.
+    unsafe fn upper(from: *const u8) -> Self::Halves;
+    /// Those in the lower halves.
+    unsafe fn lower(from: *const u8) -> Self::Halves;
+    unsafe fn add_half(sums: Self::HalfSums, weights: Self::Halves, inputs: Self::Inputs) -> Self::HalfSums;
+    /// A block's sums, of at most 32 inputs, with a sixteenth of what the upper ones began with.
+    unsafe fn whole(lower: Self::HalfSums, upper: Self::HalfSums, starts: *const i32) -> Self::Sums;
 }
+
+/// The lower halves of bytes.
+const LOWER: i8 = 15;
+/// The upper ones.
+#[cfg(target_arch = "x86_64")]
+const UPPER: i8 = !LOWER;
 
 /// What the compiler makes of arrays.
 pub(crate) struct PortableDot<const N: usize>;
@@ -50,6 +80,8 @@ impl<const N: usize> Dot for PortableDot<N> {
     type Weights = [[i8; QUAD]; N];
     type Inputs = [i8; QUAD];
     type Sums = [i32; N];
+    type Halves = [[u8; QUAD]; N];
+    type HalfSums = [i32; N];
 
     #[inline(always)]
     unsafe fn start(_: *const i32) -> [i32; N] {
@@ -75,6 +107,37 @@ impl<const N: usize> Dot for PortableDot<N> {
     unsafe fn to_float(sums: [i32; N]) -> [f32; N] {
         sums.map(|sum| sum as f32)
     }
+    #[inline(always)]
+    unsafe fn fma(a: [f32; N], b: [f32; N], c: [f32; N]) -> [f32; N] {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+    #[inline(always)]
+    unsafe fn half_start(_: *const i32) -> [i32; N] {
+        [0; N]
+    }
+    #[inline(always)]
+    unsafe fn upper(from: *const u8) -> [[u8; QUAD]; N] {
+        // SAFETY: the caller lets the weights of all lanes be read at `from`.
+        unsafe { from.cast::<[[u8; QUAD]; N]>().read_unaligned() }.map(|quad| quad.map(|pair| pair >> 4))
+    }
+    #[inline(always)]
+    unsafe fn lower(from: *const u8) -> [[u8; QUAD]; N] {
+        // SAFETY: the caller lets the weights of all lanes be read at `from`.
+        let pairs = unsafe { from.cast::<[[u8; QUAD]; N]>().read_unaligned() };
+        pairs.map(|quad| quad.map(|pair| pair & LOWER as u8))
+    }
+    #[inline(always)]
+    unsafe fn add_half(sums: [i32; N], weights: [[u8; QUAD]; N], inputs: [i8; QUAD]) -> [i32; N] {
+        std::array::from_fn(|i| {
+            (0..QUAD).fold(sums[i], |sum, k| sum + i32::from(weights[i][k]) * i32::from(inputs[k]))
+        })
+    }
+    #[inline(always)]
+    unsafe fn whole(lower: [i32; N], upper: [i32; N], starts: *const i32) -> [i32; N] {
+        // SAFETY: the caller lets a number be read at `starts`.
+        let start = unsafe { *starts } >> 4;
+        std::array::from_fn(|i| lower[i] + upper[i] + start)
+    }
 }
 
 /// `vpmaddubsw`, which multiplies numbers without a sign by numbers with one and adds pairs in 16 bits: the sizes of weights,
@@ -89,6 +152,9 @@ impl Dot for Avx2Dot {
     type Weights = (__m256i, __m256i);
     type Inputs = __m256i;
     type Sums = __m256i;
+    type Halves = __m256i;
+    /// In 16 bits: 16 pairs of products, each at most 2 · 15 · 127, do not leave them.
+    type HalfSums = __m256i;
 
     #[inline(always)]
     unsafe fn start(_: *const i32) -> __m256i {
@@ -121,84 +187,149 @@ impl Dot for Avx2Dot {
         // SAFETY: the caller promises a machine with AVX2; no memory is touched.
         unsafe { _mm256_cvtepi32_ps(sums) }
     }
+    #[inline(always)]
+    unsafe fn half_start(_: *const i32) -> __m256i {
+        // SAFETY: the caller promises a machine with AVX2; no memory is touched.
+        unsafe { _mm256_setzero_si256() }
+    }
+    #[inline(always)]
+    unsafe fn upper(from: *const u8) -> __m256i {
+        // SAFETY: the caller promises a machine with AVX2, and 32 bytes that may be read.
+        unsafe {
+            let shifted = _mm256_srli_epi16::<4>(_mm256_loadu_si256(from.cast()));
+            _mm256_and_si256(shifted, _mm256_set1_epi8(LOWER))
+        }
+    }
+    #[inline(always)]
+    unsafe fn lower(from: *const u8) -> __m256i {
+        // SAFETY: the caller promises a machine with AVX2, and 32 bytes that may be read.
+        unsafe { _mm256_and_si256(_mm256_loadu_si256(from.cast()), _mm256_set1_epi8(LOWER)) }
+    }
+    #[inline(always)]
+    unsafe fn add_half(sums: __m256i, weights: __m256i, inputs: __m256i) -> __m256i {
+        // SAFETY: the caller promises a machine with AVX2; no memory is touched.
+        unsafe { _mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, inputs)) }
+    }
+    #[inline(always)]
+    unsafe fn whole(lower: __m256i, upper: __m256i, starts: *const i32) -> __m256i {
+        // SAFETY: the caller promises a machine with AVX2, and a number that may be read.
+        unsafe {
+            let sums = _mm256_add_epi16(lower, upper);
+            let start = _mm256_srai_epi32::<4>(_mm256_set1_epi32(*starts));
+            _mm256_add_epi32(_mm256_madd_epi16(sums, _mm256_set1_epi16(1)), start)
+        }
+    }
 }
 
 /// Makes of a weight, by an exclusive or, the number without a sign that is 128 more.
 #[cfg(target_arch = "x86_64")]
 const SIGNS: i8 = i8::MIN;
 
-/// `vpdpbusd`, which adds four products to a lane at once, one factor without a sign: the weights and 128.
+/// Entries of both forms of `vpdpbusd`, which adds four products to a lane at once, one factor without a sign: weights of 8
+/// bits and 128, or weights of 4 bits. Those of upper halves stay there, as 16 times what they are, and their sums move down
+/// together.
 #[cfg(target_arch = "x86_64")]
-pub(crate) struct Vnni512Dot;
+macro_rules! vnni {
+    (
+        $name:ident, $lanes:ty, $vector:ty, $float:ty, $feature:literal,
+        $load:ident, $splat_8:ident, $splat_32:ident, $xor:ident, $and:ident, $dot:ident, $shift:ident, $add:ident, $convert:ident
+    ) => {
+        #[doc = concat!("`vpdpbusd` of ", $feature, ".")]
+        pub(crate) struct $name;
 
-#[cfg(target_arch = "x86_64")]
-impl Dot for Vnni512Dot {
-    type Lanes = Avx512;
-    type Weights = __m512i;
-    type Inputs = __m512i;
-    type Sums = __m512i;
+        impl Dot for $name {
+            type Lanes = $lanes;
+            type Weights = $vector;
+            type Inputs = $vector;
+            type Sums = $vector;
+            type Halves = $vector;
+            type HalfSums = $vector;
 
-    #[inline(always)]
-    unsafe fn start(starts: *const i32) -> __m512i {
-        // SAFETY: the caller promises a machine with AVX-512 F, and a number that may be read.
-        unsafe { _mm512_set1_epi32(*starts) }
-    }
-    #[inline(always)]
-    unsafe fn weights(from: *const i8) -> __m512i {
-        // SAFETY: the caller promises a machine with AVX-512 F, and 64 weights that may be read.
-        unsafe { _mm512_xor_si512(_mm512_loadu_si512(from.cast()), _mm512_set1_epi8(SIGNS)) }
-    }
-    #[inline(always)]
-    unsafe fn inputs(from: *const i8) -> __m512i {
-        // SAFETY: the caller promises a machine with AVX-512 F, and four activations that may be read.
-        unsafe { _mm512_set1_epi32(from.cast::<i32>().read_unaligned()) }
-    }
-    #[inline(always)]
-    unsafe fn add(sums: __m512i, weights: __m512i, inputs: __m512i) -> __m512i {
-        // SAFETY: the caller promises a machine with AVX-512 VNNI; no memory is touched.
-        unsafe { _mm512_dpbusd_epi32(sums, weights, inputs) }
-    }
-    #[inline(always)]
-    unsafe fn to_float(sums: __m512i) -> __m512 {
-        // SAFETY: the caller promises a machine with AVX-512 F; no memory is touched.
-        unsafe { _mm512_cvtepi32_ps(sums) }
-    }
+            #[inline(always)]
+            unsafe fn start(starts: *const i32) -> $vector {
+                // SAFETY: the caller promises a machine with the instructions, and a number that may be read.
+                unsafe { $splat_32(*starts) }
+            }
+            #[inline(always)]
+            unsafe fn weights(from: *const i8) -> $vector {
+                // SAFETY: the caller promises a machine with the instructions, and weights of all lanes that may be read.
+                unsafe { $xor($load(from.cast()), $splat_8(SIGNS)) }
+            }
+            #[inline(always)]
+            unsafe fn inputs(from: *const i8) -> $vector {
+                // SAFETY: the caller promises a machine with the instructions, and four activations that may be read.
+                unsafe { $splat_32(from.cast::<i32>().read_unaligned()) }
+            }
+            #[inline(always)]
+            unsafe fn add(sums: $vector, weights: $vector, inputs: $vector) -> $vector {
+                // SAFETY: the caller promises a machine with the instructions; no memory is touched.
+                unsafe { $dot(sums, weights, inputs) }
+            }
+            #[inline(always)]
+            unsafe fn to_float(sums: $vector) -> $float {
+                // SAFETY: the caller promises a machine with the instructions; no memory is touched.
+                unsafe { $convert(sums) }
+            }
+            #[inline(always)]
+            unsafe fn half_start(starts: *const i32) -> $vector {
+                // SAFETY: the caller promises a machine with the instructions, and a number that may be read.
+                unsafe { $splat_32(*starts) }
+            }
+            #[inline(always)]
+            unsafe fn upper(from: *const u8) -> $vector {
+                // SAFETY: the caller promises a machine with the instructions, and weights of all lanes that may be read.
+                unsafe { $and($load(from.cast()), $splat_8(UPPER)) }
+            }
+            #[inline(always)]
+            unsafe fn lower(from: *const u8) -> $vector {
+                // SAFETY: the caller promises a machine with the instructions, and weights of all lanes that may be read.
+                unsafe { $and($load(from.cast()), $splat_8(LOWER)) }
+            }
+            #[inline(always)]
+            unsafe fn add_half(sums: $vector, weights: $vector, inputs: $vector) -> $vector {
+                // SAFETY: the caller promises a machine with the instructions; no memory is touched.
+                unsafe { $dot(sums, weights, inputs) }
+            }
+            #[inline(always)]
+            unsafe fn whole(lower: $vector, upper: $vector, _: *const i32) -> $vector {
+                // SAFETY: the caller promises a machine with the instructions; no memory is touched.
+                unsafe { $add(lower, $shift::<4>(upper)) }
+            }
+        }
+    };
 }
 
-/// The same instruction of processors without AVX-512 (AVX-VNNI), with half the lanes: see [`Vnni512Dot`].
 #[cfg(target_arch = "x86_64")]
-pub(crate) struct Vnni256Dot;
-
+vnni!(
+    Vnni512Dot,
+    Avx512,
+    __m512i,
+    __m512,
+    "AVX-512",
+    _mm512_loadu_si512,
+    _mm512_set1_epi8,
+    _mm512_set1_epi32,
+    _mm512_xor_si512,
+    _mm512_and_si512,
+    _mm512_dpbusd_epi32,
+    _mm512_srai_epi32,
+    _mm512_add_epi32,
+    _mm512_cvtepi32_ps
+);
 #[cfg(target_arch = "x86_64")]
-impl Dot for Vnni256Dot {
-    type Lanes = Avx2;
-    type Weights = __m256i;
-    type Inputs = __m256i;
-    type Sums = __m256i;
-
-    #[inline(always)]
-    unsafe fn start(starts: *const i32) -> __m256i {
-        // SAFETY: the caller promises a machine with AVX2, and a number that may be read.
-        unsafe { _mm256_set1_epi32(*starts) }
-    }
-    #[inline(always)]
-    unsafe fn weights(from: *const i8) -> __m256i {
-        // SAFETY: the caller promises a machine with AVX2, and 32 weights that may be read.
-        unsafe { _mm256_xor_si256(_mm256_loadu_si256(from.cast()), _mm256_set1_epi8(SIGNS)) }
-    }
-    #[inline(always)]
-    unsafe fn inputs(from: *const i8) -> __m256i {
-        // SAFETY: the caller promises a machine with AVX2, and four activations that may be read.
-        unsafe { _mm256_set1_epi32(from.cast::<i32>().read_unaligned()) }
-    }
-    #[inline(always)]
-    unsafe fn add(sums: __m256i, weights: __m256i, inputs: __m256i) -> __m256i {
-        // SAFETY: the caller promises a machine with AVX-VNNI; no memory is touched.
-        unsafe { _mm256_dpbusd_avx_epi32(sums, weights, inputs) }
-    }
-    #[inline(always)]
-    unsafe fn to_float(sums: __m256i) -> __m256 {
-        // SAFETY: the caller promises a machine with AVX2; no memory is touched.
-        unsafe { _mm256_cvtepi32_ps(sums) }
-    }
-}
+vnni!(
+    Vnni256Dot,
+    Avx2,
+    __m256i,
+    __m256,
+    "AVX-VNNI, for processors without AVX-512",
+    _mm256_loadu_si256,
+    _mm256_set1_epi8,
+    _mm256_set1_epi32,
+    _mm256_xor_si256,
+    _mm256_and_si256,
+    _mm256_dpbusd_avx_epi32,
+    _mm256_srai_epi32,
+    _mm256_add_epi32,
+    _mm256_cvtepi32_ps
+);

@@ -3,17 +3,45 @@
 
 use std::sync::OnceLock;
 
-use super::{
-    dot::PortableDot,
-    product::{Product, ProductFn, product},
-};
 #[cfg(target_arch = "x86_64")]
 use super::{
     dot::{Avx2Dot, Vnni256Dot, Vnni512Dot},
     unit,
 };
+use super::{
+    dot::{Dot, PortableDot},
+    product::{Product, ProductFn, product},
+};
+use crate::simd::Simd;
 #[cfg(target_arch = "x86_64")]
 use crate::{amx, instructions};
+
+/// What a product's weights are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Variant {
+    /// Inputs of a block, 16 or 32; of 4 bits 32.
+    pub(crate) block: usize,
+    /// 4 bits, and not 8.
+    pub(crate) is_halves: bool,
+    /// With a minimum for each group.
+    pub(crate) has_mins: bool,
+}
+
+impl Variant {
+    fn index(self) -> usize {
+        let bytes = if self.block == 16 { 0 } else { 2 };
+        usize::from(self.has_mins) + if self.is_halves { 4 } else { bytes }
+    }
+
+    fn all() -> impl Iterator<Item = Self> {
+        let blocks = [(16, false), (32, false), (32, true)];
+        let both = |(block, is_halves)| [false, true].map(|has_mins| Self { block, is_halves, has_mins });
+        blocks.into_iter().flat_map(both)
+    }
+}
+
+/// Of each [`Variant`]: entry `r − 1` takes `r` rows; none where the form has no such product.
+type Products = [&'static [ProductFn]; 6];
 
 /// A form of the product for one instruction set.
 #[derive(Debug)]
@@ -22,28 +50,46 @@ pub(crate) struct Form {
     is_detected: fn() -> bool,
     /// Rows below which another form is faster.
     least_rows: usize,
-    /// Entry `r − 1` takes `r` rows; in blocks of 16 inputs, and of 32.
-    by_16: &'static [ProductFn],
-    by_32: &'static [ProductFn],
+    /// Whether one product takes any number of rows.
+    takes_any_rows: bool,
+    products: Products,
+    /// Outputs that are computed at once, for each number of rows.
+    outputs: &'static [usize],
     is_right: OnceLock<bool>,
 }
 
 impl Form {
-    /// For blocks of 16 or 32 inputs.
-    pub(crate) fn products(&self, block: usize) -> &'static [ProductFn] {
-        if block == 16 { self.by_16 } else { self.by_32 }
+    /// The most rows that are computed at once.
+    pub(crate) fn most_rows(&self, variant: Variant) -> usize {
+        if self.takes_any_rows { usize::MAX } else { self.products(variant).len() }
+    }
+
+    /// The product for a number of rows, up to [`Self::most_rows`].
+    pub(crate) fn product(&self, variant: Variant, num_rows: usize) -> ProductFn {
+        self.products(variant)[if self.takes_any_rows { 0 } else { num_rows - 1 }]
+    }
+
+    /// How often the product for a number of rows goes through a panel.
+    pub(crate) fn passes(&self, num_rows: usize, panel: usize) -> usize {
+        panel / self.outputs[if self.takes_any_rows { 0 } else { num_rows - 1 }]
+    }
+
+    /// For some weights.
+    fn products(&self, variant: Variant) -> &'static [ProductFn] {
+        self.products[variant.index()]
     }
 
     /// Whether it computes what plain code computes; tried once.
     fn is_right(&self) -> bool {
         *self.is_right.get_or_init(|| {
-            [16, 32].into_iter().all(|block| {
-                let products = self.products(block);
-                (1..=products.len()).all(|num_rows| {
-                    let found = trial(products[num_rows - 1], num_rows, block);
-                    let expected: Vec<u32> = (0..num_rows)
-                        .flat_map(|row| trial_row(SCALAR.products(block)[0], row, num_rows, block))
-                        .collect();
+            Variant::all().all(|variant| {
+                let each: Vec<usize> = (1..=self.products(variant).len()).collect();
+                let rows = if self.takes_any_rows { &[1, 16, 19] } else { each.as_slice() };
+                rows.iter().all(|&num_rows| {
+                    let found = trial(self.product(variant, num_rows), num_rows, variant);
+                    let plain = SCALAR.products(variant)[0];
+                    let expected: Vec<u32> =
+                        (0..num_rows).flat_map(|row| trial_row(plain, row, num_rows, variant)).collect();
                     found == expected
                 })
             })
@@ -60,9 +106,14 @@ pub(crate) static FOR_PORTABLE: &[&Form] = &[&PORTABLE];
 pub(crate) static FOR_SCALAR: &[&Form] = &[&SCALAR];
 
 /// The first of some forms for so many rows that the machine has and that is right; the last one, of plain code, in any case.
-pub(crate) fn chosen(forms: &'static [&'static Form], num_rows: usize) -> &'static Form {
+pub(crate) fn chosen(forms: &'static [&'static Form], num_rows: usize, variant: Variant) -> &'static Form {
     let last = forms[forms.len() - 1];
-    let fits = |form: &&Form| num_rows >= form.least_rows && (form.is_detected)() && form.is_right();
+    let fits = |form: &&Form| {
+        num_rows >= form.least_rows
+            && !form.products(variant).is_empty()
+            && (form.is_detected)()
+            && form.is_right()
+    };
     forms.iter().copied().find(fits).unwrap_or(last)
 }
 
@@ -73,20 +124,26 @@ pub(crate) fn refused(forms: &'static [&'static Form]) -> Vec<&'static str> {
 
 /// Outputs of the product that is tried: a panel for AVX-512, and a multiple of two vectors of any form.
 const TRIAL_PANEL: usize = 32;
-const TRIAL_BLOCKS: usize = 5;
-const TRIAL_BLOCKS_PER_GROUP: usize = 2;
+const TRIAL_BLOCKS: usize = 11;
+const TRIAL_BLOCKS_PER_GROUP: usize = 3;
 
 /// Bits of a small product's sums, whose numbers are the largest and the smallest ones, and others between.
-fn trial(product: ProductFn, num_rows: usize, block: usize) -> Vec<u32> {
-    trial_rows(product, 0, num_rows, num_rows, block)
+fn trial(product: ProductFn, num_rows: usize, variant: Variant) -> Vec<u32> {
+    trial_rows(product, 0, num_rows, num_rows, variant)
 }
 
 /// One row of the same product.
-fn trial_row(product: ProductFn, row: usize, num_rows: usize, block: usize) -> Vec<u32> {
-    trial_rows(product, row, 1, num_rows, block)
+fn trial_row(product: ProductFn, row: usize, num_rows: usize, variant: Variant) -> Vec<u32> {
+    trial_rows(product, row, 1, num_rows, variant)
 }
 
-fn trial_rows(product: ProductFn, first: usize, count: usize, num_rows: usize, block: usize) -> Vec<u32> {
+fn trial_rows(
+    product: ProductFn,
+    first: usize,
+    count: usize,
+    num_rows: usize,
+    Variant { block, .. }: Variant,
+) -> Vec<u32> {
     const EXTREMES: [i8; 6] = [-128, 127, -127, -1, 0, 1];
     let mut state = 1_u32;
     let mut byte = || {
@@ -100,20 +157,29 @@ fn trial_rows(product: ProductFn, first: usize, count: usize, num_rows: usize, b
     let starts: Vec<i32> = numbers.chunks(block).map(|block| -128 * sum(block)).collect();
     let groups = TRIAL_BLOCKS.div_ceil(TRIAL_BLOCKS_PER_GROUP);
     let weight_scales: Vec<f32> = (0..groups * TRIAL_PANEL).map(|_| f32::from(byte()) / 91.0).collect();
+    let weight_mins: Vec<f32> = (0..groups * TRIAL_PANEL).map(|_| f32::from(byte()) / 17.0).collect();
+    let group_sums: Vec<f32> = (0..groups * num_rows).map(|_| f32::from(byte()) / 3.0).collect();
     let mut sums = vec![0.0_f32; count * TRIAL_PANEL];
     let what = Product {
         numbers: numbers[first * block..].as_ptr(),
         scales: scales[first..].as_ptr(),
         starts: starts[first..].as_ptr(),
+        group_sums: group_sums[first..].as_ptr(),
+        num_rows: count,
         row_stride: num_rows,
         num_blocks: TRIAL_BLOCKS,
         blocks_per_group: TRIAL_BLOCKS_PER_GROUP,
-        weights: weights.as_ptr(),
+        weights: weights.as_ptr().cast(),
         panel: TRIAL_PANEL,
         weight_scales: weight_scales.as_ptr(),
+        weight_mins: weight_mins.as_ptr(),
         sums: sums.as_mut_ptr(),
+        is_first: true,
         ahead: weights.as_ptr().cast(),
         ahead_step: 0,
+        ahead_pass: 0,
+        scales_ahead: weights.as_ptr().cast(),
+        scales_ahead_step: 0,
     };
     // SAFETY: the arrays have as many blocks, rows and groups as `what` says; a form is tried only where its instructions
     // were found.
@@ -123,34 +189,48 @@ fn trial_rows(product: ProductFn, first: usize, count: usize, num_rows: usize, b
 
 /// Entry points: the one place where a product gets its instruction set.
 macro_rules! forms {
-    ($static:ident, $module:ident, $name:literal, $dot:ty, [$($rows:literal)*], $is_detected:expr $(, $features:literal)?) => {
+    (
+        $static:ident, $module:ident, $name:literal, $dot:ty, [$($rows:literal by $vectors:literal)*], $is_detected:expr
+        $(, $features:literal)?
+    ) => {
         mod $module {
             use super::*;
             /// # Safety
             ///
             /// See [`product`].
             $(#[target_feature(enable = $features)])?
-            unsafe fn rows<const ROWS: usize, const BLOCK: usize>(what: &Product) {
+            unsafe fn rows<
+                const ROWS: usize,
+                const VECTORS: usize,
+                const BLOCK: usize,
+                const HALVES: bool,
+                const MINS: bool,
+            >(
+                what: &Product,
+            ) {
                 // SAFETY: the caller gives arrays as `Product` says; a form is used only where its instructions were found.
-                unsafe { product::<$dot, ROWS, BLOCK>(what) }
+                unsafe { product::<$dot, ROWS, VECTORS, BLOCK, HALVES, MINS>(what) }
             }
-            pub(super) static BY_16: &[ProductFn] = &[$(rows::<$rows, 16>),*];
-            pub(super) static BY_32: &[ProductFn] = &[$(rows::<$rows, 32>),*];
+            pub(super) static OUTPUTS: &[usize] = &[$($vectors * <<$dot as Dot>::Lanes as Simd>::LANES),*];
+            pub(super) static PRODUCTS: Products = [
+                &[$(rows::<$rows, $vectors, 16, false, false>),*],
+                &[$(rows::<$rows, $vectors, 16, false, true>),*],
+                &[$(rows::<$rows, $vectors, 32, false, false>),*],
+                &[$(rows::<$rows, $vectors, 32, false, true>),*],
+                &[$(rows::<$rows, $vectors, 32, true, false>),*],
+                &[$(rows::<$rows, $vectors, 32, true, true>),*],
+            ];
         }
         static $static: Form = Form {
             name: $name,
             is_detected: $is_detected,
             least_rows: 1,
-            by_16: $module::BY_16,
-            by_32: $module::BY_32,
+            takes_any_rows: false,
+            products: $module::PRODUCTS,
+            outputs: $module::OUTPUTS,
             is_right: OnceLock::new(),
         };
     };
-}
-
-#[cfg(target_arch = "x86_64")]
-macro_rules! unit_products {
-    ($block:literal: $($rows:literal)*) => { &[$(unit::product::<$rows, $block>),*] };
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -158,8 +238,16 @@ static UNIT: Form = Form {
     name: "amx-int8",
     is_detected: amx::multiplies_whole_numbers,
     least_rows: 10,
-    by_16: unit_products!(16: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16),
-    by_32: unit_products!(32: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16),
+    takes_any_rows: true,
+    products: [
+        &[unit::product::<16, false, false>],
+        &[unit::product::<16, false, true>],
+        &[unit::product::<32, false, false>],
+        &[unit::product::<32, false, true>],
+        &[unit::product::<32, true, false>],
+        &[unit::product::<32, true, true>],
+    ],
+    outputs: &[unit::PANEL],
     is_right: OnceLock::new(),
 };
 #[cfg(target_arch = "x86_64")]
@@ -168,7 +256,7 @@ forms!(
     vnni_512,
     "avx512-vnni",
     Vnni512Dot,
-    [1 2 3 4 5 6],
+    [1 by 2 2 by 2 3 by 2 4 by 2 5 by 1 6 by 1 7 by 1 8 by 1],
     instructions::have_avx512_vnni,
     "avx512f,avx512bw,avx512vnni,avx2,fma"
 );
@@ -178,24 +266,24 @@ forms!(
     vnni_256,
     "avx-vnni",
     Vnni256Dot,
-    [1 2 3 4],
+    [1 by 2 2 by 2 3 by 2 4 by 2],
     instructions::have_avx_vnni,
     "avxvnni,avx2,fma"
 );
 #[cfg(target_arch = "x86_64")]
-forms!(AVX2, avx2, "avx2", Avx2Dot, [1 2 3 4], instructions::have_avx2, "avx2,fma");
-forms!(PORTABLE, portable, "portable", PortableDot<8>, [1 2], || true);
-forms!(SCALAR, scalar, "scalar", PortableDot<1>, [1], || true);
+forms!(AVX2, avx2, "avx2", Avx2Dot, [1 by 2 2 by 2 3 by 2 4 by 2], instructions::have_avx2, "avx2,fma");
+forms!(PORTABLE, portable, "portable", PortableDot<8>, [1 by 2 2 by 2], || true);
+forms!(SCALAR, scalar, "scalar", PortableDot<1>, [1 by 2], || true);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// A product that is right but for one sum of the last row.
-    unsafe fn off_by_one<const ROWS: usize, const BLOCK: usize>(what: &Product) {
+    unsafe fn off_by_one<const ROWS: usize, const MINS: bool>(what: &Product) {
         // SAFETY: the caller gives arrays as `Product` says, and the sums have `ROWS` rows.
         unsafe {
-            product::<PortableDot<8>, ROWS, BLOCK>(what);
+            product::<PortableDot<8>, ROWS, 2, 32, true, MINS>(what);
             if ROWS == 2 {
                 *what.sums.add(what.panel + 3) += 1.0;
             }
@@ -206,23 +294,26 @@ mod tests {
         name: "wrong",
         is_detected: || true,
         least_rows: 1,
-        by_16: &[off_by_one::<1, 16>, off_by_one::<2, 16>],
-        by_32: &[off_by_one::<1, 32>, off_by_one::<2, 32>],
+        takes_any_rows: false,
+        products: [&[], &[], &[], &[], &[off_by_one::<1, false>, off_by_one::<2, false>], &[]],
+        outputs: &[16, 16],
         is_right: OnceLock::new(),
     };
     static ABSENT: Form = Form {
         name: "absent",
         is_detected: || false,
         least_rows: 1,
-        by_16: &[],
-        by_32: &[],
+        takes_any_rows: false,
+        products: [&[]; 6],
+        outputs: &[],
         is_right: OnceLock::new(),
     };
 
     #[test]
     fn a_form_that_computes_something_else_is_not_used() {
         static FORMS: &[&Form] = &[&ABSENT, &WRONG, &PORTABLE];
-        assert_eq!(chosen(FORMS, 1).name, "portable");
+        let variant = Variant { block: 32, is_halves: true, has_mins: false };
+        assert_eq!(chosen(FORMS, 1, variant).name, "portable");
         assert_eq!(refused(FORMS), ["wrong"]);
         assert!(ABSENT.is_right.get().is_none(), "instructions that the machine lacks were tried");
     }
@@ -236,7 +327,8 @@ mod tests {
         for forms in [FOR_AVX512, FOR_AVX2] {
             assert!(refused(forms).is_empty());
             let best = forms.iter().find(|form| (form.is_detected)()).map(|form| form.name);
-            assert_eq!(Some(chosen(forms, usize::MAX).name), best);
+            let variant = Variant { block: 32, is_halves: false, has_mins: false };
+            assert_eq!(Some(chosen(forms, usize::MAX, variant).name), best);
         }
     }
 }

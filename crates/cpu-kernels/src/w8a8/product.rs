@@ -9,8 +9,10 @@
 use super::dot::{Dot, QUAD};
 use crate::simd::Simd;
 
-/// Vectors of outputs that are summed at once: they divide every panel that the form is for.
-const VECTORS: usize = 2;
+/// Bytes that are asked for at once.
+pub(super) const LINE: usize = 64;
+/// How far ahead of their use weights are asked for to come into the first cache.
+const NEAR: usize = 1024;
 
 /// What one call computes.
 pub(crate) struct Product {
@@ -20,102 +22,263 @@ pub(crate) struct Product {
     pub(crate) scales: *const f32,
     /// −128 times the sum of a block's numbers, `[block][row]`.
     pub(crate) starts: *const i32,
+    /// The activations of a group, as they were rounded, summed: `[group][row]`; only where weights have a minimum.
+    pub(crate) group_sums: *const f32,
+    /// Rows of this call, of which forms for one number of them take no notice.
+    pub(crate) num_rows: usize,
     /// Rows of a block.
     pub(crate) row_stride: usize,
     /// Blocks of inputs.
     pub(crate) num_blocks: usize,
     /// Blocks that share a scale of the weight.
     pub(crate) blocks_per_group: usize,
-    /// The panel, `[quad of inputs][output][input]`.
-    pub(crate) weights: *const i8,
+    /// The panel, `[quad of inputs][output][input]`; of 4 bits `[two quads][output][input]`, the first quad's in the lower
+    /// halves.
+    pub(crate) weights: *const u8,
     /// Its outputs.
     pub(crate) panel: usize,
     /// Its scales, `[group][output]`.
     pub(crate) weight_scales: *const f32,
-    /// `[row][output]`, written.
+    /// Its minima, likewise, less than nothing where they are taken away; only where weights have a minimum.
+    pub(crate) weight_mins: *const f32,
+    /// `[row][output]`: what is added to, or written.
     pub(crate) sums: *mut f32,
+    /// Whether these inputs are the first ones, so that the sums begin with 0.
+    pub(crate) is_first: bool,
     /// Where to begin to ask for weights that come later, and how many bytes further with each block. Any address will do.
     pub(crate) ahead: *const u8,
     pub(crate) ahead_step: usize,
+    /// How much further where a panel takes several passes, with each of them.
+    pub(crate) ahead_pass: usize,
+    /// Likewise of scales, with the first pass.
+    pub(crate) scales_ahead: *const u8,
+    pub(crate) scales_ahead_step: usize,
 }
 
 /// A compiled form of [`product`] for a number of rows.
 pub(crate) type ProductFn = unsafe fn(&Product);
 
-/// The sums of `ROWS` rows, in blocks of `BLOCK` inputs.
+/// The sums of `ROWS` rows, `VECTORS` vectors of outputs at a time, in blocks of `BLOCK` inputs, of weights of 8 bits or of 4
+/// (`HALVES`), with a minimum for each group or without (`MINS`).
 ///
 /// # Safety
 ///
 /// The arrays are as [`Product`] says, with `ROWS` rows; the panel is a multiple of `VECTORS` vectors; the machine has the
 /// instructions of `D`.
 #[inline(always)]
-pub(crate) unsafe fn product<D: Dot, const ROWS: usize, const BLOCK: usize>(what: &Product) {
-    let lanes = D::Lanes::LANES;
-    for first in (0..what.panel).step_by(VECTORS * lanes) {
-        // SAFETY: the caller gives arrays as `Product` says, with `ROWS` rows, so every offset below stays within them.
+pub(crate) unsafe fn product<
+    D: Dot,
+    const ROWS: usize,
+    const VECTORS: usize,
+    const BLOCK: usize,
+    const HALVES: bool,
+    const MINS: bool,
+>(
+    what: &Product,
+) {
+    for first in (0..what.panel).step_by(VECTORS * D::Lanes::LANES) {
+        // SAFETY: the caller gives arrays as `Product` says, with `ROWS` rows, and a panel that is a multiple of the vectors.
         unsafe {
-            let zero = D::Lanes::splat(0.0);
-            let totals = what.sums.add(first);
+            if what.blocks_per_group == 1 {
+                outputs::<D, ROWS, VECTORS, BLOCK, HALVES, MINS, true>(what, first);
+            } else {
+                outputs::<D, ROWS, VECTORS, BLOCK, HALVES, MINS, false>(what, first);
+            }
+        }
+    }
+}
+
+/// The sums of the outputs from `first` on; where each block is a group (`SINGLE`) none is added to others before it is
+/// scaled.
+///
+/// # Safety
+///
+/// As [`product`], with `VECTORS` vectors of outputs from `first` on.
+#[inline(always)]
+unsafe fn outputs<
+    D: Dot,
+    const ROWS: usize,
+    const VECTORS: usize,
+    const BLOCK: usize,
+    const HALVES: bool,
+    const MINS: bool,
+    const SINGLE: bool,
+>(
+    what: &Product,
+    first: usize,
+) {
+    let lanes = D::Lanes::LANES;
+    // SAFETY: the caller gives arrays as `Product` says, with `ROWS` rows, so every offset below stays within them.
+    unsafe {
+        let zero = D::Lanes::splat(0.0);
+        let places = what.sums.add(first);
+        let mut totals = [[zero; VECTORS]; ROWS];
+        if !what.is_first {
             for r in 0..ROWS {
                 for n in 0..VECTORS {
-                    D::Lanes::store(totals.add(r * what.panel + n * lanes), zero);
-                }
-            }
-            let mut groups = [[zero; VECTORS]; ROWS];
-            let (mut numbers, mut scales, mut starts) = (what.numbers, what.scales, what.starts);
-            let mut weight_scales = what.weight_scales.add(first);
-            let (mut weights, mut ahead) = (what.weights.add(first * QUAD), what.ahead);
-            let mut left_of_group = what.blocks_per_group;
-            for block in 0..what.num_blocks {
-                if first == 0 {
-                    for line in (0..what.ahead_step).step_by(64) {
-                        D::Lanes::prefetch(ahead.wrapping_add(line));
-                    }
-                    ahead = ahead.wrapping_add(what.ahead_step);
-                }
-                let mut sums = [[D::start(starts); VECTORS]; ROWS];
-                for r in 1..ROWS {
-                    sums[r] = [D::start(starts.add(r)); VECTORS];
-                }
-                for quad in 0..BLOCK / QUAD {
-                    let mut loaded = [D::weights(weights); VECTORS];
-                    for n in 1..VECTORS {
-                        loaded[n] = D::weights(weights.add(n * lanes * QUAD));
-                    }
-                    for r in 0..ROWS {
-                        let inputs = D::inputs(numbers.add(r * BLOCK + quad * QUAD));
-                        for n in 0..VECTORS {
-                            sums[r][n] = D::add(sums[r][n], loaded[n], inputs);
-                        }
-                    }
-                    weights = weights.wrapping_add(what.panel * QUAD);
-                }
-                for r in 0..ROWS {
-                    let scale = D::Lanes::splat(*scales.add(r));
-                    for n in 0..VECTORS {
-                        let scaled = D::Lanes::mul(D::to_float(sums[r][n]), scale);
-                        groups[r][n] = D::Lanes::add(groups[r][n], scaled);
-                    }
-                }
-                numbers = numbers.wrapping_add(what.row_stride * BLOCK);
-                scales = scales.wrapping_add(what.row_stride);
-                starts = starts.wrapping_add(what.row_stride);
-                left_of_group -= 1;
-                if left_of_group == 0 || block + 1 == what.num_blocks {
-                    for n in 0..VECTORS {
-                        let scale = D::Lanes::load(weight_scales.add(n * lanes));
-                        for r in 0..ROWS {
-                            // Totals are touched once for each group, so they leave the registers to the blocks.
-                            let total = totals.add(r * what.panel + n * lanes);
-                            let scaled = D::Lanes::mul(groups[r][n], scale);
-                            D::Lanes::store(total, D::Lanes::add(D::Lanes::load(total), scaled));
-                            groups[r][n] = zero;
-                        }
-                    }
-                    weight_scales = weight_scales.wrapping_add(what.panel);
-                    left_of_group = what.blocks_per_group;
+                    totals[r][n] = D::Lanes::load(places.add(r * what.panel + n * lanes));
                 }
             }
         }
+        let mut groups = [[zero; VECTORS]; ROWS];
+        let (mut numbers, mut scales, mut starts) = (what.numbers, what.scales, what.starts);
+        let (mut weight_scales, mut offset) = (what.weight_scales.add(first), first);
+        let mut weights = what.weights.add(first * QUAD);
+        let mut ahead = what.ahead.wrapping_add(first / (VECTORS * lanes) * what.ahead_pass);
+        let (mut left_of_group, mut group_sums) = (what.blocks_per_group, what.group_sums);
+        let mut scales_ahead = what.scales_ahead;
+        for left in (0..what.num_blocks).rev() {
+            for line in (0..what.ahead_step).step_by(LINE) {
+                D::Lanes::prefetch(ahead.wrapping_add(line));
+                D::Lanes::prefetch_near(weights.wrapping_add(NEAR + line));
+            }
+            ahead = ahead.wrapping_add(what.ahead_step);
+            if first == 0 {
+                for line in (0..what.scales_ahead_step).step_by(LINE) {
+                    D::Lanes::prefetch(scales_ahead.wrapping_add(line));
+                }
+                scales_ahead = scales_ahead.wrapping_add(what.scales_ahead_step);
+            }
+            let sums = if HALVES {
+                half_bytes::<D, ROWS, VECTORS, BLOCK, MINS>(&mut weights, what.panel, numbers, starts)
+            } else {
+                whole_bytes::<D, ROWS, VECTORS, BLOCK>(&mut weights, what.panel, numbers, starts)
+            };
+            for r in 0..ROWS {
+                let scale = D::Lanes::splat(*scales.add(r));
+                for n in 0..VECTORS {
+                    let sum = D::to_float(sums[r][n]);
+                    groups[r][n] =
+                        if SINGLE { D::Lanes::mul(sum, scale) } else { D::fma(sum, scale, groups[r][n]) };
+                }
+            }
+            numbers = numbers.wrapping_add(what.row_stride * BLOCK);
+            scales = scales.wrapping_add(what.row_stride);
+            starts = starts.wrapping_add(what.row_stride);
+            left_of_group -= 1;
+            if SINGLE || left_of_group == 0 || left == 0 {
+                for n in 0..VECTORS {
+                    let scale = D::Lanes::load(weight_scales.add(n * lanes));
+                    for r in 0..ROWS {
+                        totals[r][n] = D::fma(groups[r][n], scale, totals[r][n]);
+                    }
+                    if MINS {
+                        let min = D::Lanes::load(what.weight_mins.wrapping_add(offset + n * lanes));
+                        for r in 0..ROWS {
+                            totals[r][n] = D::fma(min, D::Lanes::splat(*group_sums.add(r)), totals[r][n]);
+                        }
+                    }
+                }
+                groups = [[zero; VECTORS]; ROWS];
+                weight_scales = weight_scales.wrapping_add(what.panel);
+                offset += what.panel;
+                if MINS {
+                    group_sums = group_sums.wrapping_add(what.row_stride);
+                }
+                left_of_group = what.blocks_per_group;
+            }
+        }
+        for r in 0..ROWS {
+            for n in 0..VECTORS {
+                D::Lanes::store(places.add(r * what.panel + n * lanes), totals[r][n]);
+            }
+        }
+    }
+}
+
+/// A block's sums of weights of 8 bits.
+///
+/// # Safety
+///
+/// As [`product`], with a block from `weights` and `numbers` on.
+#[inline(always)]
+unsafe fn whole_bytes<D: Dot, const ROWS: usize, const VECTORS: usize, const BLOCK: usize>(
+    weights: &mut *const u8,
+    panel: usize,
+    numbers: *const i8,
+    starts: *const i32,
+) -> [[D::Sums; VECTORS]; ROWS] {
+    let bytes = D::Lanes::LANES * QUAD;
+    // SAFETY: the caller gives a block of weights and of `ROWS` rows.
+    unsafe {
+        let mut sums = [[D::start(starts); VECTORS]; ROWS];
+        for r in 1..ROWS {
+            sums[r] = [D::start(starts.add(r)); VECTORS];
+        }
+        for quad in 0..BLOCK / QUAD {
+            let mut loaded = [D::weights(weights.cast()); VECTORS];
+            for n in 1..VECTORS {
+                loaded[n] = D::weights(weights.add(n * bytes).cast());
+            }
+            for r in 0..ROWS {
+                let inputs = D::inputs(numbers.add(r * BLOCK + quad * QUAD));
+                for n in 0..VECTORS {
+                    sums[r][n] = D::add(sums[r][n], loaded[n], inputs);
+                }
+            }
+            *weights = weights.wrapping_add(panel * QUAD);
+        }
+        sums
+    }
+}
+
+/// A block's sums of weights of 4 bits: of the numbers as they are where groups have a minimum (`MINS`), else of 8 less.
+///
+/// Upper and lower halves are summed apart, so that fewer sums wait for the one before.
+///
+/// # Safety
+///
+/// As [`product`], with a block from `weights` and `numbers` on.
+#[inline(always)]
+unsafe fn half_bytes<
+    D: Dot,
+    const ROWS: usize,
+    const VECTORS: usize,
+    const BLOCK: usize,
+    const MINS: bool,
+>(
+    weights: &mut *const u8,
+    panel: usize,
+    numbers: *const i8,
+    starts: *const i32,
+) -> [[D::Sums; VECTORS]; ROWS] {
+    static NOTHING: i32 = 0;
+    let bytes = D::Lanes::LANES * QUAD;
+    let from = *weights;
+    // SAFETY: the caller gives a block of weights and of `ROWS` rows.
+    unsafe {
+        // Without closures around instructions: one that is not inlined would be compiled without them.
+        let first = if MINS { &raw const NOTHING } else { starts };
+        let step = usize::from(!MINS);
+        let mut uppers = [[D::half_start(first); VECTORS]; ROWS];
+        for r in 1..ROWS {
+            uppers[r] = [D::half_start(first.add(r * step)); VECTORS];
+        }
+        let mut lowers = [[D::half_start(&raw const NOTHING); VECTORS]; ROWS];
+        for quads in 0..BLOCK / (2 * QUAD) {
+            let from = from.wrapping_add(quads * panel * QUAD);
+            let mut lower = [D::lower(from); VECTORS];
+            let mut upper = [D::upper(from); VECTORS];
+            for n in 1..VECTORS {
+                lower[n] = D::lower(from.add(n * bytes));
+                upper[n] = D::upper(from.add(n * bytes));
+            }
+            for r in 0..ROWS {
+                let of_lower = D::inputs(numbers.add(r * BLOCK + 2 * quads * QUAD));
+                let of_upper = D::inputs(numbers.add(r * BLOCK + (2 * quads + 1) * QUAD));
+                for n in 0..VECTORS {
+                    lowers[r][n] = D::add_half(lowers[r][n], lower[n], of_lower);
+                    uppers[r][n] = D::add_half(uppers[r][n], upper[n], of_upper);
+                }
+            }
+        }
+        *weights = from.wrapping_add(BLOCK / (2 * QUAD) * panel * QUAD);
+        let mut out = [[D::whole(lowers[0][0], uppers[0][0], first); VECTORS]; ROWS];
+        for r in 0..ROWS {
+            for n in 0..VECTORS {
+                out[r][n] = D::whole(lowers[r][n], uppers[r][n], first.add(r * step));
+            }
+        }
+        out
     }
 }

@@ -19,6 +19,7 @@ pub(crate) struct RoundedRows {
     numbers: *const i8,
     scales: *const f32,
     starts: *const i32,
+    group_sums: *const f32,
     num_rows: usize,
     block: usize,
 }
@@ -42,9 +43,15 @@ impl RoundedRows {
     pub(crate) fn starts(&self, row: usize) -> *const i32 {
         self.starts.wrapping_add(row)
     }
+
+    /// The rounded activations of each group from one on, summed; only where they were asked for.
+    pub(crate) fn group_sums(&self, group: usize, row: usize) -> *const f32 {
+        self.group_sums.wrapping_add(group * self.num_rows + row)
+    }
 }
 
-/// Round rows of `row` activations in blocks of 16 or 32; what the last block lacks is zeros.
+/// Round rows of `row` activations in blocks of 16 or 32; what the last block lacks is zeros. With `blocks_per_group` also sum
+/// them over so many blocks.
 ///
 /// A block with an activation that is not finite has no number for a scale, so that none of the row's outputs has one. Products
 /// are summed before they are scaled, so activations above 10³⁴ may have sums that leave 32 bits.
@@ -53,17 +60,21 @@ pub(crate) fn round_rows<X: Element>(
     num_rows: usize,
     row: usize,
     block: usize,
+    blocks_per_group: Option<usize>,
     threads: &Threads,
     room: &mut Option<Lines>,
 ) -> Result<RoundedRows, LinearError> {
     let num_blocks = row.div_ceil(block);
+    let num_groups = blocks_per_group.map_or(0, |blocks| num_blocks.div_ceil(blocks));
     let scale_bytes = (num_blocks * num_rows * 4).next_multiple_of(block);
-    let num_bytes = 2 * scale_bytes + num_blocks * num_rows * block;
+    let number_bytes = num_blocks * num_rows * block;
+    let num_bytes = 2 * scale_bytes + number_bytes + num_groups * num_rows * 4;
     let memory = LinearError::Memory { num_bytes, out_features: num_rows, in_features: row };
     let start = Lines::at_least(num_bytes, room).ok_or(memory)?.as_mut_slice::<f32>().as_mut_ptr();
     let scales = Target(start);
     let starts = Target(start.cast::<i32>().wrapping_byte_add(scale_bytes));
     let numbers = Target(start.cast::<i8>().wrapping_add(2 * scale_bytes));
+    let group_sums = Target(start.wrapping_byte_add(2 * scale_bytes + number_bytes));
     threads.for_each(num_rows, num_rows * row >= MIN_SHARED, |i| {
         let to = RowTarget {
             numbers: numbers.at(i * block),
@@ -73,9 +84,21 @@ pub(crate) fn round_rows<X: Element>(
         };
         // SAFETY: the places of this row in every block, which no other part writes; the memory has room for all of them.
         unsafe { round_row(&x.data[i * x.stride..][..row], block, &to) };
+        for group in 0..num_groups {
+            let blocks = blocks_per_group.unwrap_or(num_blocks);
+            let mut sum = 0.0;
+            for block in group * blocks..num_blocks.min((group + 1) * blocks) {
+                // SAFETY: the row's scales and starts in every block, which were just written.
+                let (scale, start) =
+                    unsafe { (*to.scales.add(block * num_rows), *to.starts.add(block * num_rows)) };
+                sum += scale * (start / -128) as f32;
+            }
+            // SAFETY: the place of this row in this group, which no other part writes.
+            unsafe { group_sums.at(group * num_rows + i).write(sum) };
+        }
     });
     let (numbers, scales, starts) = (numbers.0.cast_const(), scales.0.cast_const(), starts.0.cast_const());
-    Ok(RoundedRows { numbers, scales, starts, num_rows, block })
+    Ok(RoundedRows { numbers, scales, starts, group_sums: group_sums.0.cast_const(), num_rows, block })
 }
 
 /// Where a row's blocks go: of each array the place of the first, the others `stride` rows further.

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::brace_values::BraceValues;
 use super::json_span::{JsonSpan, Span};
 use super::progress::Progress;
 use super::python_values::PythonValues;
@@ -17,6 +18,8 @@ pub(super) enum Arguments {
     Xml(XmlValues),
     /// As literals with their names.
     Python(PythonValues),
+    /// In braces, with a mark for quotes.
+    Braces(BraceValues),
 }
 
 impl Arguments {
@@ -26,6 +29,7 @@ impl Arguments {
             Self::Json(arguments) => arguments.read(text, out),
             Self::Xml(values) => values.read(text, tool, out),
             Self::Python(values) => values.read(text, out),
+            Self::Braces(values) => values.read(text, out),
         }
     }
 
@@ -33,7 +37,7 @@ impl Arguments {
     pub(super) fn cut(&mut self, rest: &str, out: &mut String) {
         match self {
             Self::Json(JsonArguments { part: Part::Single(_, value), .. }) => out.push_str(value),
-            Self::Json(_) | Self::Python(_) => {}
+            Self::Json(_) | Self::Python(_) | Self::Braces(_) => {}
             Self::Xml(values) => values.cut(rest, out),
         }
     }

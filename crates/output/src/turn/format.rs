@@ -15,10 +15,30 @@ pub(super) enum CallSyntax {
         /// A grammar writes objects.
         writes_objects: bool,
     },
-    /// `<function=f>`, then `<parameter=k>` value `</parameter>` each, then `</function>`.
-    Xml,
-    /// `f(k='text', n=1)` in a list of calls.
-    Python,
+    /// `f:0`, a separator, `{…}`: names with the numbers of their calls.
+    Numbered {
+        /// Between number and arguments.
+        separator: &'static str,
+    },
+    /// `f` and elements, one for each argument.
+    Xml(&'static Elements),
+    /// `f(k='text', n=1)`.
+    Python {
+        /// In a list of calls.
+        is_listed: bool,
+    },
+    /// `call:f{k:"text",n:1}`, with a mark of its own for the quotes of texts.
+    Braces {
+        /// Before and behind a text.
+        quote: &'static str,
+    },
+    /// `f`, words about the message, a separator, `{…}`.
+    Channel {
+        /// What a grammar writes between name and separator.
+        words: &'static str,
+        /// Before the arguments.
+        separator: &'static str,
+    },
 }
 
 impl CallSyntax {
@@ -26,8 +46,88 @@ impl CallSyntax {
     pub(super) fn begins_with(self, char: char) -> bool {
         match self {
             Self::Object { .. } => char == '{',
-            Self::Named { .. } | Self::Python => char == '{' || char == '_' || char.is_ascii_alphabetic(),
-            Self::Xml => false,
+            Self::Named { .. } | Self::Python { .. } => {
+                char == '{' || char == '_' || char.is_ascii_alphabetic()
+            }
+            Self::Numbered { .. } => char == '_' || char.is_ascii_alphabetic(),
+            Self::Xml(elements) => elements.name[0].is_empty() && (char == '_' || char.is_ascii_alphabetic()),
+            Self::Braces { .. } | Self::Channel { .. } => false,
+        }
+    }
+}
+
+/// The tags of a call whose arguments are elements.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Elements {
+    /// Before and behind the name of the tool; what stands before it may be the format's marker instead.
+    pub(super) name: [&'static str; 2],
+    /// Before and behind the name of an argument.
+    pub(super) key: [&'static str; 2],
+    /// Before and behind its value.
+    pub(super) value: [&'static str; 2],
+    /// A line break stands on both sides of a value, which does not belong to it.
+    pub(super) has_breaks: bool,
+    /// Behind all arguments.
+    pub(super) end: &'static str,
+    /// Behind the name of an argument: before `true` where its value is text, before `false` where it is JSON.
+    pub(super) text_flag: Option<&'static str>,
+}
+
+const FUNCTION: Elements = Elements {
+    name: ["<function=", ">"],
+    key: ["<parameter=", ">"],
+    value: ["", "</parameter>"],
+    has_breaks: true,
+    end: "</function>",
+    text_flag: None,
+};
+
+const ARG_KEY: Elements = Elements {
+    name: ["", ""],
+    key: ["<arg_key>", "</arg_key>"],
+    value: ["<arg_value>", "</arg_value>"],
+    has_breaks: false,
+    end: "</tool_call>",
+    text_flag: None,
+};
+
+const INVOKE: Elements = Elements {
+    name: ["", "\">"],
+    key: ["<parameter name=\"", "\">"],
+    value: ["", "</parameter>"],
+    has_breaks: false,
+    end: "</invoke>",
+    text_flag: None,
+};
+
+const DSML: Elements = Elements {
+    name: ["", "\">"],
+    key: ["<｜DSML｜parameter name=\"", "\">"],
+    value: ["", "</｜DSML｜parameter>"],
+    has_breaks: false,
+    end: "</｜DSML｜invoke>",
+    text_flag: Some("\" string=\""),
+};
+
+/// What the ids of calls look like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallIds {
+    /// `call_` and letters and digits.
+    Random,
+    /// 9 letters and digits, and nothing else.
+    Short,
+    /// `functions.`, the name of the tool, and the number of the call.
+    Numbered,
+}
+
+impl CallIds {
+    /// What Python calls it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::Short => "short",
+            Self::Numbered => "numbered",
         }
     }
 }
@@ -52,10 +152,12 @@ pub struct TurnFormat {
     pub(super) separators: &'static [&'static str],
     /// What ends a group.
     pub(super) closers: &'static [&'static str],
+    /// Texts around what is said, which do not belong to it.
+    pub(super) silent: &'static [&'static str],
     /// A grammar's texts: before the first call, between two of them, and behind the last.
     pub(super) written: Written,
-    /// Ids of calls have 9 letters and digits, and nothing else.
-    pub has_short_ids: bool,
+    /// What ids of calls look like.
+    pub ids: CallIds,
 }
 
 /// What a grammar writes around calls.
@@ -77,12 +179,13 @@ const HERMES: TurnFormat = TurnFormat {
     ends: &["</tool_call>"],
     separators: &[],
     closers: &[],
+    silent: &[],
     written: Written {
         before: "<tool_call>\n",
         between: "\n</tool_call>\n<tool_call>\n",
         behind: "\n</tool_call>",
     },
-    has_short_ids: false,
+    ids: CallIds::Random,
 };
 
 const MISTRAL: TurnFormat = TurnFormat {
@@ -95,12 +198,81 @@ const MISTRAL: TurnFormat = TurnFormat {
     ends: &[],
     separators: &[","],
     closers: &["]"],
+    silent: &[],
     written: Written { before: "[TOOL_CALLS][", between: ", ", behind: "]" },
-    has_short_ids: true,
+    ids: CallIds::Short,
+};
+
+const PYTHONIC: TurnFormat = TurnFormat {
+    name: "pythonic",
+    aliases: &[],
+    signs: &["[func_name1(", "[func1("],
+    open: &[],
+    bare: Some('['),
+    syntax: CallSyntax::Python { is_listed: true },
+    ends: &[],
+    separators: &[","],
+    closers: &["]"],
+    silent: &[],
+    written: Written { before: "[", between: ", ", behind: "]" },
+    ids: CallIds::Random,
+};
+
+/// Calls in one list behind a marker.
+const LISTED: TurnFormat = TurnFormat {
+    name: "jamba",
+    aliases: &["hunyuan_a13b"],
+    signs: &["<tool_calls>"],
+    open: &["<tool_calls>"],
+    bare: None,
+    syntax: CallSyntax::Object { arguments: "arguments" },
+    ends: &[],
+    separators: &[","],
+    closers: &["]", "</tool_calls>"],
+    silent: &[],
+    written: Written { before: "<tool_calls>[", between: ", ", behind: "]</tool_calls>" },
+    ids: CallIds::Random,
+};
+
+const FUNCTION_GEMMA: TurnFormat = TurnFormat {
+    name: "functiongemma",
+    aliases: &[],
+    signs: &["<start_function_call>"],
+    open: &["<start_function_call>"],
+    bare: None,
+    syntax: CallSyntax::Braces { quote: "<escape>" },
+    ends: &["<end_function_call>"],
+    separators: &[],
+    closers: &[],
+    silent: &[],
+    written: Written {
+        before: "<start_function_call>",
+        between: "<end_function_call><start_function_call>",
+        behind: "<end_function_call>",
+    },
+    ids: CallIds::Random,
 };
 
 /// The first whose sign a template has is the template's: those with signs of their own come first.
 const FORMATS: &[TurnFormat] = &[
+    TurnFormat {
+        name: "deepseek_v3",
+        aliases: &[],
+        signs: &["tool['type'] + '<｜tool▁sep｜>'"],
+        open: &["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"],
+        bare: None,
+        syntax: CallSyntax::Named { separator: "\n```json\n", writes_objects: false },
+        ends: &["```", "<｜tool▁call▁end｜>"],
+        separators: &["<｜tool▁call▁begin｜>function<｜tool▁sep｜>"],
+        closers: &["<｜tool▁calls▁end｜>"],
+        silent: &[],
+        written: Written {
+            before: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            between: "\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            behind: "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        },
+        ids: CallIds::Random,
+    },
     TurnFormat {
         name: "deepseek_v31",
         aliases: &[],
@@ -111,19 +283,189 @@ const FORMATS: &[TurnFormat] = &[
         ends: &["<｜tool▁call▁end｜>"],
         separators: &["<｜tool▁call▁begin｜>"],
         closers: &["<｜tool▁calls▁end｜>"],
+        silent: &[],
         written: Written {
             before: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
             between: "<｜tool▁call▁end｜><｜tool▁call▁begin｜>",
             behind: "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         },
-        has_short_ids: false,
+        ids: CallIds::Random,
     },
     TurnFormat {
         name: "qwen3_coder",
         aliases: &["qwen3_xml", "mimo", "step3p5"],
         signs: &["<function="],
-        syntax: CallSyntax::Xml,
+        syntax: CallSyntax::Xml(&FUNCTION),
         ..HERMES
+    },
+    TurnFormat {
+        name: "glm45",
+        aliases: &["glm47"],
+        signs: &["<arg_key>"],
+        syntax: CallSyntax::Xml(&ARG_KEY),
+        ends: &[],
+        written: Written { before: "<tool_call>", between: "\n<tool_call>", behind: "" },
+        ..HERMES
+    },
+    TurnFormat {
+        name: "minimax_m2",
+        aliases: &[],
+        signs: &["<minimax:tool_call>"],
+        open: &["<minimax:tool_call>\n<invoke name=\"", "<minimax:tool_call><invoke name=\""],
+        bare: None,
+        syntax: CallSyntax::Xml(&INVOKE),
+        ends: &[],
+        separators: &["<invoke name=\""],
+        closers: &["</minimax:tool_call>"],
+        silent: &[],
+        written: Written {
+            before: "<minimax:tool_call>\n<invoke name=\"",
+            between: "\n<invoke name=\"",
+            behind: "\n</minimax:tool_call>",
+        },
+        ids: CallIds::Random,
+    },
+    TurnFormat {
+        name: "deepseek_v32",
+        aliases: &[],
+        signs: &["<｜DSML｜"],
+        open: &[
+            "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"",
+            "<｜DSML｜function_calls><｜DSML｜invoke name=\"",
+        ],
+        bare: None,
+        syntax: CallSyntax::Xml(&DSML),
+        ends: &[],
+        separators: &["<｜DSML｜invoke name=\""],
+        closers: &["</｜DSML｜function_calls>"],
+        silent: &[],
+        written: Written {
+            before: "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"",
+            between: "\n<｜DSML｜invoke name=\"",
+            behind: "\n</｜DSML｜function_calls>",
+        },
+        ids: CallIds::Random,
+    },
+    FUNCTION_GEMMA,
+    TurnFormat {
+        name: "gemma4",
+        signs: &["<|tool_call>"],
+        open: &["<|tool_call>"],
+        syntax: CallSyntax::Braces { quote: "<|\"|>" },
+        ends: &["<tool_call|>"],
+        written: Written {
+            before: "<|tool_call>",
+            between: "<tool_call|><|tool_call>",
+            behind: "<tool_call|>",
+        },
+        ..FUNCTION_GEMMA
+    },
+    TurnFormat {
+        name: "olmo3",
+        signs: &["<function_calls>"],
+        open: &["<function_calls>"],
+        bare: None,
+        syntax: CallSyntax::Python { is_listed: false },
+        separators: &[""],
+        closers: &["</function_calls>"],
+        silent: &[],
+        written: Written { before: "<function_calls>", between: "\n", behind: "</function_calls>" },
+        ..PYTHONIC
+    },
+    // gpt-oss: a message for each call, in a channel that says whom it is for.
+    TurnFormat {
+        name: "openai",
+        aliases: &["openai_gptoss"],
+        signs: &["<|channel|>"],
+        open: &[
+            "<|start|>assistant<|channel|>commentary to=functions.",
+            "<|channel|>commentary to=functions.",
+            "<|start|>assistant to=functions.",
+            " to=functions.",
+        ],
+        bare: None,
+        syntax: CallSyntax::Channel { words: " <|constrain|>json", separator: "<|message|>" },
+        ends: &["<|call|>"],
+        separators: &[],
+        closers: &[],
+        silent: &[
+            "<|channel|>final<|message|>",
+            "<|channel|>commentary<|message|>",
+            "<|start|>assistant<|channel|>final<|message|>",
+            "<|start|>assistant<|channel|>commentary<|message|>",
+            "<|end|>",
+            "<|return|>",
+        ],
+        written: Written {
+            before: "<|channel|>commentary to=functions.",
+            between: "<|call|><|start|>assistant<|channel|>commentary to=functions.",
+            behind: "<|call|>",
+        },
+        ids: CallIds::Random,
+    },
+    TurnFormat {
+        name: "kimi_k2",
+        aliases: &[],
+        signs: &["<|tool_call_argument_begin|>"],
+        open: &["<|tool_calls_section_begin|><|tool_call_begin|>functions."],
+        bare: None,
+        syntax: CallSyntax::Numbered { separator: "<|tool_call_argument_begin|>" },
+        ends: &["<|tool_call_end|>"],
+        separators: &["<|tool_call_begin|>functions."],
+        closers: &["<|tool_calls_section_end|>"],
+        silent: &[],
+        written: Written {
+            before: "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+            between: "<|tool_call_end|><|tool_call_begin|>functions.",
+            behind: "<|tool_call_end|><|tool_calls_section_end|>",
+        },
+        ids: CallIds::Numbered,
+    },
+    TurnFormat {
+        name: "lfm2",
+        aliases: &[],
+        signs: &["<|tool_call_start|>"],
+        open: &["<|tool_call_start|>"],
+        bare: None,
+        closers: &["]", "<|tool_call_end|>"],
+        silent: &[],
+        written: Written { before: "<|tool_call_start|>[", between: ", ", behind: "]<|tool_call_end|>" },
+        ..PYTHONIC
+    },
+    TurnFormat {
+        name: "internlm",
+        aliases: &[],
+        signs: &["<|action_start|>"],
+        open: &["<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"],
+        bare: None,
+        syntax: CallSyntax::Object { arguments: "parameters" },
+        ends: &["<|action_end|>"],
+        separators: &[],
+        closers: &[],
+        silent: &[],
+        written: Written {
+            before: "<|action_start|><|plugin|>\n",
+            between: "<|action_end|><|action_start|><|plugin|>\n",
+            behind: "<|action_end|>",
+        },
+        ids: CallIds::Random,
+    },
+    TurnFormat {
+        name: "granite",
+        aliases: &[],
+        signs: &["<|tool_call|>"],
+        open: &["<|tool_call|>"],
+        written: Written { before: "<|tool_call|>[", between: ", ", behind: "]" },
+        ..LISTED
+    },
+    LISTED,
+    TurnFormat {
+        name: "phi4_mini_json",
+        aliases: &[],
+        signs: &["functools"],
+        open: &["functools"],
+        written: Written { before: "functools[", between: ", ", behind: "]" },
+        ..LISTED
     },
     // Its newer templates write each call behind a marker of its own; what is read is the same.
     TurnFormat {
@@ -135,19 +477,7 @@ const FORMATS: &[TurnFormat] = &[
     },
     MISTRAL,
     HERMES,
-    TurnFormat {
-        name: "pythonic",
-        aliases: &[],
-        signs: &["[func_name1(", "[func1("],
-        open: &[],
-        bare: Some('['),
-        syntax: CallSyntax::Python,
-        ends: &[],
-        separators: &[","],
-        closers: &["]"],
-        written: Written { before: "[", between: ", ", behind: "]" },
-        has_short_ids: false,
-    },
+    PYTHONIC,
     TurnFormat {
         name: "llama3_json",
         aliases: &["llama4_json"],
@@ -158,8 +488,9 @@ const FORMATS: &[TurnFormat] = &[
         ends: &[],
         separators: &[";", ","],
         closers: &[],
+        silent: &[],
         written: Written { before: "", between: "; ", behind: "" },
-        has_short_ids: false,
+        ids: CallIds::Random,
     },
 ];
 
@@ -192,13 +523,18 @@ impl TurnFormat {
 
     /// Texts that may be tokens of their own, which are not text to a grammar.
     pub fn markers(&self) -> impl Iterator<Item = &'static str> {
-        let separator = match self.syntax {
-            CallSyntax::Named { separator, writes_objects: false } => Some(separator),
-            _ => None,
+        let inner = match self.syntax {
+            CallSyntax::Named { separator, writes_objects: false } | CallSyntax::Numbered { separator } => {
+                vec![separator]
+            }
+            CallSyntax::Channel { words, separator } => vec![words, separator],
+            CallSyntax::Braces { quote } => vec![quote],
+            _ => Vec::new(),
         };
         MARKERS.iter().copied().filter(move |marker| {
-            let texts = [self.written.before, self.written.between, self.written.behind];
-            texts.iter().chain(self.open).any(|text| text.contains(marker)) || separator == Some(*marker)
+            let end = if let CallSyntax::Xml(elements) = self.syntax { elements.end } else { "" };
+            let texts = [self.written.before, self.written.between, self.written.behind, end];
+            texts.iter().chain(self.open).chain(&inner).any(|text| text.contains(marker))
         })
     }
 }
@@ -210,80 +546,38 @@ const MARKERS: &[&str] = &[
     "[TOOL_CALLS]",
     "[ARGS]",
     "<|python_tag|>",
+    "<|tool_call|>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|action_start|>",
+    "<|plugin|>",
+    "<|action_end|>",
+    "<tool_calls>",
+    "</tool_calls>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    "functools",
+    "<start_function_call>",
+    "<end_function_call>",
+    "<escape>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "<function_calls>",
+    "</function_calls>",
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁call▁begin｜>",
     "<｜tool▁sep｜>",
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
 ];
-
-/// How a model marks its thoughts.
-#[derive(Debug, PartialEq, Eq)]
-pub struct ReasoningFormat {
-    /// What `--reasoning-parser` calls it.
-    pub name: &'static str,
-    /// Other names for it.
-    pub aliases: &'static [&'static str],
-    /// Begins them.
-    pub open: &'static str,
-    /// Ends them.
-    pub close: &'static str,
-    /// An answer begins within them wherever the prompt does not say otherwise.
-    pub begins_inside: bool,
-}
-
-const THINK: ReasoningFormat = ReasoningFormat {
-    name: "qwen3",
-    aliases: &["glm45", "deepseek_v3", "hunyuan_a13b", "ernie45", "minimax_m2"],
-    open: "<think>",
-    close: "</think>",
-    begins_inside: false,
-};
-
-const REASONING: &[ReasoningFormat] = &[
-    THINK,
-    ReasoningFormat { name: "deepseek_r1", aliases: &[], begins_inside: true, ..THINK },
-    ReasoningFormat {
-        name: "seed_oss",
-        aliases: &[],
-        open: "<seed:think>",
-        close: "</seed:think>",
-        begins_inside: false,
-    },
-    ReasoningFormat {
-        name: "mistral",
-        aliases: &[],
-        open: "[THINK]",
-        close: "[/THINK]",
-        begins_inside: false,
-    },
-];
-
-impl ReasoningFormat {
-    /// All of them.
-    #[must_use]
-    pub fn all() -> &'static [Self] {
-        REASONING
-    }
-
-    /// The format of this name.
-    #[must_use]
-    pub fn named(name: &str) -> Option<&'static Self> {
-        REASONING.iter().find(|format| format.name == name || format.aliases.contains(&name))
-    }
-
-    /// The format in which a chat template marks thoughts; none if it does not.
-    #[must_use]
-    pub fn of_template(template: &str) -> Option<&'static Self> {
-        REASONING.iter().find(|format| template.contains(format.close))
-    }
-
-    /// Whether an answer to this prompt begins within thoughts: its last marker decides.
-    #[must_use]
-    pub fn begins_within(&self, prompt: &str) -> bool {
-        match (prompt.rfind(self.open), prompt.rfind(self.close)) {
-            (None, None) => self.begins_inside,
-            (open, close) => open > close,
-        }
-    }
-}

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
-use super::format::{CallSyntax, ReasoningFormat, TurnFormat};
+use super::format::{CallSyntax, Elements, TurnFormat};
+use super::reasoning::ReasoningFormat;
 use super::tool::{Tool, is_text};
 
 /// Why a tool's arguments cannot be held to their schema in a format.
@@ -124,7 +125,7 @@ impl CallGrammar<'_> {
         };
         line(lark, "start", &format!("{begin} {body}"));
         let close = self.literal(format.close);
-        if self.ids.contains_key(format.close) {
+        if close.starts_with("<[") {
             line(lark, "think", &format!(r"/(?s:.*)/ {close} /\n{{0,2}}/"));
         } else {
             line(lark, "think", r"thought /\n{0,2}/");
@@ -153,14 +154,38 @@ impl CallGrammar<'_> {
                 line(lark, rule, &format!("{} {} {rule}_args", quoted(name), self.literal(separator)));
                 line(lark, &format!("{rule}_args"), &json_rule(arguments()?));
             }
-            CallSyntax::Xml if !obeys => {
-                let head = quoted(&format!("<function={name}>\n"));
-                let key = r#""<parameter=" /[^>\n]{1,64}/ ">\n""#;
-                line(lark, rule, &format!("{head} ({key} {rule}_value \"\\n\")* \"</function>\""));
-                self.write_text_value(&format!("{rule}_value"), tool, &json!({}), lark)?;
+            CallSyntax::Numbered { separator } => {
+                let head = quoted(&format!("{name}:"));
+                line(lark, rule, &format!("{head} /[0-9]{{1,4}}/ {} {rule}_args", self.literal(separator)));
+                line(lark, &format!("{rule}_args"), &json_rule(arguments()?));
             }
-            CallSyntax::Xml => self.write_elements(rule, tool, lark)?,
-            CallSyntax::Python => self.write_literals(rule, tool, lark)?,
+            CallSyntax::Xml(elements) if !obeys => {
+                let Elements { name: [before, behind], key, end, .. } = *elements;
+                let head = quoted(&format!("{before}{name}{behind}\n"));
+                let flag = elements.text_flag.map_or(String::new(), |flag| format!("{flag}true"));
+                let opening = quoted(&format!("{flag}{}", value_opening(elements)));
+                let key = format!("{} /[^<>\"\\n]{{1,64}}/ {opening}", quoted(key[0]));
+                let end = self.literal(end);
+                line(lark, rule, &format!("{head} ({key} {rule}_value \"\\n\")* {end}"));
+                let (close, has_breaks) = (elements.value[1], elements.has_breaks);
+                self.write_text_value(&format!("{rule}_value"), close, has_breaks, tool, &json!({}), lark)?;
+            }
+            CallSyntax::Xml(elements) => self.write_elements(rule, elements, tool, lark)?,
+            CallSyntax::Python { .. } => self.write_literals(rule, tool, &PYTHON, lark)?,
+            CallSyntax::Braces { quote } if obeys => self.write_literals(rule, tool, &braces(quote), lark)?,
+            CallSyntax::Braces { quote } => {
+                let head = quoted(&format!("call:{name}{{"));
+                line(lark, rule, &format!("{head} {rule}_part* \"}}\""));
+                let parts =
+                    format!("/[^{{}}<]/ | {} {rule}_text | \"{{\" {rule}_part* \"}}\"", self.literal(quote));
+                line(lark, &format!("{rule}_part"), &parts);
+                self.write_text_value(&format!("{rule}_text"), quote, false, tool, &json!({}), lark)?;
+            }
+            CallSyntax::Channel { words, separator } => {
+                let head = format!("{} {}", quoted(name), self.literal(&format!("{words}{separator}")));
+                line(lark, rule, &format!("{head} {rule}_args"));
+                line(lark, &format!("{rule}_args"), &json_rule(arguments()?));
+            }
         }
         Ok(())
     }
@@ -171,45 +196,59 @@ impl CallGrammar<'_> {
         line(lark, &format!("{rule}_args"), &json_rule(schema));
     }
 
-    fn write_elements(&self, rule: &str, tool: &Tool, lark: &mut String) -> Result<(), GrammarRefusal> {
-        let mut parts = vec![quoted(&format!("<function={}>\n", tool.name))];
+    fn write_elements(
+        &self,
+        rule: &str,
+        elements: &'static Elements,
+        tool: &Tool,
+        lark: &mut String,
+    ) -> Result<(), GrammarRefusal> {
+        let Elements { name: [before, behind], key, value: [_, close], has_breaks, end, text_flag } =
+            *elements;
+        let mut parts = vec![quoted(&format!("{before}{}{behind}\n", tool.name))];
         for (index, parameter) in self.parameters(tool)?.into_iter().enumerate() {
             let Parameter { name, schema, is_required } = parameter;
-            if name.is_empty() || name.trim() != name || name.contains(['>', '\n']) {
+            if name.is_empty() || name.trim() != name || name.contains(['<', '>', '"', '\n']) {
                 return Err(self.refusal(tool, format!("{name:?} cannot be the name of an element")));
             }
             let value = format!("{rule}_{index}");
-            let element = format!("({} {value} \"\\n\")", quoted(&format!("<parameter={name}>\n")));
+            let flag = text_flag.map_or(String::new(), |flag| format!("{flag}{}", is_text(&schema)));
+            let opening = quoted(&format!("{}{name}{flag}{}", key[0], value_opening(elements)));
+            let element = format!("({opening} {value} \"\\n\")");
             parts.push(element + if is_required { "" } else { "?" });
             if is_text(&schema) {
-                self.write_text_value(&value, tool, &schema, lark)?;
+                self.write_text_value(&value, close, has_breaks, tool, &schema, lark)?;
             } else {
-                line(lark, &value, &format!("{value}_json \"\\n</parameter>\""));
+                let closing = if has_breaks { format!("\n{close}") } else { close.to_owned() };
+                line(lark, &value, &format!("{value}_json {}", quoted(&closing)));
                 line(lark, &format!("{value}_json"), &json_rule(self.subschema(tool, &schema)?));
             }
         }
-        parts.push(quoted("</function>"));
+        parts.push(self.literal(end));
         line(lark, rule, &parts.join(" "));
         Ok(())
     }
 
-    /// A text and the tag that ends it.
+    /// A text and what ends it.
     fn write_text_value(
         &self,
         rule: &str,
+        close: &str,
+        has_breaks: bool,
         tool: &Tool,
         schema: &Value,
         lark: &mut String,
     ) -> Result<(), GrammarRefusal> {
+        let space = if has_breaks { "\n" } else { "" };
         let fixed = schema.get("const").into_iter();
         let listed = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
         let texts: Vec<&str> = fixed.chain(listed).filter_map(Value::as_str).collect();
-        if texts.iter().any(|text| text.contains("</parameter>")) {
-            return Err(self.refusal(tool, "a text that holds </parameter>".to_owned()));
+        if texts.iter().any(|text| text.contains(close)) {
+            return Err(self.refusal(tool, format!("a text that holds {close}")));
         }
         if !texts.is_empty() {
             let texts: Vec<String> =
-                texts.into_iter().map(|text| quoted(&format!("{text}\n</parameter>"))).collect();
+                texts.into_iter().map(|text| self.literal(&format!("{text}{space}{close}"))).collect();
             line(lark, rule, &texts.join(" | "));
             return Ok(());
         }
@@ -222,13 +261,27 @@ impl CallGrammar<'_> {
         let least = limit("minLength").unwrap_or(0);
         let most = limit("maxLength").map_or(String::new(), |most| most.to_string());
         let terminal = rule.to_uppercase();
-        let _ = writeln!(lark, "{rule}[suffix=\"</parameter>\"]: {terminal}");
-        let text = format!("/(?s:.{{{least},{most}}})\\n/ & ~/(?s:.*)<\\/parameter>(?s:.*)/");
+        let _ = writeln!(lark, "{rule}[suffix={}]: {terminal}", quoted(close));
+        if self.ids.contains_key(close) {
+            // A token, which texts do not have in them.
+            line(lark, rule, &format!("{terminal} {}", self.literal(close)));
+            line(lark, &terminal, &format!("/(?s:.{{{least},{most}}})/"));
+            return Ok(());
+        }
+        let space = if has_breaks { "\\n" } else { "" };
+        let text = format!("/(?s:.{{{least},{most}}}){space}/ & ~/(?s:.*){}(?s:.*)/", escaped(close));
         line(lark, &terminal, &text);
         Ok(())
     }
 
-    fn write_literals(&self, rule: &str, tool: &Tool, lark: &mut String) -> Result<(), GrammarRefusal> {
+    /// Arguments one behind another, each with its name.
+    fn write_literals(
+        &self,
+        rule: &str,
+        tool: &Tool,
+        style: &Literals,
+        lark: &mut String,
+    ) -> Result<(), GrammarRefusal> {
         let mut parameters = self.parameters(tool)?;
         parameters.sort_by_key(|parameter| !parameter.is_required);
         let num_required = parameters.iter().filter(|parameter| parameter.is_required).count();
@@ -241,7 +294,10 @@ impl CallGrammar<'_> {
                 return Err(self.refusal(tool, format!("{name:?} cannot be the name of an argument")));
             }
             let value = format!("{rule}_{index}");
-            line(lark, &value, &format!("{} {value}_value", quoted(&format!("{name}="))));
+            line(lark, &value, &format!("{} {value}_value", quoted(&format!("{name}{}", style.equals))));
+            if let Some(quote) = style.quote {
+                self.write_braced(&format!("{value}_value"), quote, tool, schema, 0, lark)?;
+            }
             let literal = match schema.get("type").and_then(Value::as_str) {
                 Some("boolean")
                     if schema
@@ -253,10 +309,16 @@ impl CallGrammar<'_> {
                 Some("null") => r#""None""#.to_owned(),
                 _ => json_rule(self.subschema(tool, schema)?),
             };
-            line(lark, &format!("{value}_value"), &literal);
+            if style.quote.is_none() {
+                line(lark, &format!("{value}_value"), &literal);
+            }
             // What may follow once something stands before it.
             let rest = format!("{rule}_{}_rest", index + 1);
-            let more = format!("(\", \" {value}){} {rest}", if index < num_required { "" } else { "?" });
+            let more = format!(
+                "({} {value}){} {rest}",
+                quoted(style.comma),
+                if index < num_required { "" } else { "?" }
+            );
             line(lark, &format!("{value}_rest"), &more);
         }
         line(lark, &format!("{rule}_{}_rest", parameters.len()), "\"\"");
@@ -266,8 +328,77 @@ impl CallGrammar<'_> {
         if num_required == 0 {
             bodies.push("\"\"".to_owned());
         }
-        line(lark, rule, &format!("{} ({}) \")\"", quoted(&format!("{}(", tool.name)), bodies.join(" | ")));
+        let Literals { before, open, close, .. } = *style;
+        let head = quoted(&format!("{before}{}{open}", tool.name));
+        line(lark, rule, &format!("{head} ({}) {}", bodies.join(" | "), quoted(close)));
         Ok(())
+    }
+
+    /// A value in braces' syntax: texts between marks, all else as JSON, lists of these.
+    fn write_braced(
+        &self,
+        rule: &str,
+        quote: &str,
+        tool: &Tool,
+        schema: &Value,
+        depth: u32,
+        lark: &mut String,
+    ) -> Result<(), GrammarRefusal> {
+        if is_text(schema) {
+            line(lark, rule, &format!("{} {rule}_text", self.literal(quote)));
+            return self.write_text_value(&format!("{rule}_text"), quote, false, tool, schema, lark);
+        }
+        if let Some(to) = schema.get("$ref").and_then(Value::as_str) {
+            let found = to.strip_prefix('#').and_then(|pointer| tool.whole(pointer));
+            let Some(found) = found.filter(|_| depth < MAX_BRACED_DEPTH) else {
+                return Err(
+                    self.refusal(tool, format!("the reference {to}, which leads nowhere or on and on"))
+                );
+            };
+            return self.write_braced(rule, quote, tool, found, depth + 1, lark);
+        }
+        let is_scalar = |value: &Value| value.is_number() || value.is_boolean() || value.is_null();
+        let listed = schema.get("enum").and_then(Value::as_array);
+        if schema.get("const").is_some_and(is_scalar)
+            || listed.is_some_and(|values| values.iter().all(is_scalar))
+        {
+            line(lark, rule, &json_rule(self.subschema(tool, schema)?));
+            return Ok(());
+        }
+        match schema.get("type").and_then(Value::as_str) {
+            Some("integer" | "number" | "boolean" | "null") => {
+                line(lark, rule, &json_rule(self.subschema(tool, schema)?));
+                Ok(())
+            }
+            Some("array")
+                if depth < MAX_BRACED_DEPTH && schema.get("items").is_some_and(Value::is_object) =>
+            {
+                if let Some(keyword) =
+                    ["prefixItems", "contains", "uniqueItems", "enum", "const", "anyOf", "oneOf", "allOf"]
+                        .iter()
+                        .find(|keyword| schema.get(**keyword).is_some())
+                {
+                    return Err(self.refusal(tool, format!("{keyword} of a list")));
+                }
+                let limit = |keyword: &str| schema.get(keyword).and_then(Value::as_u64);
+                let (least, most) = (limit("minItems").unwrap_or(0), limit("maxItems"));
+                if most.is_some_and(|most| most < least) {
+                    return Err(self.refusal(tool, "a list of which no length is possible".to_owned()));
+                }
+                let item = format!("{rule}_item");
+                let rest = least.saturating_sub(1);
+                let most_rest = most.map_or(String::new(), |most| most.saturating_sub(1).to_string());
+                let items = format!("({item} (\",\" {item}){{{rest},{most_rest}}})");
+                let is_optional = if least == 0 { "?" } else { "" };
+                let body = if most == Some(0) { String::new() } else { format!("{items}{is_optional}") };
+                line(lark, rule, &format!("\"[\" {body} \"]\""));
+                self.write_braced(&item, quote, tool, &schema["items"], depth + 1, lark)
+            }
+            _ => Err(self.refusal(
+                tool,
+                "a value that is not a text, a number, a boolean, null or a list of these".to_owned(),
+            )),
+        }
     }
 
     /// The schema of a tool's arguments, which are an object.
@@ -374,6 +505,27 @@ impl CallGrammar<'_> {
     }
 }
 
+/// How arguments with names are written.
+struct Literals {
+    before: &'static str,
+    open: &'static str,
+    equals: &'static str,
+    comma: &'static str,
+    close: &'static str,
+    /// Around texts; none: as JSON has it.
+    quote: Option<&'static str>,
+}
+
+const PYTHON: Literals =
+    Literals { before: "", open: "(", equals: "=", comma: ", ", close: ")", quote: None };
+
+fn braces(quote: &'static str) -> Literals {
+    Literals { before: "call:", open: "{", equals: ":", comma: ",", close: "}", quote: Some(quote) }
+}
+
+/// Most lists around a value in braces.
+const MAX_BRACED_DEPTH: u32 = 8;
+
 struct Parameter {
     name: String,
     schema: Value,
@@ -391,6 +543,15 @@ fn stray_reference(schema: &Value) -> Option<&str> {
         }),
         Value::Array(members) => members.iter().find_map(stray_reference),
         _ => None,
+    }
+}
+
+/// What stands between the name of an argument and its value.
+fn value_opening(elements: &Elements) -> String {
+    match (elements.value[0], elements.has_breaks) {
+        ("", true) => format!("{}\n", elements.key[1]),
+        ("", false) => elements.key[1].to_owned(),
+        (open, _) => format!("{}\n{open}", elements.key[1]),
     }
 }
 

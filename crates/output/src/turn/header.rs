@@ -1,7 +1,8 @@
 //! The head of a call: from its beginning to where its arguments begin.
 
 use super::arguments::{Arguments, JsonArguments};
-use super::format::CallSyntax;
+use super::brace_values::BraceValues;
+use super::format::{CallSyntax, Elements};
 use super::json_span::{JsonSpan, Span};
 use super::python_values::PythonValues;
 use super::xml_values::XmlValues;
@@ -10,6 +11,8 @@ use super::xml_values::XmlValues;
 pub(super) const MAX_HEAD_BYTES: usize = 16 << 10;
 /// Most bytes of the name of a tool.
 const MAX_NAME_BYTES: usize = 256;
+/// Most bytes between the name of a tool and what separates it from its arguments.
+const MAX_WORDS_BYTES: usize = 256;
 
 /// What a text that a call may begin with is.
 #[derive(Debug)]
@@ -34,10 +37,13 @@ pub(super) enum Head {
 pub(super) fn read_head(syntax: CallSyntax, text: &str, is_bare: bool, may_list: bool) -> Head {
     let mut cursor = Cursor { text, at: 0 };
     let read = match syntax {
-        CallSyntax::Object { .. } => cursor.object(is_bare),
+        CallSyntax::Object { .. } => cursor.listed_object(is_bare, may_list),
         CallSyntax::Named { separator, .. } => cursor.named(separator, may_list),
-        CallSyntax::Xml => cursor.xml(),
-        CallSyntax::Python => cursor.python(may_list),
+        CallSyntax::Numbered { separator } => cursor.numbered(separator),
+        CallSyntax::Xml(elements) => cursor.xml(elements),
+        CallSyntax::Python { is_listed } => cursor.python(may_list && is_listed),
+        CallSyntax::Braces { quote } => cursor.braces(quote),
+        CallSyntax::Channel { separator, .. } => cursor.channel(separator),
     };
     match read {
         Ok((name, arguments)) => Head::Call { name, len: cursor.at, arguments },
@@ -123,6 +129,13 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    fn listed_object(&mut self, is_bare: bool, may_list: bool) -> Read<(String, Arguments)> {
+        if may_list && !is_bare && self.peek()? == '[' {
+            self.at += 1;
+        }
+        self.object(is_bare)
+    }
+
     fn object(&mut self, is_bare: bool) -> Read<(String, Arguments)> {
         self.peek()?;
         self.expect("{")?;
@@ -179,17 +192,67 @@ impl<'a> Cursor<'a> {
         if self.peek()? == '{' {
             return Ok((name, Arguments::Json(JsonArguments::alone())));
         }
+        self.expect(separator.trim())?;
+        self.peek()?;
+        Ok((name, Arguments::Json(JsonArguments::alone())))
+    }
+
+    fn numbered(&mut self, separator: &str) -> Read<(String, Arguments)> {
+        let mut name = self.name()?;
+        if let Some((before, number)) = name.rsplit_once(':')
+            && !before.is_empty()
+            && number.bytes().all(|byte| byte.is_ascii_digit())
+        {
+            name.truncate(before.len());
+        }
         self.expect(separator)?;
         self.peek()?;
         Ok((name, Arguments::Json(JsonArguments::alone())))
     }
 
-    fn xml(&mut self) -> Read<(String, Arguments)> {
+    fn xml(&mut self, elements: &'static Elements) -> Read<(String, Arguments)> {
+        let [before, behind] = elements.name;
         self.peek()?;
-        self.expect("<function=")?;
+        self.expect(before)?;
         let name = self.name()?;
-        self.expect(">")?;
-        Ok((name, Arguments::Xml(XmlValues::default())))
+        self.expect(behind)?;
+        if behind.is_empty() {
+            // Not a word of a text: an argument, or the end.
+            let at = self.at;
+            self.peek()?;
+            match self.expect(elements.key[0]) {
+                Err(Stop::Wrong) => self.expect(elements.end)?,
+                read => read?,
+            }
+            self.at = at;
+        }
+        Ok((name, Arguments::Xml(XmlValues::new(elements))))
+    }
+
+    fn braces(&mut self, quote: &'static str) -> Read<(String, Arguments)> {
+        self.peek()?;
+        self.expect("call:")?;
+        let name = self.name()?;
+        self.peek()?;
+        self.expect("{")?;
+        Ok((name, Arguments::Braces(BraceValues::new(quote))))
+    }
+
+    /// Between name and arguments stand words about the message, in one line.
+    fn channel(&mut self, separator: &str) -> Read<(String, Arguments)> {
+        let name = self.name()?;
+        let rest = self.rest();
+        let line = &rest[..rest.find('\n').unwrap_or(rest.len())];
+        let Some(end) = line.find(separator) else {
+            let may_come = line.len() == rest.len() && line.len() <= MAX_WORDS_BYTES;
+            return Err(if may_come { Stop::Undecided } else { Stop::Wrong });
+        };
+        if end > MAX_WORDS_BYTES {
+            return Err(Stop::Wrong);
+        }
+        self.at += end + separator.len();
+        self.peek()?;
+        Ok((name, Arguments::Json(JsonArguments::alone())))
     }
 
     fn python(&mut self, may_list: bool) -> Read<(String, Arguments)> {

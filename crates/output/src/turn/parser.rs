@@ -6,9 +6,10 @@ use aho_corasick::{AhoCorasick, MatchKind};
 
 use super::arguments::Arguments;
 use super::event::{TurnEvent, push};
-use super::format::{ReasoningFormat, TurnFormat};
+use super::format::TurnFormat;
 use super::header::{Head, read_head};
 use super::progress::Progress;
+use super::reasoning::ReasoningFormat;
 use super::tool::Tool;
 
 /// Splits the text of one turn into what is said, thought and called. The same events come of the same text, joined,
@@ -18,7 +19,7 @@ pub struct TurnParser {
     format: Option<&'static TurnFormat>,
     reasoning: Option<&'static ReasoningFormat>,
     tools: Arc<[Tool]>,
-    /// Finds what begins a call (first) or thoughts (last).
+    /// Finds what begins a call (first), stands around what is said (next), or begins thoughts (last).
     markers: Option<AhoCorasick>,
     marker_texts: Vec<&'static str>,
     state: State,
@@ -28,6 +29,9 @@ pub struct TurnParser {
     space: String,
     /// Nothing but whitespace and thoughts came yet.
     is_first: bool,
+    /// Thoughts come before the answer or not at all; a marker behind them is text.
+    thinks_once: bool,
+    may_think: bool,
     num_calls: u32,
     events: Vec<TurnEvent>,
 }
@@ -73,7 +77,8 @@ impl TurnParser {
         tools: Arc<[Tool]>,
         begins_within: bool,
     ) -> Self {
-        let mut marker_texts: Vec<&'static str> = format.map_or_else(Vec::new, |format| format.open.to_vec());
+        let mut marker_texts: Vec<&'static str> =
+            format.map_or_else(Vec::new, |format| [format.open, format.silent].concat());
         marker_texts.extend(reasoning.map(|reasoning| reasoning.open));
         let markers = AhoCorasick::builder().match_kind(MatchKind::LeftmostFirst).build(&marker_texts);
         let is_inside = begins_within && reasoning.is_some();
@@ -87,9 +92,18 @@ impl TurnParser {
             held: String::new(),
             space: String::new(),
             is_first: true,
+            thinks_once: false,
+            may_think: true,
             num_calls: 0,
             events: Vec::new(),
         }
+    }
+
+    /// Read an answer that has thoughts at its beginning or nowhere: what looks like their marker later is text.
+    #[must_use]
+    pub fn thinking_once(mut self) -> Self {
+        self.thinks_once = true;
+        self
     }
 
     /// Take more text; what became certain of it.
@@ -172,16 +186,22 @@ impl TurnParser {
         };
         *at += found.start();
         self.say(&rest[..found.start()]);
+        let num_open = self.format.map_or(0, |format| format.open.len());
         let is_reasoning =
             self.reasoning.is_some() && found.pattern().as_usize() + 1 == self.marker_texts.len();
-        if is_reasoning {
+        if is_reasoning && !self.may_think {
+            *at += found.len();
+            self.say(&rest[found.range()]);
+        } else if is_reasoning {
             if self.is_first {
                 self.space.clear();
             }
             *at += found.len();
             self.state = State::Reasoning { has_text: false };
-        } else {
+        } else if found.pattern().as_usize() < num_open {
             self.state = State::Head { marker_len: found.len(), may_list: true };
+        } else {
+            *at += found.len();
         }
         Step::On
     }
@@ -198,6 +218,7 @@ impl TurnParser {
         if let Some(end) = text.find(close) {
             self.emit(TurnEvent::Reasoning, text[..end].trim_end_matches('\n'));
             *at += end + close.len();
+            self.may_think = !self.thinks_once;
             self.state = State::BehindReasoning;
             return Step::On;
         }
@@ -285,7 +306,8 @@ impl TurnParser {
                 self.state = State::Head { marker_len: 0, may_list: false };
                 return Step::On;
             }
-        } else if format.literals().any(|literal| literal.starts_with(text)) {
+        }
+        if format.literals().any(|literal| literal.starts_with(text)) {
             return Step::NeedsMore;
         }
         self.state = State::Content;
@@ -300,6 +322,7 @@ impl TurnParser {
             self.emit(TurnEvent::Content, &space);
             self.emit(TurnEvent::Content, said);
             self.is_first = false;
+            self.may_think &= !self.thinks_once;
         }
         self.space.push_str(&text[said.len()..]);
     }

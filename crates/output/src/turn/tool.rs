@@ -22,6 +22,12 @@ impl Tool {
         serde_json::from_str(text).map_err(|error| error.to_string())
     }
 
+    /// The part of the schema of all arguments that a JSON pointer leads to.
+    pub(super) fn whole(&self, pointer: &str) -> Option<&Value> {
+        let (first, rest) = pointer.strip_prefix('/')?.split_once('/')?;
+        self.parameters.get(first)?.pointer(&format!("/{rest}"))
+    }
+
     /// The schema of an argument; none if the tool does not describe it.
     pub(super) fn parameter(&self, name: &str) -> Option<&Value> {
         self.parameters.get("properties")?.get(name)

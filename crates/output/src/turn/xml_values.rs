@@ -1,19 +1,18 @@
-//! Arguments as elements: `<parameter=k>` value `</parameter>` each, then `</function>`.
+//! Arguments as elements: `<parameter=k>` value `</parameter>` each, then `</function>`, or in tags like these.
 
 use serde_json::Value;
 
+use super::format::Elements;
 use super::progress::Progress;
 use super::tool::{Tool, is_text, typed};
 
-const OPEN: &str = "<parameter=";
-const CLOSE: &str = "</parameter>";
-const END: &str = "</function>";
 /// Most bytes of the name of an argument.
 const MAX_KEY_BYTES: usize = 4096;
 
 /// Reads them into the members of a JSON object. Texts pass as they come; values of other types when they are whole.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct XmlValues {
+    elements: &'static Elements,
     has_begun: bool,
     num_values: u32,
     value: Option<OpenValue>,
@@ -23,18 +22,25 @@ pub(super) struct XmlValues {
 struct OpenValue {
     key: String,
     is_text: bool,
-    /// The line break behind the opening tag is passed, if there was one.
+    /// It is JSON, whatever the schema says.
+    is_json: bool,
+    /// The tag before it is passed, and the line break behind that, if there was one.
     is_inside: bool,
     /// The part read so far of a value that is not text.
     text: String,
 }
 
 impl XmlValues {
+    pub(super) fn new(elements: &'static Elements) -> Self {
+        Self { elements, has_begun: false, num_values: 0, value: None }
+    }
+
     pub(super) fn read(&mut self, text: &str, tool: Option<&Tool>, out: &mut String) -> Progress {
         if !self.has_begun {
             self.has_begun = true;
             out.push('{');
         }
+        let Elements { key: [open, close], end: last, .. } = *self.elements;
         let mut at = 0;
         loop {
             let rest = &text[at..];
@@ -48,21 +54,21 @@ impl XmlValues {
             }
             let tag = rest.trim_start();
             at = text.len() - tag.len();
-            if let Some(named) = tag.strip_prefix(OPEN) {
-                match named.find('>') {
+            if let Some(named) = tag.strip_prefix(open) {
+                match named.find(close) {
                     Some(end) if end <= MAX_KEY_BYTES => {
-                        at += OPEN.len() + end + 1;
+                        at += open.len() + end + close.len();
                         self.begin_value(&named[..end], tool, out);
                         continue;
                     }
                     None if named.len() <= MAX_KEY_BYTES => return Progress::Open(at),
                     _ => {}
                 }
-            } else if OPEN.starts_with(tag) || (END.starts_with(tag) && tag != END) {
+            } else if open.starts_with(tag) || (last.starts_with(tag) && tag != last) {
                 return Progress::Open(at);
             }
             out.push('}');
-            let end = if tag.starts_with(END) { END.len() } else { 0 };
+            let end = if tag.starts_with(last) { last.len() } else { 0 };
             return Progress::Done(at + end);
         }
     }
@@ -75,7 +81,10 @@ impl XmlValues {
     }
 
     fn begin_value(&mut self, key: &str, tool: Option<&Tool>, out: &mut String) {
-        let key = key.trim();
+        let (key, flag) = match self.elements.text_flag.and_then(|flag| key.split_once(flag)) {
+            Some((key, flag)) => (key.trim(), Some(flag)),
+            None => (key.trim(), None),
+        };
         if self.num_values > 0 {
             out.push_str(", ");
         }
@@ -83,29 +92,48 @@ impl XmlValues {
         out.push('"');
         push_escaped(key, out);
         out.push_str("\": ");
-        let is_text = tool.and_then(|tool| tool.parameter(key)).is_none_or(is_text);
+        let is_text = match flag {
+            Some(flag) => flag != "false",
+            None => tool.and_then(|tool| tool.parameter(key)).is_none_or(is_text),
+        };
         if is_text {
             out.push('"');
         }
-        self.value = Some(OpenValue { key: key.to_owned(), is_text, is_inside: false, text: String::new() });
+        self.value = Some(OpenValue {
+            key: key.to_owned(),
+            is_text,
+            is_json: flag == Some("false"),
+            is_inside: false,
+            text: String::new(),
+        });
     }
 
     /// Read on within a value: the bytes taken, and whether it is whole.
     fn read_value(&mut self, rest: &str, tool: Option<&Tool>, out: &mut String) -> (usize, bool) {
         let Some(value) = &mut self.value else { return (0, true) };
+        let Elements { value: [open, close], has_breaks, .. } = *self.elements;
         let mut at = 0;
         if !value.is_inside {
-            if rest.is_empty() {
+            let inside = if open.is_empty() { rest } else { rest.trim_start() };
+            if inside.is_empty() || (inside.len() < open.len() && open.starts_with(inside)) {
                 return (0, false);
             }
             value.is_inside = true;
-            at = usize::from(rest.starts_with('\n'));
+            at = rest.len() - inside.strip_prefix(open).unwrap_or(inside).len();
+            if has_breaks {
+                if at == rest.len() {
+                    value.is_inside = false; // the line break may be still to come
+                    return (0, false);
+                }
+                at += usize::from(rest[at..].starts_with('\n'));
+            }
         }
         let inside = &rest[at..];
-        let found = inside.find(CLOSE);
+        let found = inside.find(close);
         let taken = match found {
-            Some(end) => inside[..end].strip_suffix('\n').unwrap_or(&inside[..end]),
-            None => &inside[..inside.len() - undecided(inside)],
+            Some(end) if has_breaks => inside[..end].strip_suffix('\n').unwrap_or(&inside[..end]),
+            Some(end) => &inside[..end],
+            None => &inside[..inside.len() - undecided(inside, close, has_breaks)],
         };
         if value.is_text {
             push_escaped(taken, out);
@@ -116,17 +144,22 @@ impl XmlValues {
         if value.is_text {
             out.push('"');
         } else {
-            out.push_str(&typed(tool.and_then(|tool| tool.parameter(&value.key)), &value.text));
+            let schema = tool.and_then(|tool| tool.parameter(&value.key));
+            let anything = Value::Object(serde_json::Map::new());
+            let schema = if value.is_json { Some(&anything) } else { schema };
+            out.push_str(&typed(schema, &value.text));
         }
         self.value = None;
-        (at + end + CLOSE.len(), true)
+        (at + end + close.len(), true)
     }
 }
 
 /// How many bytes at the end of a value may belong to what ends it: a line break, and the beginning of a tag.
-fn undecided(text: &str) -> usize {
-    let tag = (1..CLOSE.len()).rev().find(|&len| text.ends_with(&CLOSE[..len])).unwrap_or(0);
-    tag + usize::from(text[..text.len() - tag].ends_with('\n'))
+fn undecided(text: &str, close: &str, has_breaks: bool) -> usize {
+    // Bytes: a tag may have characters of several. What matches ends where the text does, so at a character.
+    let (text_bytes, close) = (text.as_bytes(), close.as_bytes());
+    let tag = (1..close.len()).rev().find(|&len| text_bytes.ends_with(&close[..len])).unwrap_or(0);
+    tag + usize::from(has_breaks && text[..text.len() - tag].ends_with('\n'))
 }
 
 /// A text as a part of a JSON string, without its quotes.

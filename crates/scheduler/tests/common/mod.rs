@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
+pub mod beam_search;
 pub mod model;
 
 use scheduler::{NewRequest, SamplingParams, Scheduler, SchedulerConfig, StepBuffers};

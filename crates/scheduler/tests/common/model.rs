@@ -3,12 +3,12 @@
 //! It keeps one value per slot. Running a token at a position writes a value made of the token and of the value *read
 //! through the block table* at the position before; a sampled token is made of the value at the last position. So every
 //! wrong block, stale slot or missing copy changes the tokens. Slots that were never written, whose block was handed to
-//! somebody else, or that hold a draft which was not accepted, are poisoned, and reading one panics.
+//! another request, or that hold a draft which was not accepted, are poisoned, and reading one panics.
 //!
 //! It stands where the worker stands: all that it knows comes from the arrays of the steps, which it may run later than
 //! they were planned, and ids that the host did not know are those that it has sampled or drafted itself.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use scheduler::{
     SchedulerConfig, SchedulerOutput, StepBuffers, UNKNOWN_TOKEN, step_buffers::SAMPLING_INT_COLUMNS,
@@ -16,9 +16,9 @@ use scheduler::{
 
 use super::{Random, token_of, value_of};
 
-/// Block tables by row, as the differences of the steps make them.
+/// Block tables by row, as the differences of the steps make them, and the rows of beams.
 #[derive(Default)]
-pub struct BlockTables(HashMap<i32, Vec<i32>>);
+pub struct BlockTables(HashMap<i32, Vec<i32>>, HashSet<i32>);
 
 impl BlockTables {
     /// Apply what a step changes; returns the rows that are new.
@@ -30,14 +30,25 @@ impl BlockTables {
             self.0.remove(&arrays.preempted_rows.read(index));
         }
         let new_rows = arrays.new_rows.to_vec(output.num_new_reqs as usize);
-        for &row in &new_rows {
+        let column =
+            SAMPLING_INT_COLUMNS.iter().position(|&name| name == "beam_width").expect("a beam width");
+        for (index, &row) in new_rows.iter().enumerate() {
             self.0.insert(row, Vec::new());
+            self.1.remove(&row);
+            if arrays.sampling_int.read(index * SAMPLING_INT_COLUMNS.len() + column) > 0 {
+                self.1.insert(row);
+            }
         }
         for index in 0..output.num_block_table_updates as usize {
             let row = arrays.bt_rows.read(index);
             let (from, to) = (arrays.bt_indptr.read(index), arrays.bt_indptr.read(index + 1));
             let table = self.0.get_mut(&row).expect("a difference names a known row");
-            assert_eq!(table.len() as i32, arrays.bt_starts.read(index), "tables are append-only");
+            let start = arrays.bt_starts.read(index) as usize;
+            if self.1.contains(&row) {
+                assert!(start <= table.len(), "a table has no gap");
+                table.truncate(start); // a beam takes over another's blocks
+            }
+            assert_eq!(table.len(), start, "tables of others are append-only");
             table.extend((from..to).map(|i| arrays.bt_block_ids.read(i as usize)));
         }
         new_rows
@@ -50,7 +61,7 @@ impl BlockTables {
     }
 }
 
-/// What the worker remembers of a row beside its blocks.
+/// What the worker remembers of a row in addition to its blocks.
 #[derive(Clone, Default)]
 struct Row {
     seed: i64,
@@ -72,6 +83,8 @@ pub struct FakeModel {
     tables: BlockTables,
     rows: HashMap<i32, Row>,
     random: Random,
+    /// What the cache holds at the last position of each row that the last step has sampled, drafts apart.
+    pub last_values: Vec<u64>,
 }
 
 impl FakeModel {
@@ -86,6 +99,7 @@ impl FakeModel {
             tables: BlockTables::default(),
             rows: HashMap::new(),
             random: Random(7),
+            last_values: Vec::new(),
         }
     }
 
@@ -95,14 +109,15 @@ impl FakeModel {
         self.poison_new_slots(output, arrays);
     }
 
-    /// Run one step from its arrays; returns a row of ids per sampled request, each of `1 + num_speculative_tokens`, with
-    /// −1 behind those that count.
+    /// Run one step from its arrays; returns a row of ids per sampled request, each of `1 + num_speculative_tokens`,
+    /// with −1 behind those that count.
     pub fn execute(&mut self, output: &SchedulerOutput, arrays: &StepBuffers) -> Vec<i32> {
         self.learn(output, arrays);
         self.copy(output, arrays);
         self.poison_new_slots(output, arrays);
         let num_columns = 1 + self.num_speculative_tokens as usize;
         let mut sampled = Vec::new();
+        self.last_values.clear();
         let mut logit = 0;
         for index in 0..output.num_reqs as usize {
             let values = self.run_row(index, arrays);
@@ -122,6 +137,7 @@ impl FakeModel {
                 );
                 logit += 1;
             }
+            self.last_values.push(values[values.len() - 1 - num_drafts]);
             let ids = self.sample(row_number, &values, num_drafts);
             sampled.extend((0..num_columns).map(|column| ids.get(column).copied().unwrap_or(-1)));
         }
@@ -163,8 +179,21 @@ impl FakeModel {
             // It was given up.
             self.cpu_slots[from..from + size].fill(None);
         }
+        let in_step: HashSet<i32> = (0..output.num_reqs as usize)
+            .flat_map(|index| self.tables.0[&arrays.idx_mapping.read(index)].iter().copied())
+            .collect();
+        let mut written = HashSet::new();
         for index in 0..output.num_copies as usize {
             let (from, to) = pair(&arrays.blocks_to_copy, index);
+            let block = (to / size) as i32;
+            assert!(
+                written.insert(block),
+                "block {block} is copied to twice: a device may do that in any order"
+            );
+            assert!(
+                in_step.contains(&block),
+                "block {block} is copied to for a request that is not in the step"
+            );
             self.slots.copy_within(from..from + size, to);
         }
     }

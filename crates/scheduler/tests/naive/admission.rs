@@ -33,7 +33,7 @@ impl NaiveScheduler {
         for (place, arrival) in waiting.into_iter().enumerate() {
             let turn = turns.get(place).map(|&(turn, _)| turn);
             let has_seat = self.running.len() < self.config.max_num_seqs() && self.num_free_rows() > 0;
-            // Whoever comes needs a block of its own.
+            // Each request that comes in needs a block of its own.
             if self.budget_left(plan) == 0 || !has_seat || self.pool.free.is_empty() {
                 return;
             }
@@ -67,7 +67,7 @@ impl NaiveScheduler {
         self.num_overtaken += count;
     }
 
-    /// Rows that nobody has and that no step in flight names.
+    /// Rows that no request has and that no step in flight names.
     fn num_free_rows(&self) -> usize {
         let num_pending = self.requests.values().filter(|request| request.swap_out_pending).count();
         self.config.max_num_seqs() - self.running.len() - num_pending - self.retiring_rows.len()
@@ -107,7 +107,7 @@ impl NaiveScheduler {
             return false;
         }
         // All blocks of the known sequence must fit now, although only some are taken; a shared block that
-        // nobody holds is taken from the free ones too.
+        // no request holds is taken from the free ones too.
         let whole = self.num_blocks_for(request.tokens.len()).max(needed) - shared.len();
         let num_idle = shared.iter().filter(|&&block| self.pool.is_free(block)).count();
         let watermark = (config.base.watermark * f64::from(config.base.num_blocks)) as usize;
@@ -210,7 +210,7 @@ impl NaiveScheduler {
             let has_output = parent.tokens.len() > parent.new.prompt.len();
             return if has_output { Fork::Ordinary } else { Fork::Wait };
         }
-        // Whoever was admitted in this very step may begin with blocks that the step only fills: too late for a copy,
+        // One that was admitted in this very step may begin with blocks that the step only fills: too late for a copy,
         // which is made before.
         if parent.admitted_in < plan.number && computed_before_step(parent, plan) >= num_common {
             Fork::From(parent.arrival)

@@ -1,4 +1,5 @@
-//! Whose turn it is under FAIR: two levels of start-time fair queueing, from lists that are sorted when somebody looks.
+//! Whose turn it is under FAIR: two levels of start-time fair queueing, from lists that are sorted when they are
+//! looked at.
 //!
 //! Nothing is forgotten here as long as a request is left: what the real one drops, it must be able to do without.
 

@@ -1,7 +1,7 @@
 //! The scheduler as plainly as it can be written: slow, and easy to believe.
 //!
 //! It says what the real one has to do, without saying how: a request keeps its tokens, blocks are found by
-//! comparing tokens, queues are sorted when somebody looks, budgets, placeholders and free rows are counted
+//! comparing tokens, queues are sorted when they are looked at, budgets, placeholders and free rows are counted
 //! anew each time, and there is one path for every request. Nothing is cached that can be recomputed.
 //!
 //! | file | noun |
@@ -37,7 +37,7 @@ pub struct NaiveConfig {
     pub swap: bool,
     pub num_cpu_blocks: usize,
     pub num_speculative_tokens: usize,
-    /// A resumed request is no victim up to this many steps later, unless all are immune.
+    /// A resumed request is spared up to this many steps later, unless all are immune.
     pub preemption_immunity_steps: u64,
     pub max_look_past: usize,
     pub max_times_passed: usize,
@@ -247,7 +247,7 @@ pub struct NaiveScheduler {
     inbox: Vec<Message>,
     num_arrivals: u64,
     last_step: u64,
-    /// What the next step tells beside its rows.
+    /// What the next step tells in addition to its rows.
     notes: NaiveStep,
     /// The requests that are gone, as they were.
     pub left: Vec<(Leave, Live)>,
@@ -323,7 +323,7 @@ impl NaiveScheduler {
         assert!(self.in_flight.len() < self.config.max_steps_in_flight, "a step must be updated first");
         self.drain_inbox();
         let mut plan = Step { number: self.last_step + 1, rows: Vec::new() };
-        // What a plan that came to nothing preempted is told with this one, but no preemption of this one.
+        // What a plan that came to nothing preempted comes with this one, but no preemption of this one.
         let told_late = self.notes.preempted.len();
         self.swap_out_pending(&plan);
         self.plan_running(&mut plan);
@@ -418,7 +418,7 @@ impl NaiveScheduler {
         self.rows_in_flight(arrival).count() > 0
     }
 
-    /// Everybody who has no row, in the order in which they are tried.
+    /// All that lack a row, in the order in which they are tried.
     fn waiting(&self) -> Vec<u64> {
         let mut waiting: Vec<u64> =
             self.requests.values().filter(|request| request.waits()).map(|request| request.arrival).collect();
@@ -453,8 +453,8 @@ impl NaiveScheduler {
         self.config.max_num_batched_tokens() - planned
     }
 
-    /// How many of `wanted` tokens a request may run: the threshold counts only in company, and only where prompts may
-    /// be cut.
+    /// How many of `wanted` tokens a request may run: the threshold counts only with other requests, and only where
+    /// prompts may be cut.
     fn clip(&self, wanted: usize, plan: &Step) -> usize {
         let base = &self.config.base;
         let threshold = base.long_prefill_token_threshold as usize;

@@ -24,7 +24,7 @@ impl NaiveScheduler {
             resumed.is_some_and(|resumed| step <= resumed + self.config.preemption_immunity_steps)
         };
         let not_immune = candidates.iter().rfind(|arrival| !is_immune(arrival));
-        *not_immune.or(candidates.last()).expect("somebody runs")
+        *not_immune.or(candidates.last()).expect("a request runs")
     }
 
     /// Take a victim out of the running list and out of the step.
@@ -62,7 +62,7 @@ impl NaiveScheduler {
     /// Swap out who has no step in flight any more.
     pub(super) fn swap_out_pending(&mut self, plan: &Step) {
         let pending = self.requests.values().filter(|request| request.swap_out_pending);
-        // There is one at most: nobody is preempted while there is.
+        // There is one at most: none is preempted while there is.
         for arrival in pending.map(|request| request.arrival).collect::<Vec<_>>() {
             if !self.is_in_flight(arrival) {
                 self.request(arrival).swap_out_pending = false;
@@ -115,7 +115,7 @@ impl NaiveScheduler {
         }
     }
 
-    /// Everybody gives up its blocks and is computed again.
+    /// All requests give up their blocks and are computed again.
     pub(super) fn preempt_all(&mut self) {
         for victim in std::mem::take(&mut self.running).into_iter().rev() {
             let request = self.request(victim);

@@ -14,7 +14,7 @@ impl NaiveScheduler {
                 continue;
             }
             while self.num_missing_blocks(arrival, num_tokens) > self.pool.free.len() {
-                // Blocks that somebody is about to give up are worth waiting for: no further victim.
+                // Blocks that a request is about to give up are worth waiting for: no further victim.
                 if self.is_swap_out_pending() {
                     return;
                 }
@@ -61,7 +61,7 @@ impl NaiveScheduler {
     }
 
     /// Give a running request the blocks for its next tokens, and put it into the step. `num_known_blocks` of its
-    /// block table have been told to the worker.
+    /// block table are known to the worker.
     pub(super) fn push_row(
         &mut self,
         arrival: u64,
@@ -101,8 +101,9 @@ impl NaiveScheduler {
         }
     }
 
-    /// Drafts take what everything else has left: of the budget, and of the blocks as long as more are free than requests
-    /// run. Planned for one step, they guess what follows the newest token: used or not, they are stale after it.
+    /// Drafts take what everything else has left: of the budget, and of the blocks as long as more are free than
+    /// requests run. Planned for one step, they guess what follows the newest token: used or not, they are stale
+    /// after it.
     pub(super) fn plan_drafts(&mut self, plan: &mut Step) {
         for index in 0..plan.rows.len() {
             let arrival = plan.rows[index].arrival;

@@ -68,7 +68,7 @@ impl NaiveScheduler {
         }
     }
 
-    /// Nobody may find what a request has computed; of one without blocks, whatever has its content.
+    /// No request may find what this one has computed; of one without blocks, whatever has its content.
     fn forget_content(&mut self, arrival: u64) {
         let request = self.requests[&arrival].clone();
         for block in &request.blocks {

@@ -175,7 +175,7 @@ impl World {
                 let preempt_running = self.random.chance(30);
                 let all_free = self.scheduler.reset_prefix_cache(preempt_running);
                 let holds = preempt_running || !self.holds_blocks();
-                assert_eq!(all_free, holds, "a reset works exactly when nobody holds a block");
+                assert_eq!(all_free, holds, "a reset works exactly when no request holds a block");
             }
             59..=65 => self.settle_grammars(60),
             66..=140 => {
@@ -234,7 +234,7 @@ impl World {
         let mut requests = vec![request];
         if self.random.chance(15) {
             for sample in 1..=self.random.between(1, 3) {
-                // Who forks nobody hits what another one computes in the same step, and may be forked itself.
+                // One that forks no other hits what another one computes in the same step, and may be forked itself.
                 let parent = &requests[self.random.between(0, sample - 1) as usize];
                 let mut child = NewRequest {
                     fork_from: Some(parent.key).filter(|_| self.random.chance(70)),
@@ -396,7 +396,7 @@ impl World {
         true
     }
 
-    /// Nothing can run: nothing is in flight, and everybody waits for something from outside.
+    /// Nothing can run: nothing is in flight, and all wait for something from outside.
     fn check_idle(&self) {
         if !self.flights.is_empty() {
             return;
@@ -414,7 +414,10 @@ impl World {
             let state = self.scheduler.request_state(id);
             state.is_some_and(|state| state.status == RequestStatus::WaitingForGrammar)
         };
-        assert!(ids.is_empty() || ids.iter().any(waits_for_grammar), "an idle scheduler has nobody to run");
+        assert!(
+            ids.is_empty() || ids.iter().any(waits_for_grammar),
+            "an idle scheduler has no request to run"
+        );
     }
 
     /// Some drafts were not made after all.

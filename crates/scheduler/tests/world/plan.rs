@@ -36,11 +36,11 @@ impl World {
             self.num_gave_way() == num_gave_way_before
                 || !view.scheduled.iter().any(is_admission)
                 || view.scheduled.iter().all(is_admission),
-            "no admission beside a preemption, unless nobody is left to be protected"
+            "no admission with a preemption, unless no request is left to be protected"
         );
     }
 
-    /// Whose row is new shares it with no step in flight: what those still give is somebody else's.
+    /// Whose row is new shares it with no step in flight: what those still give is another request's.
     pub(super) fn check_rows(&self, output: &SchedulerOutput) {
         let arrays = |output| self.scheduler.buffers(output).expect("in flight");
         let new_rows = arrays(output).new_rows.to_vec(output.num_new_reqs as usize);

@@ -69,7 +69,7 @@ impl World {
                         (queued, wanted, limit),
                         (before.1, tokens, self.config.max_num_queued_tokens)
                     );
-                    assert!(!fits, "{wanted} tokens beside {queued} were refused, the limit is {limit}");
+                    assert!(!fits, "{wanted} tokens besides {queued} were refused, the limit is {limit}");
                     self.coverage.full_of_tokens += 1;
                 }
             }

@@ -24,6 +24,7 @@ MAX_MODEL_LEN = 8192
 TOKEN_BUDGET, TOKENS_PER_DECODE = 8192, 8
 MODES = {"sync": 1, "async": 2}
 """Steps in flight of each way to schedule."""
+POLICIES = ("fcfs", "priority", "fair")
 # The limits of the core's `bench_step`.
 MAX_NUM_RUNNING, MAX_STEPS, MAX_PREFILL_TOKENS = 1 << 15, 1_000_000, 1 << 20
 
@@ -62,6 +63,12 @@ def make_parser() -> FlexibleArgumentParser:
         "(default: %(default)s)",
     )
     parser.add_argument(
+        "--scheduling-policy",
+        choices=POLICIES,
+        default=POLICIES[0],
+        help="who is admitted first; all requests are of one tenant and one priority (default: %(default)s)",
+    )
+    parser.add_argument(
         "--steps",
         type=whole_number(1, MAX_STEPS),
         default="2000",
@@ -75,7 +82,9 @@ def make_parser() -> FlexibleArgumentParser:
 class SteadyState:
     """N running decodes, driven from Python, and a prompt in each step if asked for."""
 
-    def __init__(self, num_running: int, prefill_tokens: int, steps_in_flight: int) -> None:
+    def __init__(
+        self, num_running: int, prefill_tokens: int, steps_in_flight: int, scheduling_policy: str = "fcfs"
+    ) -> None:
         import numpy as np
 
         self.num_running = num_running
@@ -90,6 +99,7 @@ class SteadyState:
             block_size=BLOCK_SIZE,
             max_num_seqs=num_running + num_prompts,
             max_steps_in_flight=steps_in_flight,
+            scheduling_policy=scheduling_policy,
             max_num_batched_tokens=max(TOKEN_BUDGET, TOKENS_PER_DECODE * num_running + prefill_tokens),
         )
         self._places = np.arange(max(PROMPT_TOKENS + BLOCK_SIZE, prefill_tokens), dtype=np.int32)
@@ -180,16 +190,23 @@ class SteadyState:
         handle.add_request(handle.new_key(), str(self._num_added), prompt, max_tokens=max_tokens)
 
 
-def measure_row(num_running: int, prefill_tokens: int, mode: str, num_steps: int) -> dict[str, Any]:
+def measure_row(num_running: int, prefill_tokens: int, mode: str, policy: str, num_steps: int) -> dict[str, Any]:
     """One row of the results."""
     steps_in_flight = MODES[mode]
-    state = SteadyState(num_running, prefill_tokens, steps_in_flight)
+    state = SteadyState(num_running, prefill_tokens, steps_in_flight, policy)
     schedule_us, update_us = state.measure(num_steps)
-    rust = _core.bench_step(num_running, num_steps, prefill_tokens=prefill_tokens, steps_in_flight=steps_in_flight)
+    rust = _core.bench_step(
+        num_running,
+        num_steps,
+        prefill_tokens=prefill_tokens,
+        steps_in_flight=steps_in_flight,
+        scheduling_policy=policy,
+    )
     return {
         "num_running": num_running,
         "prefill_tokens": prefill_tokens,
         "mode": mode,
+        "scheduling_policy": policy,
         "num_blocks": state.config.num_blocks,
         "block_size": BLOCK_SIZE,
         "steps": num_steps,
@@ -217,7 +234,7 @@ def bench_step(argv: Sequence[str]) -> int:
         parser.refuse_unknown(unknown)
     require_release_build()
     results = [
-        measure_row(num_running, prefill_tokens, mode, args.steps)
+        measure_row(num_running, prefill_tokens, mode, args.scheduling_policy, args.steps)
         for mode in MODES
         for prefill_tokens in args.prefill_tokens
         for num_running in args.num_running

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from rustvllm.layers.activation import apply_gated, get_activation
-from rustvllm.layers.linear import Linear
+from rustvllm.layers.parallel import RowLinear, column_linear
 from rustvllm.models.interface import linear_parts
 
 
@@ -24,19 +24,19 @@ class GatedMLP(nn.Module):
         self, hidden_size: int, inner_size: int, activation: str, *, bias: bool = False, stored_fused: bool = False
     ) -> None:
         super().__init__()
-        self.inner_size = inner_size
         self.stored_fused = stored_fused
-        self.gate_up_proj = Linear(hidden_size, 2 * inner_size, bias=bias)
+        self.gate_up_proj = column_linear(hidden_size, inner_size, inner_size, bias=bias)
         self.act = get_activation(activation)
-        self.down_proj = Linear(inner_size, hidden_size, bias=bias)
+        self.down_proj = RowLinear(inner_size, hidden_size, bias=bias)
 
     def forward(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        out: Tensor = self.down_proj(apply_gated(self.act, self.gate_up_proj(hidden)), residual=residual)
+        """The map; ``residual`` is added, and may be overwritten."""
+        out: Tensor = self.down_proj(apply_gated(self.act, self.gate_up_proj(hidden)), residual=residual, in_place=True)
         return out
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Names within the layer; see ``CausalLM.checkpoint_tensors``."""
-        size = self.inner_size
+        size = self.down_proj.weight.shape[1]
         parts = {"gate_up_proj": 2 * size} if self.stored_fused else {"gate_proj": size, "up_proj": size}
         return linear_parts(self.gate_up_proj, parts) | linear_parts(
             self.down_proj, {"down_proj": self.down_proj.weight.shape[0]}

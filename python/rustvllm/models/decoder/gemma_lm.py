@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
-from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.layers.norm import GemmaRMSNorm
+from rustvllm.layers.parallel import VocabEmbedding, VocabHead
+from rustvllm.layers.rotary import RotaryAngles
 from rustvllm.models.decoder.gated_mlp import GatedMLP
 from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
 from rustvllm.models.hf_config import HFConfig
@@ -36,8 +37,8 @@ class GemmaLayer(nn.Module):
         self.mlp = mlp
         self.post_feedforward_layernorm = GemmaRMSNorm(hidden_size, eps)
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
-        attended = self.self_attn(self.input_layernorm(hidden), cos, sin, kv_cache, attention)
+    def forward(self, hidden: Tensor, angles: RotaryAngles, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+        attended = self.self_attn(self.input_layernorm(hidden), angles, kv_cache, attention)
         hidden = hidden + self.post_attention_layernorm(attended)
         out: Tensor = hidden + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(hidden)))
         return out
@@ -68,10 +69,10 @@ class GemmaLM(CausalLM):
         eps = config.positive_float("rms_norm_eps", 1e-6)
         self.vocab_size = config.positive_int("vocab_size")
         self.max_positions = None  # rotary angles exist for every position
-        self.kv_cache_spec = KVCacheSpec(num_layers, sizes.num_kv_heads, sizes.head_dim)
+        self.kv_cache_spec = KVCacheSpec(num_layers, sizes.of_rank().num_kv_heads, sizes.head_dim)
         self.logit_cap = config.optional_positive_float("final_logit_softcapping", self.default_logit_cap)
 
-        self.embed_tokens = Embedding(self.vocab_size, sizes.hidden_size)
+        self.embed_tokens = VocabEmbedding(self.vocab_size, sizes.hidden_size)
         self.embed_scale = embedding_scale(sizes.hidden_size)
         self.layer_types = self.make_layer_types(config, num_layers)
         self.layers = nn.ModuleList(
@@ -81,7 +82,7 @@ class GemmaLM(CausalLM):
         self.norm = GemmaRMSNorm(sizes.hidden_size, eps)
         self.make_rotary(hf_config, sizes.head_dim, max_model_len)
         tied = config.boolean("tie_word_embeddings", default=True)
-        self.lm_head = None if tied else Linear(sizes.hidden_size, self.vocab_size, bias=False)
+        self.lm_head = None if tied else VocabHead(sizes.hidden_size, self.vocab_size)
 
     @abstractmethod
     def make_layer_types(self, config: HFConfig, num_layers: int) -> list[str]:
@@ -97,26 +98,26 @@ class GemmaLM(CausalLM):
 
     @abstractmethod
     def make_rotary(self, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int) -> None:
-        """Keep what :meth:`cos_sin` needs."""
+        """Keep what :meth:`angles` needs."""
 
     @abstractmethod
-    def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> Mapping[str, tuple[Tensor, Tensor]]:
-        """Cosine and sine of a step's rotary angles, for each kind of layer."""
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> Mapping[str, RotaryAngles]:
+        """A step's rotary angles, for each kind of layer."""
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
     ) -> Tensor:
         """See ``CausalLM.forward``."""
         hidden = self.embed_tokens(input_ids) * self.embed_scale
-        cos_sin = self.cos_sin(positions, hidden.dtype)
+        angles = self.angles(positions, hidden.dtype)
         for layer, layer_type, kv_cache in zip(self.layers, self.layer_types, kv_caches, strict=True):
-            hidden = layer(hidden, *cos_sin[layer_type], kv_cache, attention)
+            hidden = layer(hidden, angles[layer_type], kv_cache, attention)
         normed: Tensor = self.norm(hidden)
         return normed
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """See ``CausalLM.compute_logits``; the logits are capped softly where the configuration asks for it."""
-        return cap_logits(super().compute_logits(hidden), self.logit_cap)
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """See ``CausalLM.own_logits``; they are capped softly where the configuration asks for it."""
+        return cap_logits(super().own_logits(hidden), self.logit_cap)
 
 
 def gemma_attention(

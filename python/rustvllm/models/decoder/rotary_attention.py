@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from rustvllm.attention.backend import AttentionPlan
+from rustvllm.attention.backend import AttentionPlan, HeadNorms, rotary_plan
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.linear import Linear
-from rustvllm.layers.rotary import apply_rotary
+from rustvllm.layers.norm import GemmaRMSNorm, RMSNorm
+from rustvllm.layers.parallel import RowLinear, head_parts, qkv_linear
+from rustvllm.layers.rotary import RotaryAngles, apply_rotary
 from rustvllm.models.hf_config import HFConfig
 from rustvllm.models.interface import linear_parts
 
@@ -56,12 +57,21 @@ class HeadSizes:
             raise ModelLoadError(f"config.json: head_dim must be even for rotary positions, got {head_dim}")
         return cls(hidden_size, num_heads, num_kv_heads, head_dim)
 
+    def of_rank(self) -> HeadSizes:
+        """With the heads that a rank of the building group has.
+
+        Raises:
+            ModelLoadError: The ranks cannot share them evenly.
+        """
+        query, key = head_parts(self.num_heads, self.num_kv_heads)
+        return replace(self, num_heads=query.count, num_kv_heads=key.count)
+
 
 class RotaryAttention(nn.Module):
     """See the module. Query, key and value are one projection.
 
     Args:
-        sizes: Of the heads.
+        sizes: Of the heads of all ranks; the attribute has this rank's.
         qkv_bias: Whether that projection has a bias.
         out_bias: Whether the output projection has one.
         scale: Factor on the products of queries and keys; None: ``head_dim ** -0.5``.
@@ -84,33 +94,60 @@ class RotaryAttention(nn.Module):
         stored_fused: bool = False,
     ) -> None:
         super().__init__()
-        self.sizes = sizes
+        self.sizes = sizes.of_rank()
         self.scale = sizes.head_dim**-0.5 if scale is None else scale
         self.sliding_window = sliding_window
         self.soft_cap = soft_cap
         self.stored_fused = stored_fused
-        num_rows = (sizes.num_heads + 2 * sizes.num_kv_heads) * sizes.head_dim
-        self.qkv_proj = Linear(sizes.hidden_size, num_rows, bias=qkv_bias)
-        self.o_proj = Linear(sizes.num_heads * sizes.head_dim, sizes.hidden_size, bias=out_bias)
+        self.qkv_proj = qkv_linear(
+            sizes.hidden_size, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, bias=qkv_bias
+        )
+        self.o_proj = RowLinear(sizes.num_heads * sizes.head_dim, sizes.hidden_size, bias=out_bias)
         self.q_norm = head_norm() if head_norm else None
         self.k_norm = head_norm() if head_norm else None
 
     def forward(
         self,
         hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        angles: RotaryAngles,
         kv_cache: Tensor,
         attention: AttentionPlan,
         residual: Tensor | None = None,
     ) -> Tensor:
-        num_heads, num_kv_heads = self.sizes.num_heads, self.sizes.num_kv_heads
+        """The layer; ``residual`` is added, and may be overwritten."""
         qkv = self.qkv_proj(hidden).unflatten(-1, (-1, self.sizes.head_dim))  # [T, H + KVH + KVH, D]
+        plan, table = rotary_plan(attention), angles.table
+        if plan is None or table is None:
+            out = self._attend(qkv, angles.cos_sin, kv_cache, attention)
+        else:
+            out = plan.forward_rotary(
+                qkv,
+                self.sizes.num_heads,
+                angles.positions,
+                table,
+                kv_cache,
+                self.scale,
+                head_norms=self._head_norms(),
+                sliding_window=self.sliding_window,
+                soft_cap=self.soft_cap,
+            )
+        projected: Tensor = self.o_proj(out.flatten(1), residual=residual, in_place=True)
+        return projected
+
+    def _head_norms(self) -> HeadNorms | None:
+        if not isinstance(self.q_norm, RMSNorm | GemmaRMSNorm) or not isinstance(self.k_norm, RMSNorm | GemmaRMSNorm):
+            return None
+        return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.weight_offset)
+
+    def _attend(
+        self, qkv: Tensor, cos_sin: tuple[Tensor, Tensor], kv_cache: Tensor, attention: AttentionPlan
+    ) -> Tensor:
+        num_heads, num_kv_heads = self.sizes.num_heads, self.sizes.num_kv_heads
         query_key, value = qkv[:, :-num_kv_heads], qkv[:, -num_kv_heads:]
         if self.q_norm is not None and self.k_norm is not None:
             query_key = torch.cat((self.q_norm(query_key[:, :num_heads]), self.k_norm(query_key[:, num_heads:])), 1)
-        turned = apply_rotary(query_key, cos, sin)
-        out = attention.forward(
+        turned = apply_rotary(query_key, *cos_sin)
+        return attention.forward(
             turned[:, :num_heads],
             turned[:, num_heads:],
             value,
@@ -119,8 +156,6 @@ class RotaryAttention(nn.Module):
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
         )
-        projected: Tensor = self.o_proj(out.flatten(1), residual=residual)
-        return projected
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Names within the layer; see ``CausalLM.checkpoint_tensors``."""

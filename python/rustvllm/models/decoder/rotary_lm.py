@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
-from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.layers.norm import RMSNorm
-from rustvllm.layers.rotary import RotaryEmbedding
+from rustvllm.layers.parallel import VocabEmbedding, VocabHead
+from rustvllm.layers.rotary import RotaryAngles, RotaryEmbedding
 from rustvllm.models.decoder.gated_mlp import GatedMLP
 from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
 from rustvllm.models.hf_config import HFConfig
@@ -38,8 +38,8 @@ class PreNormLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden_size, eps)
         self.mlp = mlp
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
-        hidden = self.self_attn(self.input_layernorm(hidden), cos, sin, kv_cache, attention, residual=hidden)
+    def forward(self, hidden: Tensor, angles: RotaryAngles, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+        hidden = self.self_attn(self.input_layernorm(hidden), angles, kv_cache, attention, residual=hidden)
         out: Tensor = self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
         return out
 
@@ -77,14 +77,14 @@ class RotaryLM(CausalLM):
         num_layers = config.positive_int("num_hidden_layers")
         self.vocab_size = config.positive_int("vocab_size")
         self.max_positions = None  # rotary angles exist for every position
-        self.kv_cache_spec = KVCacheSpec(num_layers, sizes.num_kv_heads, sizes.head_dim)
+        self.kv_cache_spec = KVCacheSpec(num_layers, sizes.of_rank().num_kv_heads, sizes.head_dim)
 
-        self.embed_tokens = Embedding(self.vocab_size, sizes.hidden_size)
+        self.embed_tokens = VocabEmbedding(self.vocab_size, sizes.hidden_size)
         self.layers = nn.ModuleList(self.make_layers(config, sizes, num_layers))
         self.norm = RMSNorm(sizes.hidden_size, config.positive_float("rms_norm_eps", 1e-6))
         self.rotary = RotaryEmbedding.from_config(hf_config, sizes.head_dim, max_model_len, partial=self.partial_rotary)
         tied = config.boolean("tie_word_embeddings", default=False)
-        self.lm_head = None if tied else Linear(sizes.hidden_size, self.vocab_size, bias=False)
+        self.lm_head = None if tied else VocabHead(sizes.hidden_size, self.vocab_size)
 
     @abstractmethod
     def make_layers(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Sequence[PreNormLayer]:
@@ -102,9 +102,9 @@ class RotaryLM(CausalLM):
         if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
             rotary = self.rotary.cos_sin(positions, torch.float32)
             return self.decoder_kernel.forward(hidden, kv_caches, attention, rotary)
-        cos, sin = self.rotary.cos_sin(positions, hidden.dtype)
+        angles = self.rotary.angles(positions, hidden.dtype)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            hidden = layer(hidden, cos, sin, kv_cache, attention)
+            hidden = layer(hidden, angles, kv_cache, attention)
         normed: Tensor = self.norm(hidden)
         return normed
 

@@ -2,7 +2,7 @@
 
 | kind | asks for | says |
 |---|---|---|
-| ``state`` | ``since_step``, ``max_steps``, ``max_requests``, ``max_cells`` | counters, steps, requests, KV blocks |
+| ``state`` | ``since_step``, ``max_steps``, ``max_requests``, ``max_cells`` | counts, steps, requests, blocks, ranks |
 | ``journey`` | ``do`` (``begin``, ``take``, ``end``), ``request_id``, ``since`` | the records of one request |
 
 ``docs/dashboard.md`` has the fields. Lives in the thread that steps, between two steps.
@@ -36,6 +36,13 @@ BLOCK_USES: Final = ("free", "used", "cached", "shared", "null")
 """What the bytes of the block map mean."""
 
 
+class RankedExecutor(Protocol):
+    """What an inspection reads of what runs the model."""
+
+    def rank_states(self) -> list[dict[str, Any]]:
+        """How each of several ranks is; see ``Executor``."""
+
+
 class InspectedEngine(Protocol):
     """What an inspection reads of an engine."""
 
@@ -44,6 +51,10 @@ class InspectedEngine(Protocol):
     watch: EngineWatch
     num_blocks: int
     last_step_error: str | None
+
+    @property
+    def executor(self) -> RankedExecutor:
+        """What runs the model."""
 
 
 class Inspection:
@@ -104,6 +115,7 @@ class Inspection:
                 "cells": base64.b64encode(cells).decode("ascii"),
             },
             "last_step_error": self._engine.last_step_error,
+            "ranks": self._engine.executor.rank_states(),
             "process": {"pid": os.getpid(), "memory_bytes": resident_bytes()},
         }
 

@@ -1,6 +1,6 @@
 """``StepTracer``: an engine's steps and what they do to requests, as records of a ``Tracer``.
 
-The scheduler keeps a list of events (``crates/scheduler/src/events.rs``); they are taken after each step and
+The scheduler keeps a list of events (``crates/scheduler/src/scheduler/events.rs``); they are taken after each step and
 put in order with the times of that step. Lives in the engine's thread.
 """
 

@@ -22,6 +22,7 @@ class TurnReading:
         tells_calls: An answer with calls ends by ``tool_calls``.
         begins_within: The prompt ends within thoughts.
         shows_reasoning: Thoughts are passed on.
+        thinks_once: Thoughts come before the answer or not at all; their marker within it is text.
     """
 
     formats: TurnFormats
@@ -30,6 +31,7 @@ class TurnReading:
     tells_calls: bool = True
     begins_within: bool = False
     shows_reasoning: bool = True
+    thinks_once: bool = False
 
 
 class TurnReaders:
@@ -71,7 +73,9 @@ class TurnReader:
     def __post_init__(self) -> None:
         reading, formats = self.reading, self.reading.formats
         calls = None if reading.tools is None else formats.tool_calls
-        self._parser = TurnParser(calls, formats.reasoning, reading.tools, reading.begins_within)
+        self._parser = TurnParser(
+            calls, formats.reasoning, reading.tools, reading.begins_within, thinks_once=reading.thinks_once
+        )
         self._is_thinking = reading.begins_within
 
     def read(self, text: str, token_ids: Sequence[int]) -> list[dict[str, Any]]:
@@ -125,7 +129,7 @@ class TurnReader:
             elif kind == "call":
                 self.num_calls += 1
                 if self._is_passed_on:
-                    call = {"id": self._new_id(), "type": "function", "function": {"name": text, "arguments": ""}}
+                    call = {"id": self._new_id(text), "type": "function", "function": {"name": text, "arguments": ""}}
                     deltas.append({"tool_calls": [{"index": self.num_calls - 1, **call}]})
             elif kind == "arguments" and self._is_passed_on:
                 deltas.append({"tool_calls": [{"index": self.num_calls - 1, "function": {"arguments": text}}]})
@@ -135,8 +139,11 @@ class TurnReader:
     def _is_passed_on(self) -> bool:
         return self.reading.is_parallel or self.num_calls == 1
 
-    def _new_id(self) -> str:
-        prefix, length = ("", 9) if self.reading.formats.has_short_ids else ("call_", 24)
+    def _new_id(self, name: str) -> str:
+        kind = self.reading.formats.call_ids
+        if kind == "numbered":
+            return f"functions.{name}:{self.num_calls - 1}"
+        prefix, length = ("", 9) if kind == "short" else ("call_", 24)
         return prefix + "".join(secrets.choice(_ID_CHARS) for _ in range(length))
 
     def _count(self, token_ids: Sequence[int]) -> None:
@@ -145,7 +152,7 @@ class TurnReader:
             return
         begin, end = ids
         for token_id in token_ids:
-            if token_id == begin:
+            if token_id == begin and not self._is_thinking:
                 self._is_thinking = True
             elif token_id == end:
                 self._is_thinking = False

@@ -227,6 +227,19 @@ function memoryOf(server, engines) {
   return [...processes.values()].reduce((sum, bytes) => sum + bytes, 0);
 }
 
+// Of a model on several ranks: which are alive, and how long ago one made progress.
+function showRanks(engines) {
+  const all = engines.flatMap(({ rank: engine, state }) => (state?.ranks ?? []).map((rank) => ({ ...rank, engine })));
+  const line = byId('ranks');
+  line.hidden = !all.length;
+  line.replaceChildren(...all.map(({ engine, rank, pid, state, step_age: age, waits_in: place }) => {
+    const isGood = state === 'running' || state === 'sleeping';
+    const name = engines.length > 1 ? `engine ${engine} rank ${rank}` : `rank ${rank}`;
+    const doing = age ? `step runs for ${age.toFixed(1)} s${place ? `, in ${place}` : ''}` : 'idle or on time';
+    return element('span', { 'data-state': isGood ? 'good' : 'bad', title: doing }, `${name} · pid ${pid} · ${isGood ? 'alive' : state} · ${age.toFixed(1)} s`);
+  }));
+}
+
 function showTiles(samples) {
   const tiles = byId('tiles');
   if (!tiles.children.length) {
@@ -256,6 +269,7 @@ function draw() {
   if (!shown || document.hidden) return;
   const engines = chosen(), ranks = engines.map(({ rank }) => rank), samples = ranks.length ? combined(ranks) : [];
   showTiles(samples);
+  showRanks(chosen());
   showRequests(engines);
   showBlocks(engines);
   showSteps(engines, samples);

@@ -17,11 +17,13 @@ from rustvllm.server.answers.usage import UsageCounter
 from rustvllm.server.endpoints.conversation import adds_special_tokens, answering_role, echoed_message, render_prompt
 from rustvllm.server.endpoints.pipeline import Face, Run, respond
 from rustvllm.server.endpoints.tools import ToolUse, call_grammar, check_wanted, read_tool_use
+from rustvllm.server.flags.answer_args import MAX_THINKING_TOKENS
 from rustvllm.server.schemas.protocol import ChatCompletionRequest
 from rustvllm.server.schemas.refusals import CHAT_REFUSALS
 from rustvllm.server.stream.chunks import ChunkRenderer
 from rustvllm.server.stream.sse import json_string
 from rustvllm.server.stream.turn_chunks import TurnChunkRenderer
+from rustvllm.structured_outputs import GatedOutputs
 
 if TYPE_CHECKING:
     from rustvllm.engine.input_processor import TextPrompt
@@ -128,14 +130,18 @@ class ChatFace(Face[ChatCompletionRequest]):
     def _prepare_turns(self, prompt: str) -> None:
         """Make what reads the answers, and the grammar that their calls obey."""
         use, formats, wanted = self._tool_use, self.model.turn_formats, self.params.structured_outputs
-        if use is None and wanted is not None:
-            return  # what the answer must be holds from its first token on: it has no thoughts
+        budget = self._thinking_budget()
         if use is None and formats.reasoning is None:
             return
+        gate = formats.thinking_gate(prompt, budget)
+        if use is None and wanted is not None and (gate is None or formats.has_thought(prompt)):
+            return  # what the answer must be holds from its first token on: it has no thoughts
         begins_within = formats.begins_within(prompt)
         if use is not None:
-            grammar = call_grammar(use, formats, wanted, begins_within=begins_within)
-            self.params = replace(self.params, structured_outputs=grammar)
+            wanted = call_grammar(use, formats, wanted, begins_within=begins_within, is_gated=budget is not None)
+            self.params = replace(self.params, structured_outputs=wanted)
+        if gate is not None and (budget is not None or (use is None and wanted is not None)):
+            self.params = replace(self.params, structured_outputs=GatedOutputs(gate=gate, answer=wanted))
         if formats.marker_ids:
             self.params = replace(self.params, skip_special_tokens=False)
         reading = TurnReading(
@@ -145,8 +151,33 @@ class ChatFace(Face[ChatCompletionRequest]):
             tells_calls=use is not None and use.mode != "named",
             begins_within=begins_within,
             shows_reasoning=self.request.include_reasoning is not False,
+            thinks_once=use is None and wanted is not None,
         )
         self._readers = TurnReaders(reading)
+
+    def _thinking_budget(self) -> int | None:
+        """Most tokens of thoughts; None: any number.
+
+        Raises:
+            InvalidRequestError: The request has a budget, and the server cannot tell the thoughts of its model.
+        """
+        asked = self.request.thinking_token_budget
+        if asked is None:
+            return self.state.settings.default_thinking_token_budget
+        if not 0 <= asked <= MAX_THINKING_TOKENS:
+            if asked == -1:
+                return None
+            raise InvalidRequestError(
+                f"thinking_token_budget must be -1 to {MAX_THINKING_TOKENS}, got {asked}.", "thinking_token_budget"
+            )
+        if self.model.turn_formats.reasoning_ids is None:
+            raise InvalidRequestError(
+                "thinking_token_budget needs a model that marks its thoughts by tokens of their own, which this server "
+                "knows of by the chat template or --reasoning-parser; leave it out, and bound the answer with "
+                "max_tokens.",
+                "thinking_token_budget",
+            )
+        return asked
 
     def add_prompt_facts(self, answer: dict[str, Any], outputs: Sequence[RequestOutput]) -> None:
         [output] = outputs

@@ -9,7 +9,8 @@ from rustvllm.server.state import ServedModel, ServerState
 
 
 def _card(model: ServedModel, name: str) -> dict[str, Any]:
-    adapter = model.adapters.get(name)
+    loaded = model.adapters.get(name)
+    adapter = None if loaded is None else loaded.request
     return {
         "id": name,
         "object": "model",
@@ -25,6 +26,7 @@ def _card(model: ServedModel, name: str) -> dict[str, Any]:
 async def list_models(request: Request) -> dict[str, Any]:
     """One card for each name of the model, then one for each adapter."""
     state: ServerState = request.app.state.server
+    await state.model.refresh_adapters()
     return {
         "object": "list",
         "data": [_card(state.model, name) for name in (*state.model.names, *state.model.adapters)],
@@ -36,4 +38,5 @@ async def get_model(request: Request, model_id: str) -> Any:
     state: ServerState = request.app.state.server
     if not model_id:
         return RedirectResponse("../models")
+    await state.model.refresh_adapters(model_id)
     return _card(state.model, state.model.resolve_name(model_id))

@@ -22,6 +22,7 @@ from rustvllm.server.answers.logprobs import LogprobsRenderer, num_prompt_logpro
 from rustvllm.server.answers.timings import Timings
 from rustvllm.server.answers.usage import UsageCounter
 from rustvllm.server.endpoints.sampling import build_sampling_params, check_num_choices, check_stream_options
+from rustvllm.server.endpoints.structured import unenforced_header
 from rustvllm.server.http.front_door import ARRIVAL_NS, TENANT
 from rustvllm.server.schemas.protocol import GenerationRequest
 from rustvllm.server.schemas.refusals import Refusals
@@ -172,6 +173,7 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
     state: ServerState = raw_request.app.state.server
     request = await read_request(raw_request, face_type.shape)
     model = state.model
+    await model.refresh_adapters(request.model)
     name = model.resolve_name(request.model)
     face = face_type(request, state, model)  # type: ignore[arg-type]  # its shape is R
     run = partial(at_size, raw_request)
@@ -187,7 +189,7 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
         request.priority or 0,
         arrival_ns=raw_request.scope[ARRIVAL_NS],
         tenant=_tenant(raw_request, request.user),
-        lora_request=model.adapters.get(name),
+        lora_request=model.adapter_request(name),
     )
     header = {
         "id": request_id,
@@ -200,12 +202,23 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
     if request.stream:
         stream = _stream(face, header, usage)
         generation = await start(sinks=stream)
-        return EventStreamResponse(stream, generation, request_id, state.settings.sse_keep_alive_interval)
+        events = EventStreamResponse(stream, generation, request_id, state.settings.sse_keep_alive_interval)
+        return _with_unenforced(events, face)
     async with aclosing(await start()) as generation:
         outputs, samples = await until_disconnect(
             raw_request.receive, generation.collect(face.num_prompts, face.params.n)
         )
-    return await json_response(outputs, samples, partial(_whole, face, header, usage, outputs, samples))
+    whole = await json_response(outputs, samples, partial(_whole, face, header, usage, outputs, samples))
+    return _with_unenforced(whole, face)
+
+
+def _with_unenforced(response: Response, face: Face[Any]) -> Response:
+    """The response with a header for what its schema asked for and nothing enforces; that is known by now."""
+    if face.params.structured_outputs is not None:
+        header = unenforced_header(face.params.structured_outputs)
+        if header is not None:
+            response.raw_headers.append(header)
+    return response
 
 
 def _tenant(raw_request: Request, user: str | None) -> Tenant | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams
-from rustvllm.sampling_table import SAMPLING_NUMBERS
+from rustvllm.sampling_table import SAMPLING_LISTS, SAMPLING_NUMBERS
 from rustvllm.server.endpoints.structured import read_structured_outputs
 from rustvllm.server.schemas.protocol import MAX_CHOICES, GenerationRequest
 from rustvllm.server.state import ServedModel
@@ -16,6 +16,8 @@ DEFAULT_COMPLETION_MAX_TOKENS = 16
 _FIELDS = (
     "n",
     "best_of",
+    "use_beam_search",
+    "length_penalty",
     *SAMPLING_NUMBERS,
     "seed",
     "min_tokens",
@@ -25,8 +27,7 @@ _FIELDS = (
     "include_stop_str_in_output",
     "skip_special_tokens",
     "spaces_between_special_tokens",
-    "allowed_token_ids",
-    "bad_words",
+    *(row.name for row in SAMPLING_LISTS.values() if row.kind != "biases"),
     "truncate_prompt_tokens",
     "truncation_side",
 )
@@ -57,31 +58,40 @@ def build_sampling_params(
     """
     if max_tokens is not None:
         model.engine.input_processor.check_max_tokens(max_tokens, param)
-    for name in ("logit_bias", "allowed_token_ids"):
-        entries = getattr(request, name)
-        if entries is not None and len(entries) > model.vocab_size:
+    for row in SAMPLING_LISTS.values():
+        entries = getattr(request, row.name)
+        if row.kind != "words" and entries is not None and len(entries) > model.vocab_size:
             raise InvalidRequestError(
-                f"{name} has {len(entries)} entries, more than the vocabulary has tokens ({model.vocab_size}): "
+                f"{row.name} has {len(entries)} entries, more than the vocabulary has tokens ({model.vocab_size}): "
                 "name each token once.",
-                name,
+                row.name,
             )
-    values: dict[str, Any] = dict(model.default_sampling)
+    # How a model is best drawn from says nothing about a search.
+    values: dict[str, Any] = {} if request.use_beam_search else dict(model.default_sampling)
     values.update((name, value) for name in _FIELDS if (value := getattr(request, name)) is not None)
-    if request.logit_bias:
-        values["logit_bias"] = _logit_bias(request.logit_bias, model.vocab_size)
+    for row in SAMPLING_LISTS.values():
+        if row.kind == "biases" and (biases := getattr(request, row.name)):
+            values[row.name] = _biases(row.name, biases, model.vocab_size)
     if request.response_format is not None or request.structured_outputs is not None:
         values["structured_outputs"] = read_structured_outputs(request)
     if request.vllm_xargs:
         values["extra_args"] = _extra_args(request.vllm_xargs)
     kind = PromptOnlyParams if max_tokens == 0 else SamplingParams
-    return kind(
+    is_streamed = request.stream and not request.use_beam_search
+    params = kind(
         **values,
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         prompt_progress=bool(request.stream and request.return_progress),
-        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.DELTA if is_streamed else RequestOutputKind.FINAL_ONLY,
     )
+    if request.stream and request.use_beam_search:
+        raise InvalidRequestError(
+            "use_beam_search cannot be streamed: which beams are the best is known at the end. Leave stream out.",
+            "stream",
+        )
+    return params
 
 
 def check_stream_options(request: GenerationRequest) -> None:
@@ -105,16 +115,16 @@ def check_num_choices(num_prompts: int, params: SamplingParams) -> None:
         )
 
 
-def _logit_bias(bias: dict[str, Any], vocab_size: int) -> dict[int, float]:
+def _biases(name: str, biases: dict[str, Any], vocab_size: int) -> dict[int, float]:
     """Keys as token ids, values clamped to [-100, 100]."""
     checked: dict[int, float] = {}
-    for key, value in bias.items():
+    for key, value in biases.items():
         if not _INTEGER.fullmatch(key) or not 0 <= int(key) < vocab_size:
             raise InvalidRequestError(
-                f"logit_bias has the key {key[:32]!r}; keys must be token ids from 0 to {vocab_size - 1}.", "logit_bias"
+                f"{name} has the key {key[:32]!r}; keys must be token ids from 0 to {vocab_size - 1}.", name
             )
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            raise InvalidRequestError(f"logit_bias[{key}] must be a number.", "logit_bias")
+            raise InvalidRequestError(f"{name}[{key}] must be a number.", name)
         checked[int(key)] = float(min(100.0, max(-100.0, value)))
     return checked
 

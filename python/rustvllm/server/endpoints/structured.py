@@ -3,14 +3,15 @@
 import re
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.server.schemas.protocol import GenerationRequest
-from rustvllm.structured_outputs import StructuredOutputsParams
+from rustvllm.structured_outputs import GatedOutputs, StructuredOutputsParams, shown_places
 
+UNENFORCED_HEADER: Final = b"x-unenforced-schema"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_FIELDS = tuple(field.name for field in fields(StructuredOutputsParams))
+_FIELDS = tuple(field.name for field in fields(StructuredOutputsParams) if field.init)
 
 
 class _ResponseFormat(StructuredOutputsParams):
@@ -43,6 +44,15 @@ def read_structured_outputs(request: GenerationRequest) -> StructuredOutputsPara
     return StructuredOutputsParams(**given)
 
 
+def unenforced_header(wanted: StructuredOutputsParams | None) -> tuple[bytes, bytes] | None:
+    """The header that says what of a schema is not enforced, once it was checked; None: all is."""
+    if isinstance(wanted, GatedOutputs):
+        wanted = wanted.answer
+    if wanted is None or not wanted.unenforced.count:
+        return None
+    return UNENFORCED_HEADER, shown_places(wanted.unenforced).encode("ascii")
+
+
 def _of_response_format(response_format: Mapping[str, Any] | None) -> StructuredOutputsParams | None:
     if response_format is None:
         return None
@@ -52,18 +62,20 @@ def _of_response_format(response_format: Mapping[str, Any] | None) -> Structured
         case "json_object":
             return _ResponseFormat(json_object=True)
         case "json_schema":
-            return _ResponseFormat(json=_schema(response_format.get("json_schema")))
+            asked = response_format.get("json_schema")
+            return _ResponseFormat(json=_schema(asked), strict=_is_strict(asked))
         case "structural_tag":
-            raise InvalidRequestError("response_format of type structural_tag is not supported yet.", "response_format")
+            return _ResponseFormat(structural_tag=response_format)
         case other:
             raise InvalidRequestError(
-                f"response_format must have the type text, json_object or json_schema, got {other!r:.80}.",
+                "response_format must have the type text, json_object, json_schema or structural_tag, "
+                f"got {other!r:.80}.",
                 "response_format",
             )
 
 
 def _schema(asked: object) -> Mapping[str, Any] | bool:
-    """The schema of ``json_schema``; ``strict`` changes nothing: a schema is always enforced or refused."""
+    """The schema of ``json_schema``."""
     if not isinstance(asked, Mapping):
         raise InvalidRequestError(
             "response_format of type json_schema needs json_schema with a name and a schema.", "response_format"
@@ -79,3 +91,11 @@ def _schema(asked: object) -> Mapping[str, Any] | bool:
             f"json_schema.schema must be an object or a boolean, got {type(schema).__name__}.", "response_format"
         )
     return schema
+
+
+def _is_strict(asked: object) -> bool:
+    """Whether a schema of which a keyword cannot be enforced is refused."""
+    strict = asked.get("strict") if isinstance(asked, Mapping) else None
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidRequestError(f"json_schema.strict must be true or false, got {strict!r:.80}.", "response_format")
+    return bool(strict)

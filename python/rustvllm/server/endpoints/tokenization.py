@@ -49,6 +49,7 @@ async def tokenize(raw_request: Request) -> Response:
     kind = await _kind(raw_request)
     request = await read_request(raw_request, kind)
     model = state.model
+    await model.refresh_adapters(request.model)
     model.resolve_name(request.model)
     tokenizer = _tokenizer(model)
     if isinstance(request, TokenizeChatRequest):
@@ -73,6 +74,7 @@ async def detokenize(raw_request: Request) -> dict[str, str]:
     state: ServerState = raw_request.app.state.server
     request = await read_request(raw_request, DetokenizeRequest)
     model = state.model
+    await model.refresh_adapters(request.model)
     model.resolve_name(request.model)
     return {"prompt": await at_size(raw_request, partial(_text, request.tokens, model))}
 

@@ -3,12 +3,12 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.server.schemas.protocol import ChatCompletionRequest
-from rustvllm.structured_outputs import CallGrammar, StructuredOutputsParams
+from rustvllm.structured_outputs import CallGrammar, StructuredOutputsParams, Unenforced
 from rustvllm.text.turn_formats import Tools, TurnFormats, tool_call_formats
 
 MAX_TOOLS: Final = 1024
@@ -27,12 +27,14 @@ class ToolUse:
         mode: ``auto``: the model decides. ``required``: one call or more. ``named``: the one tool, once.
         is_parallel: More than one call.
         has_strict: Some of the tools have arguments that obey their schema whenever they are called.
+        unenforced: What was left out of the schemas of the others, where they have to be obeyed.
     """
 
     tools: Tools
     mode: Mode
     is_parallel: bool
     has_strict: bool
+    unenforced: Unenforced = field(default_factory=Unenforced)
 
     @property
     def must_call(self) -> bool:
@@ -66,17 +68,22 @@ def read_tool_use(request: ChatCompletionRequest, formats: TurnFormats) -> ToolU
         )
     called = [function for name, function in functions.items() if name in names]
     tools = _core_tools([_core_tool(function) for function in called], "tools")
+    unenforced = Unenforced()
+    if mode != "auto":
+        tools, places, count = tools.relaxed()
+        unenforced.note(places, count)
     tools.check(only_strict=mode == "auto")
     return ToolUse(
         tools,
         mode,
         is_parallel=mode != "named" and request.parallel_tool_calls is not False,
         has_strict=any(function.get("strict") for function in called),
+        unenforced=unenforced,
     )
 
 
 def call_grammar(
-    use: ToolUse, formats: TurnFormats, wanted: StructuredOutputsParams | None, *, begins_within: bool
+    use: ToolUse, formats: TurnFormats, wanted: StructuredOutputsParams | None, *, begins_within: bool, is_gated: bool
 ) -> StructuredOutputsParams | None:
     """What an answer must be for its calls to be right; None: anything.
 
@@ -85,6 +92,7 @@ def call_grammar(
         formats: Of the model.
         wanted: What an answer without a call must be.
         begins_within: The prompt ends within thoughts.
+        is_gated: Thoughts are held by a gate, and no part of the grammar.
 
     Raises:
         InvalidRequestError: A schema says what cannot be enforced in the format.
@@ -103,7 +111,7 @@ def call_grammar(
             formats.tool_calls,
             kind=kind,
             parallel=use.is_parallel,
-            thinking=formats.reasoning,
+            thinking=None if is_gated else formats.reasoning,
             begins_within=begins_within,
             ids=ids,
             schema=schema,
@@ -111,7 +119,9 @@ def call_grammar(
         if grammar is None:
             return None
         written.append(grammar)
-    return CallGrammar(text_grammar=written[0], grammar=written[1])
+    calls = CallGrammar(text_grammar=written[0], grammar=written[1])
+    calls.unenforced.note(use.unenforced.places, use.unenforced.count)
+    return calls
 
 
 def check_wanted(use: ToolUse, wanted: StructuredOutputsParams | None) -> None:

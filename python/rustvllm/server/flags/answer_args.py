@@ -8,6 +8,7 @@ from rustvllm.config.flags import parse_json_object
 from rustvllm.exceptions import ConfigError
 
 CONTENT_FORMATS = ("auto", "string", "openai")
+MAX_THINKING_TOKENS = 2**31 - 1
 
 
 def add_answer_args(group: Any) -> None:
@@ -47,8 +48,9 @@ def add_answer_args(group: Any) -> None:
         type=_tool_call_parser,
         default="auto",
         metavar="NAME",
-        help="format in which the model calls tools: hermes, llama3_json, mistral, qwen3_coder, pythonic, "
-        "deepseek_v31; auto, what its chat template says; none, calls are text (default: %(default)s)",
+        help="format in which the model calls tools: hermes, llama3_json, mistral, qwen3_coder, pythonic, glm45, "
+        "kimi_k2, minimax_m2, deepseek_v3, deepseek_v31, granite, jamba, lfm2, internlm, phi4_mini_json; auto, what "
+        "its chat template says; none, calls are text (default: %(default)s)",
     )
     group.add_argument(
         "--reasoning-parser",
@@ -57,6 +59,21 @@ def add_answer_args(group: Any) -> None:
         metavar="NAME",
         help="format in which the model thinks: qwen3, deepseek_r1, mistral, seed_oss; auto, what its chat template "
         "says; none, thoughts are text (default: %(default)s)",
+    )
+    group.add_argument(
+        "--default-thinking-token-budget",
+        type=_budget,
+        default=None,
+        metavar="TOKENS",
+        help="most tokens of a model's thoughts, unless a request has a thinking_token_budget of its own; -1 is any "
+        "number (default: any number)",
+    )
+    group.add_argument(
+        "--reasoning-end-text",
+        default="",
+        metavar="TEXT",
+        help="what the model is made to say, before the marker that ends its thoughts, where the budget of a request "
+        "ends them (default: nothing)",
     )
     group.add_argument(
         "--enable-auto-tool-choice",
@@ -87,6 +104,16 @@ def _named(check: Callable[[str], str], text: str) -> str:
         return check(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _budget(text: str) -> int | None:
+    try:
+        budget = int(text)
+    except ValueError:
+        budget = -2
+    if not -1 <= budget <= MAX_THINKING_TOKENS:
+        raise argparse.ArgumentTypeError(f"must be a whole number from -1 to {MAX_THINKING_TOKENS}, got {text[:80]!r}")
+    return None if budget == -1 else budget
 
 
 def _role(text: str) -> str:

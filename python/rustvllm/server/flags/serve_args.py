@@ -113,6 +113,13 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         "--root-path", type=_root_path, default="", metavar="PATH", help="path under which a proxy shows this server"
     )
     group.add_argument(
+        "--lora-root",
+        type=_folder,
+        default=None,
+        metavar="FOLDER",
+        help="let clients load adapters from below this folder with POST /v1/load_lora_adapter (default: from nowhere)",
+    )
+    group.add_argument(
         "--api-key",
         nargs="+",
         metavar="KEY",
@@ -204,6 +211,17 @@ def _root_path(text: str) -> str:
     if text and (not text.startswith("/") or text.endswith("/") or not text.isascii() or not text.isprintable()):
         raise argparse.ArgumentTypeError(f"must begin with / and not end with it, such as /models/a, got {text!r}")
     return text
+
+
+def _folder(text: str) -> str:
+    try:
+        folder = Path(text).expanduser().resolve()
+        is_folder = folder.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"cannot be read: {error}") from None
+    if not is_folder:
+        raise argparse.ArgumentTypeError(f"must be a folder, but there is none at {folder}")
+    return str(folder)
 
 
 def _port(text: str) -> int:

@@ -39,6 +39,7 @@ class ServerSettings:
     enable_docs: bool = True
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     root_path: str = ""
+    lora_root: str | None = None
     uvicorn_log_level: str = "warning"
     enable_access_log: bool = False
     shutdown_timeout: float = 0.0
@@ -56,6 +57,8 @@ class ServerSettings:
     return_tokens_as_token_ids: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    default_thinking_token_budget: int | None = None
+    reasoning_end_text: str = ""
     exclude_tools_when_tool_choice_none: bool = False
     sse_keep_alive_interval: float = DEFAULT_KEEP_ALIVE_SECONDS
 
@@ -88,6 +91,7 @@ class ServerSettings:
             enable_docs=not args.disable_fastapi_docs,
             max_body_bytes=args.max_body_bytes,
             root_path=args.root_path,
+            lora_root=args.lora_root,
             uvicorn_log_level=args.uvicorn_log_level,
             enable_access_log=args.enable_access_log,
             shutdown_timeout=args.shutdown_timeout,
@@ -109,6 +113,8 @@ class ServerSettings:
             return_tokens_as_token_ids=args.return_tokens_as_token_ids,
             tool_call_parser=args.tool_call_parser,
             reasoning_parser=args.reasoning_parser,
+            default_thinking_token_budget=args.default_thinking_token_budget,
+            reasoning_end_text=args.reasoning_end_text,
             exclude_tools_when_tool_choice_none=args.exclude_tools_when_tool_choice_none,
             sse_keep_alive_interval=args.sse_keep_alive_interval,
         )

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 
-from rustvllm.config import EngineConfig, ParallelConfig, devices
+from rustvllm.config import EngineConfig, devices
 from rustvllm.config.engine_args import AsyncEngineArgs
 from rustvllm.exceptions import ConfigError, RustVLLMError
 from rustvllm.logger import init_logger
@@ -134,7 +134,11 @@ class Launcher:
             engine_args = AsyncEngineArgs.from_cli_args(self._args)
             config = engine_args.create_engine_config()
             note_configuration(self._tracer, engine_args, config, began_ns)
-            parallel = ParallelConfig(data_parallel_size=layout.num_engines)
+            parallel = dataclasses.replace(
+                config.parallel,
+                data_parallel_size=layout.num_engines,
+                stall_timeout=float(self._settings.stall_timeout or 0),
+            )
             self._config = dataclasses.replace(config, parallel=parallel)
             dump_info(self._config)  # too long is known now, and not after the load
             self._gpus = self._share_gpus()
@@ -154,18 +158,20 @@ class Launcher:
         return ApiChild(self._directory, index, self._listener.socket.fileno(), self._load_memory, self._settings)
 
     def _share_gpus(self) -> list[str | None]:
-        """Which GPU each engine has; None: whatever it finds."""
+        """Which GPUs each engine has, one for each of its ranks; None: whatever it finds."""
         assert self._config is not None
         num_engines = self._layout.num_engines
         if num_engines == 1 or self._config.device.device != "cuda":
             return [None] * num_engines
         gpus = devices.visible_gpus()
-        if len(gpus) < num_engines:
+        size = self._config.parallel.tensor_parallel_size
+        if len(gpus) < num_engines * size:
+            each = "a GPU" if size == 1 else f"{size} GPUs (--tensor-parallel-size)"
             raise ConfigError(
-                f"--data-parallel-size {num_engines} needs a GPU for each engine, but {len(gpus)} can be used here: "
+                f"--data-parallel-size {num_engines} needs {each} for each engine, but {len(gpus)} can be used here: "
                 "lower it, or see CUDA_VISIBLE_DEVICES"
             )
-        return list(gpus[:num_engines])
+        return [",".join(gpus[rank * size : (rank + 1) * size]) for rank in range(num_engines)]
 
     def _load(self, rank: int, engine: EngineProcess) -> None:
         assert self._config is not None
@@ -261,7 +267,7 @@ class Launcher:
         if self._exit_code is not None:
             self._go_on_stopping()
             return
-        why = str(failure or engine.why_ended)
+        why = str(failure or self._why_engine_ended(engine))
         if failure is not None and not self._has_been_ready:
             self._stop(1, why)
         elif self._settings.restart_engine and self._budgets["engine"].take():
@@ -273,6 +279,15 @@ class Launcher:
         else:
             limit = f", too often to start it again ({self._budgets['engine'].used})"
             self._stop(1, f"{why}{limit if self._settings.restart_engine else ''}; stopping the server")
+
+    def _why_engine_ended(self, engine: EngineProcess) -> str:
+        """Why, by the name that errors and logs have for the process: with several ranks it is the first of them."""
+        size = 1 if self._config is None else self._config.parallel.tensor_parallel_size
+        if engine.death is not None or size == 1:
+            return engine.why_ended
+        return (
+            f"{engine.why_ended}: it was rank 0 (node 0, pid {engine.pid}) of {size} ranks, and the others end with it"
+        )
 
     def _on_api_end(self, index: int, api: ApiChild, failure: RustVLLMError | None) -> None:
         api.close()

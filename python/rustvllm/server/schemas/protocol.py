@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
 
-from rustvllm.sampling_params import MAX_BAD_WORDS, MAX_LISTED_TOKENS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
-from rustvllm.sampling_table import SAMPLING_NUMBERS
+from rustvllm.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from rustvllm.sampling_table import SAMPLING_LISTS, SAMPLING_NUMBERS
 from rustvllm.text.tokenizer import TokenIds
 
 MAX_CHOICES = 16384
@@ -137,6 +137,18 @@ def _sampling_number(name: str) -> Any:
     return _described(number.description, **schema)
 
 
+def _sampling_list(name: str) -> Any:
+    """A field with what the table of lists says of it."""
+    row = SAMPLING_LISTS[name]
+    schema: dict[str, Any] = {"additionalProperties": {"type": "number"}} if row.kind == "biases" else {}
+    return _described(row.description, **schema)
+
+
+def _max_entries(name: str) -> Any:
+    """The limit of a list as the table has it, held before an entry is looked at."""
+    return Field(max_length=SAMPLING_LISTS[name].max_entries)
+
+
 class StreamOptions(BaseModel):
     """Options of a streamed answer."""
 
@@ -159,6 +171,17 @@ class GenerationRequest(BaseModel):
         minimum=1,
         maximum=MAX_CHOICES,
     )
+    use_beam_search: bool | None = _described(
+        "Search with `n` beams, at most 64, instead of sampling, and return all of them, best first. Not streamed, and "
+        "with nothing that changes the probabilities.",
+        False,
+    )
+    length_penalty: float | None = _described(
+        "With `use_beam_search`: the score of a beam is divided by the length of its output to the power of this.",
+        1.0,
+        minimum=-100,
+        maximum=100,
+    )
     temperature: float | None = _sampling_number("temperature")
     top_p: float | None = _sampling_number("top_p")
     top_k: int | None = _sampling_number("top_k")
@@ -180,12 +203,9 @@ class GenerationRequest(BaseModel):
     include_stop_str_in_output: bool | None = _described("Cut behind the stop string.")
     skip_special_tokens: bool | None = _described("Leave special tokens out of the text; the default.")
     spaces_between_special_tokens: bool | None = _described("Put spaces between special tokens that are shown.")
-    logit_bias: Annotated[dict[str, Any], Field(max_length=MAX_LISTED_TOKENS)] | None = _described(
-        "Token id (as a string) to a number that is added to its logit, clamped to [-100, 100].",
-        additionalProperties={"type": "number"},
-    )
-    allowed_token_ids: Annotated[Ids, Field(max_length=MAX_LISTED_TOKENS)] | None = _described("Sample nothing else.")
-    bad_words: Annotated[Strings, Field(max_length=MAX_BAD_WORDS)] | None = _described("Words that are not generated.")
+    logit_bias: Annotated[dict[str, Any], _max_entries("logit_bias")] | None = _sampling_list("logit_bias")
+    allowed_token_ids: Annotated[Ids, _max_entries("allowed_token_ids")] | None = _sampling_list("allowed_token_ids")
+    bad_words: Annotated[Strings, _max_entries("bad_words")] | None = _sampling_list("bad_words")
     response_format: dict[str, Any] | None = _described(
         'What the answer must be: `{"type": "text"}`, `{"type": "json_object"}`, or '
         '`{"type": "json_schema", "json_schema": {"name", "schema"}}`.'
@@ -274,6 +294,9 @@ class ChatCompletionRequest(GenerationRequest, Conversation):
     )
     parallel_tool_calls: bool | None = _described("More than one call; the default.")
     include_reasoning: bool | None = _described("Show the model's thoughts; the default.")
+    thinking_token_budget: int | None = _described(
+        "Most tokens of the model's thoughts, then they are ended; -1: any number.", minimum=-1
+    )
 
 
 class TokenizeRequest(BaseModel):
@@ -302,3 +325,21 @@ class DetokenizeRequest(BaseModel):
 
     model: str | None = None
     tokens: Annotated[Ids, AfterValidator(_compact_tokens)]
+
+
+class LoadAdapterRequest(BaseModel):
+    """Body of ``POST /v1/load_lora_adapter``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    lora_name: str | None = None
+    lora_path: str | None = Field(default=None, description="Folder below --lora-root, relative to it or absolute.")
+    load_inplace: bool = Field(default=False, description="Read the folder again if an adapter has this name.")
+
+
+class UnloadAdapterRequest(BaseModel):
+    """Body of ``POST /v1/unload_lora_adapter``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    lora_name: str | None = None

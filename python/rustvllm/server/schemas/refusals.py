@@ -13,10 +13,6 @@ def _nothing(value: Any) -> bool:
     return value is None or value is False or value == "" or value == [] or value == {}
 
 
-def _one(value: Any) -> bool:
-    return value is None or (value == 1 and value is not True)
-
-
 def _text_modality(value: Any) -> bool:
     return value is None or value == ["text"]
 
@@ -29,8 +25,6 @@ Refusals = Mapping[str, tuple[Callable[[Any], bool], str]]
 """Field -> whether a value asks for nothing, and what to do instead (may be empty)."""
 
 _SHARED: Refusals = {
-    "use_beam_search": (_nothing, ""),
-    "length_penalty": (_one, "it is for beam search"),
     "early_stopping": (_nothing, "it is for beam search"),
     "guided_json": (_nothing, "send structured_outputs with json"),
     "guided_json_object": (_nothing, "send structured_outputs with json_object"),
@@ -46,12 +40,12 @@ _SHARED: Refusals = {
     "ec_transfer_params": (_nothing, ""),
     "repetition_detection": (_nothing, ""),
     "lora_request": (_nothing, ""),
-    "thinking_token_budget": (_nothing, ""),
     "mm_processor_kwargs": (_nothing, "messages and prompts hold text alone"),
 }
 COMPLETION_REFUSALS: Refusals = {
     **_SHARED,
     "suffix": (_nothing, ""),
+    "thinking_token_budget": (_nothing, "chat completions take it"),
 }
 CHAT_REFUSALS: Refusals = {
     **_SHARED,

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
+from rustvllm.sampling_table import SAMPLING_LISTS
 from rustvllm.server.errors import BadRequestError, ClientDisconnectedError, UnsupportedEncodingError
 from rustvllm.server.schemas.protocol import MAX_CONTAINERS, MAX_FREE_VALUES
 from rustvllm.server.schemas.refusals import Refusals
@@ -34,7 +35,7 @@ _MAX_NAMES_LOGGED = 256
 _logged_names: set[str] = set()
 _BODY_SIZE = "rustvllm.body_size"
 _JSON_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_SHAPED = frozenset({"prompt", "tokens", "allowed_token_ids", "logit_bias", "bad_words", "stop", "stop_token_ids"})
+_SHAPED = frozenset({"prompt", "tokens", "stop", "stop_token_ids", *SAMPLING_LISTS})
 """Fields with limits of their own."""
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rustvllm import _core
-from rustvllm.cli.bench.step import MAX_NUM_RUNNING, MAX_PREFILL_TOKENS, MAX_STEPS, MODES, SteadyState
+from rustvllm.cli.bench.step import MAX_NUM_RUNNING, MAX_PREFILL_TOKENS, MAX_STEPS, MODES, POLICIES, SteadyState
 from rustvllm.cli.main import main
 
 ROW = {"num_running", "schedule_us", "update_us", "total_us", "rust_total_us", "num_blocks", "mode"}
@@ -37,6 +37,16 @@ def test_it_prints_a_table(capsys):
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[:2] == ["mode", "num_running"]
     assert [row.split()[:2] for row in rows] == [[mode, "3"] for mode in MODES]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_policy_is_that_of_the_scheduler_measured(policy, capsys):
+    assert SteadyState(2, 0, 1, policy).config.scheduling_policy == policy
+    argv = ["bench", "step", "--num-running", "2", "--steps", "5", "--json", "--scheduling-policy", policy]
+    assert main(argv) == 0
+    assert {row["scheduling_policy"] for row in json.loads(capsys.readouterr().out)["results"]} == {policy}
+    with pytest.raises(ValueError, match="scheduling_policy must be 'fcfs', 'priority' or 'fair', got \"last\""):
+        _core.bench_step(1, 1, scheduling_policy="last")
 
 
 @pytest.mark.parametrize("prefill_tokens", [0, 40])

@@ -1,0 +1,166 @@
+"""Acceptance on a GPU: correctness first, then speed; one JSON, within ten minutes.
+
+    python benches/python/gpu_accept.py --output-json gpu_accept.json [--budget 520] [--sections kernels greedy]
+    python benches/python/gpu_accept.py --dry-run        # without a GPU: tiny shapes, Triton's interpreter
+
+Run it in a clone whose core is built; it needs transformers, and neither network nor checkpoint. Each section is a
+process of its own, so that an error which a device does not survive spoils no other, and what a section had found when
+its time ran out is kept. Those about correctness run side by side, then each about speed alone.
+
+kernels    every Triton kernel against its reference: attention in twelve shapes, a captured plan over other lengths, a
+           cache beyond 2^31 numbers, layers, what comes before attention, the sampler's at 151,936 ids
+greedy     engines over three small checkpoints, judged by transformers' logits: eager, graphs, overlap, pieces of
+           prompts, prefix cache, preemption both ways, late capture, bfloat16
+sampling   every kind of parameter: twice, and with overlap and graphs as in order
+capture_*  a model that waits for the device runs without graphs, and right; one that does so in captures alone ends the
+           start with the remedy
+toolchain  without a C compiler torch's operations take over
+perf       a 0.6B model: the start; decodes of 1 to 256 requests with overlap, without, without graphs, next to the time
+           of reading what they must; drawn decodes; prompts; prompts next to decodes; kernels of a step
+micro      sampler and attention alone, next to torch's
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+CORRECTNESS = {
+    "kernels": 200, "greedy": 220, "sampling": 160, "capture_ahead": 100, "capture_late": 100, "capture_measured": 100,
+    "capture_broken": 100, "toolchain": 100,
+}  # fmt: skip
+SPEED = {"perf": 220, "micro": 80}
+"""Seconds that each section has at most."""
+CAPTURES: dict[str, dict[str, Any]] = {
+    "capture_ahead": {"num_gpu_blocks_override": 400},
+    "capture_late": {"num_gpu_blocks_override": 400, "cudagraph_capture_mode": "lazy"},
+    "capture_measured": {"gpu_memory_utilization": 0.3},
+    "capture_broken": {"num_gpu_blocks_override": 400},
+}
+START = time.monotonic()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-json", type=Path)
+    parser.add_argument("--budget", type=float, default=520, help="seconds in all")
+    parser.add_argument("--sections", nargs="+", choices=[*CORRECTNESS, *SPEED], default=[*CORRECTNESS, *SPEED])
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--section", help=argparse.SUPPRESS)
+    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=0, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.section:
+        return run_section(args.section, args.file, args.seconds)
+    sections: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        alone = [[name] for name in SPEED]
+        together = list(CORRECTNESS)
+        # On a CPU two processes at a time are as fast as all at once.
+        groups = [together[i : i + 2] for i in range(0, len(together), 2)] if args.dry_run else [together]
+        for group in [*groups, *alone]:
+            wanted = [name for name in group if name in args.sections]
+            for section in [start(name, Path(folder), args.budget, dry=args.dry_run) for name in wanted]:
+                name, found = section if isinstance(section, tuple) else section.end()
+                sections[name] = found
+                print(f"{time.monotonic() - START:4.0f} s  {name}: {found['status']}", file=sys.stderr, flush=True)
+    lines, ok = verdict(sections)
+    from bench_report import new_report
+
+    report = new_report() | {"dry_run": args.dry_run, "ok": ok, "verdict": lines, "sections": sections}
+    if args.output_json:
+        args.output_json.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+    print(json.dumps(report, indent=1, default=str))
+    print("\n".join(lines), file=sys.stderr)
+    return 0 if ok else 1
+
+
+class Section:
+    """A section that runs."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], file: Path, log: Path, seconds: float) -> None:
+        self._name, self._process, self._file, self._log, self._seconds = name, process, file, log, seconds
+        self._began = time.monotonic()
+
+    def end(self) -> tuple[str, dict[str, Any]]:
+        """Wait for it, within its time; what it found."""
+        try:
+            self._process.wait(max(1.0, self._seconds + 10 - (time.monotonic() - self._began)))
+            status = "ran" if self._process.returncode == 0 else f"ended with {self._process.returncode}"
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            status = "ran out of time"
+        found = json.loads(self._file.read_text(encoding="utf-8")) if self._file.is_file() else {}
+        if status != "ran":
+            found["end_of_log"] = self._log.read_text(errors="replace")[-1500:]
+        return self._name, {"status": status, "seconds": round(time.monotonic() - self._began, 1)} | found
+
+
+def start(name: str, folder: Path, budget: float, *, dry: bool) -> Section | tuple[str, dict[str, Any]]:
+    """Start a section, unless no time is left for it."""
+    left = budget - (time.monotonic() - START) - 5
+    if left < 20:
+        return name, {"status": "skipped, no time was left"}
+    seconds = min((CORRECTNESS | SPEED)[name], left)
+    file, log = folder / f"{name}.json", folder / f"{name}.log"
+    environment = dict(os.environ, PYTHONUNBUFFERED="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
+    environment.setdefault("RUSTVLLM_LOGGING_LEVEL", "WARNING")
+    if dry:
+        environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(Path(__file__).resolve()), "--section", name, "--file", str(file)]
+    command += ["--seconds", str(seconds), *(["--dry-run"] if dry else [])]
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
+    return Section(name, process, file, log, seconds)
+
+
+def verdict(sections: dict[str, Any]) -> tuple[list[str], bool]:
+    """A line for each section, and whether everything that was checked for correctness is right."""
+    lines, ok = [], bool(sections)
+    for name, found in sections.items():
+        checks = found.get("checks", {})
+        failed = [key for key, check in checks.items() if not check["ok"]]
+        ok = ok and found["status"] == "ran" and bool(checks) and not failed
+        line = f"{name}: {found['status']}, {len(checks) - len(failed)} of {len(checks)} checks are right"
+        lines.append(line + (f"; not {', '.join(failed[:8])}" if failed else ""))
+    for row in sections.get("perf", {}).get("decode", []):
+        overlap = row["overlap"]
+        lines.append(
+            f"decode {row['batch']} x {row['context']}: {overlap['step_ms']} ms, {row['times_reading']} x reading, gap "
+            f"{overlap['gap_percent']} %, host {overlap['host_ms']} ms, without overlap "
+            f"{row['no_overlap'].get('step_ms')} ms, without graphs {row['no_graphs'].get('step_ms')} ms"
+        )
+    return lines, ok
+
+
+def run_section(name: str, file: Path, seconds: float) -> int:
+    """In a process of its own."""
+    from gpu_acceptance.finding import DRY, Finding
+
+    found = Finding(file, seconds)
+    import torch
+
+    torch.set_num_threads(1 if DRY else 4)
+    found.put(facts={"torch": torch.__version__, "device": "cpu" if DRY else torch.cuda.get_device_name()})
+    from gpu_acceptance import engines, kernels, speed
+
+    with torch.inference_mode():
+        if name in CAPTURES:
+            found.attempt(name, lambda f: engines.capture(f, CAPTURES[name], waits_always=name != "capture_broken"))
+        else:
+            sections = {
+                "kernels": kernels.kernels, "greedy": engines.greedy, "sampling": engines.sampling,
+                "toolchain": engines.toolchain, "perf": speed.perf, "micro": speed.micro,
+            }  # fmt: skip
+            found.attempt(name, sections[name])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

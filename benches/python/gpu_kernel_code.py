@@ -1,0 +1,232 @@
+"""What the machine code of each Triton kernel takes of a GPU, without a GPU: registers, spills, shared memory, as JSON.
+
+    python benches/python/gpu_kernel_code.py [--capabilities 80 90 100] [--kernels attention norm] [--output-json FILE]
+
+The functions that launch are called with tensors on the CPU; what they would launch is caught, compiled by Triton and
+assembled by the ptxas in its wheel, which says what the code takes. A spill is memory that a kernel reads and writes
+because it has too few registers: it costs time, and a new one is a mistake (``tests/unit/test_kernel_code.py``).
+"""
+
+import argparse
+import inspect
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton.backends.nvidia import compiler
+
+from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
+from rustvllm.attention.triton_backend import TritonAttentionBackend
+from rustvllm.kernels import (
+    activation,
+    draw,
+    matmul,
+    norm,
+    penalties,
+    rotary,
+    rotary_write,
+    tile_list,
+    truncation,
+    tuning,
+)
+
+CAPABILITIES = (80, 90, 100)
+CPU = torch.device("cpu")
+
+
+class Launches:
+    """What was launched while it was entered: the kernel, its arguments by position, those by name."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
+        self.caught: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+        self._stands_in = {
+            (triton.runtime.jit.JITFunction, "run"): self._catch(),
+            (tuning, "is_tuned"): lambda _: capability == 90,
+            (tuning, "capability"): lambda _: divmod(capability, 10),
+            (tuning, "num_processors"): lambda _: 132,
+        }
+
+    def _catch(self) -> Callable[..., None]:
+        def run(kernel: Any, *args: Any, grid: object, warmup: bool, **kwargs: Any) -> None:
+            del grid, warmup
+            self.caught.append((kernel, args, kwargs))
+
+        return run
+
+    @contextmanager
+    def catching(self) -> Iterator[None]:
+        """Nothing is launched meanwhile."""
+        before = {(owner, name): getattr(owner, name) for owner, name in self._stands_in}
+        for (owner, name), value in self._stands_in.items():
+            setattr(owner, name, value)
+        try:
+            yield
+        finally:
+            for (owner, name), value in before.items():
+                setattr(owner, name, value)
+
+    def compiled(self) -> list[Any]:
+        """Machine code of all that was caught."""
+        caught, self.caught[:] = list(self.caught), []
+        with self.catching():
+            return [self._compile(*launch) for launch in caught]
+
+    def variants(self) -> dict[str, int]:
+        """Of all that was caught: how many different machine codes each kernel needs."""
+        codes: dict[str, set[str]] = {}
+        for kernel, args, kwargs in self.caught:
+            codes.setdefault(kernel.fn.__name__, set()).add(repr(self._specialise(kernel, args, kwargs)))
+        return {name: len(different) for name, different in codes.items()}
+
+    def _compile(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        signature, constants, attributes, options = self._specialise(kernel, args, kwargs)
+        source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+        return triton.compile(source, target=self.target, options=options)
+
+    def _specialise(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+        parameters = inspect.signature(kernel.fn).parameters
+        options = {name: value for name, value in kwargs.items() if name not in parameters}
+        own = {name: value for name, value in kwargs.items() if name in parameters}
+        arguments = inspect.signature(kernel.fn).bind(*args, **own).arguments
+        signature: dict[str, Any] = {}
+        constants: dict[str, Any] = {}
+        attributes: dict[tuple[int], Any] = {}
+        for index, parameter in enumerate(kernel.params):
+            value = arguments[parameter.name]
+            is_special = not parameter.do_not_specialize and not isinstance(value, float)
+            if parameter.is_constexpr or (is_special and isinstance(value, int) and value == 1):
+                signature[parameter.name], constants[parameter.name] = "constexpr", value
+                continue
+            signature[parameter.name] = triton.runtime.jit.mangle_type(value)
+            is_special = is_special and not parameter.do_not_specialize_on_alignment
+            address = value.data_ptr() if torch.is_tensor(value) else value
+            if is_special and address % 16 == 0:
+                attributes[index,] = [["tt.divisibility", 16]]
+        return signature, constants, attributes, options
+
+
+def launch_attention(head_dim: int, dtype: torch.dtype, *, fp8: bool = False, **options: Any) -> None:
+    """A prompt, and a decode that is long enough to be split."""
+    lengths = np.array([40, 1000], np.int32)
+    table, slots = torch.zeros(2, 64, dtype=torch.int32), torch.zeros(41, dtype=torch.int32)
+    step = AttentionMetadata(16, table, slots, np.array([0, 40, 41], np.int32), lengths)
+    backend = TritonAttentionBackend(KVCacheSpec(1, 2, head_dim), dtype, CPU)
+    qkv = torch.zeros(41, 12, head_dim, dtype=dtype)
+    cache = torch.zeros(2, 8, 16, 2, head_dim, dtype=torch.uint8 if fp8 else dtype)
+    backend.plan(step).forward(*qkv.split([8, 2, 2], 1), cache, 0.1, **options)
+
+
+def launch_rotary_write(head_dim: int, *, norms: bool, fp8: bool) -> None:
+    """A step of four tokens of 8 heads over 2 KV heads."""
+    qkv, ids = torch.zeros(4, 12, head_dim, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int32)
+    table, weight = torch.zeros(64, head_dim, dtype=torch.bfloat16), torch.zeros(head_dim, dtype=torch.bfloat16)
+    cache = torch.zeros(2, 8, 16, 2, head_dim, dtype=torch.uint8 if fp8 else torch.bfloat16)
+    weights = (weight, weight.clone()) if norms else None
+    rotary_write.rotary_write(qkv, 8, ids, table, cache, ids, norm_weights=weights, eps=1e-6)
+
+
+def launch_sampler() -> None:
+    """Penalties, truncation, draws at 151,936 ids."""
+    logits, ids, ones = torch.zeros(4, 151936), torch.zeros(4, dtype=torch.int64), torch.ones(4)
+    counts = torch.zeros(4, 151936, dtype=torch.int32)
+    penalties.apply_penalties(logits, ids, ids, ones, ones, ones, counts, counts > 0)
+    truncation.apply_top_k_top_p(logits, ids, ones)
+    truncation.apply_top_n_sigma(logits, ones)
+    draw.draw(logits, ids, ids)
+    draw.counter_uniform(ids, ids)
+
+
+def launch_layers() -> None:
+    """Norms, rotary positions, activations, products."""
+    x = torch.zeros(4, 1024, dtype=torch.bfloat16)
+    norm.rms_norm(x, x[0], 1e-5)
+    norm.add_rms_norm(x, x, x[0], 1e-5)
+    norm.layer_norm(x, x[0], x[0], 1e-5)
+    rotary.rotary(x.view(4, 16, 64), x[:, :16], x[:, :16], interleaved=True)
+    activation.silu_and_mul(x)
+    activation.gelu_and_mul(x)
+    matmul.linear(x, torch.zeros(4096, 1024, dtype=torch.bfloat16), None)
+
+
+def launch_tiles() -> None:
+    """What the programs of a mixed step in a graph compute."""
+    starts, tiles = torch.tensor([0, 40, 41, 41], dtype=torch.int32), torch.zeros((2, 8), dtype=torch.int32)
+    tile_list.list_tiles(*tiles, starts, 8, skip_decodes=True)
+    tile_list.list_decodes(*tiles[:, :3], starts)
+
+
+BENT = {"sliding_window": 100, "soft_cap": 30.0, "alibi_slopes": [0.5] * 8}
+CASES: dict[str, Callable[[], None]] = {
+    "attention 64 bfloat16": lambda: launch_attention(64, torch.bfloat16),
+    "attention 128 bfloat16": lambda: launch_attention(128, torch.bfloat16),
+    "attention 256 bfloat16": lambda: launch_attention(256, torch.bfloat16),
+    "attention 64 float16 fp8 bent": lambda: launch_attention(64, torch.float16, fp8=True, **BENT),
+    "attention 128 bfloat16 fp8": lambda: launch_attention(128, torch.bfloat16, fp8=True),
+    "rotary and write 128": lambda: launch_rotary_write(128, norms=False, fp8=False),
+    "norms, rotary and write 128": lambda: launch_rotary_write(128, norms=True, fp8=False),
+    "norms, rotary and write 256 fp8": lambda: launch_rotary_write(256, norms=True, fp8=True),
+    "layers": launch_layers,
+    "tiles": launch_tiles,
+    "sampler": launch_sampler,
+}
+
+
+def costs(capability: int, cases: dict[str, Callable[[], None]]) -> list[dict[str, Any]]:
+    """A row for each machine code: its case, kernel, registers of a thread, bytes of spills, bytes of shared memory."""
+    rows = []
+    for case, launch in cases.items():
+        launches = Launches(capability)
+        with launches.catching():
+            launch()
+        for code in launches.compiled():
+            row = {"capability": capability, "case": case, "kernel": code.metadata.name, "shared": code.metadata.shared}
+            rows.append(row | {"warps": code.metadata.num_warps} | assembled(code.asm["ptx"], capability))
+    return rows
+
+
+def assembled(ptx: str, capability: int) -> dict[str, int]:
+    """What ptxas says of a kernel that it is given as Triton gives it."""
+    ptxas = compiler.get_ptxas(capability).path
+    target = compiler.sm_arch_from_capability(capability)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx, encoding="ascii")
+        command = [ptxas, "-lineinfo", "-v", "--regAllocOptLevel=2", f"--gpu-name={target}", source]
+        command += ["-o", str(Path(folder) / "kernel.cubin")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        said = done.stderr + done.stdout
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    registers = re.search(r"Used (\d+) registers", said)
+    if spills is None or registers is None:
+        raise RuntimeError(f"{ptxas} says neither registers nor spills: {said[:300]!r}")
+    return {"registers": int(registers[1]), "spilled": int(spills[1]) + int(spills[2])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capabilities", nargs="+", type=int, choices=CAPABILITIES, default=list(CAPABILITIES))
+    parser.add_argument("--kernels", nargs="+", default=[""], help="cases whose names begin so (default: all)")
+    parser.add_argument("--output-json", type=Path)
+    args = parser.parse_args()
+    chosen = {name: launch for name, launch in CASES.items() if name.startswith(tuple(args.kernels))}
+    if not chosen:
+        sys.exit(f"no case begins with {' or '.join(args.kernels)}; there are: {', '.join(CASES)}")
+    rows = [row for capability in args.capabilities for row in costs(capability, chosen)]
+    report = {"torch": torch.__version__, "triton": triton.__version__, "kernels": rows}
+    if args.output_json:
+        args.output_json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,489 @@
+//! Weights of 4 or 8 bits with what their groups have besides a scale, kept as files have them: scales of 16 bits or in two
+//! levels, zero points, minima. A panel's scales become numbers of 32 bits when a product comes to them.
+
+#![allow(clippy::inline_always, reason = "what is inlined takes the instructions of the form that calls it")]
+
+use half::{bf16, f16};
+
+use super::{LinearError, PackedLinear};
+use crate::w8a8::dot::QUAD;
+
+/// Groups whose scales are made ready together.
+pub(crate) const GROUPS_TOGETHER: usize = 64;
+/// The most outputs of a panel.
+const MAX_OUTPUTS: usize = 32;
+/// Groups of a block of two levels, and the inputs of each.
+pub(crate) const LEVEL_GROUPS: usize = 8;
+const LEVEL_GROUP_SIZE: usize = 32;
+
+/// How the scales of groups are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScaleForm {
+    /// 32 bits.
+    F32,
+    /// 16 bits, as most files have them.
+    F16,
+    /// The upper 16 bits of a number of 32.
+    Bf16,
+    /// A number of 16 bits for 8 groups of 32 inputs, times one of 8 bits without a sign for each group; minima likewise.
+    TwoLevel,
+}
+
+/// What a number is counted from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ZeroForm {
+    /// From 0; of 4 bits, which have no sign, from 8: w = scale · (number − 8).
+    Middle,
+    /// From a zero point of 8 bits for each group: w = scale · (number − zero).
+    Point,
+    /// From 0, and a minimum for each group, kept as scales are, is taken away: w = scale · number − minimum.
+    Minimum,
+}
+
+/// How weights of a quantised layer are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quantized {
+    /// 4 or 8 of a number; 4 have no sign.
+    pub bits: u8,
+    /// Inputs that share a scale: 16 (of 8 bits), a multiple of 32, or at least as many as there are.
+    pub group_size: usize,
+    /// What is kept of scales.
+    pub scales: ScaleForm,
+    /// What numbers are counted from.
+    pub zeros: ZeroForm,
+    /// Whether the activations are rounded to 8 bits.
+    pub rounds_activations: bool,
+}
+
+/// One row of a quantised weight, for [`PackedLinear::pack_quantized_rows`] to be filled.
+#[derive(Debug)]
+pub struct QuantizedRow {
+    /// One for each input: 8 bits with a sign; of 4 bits −8 to 7 where they are counted from the middle, else 0 to 15.
+    pub numbers: Vec<i8>,
+    /// For each group; in two levels for 8 groups.
+    pub scales: Vec<f32>,
+    /// Zero points or minima, as many; none for [`ZeroForm::Middle`].
+    pub offsets: Vec<f32>,
+    /// Only in two levels: what each group's scale is multiplied by, and its minimum.
+    pub factors: Vec<[u8; 2]>,
+}
+
+impl Quantized {
+    /// The groups that some inputs are of.
+    fn groups_of(&self, inputs: &std::ops::Range<usize>) -> std::ops::Range<usize> {
+        inputs.start / self.group_size..inputs.end.div_ceil(self.group_size)
+    }
+
+    /// What is wrong with it.
+    pub(super) fn check(self, in_features: usize) -> Result<(), LinearError> {
+        let is_known = match self.bits {
+            4 => true,
+            8 => self.zeros != ZeroForm::Point,
+            _ => false,
+        };
+        let is_level = self.scales == ScaleForm::TwoLevel;
+        let fits_levels = self.group_size == LEVEL_GROUP_SIZE
+            && in_features.is_multiple_of(LEVEL_GROUPS * LEVEL_GROUP_SIZE)
+            && self.zeros == ZeroForm::Minimum;
+        if !is_known || (is_level && !fits_levels) {
+            return Err(LinearError::Form { form: self, in_features });
+        }
+        Ok(())
+    }
+
+    /// Whether groups add something to their products.
+    pub(crate) fn has_offsets(self) -> bool {
+        self.zeros != ZeroForm::Middle
+    }
+
+    fn scale_bytes(self) -> usize {
+        if self.scales == ScaleForm::F32 { 4 } else { 2 }
+    }
+
+    /// Bytes of an output's scales, with its zero points or minima.
+    pub(super) fn bytes_of_scales(self, num_groups: usize) -> usize {
+        match (self.scales, self.zeros) {
+            (ScaleForm::TwoLevel, _) => num_groups / LEVEL_GROUPS * (2 * 2 + LEVEL_GROUPS * 2),
+            (_, ZeroForm::Middle) => num_groups * self.scale_bytes(),
+            (_, ZeroForm::Point) => num_groups * (self.scale_bytes() + 1),
+            (_, ZeroForm::Minimum) => num_groups * 2 * self.scale_bytes(),
+        }
+    }
+}
+
+/// Scales and minima of a panel's groups as 32 bits, `[group][output]`.
+#[repr(C, align(64))]
+pub(crate) struct ReadyScales {
+    pub(crate) scales: [f32; GROUPS_TOGETHER * MAX_OUTPUTS],
+    /// What is added to a group's product with 1: less than nothing for most.
+    pub(crate) mins: [f32; GROUPS_TOGETHER * MAX_OUTPUTS],
+}
+
+impl ReadyScales {
+    pub(crate) const ZERO: Self =
+        Self { scales: [0.0; GROUPS_TOGETHER * MAX_OUTPUTS], mins: [0.0; GROUPS_TOGETHER * MAX_OUTPUTS] };
+}
+
+/// A number of 16 bits as 32; not for what is infinite or no number.
+#[inline(always)]
+fn widen_f16(bits: u16) -> f32 {
+    /// What the exponents differ by: 2¹¹².
+    const SHIFT: f32 = f32::from_bits((112 + 127) << 23);
+    let size = f32::from_bits(u32::from(bits & 0x7fff) << 13) * SHIFT;
+    f32::from_bits(size.to_bits() | u32::from(bits & 0x8000) << 16)
+}
+
+/// Numbers of 16 bits as 32: by the instruction for it where the code is compiled for machines that have it.
+#[inline(always)]
+fn widen_f16_all<const AVX512: bool, const NEGATED: bool>(mut from: &[u8], mut to: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if AVX512 {
+        use std::arch::x86_64::{
+            _mm256_loadu_si256, _mm512_castps_si512, _mm512_cvtph_ps, _mm512_set1_epi32, _mm512_storeu_si512,
+            _mm512_xor_si512,
+        };
+        const LANES: usize = 16;
+        let sign = if NEGATED { i32::MIN } else { 0 };
+        while from.len() >= 2 * LANES && to.len() >= LANES {
+            // SAFETY: `AVX512` is said where AVX-512 was found alone; both slices are long enough for so many bytes to be read
+            // and numbers written.
+            unsafe {
+                let wide = _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast()));
+                let bits = _mm512_xor_si512(_mm512_castps_si512(wide), _mm512_set1_epi32(sign));
+                _mm512_storeu_si512(to.as_mut_ptr().cast(), bits);
+            }
+            (from, to) = (&from[2 * LANES..], &mut to[LANES..]);
+        }
+    }
+    for (to, from) in to.iter_mut().zip(from.as_chunks::<2>().0) {
+        let wide = widen_f16(u16::from_le_bytes(*from));
+        *to = if NEGATED { -wide } else { wide };
+    }
+}
+
+/// Numbers of one form as 32 bits; with a negative sign for `NEGATED`.
+#[inline(always)]
+fn widen_all<const AVX512: bool, const NEGATED: bool>(form: ScaleForm, from: &[u8], to: &mut [f32]) {
+    let signed = |x: f32| if NEGATED { -x } else { x };
+    match form {
+        ScaleForm::F32 => {
+            for (to, from) in to.iter_mut().zip(from.as_chunks::<4>().0) {
+                *to = signed(f32::from_le_bytes(*from));
+            }
+        }
+        ScaleForm::Bf16 => {
+            for (to, from) in to.iter_mut().zip(from.as_chunks::<2>().0) {
+                *to = signed(f32::from_bits(u32::from(u16::from_le_bytes(*from)) << 16));
+            }
+        }
+        ScaleForm::F16 | ScaleForm::TwoLevel => {
+            widen_f16_all::<AVX512, NEGATED>(from, to);
+        }
+    }
+}
+
+/// Make the scales of some groups ready, for `outputs` outputs of a panel.
+///
+/// # Arguments
+///
+/// * `from` – the bytes of all of the panel's scales, whose groups lie one after the other.
+#[inline(always)]
+fn make_ready<const AVX512: bool>(
+    form: Quantized,
+    outputs: usize,
+    from: &[u8],
+    groups: std::ops::Range<usize>,
+    to: &mut ReadyScales,
+) {
+    if form.scales == ScaleForm::TwoLevel {
+        let (level_bytes, first) = (form.bytes_of_scales(LEVEL_GROUPS) * outputs, groups.start);
+        let levels = from.chunks_exact(level_bytes).skip(first / LEVEL_GROUPS);
+        let scales = to.scales.chunks_exact_mut(LEVEL_GROUPS * outputs);
+        let mins = to.mins.chunks_exact_mut(LEVEL_GROUPS * outputs);
+        let mut large = [0.0_f32; 2 * MAX_OUTPUTS];
+        for ((level, scales), mins) in levels.zip(scales).zip(mins).take(groups.len() / LEVEL_GROUPS) {
+            let (upper, factors) = level.split_at(4 * outputs);
+            let (large_scales, large_mins) = large[..2 * outputs].split_at_mut(outputs);
+            widen_all::<AVX512, false>(form.scales, &upper[..2 * outputs], large_scales);
+            widen_all::<AVX512, true>(form.scales, &upper[2 * outputs..], large_mins);
+            let parts = scales.chunks_exact_mut(outputs).zip(mins.chunks_exact_mut(outputs));
+            for (factors, (scales, mins)) in factors.chunks_exact(2 * outputs).zip(parts) {
+                let (of_scales, of_mins) = factors.split_at(outputs);
+                for ((scale, large), factor) in scales.iter_mut().zip(&*large_scales).zip(of_scales) {
+                    *scale = large * f32::from(*factor);
+                }
+                for ((min, large), factor) in mins.iter_mut().zip(&*large_mins).zip(of_mins) {
+                    *min = large * f32::from(*factor);
+                }
+            }
+        }
+        return;
+    }
+    let (size, group_bytes) = (form.scale_bytes(), form.bytes_of_scales(1) * outputs);
+    let parts = to.scales.chunks_exact_mut(outputs).zip(to.mins.chunks_exact_mut(outputs));
+    for (group, (scales, mins)) in
+        from.chunks_exact(group_bytes).skip(groups.start).zip(parts).take(groups.len())
+    {
+        let (of_scales, offsets) = group.split_at(outputs * size);
+        widen_all::<AVX512, false>(form.scales, of_scales, scales);
+        match form.zeros {
+            ZeroForm::Middle => {}
+            ZeroForm::Point => {
+                for ((min, scale), zero) in mins.iter_mut().zip(&*scales).zip(offsets) {
+                    *min = -(*scale * f32::from(*zero));
+                }
+            }
+            ZeroForm::Minimum => widen_all::<AVX512, true>(form.scales, offsets, mins),
+        }
+    }
+}
+
+/// Weights of some inputs as numbers of 32 bits, `[input][output]`.
+///
+/// # Arguments
+///
+/// * `quads` – the panel's, from the first of these inputs on.
+/// * `scales` – of those groups, made ready.
+#[inline(always)]
+fn widen_inputs<const AVX512: bool>(
+    form: Quantized,
+    outputs: usize,
+    quads: &[u8],
+    inputs: std::ops::Range<usize>,
+    scales: &ReadyScales,
+    to: &mut [f32],
+) {
+    let middle = if form.bits == 4 && form.zeros == ZeroForm::Middle { 8.0 } else { 0.0 };
+    let first_group = inputs.start / form.group_size;
+    for (at, to) in to.chunks_exact_mut(outputs).take(inputs.len()).enumerate() {
+        let group = ((inputs.start + at) / form.group_size - first_group) * outputs;
+        let (scales, mins) = (&scales.scales[group..][..outputs], &scales.mins[group..][..outputs]);
+        let (quad, shift) =
+            if form.bits == 4 { (at / (2 * QUAD), at / QUAD % 2 * 4) } else { (at / QUAD, 0) };
+        let bytes = &quads[quad * QUAD * outputs..][..QUAD * outputs];
+        for (i, (x, lane)) in to.iter_mut().zip(bytes.as_chunks::<QUAD>().0).enumerate() {
+            // The quad of an output is a lane, from which its number is shifted.
+            let lane = u32::from_le_bytes(*lane);
+            let number = if form.bits == 4 {
+                (lane >> (8 * (at % QUAD) + shift) & 15) as f32 - middle
+            } else {
+                ((lane << (24 - 8 * (at % QUAD))) as i32 >> 24) as f32
+            };
+            *x = number * scales[i];
+            if form.zeros != ZeroForm::Middle {
+                *x += mins[i];
+            }
+        }
+    }
+}
+
+macro_rules! for_instructions {
+    ($name:ident, $body:ident, $as_avx512:ident, $as_avx2:ident, ($($argument:ident: $type:ty),*)) => {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+        fn $as_avx512($($argument: $type),*) {
+            $body::<true>($($argument),*);
+        }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma")]
+        fn $as_avx2($($argument: $type),*) {
+            $body::<false>($($argument),*);
+        }
+        fn $name($($argument: $type),*) {
+            #[cfg(target_arch = "x86_64")]
+            if crate::instructions::have_avx512_vnni() {
+                // SAFETY: a machine with VNNI for AVX-512 was found to have what this form is compiled for.
+                return unsafe { $as_avx512($($argument),*) };
+            } else if crate::instructions::have_avx2() {
+                // SAFETY: the instructions were found.
+                return unsafe { $as_avx2($($argument),*) };
+            }
+            $body::<false>($($argument),*);
+        }
+    };
+}
+
+for_instructions!(ready_scales, make_ready, ready_avx512, ready_avx2, (
+    form: Quantized, outputs: usize, from: &[u8], groups: std::ops::Range<usize>, to: &mut ReadyScales
+));
+for_instructions!(widened, widen_inputs, widened_avx512, widened_avx2, (
+    form: Quantized, outputs: usize, quads: &[u8], inputs: std::ops::Range<usize>, scales: &ReadyScales, to: &mut [f32]
+));
+
+impl PackedLinear {
+    /// Scales and minima of some groups of a panel, at most [`GROUPS_TOGETHER`]; in two levels from a multiple of
+    /// [`LEVEL_GROUPS`] on.
+    pub(crate) fn ready_scales(
+        &self,
+        form: Quantized,
+        panel: usize,
+        groups: std::ops::Range<usize>,
+        to: &mut ReadyScales,
+    ) {
+        let outputs = self.kernel.panel();
+        let bytes = form.bytes_of_scales(self.num_groups()) * outputs;
+        ready_scales(form, outputs, &self.scales.as_slice::<u8>()[panel * bytes..][..bytes], groups, to);
+    }
+
+    /// Weights of a panel as 32 bits, from input `first` on, which begins a chunk.
+    pub(crate) fn widen_quantized(
+        &self,
+        form: Quantized,
+        panel: usize,
+        inputs: std::ops::Range<usize>,
+        ready: &mut ReadyScales,
+        to: &mut [f32],
+    ) {
+        let groups = form.groups_of(&inputs);
+        // Of groups in two levels those of the whole level are made ready.
+        let skipped = if form.scales == ScaleForm::TwoLevel { groups.start % LEVEL_GROUPS } else { 0 };
+        let end = if form.scales == ScaleForm::TwoLevel {
+            groups.end.next_multiple_of(LEVEL_GROUPS)
+        } else {
+            groups.end
+        };
+        self.ready_scales(form, panel, groups.start - skipped..end, ready);
+        let outputs = self.kernel.panel();
+        if skipped > 0 {
+            ready.scales.copy_within(skipped * outputs.., 0);
+            ready.mins.copy_within(skipped * outputs.., 0);
+        }
+        let bytes = self.panel_bytes();
+        let panel_weights = &self.weights.as_slice::<u8>()[panel * bytes..][..bytes];
+        let first = inputs.start * outputs * usize::from(form.bits) / 8;
+        widened(form, outputs, &panel_weights[first..], inputs, ready, to);
+    }
+
+    /// One weight as products see it.
+    pub(super) fn quantized_weight(&self, form: Quantized, row: usize, k: usize) -> f32 {
+        let outputs = self.kernel.panel();
+        let (panel, output) = (row / outputs, row % outputs);
+        let byte =
+            self.weights.as_slice::<u8>()[panel * self.panel_bytes() + byte_of(form, k, output, outputs)];
+        let bytes = form.bytes_of_scales(self.num_groups()) * outputs;
+        let scales = &self.scales.as_slice::<u8>()[panel * bytes..][..bytes];
+        let group = k / form.group_size;
+        let two = |at: usize| widen_f16(u16::from_le_bytes([scales[at], scales[at + 1]]));
+        let (scale, min) = if form.scales == ScaleForm::TwoLevel {
+            let level = group / LEVEL_GROUPS * form.bytes_of_scales(LEVEL_GROUPS) * outputs;
+            let factors = level + 4 * outputs + group % LEVEL_GROUPS * 2 * outputs;
+            (
+                two(level + 2 * output) * f32::from(scales[factors + output]),
+                two(level + 2 * (outputs + output)) * f32::from(scales[factors + outputs + output]),
+            )
+        } else {
+            let (start, size) = (group * form.bytes_of_scales(1) * outputs, form.scale_bytes());
+            let number = |at: usize| match form.scales {
+                ScaleForm::F32 => {
+                    f32::from_le_bytes([scales[at], scales[at + 1], scales[at + 2], scales[at + 3]])
+                }
+                ScaleForm::Bf16 => {
+                    f32::from_bits(u32::from(u16::from_le_bytes([scales[at], scales[at + 1]])) << 16)
+                }
+                _ => two(at),
+            };
+            let (scale, offsets) = (number(start + size * output), start + size * outputs);
+            match form.zeros {
+                ZeroForm::Middle => (scale, 0.0),
+                ZeroForm::Point => (scale, scale * f32::from(scales[offsets + output])),
+                ZeroForm::Minimum => (scale, number(offsets + size * output)),
+            }
+        };
+        let number = match (form.bits, form.zeros) {
+            (4, zeros) => {
+                let half = byte >> (k / QUAD % 2 * 4) & 15;
+                f32::from(half) - if zeros == ZeroForm::Middle { 8.0 } else { 0.0 }
+            }
+            _ => f32::from(byte as i8),
+        };
+        number * scale - min
+    }
+
+    /// A row of memory for [`Self::pack_quantized_rows`].
+    pub(super) fn row_of(&self, form: Quantized) -> QuantizedRow {
+        let groups = self.num_groups();
+        let slots = if form.scales == ScaleForm::TwoLevel { groups / LEVEL_GROUPS } else { groups };
+        QuantizedRow {
+            numbers: vec![0; self.in_features],
+            scales: vec![0.0; slots],
+            offsets: vec![0.0; if form.has_offsets() { slots } else { 0 }],
+            factors: vec![[0; 2]; if form.scales == ScaleForm::TwoLevel { groups } else { 0 }],
+        }
+    }
+
+    /// Write a row's numbers and scales to the places of a panel; false if one does not fit the form.
+    pub(super) fn place_quantized(
+        form: Quantized,
+        outputs: usize,
+        output: usize,
+        row: &QuantizedRow,
+        weights: &mut [u8],
+        scales: &mut [u8],
+    ) -> bool {
+        let lowest = if form.zeros == ZeroForm::Middle { -8 } else { 0 };
+        for (k, &number) in row.numbers.iter().enumerate() {
+            let place = &mut weights[byte_of(form, k, output, outputs)];
+            if form.bits == 8 {
+                *place = number as u8;
+                continue;
+            }
+            let half = (i16::from(number) - lowest) as u16;
+            if half > 15 {
+                return false;
+            }
+            let shift = k / QUAD % 2 * 4;
+            *place = *place & !(15 << shift) | (half as u8) << shift;
+        }
+        let mut fits = true;
+        let mut write = |scales: &mut [u8], i: usize, number: f32| match form.scales {
+            ScaleForm::F32 => {
+                fits &= number.is_finite();
+                scales[4 * i..4 * i + 4].copy_from_slice(&number.to_le_bytes());
+            }
+            ScaleForm::F16 | ScaleForm::TwoLevel => {
+                let narrow = f16::from_f32(number);
+                fits &= narrow.is_finite() && narrow.to_f32().to_bits() == number.to_bits();
+                scales[2 * i..2 * i + 2].copy_from_slice(&narrow.to_le_bytes());
+            }
+            ScaleForm::Bf16 => {
+                let narrow = bf16::from_f32(number);
+                fits &= narrow.is_finite() && narrow.to_f32().to_bits() == number.to_bits();
+                scales[2 * i..2 * i + 2].copy_from_slice(&narrow.to_le_bytes());
+            }
+        };
+        if form.scales == ScaleForm::TwoLevel {
+            let levels = scales.chunks_exact_mut(form.bytes_of_scales(LEVEL_GROUPS) * outputs);
+            for (index, level) in levels.enumerate() {
+                write(level, output, row.scales[index]);
+                write(level, outputs + output, row.offsets[index]);
+                let factors = &row.factors[index * LEVEL_GROUPS..][..LEVEL_GROUPS];
+                for (places, factors) in level[4 * outputs..].chunks_exact_mut(2 * outputs).zip(factors) {
+                    (places[output], places[outputs + output]) = (factors[0], factors[1]);
+                }
+            }
+            return fits;
+        }
+        let size = form.scale_bytes();
+        for (index, group) in scales.chunks_exact_mut(form.bytes_of_scales(1) * outputs).enumerate() {
+            write(group, output, row.scales[index]);
+            match form.zeros {
+                ZeroForm::Middle => {}
+                ZeroForm::Point => {
+                    let zero = row.offsets[index];
+                    if !(0.0..=255.0).contains(&zero) || zero.fract() != 0.0 {
+                        return false;
+                    }
+                    group[size * outputs + output] = zero as u8;
+                }
+                ZeroForm::Minimum => write(&mut group[size * outputs..], output, row.offsets[index]),
+            }
+        }
+        fits
+    }
+}
+
+/// Where in a panel the byte with the weight of input `k` and output `i` lies.
+fn byte_of(form: Quantized, k: usize, i: usize, outputs: usize) -> usize {
+    let quad = if form.bits == 4 { k / (2 * QUAD) } else { k / QUAD };
+    quad * QUAD * outputs + i * QUAD + k % QUAD
+}

@@ -1,0 +1,129 @@
+//! Adapters inside the one call: each token gets its own adapter's products in any batch, and what does not fit.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "common/numbers.rs"]
+mod numbers;
+
+use std::sync::Arc;
+
+use cpu_kernels::{
+    Activation, AdapterTokens, CacheLayout, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm,
+    Heads, LayerDelta, Matrix, NormKind, PackedLinear, RaggedBatch, Threads, WeightKind,
+};
+use numbers::numbers;
+
+const HEADS: Heads = Heads { num_heads: 4, num_kv_heads: 2, head_dim: 16 };
+const WIDTH: usize = 36;
+const INNER: usize = 53;
+const RANK: usize = 3;
+const LAYOUT: CacheLayout = CacheLayout { num_blocks: 9, block_size: 4, num_kv_heads: 2, head_dim: 16 };
+const NUM_TOKENS: usize = 5;
+
+fn layer(seed: u64, outputs: usize, inputs: usize) -> Arc<PackedLinear> {
+    let mut packed = PackedLinear::new(outputs, inputs, WeightKind::F32).unwrap();
+    let weight: Vec<f32> = numbers(seed, outputs * inputs).iter().map(|x| x * 0.3).collect();
+    packed.pack_rows(0, Matrix::new(&weight, outputs, inputs).unwrap(), &Threads::alone()).unwrap();
+    Arc::new(packed)
+}
+
+fn decoder(is_gated: bool) -> Decoder {
+    let norm =
+        |seed| DecoderNorm { kind: NormKind::Rms, weight: numbers(seed, WIDTH), bias: None, eps: 1e-5 };
+    let block = |seed| DecoderBlock {
+        attention_norm: norm(seed),
+        qkv: layer(seed + 1, 128, WIDTH),
+        head_norms: None,
+        is_rotary: false,
+        scale: 0.25,
+        sliding_window: None,
+        soft_cap: None,
+        out: layer(seed + 2, WIDTH, 64),
+        mlp_norm: norm(seed + 3),
+        up: layer(seed + 4, if is_gated { 2 * INNER } else { INNER }, WIDTH),
+        is_gated,
+        activation: Activation::Silu,
+        down: layer(seed + 5, WIDTH, INNER),
+    };
+    Decoder::new(vec![block(10), block(20)], norm(30), HEADS).unwrap()
+}
+
+/// Of the keys and values alone in qkv, so that stretches begin within a row; of all of the other layers.
+fn blocks(seed: u64) -> Vec<[Option<LayerDelta>; 4]> {
+    let delta = |seed: u64, inputs: usize, stretches: &[(usize, usize)]| {
+        let ups = stretches.iter().zip(1..);
+        Some(LayerDelta {
+            down: layer(seed, RANK * stretches.len(), inputs),
+            ups: ups.map(|(&(first, outputs), part)| (first, layer(seed + part, outputs, RANK))).collect(),
+        })
+    };
+    let block = |seed: u64| {
+        [
+            delta(seed, WIDTH, &[(64, 32), (96, 32)]),
+            delta(seed + 10, 64, &[(0, WIDTH)]),
+            delta(seed + 20, WIDTH, &[(0, INNER), (INNER, INNER)]),
+            delta(seed + 30, INNER, &[(0, WIDTH)]),
+        ]
+    };
+    vec![block(seed), block(seed + 100)]
+}
+
+/// The normed stream of five requests of one token.
+fn run(decoder: &Decoder, adapters: &[AdapterTokens<'_>]) -> Result<Vec<Vec<f32>>, DecoderError> {
+    let slots: Vec<i32> = (1..=NUM_TOKENS as i32).map(|block| 4 * block).collect();
+    let starts: Vec<i32> = (0..=NUM_TOKENS as i32).collect();
+    let tables: Vec<i32> = (1..=NUM_TOKENS as i32).collect();
+    let batch = RaggedBatch::new(4, &starts, &[1; NUM_TOKENS], &tables, &slots).unwrap();
+    let (mut hidden, mut out) = (numbers(1, NUM_TOKENS * WIDTH), vec![0.0; NUM_TOKENS * WIDTH]);
+    let (mut first, mut second) = (vec![0.0; 2 * 9 * 4 * 2 * 16], vec![0.0; 2 * 9 * 4 * 2 * 16]);
+    let caches = &mut [&mut first[..], &mut second[..]];
+    let threads = Threads::new(2).unwrap();
+    decoder.run_adapted(&batch, &mut hidden, caches, &[0, 1], LAYOUT, None, adapters, &threads, &mut out)?;
+    Ok(out.chunks_exact(WIDTH).map(<[f32]>::to_vec).collect())
+}
+
+fn tokens<'a>(adapter: &'a DecoderAdapter, tokens: &[u32]) -> AdapterTokens<'a> {
+    AdapterTokens { adapter, tokens: tokens.to_vec() }
+}
+
+#[test]
+fn a_token_has_the_same_bits_alone_side_by_side_and_among_others() {
+    let decoder = decoder(true);
+    let (one, two) = (
+        DecoderAdapter::new(&decoder, blocks(1000)).unwrap(),
+        DecoderAdapter::new(&decoder, blocks(2000)).unwrap(),
+    );
+    let base = run(&decoder, &[]).unwrap();
+    let all = [0, 1, 2, 3, 4];
+    let (all_one, all_two) =
+        (run(&decoder, &[tokens(&one, &all)]).unwrap(), run(&decoder, &[tokens(&two, &all)]).unwrap());
+    let mixed = run(&decoder, &[tokens(&one, &[0, 3]), tokens(&two, &[2, 4])]).unwrap();
+    for token in 0..NUM_TOKENS {
+        assert!(base[token] != all_one[token] && all_one[token] != all_two[token], "too little is added");
+    }
+    assert_eq!(mixed, [&all_one[0], &base[1], &all_two[2], &all_one[3], &all_two[4]].map(Clone::clone));
+}
+
+#[test]
+fn what_does_not_fit_is_said() {
+    let gated = decoder(true);
+    let adapter = DecoderAdapter::new(&gated, blocks(1000)).unwrap();
+    let error = run(&gated, &[tokens(&adapter, &[5])]).unwrap_err();
+    assert_eq!(error, DecoderError::Token { token: 5, num_tokens: 5 });
+    let mut few = blocks(1000);
+    few.pop();
+    assert!(matches!(DecoderAdapter::new(&gated, few).unwrap_err(), DecoderError::Block { .. }));
+    let mut late = blocks(1000);
+    late[1][0].as_mut().unwrap().ups[1].0 = 97;
+    assert!(matches!(
+        DecoderAdapter::new(&gated, late).unwrap_err(),
+        DecoderError::Features { block: 1, name: "qkv", found: 129, expected: 128 }
+    ));
+    let mut only_up = blocks(1000);
+    for block in &mut only_up {
+        block[2].as_mut().unwrap().ups.pop();
+        block[2].as_mut().unwrap().down = layer(7, RANK, WIDTH);
+    }
+    let error = DecoderAdapter::new(&decoder(false), only_up).unwrap_err();
+    assert_eq!(error, DecoderError::Ungated { block: 0 });
+}

@@ -1,0 +1,112 @@
+//! A compiled grammar that follows an output: the library's parser, with its panics caught and its size known.
+
+use std::fmt::Display;
+
+use llguidance::TokenParser;
+use toktrie::SimpleVob;
+
+use crate::{error::GrammarError, guarded::guarded};
+
+/// What a matcher has found out about its grammar.
+pub(crate) struct Size {
+    /// Of its tables, nearly.
+    pub(crate) num_bytes: usize,
+    /// Of its lexer.
+    pub(crate) num_states: usize,
+}
+
+/// Follows one output.
+pub(crate) struct Matcher {
+    parser: TokenParser,
+}
+
+impl Matcher {
+    /// A matcher that has seen nothing.
+    pub(crate) fn new(mut parser: TokenParser) -> Self {
+        if parser.is_fresh() {
+            parser.start_without_prompt();
+        }
+        Self { parser }
+    }
+
+    /// One that shares nothing with this one, but knows what this one has found out about the grammar.
+    pub(crate) fn deep_clone(&self) -> Self {
+        Self { parser: self.parser.deep_clone() }
+    }
+
+    /// Take a token.
+    ///
+    /// # Errors
+    /// The grammar does not take it, or has become too complex to follow.
+    pub(crate) fn take(&mut self, token: u32) -> Result<(), GrammarError> {
+        guarded(|| {
+            let num_undone = self.parser.consume_token(token).map_err(refused)?;
+            if num_undone > 0 {
+                return Err(GrammarError::refused("the grammar takes tokens back"));
+            }
+            self.parser.check_stop().map_err(refused).map(|_| ())
+        })
+    }
+
+    /// Whether a token could be taken.
+    ///
+    /// # Errors
+    /// The grammar has become too complex to follow.
+    pub(crate) fn takes(&mut self, token: u32) -> Result<bool, GrammarError> {
+        guarded(|| self.parser.validate_token(token).map_err(refused))
+    }
+
+    /// The ids that may follow; those that end an output, where nothing else may.
+    ///
+    /// # Errors
+    /// The grammar has become too complex to follow.
+    pub(crate) fn mask(&mut self) -> Result<SimpleVob, GrammarError> {
+        guarded(|| {
+            if self.parser.stopped() {
+                return Ok(self.parser.token_env.tok_trie().eos_token_set());
+            }
+            self.parser.compute_mask().map_err(refused)
+        })
+    }
+
+    /// Whether the output may end here.
+    ///
+    /// # Errors
+    /// The grammar has become too complex to follow.
+    pub(crate) fn is_accepting(&mut self) -> Result<bool, GrammarError> {
+        guarded(|| Ok(self.parser.is_accepting()))
+    }
+
+    /// Whether nothing can follow: the grammar is complete, or an error has stopped it.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.parser.stopped()
+    }
+
+    /// Whether it was stopped because the grammar is complete.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.parser.stopped() && self.parser.stop_reason().is_ok()
+    }
+
+    /// Forget the tokens, but not what was found out about the grammar.
+    ///
+    /// # Errors
+    /// It was stopped by an error.
+    pub(crate) fn reset(&mut self) -> Result<(), GrammarError> {
+        guarded(|| self.parser.reset().map_err(refused))
+    }
+
+    /// How much was found out about the grammar.
+    ///
+    /// # Errors
+    /// A panic has left the parser half done.
+    pub(crate) fn size(&self) -> Result<Size, GrammarError> {
+        guarded(|| {
+            let stats = self.parser.parser.lexer_stats();
+            Ok(Size { num_bytes: stats.num_bytes, num_states: stats.num_states })
+        })
+    }
+}
+
+fn refused(error: impl Display) -> GrammarError {
+    GrammarError::refused(&error.to_string())
+}

@@ -1,0 +1,101 @@
+//! `AdapterLimit`: how many different adapters the running requests may have, and who waits for a place.
+//!
+//! A request whose adapter runs already comes in like any other. One that would bring a further adapter waits while
+//! `max_loras` of them run, and holds no other up. Each request with an adapter that comes in from behind it passes it;
+//! after `max_times_passed` of these no request with an adapter comes in from behind it, so that those that run end and
+//! a place becomes free. Requests without an adapter take no place and are never held up.
+
+use super::Scheduler;
+
+/// What one walk through the queue knows of adapters.
+#[derive(Debug)]
+pub(crate) struct AdapterLimit {
+    max_loras: usize,
+    /// Different adapters of the running requests; `None` until a request asks.
+    running: Option<Vec<i64>>,
+    /// Slots that wait for a place.
+    waiting: Vec<u32>,
+    /// Whether one of them was passed often enough.
+    is_closed: bool,
+}
+
+impl AdapterLimit {
+    /// Allocates nothing before a request with an adapter waits.
+    pub(crate) fn new(max_loras: u32) -> Self {
+        Self { max_loras: max_loras as usize, running: None, waiting: Vec::new(), is_closed: false }
+    }
+}
+
+impl Scheduler {
+    /// Adapters that live requests need, each once, in ascending order: those of running requests, and those of
+    /// waiting ones. What has arrived counts. O(requests).
+    pub fn live_adapters(&mut self) -> (Vec<i64>, Vec<i64>) {
+        self.drain_inbox();
+        let waiting = self.leaving.iter().copied().chain(self.waiting.iter()).collect::<Vec<_>>();
+        (self.running_adapters(), self.adapters_of(&waiting))
+    }
+
+    /// From now on requests may name this adapter, and none that was not added so; 0 adds none.
+    pub fn add_adapter(&mut self, adapter: i64) {
+        self.known_adapters.get_or_insert_default().insert(adapter);
+    }
+
+    /// Give an adapter up unless a live request needs it; whether that was done. Requests that name it and come in
+    /// later, from front ends that have not heard of it yet, are turned away.
+    pub fn remove_adapter(&mut self, adapter: i64) -> bool {
+        let (running, waiting) = self.live_adapters();
+        let is_free = !running.contains(&adapter) && !waiting.contains(&adapter);
+        if is_free {
+            self.known_adapters.get_or_insert_default().remove(&adapter);
+        }
+        is_free
+    }
+
+    pub(crate) fn has_adapter(&self, adapter: i64) -> bool {
+        adapter == 0 || self.known_adapters.as_ref().is_none_or(|known| known.contains(&adapter))
+    }
+
+    /// Whether a waiting request may come in as far as its adapter is concerned; if not, it waits for a place.
+    pub(crate) fn may_bring_adapter(&self, slot: u32, limit: &mut AdapterLimit) -> bool {
+        let request = &self.requests[slot as usize];
+        let adapter = request.cold.params.adapter;
+        if adapter == 0 || limit.max_loras == 0 {
+            return true;
+        }
+        if limit.is_closed {
+            return false;
+        }
+        let running = limit.running.get_or_insert_with(|| self.running_adapters());
+        if running.contains(&adapter) || running.len() < limit.max_loras {
+            return true;
+        }
+        limit.waiting.push(slot);
+        limit.is_closed = request.cold.num_times_passed >= self.config.max_times_passed;
+        false
+    }
+
+    /// A request came in: its adapter runs, and those that wait for a place were passed.
+    pub(crate) fn note_adapter(&mut self, slot: u32, limit: &mut AdapterLimit) {
+        let adapter = self.requests[slot as usize].cold.params.adapter;
+        let Some(running) = limit.running.as_mut().filter(|_| adapter != 0) else { return };
+        if !running.contains(&adapter) {
+            running.push(adapter);
+        }
+        for &waiting in &limit.waiting {
+            self.requests[waiting as usize].cold.num_times_passed += 1;
+        }
+    }
+
+    /// Different adapters of the running requests.
+    pub(crate) fn running_adapters(&self) -> Vec<i64> {
+        self.adapters_of(&self.running)
+    }
+
+    fn adapters_of(&self, slots: &[u32]) -> Vec<i64> {
+        let adapters = slots.iter().map(|&slot| self.requests[slot as usize].cold.params.adapter);
+        let mut adapters: Vec<i64> = adapters.filter(|&adapter| adapter != 0).collect();
+        adapters.sort_unstable();
+        adapters.dedup();
+        adapters
+    }
+}

@@ -1,0 +1,125 @@
+//! The drafts of a step: tokens that are guessed to follow the newest one of a request, run with it and kept while they
+//! are right.
+//!
+//! They take what is left over: planned after every running request and every waiting one that could be admitted, out
+//! of the budget that these left and of blocks that no request runs short of.
+
+use drafting::Round;
+
+use super::Scheduler;
+use crate::{
+    clock::monotonic_ns,
+    output::SchedulerOutput,
+    request::{Request, UNKNOWN_TOKEN},
+};
+
+impl Scheduler {
+    /// Whether the next step is planned only when the one before it is over: drafts follow a token that must be known.
+    pub(crate) fn waits_for_tokens(&self) -> bool {
+        self.steps.oldest().is_some() && self.drafter.as_ref().is_some_and(drafting::Drafter::needs_tokens)
+    }
+
+    /// Let rows of the plan run drafts, in their order, with what is left of the budget.
+    pub(crate) fn schedule_drafts(&mut self, set: usize, mut budget: u32) {
+        if self.config.num_speculative_tokens == 0 {
+            return;
+        }
+        self.propose_drafts(set);
+        let mut has_drafts = false;
+        for index in 0..self.steps[set].entries.len() {
+            let slot = self.steps[set].entries[index].tenant.slot;
+            let request = &self.requests[slot as usize];
+            if !request.cold.draft_token_ids.is_empty() {
+                let num_drafts = self.num_drafts_that_fit(set, request, budget);
+                self.add_drafts(set, index, num_drafts);
+                budget -= num_drafts;
+                has_drafts |= num_drafts > 0;
+            }
+        }
+        if has_drafts {
+            self.steps[set].replay(&self.requests);
+        }
+        if self.config.makes_unknown_drafts() {
+            self.expect_unknown_drafts(set);
+        }
+    }
+
+    /// How many of its drafts a request of the plan may run: none beyond the last token that it may have, none that
+    /// would leave fewer blocks free than requests run.
+    fn num_drafts_that_fit(&self, set: usize, request: &Request, budget: u32) -> u32 {
+        let num_drafts = request.cold.draft_token_ids.len() as u32;
+        let room = request.max_total_tokens.saturating_sub(request.num_expected_tokens);
+        let spare_blocks = self.kv.pool.num_free().saturating_sub(self.running.len() as u32);
+        let new_blocks = spare_blocks.min(self.steps[set].block_ids_left() as u32);
+        let capacity = (request.block_table.len() as u32 + new_blocks).saturating_mul(self.config.block_size);
+        num_drafts.min(room).min(budget).min(capacity - request.num_computed_tokens)
+    }
+
+    /// Put the first drafts of a request behind its row. None of them is left for a later step.
+    fn add_drafts(&mut self, set: usize, index: usize, num_drafts: u32) {
+        let slot = self.steps[set].entries[index].tenant.slot;
+        let request = &mut self.requests[slot as usize];
+        if num_drafts > 0 {
+            let num_owned = request.block_table.len() as u32;
+            self.kv.grow(request, request.num_computed_tokens + num_drafts);
+            let block_table_start = (request.block_table.len() as u32 > num_owned).then_some(num_owned);
+            self.steps[set].add_drafts(index, request, num_drafts, block_table_start);
+        }
+        request.cold.draft_token_ids.clear();
+    }
+
+    /// Where steps overlap without a drafter here, the worker follows every row with drafts of its own in the next
+    /// step.
+    fn expect_unknown_drafts(&mut self, set: usize) {
+        for entry in self.steps[set].entries.iter().filter(|entry| entry.sampled) {
+            let cold = &mut self.requests[entry.tenant.slot as usize].cold;
+            if cold.seat.is_some() {
+                continue; // What follows a beam is chosen, not guessed.
+            }
+            cold.draft_token_ids.resize(self.config.num_speculative_tokens as usize, UNKNOWN_TOKEN);
+        }
+    }
+
+    /// Ask the drafter, if there is one, what may follow the plain decodes of the plan.
+    fn propose_drafts(&mut self, set: usize) {
+        let Some(drafter) = &mut self.drafter else { return };
+        let step = &self.steps[set];
+        let round = Round {
+            step: step.output.step,
+            num_running: self.running.len() as u32,
+            num_rows: step.output.num_reqs,
+            num_tokens: step.output.total_num_scheduled_tokens,
+            now_ns: monotonic_ns(),
+        };
+        drafter.begin_round(round);
+        for (index, entry) in step.entries.iter().enumerate() {
+            let request = &mut self.requests[entry.tenant.slot as usize];
+            let is_known = request.num_expected_tokens == request.num_tokens + 1;
+            if !entry.sampled || entry.is_new || entry.num_scheduled_tokens != 1 || !is_known {
+                continue;
+            }
+            let Some(mut history) = request.cold.history.take() else { continue };
+            request.gather_tokens();
+            let room = request.max_total_tokens - request.num_expected_tokens;
+            drafter.propose(index as u32, &mut history, request.gathered_tokens(), room);
+            request.cold.history = Some(history);
+        }
+        for (index, draft_token_ids) in drafter.end_round() {
+            let slot = step.entries[index as usize].tenant.slot;
+            let cold = &mut self.requests[slot as usize].cold;
+            cold.draft_token_ids.clear();
+            cold.draft_token_ids.extend_from_slice(draft_token_ids);
+        }
+    }
+
+    /// Tell the drafter what a step took and gave.
+    pub(crate) fn measure_step(&mut self, output: &SchedulerOutput, num_generated: u64, now_ns: u64) {
+        let Some(drafter) = &mut self.drafter else { return };
+        let &SchedulerOutput { step, total_num_scheduled_tokens, num_sampled, .. } = output;
+        drafter.end_step(step, total_num_scheduled_tokens, num_sampled, num_generated as u32, now_ns);
+        let stats = drafter.stats();
+        self.stats.num_draft_pauses = stats.num_pauses;
+        self.stats.is_drafting_paused = u64::from(stats.is_paused);
+        self.stats.num_withheld_draft_tokens = stats.num_withheld;
+    }
+}

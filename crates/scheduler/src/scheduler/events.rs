@@ -1,0 +1,164 @@
+//! `EventLog`: what happened to each request, as a list of (step, status, `num_computed_tokens`, `num_tokens`).
+//!
+//! Off by default, and then it costs one test per step. On, it holds the newest events up to a bound, until a reader
+//! takes them. A reader that wants to see each token too asks for that: the update then takes every row on the long
+//! path.
+
+use std::collections::VecDeque;
+
+use kvblocks::BlockId;
+
+use super::Scheduler;
+use crate::{
+    clock::monotonic_ns,
+    request::RequestStatus,
+    step::{Entry, UNCHANGED},
+};
+
+/// Events that are kept for a reader who is late.
+pub const MAX_EVENTS: usize = 1 << 16;
+
+/// What happened to a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RequestEventKind {
+    /// Its status changed.
+    Status,
+    /// It is in a step.
+    Scheduled,
+    /// A step gave it a token.
+    Token,
+}
+
+impl RequestEventKind {
+    /// Its name.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Status => "status",
+            Self::Scheduled => "scheduled",
+            Self::Token => "token",
+        }
+    }
+}
+
+/// The state of a request after something happened to it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RequestEvent {
+    /// What.
+    pub kind: RequestEventKind,
+    /// When (monotonic nanoseconds).
+    pub timestamp_ns: u64,
+    /// The last step that was scheduled; for a scheduled request the step that it is in, for a token the one that
+    /// gave it.
+    pub step: u64,
+    /// Whose.
+    pub request_id: String,
+    /// Its status now.
+    pub status: RequestStatus,
+    /// Tokens that it runs in this step; 0 unless it was scheduled.
+    pub num_scheduled_tokens: u32,
+    /// Tokens with KV when the step is done.
+    pub num_computed_tokens: u32,
+    /// Prompt and known output.
+    pub num_tokens: u32,
+    /// Leading tokens whose KV was found when it was admitted for the first time.
+    pub num_cached_tokens: u32,
+    /// Blocks that it holds; `new_block_ids` are the last of them. Only when it was scheduled.
+    pub num_blocks: u32,
+    /// Blocks that were new to its table in this step; all of them for a request that is new or has come back.
+    pub new_block_ids: Vec<BlockId>,
+    /// The token that it was given.
+    pub token_id: Option<i32>,
+}
+
+/// See the module docs.
+#[derive(Debug, Default)]
+pub(crate) struct EventLog {
+    enabled: bool,
+    /// Tokens, too.
+    pub(crate) with_tokens: bool,
+    /// The step whose tokens are taken in.
+    pub(crate) updated_step: u64,
+    events: VecDeque<RequestEvent>,
+    num_dropped: u64,
+}
+
+impl Scheduler {
+    /// Begin or end to record events. Ending drops what was not taken.
+    pub fn set_trace(&mut self, enabled: bool) {
+        self.events = EventLog { enabled, ..EventLog::default() };
+    }
+
+    /// Begin to record events, with one for each token that a request is given.
+    pub fn set_trace_with_tokens(&mut self) {
+        self.events = EventLog { enabled: true, with_tokens: true, ..EventLog::default() };
+    }
+
+    /// The events since the last call, oldest first, and how many were dropped because they were not taken in time.
+    pub fn take_events(&mut self) -> (Vec<RequestEvent>, u64) {
+        (self.events.events.drain(..).collect(), std::mem::take(&mut self.events.num_dropped))
+    }
+
+    /// A request's status has changed.
+    pub(crate) fn note(&mut self, slot: u32) {
+        if self.events.enabled {
+            let event = self.event(RequestEventKind::Status, slot, monotonic_ns());
+            self.record(event);
+        }
+    }
+
+    /// A step was scheduled.
+    pub(crate) fn record_step(&mut self, set: usize) {
+        if !self.events.enabled {
+            return;
+        }
+        let now = monotonic_ns();
+        for index in 0..self.steps[set].entries.len() {
+            let Entry { tenant, num_scheduled_tokens, block_table_start, .. } =
+                self.steps[set].entries[index];
+            let mut event = self.event(RequestEventKind::Scheduled, tenant.slot, now);
+            let table = &self.requests[tenant.slot as usize].block_table;
+            event.num_scheduled_tokens = num_scheduled_tokens;
+            event.num_blocks = table.len() as u32;
+            if block_table_start != UNCHANGED {
+                event.new_block_ids.extend_from_slice(&table[block_table_start as usize..]);
+            }
+            self.record(event);
+        }
+    }
+
+    /// A request was given a token.
+    pub(crate) fn record_token(&mut self, slot: u32, token_id: i32, now: u64) {
+        if self.events.with_tokens {
+            let event = self.event(RequestEventKind::Token, slot, now);
+            self.record(RequestEvent { step: self.events.updated_step, token_id: Some(token_id), ..event });
+        }
+    }
+
+    fn event(&self, kind: RequestEventKind, slot: u32, timestamp_ns: u64) -> RequestEvent {
+        let request = &self.requests[slot as usize];
+        RequestEvent {
+            kind,
+            timestamp_ns,
+            step: self.steps.last(),
+            request_id: request.cold.request_id.to_string(),
+            status: request.status,
+            num_scheduled_tokens: 0,
+            num_computed_tokens: request.num_computed_tokens,
+            num_tokens: request.num_tokens,
+            num_cached_tokens: request.num_cached_tokens,
+            num_blocks: 0,
+            new_block_ids: Vec::new(),
+            token_id: None,
+        }
+    }
+
+    fn record(&mut self, event: RequestEvent) {
+        let log = &mut self.events;
+        if log.events.len() == MAX_EVENTS {
+            log.events.pop_front();
+            log.num_dropped += 1;
+        }
+        log.events.push_back(event);
+    }
+}

@@ -1,0 +1,41 @@
+//! What those ask who compile grammars and mask logits: who came and left with a grammar, which samples of a step obey
+//! one, and which tokens a request has so far.
+
+use super::Scheduler;
+use crate::{
+    grammar::{ConstrainedSample, GrammarNews},
+    output::{RequestKey, SchedulerOutput},
+    request::Request,
+};
+
+impl Scheduler {
+    /// Who came and left with a grammar since the last call.
+    pub fn take_grammar_news(&mut self) -> Vec<GrammarNews> {
+        std::mem::take(&mut self.grammar_news)
+    }
+
+    /// The samples of a step in flight that obey a grammar, those of requests that have left since aside.
+    #[must_use]
+    pub fn constrained_samples(&self, output: &SchedulerOutput) -> Vec<ConstrainedSample> {
+        let step = self.steps.of(output).filter(|_| output.num_structured_output_reqs > 0);
+        let Some(step) = step else { return Vec::new() };
+        let sampled = step.entries.iter().filter(|entry| entry.sampled).zip(0..);
+        let live = sampled.filter_map(|(entry, place)| {
+            let request = &self.requests[entry.tenant.slot as usize];
+            let obeys = request.epoch == entry.tenant.epoch && request.cold.grammar.is_some();
+            obeys.then_some(ConstrainedSample { place, key: request.key })
+        });
+        live.collect()
+    }
+
+    /// The known output tokens of a live request, the first `start` aside.
+    #[must_use]
+    pub fn output_tokens_from(&self, key: RequestKey, start: usize) -> Vec<i32> {
+        let Some(slot) = self.requests.slot_of_key(key) else { return Vec::new() };
+        let request: &Request = &self.requests[slot as usize];
+        let start = request.cold.num_prompt_tokens as usize + start;
+        let mut tokens = vec![0; (request.num_tokens as usize).saturating_sub(start)];
+        request.copy_tokens(start, &mut tokens);
+        tokens
+    }
+}

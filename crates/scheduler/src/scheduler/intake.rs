@@ -1,0 +1,232 @@
+//! What comes in from other threads: requests and aborts, taken from the inbox once per step.
+
+use std::sync::Arc;
+
+use super::Scheduler;
+use crate::{
+    clock::monotonic_ns,
+    grammar::GrammarNews,
+    handle::{Message, PromptWork, RESERVED_OUTPUT_TOKENS},
+    output::{EngineCoreOutput, FinishReason, RequestError, RequestKey},
+    request::{Cold, NewRequest, Request, RequestStatus},
+    sample_group::SampleGroup,
+    standing::Standing,
+};
+
+impl Scheduler {
+    /// Take everything that arrived, in its order: before a step is planned, and before its tokens are applied,
+    /// so that what was aborted while it ran gets none.
+    pub(crate) fn drain_inbox(&mut self) {
+        if self.handle.shared.inbox.is_empty() {
+            return;
+        }
+        let shared = self.handle.shared.clone();
+        let mut aborted = Vec::new();
+        shared.inbox.take(|message| match message {
+            Message::Add { requests, since_ns } => {
+                let group = group_of(&requests);
+                let mut beams = Vec::new();
+                for (place, (request, work)) in requests.into_iter().enumerate() {
+                    let is_beam = request.params.beam_width > 0;
+                    let is_follower = is_beam && place > 0;
+                    match self.take_in(request, work, since_ns, group.clone(), is_follower) {
+                        Some(slot) if is_beam => beams.push(Some(slot)),
+                        None if is_beam => beams.push(None),
+                        _ => {}
+                    }
+                }
+                if !beams.is_empty() {
+                    self.take_in_search(&beams, &mut aborted);
+                }
+            }
+            Message::GrammarReady(key) => self.grammar_ready(key),
+            Message::GrammarFailed(key) => {
+                if let Some(slot) = self.requests.slot_of_key(key) {
+                    let (error, status) = (RequestError::GrammarFailed, RequestStatus::FinishedError);
+                    self.leave(slot, FinishReason::Error, error, status, &mut aborted);
+                }
+            }
+            Message::AbortId(request_id) => {
+                if let Some(slot) = self.requests.slot_of_id(&request_id) {
+                    self.abort(slot, &mut aborted);
+                }
+            }
+            Message::AbortKey(key) => {
+                if let Some(slot) = self.requests.slot_of_key(key) {
+                    self.abort(slot, &mut aborted);
+                }
+            }
+            Message::StopKey(key) => {
+                if let Some(slot) = self.requests.slot_of_key(key) {
+                    self.stop(slot, &mut aborted);
+                }
+            }
+        });
+        if !aborted.is_empty() {
+            self.drop_finished();
+            for slot in aborted {
+                self.requests.free(slot);
+            }
+        }
+    }
+
+    /// Begin the search of beams that were taken in; without one of them there is none.
+    fn take_in_search(&mut self, beams: &[Option<u32>], left: &mut Vec<u32>) {
+        let slots: Vec<u32> = beams.iter().copied().flatten().collect();
+        if slots.len() == beams.len() {
+            self.begin_search(&slots);
+            return;
+        }
+        for slot in slots {
+            let (error, status) = (RequestError::DuplicateRequestId, RequestStatus::FinishedError);
+            self.leave(slot, FinishReason::Error, error, status, left);
+        }
+    }
+
+    /// Count a request out that does not come in.
+    fn turn_away(&mut self, num_queued_tokens: u32, group: Option<Arc<SampleGroup>>) {
+        self.leave_queue_for_good(num_queued_tokens);
+        self.stats.num_finished += 1;
+        if let Some(group) = group {
+            group.end_sample(None);
+        }
+    }
+
+    /// Say why a request does not come in.
+    fn answer_at_once(&mut self, key: RequestKey, error: RequestError) {
+        self.stats.count_end(FinishReason::Error);
+        self.outgoing.offer(EngineCoreOutput {
+            key,
+            new_token_id: -1,
+            finish_reason: Some(FinishReason::Error),
+            stop_reason: -1,
+            num_cached_tokens: 0,
+            first_scheduled_ns: 0,
+            timestamp_ns: monotonic_ns(),
+            error,
+        });
+    }
+
+    /// Take one request in; its slot, unless its id or key is in use or its adapter is gone.
+    fn take_in(
+        &mut self,
+        new: NewRequest,
+        work: PromptWork,
+        since_ns: u64,
+        group: Option<Arc<SampleGroup>>,
+        is_follower: bool,
+    ) -> Option<u32> {
+        self.stats.num_requests += 1;
+        let num_queued_tokens = new.num_queued_tokens();
+        if self.requests.slot_of_key(new.key).is_some() {
+            // A key used twice is a front end's mistake; an answer to it would end the request that has the key.
+            self.turn_away(num_queued_tokens, group);
+            return None;
+        }
+        let error = if self.requests.slot_of_id(&new.request_id).is_some() {
+            RequestError::DuplicateRequestId
+        } else if !self.has_adapter(new.params.adapter) {
+            RequestError::AdapterMissing
+        } else {
+            RequestError::None
+        };
+        if error != RequestError::None {
+            self.turn_away(num_queued_tokens, group);
+            self.answer_at_once(new.key, error);
+            return None;
+        }
+        let (slot, epoch, arrival) = self.requests.reserve();
+        let uses_grammar = new.waits_for_grammar || new.grammar.is_some();
+        self.stats.num_waiting_for_grammar += u64::from(uses_grammar);
+        if let Some(spec) = &new.grammar {
+            let ignores_eos = new.params.eos_token_id.is_none();
+            self.grammar_news.push(GrammarNews::Arrived { key: new.key, spec: spec.clone(), ignores_eos });
+        }
+        let num_prompt_tokens = new.prompt_token_ids.len() as u32;
+        let asks_of_prompt = new.params.num_prompt_logprobs >= 0;
+        let mut max_total_tokens =
+            num_prompt_tokens.saturating_add(new.params.max_tokens).min(self.config.max_model_len);
+        let search_limit = max_total_tokens.max(num_prompt_tokens + 1);
+        if new.params.beam_width > 0 {
+            max_total_tokens = num_prompt_tokens + 1;
+        }
+        let reserved = max_total_tokens.min(num_prompt_tokens.saturating_add(RESERVED_OUTPUT_TOKENS));
+        let blocks = reserved.div_ceil(self.config.block_size) as usize;
+        let cold = Box::new(Cold {
+            request_id: new.request_id,
+            params: new.params,
+            priority: new.priority,
+            payer: new.payer.checked(),
+            standing: Standing::default(),
+            arrival,
+            num_prompt_tokens,
+            num_queued_tokens,
+            extra_keys: new.extra_keys,
+            // What is found there is not computed, so it would judge nothing.
+            skip_reading_prefix_cache: new.skip_reading_prefix_cache || asks_of_prompt,
+            reports_prompt_progress: new.reports_prompt_progress,
+            has_stop_strings: new.has_stop_strings,
+            num_judges_asked: 0,
+            uses_grammar,
+            grammar: new.grammar,
+            block_hashes: work.block_hashes,
+            num_preemptions: 0,
+            arrival_ns: since_ns.saturating_sub(new.age_ns),
+            queued_ns: since_ns,
+            first_scheduled_ns: 0,
+            first_token_ns: 0,
+            num_prompt_tokens_skipped: 0,
+            group,
+            admitted_before: is_follower,
+            draft_token_ids: Vec::with_capacity(self.config.num_speculative_tokens as usize),
+            history: work.history,
+            cpu_blocks: Vec::new(),
+            swapped_out_in: 0,
+            immune_until: 0,
+            num_times_passed: 0,
+            fork_parent: None,
+            num_fork_children: 0,
+            seat: None,
+            is_follower,
+            search_limit,
+        });
+        let table = Vec::with_capacity(blocks);
+        let request = Request::new(new.prompt_token_ids, new.key, epoch, max_total_tokens, table, cold);
+        self.requests.insert(slot, request);
+        if self.config.collect_metrics {
+            self.meter.arrive(slot);
+        }
+        if is_follower {
+            self.leave_queue_for_good(num_queued_tokens);
+            self.note(slot);
+            return Some(slot);
+        }
+        self.waiting.arrive(slot, &mut self.requests[slot as usize]);
+        self.limit_wait(slot, since_ns);
+        let parent = new.fork_from.filter(|_| !asks_of_prompt);
+        if let Some(parent_slot) = parent.and_then(|parent| self.requests.slot_of_key(parent)) {
+            self.link_to_parent(slot, parent_slot);
+        }
+        self.note(slot);
+        Some(slot)
+    }
+
+    /// A request may run from now on.
+    fn grammar_ready(&mut self, key: RequestKey) {
+        let Some(slot) = self.requests.slot_of_key(key) else { return };
+        let request = &mut self.requests[slot as usize];
+        if request.status == RequestStatus::WaitingForGrammar {
+            // Its place in the queue does not depend on which of the two it is.
+            request.status = RequestStatus::Waiting;
+            self.stats.num_waiting_for_grammar -= 1;
+            self.note(slot);
+        }
+    }
+}
+
+/// What is counted of all of a message's requests together, if they are the samples of one.
+fn group_of(requests: &[(NewRequest, PromptWork)]) -> Option<Arc<SampleGroup>> {
+    let ((first, _), others) = requests.split_first()?;
+    let is_sample = |(other, _): &(NewRequest, _)| other.fork_from == Some(first.key);
+    (!others.is_empty() && others.iter().all(is_sample)).then(|| SampleGroup::new(requests.len() as u32))
+}

@@ -1,0 +1,385 @@
+//! `update_from_output`: what a step's tokens change. Append, stop, free, emit.
+
+use super::Scheduler;
+use crate::{
+    clock::monotonic_ns,
+    error::SchedulerError,
+    logprobs::LogprobRows,
+    output::{EngineCoreOutput, FinishReason, RequestError, SchedulerOutput, UNSETTLED},
+    prompt_logprobs::{PromptLogprobRows, PromptLogprobs},
+    request::{Request, RequestStatus},
+    step::Entry,
+    step_rows::StepRows,
+    token_rows::TokenRows,
+};
+
+/// In a row of sampled ids: the grammar did not take what was sampled.
+pub const REJECTED_BY_GRAMMAR: i32 = -2;
+
+/// In a row of sampled ids: a logits processor of the request raised an error.
+pub const REJECTED_BY_PROCESSOR: i32 = -3;
+
+/// In a row of sampled ids: a logits processor does not take the arguments of the request.
+pub const REFUSED_BY_PROCESSOR: i32 = -4;
+
+/// In a row of sampled ids: its grammar is complete, nothing can follow; the request ends as one that was stopped.
+pub const COMPLETED_BY_GRAMMAR: i32 = -5;
+
+/// What appending one token led to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stop {
+    No,
+    Token { stop_reason: i32 },
+    Length,
+}
+
+impl Scheduler {
+    /// Apply what the oldest step in flight gave. Returns how many requests finished.
+    ///
+    /// A row of `rows.sampled` without a token ends its request with an error: its logits were not numbers, or, when
+    /// the row begins with [`REJECTED_BY_GRAMMAR`], its grammar did not take the token, or, with
+    /// [`REJECTED_BY_PROCESSOR`], a logits processor of its own failed, or, with [`REFUSED_BY_PROCESSOR`], one does
+    /// not take its arguments. A row that begins with [`COMPLETED_BY_GRAMMAR`] ends its request as one that was
+    /// stopped.
+    ///
+    /// # Errors
+    /// When the step is not the oldest in flight, or rows do not match it: another number of rows, drafts where there
+    /// may be none, log-probabilities of other tokens, or not of all places of prompts that the step was asked for.
+    /// Nothing has changed then.
+    pub fn update_from_output<'a>(
+        &mut self,
+        output: &SchedulerOutput,
+        rows: impl Into<StepRows<'a>>,
+    ) -> Result<usize, SchedulerError> {
+        let StepRows { sampled, drafts, logprobs, prompt_logprobs } = rows.into();
+        let set = self.steps.expect_oldest(output)?;
+        sampled.check(output)?;
+        logprobs.check(output, sampled)?;
+        let step = &mut self.steps[set];
+        prompt_logprobs.check(output, &step.prompt_spans, &mut step.buffers)?;
+        let takes_drafts = self.config.max_steps_in_flight == 1 && self.config.drafter.is_none();
+        let limit = if takes_drafts { self.config.num_speculative_tokens } else { 0 };
+        if drafts.num_columns > 0 {
+            drafts.check(output)?;
+            if drafts.num_columns > limit as usize {
+                return Err(SchedulerError::TooManyDrafts { got: drafts.num_columns, limit });
+            }
+        }
+        self.drain_inbox();
+        if output.num_prompt_logprobs > 0 {
+            self.emit_prompt_logprobs(set, prompt_logprobs);
+        }
+        let now = monotonic_ns();
+        let num_generated_before = self.stats.num_generation_tokens;
+        let entries = std::mem::take(&mut self.steps[set].entries);
+        self.events.updated_step = output.step;
+        let one_each = sampled.num_columns == 1 && drafts.num_columns == 0 && logprobs.is_empty();
+        let one_each = one_each && !self.events.with_tokens; // those are recorded one by one
+        let mut num_finished = 0;
+        let (mut done, mut sample) = (0, 0);
+        while done < entries.len() {
+            if one_each {
+                let count = self.append_decodes(&entries[done..], &sampled.token_ids[sample..], now);
+                done += count;
+                sample += count;
+            }
+            let Some(entry) = entries.get(done) else { break };
+            num_finished += self.apply(entry, sample, sampled, drafts, logprobs, now);
+            done += 1;
+            sample += usize::from(entry.sampled);
+        }
+        self.steps[set].entries = entries;
+        self.meter.end_step(&self.handle.shared.metrics, now);
+        self.measure_step(output, self.stats.num_generation_tokens - num_generated_before, now);
+        self.close_step(set, num_finished);
+        Ok(num_finished)
+    }
+
+    /// Hand on what a step says of prompts, before its tokens.
+    fn emit_prompt_logprobs(&mut self, set: usize, rows: PromptLogprobRows<'_>) {
+        let (mut row, mut entry) = (0, 0);
+        for (span, &num_columns) in self.steps[set].prompt_spans.iter().zip(rows.num_columns) {
+            let next_row = row + span.count as usize;
+            let next_entry = entry + span.count as usize * num_columns as usize;
+            let request = &self.requests[span.tenant.slot as usize];
+            if request.epoch == span.tenant.epoch {
+                self.outgoing.push_prompt_logprobs(PromptLogprobs {
+                    key: request.key,
+                    first_position: span.start + 1,
+                    num_columns: num_columns as u32,
+                    ranks: rows.ranks[row..next_row]
+                        .iter()
+                        .map(|&rank| u32::try_from(rank).unwrap_or(0))
+                        .collect(),
+                    token_ids: rows.token_ids[entry..next_entry].into(),
+                    logprobs: rows.logprobs[entry..next_entry].into(),
+                });
+            }
+            (row, entry) = (next_row, next_entry);
+        }
+    }
+
+    /// The path that nearly every row takes: one token that ends nothing, for the leading `entries`. Returns how many
+    /// that were.
+    fn append_decodes(&mut self, entries: &[Entry], token_ids: &[i32], now: u64) -> usize {
+        let Some(mut egress) = self.outgoing.decodes(now) else { return 0 };
+        let mut meter = self.meter.decodes(&self.handle.shared.metrics, now);
+        let mut done = 0;
+        for (entry, &token_id) in entries.iter().zip(token_ids).take(egress.room) {
+            let request = &mut self.requests[entry.tenant.slot as usize];
+            if request.epoch != entry.tenant.epoch
+                || !entry.sampled
+                || entry.num_draft_tokens > 0
+                || request.status != RequestStatus::Running
+                || !request.is_introduced
+                || request.num_tokens + 1 >= request.max_total_tokens
+                || token_id < 0
+                || token_id == request.eos_token_id
+                || request.has_stop_token_ids
+            {
+                break;
+            }
+            request.num_steps_in_flight -= 1;
+            request.push_token(token_id);
+            egress.push(request.key, token_id);
+            meter.count(entry.tenant.slot);
+            done += 1;
+        }
+        meter.finish(done);
+        self.stats.num_generation_tokens += done as u64;
+        done
+    }
+
+    /// Any row; how many requests finished with it.
+    fn apply(
+        &mut self,
+        entry: &Entry,
+        sample: usize,
+        sampled: TokenRows<'_>,
+        drafts: TokenRows<'_>,
+        logprobs: LogprobRows<'_>,
+        now: u64,
+    ) -> usize {
+        let slot = entry.tenant.slot;
+        let request = &mut self.requests[slot as usize];
+        if request.epoch != entry.tenant.epoch {
+            return 0; // It left while the step ran.
+        }
+        request.num_steps_in_flight -= 1;
+        if entry.sampled && request.cold.seat.is_some() {
+            return self.take_candidates(entry, sample, sampled, logprobs, now);
+        }
+        let status = if entry.sampled {
+            self.append_row(entry, sample, sampled, logprobs, now)
+        } else {
+            self.report_prompt_progress(entry, now);
+            self.close_prefill(slot, now)
+        };
+        if let Some(status) = status {
+            self.register_settled(slot);
+            self.release(slot, status);
+            self.requests.free(slot);
+            return 1;
+        }
+        if drafts.num_columns > 0 && entry.sampled {
+            self.take_drafts(slot, drafts.row(sample));
+        }
+        0
+    }
+
+    /// A row that was not sampled, of a request that tells how far its prompt is.
+    fn report_prompt_progress(&mut self, entry: &Entry, now: u64) {
+        let request = &self.requests[entry.tenant.slot as usize];
+        if !request.cold.reports_prompt_progress || request.is_introduced {
+            return;
+        }
+        let num_computed_tokens = entry.num_computed_tokens + entry.num_scheduled_tokens;
+        self.outgoing.offer(EngineCoreOutput {
+            num_cached_tokens: request.num_cached_tokens,
+            first_scheduled_ns: request.cold.first_scheduled_ns,
+            ..EngineCoreOutput::progress(request.key, num_computed_tokens, now)
+        });
+    }
+
+    /// A row that was not sampled: the end of a request that only wants its prompt computed, or a part of a prompt.
+    fn close_prefill(&mut self, slot: u32, now: u64) -> Option<RequestStatus> {
+        let request = &self.requests[slot as usize];
+        let is_done = request.num_steps_in_flight == 0
+            && request.num_tokens >= request.max_total_tokens
+            && request.num_computed_tokens >= request.num_tokens;
+        if !is_done {
+            return None;
+        }
+        self.emit(slot, -1, Some(FinishReason::Length), -1, RequestError::None, now);
+        Some(RequestStatus::FinishedLengthCapped)
+    }
+
+    /// One token of a row.
+    fn append_token(&mut self, slot: u32, token_id: i32, now: u64) -> Option<RequestStatus> {
+        let request = &mut self.requests[slot as usize];
+        request.push_token(token_id);
+        if request.status == RequestStatus::Preempted {
+            // It lost its placeholders with its blocks; the token is one more to compute again.
+            request.num_expected_tokens = request.num_tokens;
+        }
+        let stop = check_stop(request, token_id);
+        self.record_token(slot, token_id, now);
+        match stop {
+            Stop::No => {
+                self.emit(slot, token_id, None, -1, RequestError::None, now);
+                None
+            }
+            Stop::Token { stop_reason } => {
+                self.emit(slot, token_id, Some(FinishReason::Stop), stop_reason, RequestError::None, now);
+                Some(RequestStatus::FinishedStopped)
+            }
+            Stop::Length => {
+                self.emit(slot, token_id, Some(FinishReason::Length), -1, RequestError::None, now);
+                Some(RequestStatus::FinishedLengthCapped)
+            }
+        }
+    }
+
+    /// Any other sampled row: several tokens, or none. What follows a stop is dropped.
+    fn append_row(
+        &mut self,
+        entry: &Entry,
+        sample: usize,
+        sampled: TokenRows<'_>,
+        logprobs: LogprobRows<'_>,
+        now: u64,
+    ) -> Option<RequestStatus> {
+        let slot = entry.tenant.slot;
+        let (row, first) = (sampled.row(sample), sampled.first(sample));
+        if first == COMPLETED_BY_GRAMMAR {
+            self.emit(slot, -1, Some(FinishReason::Stop), -1, RequestError::None, now);
+            return Some(RequestStatus::FinishedStopped);
+        }
+        if row.is_empty() {
+            // What it computed is as little a number as its logits: no request may find it.
+            let error = match first {
+                REJECTED_BY_GRAMMAR => RequestError::GrammarRejected,
+                REJECTED_BY_PROCESSOR => RequestError::ProcessorFailed,
+                REFUSED_BY_PROCESSOR => RequestError::ProcessorRefused,
+                _ => {
+                    self.kv.forget(&mut self.requests[slot as usize]);
+                    RequestError::NoToken
+                }
+            };
+            self.requests[slot as usize].num_computed_tokens = 0;
+            self.emit(slot, -1, Some(FinishReason::Error), -1, error, now);
+            return Some(RequestStatus::FinishedError);
+        }
+        let num_drafts = u32::from(entry.num_draft_tokens);
+        let num_used = (row.len() as u32).min(num_drafts + 1);
+        let num_rejected = num_drafts + 1 - num_used;
+        if num_drafts > 0 {
+            self.stats.num_drafts += 1;
+            self.stats.num_draft_tokens += u64::from(num_drafts);
+            self.stats.num_accepted_tokens += u64::from(num_used - 1);
+            self.handle.shared.metrics.observe_accepted(num_used - 1);
+        }
+        let request = &mut self.requests[slot as usize];
+        if request.status != RequestStatus::Preempted {
+            // Their positions are computed again, with other tokens.
+            request.retract_drafts(num_rejected, self.config.block_size);
+        }
+        for (index, &token_id) in row[..num_used as usize].iter().enumerate() {
+            if !logprobs.is_empty()
+                && let Some(found) =
+                    logprobs.find(self.requests[slot as usize].key, sample * sampled.num_columns + index)
+            {
+                // Before the token's record: a consumer that sees that finds this.
+                self.outgoing.push_logprobs(found);
+            }
+            if let Some(status) = self.append_token(slot, token_id, now) {
+                // What follows the stop is expected no more.
+                let request = &mut self.requests[slot as usize];
+                let num_dropped = num_used - 1 - index as u32;
+                request.num_expected_tokens =
+                    request.num_expected_tokens.saturating_sub(num_dropped).max(request.num_tokens);
+                return Some(status);
+            }
+        }
+        None
+    }
+
+    /// Drafts for the request's next step.
+    fn take_drafts(&mut self, slot: u32, drafts: &[i32]) {
+        let request = &mut self.requests[slot as usize];
+        if request.status == RequestStatus::Running && !drafts.is_empty() {
+            request.cold.draft_token_ids.clear();
+            request.cold.draft_token_ids.extend_from_slice(drafts);
+        }
+    }
+
+    /// A record of a request. Its first one tells when it was scheduled and what was cached.
+    pub(crate) fn emit(
+        &mut self,
+        slot: u32,
+        new_token_id: i32,
+        finish_reason: Option<FinishReason>,
+        stop_reason: i32,
+        error: RequestError,
+        timestamp_ns: u64,
+    ) {
+        let request = &mut self.requests[slot as usize];
+        let is_first = !std::mem::replace(&mut request.is_introduced, true);
+        let is_unsettled = finish_reason == Some(FinishReason::Length) && request.cold.has_stop_strings;
+        let record = EngineCoreOutput {
+            key: request.key,
+            new_token_id,
+            finish_reason,
+            stop_reason: if is_unsettled { UNSETTLED } else { stop_reason },
+            num_cached_tokens: if is_first { request.num_cached_tokens } else { 0 },
+            first_scheduled_ns: if is_first { request.cold.first_scheduled_ns } else { 0 },
+            timestamp_ns,
+            error,
+        };
+        self.count_record(slot, &record, is_first);
+        if !is_unsettled && let Some(reason) = finish_reason {
+            self.stats.count_end(reason);
+        }
+        self.outgoing.offer(record);
+    }
+
+    fn count_record(&mut self, slot: u32, record: &EngineCoreOutput, is_first: bool) {
+        let request = &mut self.requests[slot as usize];
+        let has_token = record.new_token_id >= 0;
+        // A request without room for a token ends when its prompt is computed.
+        let completes_prompt = is_first && (has_token || record.finish_reason == Some(FinishReason::Length));
+        if completes_prompt {
+            request.cold.first_token_ns = record.timestamp_ns;
+            self.stats.num_prompt_tokens += u64::from(request.cold.num_prompt_tokens);
+            self.stats.num_prompt_tokens_cached += u64::from(request.cold.num_prompt_tokens_skipped);
+        }
+        self.stats.num_generation_tokens += u64::from(has_token);
+        self.meter.count(&self.handle.shared.metrics, slot, request, record, completes_prompt);
+    }
+
+    pub(crate) fn close_step(&mut self, set: usize, num_finished: usize) {
+        if num_finished > 0 {
+            self.drop_finished();
+        }
+        let updated = self.steps.close(set);
+        self.rows.settle(updated);
+        self.kv.settle(updated);
+        self.stats.last_updated_step = updated;
+        self.publish();
+    }
+}
+
+/// The stop rules, in this order: EOS, stop token, length. EOS and stop tokens below `min_tokens` are
+/// masked by the sampler, so one that arrives is meant.
+fn check_stop(request: &Request, token_id: i32) -> Stop {
+    if token_id == request.eos_token_id {
+        return Stop::Token { stop_reason: -1 };
+    }
+    if request.has_stop_token_ids && request.cold.params.stop_token_ids.contains(&token_id) {
+        return Stop::Token { stop_reason: token_id };
+    }
+    if request.num_tokens >= request.max_total_tokens {
+        return Stop::Length;
+    }
+    Stop::No
+}

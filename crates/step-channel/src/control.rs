@@ -1,0 +1,214 @@
+//! `Control`: who may write and who may read which slot, and what each reader says of itself.
+//!
+//! Frames have sequence numbers, from 1 and around the end of 32 bits. Frame `n` lies in slot `n mod NUM_SLOTS`; it is
+//! written once every reader has taken frame `n - NUM_SLOTS`, and read once "published" is `n`.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    gate::{Gate, has_reached},
+    sync::{AtomicU32, AtomicU64, Ordering},
+};
+
+/// Readers of one channel at most.
+#[cfg(not(loom))]
+pub const MAX_READERS: usize = 63;
+/// A model pays for every atomic that there is.
+#[cfg(loom)]
+pub const MAX_READERS: usize = 2;
+/// Frames that may be on their way. A power of two, so that the numbers may go around their end.
+#[cfg(not(loom))]
+pub const NUM_SLOTS: u32 = 4;
+/// The ring in which a slot is used again soonest.
+#[cfg(loom)]
+pub const NUM_SLOTS: u32 = 1;
+/// How long a reader looks for the next frame before it sleeps.
+pub(crate) const SPIN: Duration = Duration::from_micros(50);
+
+/// What one reader says of itself. Every field has one writer, the reader.
+#[derive(Debug, Default)]
+#[repr(C, align(128))]
+pub(crate) struct Line {
+    /// The last frame whose slot it needs no more.
+    pub(crate) taken: Gate,
+    /// The last frame that it did what it says.
+    pub(crate) done: Gate,
+    /// 1: it cannot follow any more.
+    pub(crate) failed: AtomicU32,
+    /// A number for what it waits in; 0: it computes, or has nothing to do.
+    pub(crate) activity: AtomicU32,
+    /// What it answered to the last command.
+    pub(crate) value: AtomicU64,
+    /// When the activity changed (ns, monotonic).
+    pub(crate) since_ns: AtomicU64,
+    /// Time in activities that ended (ns).
+    pub(crate) activity_ns: AtomicU64,
+    /// How many of them ended.
+    pub(crate) activities: AtomicU64,
+}
+
+/// The first part of the channel's memory.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(crate) struct Control {
+    /// What says that this is one; written before any reader looks.
+    pub(crate) magic: AtomicU64,
+    pub(crate) num_readers: AtomicU32,
+    /// 1: the writer is gone.
+    pub(crate) closed: AtomicU32,
+    /// Where the slots begin in the memory, and what each has; they change while no frame is on its way.
+    pub(crate) slots_start: AtomicU64,
+    pub(crate) slot_bytes: AtomicU64,
+    /// The last frame that is there.
+    pub(crate) published: Gate,
+    pub(crate) lines: [Line; MAX_READERS],
+}
+
+impl Control {
+    /// Wait until the slot of frame `number` may be written; the first reader that was late, by its index.
+    pub(crate) fn wait_free(&self, number: u32, deadline: Option<Instant>) -> Result<(), usize> {
+        let before = number.wrapping_sub(NUM_SLOTS);
+        self.wait_lines(|line| &line.taken, before, Duration::ZERO, deadline)
+    }
+
+    /// Wait until every reader did what frame `number` says; else the first that was late.
+    pub(crate) fn wait_done(&self, number: u32, deadline: Option<Instant>) -> Result<(), usize> {
+        self.wait_lines(|line| &line.done, number, SPIN, deadline)
+    }
+
+    /// Whether every reader has taken frame `number`.
+    pub(crate) fn is_taken(&self, number: u32) -> bool {
+        self.lines().iter().all(|line| has_reached(line.taken.number(), number))
+    }
+
+    fn wait_lines(
+        &self,
+        gate: impl Fn(&Line) -> &Gate,
+        wanted: u32,
+        spin: Duration,
+        deadline: Option<Instant>,
+    ) -> Result<(), usize> {
+        for (index, line) in self.lines().iter().enumerate() {
+            gate(line).wait(|number| has_reached(number, wanted), spin, deadline).ok_or(index)?;
+        }
+        Ok(())
+    }
+
+    /// Announce frame `number`, which lies in its slot.
+    pub(crate) fn publish(&self, number: u32) {
+        self.published.raise(number);
+    }
+
+    /// Wait for a frame after `seen`; `None` when there was none.
+    pub(crate) fn next(&self, seen: u32, deadline: Option<Instant>) -> Option<u32> {
+        // One after the other: a reader that lags takes each frame in its turn.
+        let next = seen.wrapping_add(1);
+        self.published.wait(|number| has_reached(number, next) || self.is_closed(), SPIN, deadline)?;
+        has_reached(self.published.number(), next).then_some(next)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) != 0
+    }
+
+    /// The lines of the readers that there are.
+    pub(crate) fn lines(&self) -> &[Line] {
+        &self.lines[..(self.num_readers.load(Ordering::Relaxed) as usize).min(MAX_READERS)]
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::{cell::UnsafeCell, sync::Arc, thread};
+
+    use super::*;
+
+    struct Model {
+        control: Control,
+        slots: [UnsafeCell<u32>; NUM_SLOTS as usize],
+    }
+
+    // SAFETY: the protocol under test is what keeps two threads out of one slot; loom's cell finds where it does not.
+    unsafe impl Sync for Model {}
+    // SAFETY: numbers and loom's own objects, which may go to another thread.
+    unsafe impl Send for Model {}
+
+    fn model(num_readers: u32, first: u32) -> Model {
+        let lines = std::array::from_fn(|index| {
+            let line = Line::default();
+            if index < num_readers as usize {
+                line.taken.raise(first.wrapping_sub(1));
+                line.done.raise(first.wrapping_sub(1));
+            }
+            line
+        });
+        let control = Control {
+            magic: AtomicU64::new(0),
+            num_readers: AtomicU32::new(num_readers),
+            closed: AtomicU32::new(0),
+            slots_start: AtomicU64::new(0),
+            slot_bytes: AtomicU64::new(0),
+            published: Gate::default(),
+            lines,
+        };
+        control.published.raise(first.wrapping_sub(1));
+        Model { control, slots: std::array::from_fn(|_| UnsafeCell::new(0)) }
+    }
+
+    fn write(model: &Model, number: u32) {
+        assert_eq!(model.control.wait_free(number, None), Ok(()));
+        // SAFETY: every reader has taken what was in the slot.
+        model.slots[(number % NUM_SLOTS) as usize].with_mut(|slot| unsafe { *slot = number });
+        model.control.publish(number);
+    }
+
+    fn read(model: &Model, index: usize, seen: u32) {
+        let number = model.control.next(seen, None).expect("the writer is not gone");
+        // SAFETY: published, and not taken by this reader yet.
+        let found = model.slots[(number % NUM_SLOTS) as usize].with(|slot| unsafe { *slot });
+        assert_eq!(found, number, "a slot was written before it was read");
+        let line = &model.control.lines[index];
+        line.taken.raise(number);
+        line.done.raise(number);
+    }
+
+    fn run(num_readers: u32, num_frames: u32, first: u32) {
+        loom::model(move || {
+            let model = Arc::new(model(num_readers, first));
+            let readers: Vec<_> = (0..num_readers as usize)
+                .map(|index| {
+                    let model = Arc::clone(&model);
+                    thread::spawn(move || {
+                        for frame in 0..num_frames {
+                            read(&model, index, first.wrapping_add(frame).wrapping_sub(1));
+                        }
+                    })
+                })
+                .collect();
+            for frame in 0..num_frames {
+                write(&model, first.wrapping_add(frame));
+            }
+            let last = first.wrapping_add(num_frames - 1);
+            assert_eq!(model.control.wait_done(last, None), Ok(()));
+            assert!(model.control.is_taken(last));
+            for reader in readers {
+                reader.join().expect("no reader panicked");
+            }
+        });
+    }
+
+    #[test]
+    fn one_reader_gets_every_frame_and_a_slot_is_free_when_it_is_written() {
+        run(1, 3, 1);
+    }
+
+    #[test]
+    fn two_readers_each_get_every_frame() {
+        run(2, 2, 1);
+    }
+
+    #[test]
+    fn the_numbers_go_around_their_end() {
+        run(1, 3, u32::MAX);
+    }
+}

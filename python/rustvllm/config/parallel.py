@@ -1,0 +1,127 @@
+"""``ParallelConfig``: how many ranks share a model, how many engines a machine, and whether a model can be split."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rustvllm.exceptions import ConfigError
+
+MAX_TENSOR_PARALLEL_SIZE: Final = 64
+MAX_DATA_PARALLEL_SIZE: Final = 64
+EXECUTOR_BACKENDS: Final = ("uni", "mp")
+DEFAULT_STALL_TIMEOUT_SECONDS: Final = 60.0
+_MLP_WIDTHS: Final = ("intermediate_size", "ffn_dim", "n_inner")
+_REFUSED_BACKENDS: Final = {
+    "ray": "ranks are not placed by Ray yet",
+    "external_launcher": "ranks are not started by another launcher yet",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How many ranks hold one model together, and how many engines share the machine.
+
+    Attributes:
+        tensor_parallel_size: Ranks that hold one model, each a part of every layer.
+        pipeline_parallel_size: Groups of layers; one, for now.
+        data_parallel_size: Engines on this machine, each with the whole model; they divide its processors.
+        distributed_executor_backend: ``uni``: one rank, in the engine's process; ``mp``: the others in processes of
+            this machine; None: whichever the number of ranks needs.
+        distributed_timeout_seconds: How long a rank may wait for another; None: as torch has it.
+        stall_timeout: Seconds without progress after which the ranks that are behind are named; 0: never.
+    """
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    distributed_executor_backend: str | None = None
+    distributed_timeout_seconds: float | None = None
+    stall_timeout: float = DEFAULT_STALL_TIMEOUT_SECONDS
+
+    def __post_init__(self) -> None:
+        limits = {
+            "tensor_parallel_size": MAX_TENSOR_PARALLEL_SIZE,
+            "pipeline_parallel_size": 1,
+            "data_parallel_size": MAX_DATA_PARALLEL_SIZE,
+        }
+        for name, limit in limits.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"{name} must be an integer, got {value!r} ({type(value).__name__})")
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+            if value > limit:
+                raise ConfigError(f"{name} must be at most {limit}, got {value}")
+        self._check_backend()
+        timeout: Any = self.distributed_timeout_seconds
+        if timeout is not None and (
+            isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 1 <= timeout <= 86400
+        ):
+            raise ConfigError(f"distributed_timeout_seconds must be between 1 and 86400 seconds, got {timeout!r}")
+
+    def _check_backend(self) -> None:
+        backend: Any = self.distributed_executor_backend
+        if backend is None:
+            return
+        if not isinstance(backend, str):
+            raise ConfigError(
+                f"distributed_executor_backend must be one of {', '.join(EXECUTOR_BACKENDS)}, got {backend!r}; classes "
+                "of executors are not taken"
+            )
+        if (reason := _REFUSED_BACKENDS.get(backend)) is not None:
+            raise ConfigError(f"distributed_executor_backend={backend!r} is not supported yet: {reason}; mp works")
+        if backend not in EXECUTOR_BACKENDS:
+            raise ConfigError(
+                f"distributed_executor_backend must be one of {', '.join(EXECUTOR_BACKENDS)}, got {backend!r}"
+            )
+        if backend == "uni" and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                f"distributed_executor_backend is uni, which is one rank, but tensor_parallel_size is "
+                f"{self.tensor_parallel_size}: set it to mp, or leave it out"
+            )
+
+    @property
+    def num_sharers(self) -> int:
+        """Processes of this machine that divide its processors and its memory among them."""
+        return self.data_parallel_size * self.tensor_parallel_size
+
+
+def check_split(size: int, num_heads: int, num_kv_heads: int, hf_config: Mapping[str, Any]) -> None:
+    """Refuse a model that so many ranks cannot hold in equal parts.
+
+    The vocabulary is padded, so that it can be any.
+
+    Args:
+        size: Ranks.
+        num_heads: Query heads.
+        num_kv_heads: Key and value heads; fewer than ranks are held by several each.
+        hf_config: The model's ``config.json``, which says how wide its MLP is.
+
+    Raises:
+        ConfigError: Names the two numbers and the sizes that would work.
+    """
+    if num_heads % size:
+        raise ConfigError(f"{_asked(size)} does not divide the {num_heads} attention heads; {_divisors(num_heads)}")
+    if num_kv_heads % size and size % num_kv_heads:
+        fitting = [
+            n for n in range(1, num_heads + 1) if not num_heads % n and not (num_kv_heads % n and n % num_kv_heads)
+        ]
+        raise ConfigError(
+            f"{_asked(size)} and the {num_kv_heads} key and value heads: one must divide the other; "
+            f"{', '.join(map(str, fitting))} would work"
+        )
+    width = next((hf_config[name] for name in _MLP_WIDTHS if isinstance(hf_config.get(name), int)), None)
+    if width is not None and width % size:
+        fitting = [n for n in range(1, num_heads + 1) if not math.gcd(num_heads, width) % n]
+        raise ConfigError(
+            f"{_asked(size)} does not divide the MLP, which is {width} wide; {', '.join(map(str, fitting))} would work"
+        )
+
+
+def _asked(size: int) -> str:
+    return f"tensor_parallel_size {size} (--tensor-parallel-size, -tp)"
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if not number % n) + " would"

@@ -1,0 +1,71 @@
+"""How the whole numbers of a quantised weight have their scales, as files have them and as the CPU keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+ScaleKind = Literal["f32", "f16", "bf16", "two-level"]
+"""How scales are kept; in two levels as Q4_K has them: 16 bits for 256 numbers, times 8 bits for each 32."""
+ZeroKind = Literal["middle", "point", "minimum"]
+"""What numbers are counted from: 0 (of 4 bits 8), a zero point of each group, or 0, less a minimum of each group."""
+SCALE_KINDS: Final[Mapping[str, ScaleKind]] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+"""Of the types that folders have scales in."""
+_SCALE_BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2}
+_BLOCK: Final = 32
+_SMALL_BLOCK: Final = 16
+_LEVEL_BYTES: Final = 2 * 2 + 8 * 2
+_LEVEL_NUMBERS: Final = 256
+_BITS: Final = (4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberForm:
+    """See the module.
+
+    Attributes:
+        group_size: How many numbers of a row share a scale.
+        bits: Of a number, as it is kept: 4 or 8.
+        scales: How scales are kept.
+        zeros: What numbers are counted from.
+    """
+
+    group_size: int
+    bits: int = 8
+    scales: ScaleKind = "f32"
+    zeros: ZeroKind = "middle"
+
+    def num_bytes(self, num_outputs: int, num_inputs: int) -> int:
+        """What a weight takes in this form, without what its last panel lacks."""
+        groups = -(-num_inputs // self.group_size)
+        if self.scales == "two-level":
+            each = num_inputs // _LEVEL_NUMBERS * _LEVEL_BYTES
+        else:
+            size = _SCALE_BYTES[self.scales]
+            each = groups * (size + {"middle": 0, "point": 1, "minimum": size}[self.zeros])
+        return num_outputs * (num_inputs * self.bits // 8 + each)
+
+    def rounds_with(self, num_inputs: int) -> bool:
+        """Whether activations can be rounded in blocks that do not cross groups, as 4 bits need in any case."""
+        is_small = self.group_size == _SMALL_BLOCK and self.bits == _BITS[1]
+        return is_small or self.group_size % _BLOCK == 0 or self.group_size >= num_inputs
+
+
+def common_form(parts: Sequence[NumberForm]) -> NumberForm | None:
+    """The form in which all parts of a layer can be kept; None: their groups do not fit each other.
+
+    Parts that differ in more than their groups are kept in 8 bits with scales of 32; with minima if one part counts
+    from other than the middle.
+    """
+    smallest = min(form.group_size for form in parts)
+    if any(form.group_size % smallest for form in parts):
+        return None
+    first = parts[0]
+    if all(form == first for form in parts):
+        return first
+    scales = {form.scales for form in parts}
+    zeros, bits = {form.zeros for form in parts}, {form.bits for form in parts}
+    if len(bits) == len(zeros) == 1 and "two-level" not in scales and smallest % _BLOCK == 0:
+        return NumberForm(smallest, first.bits, first.scales if len(scales) == 1 else "f32", first.zeros)
+    return NumberForm(smallest, _BITS[1], "f32", "middle" if zeros == {"middle"} else "minimum")

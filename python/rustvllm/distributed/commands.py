@@ -1,0 +1,47 @@
+"""What rank 0 tells the other ranks on the step channel, and what they say that they wait in."""
+
+from enum import IntEnum
+
+from rustvllm import _core
+from rustvllm.distributed.rank_group import CollectiveTime
+
+
+class Command(IntEnum):
+    """A frame of the step channel. All but a step are answered with a number before the next one comes.
+
+    Of ``INIT_CACHE`` and ``ADD_ADAPTER`` the frame says when, and an order on standard input says what.
+    """
+
+    LOAD = 1
+    NUM_BLOCKS = 2
+    INIT_CACHE = 3
+    WARM_UP = 4
+    STEP = 5
+    PING = 6
+    ADD_ADAPTER = 7
+    REMOVE_ADAPTER = 8
+    SHUTDOWN = 9
+
+
+WAITS = ("", "all_reduce", "all_gather", "a collective")
+"""What a rank may wait in, by the number that it says; the last stands for all others."""
+
+
+class ReportedTime(CollectiveTime):
+    """The time in collectives of a rank that follows, which rank 0 can see even when this rank is stopped."""
+
+    __slots__ = ("_current", "_reader")
+
+    def __init__(self, reader: _core.StepReader) -> None:
+        self._reader = reader
+        super().__init__()
+
+    @property
+    def current(self) -> str:
+        """The collective that has not ended; empty: none."""
+        return self._current
+
+    @current.setter
+    def current(self, name: str) -> None:
+        self._current = name
+        self._reader.note_activity(WAITS.index(name) if name in WAITS else len(WAITS) - 1)

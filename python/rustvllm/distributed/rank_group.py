@@ -1,0 +1,141 @@
+"""``RankGroup``: the ranks that share each layer of a model, and the collectives that its layers call."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from rustvllm import _core
+
+_ADDED_IN_MEETINGS = (torch.float32, torch.bfloat16)
+
+
+@dataclass(slots=True)
+class CollectiveTime:
+    """What a rank spent in collectives so far: a stalled one says in which, a benchmark what share they take.
+
+    Attributes:
+        seconds: In those that ended.
+        calls: How many ended.
+        current: The name of the one that has not ended; empty: none.
+    """
+
+    seconds: float = 0.0
+    calls: int = 0
+    current: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """A group as one of its ranks sees it; ``ALONE`` is the group of one, whose collectives are free.
+
+    Attributes:
+        rank: Of this process in the group, from 0.
+        size: Ranks in the group.
+        group: torch's; None: there is one rank.
+        in_rank_order: Whether sums of more than two are added rank by rank, so that their bits depend on nothing else.
+        meeting: Memory that the ranks share, through which CPU tensors go instead; None: torch carries all. It always
+            adds rank by rank.
+        timeout_seconds: How long a rank may be waited for in a meeting.
+        time: Of the collectives.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: dist.ProcessGroup | None = None
+    in_rank_order: bool = False
+    meeting: _core.RankMeeting | None = field(default=None, compare=False)
+    timeout_seconds: float = 1800.0
+    time: CollectiveTime = field(default_factory=CollectiveTime, compare=False)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, written into ``tensor`` (any shape, the same on each rank)."""
+        if self.group is None:
+            return tensor
+        if self.meeting is not None and tensor.dtype in _ADDED_IN_MEETINGS and tensor.is_contiguous():
+            with _Timed(self.time, "all_reduce"):
+                numbers = tensor.detach()
+                numbers = numbers.view(torch.uint16) if tensor.dtype == torch.bfloat16 else numbers
+                self.meeting.all_reduce(numbers.numpy(), self.timeout_seconds)
+            return tensor
+        if self.in_rank_order and self.size > 2:  # two terms have one order
+            first, *others = self.all_gather(tensor)
+            for other in others:
+                first += other
+            return tensor.copy_(first)
+        with _Timed(self.time, "all_reduce"):
+            dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """What each rank has, ``[size, *tensor.shape]``, in the order of ranks."""
+        if self.group is None:
+            return tensor[None]
+        out = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        with _Timed(self.time, "all_gather"):
+            if self.meeting is not None:
+                self.meeting.gather(_bytes(tensor), _bytes(out), self.timeout_seconds)
+                return out
+            dist.all_gather_into_tensor(out.view(-1), tensor.contiguous().view(-1), group=self.group)
+        return out
+
+    def gather(self, tensor: Tensor) -> Tensor | None:
+        """What each rank has, ``[size, *tensor.shape]``, in the order of ranks; None on all but the first."""
+        if self.group is None:
+            return tensor[None]
+        is_first = self.rank == 0
+        out = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device) if is_first else None
+        with _Timed(self.time, "gather"):
+            if self.meeting is not None:
+                own, all_bytes = _bytes(tensor), None if out is None else _bytes(out)
+                self.meeting.gather(own, all_bytes, self.timeout_seconds, to_first=True)
+                return out
+            dist.gather(tensor.contiguous(), None if out is None else list(out), group=self.group, group_dst=0)
+        return out
+
+    def share(self, total: int) -> int:
+        """What of ``total`` equal parts each rank holds.
+
+        Raises:
+            ValueError: The group's size does not divide it.
+        """
+        if total % self.size:
+            raise ValueError(f"{self.size} ranks cannot share {total} parts evenly")
+        return total // self.size
+
+
+def _bytes(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    """A contiguous tensor's memory, or a copy's of another one."""
+    array: npt.NDArray[np.uint8] = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    return array
+
+
+class _Timed:
+    """Counts a collective."""
+
+    __slots__ = ("_begin", "_name", "_time")
+
+    def __init__(self, spent: CollectiveTime, name: str) -> None:
+        self._time, self._name = spent, name
+
+    def __enter__(self) -> None:
+        self._time.current = self._name
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._time.seconds += time.perf_counter() - self._begin
+        self._time.calls += 1
+        self._time.current = ""
+
+
+ALONE = RankGroup()
+"""One process holds the whole model."""

@@ -1,0 +1,157 @@
+"""``EngineAdapters``: the adapters of an engine that runs by itself, as its front ends load, name and forget them.
+
+Files are read in a thread of their own while the engine steps; between two steps an adapter is put into place. One
+that is forgotten stays until no live request needs it, and a moment longer, since front ends in other processes may
+have sent requests that have not arrived.
+"""
+
+import json
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from rustvllm.config.lora import MAX_ADAPTERS
+from rustvllm.exceptions import ConfigError, InvalidRequestError, RustVLLMError
+from rustvllm.logger import init_logger
+from rustvllm.lora import queries
+from rustvllm.observe.inspect.queries import Query
+
+if TYPE_CHECKING:
+    from rustvllm.engine.core import EngineCore
+
+logger = init_logger(__name__)
+
+GRACE_SECONDS: Final = 2.0
+"""How long a forgotten adapter is kept for requests that are on their way."""
+
+
+class EngineAdapters:
+    """See the module. Belongs to the thread that steps the engine.
+
+    Args:
+        core: The engine.
+    """
+
+    def __init__(self, core: "EngineCore") -> None:
+        self._executor, self._scheduler, self._wake = core.executor, core.scheduler, core.handle.wake
+        self._config = core.config.lora
+        self._list: dict[str, dict[str, Any]] = {}
+        self._is_as_started = True
+        self._loading: list[tuple[Query, int, Future[Callable[[], None]]]] = []
+        self._retiring: dict[int, float] = {}  # number → when it may go at the earliest
+        self._loader: ThreadPoolExecutor | None = None
+        if self._config is None:
+            return
+        self._scheduler.add_adapter(0)
+        for number, module in enumerate(self._config.modules, 1):
+            self._scheduler.add_adapter(number)
+            self._list[module.name] = {
+                "number": number,
+                "name": module.name,
+                "path": module.path,
+                "lora_int_id": number,
+                "base_model_name": module.base_model_name,
+            }
+
+    def answer(self, query: Query) -> None:
+        """Do what is asked. What cannot be loaded says why; the engine goes on."""
+        try:
+            if self._config is None:
+                raise ConfigError("adapters need enable_lora")
+            wanted = json.loads(query.payload or b"{}")
+            if query.kind == queries.ADD:
+                self._begin_load(query, wanted)
+                return
+            done = self._do(query.kind, wanted)
+        except RustVLLMError as error:
+            query.fail(str(error))
+        except Exception as error:
+            logger.exception("the query %r failed", query.kind)
+            query.fail(f"the query {query.kind!r} failed: {type(error).__name__}: {error}")
+        else:
+            query.answer(json.dumps(done).encode())
+
+    def tend(self) -> None:
+        """Put into place what has been read, and forget what no request needs; called after every step."""
+        if self._loading:
+            waiting, self._loading = self._loading, []
+            for query, number, future in waiting:
+                if future.done():
+                    self._end_load(query, number, future)
+                else:
+                    self._loading.append((query, number, future))
+        if self._retiring:
+            now = monotonic()
+            for number in [number for number, until in self._retiring.items() if until <= now]:
+                self._remove(number)
+
+    def _do(self, kind: str, wanted: dict[str, Any]) -> Any:
+        if kind == queries.LIST:
+            return list(self._list.values())
+        if kind == queries.RETIRE:
+            self._retiring[int(wanted["number"])] = monotonic() + GRACE_SECONDS
+            return True
+        if kind == queries.WITHDRAW:
+            self._is_as_started = False
+            row = self._list.pop(str(wanted["name"]), None)
+            return None if row is None else row["number"]
+        if kind == queries.PUBLISH:
+            return self._publish(wanted)
+        return self._restore(wanted["adapters"])
+
+    def _publish(self, row: dict[str, Any]) -> int | None:
+        load_inplace = row.pop("load_inplace")
+        before = self._list.get(row["name"])
+        if before is not None and not load_inplace:
+            raise InvalidRequestError(queries.already_loaded(row["name"]), "lora_name")
+        if before is None and len(self._list) >= MAX_ADAPTERS:
+            raise InvalidRequestError(f"{len(self._list)} adapters are loaded, as many as may be: unload one first")
+        self._is_as_started = False
+        self._list[row["name"]] = row
+        return None if before is None else int(before["number"])
+
+    def _restore(self, rows: list[dict[str, Any]]) -> bool:
+        """Take the list that an engine had before it was started again; the first front end to bring it is heard."""
+        if not self._is_as_started:
+            return False
+        self._is_as_started = False
+        numbers = {row["number"] for row in rows}
+        for row in self._list.values():
+            if row["number"] not in numbers:
+                self._retiring[row["number"]] = 0.0
+        self._list = {row["name"]: row for row in rows}
+        return True
+
+    def _begin_load(self, query: Query, wanted: dict[str, Any]) -> None:
+        number, name, path = int(wanted["number"]), str(wanted["name"]), str(wanted["path"])
+        self._make_room()
+        if self._loader is None:
+            self._loader = ThreadPoolExecutor(1, thread_name_prefix="rustvllm-adapters")
+        future = self._loader.submit(partial(self._executor.prepare_adapter, number, name, path))
+        self._loading.append((query, number, future))
+        future.add_done_callback(lambda _: self._wake())
+
+    def _end_load(self, query: Query, number: int, future: "Future[Callable[[], None]]") -> None:
+        try:
+            future.result()()
+        except RustVLLMError as error:
+            query.fail(str(error))
+        except Exception as error:
+            logger.exception("an adapter could not be loaded")
+            query.fail(f"loading failed: {type(error).__name__}: {error}")
+        else:
+            self._scheduler.add_adapter(number)
+            query.answer(b"true")
+
+    def _make_room(self) -> None:
+        """Where adapters in memory are limited, forgotten ones go before their time for one that is to come."""
+        if self._config is not None and self._config.max_cpu_loras is not None:
+            for number in list(self._retiring):
+                self._remove(number)
+
+    def _remove(self, number: int) -> None:
+        if self._scheduler.remove_adapter(number):
+            del self._retiring[number]
+            self._executor.remove_adapter(number)

@@ -1,0 +1,264 @@
+"""Several ranks that hold one model together: rank 0 in this process, each other in a process of its own.
+
+Rank 0 decides, samples and answers; the others run the same steps over the same arrays (``worker/process.py``). What to
+do goes to them over the step channel, tensors go between ranks by torch.distributed, inside the model's layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from rustvllm import _core, envs
+from rustvllm.distributed import agreement, facts, rendezvous
+from rustvllm.distributed.commands import Command
+from rustvllm.distributed.rank_group import RankGroup
+from rustvllm.exceptions import DeviceFailedError, RustVLLMError, SchedulerStateError
+from rustvllm.executor.ranks import Ranks
+from rustvllm.executor.stalled_ranks import RankView, StallReporter
+from rustvllm.executor.uniproc import UniProcExecutor
+from rustvllm.logger import init_logger
+from rustvllm.process.config_json import plain
+from rustvllm.worker.process import follower_config
+from rustvllm.worker.worker import Worker, resolve_device
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    import numpy as np
+    from torch._C._distributed_c10d import Store
+
+    from rustvllm.config import EngineConfig
+    from rustvllm.sample.grammar_output import GrammarOutput
+    from rustvllm.worker.step_buffers import BufferSpec
+    from rustvllm.worker.step_output import AsyncModelRunnerOutput
+
+logger = init_logger(__name__)
+
+_JOIN_SECONDS = 60.0
+"""For a rank to import torch and join, on a busy machine."""
+_NEWS_SECONDS = 1.0
+"""A collective fails a moment before the end of the rank that broke it is known."""
+
+
+class MultiProcExecutor(UniProcExecutor):
+    """The executor of ``tensor_parallel_size`` ranks on one machine. Starts them at once.
+
+    Args:
+        config: Of the engine.
+
+    Raises:
+        ConfigError: A rank differs from this one in what all must have alike.
+        ModelLoadError: A rank did not come.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        size = config.parallel.tensor_parallel_size
+        timeout = config.parallel.distributed_timeout_seconds or rendezvous.DEFAULT_TIMEOUT_SECONDS
+        self._limit = timeout
+        self._writer = _core.StepWriter(size - 1)
+        device = resolve_device(config.device.device)
+        self._meeting = rendezvous.make_meeting(size) if device.type == "cpu" else None
+        self._ranks = Ranks(size, self._writer, self._meeting)
+        self._end = weakref.finalize(self, _end, self._ranks, self._writer)
+        with self._ended_on_error():
+            store = rendezvous.open_store(size, timeout)
+            self._ranks.order(
+                {
+                    "size": size,
+                    "config": plain(follower_config(config)),
+                    "facts": facts.start_facts(config),
+                    "channel_fd": self._writer.fileno(),
+                    "meeting_fd": None if self._meeting is None else self._meeting.fileno(),
+                    "port": store.port,
+                    "timeout": timeout,
+                    "device": device.type,
+                }
+            )
+            self._ranks.wait_for_hellos(_JOIN_SECONDS)
+            self._group = self._join(store, size, device, in_rank_order=config.device.batch_invariant)
+            worker = Worker(config, _core.SAMPLING_FLOAT_COLUMNS, _core.SAMPLING_INT_COLUMNS, self._group)
+        self._worker = worker
+        stall = config.parallel.stall_timeout
+        self.stalls = StallReporter(self._ranks, self._writer, self._group.time, stall)
+        pids = ", ".join(str(process.pid) for process in self._ranks.processes)
+        logger.info("%d ranks hold the model; those that follow have pid %s", size, pids)
+
+    def load_model(self) -> None:
+        """Load the weights, each rank its own; see ``UniProcExecutor.load_model``."""
+        with self._ended_on_error(), self._by_all(Command.LOAD):
+            super().load_model()
+            if envs.check_invariants():
+                agreement.watch(self._runner.model, self._group)
+
+    def determine_num_blocks(self) -> int:
+        """KV blocks, as many as the rank with the fewest can hold; see ``Worker.determine_num_blocks``."""
+        with self._ended_on_error():
+            with self._by_all(Command.NUM_BLOCKS):
+                num_blocks = super().determine_num_blocks()
+            return min(num_blocks, *(line["value"] for line in self._writer.lines()))
+
+    def determine_num_cpu_blocks(self, num_blocks: int) -> int:
+        """Blocks in CPU memory for preempted requests: each rank has its part of each.
+
+        Raises:
+            ConfigError: As ``Worker.determine_num_cpu_blocks``.
+        """
+        with self._ended_on_error():
+            return super().determine_num_cpu_blocks(num_blocks)
+
+    def initialize_kv_cache(
+        self, num_blocks: int, buffer_spec: BufferSpec, num_sets: int, num_cpu_blocks: int = 0
+    ) -> list[dict[str, np.ndarray[Any, Any]]]:
+        """Take the memory of the cache on every rank; see ``UniProcExecutor.initialize_kv_cache``."""
+        cache = {
+            "num_blocks": num_blocks,
+            "spec": list(buffer_spec),
+            "num_sets": num_sets,
+            "num_cpu_blocks": num_cpu_blocks,
+        }
+        with self._ended_on_error():
+            self._ranks.order({"cache": cache})
+            with self._by_all(Command.INIT_CACHE):
+                sets = super().initialize_kv_cache(num_blocks, buffer_spec, num_sets, num_cpu_blocks)
+            self._writer.register(sets)
+            return sets
+
+    def warm_up(self) -> None:
+        """As ``UniProcExecutor.warm_up``, on every rank; from now on a rank without progress is reported."""
+        with self._ended_on_error(), self._by_all(Command.WARM_UP):
+            super().warm_up()
+        self.stalls.start()
+
+    def add_adapter(self, number: int, name: str, path: str) -> None:
+        """Load an adapter on every rank; see ``UniProcExecutor.add_adapter``."""
+        self._ranks.order({"adapter": {"number": number, "name": name, "path": path}})
+        with self._by_all(Command.ADD_ADAPTER):
+            super().add_adapter(number, name, path)
+
+    def prepare_adapter(self, number: int, name: str, path: str) -> Callable[[], None]:
+        """Nothing before all ranks read it together, which they do between two steps."""
+        return partial(self.add_adapter, number, name, path)
+
+    def remove_adapter(self, number: int) -> bool:
+        """Forget an adapter on every rank; see ``UniProcExecutor.remove_adapter``."""
+        with self._by_all(Command.REMOVE_ADAPTER, number):
+            return super().remove_adapter(number)
+
+    def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
+        """Run the step on every rank; ``sample_tokens`` must follow.
+
+        Raises:
+            DeviceFailedError: A rank has ended, or this one failed where the others wait for it.
+        """
+        try:
+            self._writer.publish_step(
+                Command.STEP, scheduler_output, self._runner.graph_size(scheduler_output), self._limit
+            )
+            super().execute_model(scheduler_output)
+        except Exception as error:
+            self._ranks.check(_NEWS_SECONDS)
+            if isinstance(error, TimeoutError):
+                raise DeviceFailedError(f"{error}: {self.stalls.describe()}") from error
+            raise DeviceFailedError(
+                f"rank 0 failed in a step that the other ranks run too, and they are out of step now "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> AsyncModelRunnerOutput:
+        """Sample from the step just executed, on this rank alone."""
+        return super().sample_tokens(grammar_output)
+
+    def watch(self, on_death: Callable[[], object]) -> None:
+        """See ``Executor``."""
+        self._ranks.watch(on_death)
+
+    def check(self) -> None:
+        """See ``Executor``.
+
+        Raises:
+            DeviceFailedError: A rank has ended.
+        """
+        self._ranks.check()
+
+    def rank_views(self) -> list[RankView]:
+        """How each rank is, rank 0 first."""
+        return self.stalls.views()
+
+    def rank_states(self) -> list[dict[str, Any]]:
+        """See ``Executor``."""
+        return [dataclasses.asdict(view) for view in self.rank_views()]
+
+    def shutdown(self) -> None:
+        """Let the model and the cache go, here and on every other rank, whose processes end."""
+        self.stalls.stop()
+        self._end()
+        super().shutdown()
+
+    @contextmanager
+    def _by_all(self, command: Command, *words: int) -> Iterator[None]:
+        """Have every rank do the same as what is done within, and wait for each."""
+        try:
+            number = self._writer.publish(command, list(words), self._limit)
+            yield
+            self._writer.wait_done(number, self._limit)
+        except Exception as error:
+            if isinstance(error, RustVLLMError) and not isinstance(error, SchedulerStateError):
+                raise  # this rank's own, and the others can do without what it was to do
+            self._ranks.check(_NEWS_SECONDS)
+            if isinstance(error, TimeoutError):
+                raise DeviceFailedError(f"{error} ({command.name}): {self.stalls.describe()}") from error
+            raise
+
+    @contextmanager
+    def _ended_on_error(self) -> Iterator[None]:
+        """No process is left behind by a start that fails."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._writer.give_up()
+            self._ranks.stop(0.0)
+            self._end.detach()
+            raise
+
+    def _join(self, store: Store, size: int, device: torch.device, *, in_rank_order: bool) -> RankGroup:
+        """Make the group in a thread: a rank that ends meanwhile would be waited for without end."""
+        made: list[RankGroup | BaseException] = []
+        done = threading.Event()
+
+        def make() -> None:
+            try:
+                group = rendezvous.make_group(
+                    store, 0, size, device, self._limit, in_rank_order=in_rank_order, meeting=self._meeting
+                )
+                made.append(group)
+            except BaseException as error:  # noqa: BLE001 -- raised again in the caller's thread
+                made.append(error)
+            done.set()
+
+        self._ranks.watch(done.set)
+        threading.Thread(target=make, name="rustvllm-rendezvous", daemon=True).start()
+        done.wait(self._limit)
+        self._ranks.check()
+        if not made or isinstance(made[0], BaseException):
+            self._ranks.check(_NEWS_SECONDS)
+            raise DeviceFailedError(f"the ranks did not find each other: {made[0] if made else 'no answer'}")
+        return made[0]
+
+
+def _end(ranks: Ranks, writer: _core.StepWriter) -> None:
+    """Have the ranks end in good order if they can, and in any case."""
+    if ranks.death is None:
+        with contextlib.suppress(Exception):
+            writer.publish(Command.SHUTDOWN, [], 1.0)
+    writer.close()
+    ranks.stop(0.0 if ranks.death is not None else 5.0)

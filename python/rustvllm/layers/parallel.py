@@ -1,0 +1,326 @@
+"""Layers that the ranks of a group share: which part of each parameter a rank holds, and where the ranks meet.
+
+Columns are what a layer gives, rows what it takes: a ``ColumnLinear`` computes a part of its outputs on each rank, the
+``RowLinear`` after it takes that part of its inputs, and the sum over the ranks is the layer's result. A model is built
+within ``shared_by``; layers that are built elsewhere are whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rustvllm.distributed.rank_group import ALONE, RankGroup
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.activation import Activation
+from rustvllm.layers.linear import Embedding, Linear
+
+VOCABULARY_UNIT = 64
+"""Each rank holds a multiple of so many rows of the embedding and of the head; rows beyond the vocabulary are zeros."""
+LARGEST_WHOLE = 127.0
+"""What the largest magnitude of a row becomes in 8 bits."""
+_MOST_NAMED = 12
+
+_group: ContextVar[RankGroup] = ContextVar("the group of the model that is being built", default=ALONE)
+
+
+@contextmanager
+def shared_by(group: RankGroup) -> Iterator[None]:
+    """Layers that are built within are shared by the ranks of a group. Another thread's are not touched by it."""
+    token = _group.set(group)
+    try:
+        yield
+    finally:
+        _group.reset(token)
+
+
+def building_group() -> RankGroup:
+    """The group of the innermost ``shared_by``; ``ALONE`` outside."""
+    return _group.get()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a rank holds of one stored tensor, as rows or as columns.
+
+    Attributes:
+        count: How many the rank has.
+        first: The first one's place in the whole tensor.
+        whole: How many that has; the rank's beyond it are zeros.
+    """
+
+    count: int
+    first: int
+    whole: int
+
+    @property
+    def num_stored(self) -> int:
+        """How many of the rank's are in the whole tensor."""
+        return max(0, min(self.count, self.whole - self.first))
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What a rank holds of one parameter.
+
+    Attributes:
+        dim: 0: rows; 1: columns.
+        parts: One after the other, of the rank's parameter and of the whole one: several where layers are fused.
+    """
+
+    dim: int
+    parts: tuple[Part, ...]
+
+    @property
+    def whole(self) -> int:
+        """Size of the whole parameter in this dimension."""
+        return sum(part.whole for part in self.parts)
+
+    def take(self, whole: Tensor) -> Tensor:
+        """The rank's part of a whole parameter, in memory of its own."""
+        pieces, begin = [], 0
+        for part in self.parts:
+            stored = whole.narrow(self.dim, begin + min(part.first, part.whole), part.num_stored)
+            missing = list(whole.shape)
+            missing[self.dim] = part.count - part.num_stored
+            pieces += [stored, whole.new_zeros(missing)]
+            begin += part.whole
+        return torch.cat(pieces, self.dim)
+
+
+def even_part(group: RankGroup, whole: int, what: str) -> Part:
+    """An equal part for each rank.
+
+    Args:
+        group: The ranks.
+        whole: How many there are.
+        what: They are, for the message.
+
+    Raises:
+        ModelLoadError: The ranks cannot share them evenly.
+    """
+    if whole % group.size:
+        fitting = [str(size) for size in range(1, whole + 1) if whole % size == 0][:_MOST_NAMED]
+        raise ModelLoadError(
+            f"--tensor-parallel-size {group.size} does not divide the {whole} {what}; {', '.join(fitting)} would"
+        )
+    count = whole // group.size
+    return Part(count, group.rank * count, whole)
+
+
+def kv_head_part(group: RankGroup, num_kv_heads: int) -> Part:
+    """Of the heads of keys and of values: an equal part, or one head where there are fewer than ranks.
+
+    Raises:
+        ModelLoadError: Neither number divides the other.
+    """
+    if num_kv_heads >= group.size or group.size % num_kv_heads:
+        return even_part(group, num_kv_heads, "heads of keys and values")
+    return Part(1, group.rank // (group.size // num_kv_heads), num_kv_heads)
+
+
+def vocabulary_part(group: RankGroup, vocab_size: int) -> Part:
+    """Of the vocabulary: equal numbers of rows, of which the last ranks' may lie beyond its end."""
+    if group.size == 1:
+        return Part(vocab_size, 0, vocab_size)
+    unit = VOCABULARY_UNIT * group.size
+    count = -(-vocab_size // unit) * VOCABULARY_UNIT
+    return Part(count, group.rank * count, vocab_size)
+
+
+def shard_of(module: nn.Module, name: str) -> Shard | None:
+    """What a rank holds of a module's own parameter; None: the whole one."""
+    shards: Mapping[str, Shard] | None = getattr(module, "shards", None)
+    return None if shards is None else shards.get(name)
+
+
+class ColumnLinear(Linear):
+    """A map of which each rank computes a part of the outputs.
+
+    Args:
+        in_features: Which every rank has.
+        parts: Of the outputs, those of fused layers one after the other.
+        bias: Whether there is one; it is shared as the outputs are.
+
+    Attributes:
+        shards: What the rank holds of the parameters.
+    """
+
+    def __init__(self, in_features: int, parts: Sequence[Part], *, bias: bool) -> None:
+        super().__init__(in_features, sum(part.count for part in parts), bias=bias)
+        shard = Shard(0, tuple(parts))
+        self.shards: Mapping[str, Shard] = {"weight": shard, "bias": shard} if building_group().size > 1 else {}
+
+
+def column_linear(in_features: int, *widths: int, bias: bool) -> ColumnLinear:
+    """A map whose outputs are shared evenly, fused of as many as there are widths.
+
+    Raises:
+        ModelLoadError: The ranks cannot share a width evenly.
+    """
+    group = building_group()
+    return ColumnLinear(in_features, [even_part(group, width, "features") for width in widths], bias=bias)
+
+
+def qkv_linear(in_features: int, num_heads: int, num_kv_heads: int, head_dim: int, *, bias: bool) -> ColumnLinear:
+    """The fused map to queries, keys and values: heads are shared, those of keys and values replicated if too few.
+
+    Raises:
+        ModelLoadError: The ranks cannot share the heads evenly.
+    """
+    query, key = head_parts(num_heads, num_kv_heads)
+    features = [Part(part.count * head_dim, part.first * head_dim, part.whole * head_dim) for part in (query, key, key)]
+    return ColumnLinear(in_features, features, bias=bias)
+
+
+def head_parts(num_heads: int, num_kv_heads: int) -> tuple[Part, Part]:
+    """What a rank of the building group has of the query heads and of the heads of keys and values.
+
+    Raises:
+        ModelLoadError: The ranks cannot share them evenly.
+    """
+    group = building_group()
+    return even_part(group, num_heads, "attention heads"), kv_head_part(group, num_kv_heads)
+
+
+class RowLinear(Linear):
+    """A map of which each rank takes a part of the inputs; the sum over the ranks is the result.
+
+    The first rank adds the bias and the residual: another's bias is zeros.
+
+    Args:
+        in_features: Of all ranks.
+        out_features: Which every rank has.
+        bias: Whether there is one.
+
+    Attributes:
+        group: The ranks.
+        shards: What this one holds of the parameters.
+
+    Raises:
+        ModelLoadError: The ranks cannot share the inputs evenly.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
+        group = building_group()
+        part = even_part(group, in_features, "features")
+        super().__init__(part.count, out_features, bias=bias)
+        self.group = group
+        self.shards: Mapping[str, Shard] = {}
+        if self.group.size > 1:
+            has_bias = self.group.rank == 0
+            of_bias = Part(out_features, 0 if has_bias else out_features, out_features)
+            self.shards = {"weight": Shard(1, (part,)), "bias": Shard(0, (of_bias,))}
+
+    @property
+    def adds_residual(self) -> bool:
+        """Whether this rank's product has the residual added, before the ranks' products are."""
+        return self.group.rank == 0
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        activation: Activation | None = None,
+        residual: Tensor | None = None,
+        in_place: bool = False,
+    ) -> Tensor:
+        """See ``Linear.forward``; nothing but the residual may follow where there are several ranks."""
+        if self.group.size == 1:
+            return super().forward(x, activation=activation, residual=residual, in_place=in_place)
+        if activation is not None:
+            raise ValueError("a map whose inputs are shared has no activation: that of a part is none of the sum")
+        own = super().forward(x, residual=residual if self.adds_residual else None, in_place=in_place)
+        return self.sum_over_ranks(own)
+
+    def whole_numbers(self) -> tuple[Tensor, Tensor]:
+        """The weight as numbers of 8 bits with a scale for each output, which all ranks have in common.
+
+        Returns:
+            int8 ``[out_features, in_features]`` and float32 ``[out_features, 1]``.
+
+        Raises:
+            ModelLoadError: A number that is not finite.
+        """
+        weight = self.weight.detach().to(torch.float32)
+        largest = self.group.all_gather(weight.abs().amax(1, keepdim=True)).amax(0)
+        if not bool(largest.isfinite().all()):
+            out_features, in_features = weight.shape
+            raise ModelLoadError(f"a weight of {out_features} x {in_features} has numbers that are not finite")
+        scales = largest / LARGEST_WHOLE
+        return (weight / scales).nan_to_num_(0.0).round_().to(torch.int8), scales
+
+    def sum_over_ranks(self, product: Tensor) -> Tensor:
+        """The layer's result: the ranks' products, added into ``product``, ``[..., out_features]``."""
+        return self.group.all_reduce(product)
+
+
+class VocabEmbedding(Embedding):
+    """A table of vectors of which each rank holds some rows.
+
+    Args:
+        num_embeddings: Of all ranks.
+        embedding_dim: Features of a vector.
+
+    Attributes:
+        group: The ranks.
+        shards: What this one holds of the parameters.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+        group = building_group()
+        part = vocabulary_part(group, num_embeddings)
+        super().__init__(part.count, embedding_dim)
+        self.group, self._part = group, part
+        self.shards: Mapping[str, Shard] = {"weight": Shard(0, (part,))} if group.size > 1 else {}
+
+    def forward(self, ids: Tensor) -> Tensor:  # [...] int32 or int64 -> [..., embedding_dim]
+        if self.group.size == 1:
+            return super().forward(ids)
+        own = ids - self._part.first
+        outside = (own < 0) | (own >= self._part.count)
+        vectors = super().forward(own.masked_fill_(outside, 0))
+        return self.group.all_reduce(vectors.masked_fill_(outside[..., None], 0))
+
+
+class VocabHead(Linear):
+    """The head, a map to the vocabulary of which each rank computes some logits; ``whole_logits`` brings them together.
+
+    Args:
+        in_features: Of the stream.
+        vocab_size: Of all ranks.
+
+    Attributes:
+        shards: What this rank holds of the parameters.
+    """
+
+    def __init__(self, in_features: int, vocab_size: int) -> None:
+        group = building_group()
+        part = vocabulary_part(group, vocab_size)
+        super().__init__(in_features, part.count, bias=False)
+        self.shards: Mapping[str, Shard] = {"weight": Shard(0, (part,))} if group.size > 1 else {}
+
+
+def whole_logits(group: RankGroup, own: Tensor, vocab_size: int) -> Tensor:
+    """The logits of all ranks, without those that stand for no token.
+
+    Args:
+        group: The ranks.
+        own: ``[num_rows, n]`` of this one's part of the vocabulary.
+        vocab_size: Of all.
+
+    Returns:
+        ``[num_rows, vocab_size]``, on the first rank. On the others the numbers are undefined.
+    """
+    if group.size == 1:
+        return own
+    parts = group.gather(own)  # [size, num_rows, n]
+    if parts is None:
+        return own.new_zeros(own.shape[0], vocab_size)
+    count = own.shape[1]
+    return torch.cat([part[:, : max(vocab_size - rank * count, 0)] for rank, part in enumerate(parts)], 1)

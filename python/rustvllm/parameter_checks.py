@@ -1,0 +1,86 @@
+"""Checks of values that a client sent; each names the parameter, the value and the limit."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rustvllm.exceptions import InvalidRequestError
+
+
+def check_number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    """Refuse what is not a finite number from ``low`` to ``high``; ``open_low`` excludes ``low`` itself."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequestError(f"{name} must be a number, got {shown(value)} ({type(value).__name__})", name)
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond the range of floats
+        number = math.inf
+    if not math.isfinite(number):
+        raise InvalidRequestError(f"{name} must be finite, got {shown(value)}", name)
+    if number > high or number < low or (open_low and number == low):
+        if high == math.inf:
+            limits = f"greater than {low:g}" if open_low else f"at least {low:g}"
+        else:
+            limits = f"in {'(' if open_low else '['}{low:g}, {high:g}]"
+        raise InvalidRequestError(f"{name} must be {limits}, got {shown(value)}", name)
+
+
+def check_int(name: str, value: object, low: int, high: int | None = None) -> None:
+    """Refuse what is not an integer from ``low`` to ``high``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} must be an integer, got {shown(value)} ({type(value).__name__})", name)
+    if value < low:
+        raise InvalidRequestError(f"{name} must be at least {low}, got {shown(value)}", name)
+    if high is not None and value > high:
+        raise InvalidRequestError(f"{name} must be at most {high}, got {shown(value)}", name)
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number, infinite ones included."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return not (isinstance(value, float) and math.isnan(value))
+
+
+def is_valid_unicode(text: str) -> bool:
+    """False for text with lone surrogates, which JSON can carry and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(value: object) -> str:
+    """``repr`` of what a client sent, however long it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of thousands of digits, which Python refuses to print
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def as_list(name: str, value: object) -> list[Any]:
+    """A list of the entries; refuses what is not a list."""
+    if value is None:
+        return []
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise InvalidRequestError(f"{name} must be a list, got {shown(value)} ({type(value).__name__})", name)
+    return list(value)
+
+
+def as_strings(stop: object) -> tuple[str, ...]:
+    """``stop`` as a tuple of texts; refuses what cannot be found in a text."""
+    if not stop and isinstance(stop, tuple | None):
+        return ()
+    strings = [stop] if isinstance(stop, str) else as_list("stop", stop)
+    for string in strings:
+        if not isinstance(string, str):
+            raise InvalidRequestError(
+                f"stop must be a string or a list of strings, got {shown(string)} ({type(string).__name__})", "stop"
+            )
+        if not string:
+            raise InvalidRequestError("stop must not contain an empty string", "stop")
+        if not is_valid_unicode(string):
+            raise InvalidRequestError(f"stop must be valid Unicode, got {shown(string)}", "stop")
+    return tuple(strings)

@@ -1,0 +1,1 @@
+"""CUDA graphs: steps that are launched as a whole."""

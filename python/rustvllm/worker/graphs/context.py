@@ -1,0 +1,49 @@
+"""``GraphContext``: what all CUDA graphs of an engine compute over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from rustvllm.attention.static_batch import StaticAttentionBackend
+from rustvllm.worker.graphs.recorder import GraphRecorder
+
+if TYPE_CHECKING:
+    from rustvllm.models.interface import CausalLM
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphContext:
+    """One model over one KV cache.
+
+    Attributes:
+        recorder: captures.
+        model: filled.
+        backend: Computes attention, over a static batch.
+        kv_caches: One per layer.
+        block_table: int32 ``[max_num_seqs + 1, max_blocks]`` of the persistent rows; the last names the null block.
+        last_token_ids: int32 ``[max_num_seqs + 1]``, what was sampled last in each row: it stands in for a −1 among the
+            input ids. None when there are no such.
+        block_size: Tokens per KV block.
+    """
+
+    recorder: GraphRecorder
+    model: CausalLM
+    backend: StaticAttentionBackend
+    kv_caches: Sequence[Tensor]
+    block_table: Tensor
+    last_token_ids: Tensor | None
+    block_size: int
+
+    @property
+    def null_row(self) -> int:
+        """The row of the block table that names the null block."""
+        return self.block_table.shape[0] - 1
+
+    @property
+    def max_seq_len(self) -> int:
+        """Tokens that a sequence's blocks have room for."""
+        return self.block_table.shape[1] * self.block_size

@@ -1,0 +1,144 @@
+"""Decode steps as CUDA graphs: one launch for a whole forward pass, for batches of a few sizes.
+
+A graph computes over memory that stays where it is. A step of only single tokens is padded to the next size: its
+numbers go into the static inputs, its graph is replayed, and the hidden states of its requests are the first rows of
+what that left. Steps with a piece of a prompt are in ``mixed_graphs``; batches beyond the largest size run without.
+
+Static inputs are written in the stream that replays, so a write waits for the replay that last read them, and a replay
+for the write. A padding row writes to no slot (−1) and reads one slot of the null block.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rustvllm.attention.static_batch import StaticDecodeBatch
+from rustvllm.worker.graphs.captures import Captures
+from rustvllm.worker.graphs.context import GraphContext
+from rustvllm.worker.graphs.recorder import Graph
+
+if TYPE_CHECKING:
+    from rustvllm._core import SchedulerOutput
+    from rustvllm.attention.backend import AttentionPlan
+    from rustvllm.worker.step_buffers import StepBuffers
+
+MAX_DEFAULT_SIZE = 512
+"""The largest size that is captured by default."""
+_INPUT_IDS, _POSITIONS, _SLOTS, _SEQ_LENS, _ROWS = range(5)
+
+
+def default_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """1, 2, 4, then every eighth up to 256, every sixteenth up to ``MAX_DEFAULT_SIZE``; ``max_num_seqs`` bounds them.
+
+    The bound is among them, so that up to ``MAX_DEFAULT_SIZE`` requests every decode step has a graph.
+    """
+    largest = min(max_num_seqs, MAX_DEFAULT_SIZE)
+    sizes = {1, 2, 4, *range(8, 257, 8), *range(272, MAX_DEFAULT_SIZE + 1, 16), largest}
+    return tuple(sorted(size for size in sizes if size <= largest))
+
+
+class DecodeGraphs:
+    """The graphs of one model over one KV cache.
+
+    Args:
+        sizes: Numbers of requests to capture, each captured when it is first needed or by ``capture_all``.
+        context: What they compute over.
+
+    Attributes:
+        sizes: ascending.
+    """
+
+    def __init__(self, sizes: Sequence[int], context: GraphContext) -> None:
+        self.sizes = sorted(sizes)
+        self._context = context
+        self._captures = Captures(context.recorder, self._prepare, "{} requests".format)
+        block_table = context.block_table
+        largest = self.sizes[-1]
+        # Rows of a multiple of 16 numbers: kernels read whole lines of what begins on one.
+        device, width = block_table.device, -(-largest // 16) * 16
+        self._inputs = torch.zeros((5, width), dtype=torch.int32, device=device)
+
+    def size_for(self, output: SchedulerOutput) -> int | None:
+        """Requests of the graph that a step may run in; None if it must run without one."""
+        if self._captures.has_failed or output.max_num_scheduled_tokens != 1 or output.num_reqs > self.sizes[-1]:
+            return None
+        return self.sizes[bisect_left(self.sizes, output.num_reqs)]
+
+    def stage(self, output: SchedulerOutput, step: StepBuffers, size: int) -> Tensor:
+        """The inputs of a step, padded to ``size`` requests: int32 ``[5, size]``, to be looked at once it was sent."""
+        inputs = self._padding(size)
+        num_reqs = output.num_reqs
+        inputs[_INPUT_IDS, :num_reqs] = step.int32("input_ids", num_reqs)
+        inputs[_POSITIONS, :num_reqs] = step.int32("positions", num_reqs)
+        inputs[_SLOTS, :num_reqs] = step.int32("slot_mapping", num_reqs)
+        inputs[_SEQ_LENS, :num_reqs] = step.int32("seq_lens", num_reqs)
+        inputs[_ROWS, :num_reqs] = step.int32("idx_mapping", num_reqs)
+        return step.stage(inputs)
+
+    def run(self, staged: Tensor) -> Tensor:
+        """The hidden states of a step, ``[size, hidden_size]``; they last until the next step.
+
+        Args:
+            staged: What ``stage`` gave.
+        """
+        size = staged.shape[1]
+        graph = self._captures.of(size)
+        self._inputs[:, :size].copy_(staged)
+        graph.replay()
+        return graph.hidden
+
+    @torch.inference_mode()
+    def capture_all(self, on_progress: Callable[[int, int], object] = lambda _done, _all: None) -> None:
+        """Capture every size, the largest first: the others fit into its memory.
+
+        Args:
+            on_progress: Called after each with how many are captured, and of how many.
+        """
+        for done, size in enumerate(reversed(self.sizes), 1):
+            if size not in self._captures:
+                self.capture(size)
+            on_progress(done, len(self.sizes))
+
+    def capture(self, size: int) -> Graph:
+        """Capture the graph of one size; see ``Captures.capture``."""
+        return self._captures.capture(size)
+
+    def _prepare(self, size: int) -> Callable[[], Tensor]:
+        self._inputs[:, :size].copy_(torch.from_numpy(self._padding(size)))
+        return partial(self._forward, size, self._plan(size))
+
+    def _plan(self, size: int) -> AttentionPlan:
+        return self._context.backend.plan_static(
+            StaticDecodeBatch(
+                block_size=self._context.block_size,
+                block_table=self._context.block_table,
+                table_rows=self._inputs[_ROWS, :size],
+                slot_mapping=self._inputs[_SLOTS, :size],
+                seq_lens=self._inputs[_SEQ_LENS, :size],
+                max_seq_len=self._context.max_seq_len,
+            )
+        )
+
+    def _forward(self, size: int, plan: AttentionPlan) -> Tensor:
+        """What a graph does, from the static inputs on."""
+        input_ids, positions, rows = (self._inputs[part, :size] for part in (_INPUT_IDS, _POSITIONS, _ROWS))
+        if self._context.last_token_ids is not None:
+            known = self._context.last_token_ids.index_select(0, rows)
+            input_ids = torch.where(input_ids < 0, known, input_ids)
+        hidden: Tensor = self._context.model(input_ids, positions, self._context.kv_caches, plan)
+        return hidden
+
+    def _padding(self, size: int) -> npt.NDArray[np.int32]:
+        inputs = np.zeros((5, size), np.int32)
+        inputs[_SLOTS] = -1
+        inputs[_SEQ_LENS] = 1
+        inputs[_ROWS] = self._context.null_row
+        return inputs

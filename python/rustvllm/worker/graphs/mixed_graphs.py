@@ -1,0 +1,198 @@
+"""Steps with pieces of prompts as CUDA graphs: one launch for a whole forward pass, for batches of a few sizes.
+
+A size is a number of tokens and of requests that there is room for. A step is padded to the next: its numbers go into
+the static inputs in one copy, the graph is replayed, and the hidden states of its tokens are the first rows of what
+that left. The device works out which program of attention computes what (``StaticMixedPlan.begin_step``).
+
+A padding token belongs to no request and writes to no slot (−1). A padding request begins where the step's tokens end,
+and has no token and length 0, so that nothing of its block table is read. One request is padding always, since programs
+without work are given to it.
+
+Static inputs are written in the stream that replays, so a write waits for the replay that last read them, and a replay
+for the write.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rustvllm.attention.static_batch import StaticMixedBatch, StaticMixedPlan
+from rustvllm.worker.graphs.captures import Captures
+from rustvllm.worker.graphs.context import GraphContext
+from rustvllm.worker.graphs.recorder import Graph
+
+if TYPE_CHECKING:
+    from rustvllm._core import SchedulerOutput
+    from rustvllm.worker.step_buffers import StepBuffers
+
+Array = TypeVar("Array", Tensor, npt.NDArray[np.int32])
+
+SMALLEST, FEW_REQUESTS = 16, 8
+"""Tokens of the smallest graph, and requests of those that are captured ahead."""
+_INPUT_IDS, _POSITIONS, _SLOTS, _TOKEN_ROWS = range(4)
+_STARTS, _SEQ_LENS, _ROWS = range(3)
+_ALIGNMENT = 16
+"""Numbers: kernels read whole lines of what begins on one."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class MixedSize:
+    """What a graph has room for."""
+
+    num_tokens: int
+    num_reqs: int
+
+    def __str__(self) -> str:
+        return f"{self.num_tokens} tokens of {self.num_reqs} requests"
+
+
+class MixedGraphs:
+    """The mixed graphs of one model over one KV cache.
+
+    Args:
+        max_tokens: Steps of more tokens run without a graph.
+        context: What they compute over.
+
+    Attributes:
+        sizes: Those that there may be, ascending.
+    """
+
+    def __init__(self, max_tokens: int, context: GraphContext) -> None:
+        self._tokens = _multiples(SMALLEST, max_tokens, 2)
+        self._requests = _multiples(FEW_REQUESTS, context.null_row, 8)
+        self.sizes = [MixedSize(tokens, reqs) for tokens in self._tokens for reqs in self._requests]
+        self._context = context
+        self._captures = Captures(context.recorder, self._prepare, str)
+        device = context.block_table.device
+        self._inputs = torch.zeros(_num_inputs(self.sizes[-1]), dtype=torch.int32, device=device)
+
+    def size_for(self, output: SchedulerOutput) -> MixedSize | None:
+        """The graph that a step may run in; None if it must run without one, or as decodes."""
+        num_tokens, num_reqs = output.total_num_scheduled_tokens, output.num_reqs
+        is_mixed = output.max_num_scheduled_tokens > 1
+        if self._captures.has_failed or not is_mixed or num_tokens > self._tokens[-1] or num_reqs > self._requests[-1]:
+            return None
+        return MixedSize(
+            self._tokens[bisect_left(self._tokens, num_tokens)], self._requests[bisect_left(self._requests, num_reqs)]
+        )
+
+    def stage(self, output: SchedulerOutput, step: StepBuffers, size: MixedSize) -> Tensor:
+        """The inputs of a step, padded to a size: int32 ``[n]``, to be looked at once it was sent."""
+        inputs = _padding(size, output.total_num_scheduled_tokens, self._context.null_row)
+        of_tokens, of_requests = _views(inputs, size)
+        num_tokens, num_reqs = output.total_num_scheduled_tokens, output.num_reqs
+        rows = step.int32("idx_mapping", num_reqs)
+        starts = step.int32("query_start_loc", num_reqs + 1)
+        of_tokens[_INPUT_IDS, :num_tokens] = step.int32("input_ids", num_tokens)
+        of_tokens[_POSITIONS, :num_tokens] = step.int32("positions", num_tokens)
+        of_tokens[_SLOTS, :num_tokens] = step.int32("slot_mapping", num_tokens)
+        of_tokens[_TOKEN_ROWS, :num_tokens] = np.repeat(rows, np.diff(starts))
+        of_requests[_STARTS, : num_reqs + 1] = starts
+        of_requests[_SEQ_LENS, :num_reqs] = step.int32("seq_lens", num_reqs)
+        of_requests[_ROWS, :num_reqs] = rows
+        return step.stage(inputs)
+
+    def run(self, staged: Tensor, size: MixedSize) -> Tensor:
+        """The hidden states of a step, ``[size.num_tokens, hidden_size]``; they last until the next step.
+
+        Args:
+            staged: What ``stage`` gave.
+            size: likewise.
+        """
+        graph = self._captures.of(size)
+        self._inputs[: staged.shape[0]].copy_(staged)
+        graph.replay()
+        return graph.hidden
+
+    def common_sizes(self) -> list[MixedSize]:
+        """Those that are captured ahead, descending."""
+        return [size for size in reversed(self.sizes) if size.num_reqs == self._requests[0]]
+
+    @torch.inference_mode()
+    def capture_all(self, on_progress: Callable[[int, int], object] = lambda _done, _all: None) -> None:
+        """Capture the graphs of few requests, the largest first; those of more are captured when a step needs one.
+
+        Args:
+            on_progress: Called after each with how many are captured, and of how many.
+        """
+        common = self.common_sizes()
+        for done, size in enumerate(common, 1):
+            if size not in self._captures:
+                self.capture(size)
+            on_progress(done, len(common))
+
+    def capture(self, size: MixedSize) -> Graph:
+        """Capture the graph of one size; see ``Captures.capture``."""
+        return self._captures.capture(size)
+
+    def _prepare(self, size: MixedSize) -> Callable[[], Tensor]:
+        inputs = _padding(size, 0, self._context.null_row)
+        self._inputs[: inputs.shape[0]].copy_(torch.from_numpy(inputs))
+        of_tokens, of_requests = _views(self._inputs[: inputs.shape[0]], size)
+        num_rows = size.num_reqs + 1
+        plan = self._context.backend.plan_static_mixed(
+            StaticMixedBatch(
+                block_size=self._context.block_size,
+                block_table=self._context.block_table,
+                table_rows=of_requests[_ROWS, :num_rows],
+                slot_mapping=of_tokens[_SLOTS],
+                query_start_loc=of_requests[_STARTS, : num_rows + 1],
+                seq_lens=of_requests[_SEQ_LENS, :num_rows],
+                max_seq_len=self._context.max_seq_len,
+            )
+        )
+        return partial(self._forward, of_tokens, plan)
+
+    def _forward(self, of_tokens: Tensor, plan: StaticMixedPlan) -> Tensor:
+        """What a graph does, from the static inputs on."""
+        input_ids = of_tokens[_INPUT_IDS]
+        if self._context.last_token_ids is not None:
+            known = self._context.last_token_ids.index_select(0, of_tokens[_TOKEN_ROWS])
+            input_ids = torch.where(input_ids < 0, known, input_ids)
+        plan.begin_step()
+        hidden: Tensor = self._context.model(input_ids, of_tokens[_POSITIONS], self._context.kv_caches, plan)
+        return hidden
+
+
+def _multiples(smallest: int, largest: int, factor: int) -> list[int]:
+    """``smallest``, then ever ``factor`` times as much below ``largest``, and that itself."""
+    sizes, size = [], smallest
+    while size < largest:
+        sizes.append(size)
+        size *= factor
+    return [*sizes, largest]
+
+
+def _padding(size: MixedSize, num_tokens: int, null_row: int) -> npt.NDArray[np.int32]:
+    """Static inputs of no request, that begin behind so many tokens."""
+    inputs = np.zeros(_num_inputs(size), np.int32)
+    of_tokens, of_requests = _views(inputs, size)
+    of_tokens[_SLOTS] = -1
+    of_tokens[_TOKEN_ROWS] = null_row
+    of_requests[_STARTS] = num_tokens
+    of_requests[_ROWS] = null_row
+    return inputs
+
+
+def _num_inputs(size: MixedSize) -> int:
+    return 4 * _aligned(size.num_tokens) + 3 * _aligned(size.num_reqs + 2)
+
+
+def _views(inputs: Array, size: MixedSize) -> tuple[Array, Array]:
+    """Of flat inputs: what there is of tokens ``[4, num_tokens]``, and of requests ``[3, num_reqs + 2]`` or more."""
+    width = _aligned(size.num_tokens)
+    of_tokens = inputs[: 4 * width].reshape(4, width)[:, : size.num_tokens]
+    return of_tokens, inputs[4 * width :].reshape(3, _aligned(size.num_reqs + 2))
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,99 @@
+"""``StepGraphs``: the CUDA graphs of all kinds of steps, and which of them a step runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rustvllm.worker.graphs.context import GraphContext
+from rustvllm.worker.graphs.decode_graphs import DecodeGraphs
+from rustvllm.worker.graphs.graph_memory import MemoryReading, graph_bytes
+from rustvllm.worker.graphs.mixed_graphs import MixedGraphs
+from rustvllm.worker.graphs.recorder import Graph
+
+if TYPE_CHECKING:
+    from rustvllm._core import SchedulerOutput
+    from rustvllm.worker.step_buffers import StepBuffers
+
+MEASURED_GRAPHS = 4
+"""So many CUDA graphs of a kind are captured to see what all of them will take."""
+
+
+class StepGraphs:
+    """See the module.
+
+    Args:
+        decode_sizes: Numbers of requests; see ``DecodeGraphs``.
+        max_mixed_tokens: See ``MixedGraphs``; 0: steps with pieces of prompts run without.
+        context: What they compute over.
+
+    Attributes:
+        decodes: Of steps of single tokens.
+        mixed: Of steps with pieces of prompts; None: they run without.
+    """
+
+    def __init__(self, decode_sizes: Sequence[int], max_mixed_tokens: int, context: GraphContext) -> None:
+        self.decodes = DecodeGraphs(decode_sizes, context)
+        self.mixed = MixedGraphs(max_mixed_tokens, context) if max_mixed_tokens else None
+
+    def size_for(self, output: SchedulerOutput) -> int:
+        """Rows of the graph that a step runs in, requests of decodes or tokens; 0: it runs without one."""
+        if size := self.decodes.size_for(output):
+            return size
+        mixed = None if self.mixed is None else self.mixed.size_for(output)
+        return 0 if mixed is None else mixed.num_tokens
+
+    def stage(self, output: SchedulerOutput, step: StepBuffers) -> Callable[[], Tensor] | None:
+        """What runs a step in its graph and gives the hidden states of its tokens, to be called once the step was sent.
+
+        Returns:
+            None: the step runs without a graph.
+        """
+        num_tokens = output.total_num_scheduled_tokens
+        if (size := self.decodes.size_for(output)) is not None:
+            staged = self.decodes.stage(output, step, size)
+            return lambda: self.decodes.run(staged)[:num_tokens]
+        mixed = self.mixed
+        if mixed is None or (mixed_size := mixed.size_for(output)) is None:
+            return None
+        inputs = mixed.stage(output, step, mixed_size)
+        return lambda: mixed.run(inputs, mixed_size)[:num_tokens]
+
+    def num_ahead(self) -> int:
+        """Graphs that ``capture_all`` captures."""
+        return len(self.decodes.sizes) + (0 if self.mixed is None else len(self.mixed.common_sizes()))
+
+    def capture_all(self, on_progress: Callable[[int, int], object] = lambda _done, _all: None) -> None:
+        """Capture what steps often need, the largest of each kind first: the others fit into its memory.
+
+        Args:
+            on_progress: Called after each with how many are captured, and of how many.
+        """
+        total = self.num_ahead()
+        if self.mixed is not None:
+            self.mixed.capture_all(lambda done, _: on_progress(done, total))
+        others = total - len(self.decodes.sizes)
+        self.decodes.capture_all(lambda done, _: on_progress(others + done, total))
+
+    def measure(self, device: torch.device) -> int:
+        """Bytes that all graphs will take: of each kind the largest and a few more are captured.
+
+        Raises:
+            CannotCaptureError: See ``GraphRecorder.capture``; what else it raises, likewise.
+        """
+        num_bytes = 0
+        if self.mixed is not None:
+            num_bytes += _measure(device, self.mixed.sizes, self.mixed.capture)
+        return num_bytes + _measure(device, self.decodes.sizes, self.decodes.capture)
+
+
+def _measure(device: torch.device, sizes: Sequence[object], capture: Callable[..., Graph]) -> int:
+    readings = [MemoryReading.of(device)]
+    for size in sizes[: -MEASURED_GRAPHS - 1 : -1]:
+        capture(size)
+        torch.cuda.synchronize(device)
+        readings.append(MemoryReading.of(device))
+    return graph_bytes(readings, len(sizes))

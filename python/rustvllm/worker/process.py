@@ -1,0 +1,179 @@
+"""The process of a rank that follows: ``python -m rustvllm.worker.process``, started by rank 0 only.
+
+It gets its order as JSON from standard input, joins the group of ranks, and then does what comes on the step channel:
+the same steps over the same arrays as rank 0, without sampling. It decides nothing. What it cannot follow it says by
+name on a pipe, and ends; so it does when rank 0 is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import logging
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from rustvllm import _core, envs
+from rustvllm.config import EngineConfig
+from rustvllm.distributed import agreement, facts, rendezvous
+from rustvllm.distributed.commands import Command, ReportedTime
+from rustvllm.exceptions import ConfigError, RustVLLMError, SchedulerStateError
+from rustvllm.logger import init_logger
+from rustvllm.process.config_json import build
+from rustvllm.process.output import serving_output
+from rustvllm.process.parent_link import ParentLink
+from rustvllm.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from rustvllm.worker.model_runner import GPUModelRunner
+
+logger = init_logger(__name__)
+
+EXIT_OK, EXIT_FAILURE = 0, 1
+_WAIT_SECONDS = 60.0
+"""Between two looks, while no frame comes, whether the channel was closed."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Follow rank 0.
+
+    Returns:
+        The exit code: 0 after a shutdown, 1 when this rank failed or could not start.
+    """
+    serving_output.begin()
+    link = ParentLink.from_command_line("python -m rustvllm.worker.process", argv)
+    # Rank 0 asks for this process's stack when it hangs; the answer goes to standard error.
+    faulthandler.register(signal.SIGUSR1)
+    reader: _core.StepReader | None = None
+    has_joined = False
+    try:
+        order = link.receive()
+        config = build(EngineConfig, order["config"])
+        if envs.logging_level() == "INFO":
+            logging.getLogger("rustvllm").setLevel(logging.WARNING)  # rank 0 says the same
+        rank, size = order["rank"], order["size"]
+        if (unlike := facts.difference(facts.start_facts(config), order["facts"], rank)) is not None:
+            raise ConfigError(unlike)
+        reader = _core.StepReader(order["channel_fd"], rank)
+        device = torch.device(order["device"])
+        store = rendezvous.join_store(order["port"], size, order["timeout"])
+        link.say_ready(link.age, {}, rank=rank)  # to join: what is loaded is answered on the channel
+        in_rank_order, spent = config.device.batch_invariant, ReportedTime(reader)
+        meeting = None if (fd := order["meeting_fd"]) is None else rendezvous.join_meeting(fd, rank, size)
+        group = rendezvous.make_group(
+            store, rank, size, device, order["timeout"], spent, in_rank_order=in_rank_order, meeting=meeting
+        )
+        has_joined = True
+        worker = Worker(config, _core.SAMPLING_FLOAT_COLUMNS, _core.SAMPLING_INT_COLUMNS, group)
+        Follower(worker, reader, link.receive).run()
+    except BaseException as error:
+        if reader is not None:
+            reader.fail()
+        if isinstance(error, RustVLLMError) or not has_joined:
+            link.say_error(error)
+        else:
+            logger.critical("this rank cannot follow", exc_info=error)
+            link.say(death=f"{type(error).__name__}: {error}")
+        return EXIT_FAILURE
+    return EXIT_OK
+
+
+class Follower:
+    """Does what rank 0 says, one frame after the other.
+
+    Args:
+        worker: Of this rank; nothing is loaded yet.
+        reader: Of the step channel.
+        receive: Gives the next order of standard input, for commands that need more than numbers.
+    """
+
+    def __init__(self, worker: Worker, reader: _core.StepReader, receive: Callable[[], Mapping[str, Any]]) -> None:
+        self._worker, self._reader, self._receive = worker, reader, receive
+
+    def run(self) -> None:
+        """Follow until a shutdown, or until the channel is closed."""
+        while True:
+            number = self._reader.wait(_WAIT_SECONDS)
+            if number is None:
+                if self._reader.is_closed:
+                    return
+                continue
+            command = Command(number)
+            if command is Command.STEP:
+                self._step()
+                self._reader.finish()
+                continue
+            words = self._reader.words()
+            if command is Command.SHUTDOWN:
+                self._worker.shutdown()
+                self._reader.finish()
+                return
+            self._reader.finish(self._do(command, words))
+
+    def _do(self, command: Command, words: Sequence[int]) -> int:
+        """The answer to a command other than a step."""
+        if command is Command.LOAD:
+            self._worker.load_model()
+            if envs.check_invariants():
+                agreement.watch(self._runner.model, self._worker.group)
+        elif command is Command.NUM_BLOCKS:
+            return self._worker.determine_num_blocks()
+        elif command is Command.INIT_CACHE:
+            self._initialize_cache(self._receive()["cache"])
+        elif command is Command.WARM_UP:
+            self._worker.warm_up()
+        elif command is Command.ADD_ADAPTER:
+            adapter = self._receive()["adapter"]
+            self._worker.adapters.add(adapter["number"], adapter["name"], Path(adapter["path"]))
+        elif command is Command.REMOVE_ADAPTER:
+            return int(self._worker.adapters.remove(words[0]))
+        return 0
+
+    def _initialize_cache(self, cache: Mapping[str, Any]) -> None:
+        spec = [(name, dtype, tuple(shape)) for name, dtype, shape in cache["spec"]]
+        sets = self._worker.initialize_kv_cache(cache["num_blocks"], spec, cache["num_sets"], cache["num_cpu_blocks"])
+        self._reader.register(sets)
+
+    def _step(self) -> None:
+        """Run a step, as rank 0 does; its hidden states and logits go to nothing but the collectives in the model.
+
+        Raises:
+            SchedulerStateError: This rank would run it in another way than rank 0.
+        """
+        step = self._reader.step()
+        runner = self._runner
+        output = cast("_core.SchedulerOutput", step)  # it has the numbers, and nothing else is looked at
+        own_size = runner.graph_size(output)
+        if own_size != step.graph_size:
+            raise SchedulerStateError(
+                f"rank 0 runs step {step.step} in a graph of {step.graph_size} requests, this rank in one of "
+                f"{own_size} (0: in none); the ranks were not started alike"
+            )
+        runner.execute_model(output)
+        runner.discard_step()
+
+    @property
+    def _runner(self) -> GPUModelRunner:
+        if self._worker.runner is None:
+            raise SchedulerStateError("a step came before a model was loaded")
+        return self._worker.runner
+
+
+def follower_config(config: EngineConfig) -> EngineConfig:
+    """What a rank that follows is built from: rank 0's configuration without what samples, and without a bar."""
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, logits_processors=()),
+        load=dataclasses.replace(config.load, use_tqdm_on_load=False),
+        tracing=type(config.tracing)(),
+        step_trace_file=None,
+    )
+
+
+if __name__ == "__main__":
+    # Taking torch apart piece by piece takes seconds, and nothing is left to be done.
+    serving_output.leave(main())

@@ -1,0 +1,51 @@
+"""Schemas through langchain-openai and litellm; prints what they hand to their callers, as JSON.
+
+Arguments: base URL, model.
+"""
+
+import json
+import sys
+from typing import Literal
+
+import litellm
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, Field
+
+PROMPT = "Tell me of an animal."
+
+
+class Animal(BaseModel, extra="forbid"):
+    """An animal."""
+
+    kind: Literal["bird", "beast"]
+    legs: int = Field(ge=2, le=4)
+
+
+def langchain(url, name):
+    asked = {"base_url": f"{url}/v1", "api_key": "none", "model": name, "seed": 3, "max_retries": 0}
+    model = ChatOpenAI(**asked, max_tokens=200, temperature=1.0)
+    found = {}
+    for method in ("json_schema", "function_calling"):
+        bound = model.with_structured_output(Animal, method=method, include_raw=True)
+        answer = bound.invoke(PROMPT)
+        found[method] = {
+            "parsed": None if answer["parsed"] is None else answer["parsed"].model_dump(),
+            "finish_reason": answer["raw"].response_metadata["finish_reason"],
+        }
+    return found
+
+
+def lite(url, name):
+    asked = {"api_base": f"{url}/v1", "api_key": "none", "seed": 3, "num_retries": 0, "max_tokens": 200}
+    asked |= {"model": f"hosted_vllm/{name}", "messages": [{"role": "user", "content": PROMPT}]}
+    parsed = litellm.completion(**asked, response_format=Animal).choices[0]
+    return {"schema": {"text": parsed.message.content, "finish_reason": parsed.finish_reason}}
+
+
+def main():
+    url, name = sys.argv[1:]
+    print(json.dumps({"langchain": langchain(url, name), "litellm": lite(url, name)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,306 @@
+"""Several ranks that run the same steps: the tokens are those of one, and nothing is left of them, however they end.
+
+Each rank holds its part of every layer, and compares its hidden states with the others' after every forward pass.
+"""
+
+import contextlib
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from rustvllm import LLM, SamplingParams, StructuredOutputsParams
+from rustvllm.distributed.commands import Command
+from rustvllm.exceptions import ConfigError, EngineDeadError, ModelLoadError, RustVLLMError
+
+FOUR_HEADS: dict[str, Any] = {"hf_overrides": {"n_head": 4}, "device": "cpu"}
+"""The model of the package in another shape: its three heads are odd."""
+SMALL: dict[str, Any] = {"max_model_len": 96, "block_size": 8, "max_num_seqs": 8, "num_gpu_blocks_override": 25}
+"""Blocks for two requests of full length."""
+WORKER = "rustvllm.worker.process"
+GONE_SECONDS = 10.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def environment() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RUSTVLLM_CHECK_INVARIANTS", "1")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """The ranks that a process started, and that run."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if WORKER in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
+
+
+def assert_gone(processes: list[psutil.Process], seconds: float = GONE_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while left := [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+
+
+def start(**options: Any) -> LLM:
+    return LLM(**{**FOUR_HEADS, **SMALL, **options})
+
+
+@pytest.fixture(scope="module")
+def pair(environment: None) -> Iterator[LLM]:
+    with start(tensor_parallel_size=2, preemption_mode="swap", swap_space=0.02) as llm:
+        yield llm
+    assert ranks_of(os.getpid()) == []
+
+
+@pytest.fixture(scope="module")
+def alone(environment: None) -> Iterator[LLM]:
+    with start(num_gpu_blocks_override=400) as llm:
+        yield llm
+
+
+def stats(llm: LLM) -> dict[str, Any]:
+    return dict(llm.llm_engine.engine_core.core.scheduler.stats())
+
+
+def executor_of(llm: LLM) -> Any:
+    return llm.llm_engine.engine_core.core.executor
+
+
+def prompts(count: int) -> list[dict[str, Any]]:
+    return [{"prompt_token_ids": [3 + (7 * i + 11 * j) % 200 for j in range(5 + 3 * i)]} for i in range(count)]
+
+
+def tokens(llm: LLM, params: Any, given: Any) -> list[list[list[int]]]:
+    outputs = llm.generate(given, params, use_tqdm=False)
+    return [[list(sample.token_ids) for sample in output.outputs] for output in outputs]
+
+
+def generate_without_end(llm: LLM) -> None:
+    while True:
+        tokens(llm, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True), prompts(4))
+
+
+def test_a_rank_holds_its_share_of_the_heads(pair: LLM, alone: LLM) -> None:
+    shared, whole = (executor_of(llm)._worker.runner.model for llm in (pair, alone))
+    assert (shared.kv_cache_spec.num_kv_heads, whole.kv_cache_spec.num_kv_heads) == (2, 4)
+
+
+def test_ranks_give_the_tokens_of_one_through_swaps_chunks_and_prefix_hits(pair: LLM, alone: LLM) -> None:
+    params = [
+        SamplingParams(
+            temperature=0.0 if i % 2 else 0.8,
+            seed=i,
+            max_tokens=24,
+            ignore_eos=True,
+            n=1 if i % 2 else 1 + i % 4,
+            presence_penalty=0.3,
+        )
+        for i in range(8)
+    ]
+    expected = tokens(alone, params, prompts(8))
+    assert tokens(pair, params, prompts(8)) == expected
+    before = stats(pair)["prefix_cache_hits"]
+    assert tokens(pair, params[6:], prompts(8)[6:]) == expected[6:], "what is cached differs"
+    after = stats(pair)
+    assert after["prefix_cache_hits"] > before
+    assert after["num_swapped_out"] > 0
+    assert executor_of(pair).rank_views()[1].collectives > 0
+    assert len({str(each) for each in expected}) > 4, "output that is all the same proves nothing"
+
+
+def test_beams_grammars_and_log_probabilities_are_rank_0s_alone(pair: LLM, alone: LLM) -> None:
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2, prompt_logprobs=1)
+    choice = SamplingParams(
+        temperature=0.0, max_tokens=12, structured_outputs=StructuredOutputsParams(choice=["red", "green"])
+    )
+    both = []
+    for llm in (pair, alone):
+        [scored, *_] = llm.generate(prompts(3), greedy, use_tqdm=False)
+        [chosen] = llm.generate(["Once"], choice, use_tqdm=False)
+        sample = scored.outputs[0]
+        values = [max(each.logprob for each in place.values()) for place in sample.logprobs or []]
+        of_prompt = [
+            sorted(each.logprob for each in place.values()) for place in (scored.prompt_logprobs or []) if place
+        ]
+        both.append((list(sample.token_ids), chosen.outputs[0].text, values, of_prompt))
+    (ids, text, values, of_prompt), (other_ids, other_text, other_values, other_of_prompt) = both
+    assert (ids, text) == (other_ids, other_text)
+    assert text in ("red", "green")
+    assert values == pytest.approx(other_values, abs=1e-4)
+    assert len(of_prompt) == len(other_of_prompt) > 0
+    for place, other in zip(of_prompt, other_of_prompt, strict=True):
+        assert place == pytest.approx(other, abs=1e-4)
+
+
+def test_a_step_that_rank_0_fails_to_sample_harms_no_other(pair: LLM, alone: LLM, monkeypatch: Any) -> None:
+    runner = executor_of(pair)._worker.runner
+
+    def fail(*_: Any) -> None:
+        raise ValueError("sampling failed on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.sampler, "sample", fail)
+        with pytest.raises(RustVLLMError, match="on purpose"):
+            tokens(pair, SamplingParams(temperature=0.0, max_tokens=4), prompts(2))
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    assert tokens(pair, params, prompts(4)) == tokens(alone, params, prompts(4))
+
+
+def test_nothing_happens_while_there_is_nothing_to_do(pair: LLM) -> None:
+    [rank] = ranks_of(os.getpid())
+    published = executor_of(pair)._writer.published
+    before = rank.cpu_times()
+    time.sleep(2.0)
+    after = rank.cpu_times()
+    assert (after.user + after.system) - (before.user + before.system) <= 0.02, "a rank that waits takes a processor"
+    assert executor_of(pair)._writer.published == published
+    states = executor_of(pair).rank_states()
+    assert [(state["rank"], state["pid"]) for state in states] == [(0, os.getpid()), (1, rank.pid)]
+    assert [state["step_age"] for state in states] == [0.0, 0.0]
+    assert states[1]["state"] == "sleeping"
+
+
+def test_a_stopped_rank_is_named(pair: LLM) -> None:
+    [rank] = ranks_of(os.getpid())
+    stalls = executor_of(pair).stalls
+    assert stalls.look() is None
+    rank.suspend()
+    try:
+        number = executor_of(pair)._writer.publish(Command.PING, [], 1.0)
+        deadline = time.monotonic() + 30
+        stalls._stall_timeout = 0.2
+        while (report := stalls.look()) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        states = executor_of(pair).rank_states()
+    finally:
+        rank.resume()
+    executor_of(pair)._writer.wait_done(number, 30.0)
+    stalls._stall_timeout = 60.0
+    assert states[1]["state"] == "stopped"
+    assert states[1]["step_age"] > 0.1
+    assert f"worker rank 1 (node 0, pid {rank.pid}) is stopped and is in no collective" in report
+    assert "no step ended for 0." in report
+    assert stalls.look() is None
+
+
+def test_a_rank_that_is_killed_is_named_and_the_others_end(pair: LLM) -> None:
+    """The last test with this engine."""
+    seed = random.SystemRandom().randrange(1000)
+    [rank] = ranks_of(os.getpid())
+    killer = threading.Timer(random.Random(seed).uniform(0.0, 0.5), rank.kill)
+    killer.start()
+    with pytest.raises(EngineDeadError) as death:
+        generate_without_end(pair)
+    killer.join()
+    assert str(death.value) == f"worker rank 1 (node 0, pid {rank.pid}) was killed by SIGKILL", f"seed {seed}"
+    assert_gone([rank])
+
+
+@pytest.mark.slow
+def test_one_of_three_ranks_that_is_killed_takes_the_others_along() -> None:
+    with start(tensor_parallel_size=3, hf_overrides={"n_head": 6}) as llm:
+        mine = ranks_of(os.getpid())
+        assert len(mine) == 2
+        killer = threading.Timer(0.3, mine[1].kill)
+        killer.start()
+        with pytest.raises(
+            EngineDeadError, match=rf"worker rank 2 \(node 0, pid {mine[1].pid}\) was killed by SIGKILL"
+        ):
+            generate_without_end(llm)
+        killer.join()
+        assert_gone(mine)
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_dropped_leaves_no_rank() -> None:
+    llm = start(tensor_parallel_size=2)
+    mine = ranks_of(os.getpid())
+    assert len(mine) == 1
+    del llm
+    gc.collect()
+    assert_gone(mine)
+
+
+@pytest.mark.slow
+def test_ranks_end_with_a_script_that_is_killed_and_one_that_raises(tmp_path: Any) -> None:
+    """No ``if __name__``: no rank runs the script again."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys
+        from rustvllm import LLM
+        llm = LLM(hf_overrides={"n_head": 4}, tensor_parallel_size=2, num_gpu_blocks_override=40, max_num_seqs=4)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        raise SystemExit(len(llm.generate("Once", use_tqdm=False)) + 6)
+        """)
+    )
+    for number in (None, signal.SIGKILL):
+        with subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            mine = ranks_of(process.pid)
+            assert len(mine) == 1
+            if number is None:
+                process.stdin.write("\n")
+                process.stdin.flush()
+                assert process.wait(60) == 7
+            else:
+                process.send_signal(number)
+            assert_gone(mine)
+
+
+def test_what_a_rank_cannot_do_at_the_start_is_said_by_name(monkeypatch: Any) -> None:
+    monkeypatch.setattr("rustvllm.distributed.facts.importlib.metadata.version", lambda _: "1.2.3")
+    before = ranks_of(os.getpid())
+    with pytest.raises(ConfigError, match=r"worker rank 1 has another torch than rank 0: \S+ and 1\.2\.3") as error:
+        start(tensor_parallel_size=2)
+    assert "install and load the same everywhere" in str(error.value)
+    assert ranks_of(os.getpid()) == before
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_while_it_starts_ends_the_start(monkeypatch: Any) -> None:
+    from rustvllm.executor import ranks
+
+    before = ranks_of(os.getpid())
+    listen = ranks.RankProcess.listen
+
+    def kill_first(self: Any, on_hello: Any) -> None:
+        listen(self, lambda rank: (os.kill(self.pid, signal.SIGKILL), on_hello(rank)))
+
+    monkeypatch.setattr(ranks.RankProcess, "listen", kill_first)
+    with pytest.raises(RustVLLMError, match=r"worker rank 1 \(node 0, pid \d+\) was killed by SIGKILL"):
+        start(tensor_parallel_size=2)
+    assert ranks_of(os.getpid()) == before
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_loaded_ends_all_ranks(tmp_path: Any) -> None:
+    before = ranks_of(os.getpid())
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["GPT2LMHeadModel"], "vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2, '
+        '"n_positions": 64}'
+    )
+    with pytest.raises(ModelLoadError, match=r"safetensors"):
+        LLM(str(tmp_path), tensor_parallel_size=2, skip_tokenizer_init=True, device="cpu")
+    assert ranks_of(os.getpid()) == before

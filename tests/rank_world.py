@@ -1,0 +1,248 @@
+"""Models shared by ranks: plain processes with gloo and one thread each, and the same steps in this process.
+
+``RankWorld`` starts the processes once; each model is then a job, which every rank loads and runs. Tokens are given, so
+that steps differ in nothing but rounding.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from rustvllm import _core
+from rustvllm.attention.metadata import AttentionMetadata
+from rustvllm.attention.selector import make_attention_backend
+from rustvllm.config import LoadConfig
+from rustvllm.config.architectures import text_config
+from rustvllm.config.lora import LoRAConfig, LoRAModule
+from rustvllm.config.model_folder import read_model_config
+from rustvllm.distributed.rank_group import ALONE, RankGroup
+from rustvllm.layers.cpu_linear_packer import LinearPacker
+from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.layers.linear import Linear
+from rustvllm.layers.parallel import shard_of
+from rustvllm.lora.store import AdapterStore
+from rustvllm.model_loader import load_model
+from rustvllm.model_loader.progress import LoadProgress
+from rustvllm.worker.cpu_decoder import use_core_decoder
+from rustvllm.worker.dense_layers import linear_options
+
+PROMPT_LENGTHS = (5, 17, 33)
+NUM_DECODES = 5
+BLOCK_SIZE = 8
+BLOCKS_PER_SEQUENCE = 8
+SECONDS = 100
+"""A rank that takes longer for a job fails its test."""
+
+
+def job_of(path=None, *, config=None, dtype="float32", quantization=None, decoder="core", adapter=None, **environment):
+    """What a rank is asked: a model out of a folder or a file, or a dummy one of a configuration."""
+    environment = {"RUSTVLLM_DECODER": decoder, "RUSTVLLM_ACTIVATIONS": "float", **environment}
+    return {
+        "path": None if path is None else str(path), "config": config, "dtype": dtype, "quantization": quantization,
+        "adapter": None if adapter is None else str(adapter), "environment": environment,
+    }  # fmt: skip
+
+
+def load_job(job, group, threads):
+    """The model of a job as one rank has it, and how many bytes of weights were read for it."""
+    path = None if job["path"] is None else Path(job["path"])
+    hf_config = job["config"]
+    if hf_config is None and path.suffix == ".gguf":
+        hf_config = read_model_config(path, model=str(path)).hf_config
+    elif hf_config is None:
+        hf_config = json.loads((path / "config.json").read_text())
+    hf_config = text_config(hf_config)
+    config = SimpleNamespace(
+        model=str(path), path=path, hf_config=hf_config, architecture=hf_config["architectures"][0],
+        max_model_len=BLOCK_SIZE * BLOCKS_PER_SEQUENCE, seed=0, model_impl="rustvllm",
+    )  # fmt: skip
+    dtype = getattr(torch, job["dtype"])
+
+    def make_packer(outline):
+        options = linear_options(job["quantization"], dtype, batch_invariant=False)
+        return LinearPacker(threads, options, outline, outline.tied_embedding, 1 << 30)
+
+    load = LoadConfig(load_format="dummy" if path is None else "auto")
+    read = []
+    advance = LoadProgress.advance
+    LoadProgress.advance = lambda self, num_bytes: (read.append(num_bytes), advance(self, num_bytes))
+    try:
+        model = load_model(config, load, dtype, torch.device("cpu"), 8 << 30, make_packer, group)
+    finally:
+        LoadProgress.advance = advance
+    use_core_norms(model, threads)
+    use_core_decoder(model)
+    return model, sum(read)
+
+
+def run_steps(model, dtype, threads, adapters=None):
+    """The logits of a prompt step and of decodes after it, float32 ``[1 + NUM_DECODES, requests, vocab_size]``."""
+    backend = make_attention_backend("cpu", model.kv_cache_spec, dtype, torch.device("cpu"), threads)
+    rng = np.random.default_rng(5)
+    tokens = [rng.integers(0, model.vocab_size, length + NUM_DECODES).astype(np.int32) for length in PROMPT_LENGTHS]
+    shape = model.kv_cache_spec.layer_shape(1 + len(tokens) * BLOCKS_PER_SEQUENCE, BLOCK_SIZE)
+    caches = [torch.zeros(shape, dtype=dtype) for _ in range(model.kv_cache_spec.num_layers)]
+    table = 1 + np.arange(len(tokens) * BLOCKS_PER_SEQUENCE, dtype=np.int32).reshape(len(tokens), BLOCKS_PER_SEQUENCE)
+    computed = [0] * len(tokens)
+    logits = []
+    for step in range(1 + NUM_DECODES):
+        news = [length + step for length in PROMPT_LENGTHS]
+        spans = [np.arange(begin, end) for begin, end in zip(computed, news, strict=True)]
+        slots = [
+            row[span // BLOCK_SIZE] * BLOCK_SIZE + span % BLOCK_SIZE for row, span in zip(table, spans, strict=True)
+        ]
+        starts = np.cumsum([0, *map(len, spans)]).astype(np.int32)
+        metadata = AttentionMetadata(
+            BLOCK_SIZE, torch.from_numpy(table), torch.from_numpy(np.concatenate(slots).astype(np.int32)), starts,
+            np.array(news, np.int32),
+        )  # fmt: skip
+        ids = torch.from_numpy(np.concatenate([row[span] for row, span in zip(tokens, spans, strict=True)]))
+        positions = torch.from_numpy(np.concatenate(spans).astype(np.int32))
+        if adapters is not None:
+            adapters.begin_step(np.array([1, 0, 1]), starts)
+        with torch.inference_mode():
+            hidden = model(ids, positions, caches, backend.plan(metadata))
+            logits.append(model.compute_logits(hidden[torch.from_numpy(starts[1:] - 1).long()]).float().clone())
+        computed = news
+    return torch.stack(logits)
+
+
+def facts_of(model, bytes_read):
+    """What a rank holds and read: bytes of weights in memory, numbers that a token is multiplied with, bytes read."""
+    parameters = [p for p in model.parameters() if not p.is_meta]
+    resident = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in parameters}
+    kernels = {id(m.kernel): m.kernel for m in model.modules() if isinstance(m, Linear)}
+    kernels[id(model.head_kernel)] = model.head_kernel
+    products = sum(m.weight.numel() for m in model.modules() if isinstance(m, Linear))
+    if model.lm_head is None:
+        products += model.embed_tokens.weight.numel()
+    replicated = sum(
+        parameter.numel()
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if shard_of(module, name) is None
+    )
+    kernel = model.decoder_kernel
+    return {
+        "resident": sum(resident.values()) + sum(kernel.nbytes for kernel in kernels.values() if kernel is not None),
+        "products": products,
+        "read": bytes_read,
+        "replicated": replicated,
+        "kv_heads": model.kv_cache_spec.num_kv_heads,
+        "is_one_call": kernel is not None,
+        "spans": getattr(kernel, "num_spans", 0),
+        "collectives": model.group.time.calls,
+        "seconds": model.group.time.seconds,
+    }
+
+
+def run_job(job, group=ALONE, threads=None):
+    """Load and run a model: its logits, and what this rank holds."""
+    threads = threads or _core.CpuThreads(1)
+    before = {name: os.environ.get(name) for name in job["environment"]}
+    os.environ.update(job["environment"])
+    try:
+        model, bytes_read = load_job(job, group, threads)
+        dtype, adapters = getattr(torch, job["dtype"]), None
+        if job["adapter"] is not None:
+            lora = LoRAConfig(modules=(LoRAModule(name="one", path=job["adapter"]),))
+            adapters = AdapterStore(model, lora, dtype, threads, batch_invariant=False)
+        logits = run_steps(model, dtype, threads, adapters)
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+    return logits, facts_of(model, bytes_read)
+
+
+class RankWorld:
+    """Processes that share models. A context manager: its end ends them.
+
+    Args:
+        size: How many.
+        in_rank_order: See ``RankGroup``.
+        meets: Whether tensors go through memory that the processes share, else by gloo.
+    """
+
+    def __init__(self, size, folder, *, in_rank_order=False, meets=True):
+        self.size, self._folder, self._count = size, Path(folder), 0
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        repository = Path(__file__).resolve().parent.parent
+        path = os.pathsep.join([str(repository / "python"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        meeting = _core.RankMeeting(size) if meets else None  # its first rank only makes the memory; see ``main``
+        fds = () if meeting is None else (meeting.fileno(),)
+        order = {"size": size, "port": port, "in_rank_order": in_rank_order, "meeting_fds": fds}
+        self._ranks = [
+            subprocess.Popen(
+                [sys.executable, __file__, json.dumps(order | {"rank": rank})], env=environment, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=fds,
+            )
+            for rank in range(size)
+        ]  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for rank in self._ranks:
+            rank.kill()
+            rank.wait()
+            rank.stdin.close()
+            rank.stdout.close()
+
+    def run(self, job):
+        """The first rank's logits, and each rank's facts; raises what a rank raised, by its text."""
+        self._count += 1
+        out = self._folder / f"logits-{self._count}.npy"
+        line = json.dumps(job | {"out": str(out)}) + "\n"
+        for rank in self._ranks:
+            rank.stdin.write(line)
+            rank.stdin.flush()
+        late = threading.Timer(SECONDS, lambda: [rank.kill() for rank in self._ranks])
+        late.start()
+        try:
+            answers = [json.loads(rank.stdout.readline() or '{"error": "the rank died"}') for rank in self._ranks]
+        finally:
+            late.cancel()
+        errors = [answer["error"] for answer in answers if "error" in answer]
+        if errors:
+            raise RuntimeError(f"{len(errors)} of {self.size} ranks: {errors[0]}")
+        return torch.from_numpy(np.load(out)), answers
+
+
+def main():
+    order = json.loads(sys.argv[1])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever prints does not answer
+    torch.set_num_threads(1)
+    store = torch.distributed.TCPStore("127.0.0.1", order["port"], order["size"], is_master=order["rank"] == 0)
+    torch.distributed.init_process_group("gloo", store=store, rank=order["rank"], world_size=order["size"])
+    meetings = [_core.RankMeeting.join(fd, order["rank"]) for fd in order["meeting_fds"]]
+    for line in sys.stdin:
+        job = json.loads(line)
+        group = RankGroup(
+            order["rank"], order["size"], torch.distributed.group.WORLD, order["in_rank_order"],
+            next(iter(meetings), None), SECONDS,
+        )  # fmt: skip
+        try:
+            logits, facts = run_job(job, group)
+            if order["rank"] == 0:
+                np.save(job["out"], logits.numpy())
+        except Exception as error:  # noqa: BLE001 -- the test says which it wanted
+            facts = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(facts) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Which models so many ranks can hold, and what is said of the others."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rustvllm.config import ParallelConfig
+from rustvllm.config.engine_args import EngineArgs
+from rustvllm.config.parallel import check_split
+from rustvllm.exceptions import ConfigError
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 48, "intermediate_size": 96,
+    "num_hidden_layers": 1, "num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 64,
+    "vocab_size": 99, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "heads", "kv_heads", "width", "says"),
+    [
+        (8, 12, 12, 96, "does not divide the 12 attention heads; 1, 2, 3, 4, 6, 12 would"),
+        (6, 12, 4, 96, "and the 4 key and value heads: one must divide the other; 1, 2, 4, 12 would work"),
+        (4, 12, 4, 90, "does not divide the MLP, which is 90 wide; 1, 2, 3, 6 would work"),
+    ],
+)
+def test_what_cannot_be_split_is_said_with_what_could(
+    size: int, heads: int, kv_heads: int, width: int, says: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_split(size, heads, kv_heads, {"intermediate_size": width})
+    assert str(error.value) == f"tensor_parallel_size {size} (--tensor-parallel-size, -tp) {says}"
+
+
+@pytest.mark.parametrize(("size", "kv_heads"), [(1, 3), (2, 4), (4, 4), (12, 4), (12, 1), (3, 12)])
+def test_ranks_hold_several_kv_heads_each_or_several_ranks_hold_one(size: int, kv_heads: int) -> None:
+    check_split(size, 12, kv_heads, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1, got 0"),
+        ({"tensor_parallel_size": True}, r"tensor_parallel_size must be an integer, got True \(bool\)"),
+        ({"tensor_parallel_size": 65}, "tensor_parallel_size must be at most 64, got 65"),
+        ({"distributed_executor_backend": "ray"}, "'ray' is not supported yet: ranks are not placed by Ray"),
+        ({"distributed_executor_backend": "external_launcher"}, "not supported yet: ranks are not started by another"),
+        ({"distributed_executor_backend": "mpi"}, "must be one of uni, mp, got 'mpi'"),
+        ({"distributed_executor_backend": object}, "classes of executors are not taken"),
+        ({"distributed_executor_backend": "uni", "tensor_parallel_size": 2}, "uni, which is one rank"),
+        ({"distributed_timeout_seconds": 0.5}, "must be between 1 and 86400 seconds, got 0.5"),
+    ],
+)
+def test_sizes_and_backends_out_of_range(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ParallelConfig(**options)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return str(tmp_path)
+
+
+def args(folder: str, **options: Any) -> EngineArgs:
+    return EngineArgs(model=folder, load_format="dummy", skip_tokenizer_init=True, device="cpu", **options)
+
+
+def test_several_ranks_are_asked_for(folder: str) -> None:
+    assert args(folder).create_engine_config().parallel == ParallelConfig()
+    config = args(folder, tensor_parallel_size=2, distributed_executor_backend="mp").create_engine_config()
+    assert config.parallel.num_sharers == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"async_scheduling": True}, "async_scheduling: ranks learn a sampled token"),
+        ({"enable_lora": True}, "enable_lora: adapters are not split"),
+        ({"executor": "sim"}, "executor=sim, which has no ranks"),
+        ({"tensor_parallel_size": 5}, "does not divide the 12 attention heads"),
+    ],
+)
+def test_what_does_not_go_together_is_named(folder: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        args(folder, **{"tensor_parallel_size": 2, **options}).create_engine_config()

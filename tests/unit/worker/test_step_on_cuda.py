@@ -1,0 +1,217 @@
+"""Steps on a GPU that is not there (``fake_cuda``): nothing waits for the device, and launches get what they read.
+
+The engine, its scheduler and its batch are real; tensors on the device have no numbers, and every token that comes from
+it is the same one.
+"""
+
+import contextlib
+import functools
+import importlib.util
+from dataclasses import replace
+
+import pytest
+import torch
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not made for this platform", allow_module_level=True)
+
+from fake_cuda import DEVICE, FakeCuda, on_fake_cuda, use_fake_cuda
+from fake_streams import FakeRecorder
+
+from rustvllm import LLMEngine, SamplingParams, StructuredOutputsParams
+from rustvllm.config.engine_args import EngineArgs
+from rustvllm.worker import worker as worker_module
+
+A = 66
+"""The token of every sample: an "a" of the embedded model's tokenizer."""
+PROMPTS = [[A, A, A], [A] * 30, [A, A]]
+OPTIONS = {
+    "device": "cpu", "dtype": "bfloat16", "async_scheduling": True, "num_gpu_blocks_override": 40, "max_num_seqs": 6,
+    "max_num_batched_tokens": 24, "block_size": 16, "enable_prefix_caching": False,
+}  # fmt: skip
+SWAPPING = {
+    "num_gpu_blocks_override": 16, "block_size": 4, "preemption_mode": "swap", "swap_space": 0.01, "max_model_len": 48,
+}  # fmt: skip
+DRAFTS = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}}
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def cuda(monkeypatch_module):
+    """The device."""
+    device = FakeCuda(fetched=A)
+    use_fake_cuda(monkeypatch_module, device)
+    with device:
+        yield device
+
+
+@pytest.fixture(scope="module")
+def engine(cuda, monkeypatch_module):
+    """Makes an engine on it, of the embedded model's first two layers; what its steps do is watched."""
+    load_model = worker_module.load_model
+
+    def load_on_device(config, load, dtype, device, memory, packer, group):
+        with torch.utils._python_dispatch._disable_current_modes():
+            model = load_model(config, load, dtype, torch.device("cpu"), memory, None)
+        model.h = model.h[:2]
+        model.kv_cache_spec = replace(model.kv_cache_spec, num_layers=2)
+        return on_fake_cuda(model, cuda)
+
+    monkeypatch_module.setattr(worker_module, "load_model", load_on_device)
+    engines = []
+
+    @functools.cache
+    def make(*, graphs=False, **options):
+        recorder = FakeRecorder() if graphs else None
+        monkeypatch_module.setattr(worker_module, "make_graph_recorder", lambda device: recorder)
+        options = DRAFTS | options if options.pop("drafts", False) else options
+        engines.append(LLMEngine.from_engine_args(EngineArgs(**(OPTIONS | options))))
+        runner = engines[-1].engine_core.core.executor._runner
+        assert (runner.device, runner.backend.name) == (DEVICE, "triton")
+        runner.execute_model = watched(cuda, runner.execute_model)
+        runner.sample_tokens = watched(cuda, runner.sample_tokens)
+        runner.recorder = recorder
+        return engines[-1]
+
+    yield make
+    for each in engines:
+        each.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def forget(cuda):
+    """What the test before did."""
+    cuda.forget()
+
+
+def watched(cuda, call):
+    def watching(*args):
+        with cuda.watch():
+            return call(*args)
+
+    return watching
+
+
+def generate(engine, params, prompts=PROMPTS):
+    """What came of the requests; none of them failed."""
+    for index, prompt in enumerate(prompts):
+        engine.add_request(f"r{index}", prompt, params[index % len(params)])
+    ended = []
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            assert output.error is None, output.error
+            if output.finished:
+                ended.append(output.outputs[0])
+    assert len(ended) == len(prompts)
+    return ended
+
+
+def greedy(**more):
+    return SamplingParams(**({"temperature": 0, "max_tokens": 3, "ignore_eos": True} | more))
+
+
+def drawn(**more):
+    return greedy(temperature=0.8, seed=3, **more)
+
+
+KINDS = {
+    "greedy": [greedy()],
+    "drawn": [drawn()],
+    "greedy and drawn": [greedy(), drawn()],
+    "top_k and top_p": [drawn(top_k=5), drawn(top_p=0.9), drawn()],
+    "min_p and top_n_sigma": [drawn(min_p=0.1), drawn(top_n_sigma=1.5)],
+    "penalties": [greedy(repetition_penalty=1.3), greedy(), drawn(presence_penalty=0.4, frequency_penalty=0.2)],
+    "min_tokens": [greedy(min_tokens=3, stop_token_ids=[3, 4])],
+    "logit_bias": [greedy(logit_bias={3: 2.0, 4: -1.0})],
+    "allowed_token_ids": [greedy(allowed_token_ids=[A, 5])],
+    "bad_words": [greedy(bad_words=["the", "once upon a", "a dog"]), greedy()],
+    "logprobs": [greedy(logprobs=3), drawn(logprobs=0), greedy()],
+    "prompt_logprobs": [greedy(prompt_logprobs=2), greedy()],
+    "everything": [
+        drawn(top_k=9, top_p=0.8, min_p=0.01, repetition_penalty=1.2, logit_bias={9: 1.0}, bad_words=["a dog"]),
+        drawn(logprobs=2, min_tokens=2, presence_penalty=0.1),
+        greedy(frequency_penalty=0.1, prompt_logprobs=0),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "graphs"), [(kind, False) for kind in KINDS] + [(kind, True) for kind in ("greedy", "drawn", "everything")]
+)
+def test_no_step_waits_for_the_device(engine, cuda, kind, graphs):
+    ended = generate(engine(graphs=graphs), KINDS[kind])
+    assert all(set(output.token_ids) == {A} for output in ended)
+    assert "_attention_kernel" in cuda.launches, "steps were watched"
+    assert ("_list_kernel" in cuda.launches) == graphs, "prompts ran in graphs"
+    assert cuda.faults == []
+
+
+def test_attention_sends_the_tiles_of_prompts_alone(engine, cuda):
+    generate(engine(), KINDS["greedy"])
+    assert cuda.launches.count("_attention_kernel") > 6, "two layers of more than three steps"
+    assert cuda.pinned_by.count("triton_backend.py") == 2, "once for each step with a piece of a prompt"
+
+
+@pytest.mark.parametrize("mode", ["processed_logprobs"])
+def test_no_mode_of_logprobs_waits(engine, cuda, mode):
+    ended = generate(engine(logprobs_mode=mode), KINDS["logprobs"])
+    assert ended[0].logprobs is not None
+    assert cuda.faults == []
+
+
+def test_no_swap_waits(engine, cuda):
+    running = engine(**SWAPPING)
+    generate(running, [greedy(max_tokens=12)], [[A] * n for n in (3, 16, 9, 12, 7, 14)])
+    assert any(len(size) == 5 for size in cuda.sizes), "blocks were swapped out"
+    assert cuda.faults == []
+
+
+def test_no_mask_of_a_grammar_waits(engine, cuda):
+    limited = greedy(structured_outputs=StructuredOutputsParams(regex="a+"))
+    generate(engine(), [limited, greedy()])
+    assert "bitwise_and" in cuda.operations, "bits of a mask were looked at"
+    assert cuda.faults == []
+
+
+@pytest.mark.parametrize("kind", ["penalties", "logprobs"])
+def test_no_draft_waits(engine, cuda, kind):
+    ended = generate(engine(drafts=True), KINDS[kind])
+    assert all(len(output.token_ids) == 3 for output in ended)
+    assert "cumprod" in cuda.operations, "drafts were compared"
+    assert cuda.faults == []
+
+
+class TestTheJudge:
+    """It sees what it is there for."""
+
+    @pytest.mark.parametrize(
+        ("what", "do"),
+        [
+            ("blocks", lambda x: torch.arange(3).to(DEVICE)),
+            ("blocks", lambda x: torch.arange(3).pin_memory().to(DEVICE)),
+            ("not pinned", lambda x: torch.arange(3).to(DEVICE, non_blocking=True)),
+            ("blocks", lambda x: torch.tensor([1, 2, 3], device=DEVICE)),
+            ("blocks", lambda x: x.cpu()),
+            ("waits", lambda x: x[0].item()),
+            ("waits", lambda x: x.nonzero()),
+            ("mask", lambda x: x[x > 0]),
+            ("mixes", lambda x: x[torch.tensor([0, 1])]),
+        ],
+    )
+    def test_a_fault(self, cuda, what, do):
+        x = torch.zeros(4, device=DEVICE)
+        with cuda.watch(), contextlib.suppress(RuntimeError):  # numbers that are not there
+            do(x)
+        assert what in cuda.faults[0]
+
+    def test_what_is_right(self, cuda):
+        with cuda.watch():
+            x = torch.arange(3).pin_memory().to(DEVICE, non_blocking=True)
+            x[x.clone()] = 1
+            x.masked_fill_(x > 0, 2)
+        assert cuda.faults == []
