@@ -13,7 +13,9 @@ ARGS ?=
 MUTANTS ?= --all
 # Python tests at a time, each with up to two gigabytes: more than there are processors, as tests of servers mostly wait.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+# A test that fails while others run, runs once more, alone; one that passes then is named at the end.
+RERUN_ALONE = $(BIN)/python scripts/rerun_alone.py
+PYTEST = $(RERUN_ALONE) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 export VENV
 # The tests start hundreds of Python processes. Each would compile all that it imports, where the environment forbids
 # Python to keep the bytecode (images of containers do); that is a second and a half of processor time for a server.
@@ -42,7 +44,7 @@ serve: setup ## serve the embedded model, or MODEL=name_or_folder, on port 8000
 test: setup test-rust test-python ## run the tests: Rust, Python
 
 test-rust: ## run the Rust tests alone
-	cargo test $(LOCKED) --quiet
+	$(RERUN_ALONE) cargo test $(LOCKED) --quiet
 
 test-python: setup clients ## run the Python tests alone
 	$(PYTEST) -m "not slow" $(ARGS)
