@@ -4,6 +4,7 @@ Without the controller, so that drafts run wherever some are found: each cell mu
 """
 
 import asyncio
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from rustvllm import LLM, SamplingParams
 from rustvllm.config.engine_args import AsyncEngineArgs
 from rustvllm.engine.async_llm import AsyncLLM
-from rustvllm.exceptions import ConfigError
+from rustvllm.exceptions import ConfigError, InvalidRequestError
 from rustvllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 PROMPTS = [
@@ -175,6 +176,80 @@ def test_drafts_save_steps(pair):
     num_steps = after["num_steps"] - before["num_steps"]
     num_tokens = len(output[0].outputs[0].token_ids)
     assert num_steps == num_tokens - (after["num_accepted_tokens"] - before["num_accepted_tokens"]) < num_tokens
+
+
+STORY = "Once upon a time there was a"
+"""A prompt whose answer repeats nothing: drafts come from its prediction alone."""
+
+
+@pytest.mark.parametrize("config", [EVERYTHING, SUFFIX], ids=["ngram", "suffix"])
+def test_a_predicted_answer_takes_fewer_steps_and_has_the_same_tokens(config):
+    pair = pair_of(config, **ORDINARY)
+    params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+    [answer] = pair.plain.generate(STORY, params, use_tqdm=False)
+    text, ids = answer.outputs[0].text, answer.outputs[0].token_ids
+    words = text.split(" ")
+    edited = " ".join([*words[:10], "elephant", *words[11:30], *words[35:]])
+    num_drafts = config["num_speculative_tokens"]
+
+    def run(prediction, params=params):
+        return pair.compare(params, [{"prompt": STORY, "prediction": prediction}])
+
+    own_drafted, own_accepted = run(None)
+    for whole in (text, ids):
+        drafted, accepted = run(whole)
+        assert drafted == accepted >= len(ids) * num_drafts // (num_drafts + 1) - 2
+    drafted, accepted = run(edited)
+    assert len(ids) // 2 < accepted < drafted, "it was found again after each edit"
+    drafted, accepted = run(" elephants everywhere, as if nothing else had been foretold")
+    assert accepted <= own_accepted + 2
+    assert drafted <= own_drafted + 4 * num_drafts, "an answer that never follows it has no more drafts of it"
+    drafted, accepted = run(text, SamplingParams(temperature=0.5, seed=3, n=3, logprobs=2, max_tokens=60))
+    assert 0 < accepted < drafted
+    drafted, accepted = run("", params)
+    assert (drafted, accepted) == (own_drafted, own_accepted)
+
+
+def test_each_of_several_requests_has_its_own_prediction():
+    """Requests with one prompt are handed in together when they are samples; these are not, and expect other things."""
+    pair = pair_of(SUFFIX, **ORDINARY)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    [answer] = pair.plain.generate(STORY, params, use_tqdm=False)
+    right, wrong = answer.outputs[0].text, " no such thing as this"
+    prompts = [{"prompt": STORY, "prediction": each} for each in (wrong, right, wrong, right)]
+    drafted, accepted = pair.compare(params, prompts)
+    assert accepted >= 2 * 30, "both of the right ones"
+    assert drafted - accepted <= 2 * SUFFIX["num_speculative_tokens"], "the wrong ones are left at once"
+
+
+def test_a_prediction_means_nothing_without_drafts(pair):
+    params = SamplingParams(temperature=0, max_tokens=8)
+    plain = pair.plain.generate(STORY, params, use_tqdm=False)
+    got = pair.plain.generate({"prompt": STORY, "prediction": plain[0].outputs[0].text}, params, use_tqdm=False)
+    assert facts(got[0]) == facts(plain[0])
+
+
+@pytest.mark.parametrize(
+    ("prediction", "message"),
+    [
+        (5, "prediction must be text or a list of token ids, got int"),
+        ({"type": "content"}, "prediction must be text or a list of token ids, got dict"),
+        ([1, -1], "prediction must hold token ids from 0 to 2047 alone"),
+        ([2048], "prediction must hold token ids from 0 to 2047 alone"),
+        ([10**20], "prediction must hold token ids from 0 to 2047 alone"),
+        ([1.5], "prediction must hold token ids from 0 to 2047 alone"),
+        (["a"], "prediction must hold token ids from 0 to 2047 alone"),
+        ("a \ud800", "prediction holds lone surrogates, which stand for no character"),
+        ([1] * 257, "prediction has 257 tokens, but no answer has more than 256: shorten it"),
+        ("a b " * 400, "prediction has 801 tokens, but no answer has more than 256: shorten it"),
+        ("x" * 10**6, "prediction has 1000000 characters, more than the 256 tokens of the longest answer can have"),
+    ],
+    ids=lambda value: str(value)[:16].encode("ascii", "replace").decode(),
+)
+def test_predictions_that_are_none_are_refused(pair, prediction, message):
+    with pytest.raises(InvalidRequestError, match=re.escape(message)) as caught:
+        pair.speculative.generate({"prompt": STORY, "prediction": prediction}, use_tqdm=False)
+    assert caught.value.param == "prediction"
 
 
 def test_a_request_with_a_processor_of_its_own_has_no_drafts(pair):

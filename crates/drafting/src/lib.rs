@@ -18,6 +18,7 @@
 //! | `config.rs` | which drafter, and its limits |
 //! | `ngram.rs` | the earliest place of each n-gram |
 //! | `suffix.rs` | the newest places of each triple of tokens, and their longest matches |
+//! | `prediction.rs` | an answer that the caller expects, and how far the real one follows it |
 //! | `history.rs`, `estimate.rs` | what a request's drafts are made of; how often they are right |
 //! | `drafter.rs` | all requests of a step together |
 //! | `costs.rs`, `choice.rs`, `brake.rs` | what a step takes; which drafts pay; when to stop for a while |
@@ -32,6 +33,7 @@ mod drafter;
 mod estimate;
 mod history;
 mod ngram;
+mod prediction;
 mod suffix;
 
 pub use brake::Brake;
@@ -42,4 +44,5 @@ pub use drafter::{Drafter, DrafterStats, Round};
 pub use estimate::Estimate;
 pub use history::History;
 pub use ngram::NgramIndex;
+pub use prediction::Prediction;
 pub use suffix::{MAX_MATCH_TOKENS, SuffixIndex, SuffixLimits};

@@ -4,7 +4,7 @@
 pub const MAX_MATCH_TOKENS: u32 = 64;
 
 /// Tokens that a place is found by.
-const KEY_TOKENS: usize = 3;
+pub(crate) const KEY_TOKENS: usize = 3;
 
 /// Places that one search looks at.
 const MAX_LINKS: usize = 32;
@@ -28,13 +28,54 @@ pub struct SuffixLimits {
 
 /// A chain of places for each triple of tokens: 4 bytes per token, and a table of the newest.
 #[derive(Clone, Debug)]
-pub struct SuffixIndex {
-    limits: SuffixLimits,
+pub(crate) struct Places {
     /// By the hash of a triple, one past its newest end's last token; 0: none.
     head: Vec<u32>,
     /// By end, the end before it with the same hash.
     previous: Vec<u32>,
     seed: u64,
+}
+
+impl Places {
+    /// Without tokens, for about `num_tokens`.
+    pub(crate) fn new(num_tokens: usize, seed: u64) -> Self {
+        let num_heads = num_tokens.next_power_of_two().clamp(SMALLEST_HEAD, LARGEST_HEAD);
+        Self { head: vec![0; num_heads], previous: vec![0], seed }
+    }
+
+    /// Take in what `tokens` holds beyond what it held before; the last triple stays out: nothing follows it.
+    pub(crate) fn append(&mut self, tokens: &[i32]) {
+        for end in self.previous.len()..tokens.len() {
+            let mut link = 0;
+            if end >= KEY_TOKENS {
+                let bucket = self.bucket(&tokens[end - KEY_TOKENS..end]);
+                link = std::mem::replace(&mut self.head[bucket], end as u32);
+            }
+            self.previous.push(link);
+        }
+    }
+
+    /// Ends of triples that may be the last one of `tokens`, newest first: of all with the same hash.
+    pub(crate) fn ends(&self, tokens: &[i32]) -> impl Iterator<Item = usize> {
+        let key = tokens.len().checked_sub(KEY_TOKENS).map(|first| &tokens[first..]);
+        let newest = key.map_or(0, |key| self.head[self.bucket(key)]);
+        let not_none = |end: u32| (end != 0).then_some(end as usize);
+        std::iter::successors(not_none(newest), move |&end| not_none(self.previous[end]))
+    }
+
+    fn bucket(&self, key: &[i32]) -> usize {
+        let mixed = key.iter().fold(self.seed, |hash, &token_id| {
+            (hash ^ u64::from(token_id as u32)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+        });
+        mixed as usize & (self.head.len() - 1)
+    }
+}
+
+/// The places of a request's own tokens.
+#[derive(Clone, Debug)]
+pub struct SuffixIndex {
+    limits: SuffixLimits,
+    places: Places,
 }
 
 /// A place where the newest tokens stood before.
@@ -48,20 +89,12 @@ impl SuffixIndex {
     /// An index without tokens, for about `num_tokens`.
     #[must_use]
     pub fn new(limits: SuffixLimits, num_tokens: usize, seed: u64) -> Self {
-        let num_heads = num_tokens.next_power_of_two().clamp(SMALLEST_HEAD, LARGEST_HEAD);
-        Self { limits, head: vec![0; num_heads], previous: vec![0], seed }
+        Self { limits, places: Places::new(num_tokens, seed) }
     }
 
     /// Take in what `tokens` holds beyond what it held before; the last triple stays out: it is what is looked for.
     pub fn append(&mut self, tokens: &[i32]) {
-        for end in self.previous.len()..tokens.len() {
-            let mut link = 0;
-            if end >= KEY_TOKENS {
-                let bucket = self.bucket(&tokens[end - KEY_TOKENS..end]);
-                link = std::mem::replace(&mut self.head[bucket], end as u32);
-            }
-            self.previous.push(link);
-        }
+        self.places.append(tokens);
     }
 
     /// Append to `drafts` at most `limit` tokens that may follow.
@@ -79,12 +112,8 @@ impl SuffixIndex {
     /// The longest matches, longest first and the newest of equals; returns how many there are.
     fn longest_matches(&self, tokens: &[i32], matches: &mut [Match; MAX_VOTERS]) -> usize {
         let max_match = self.limits.max_match.min(MAX_MATCH_TOKENS) as usize;
-        let mut end = self.head[self.bucket(&tokens[tokens.len() - KEY_TOKENS..])] as usize;
         let mut count = 0;
-        for _ in 0..MAX_LINKS {
-            if end == 0 {
-                break;
-            }
+        for end in self.places.ends(tokens).take(MAX_LINKS) {
             let pairs = tokens[..end].iter().rev().zip(tokens.iter().rev()).take(max_match);
             let length = pairs.take_while(|(before, now)| before == now).count();
             if length >= KEY_TOKENS.min(max_match) {
@@ -99,7 +128,6 @@ impl SuffixIndex {
                     break; // Nothing longer can come.
                 }
             }
-            end = self.previous[end] as usize;
         }
         count
     }
@@ -136,12 +164,5 @@ impl SuffixIndex {
             num_left = kept;
             drafts.push(best);
         }
-    }
-
-    fn bucket(&self, key: &[i32]) -> usize {
-        let mixed = key.iter().fold(self.seed, |hash, &token_id| {
-            (hash ^ u64::from(token_id as u32)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
-        });
-        mixed as usize & (self.head.len() - 1)
     }
 }

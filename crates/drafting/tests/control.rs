@@ -130,7 +130,7 @@ fn config(adaptive: bool, caps: Vec<TokenCap>) -> DrafterConfig {
 fn run(config: &DrafterConfig, num_running: u32, num_steps: u64, ns: impl Fn(u32) -> u64) -> Vec<usize> {
     let mut drafter = Drafter::new(config.clone(), 4);
     let mut tokens = vec![1, 2, 3, 4, 1, 2];
-    let mut history = History::new(config, &tokens, 64, 9);
+    let mut history = History::new(config, &tokens, &[], 64, 9);
     let (mut now_ns, mut counts) = (0, Vec::new());
     for step in 1..=num_steps {
         drafter.begin_round(Round { step, num_running, num_rows: 1, num_tokens: 1, now_ns });

@@ -28,8 +28,9 @@ const REPORTS_PROMPT_PROGRESS: u16 = 1 << 7;
 const HAS_STOP_STRINGS: u16 = 1 << 8;
 /// It is not charged to the bucket of those that say nothing.
 const HAS_PAYER: u16 = 1 << 9;
+const HAS_PREDICTION: u16 = 1 << 10;
 /// A flag above it means nothing.
-const LAST_FLAG: u16 = HAS_PAYER;
+const LAST_FLAG: u16 = HAS_PREDICTION;
 
 /// Fewest bytes of a request.
 const LEAST_BYTES: usize = 38 + 4 * NUM_FLOATS + 8 * NUM_INTS;
@@ -41,7 +42,9 @@ pub(crate) fn encode(requests: &[NewRequest], rename: impl Fn(RequestKey) -> Req
     let mut previous: Option<&NewRequest> = None;
     for request in requests {
         let is_same = previous.is_some_and(|previous| {
-            previous.prompt_token_ids == request.prompt_token_ids && previous.extra_keys == request.extra_keys
+            previous.prompt_token_ids == request.prompt_token_ids
+                && previous.extra_keys == request.extra_keys
+                && previous.prediction == request.prediction
         });
         let has_same_extras = previous.is_some_and(|previous| {
             is_same_extras(previous.params.extras.as_ref(), request.params.extras.as_ref())
@@ -71,6 +74,7 @@ fn encode_one(
         (REPORTS_PROMPT_PROGRESS, request.reports_prompt_progress),
         (HAS_STOP_STRINGS, request.has_stop_strings),
         (HAS_PAYER, request.payer != Payer::default()),
+        (HAS_PREDICTION, request.prediction.is_some() && !is_same),
     ];
     body.u16(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
     body.u64(rename(request.key).0);
@@ -102,6 +106,9 @@ fn encode_one(
     }
     if !is_same {
         body.i32s(&request.prompt_token_ids);
+        if let Some(prediction) = &request.prediction {
+            body.i32s(prediction);
+        }
         body.bytes(request.extra_keys.first_block());
         body.u32(request.extra_keys.multimodal().len() as u32);
         for span in request.extra_keys.multimodal() {
@@ -202,7 +209,8 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
     let flags = body.u16()?;
     let has = |flag: u16| flags & flag != 0;
     let has_unknown = flags >= LAST_FLAG << 1;
-    if has_unknown || (has(SAME_PROMPT) && previous.is_none()) || (has(SAME_EXTRAS) && has(HAS_EXTRAS)) {
+    let is_twice = (has(SAME_EXTRAS) && has(HAS_EXTRAS)) || (has(SAME_PROMPT) && has(HAS_PREDICTION));
+    if has_unknown || (has(SAME_PROMPT) && previous.is_none()) || is_twice {
         return Err(DecodeError::BadValue { what: "a set of request flags", value: flags.into() });
     }
     let key = RequestKey(body.u64()?);
@@ -235,11 +243,15 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
             return Err(DecodeError::BadValue { what: "a set of request flags", value: flags.into() });
         }
     }
-    let (prompt_token_ids, extra_keys) = match previous {
+    let (prompt_token_ids, prediction, extra_keys) = match previous {
         Some(previous) if has(SAME_PROMPT) => {
-            (previous.prompt_token_ids.clone(), previous.extra_keys.clone())
+            (previous.prompt_token_ids.clone(), previous.prediction.clone(), previous.extra_keys.clone())
         }
-        _ => (body.i32s()?, decode_extra_keys(body)?),
+        _ => {
+            let prompt_token_ids = body.i32s()?;
+            let prediction = if has(HAS_PREDICTION) { Some(body.i32s()?.into()) } else { None };
+            (prompt_token_ids, prediction, decode_extra_keys(body)?)
+        }
     };
     Ok(NewRequest {
         key,
@@ -254,6 +266,7 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
         has_stop_strings: has(HAS_STOP_STRINGS),
         waits_for_grammar: has(WAITS_FOR_GRAMMAR),
         grammar: None,
+        prediction,
         fork_from,
         age_ns,
     })

@@ -117,6 +117,7 @@ prop_compose! {
         fork_from in option::of(any::<u64>()),
         age_ns in any::<u64>(),
         payer in payer(),
+        prediction in option::of(prop_oneof![Just(vec![4, 5]), vec(any::<i32>(), 0..20)]),
     ) -> NewRequest {
         NewRequest {
             key: RequestKey(key),
@@ -129,6 +130,7 @@ prop_compose! {
             skip_reading_prefix_cache: flags.0,
             waits_for_grammar: flags.1 || grammar.is_some(),
             grammar,
+            prediction: prediction.map(Into::into),
             reports_prompt_progress: flags.2,
             has_stop_strings: flags.3,
             fork_from: fork_from.map(RequestKey),
@@ -427,6 +429,7 @@ fn the_bytes_of_a_clients_frames_are_these() {
         fork_from: Some(RequestKey(9)),
         age_ns: 0x0304,
         has_stop_strings: true,
+        prediction: Some([6, 7].into()),
         params: SamplingParams {
             eos_token_id: Some(2),
             stop_token_ids: [5].into(),
@@ -447,12 +450,12 @@ fn the_bytes_of_a_clients_frames_are_these() {
         ),
         (
             ClientMessage::AddRequests(vec![request]),
-            "df000000 02 01000000 3803 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
+            "eb000000 02 01000000 3807 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
              0000803f 0000803f 00000000 00000000 00000000 00000000 0000803f 0000803f 0000000000000000 0000000000000000 ffffffffffffffff ffffffffffffffff \
              0000000000000000 0000000000000000 02000000 0900000000000000 \
              0605000000000000 0700000000000000 03000000 \
              01000000 07000000 0000003f 01000000 09000000 01000000 02000000 03000000 04000000 01 02000000 7b7d \
-             02000000 01000000 ffffffff 00000000 00000000"
+             02000000 01000000 ffffffff 02000000 06000000 07000000 00000000 00000000"
                 .to_owned(),
         ),
         (

@@ -39,6 +39,7 @@ pub(crate) struct RequestArguments {
     has_stop_strings: bool,
     waits_for_grammar: bool,
     grammar: Option<Arc<GrammarSpec>>,
+    prediction: Option<Arc<[i32]>>,
     fork_from: Option<u64>,
     arrival_ns: Option<u64>,
     samples: Vec<(u64, String, i64)>,
@@ -116,6 +117,11 @@ impl RequestArguments {
                 self.grammar = grammar.map(|grammar| grammar.get().shared());
                 Ok(())
             }
+            "prediction" => {
+                let given = !value.is_none();
+                self.prediction = given.then(|| token_ids(value.py(), value)).transpose()?.map(Into::into);
+                Ok(())
+            }
             "fork_from" => extract(name, value, &mut self.fork_from),
             "arrival_ns" => extract(name, value, &mut self.arrival_ns),
             "samples" => extract(name, value, &mut self.samples),
@@ -153,6 +159,7 @@ impl RequestArguments {
             has_stop_strings: self.has_stop_strings,
             waits_for_grammar: self.waits_for_grammar,
             grammar: self.grammar,
+            prediction: self.prediction,
             fork_from: self.fork_from.map(RequestKey),
             age_ns: self.arrival_ns.map_or(0, |arrival_ns| monotonic_ns().saturating_sub(arrival_ns)),
         };

@@ -150,7 +150,9 @@ impl EngineHandle {
             let room = self.reserve_output(&mut request);
             // What is forked in the same message mostly has the same prompt.
             let same = message.last().filter(|(last, _)| {
-                last.prompt_token_ids == request.prompt_token_ids && last.extra_keys == request.extra_keys
+                last.prompt_token_ids == request.prompt_token_ids
+                    && last.extra_keys == request.extra_keys
+                    && last.prediction == request.prediction
             });
             let mut work = match same {
                 Some((_, work)) => work.clone(),
@@ -187,7 +189,9 @@ impl EngineHandle {
             Vec::new()
         };
         let history = config.drafter.as_ref().filter(|_| request.may_have_drafts()).map(|drafter| {
-            Box::new(History::new(drafter, prompt, prompt.len() + room, self.shared.draft_seed))
+            let prediction = request.prediction.as_deref().unwrap_or_default();
+            let num_tokens = prompt.len() + room;
+            Box::new(History::new(drafter, prompt, prediction, num_tokens, self.shared.draft_seed))
         });
         PromptWork { block_hashes, history }
     }

@@ -96,6 +96,9 @@ pub struct NewRequest {
     pub waits_for_grammar: bool,
     /// What its output must be; shared by the samples of a request.
     pub grammar: Option<Arc<GrammarSpec>>,
+    /// What its answer is expected to be: where the answer follows it, these tokens are its drafts. Ids are checked by
+    /// the front end.
+    pub prediction: Option<Arc<[i32]>>,
     /// A live request whose tokens begin with this prompt: share its KV instead of computing the prompt again.
     pub fork_from: Option<RequestKey>,
     /// For how long it has been under way when it is handed in (nanoseconds): its prompt was read, tokenised and sent.
@@ -124,6 +127,7 @@ impl NewRequest {
             has_stop_strings: false,
             waits_for_grammar: false,
             grammar: None,
+            prediction: None,
             fork_from: None,
             age_ns: 0,
         }

@@ -36,6 +36,7 @@ class _TakesRequests:
         has_stop_strings: bool = False,
         waits_for_grammar: bool = False,
         grammar: GrammarSpec | None = None,
+        prediction: Sequence[int] | npt.NDArray[np.int32] | TokenIds | None = None,
         fork_from: int | None = None,
         arrival_ns: int | None = None,
         samples: Sequence[tuple[int, str, int]] = ...,
@@ -44,8 +45,9 @@ class _TakesRequests:
         """Hand a request and its samples to an engine; the key comes from ``new_key``.
 
         ``eos_token_id=None`` means ignore EOS; ``max_tokens=0`` ends with the prefill. ``multimodal`` is (offset,
-        length, digest) of each span of placeholder tokens. ``fork_from`` is the key of a live request whose tokens
-        begin with this prompt and whose KV is shared. ``samples`` are (key, id, seed) of further requests that fork
+        length, digest) of each span of placeholder tokens. ``prediction`` is what the answer is expected to be:
+        drafts where it follows that. ``fork_from`` is the key of a live request whose tokens begin with this prompt and
+        whose KV is shared. ``samples`` are (key, id, seed) of further requests that fork
         this one: all are taken in together, or none. ``arrival_ns`` is when the request came in (CLOCK_MONOTONIC; None:
         now): latencies count from then, and under priority scheduling it orders those of one priority. ``payer`` is
         (tenant, user, weight): digests of whose share the request is charged to under fair scheduling, and that share.

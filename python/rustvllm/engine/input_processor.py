@@ -22,6 +22,7 @@ from rustvllm.logger import init_logger
 from rustvllm.sampling_params import MAX_TOKENS_LIMIT, BeamSearchParams, SamplingParams
 from rustvllm.sampling_table import SAMPLING_LISTS
 from rustvllm.tenant import Tenant
+from rustvllm.text.prediction import PredictionReader
 from rustvllm.text.tokenizer import Tokenizer
 
 logger = init_logger(__name__)
@@ -35,7 +36,7 @@ _GENERATION_DEFAULTS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens"})
+_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens", "prediction"})
 _MASK64 = 2**64 - 1
 _FEW_STOP_IDS = 16
 _OFF_LOOP_CHARS = 2048
@@ -45,11 +46,15 @@ MAX_PROMPT_LOGPROBS = 1 << 26
 
 
 class TextPrompt(TypedDict, total=False):
-    """A prompt as text; ``add_special_tokens`` (default True) lets the tokenizer add its beginning of sequence."""
+    """A prompt as text; ``add_special_tokens`` (default True) lets the tokenizer add its beginning of sequence.
+
+    ``prediction`` is what the answer is expected to be: with speculative decoding an answer that follows it is faster.
+    """
 
     prompt: str
     cache_salt: str
     add_special_tokens: bool
+    prediction: str | Sequence[int] | None
 
 
 class TokensPrompt(TypedDict, total=False):
@@ -58,6 +63,7 @@ class TokensPrompt(TypedDict, total=False):
     prompt_token_ids: Sequence[int] | _core.TokenIds
     prompt: str
     cache_salt: str
+    prediction: str | Sequence[int] | None
 
 
 PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
@@ -81,6 +87,7 @@ class EngineCoreRequest:
         priority: Lower is sooner, with the priority policy.
         tenant: Whose share of the engine it is charged to, with the fair policy; None: the bucket of all without.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
+        prediction: What the answer is expected to be; None: nothing, or no drafts are made.
         adapter: Number of the adapter whose weights are added to the model's; 0: none.
         sampling_extras: Parameters that are lists; None without.
         grammar: What the output must be; None: anything.
@@ -103,6 +110,7 @@ class EngineCoreRequest:
     priority: int
     cache_salt: str | None
     tenant: Tenant | None = None
+    prediction: _core.TokenIds | None = None
     adapter: int = 0
     sampling_extras: _core.SamplingExtras | None = None
     grammar: _core.GrammarSpec | None = None
@@ -124,6 +132,7 @@ class _Asked:
         text: Of the prompt; None when only token ids were given.
         ids: Of the prompt, as many as are kept; None: the text is still to be tokenised.
         add_special_tokens: Whether the tokenizer adds its own to the text.
+        prediction: As it was given; None where no drafts are made.
     """
 
     text: str | None
@@ -133,6 +142,7 @@ class _Asked:
     priority: int
     tenant: Tenant | None
     cache_salt: str | None
+    prediction: object
     began_ns: int
 
 
@@ -157,7 +167,10 @@ class InputProcessor:
             eos_ids.insert(0, own_eos)
         self.eos_token_ids = tuple(eos_ids)
         self._checked = CheckedParams()
-        self._max_token_chars = _max_token_chars(tokenizer)
+        self._makes_drafts = config.speculation is not None
+        self._max_token_chars = 0 if tokenizer is None else tokenizer.max_token_chars()
+        sizes = self._model.vocab_size, self.max_model_len, self._max_token_chars
+        self._predictions = PredictionReader(tokenizer, *sizes)
 
     @property
     def max_model_len(self) -> int:
@@ -188,7 +201,8 @@ class InputProcessor:
         if ids is None:
             assert self._tokenizer is not None
             ids = self._check_encoded(self._tokenizer.encode_ids(asked.text or "", asked.add_special_tokens), asked)
-        return self._complete(asked, ids, asked.began_ns)
+        prediction = None if asked.prediction is None else self._predictions.read(asked.prediction)
+        return self._complete(asked, ids, prediction, asked.began_ns)
 
     async def process_off_loop(
         self,
@@ -224,7 +238,8 @@ class InputProcessor:
             else:
                 ids = self._tokenizer.encode_ids(text, asked.add_special_tokens)
             ids = self._check_encoded(ids, asked)
-        return self._complete(asked, ids, asked.began_ns if arrival_ns is None else arrival_ns)
+        prediction = None if asked.prediction is None else await self._predictions.read_off_loop(asked.prediction)
+        return self._complete(asked, ids, prediction, asked.began_ns if arrival_ns is None else arrival_ns)
 
     def check_max_tokens(self, max_tokens: int, param: str) -> None:
         """Refuse to generate more than the context holds, for callers who want that refused and not cut to fit.
@@ -245,7 +260,8 @@ class InputProcessor:
         params = self._checked_params(params, priority)
         if tenant is not None and not isinstance(tenant, Tenant):
             raise InvalidRequestError(f"tenant must be a Tenant, got {type(tenant).__name__}", "tenant")
-        text, given, cache_salt, add_special_tokens = _read_prompt(prompt)
+        text, given, cache_salt, add_special_tokens, prediction = _read_prompt(prompt)
+        predicted = prediction if self._makes_drafts else None  # else nothing would read it
         ids = None
         if given is not None:
             ids = self._check_ids(given, params)
@@ -255,9 +271,11 @@ class InputProcessor:
             )
         elif not text:  # a tokenizer that adds a beginning-of-sequence token would make a prompt of it
             raise InvalidRequestError("the prompt is empty: at least one character is needed", "prompt")
-        return _Asked(text, ids, add_special_tokens, params, priority, tenant, cache_salt, began_ns)
+        return _Asked(text, ids, add_special_tokens, params, priority, tenant, cache_salt, predicted, began_ns)
 
-    def _complete(self, asked: _Asked, ids: _core.TokenIds, arrival_ns: int) -> EngineCoreRequest:
+    def _complete(
+        self, asked: _Asked, ids: _core.TokenIds, prediction: _core.TokenIds | None, arrival_ns: int
+    ) -> EngineCoreRequest:
         params = asked.params
         num_prompt_logprobs = self._num_logprobs(params.prompt_logprobs)
         _check_num_prompt_logprobs(num_prompt_logprobs, len(ids))
@@ -277,6 +295,7 @@ class InputProcessor:
             priority=asked.priority,
             tenant=asked.tenant,
             cache_salt=asked.cache_salt,
+            prediction=prediction,
             sampling_extras=rules.extras,
             grammar=rules.grammar,
             stop=rules.stop,
@@ -539,21 +558,14 @@ def _has_lists(params: EngineParams) -> bool:
     )
 
 
-def _max_token_chars(tokenizer: Tokenizer | None) -> int:
-    """Length of the longest token's text; 0 without a tokenizer."""
-    if tokenizer is None:
-        return 0
-    return max((len(token or "") for token in tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size))), default=0)
-
-
-def _read_prompt(prompt: object) -> tuple[str | None, object, str | None, bool]:
-    """Text, ids and cache salt of a prompt in any of its shapes, and whether the tokenizer adds its own to the text."""
+def _read_prompt(prompt: object) -> tuple[str | None, object, str | None, bool, object]:
+    """Of a prompt in any shape: text, ids, cache salt, whether the tokenizer adds its own to the text, prediction."""
     if isinstance(prompt, str):
-        return prompt, None, None, True
+        return prompt, None, None, True, None
     if not isinstance(prompt, Mapping):
         if prompt is None:
             raise InvalidRequestError("a prompt must be text, a list of token ids or a dict, got NoneType", "prompt")
-        return None, prompt, None, True
+        return None, prompt, None, True, None
     unknown = sorted(str(key) for key in prompt if key not in _PROMPT_KEYS)
     if unknown:
         raise InvalidRequestError(
@@ -569,7 +581,7 @@ def _read_prompt(prompt: object) -> tuple[str | None, object, str | None, bool]:
     special = prompt.get("add_special_tokens", True)
     if not isinstance(special, bool):
         raise InvalidRequestError(f"add_special_tokens must be True or False, got {special!r:.80}", "prompt")
-    return text, ids, salt, special
+    return text, ids, salt, special, prompt.get("prediction")
 
 
 def _check_cache_salt(salt: object) -> None:

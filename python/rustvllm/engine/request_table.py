@@ -205,6 +205,7 @@ class RequestTable:
             priority=request.priority,
             payer=None if request.tenant is None else request.tenant.payer,
             cache_salt=request.cache_salt,
+            prediction=request.prediction,
             adapter=request.adapter,
             lora_name=str(request.adapter) if request.adapter else None,
             arrival_ns=request.arrival_ns,

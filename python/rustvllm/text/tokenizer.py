@@ -127,6 +127,10 @@ class Tokenizer:
         """The vocabulary's entry for each id; None for ids it does not have."""
         return [self.core.id_to_token(token_id) for token_id in token_ids]
 
+    def max_token_chars(self) -> int:
+        """Characters of the longest entry of the vocabulary, which is gone through for it."""
+        return max((len(token or "") for token in self.convert_ids_to_tokens(range(self.vocab_size))), default=0)
+
     def convert_tokens_to_ids(self, token: str) -> int | None:
         """The id of a vocabulary entry; None when there is no such entry."""
         return self.core.token_to_id(token)

@@ -154,7 +154,6 @@ CHAT_LATER = {
     "function_call": "auto",
     "audio": {"voice": "a"},
     "modalities": ["text", "audio"],
-    "prediction": {"type": "content", "content": "a"},
     "web_search_options": {"a": 1},
 }
 

@@ -1,6 +1,7 @@
 //! `World`: one scheduler, one model, the requests that are on their way, and what each of them must become.
 
 mod coverage;
+mod draws;
 mod ledger;
 mod plan;
 mod queue;
@@ -11,9 +12,9 @@ use std::{
 };
 
 use scheduler::{
-    AddRequestError, DrafterConfig, DraftingMethod, EngineCoreOutput, ExtraKeys, FinishReason, NewRequest,
-    Payer, PreemptionMode, RequestError, RequestKey, RequestStatus, SamplingParams, Scheduler,
-    SchedulerConfig, SchedulerOutput, SchedulingPolicy, StepRows, SuffixLimits, TokenRows, egress::Consumer,
+    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, NewRequest, Payer, PreemptionMode,
+    RequestError, RequestKey, RequestStatus, SamplingParams, Scheduler, SchedulerConfig, SchedulerOutput,
+    SchedulingPolicy, StepRows, TokenRows, egress::Consumer,
 };
 
 use crate::common::{
@@ -22,6 +23,7 @@ use crate::common::{
     reference_tokens, scheduler,
 };
 pub(crate) use coverage::Coverage;
+use draws::{drafter_of, payer_of, predicted};
 use ledger::Ledger;
 use queue::Queue;
 
@@ -119,23 +121,6 @@ fn config_of(seed: u64, random: &mut Random) -> SchedulerConfig {
     }
 }
 
-/// One whose drafts depend on the tokens alone: a run can be repeated.
-fn drafter_of(counts_votes: bool) -> DrafterConfig {
-    let method = if counts_votes {
-        DraftingMethod::Suffix(SuffixLimits { max_match: 8, max_factor: 2.0, min_share: 0.3 })
-    } else {
-        DraftingMethod::Ngram { min: 1, max: 2 }
-    };
-    DrafterConfig { method, caps: Vec::new(), adaptive: false }
-}
-
-/// Few tenants with few users: they meet.
-fn payer_of(number: u32) -> Payer {
-    let draw = common::mix(u64::from(number));
-    let tenant = draw % 3;
-    Payer { tenant, user: draw >> 8 & 3, weight: [1, 3, 1000][tenant as usize] }
-}
-
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random(seed.wrapping_mul(0x1234_5678_9ABC_DEF1));
@@ -223,6 +208,7 @@ impl World {
             skip_reading_prefix_cache: random.chance(5),
             waits_for_grammar: random.chance(5),
             has_stop_strings: random.chance(30),
+            prediction: predicted(self.num_added),
             ..NewRequest::new(self.scheduler.handle().new_key(), &request_id, prompt, params)
         }
     }

@@ -14,7 +14,13 @@ from rustvllm.server.answers import nulls
 from rustvllm.server.answers.logprobs import chat_logprobs, shown_prompt_logprobs
 from rustvllm.server.answers.turn import TurnReaders, TurnReading
 from rustvllm.server.answers.usage import UsageCounter
-from rustvllm.server.endpoints.conversation import adds_special_tokens, answering_role, echoed_message, render_prompt
+from rustvllm.server.endpoints.conversation import (
+    adds_special_tokens,
+    answering_role,
+    echoed_message,
+    predicted_text,
+    render_prompt,
+)
 from rustvllm.server.endpoints.pipeline import Face, Run, respond
 from rustvllm.server.endpoints.tools import ToolUse, call_grammar, check_wanted, read_tool_use
 from rustvllm.server.flags.answer_args import MAX_THINKING_TOKENS
@@ -89,6 +95,8 @@ class ChatFace(Face[ChatCompletionRequest]):
         }
         if request.cache_salt is not None:
             prompt["cache_salt"] = request.cache_salt
+        if request.prediction is not None:
+            prompt["prediction"] = predicted_text(request.prediction)
         return [prompt]
 
     def opening(self, chunks: ChunkRenderer, prompt_index: int, prompt_ids: PromptIds) -> bytes:  # noqa: ARG002

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
-from rustvllm.server.schemas.protocol import ChatCompletionRequest, ChatMessage, Conversation
+from rustvllm.server.schemas.protocol import ChatCompletionRequest, ChatMessage, Conversation, PredictedContent
 from rustvllm.text.chat_renderer import ChatRenderer, render_once
 from rustvllm.text.chat_template import check_template_variables, special_tokens
 
@@ -233,6 +233,23 @@ def echoed_message(request: ChatCompletionRequest, role: str) -> str:
     if not request.echo or request.messages[-1].role != role:
         return ""
     return message_text(len(request.messages) - 1, request.messages[-1])
+
+
+def predicted_text(prediction: PredictedContent) -> str:
+    """The answer that a request expects; parts of it follow each other as they are.
+
+    Raises:
+        InvalidRequestError: A part that is not text.
+    """
+    content = prediction.content
+    if isinstance(content, str):
+        return content
+    for index, part in enumerate(content):
+        if part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
+            raise InvalidRequestError(
+                f"prediction.content[{index}] must have the type 'text' and a string as its 'text'.", "prediction"
+            )
+    return "".join(part["text"] for part in content)
 
 
 def answering_role(request: Conversation, state: "ServerState") -> str:

@@ -278,6 +278,15 @@ class Conversation(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = _described("Further variables for the template.")
 
 
+class PredictedContent(BaseModel):
+    """An answer that the caller expects."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["content"]
+    content: str | Objects
+
+
 class ChatCompletionRequest(GenerationRequest, Conversation):
     """Body of ``POST /v1/chat/completions``."""
 
@@ -291,6 +300,10 @@ class ChatCompletionRequest(GenerationRequest, Conversation):
     tool_choice: str | dict[str, Any] | None = _described(
         "`auto` (the default with tools): text or calls; `required`: calls; `none`: text; the type `function`: a call "
         "of this one; the type `allowed_tools`: `auto` or `required` of these."
+    )
+    prediction: PredictedContent | None = _described(
+        "What the answer is expected to be: with `--speculative-config` an answer that follows it is faster, and no "
+        "token changes."
     )
     parallel_tool_calls: bool | None = _described("More than one call; the default.")
     include_reasoning: bool | None = _described("Show the model's thoughts; the default.")

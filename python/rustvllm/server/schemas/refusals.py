@@ -53,7 +53,6 @@ CHAT_REFUSALS: Refusals = {
     "function_call": (_no_tool, "send functions as tools"),
     "audio": (_nothing, "answers are text"),
     "modalities": (_text_modality, "answers are text"),
-    "prediction": (_nothing, ""),
     "web_search_options": (_nothing, ""),
     "media_io_kwargs": (_nothing, ""),
 }

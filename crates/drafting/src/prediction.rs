@@ -1,0 +1,103 @@
+//! `Prediction`: an answer that the caller expects, and how far the real one follows it.
+
+use std::sync::Arc;
+
+use crate::{
+    estimate::Estimate,
+    suffix::{KEY_TOKENS, Places},
+};
+
+/// Longest suffix of the answer that is compared with what stands before a place of the prediction.
+const MAX_MATCH_TOKENS: usize = 64;
+
+/// Places that one search looks at.
+const MAX_LINKS: usize = 32;
+
+/// So many tokens around the place where the answer left the prediction are searched for less than a whole key.
+const NEAR: usize = 32;
+
+/// Tokens that must agree there.
+const NEAR_TOKENS: usize = 2;
+
+/// What the caller expects, indexed once for all samples of a request.
+#[derive(Debug)]
+struct Expected {
+    tokens: Box<[i32]>,
+    places: Places,
+}
+
+/// A prediction as one request's answer follows it: token by token, and after each difference from the place that
+/// the answer goes on from, if one is found.
+#[derive(Clone, Debug)]
+pub struct Prediction {
+    expected: Arc<Expected>,
+    num_prompt_tokens: usize,
+    /// Tokens of the answer that were compared.
+    num_seen: usize,
+    /// The place in the prediction that comes next, while the answer follows it.
+    next: Option<usize>,
+    /// Where it last did.
+    last: usize,
+    pub(crate) estimate: Estimate,
+}
+
+impl Prediction {
+    /// The prediction of a request whose prompt has `num_prompt_tokens`; none where nothing is predicted.
+    #[must_use]
+    pub fn new(tokens: &[i32], num_prompt_tokens: usize, seed: u64) -> Option<Self> {
+        if tokens.is_empty() {
+            return None;
+        }
+        let mut places = Places::new(tokens.len(), seed);
+        places.append(tokens);
+        let expected = Arc::new(Expected { tokens: tokens.into(), places });
+        let (next, estimate) = (Some(0), Estimate::default());
+        Some(Self { expected, num_prompt_tokens, num_seen: 0, next, last: 0, estimate })
+    }
+
+    /// What follows `tokens`, the prompt and the answer so far, if the prediction is right; empty where the answer has
+    /// left it.
+    pub fn following(&mut self, tokens: &[i32]) -> &[i32] {
+        let answer = tokens.get(self.num_prompt_tokens..).unwrap_or_default();
+        let new = answer.get(self.num_seen..).unwrap_or_default();
+        if !new.is_empty() {
+            self.num_seen = answer.len();
+            self.next = self.go_on(new).or_else(|| self.search(answer));
+            self.last = self.next.unwrap_or(self.last);
+        }
+        let next = self.next.unwrap_or(self.expected.tokens.len());
+        &self.expected.tokens[next..]
+    }
+
+    /// The place behind `new`, if the prediction has that where the answer was.
+    fn go_on(&mut self, new: &[i32]) -> Option<usize> {
+        let rest = &self.expected.tokens[self.next?..];
+        let num_right = rest.iter().zip(new).take_while(|(expected, came)| expected == came).count();
+        self.last = self.next? + num_right;
+        (num_right == new.len()).then_some(self.last)
+    }
+
+    /// The place that the end of the answer stands before: of the longest matches the nearest to where it was left, or
+    /// a short one close to that.
+    fn search(&self, answer: &[i32]) -> Option<usize> {
+        let Expected { tokens, places } = &*self.expected;
+        let distance = |end: usize| end.abs_diff(self.last);
+        let whole = places
+            .ends(answer)
+            .take(MAX_LINKS)
+            .map(|end| (match_length(tokens, end, answer), end))
+            .filter(|&(length, _)| length >= KEY_TOKENS)
+            .max_by_key(|&(length, end)| (length, std::cmp::Reverse(distance(end))));
+        if let Some((_, end)) = whole {
+            return Some(end);
+        }
+        let near = self.last.saturating_sub(NEAR).max(NEAR_TOKENS)..(self.last + NEAR).min(tokens.len());
+        near.filter(|&end| match_length(tokens, end, answer) >= NEAR_TOKENS).min_by_key(|&end| distance(end))
+    }
+}
+
+/// How many tokens before `end` are the last ones of the answer.
+fn match_length(tokens: &[i32], end: usize, answer: &[i32]) -> usize {
+    let pairs = tokens[..end].iter().rev().zip(answer.iter().rev()).take(MAX_MATCH_TOKENS);
+    pairs.take_while(|(expected, came)| expected == came).count()
+}

@@ -1,0 +1,103 @@
+"""An answer that a caller expects, as token ids: where the real one follows it, these are its drafts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rustvllm import _core
+from rustvllm.exceptions import InvalidRequestError
+
+if TYPE_CHECKING:
+    from rustvllm.text.tokenizer import Tokenizer
+
+_OFF_LOOP_CHARS = 2048
+_PARAM = "prediction"
+
+
+class PredictionReader:
+    """Makes token ids of predictions.
+
+    Args:
+        tokenizer: Of the model; None: predictions must be token ids.
+        vocab_size: Ids that the model has.
+        max_model_len: Most tokens of a prediction: no answer is longer.
+        max_token_chars: Characters of the longest token; 0: not known.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int, max_token_chars: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size, self._max_tokens = vocab_size, max_model_len
+        self._max_chars = max_model_len * max_token_chars
+
+    def read(self, given: object) -> _core.TokenIds | None:
+        """The ids of a prediction; None where there is none.
+
+        Args:
+            given: Text, token ids or None.
+
+        Raises:
+            InvalidRequestError: It is neither, is longer than any answer, or has ids that the model does not have.
+        """
+        if given is None or given == "":
+            return None
+        if not isinstance(given, str):
+            return self._given_ids(given)
+        return self._checked(self._text_tokenizer(given).encode_ids(given, add_special_tokens=False))
+
+    async def read_off_loop(self, given: object) -> _core.TokenIds | None:
+        """The same on an event loop, which a long text does not hold up.
+
+        Raises:
+            InvalidRequestError: As :meth:`read` does.
+            QueueFullError: Too much text waits to be tokenised.
+        """
+        if not isinstance(given, str) or len(given) <= _OFF_LOOP_CHARS:
+            return self.read(given)
+        return self._checked(await self._text_tokenizer(given).encode_off_loop(given, add_special_tokens=False))
+
+    def _text_tokenizer(self, text: str) -> Tokenizer:
+        """The tokenizer for a text that may be tokenised."""
+        if self._tokenizer is None:
+            raise InvalidRequestError(
+                "there is no tokenizer (skip_tokenizer_init): give the prediction as token ids", _PARAM
+            )
+        if self._max_chars and len(text) > self._max_chars:
+            raise InvalidRequestError(
+                f"prediction has {len(text)} characters, more than the {self._max_tokens} tokens of the longest answer "
+                "can have: shorten it",
+                _PARAM,
+            )
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise InvalidRequestError("prediction holds lone surrogates, which stand for no character", _PARAM)
+        return self._tokenizer
+
+    def _given_ids(self, given: object) -> _core.TokenIds:
+        if not isinstance(given, list | tuple | _core.TokenIds):
+            raise InvalidRequestError(
+                f"prediction must be text or a list of token ids, got {type(given).__name__}", _PARAM
+            )
+        if len(given) > self._max_tokens:
+            raise self._too_long(len(given))
+        try:
+            return _core.TokenIds(list(given), self._vocab_size)
+        except (ValueError, TypeError, OverflowError):
+            raise InvalidRequestError(
+                f"prediction must hold token ids from 0 to {self._vocab_size - 1} alone", _PARAM
+            ) from None
+
+    def _checked(self, ids: _core.TokenIds) -> _core.TokenIds:
+        """The ids of a text."""
+        if len(ids) > self._max_tokens:
+            raise self._too_long(len(ids))
+        if (largest := ids.largest()) >= self._vocab_size:
+            raise InvalidRequestError(
+                f"prediction has the token id {largest}, which the tokenizer knows and the model does not: its "
+                f"vocabulary is 0 to {self._vocab_size - 1}",
+                _PARAM,
+            )
+        return ids
+
+    def _too_long(self, num_tokens: int) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"prediction has {num_tokens} tokens, but no answer has more than {self._max_tokens}: shorten it", _PARAM
+        )
