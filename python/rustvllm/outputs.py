@@ -90,6 +90,9 @@ class RequestOutput:
         finished: True when every sample has ended.
         metrics: Times of the request.
         num_cached_tokens: Prompt tokens found in the prefix cache.
+        num_accepted_prediction_tokens: Tokens of the request's prediction that were run as drafts and kept so far, of
+            all samples.
+        num_rejected_prediction_tokens: Those that were run in vain.
         num_unreturned_tokens: Tokens of samples that ``best_of`` had drawn and that are not among ``outputs``.
         num_computed_prompt_tokens: Prompt tokens that are computed, those found in the cache included; set where it has
             news, and only with ``SamplingParams.prompt_progress``.
@@ -105,6 +108,8 @@ class RequestOutput:
     prompt_logprobs: PromptLogprobs | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
+    num_accepted_prediction_tokens: int = 0
+    num_rejected_prediction_tokens: int = 0
     num_unreturned_tokens: int = 0
     num_computed_prompt_tokens: int | None = None
     prompt_progress_time: float | None = None

@@ -210,6 +210,24 @@ def test_a_predicted_answer_takes_fewer_steps_and_has_the_same_tokens(config):
     assert (drafted, accepted) == (own_drafted, own_accepted)
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_predicted_answer_survives_whatever_happens(world):
+    pair = pair_of(SUFFIX, **WORLDS[world])
+    params = SamplingParams(max_tokens=LENGTH, temperature=0, ignore_eos=True)
+    stories = [f"{name} had a {thing}" for name in ("Tom", "Lily", "The fox") for thing in ("ball", "hat")]
+    answers = pair.plain.generate(stories, params, use_tqdm=False)
+    prompts = [
+        {"prompt": story, "prediction": answer.outputs[0].text} for story, answer in zip(stories, answers, strict=True)
+    ]
+    drafted, accepted = pair.compare(params, 2 * prompts)
+    leaves_room = world != "chunked"  # twelve tokens for twelve requests
+    assert accepted > (0.5 * len(prompts) * LENGTH if leaves_room else 0)
+    assert drafted >= accepted
+    stats = stats_of(pair.speculative)
+    assert stats["num_preemptions"] > 0 or world not in ("preempted", "swapped")
+    assert stats["num_swapped_out"] > 0 or world != "swapped"
+
+
 def test_each_of_several_requests_has_its_own_prediction():
     """Requests with one prompt are handed in together when they are samples; these are not, and expect other things."""
     pair = pair_of(SUFFIX, **ORDINARY)

@@ -66,6 +66,12 @@ impl History {
         }
     }
 
+    /// Whether the last guesses are what the caller predicts.
+    #[must_use]
+    pub fn is_predicted(&self) -> bool {
+        self.is_predicted
+    }
+
     /// Append at most `limit` guesses of what follows `tokens` to `drafts`: what the caller predicts, while the answer
     /// follows that, else what stood behind the same tokens before.
     pub fn propose(&mut self, tokens: &[i32], limit: usize, drafts: &mut Vec<i32>) {

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! body:    u64 timestamp_ns, records
-//! record:  u64 word, i32 new_token_id [, u64 first_scheduled_ns, u32 num_cached_tokens] [, u8 reason, u8 error, i32 stop_reason]
-//! word:    bits 0..40 the request's counter; bit 40: FIRST, the first bracket follows; bit 41: END, the second does
+//! record:  u64 word, i32 new_token_id [, u64 first_scheduled_ns, u32 num_cached_tokens] [, u8 reason, u8 error, i32 stop_reason] [, u16 accepted, u16 rejected]
+//! word:    bits 0..40 the request's counter; bit 40: FIRST, the first bracket follows; bit 41: END, the second does; bit 42: PREDICTED, the third does
 //! ```
 //!
 //! The token of a decode takes 12 bytes.
 
-use scheduler::{EngineCoreOutput, FinishReason, RequestError};
+use scheduler::{EngineCoreOutput, FinishReason, PredictedDrafts, RequestError};
 
 use crate::{
     error::DecodeError,
@@ -18,6 +18,7 @@ use crate::{
 
 const FIRST: u64 = 1;
 const END: u64 = 2;
+const PREDICTED: u64 = 4;
 
 /// A frame is ended when it has reached this size.
 pub(crate) const FULL_BYTES: usize = 128 << 10;
@@ -31,6 +32,9 @@ pub(crate) fn encode_record(output: &EngineCoreOutput, body: &mut Vec<u8>) {
     }
     if output.finish_reason.is_some() || output.stop_reason != -1 || output.error != RequestError::None {
         flags |= END;
+    }
+    if output.predicted != PredictedDrafts::NONE {
+        flags |= PREDICTED;
     }
     let mut record = [0; 12];
     record[..8].copy_from_slice(&(flags << COUNTER_BITS | counter_of(output.key)).to_le_bytes());
@@ -46,6 +50,10 @@ pub(crate) fn encode_record(output: &EngineCoreOutput, body: &mut Vec<u8>) {
         body.u8(output.error as u8);
         body.i32(output.stop_reason);
     }
+    if flags & PREDICTED != 0 {
+        body.u16(output.predicted.num_accepted);
+        body.u16(output.predicted.num_rejected);
+    }
 }
 
 /// Read the records of one frame for client `client_index`.
@@ -59,7 +67,7 @@ pub(crate) fn decode(
     while !body.is_empty() {
         let word = body.u64()?;
         let flags = word >> COUNTER_BITS;
-        if flags > (FIRST | END) {
+        if flags > (FIRST | END | PREDICTED) {
             return Err(DecodeError::BadValue { what: "a set of record flags", value: flags });
         }
         let mut output = EngineCoreOutput {
@@ -71,6 +79,7 @@ pub(crate) fn decode(
             first_scheduled_ns: 0,
             timestamp_ns,
             error: RequestError::None,
+            predicted: PredictedDrafts::NONE,
         };
         if flags & FIRST != 0 {
             output.first_scheduled_ns = body.u64()?;
@@ -80,6 +89,9 @@ pub(crate) fn decode(
             output.finish_reason = finish_reason(body.u8()?)?;
             output.error = request_error(body.u8()?)?;
             output.stop_reason = body.i32()?;
+        }
+        if flags & PREDICTED != 0 {
+            output.predicted = PredictedDrafts { num_accepted: body.u16()?, num_rejected: body.u16()? };
         }
         receive(output);
     }

@@ -9,8 +9,9 @@ use ipc::{
 use proptest::{collection::vec, option, prelude::*};
 use scheduler::{
     AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, GrammarKind, GrammarSpec, HistogramSnapshot,
-    MAX_WEIGHT, MetricsSnapshot, MultimodalSpan, NewRequest, Payer, PromptLogprobs, RequestError, RequestKey,
-    RequestLimits, SamplingExtras, SamplingParams, ThinkingGate, TokenList, TokenLogprobs,
+    MAX_WEIGHT, MetricsSnapshot, MultimodalSpan, NewRequest, Payer, PredictedDrafts, PromptLogprobs,
+    RequestError, RequestKey, RequestLimits, SamplingExtras, SamplingParams, ThinkingGate, TokenList,
+    TokenLogprobs,
     sampling_params::{NUM_FLOATS, NUM_INTS},
 };
 
@@ -186,6 +187,7 @@ prop_compose! {
         is_plain in any::<bool>(),
         stop_reason in any::<i32>(),
         first in option::of(any::<(u64, u32)>()),
+        predicted in option::of(any::<(u16, u16)>()),
     ) -> EngineCoreOutput {
         const REASONS: [FinishReason; 5] = [
             FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error,
@@ -197,6 +199,7 @@ prop_compose! {
             RequestError::ProcessorFailed, RequestError::ProcessorRefused, RequestError::AdapterMissing,
         ];
         let (first_scheduled_ns, num_cached_tokens) = first.unwrap_or_default();
+        let (num_accepted, num_rejected) = predicted.unwrap_or_default();
         EngineCoreOutput {
             key: key_of(CLIENT, counter),
             new_token_id,
@@ -206,6 +209,7 @@ prop_compose! {
             first_scheduled_ns,
             timestamp_ns,
             error: if is_plain { RequestError::None } else { ERRORS[error] },
+            predicted: PredictedDrafts { num_accepted, num_rejected },
         }
     }
 }
@@ -498,9 +502,12 @@ fn the_bytes_of_an_engines_frames_are_these() {
         first_scheduled_ns: 0,
         timestamp_ns: 0x55,
         error: RequestError::None,
+        predicted: PredictedDrafts::NONE,
     };
     let first = EngineCoreOutput { num_cached_tokens: 16, first_scheduled_ns: 0x44, ..token };
-    let last = EngineCoreOutput { finish_reason: Some(FinishReason::Stop), stop_reason: 3, ..token };
+    let predicted = PredictedDrafts { num_accepted: 3, num_rejected: 1 };
+    let last =
+        EngineCoreOutput { finish_reason: Some(FinishReason::Stop), stop_reason: 3, predicted, ..token };
     let limits = RequestLimits {
         max_model_len: 1,
         max_num_batched_tokens: 2,
@@ -546,10 +553,10 @@ fn the_bytes_of_an_engines_frames_are_these() {
         ),
         (
             EngineMessage::Outputs(vec![first, token, last]),
-            "3e000000 84 5500000000000000 \
+            "42000000 84 5500000000000000 \
              0700000000010000 2a000000 4400000000000000 10000000 \
              0700000000000000 2a000000 \
-             0700000000020000 2a000000 01 00 03000000"
+             0700000000060000 2a000000 01 00 03000000 0300 0100"
                 .to_owned(),
         ),
         (

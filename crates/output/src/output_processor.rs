@@ -17,7 +17,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use scheduler::{
-    AddRequestError, EngineCoreOutput, FinishReason, PromptLogprobs, RequestError, RequestKey, TokenLogprobs,
+    AddRequestError, EngineCoreOutput, FinishReason, PredictedDrafts, PromptLogprobs, RequestError,
+    RequestKey, TokenLogprobs,
 };
 
 use crate::delivery::{Delivery, EventBatch, Pieces};
@@ -106,6 +107,10 @@ pub struct RequestDelta {
     pub num_computed_prompt_tokens: u32,
     /// Prompt tokens found in the prefix cache.
     pub num_cached_tokens: u32,
+    /// Drafts out of the request's own prediction that were kept, so far.
+    pub num_accepted_prediction_tokens: u32,
+    /// Those that were run in vain, so far.
+    pub num_rejected_prediction_tokens: u32,
     /// When it was first scheduled (monotonic nanoseconds, 0 while unknown).
     pub first_scheduled_ns: u64,
     /// When its first token was made (monotonic nanoseconds, 0 while unknown).
@@ -151,6 +156,8 @@ impl RequestDelta {
             failure: None,
             num_computed_prompt_tokens: 0,
             num_cached_tokens: 0,
+            num_accepted_prediction_tokens: 0,
+            num_rejected_prediction_tokens: 0,
             first_scheduled_ns: 0,
             first_token_ns: 0,
             last_token_ns: 0,
@@ -329,6 +336,7 @@ impl OutputProcessor {
             first_scheduled_ns: 0,
             timestamp_ns,
             error: RequestError::None,
+            predicted: PredictedDrafts::NONE,
         });
         // A request that ended before, by a stop string, keeps that end.
         if let Some(request) = self.requests.get_mut(&key)
@@ -420,6 +428,8 @@ impl TrackedRequest {
         delta.num_cached_tokens = delta.num_cached_tokens.max(record.num_cached_tokens);
         delta.first_scheduled_ns = delta.first_scheduled_ns.max(record.first_scheduled_ns);
         delta.last_token_ns = record.timestamp_ns;
+        delta.num_accepted_prediction_tokens += u32::from(record.predicted.num_accepted);
+        delta.num_rejected_prediction_tokens += u32::from(record.predicted.num_rejected);
         if let Some(num_computed) = record.prompt_progress() {
             delta.num_computed_prompt_tokens = num_computed;
             return false;
@@ -480,6 +490,8 @@ impl TrackedRequest {
     fn take_delta(&mut self) -> RequestDelta {
         let next = RequestDelta {
             num_cached_tokens: self.delta.num_cached_tokens,
+            num_accepted_prediction_tokens: self.delta.num_accepted_prediction_tokens,
+            num_rejected_prediction_tokens: self.delta.num_rejected_prediction_tokens,
             first_scheduled_ns: self.delta.first_scheduled_ns,
             first_token_ns: self.delta.first_token_ns,
             last_token_ns: self.delta.last_token_ns,

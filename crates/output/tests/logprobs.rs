@@ -3,7 +3,7 @@
 mod support;
 
 use output::{OutputOptions, OutputProcessor, RequestDelta, Verdict};
-use scheduler::{EngineCoreOutput, FinishReason, RequestError, RequestKey, TokenLogprobs};
+use scheduler::{EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, RequestKey, TokenLogprobs};
 
 const KEY: RequestKey = RequestKey(7);
 
@@ -17,6 +17,7 @@ fn token(key: RequestKey, token_id: i32, finish_reason: Option<FinishReason>) ->
         first_scheduled_ns: 0,
         timestamp_ns: 1,
         error: RequestError::None,
+        predicted: PredictedDrafts::NONE,
     }
 }
 

@@ -9,7 +9,7 @@ use output::{
     StopReason, Tokenizer, Verdict,
 };
 use proptest::prelude::*;
-use scheduler::{AddRequestError, EngineCoreOutput, FinishReason, RequestError, RequestKey};
+use scheduler::{AddRequestError, EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, RequestKey};
 
 fn token(key: u64, new_token_id: u32) -> EngineCoreOutput {
     EngineCoreOutput {
@@ -21,6 +21,7 @@ fn token(key: u64, new_token_id: u32) -> EngineCoreOutput {
         first_scheduled_ns: 5,
         timestamp_ns: 7,
         error: RequestError::None,
+        predicted: PredictedDrafts::NONE,
     }
 }
 

@@ -146,6 +146,18 @@ impl PyRequestDelta {
         self.inner.num_cached_tokens
     }
 
+    /// Drafts out of the request's own prediction that were kept, so far.
+    #[getter]
+    fn num_accepted_prediction_tokens(&self) -> u32 {
+        self.inner.num_accepted_prediction_tokens
+    }
+
+    /// Those that were run in vain, so far.
+    #[getter]
+    fn num_rejected_prediction_tokens(&self) -> u32 {
+        self.inner.num_rejected_prediction_tokens
+    }
+
     /// When it was first scheduled (`time.monotonic` seconds; 0.0 while unknown).
     #[getter]
     fn first_scheduled_ts(&self) -> f64 {

@@ -16,7 +16,7 @@ use std::mem::MaybeUninit;
 
 use crate::{
     Inbox, PromptLogprobs, TokenLogprobs,
-    output::{EngineCoreOutput, FinishReason, RequestError, RequestKey},
+    output::{EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, RequestKey},
     sync::{AtomicUsize, Ordering, UnsafeCell},
 };
 
@@ -25,8 +25,8 @@ use crate::{
 enum Record {
     /// When the records behind it were made.
     Time(u64),
-    /// Belongs to the token behind it.
-    First { first_scheduled_ns: u64, num_cached_tokens: u32 },
+    /// What few records have; belongs to the one behind it.
+    Facts { first_scheduled_ns: u64, num_cached_tokens: u32, predicted: PredictedDrafts },
     /// A token that ends nothing.
     Decode { key: RequestKey, new_token_id: i32 },
     /// Anything else.
@@ -153,9 +153,9 @@ impl Producer {
         }
         let EngineCoreOutput { key, new_token_id, finish_reason, stop_reason, error, .. } = output;
         self.set_time(output.timestamp_ns);
-        if output.first_scheduled_ns != 0 || output.num_cached_tokens != 0 {
-            let EngineCoreOutput { first_scheduled_ns, num_cached_tokens, .. } = output;
-            self.write(Record::First { first_scheduled_ns, num_cached_tokens });
+        let EngineCoreOutput { first_scheduled_ns, num_cached_tokens, predicted, .. } = output;
+        if (first_scheduled_ns, num_cached_tokens, predicted) != (0, 0, PredictedDrafts::NONE) {
+            self.write(Record::Facts { first_scheduled_ns, num_cached_tokens, predicted });
         }
         self.write(Record::Other { key, new_token_id, stop_reason, finish_reason, error });
         true
@@ -263,13 +263,14 @@ impl Consumer {
         // Relaxed: only this consumer writes `head`.
         let mut position = self.egress.head.0.load(Ordering::Relaxed);
         let tail = self.seen_tail;
-        // What a `First` record says is of the record behind it, which was published with it.
-        let (mut first_scheduled_ns, mut num_cached_tokens) = (0, 0);
+        // What `Facts` say is of the record behind them, which was published with them.
+        let mut facts = (0, 0, PredictedDrafts::NONE);
         while position != tail {
             // SAFETY: positions in [head, tail) were written and published, and are read by this consumer alone.
             let record = self.egress.ring[position & self.egress.mask]
                 .with(|place| unsafe { (*place).assume_init_read() });
             position = position.wrapping_add(1);
+            let (first_scheduled_ns, num_cached_tokens, predicted) = facts;
             let mut output = EngineCoreOutput {
                 key: RequestKey(0),
                 new_token_id: -1,
@@ -279,14 +280,15 @@ impl Consumer {
                 first_scheduled_ns,
                 timestamp_ns: self.time,
                 error: RequestError::None,
+                predicted,
             };
             match record {
                 Record::Time(time) => {
                     self.time = time;
                     continue;
                 }
-                Record::First { first_scheduled_ns: when, num_cached_tokens: count } => {
-                    (first_scheduled_ns, num_cached_tokens) = (when, count);
+                Record::Facts { first_scheduled_ns, num_cached_tokens, predicted } => {
+                    facts = (first_scheduled_ns, num_cached_tokens, predicted);
                     continue;
                 }
                 Record::Decode { key, new_token_id } => {
@@ -298,7 +300,7 @@ impl Consumer {
                         EngineCoreOutput { key, new_token_id, finish_reason, stop_reason, error, ..output };
                 }
             }
-            (first_scheduled_ns, num_cached_tokens) = (0, 0);
+            facts = (0, 0, PredictedDrafts::NONE);
             receive(output);
         }
         // Release: pairs with the Acquire in `Producer::room`; reading is over before the places are free again.
@@ -323,13 +325,14 @@ fn record(n: u64) -> EngineCoreOutput {
         first_scheduled_ns: 0,
         timestamp_ns: 1,
         error: crate::RequestError::None,
+        predicted: PredictedDrafts::NONE,
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::{channel, record};
-    use crate::output::{EngineCoreOutput, FinishReason};
+    use crate::output::{EngineCoreOutput, FinishReason, PredictedDrafts};
 
     #[test]
     fn a_full_ring_says_so_and_loses_nothing() {
@@ -354,6 +357,7 @@ mod tests {
             finish_reason: Some(FinishReason::Stop),
             stop_reason: 3,
             timestamp_ns: 8,
+            predicted: PredictedDrafts { num_accepted: 2, num_rejected: 1 },
             ..record(1)
         };
         assert!(producer.push(first));

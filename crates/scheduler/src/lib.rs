@@ -88,7 +88,9 @@ pub use histogram::HistogramSnapshot;
 pub use inbox::Inbox;
 pub use logprobs::{LogprobRows, TokenLogprobs};
 pub use metrics::{MetricsSnapshot, STEP_PHASES};
-pub use output::{EngineCoreOutput, FinishReason, RequestError, RequestKey, SchedulerOutput};
+pub use output::{
+    EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, RequestKey, SchedulerOutput,
+};
 pub use payer::{MAX_WEIGHT, Payer};
 pub use prompt_logprobs::{PromptLogprobRows, PromptLogprobs};
 pub use request::{NewRequest, RequestStatus, UNKNOWN_TOKEN};

@@ -101,6 +101,20 @@ impl fmt::Display for RequestError {
     }
 }
 
+/// What became of the drafts that a request's own prediction gave it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PredictedDrafts {
+    /// Kept: the answer went on as predicted.
+    pub num_accepted: u16,
+    /// Run in vain.
+    pub num_rejected: u16,
+}
+
+impl PredictedDrafts {
+    /// None of either kind.
+    pub const NONE: Self = Self { num_accepted: 0, num_rejected: 0 };
+}
+
 /// One token of one request, or its end, or both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EngineCoreOutput {
@@ -120,6 +134,8 @@ pub struct EngineCoreOutput {
     pub timestamp_ns: u64,
     /// Why it failed.
     pub error: RequestError,
+    /// Of the step that gave this record; on the first record of the step.
+    pub predicted: PredictedDrafts,
 }
 
 /// The stop reason of an end that is not settled; no token has this id.
@@ -144,6 +160,7 @@ impl EngineCoreOutput {
             first_scheduled_ns: 0,
             timestamp_ns,
             error: RequestError::None,
+            predicted: PredictedDrafts::NONE,
         }
     }
 

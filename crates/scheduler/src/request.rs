@@ -9,8 +9,14 @@ use drafting::History;
 use kvblocks::{BlockHash, BlockId, CpuBlockId};
 
 use crate::{
-    beam_search::Seat, extra_keys::ExtraKeys, grammar::GrammarSpec, output::RequestKey, payer::Payer,
-    sample_group::SampleGroup, sampling_params::SamplingParams, standing::Standing,
+    beam_search::Seat,
+    extra_keys::ExtraKeys,
+    grammar::GrammarSpec,
+    output::{PredictedDrafts, RequestKey},
+    payer::Payer,
+    sample_group::SampleGroup,
+    sampling_params::SamplingParams,
+    standing::Standing,
 };
 
 /// No persistent row.
@@ -176,6 +182,8 @@ pub(crate) struct Cold {
     pub(crate) uses_grammar: bool,
     /// `None` although it uses one: the front end that handed it in keeps the grammar.
     pub(crate) grammar: Option<Arc<GrammarSpec>>,
+    /// What became of the drafts of its prediction, until its next record says so.
+    pub(crate) predicted: PredictedDrafts,
     /// One per full block of tokens known so far (empty without prefix caching).
     pub(crate) block_hashes: Vec<BlockHash>,
     pub(crate) num_preemptions: u32,

@@ -30,6 +30,10 @@ class RequestDelta:
     num_computed_prompt_tokens: int
     """Prompt tokens that are computed, where that is news and was asked for (``reports_prompt_progress``); else 0."""
     num_cached_tokens: int
+    num_accepted_prediction_tokens: int
+    """Drafts out of the request's own prediction that were kept, so far."""
+    num_rejected_prediction_tokens: int
+    """Those that were run in vain, so far."""
     first_scheduled_ts: float
     """Monotonic seconds (``time.monotonic``); 0.0 while unknown."""
     first_token_ts: float

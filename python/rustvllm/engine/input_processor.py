@@ -23,7 +23,7 @@ from rustvllm.sampling_params import MAX_TOKENS_LIMIT, BeamSearchParams, Samplin
 from rustvllm.sampling_table import SAMPLING_LISTS
 from rustvllm.tenant import Tenant
 from rustvllm.text.prediction import PredictionReader
-from rustvllm.text.tokenizer import Tokenizer
+from rustvllm.text.tokenizer import Tokenizer, max_token_chars
 
 logger = init_logger(__name__)
 
@@ -168,7 +168,7 @@ class InputProcessor:
         self.eos_token_ids = tuple(eos_ids)
         self._checked = CheckedParams()
         self._makes_drafts = config.speculation is not None
-        self._max_token_chars = 0 if tokenizer is None else tokenizer.max_token_chars()
+        self._max_token_chars = max_token_chars(tokenizer)
         sizes = self._model.vocab_size, self.max_model_len, self._max_token_chars
         self._predictions = PredictionReader(tokenizer, *sizes)
 

@@ -168,6 +168,7 @@ class RequestState:
         self.expect(samples)
         self.metrics = RequestMetrics(arrival_time=time.monotonic() if arrival_time is None else arrival_time)
         self.num_cached_tokens = 0
+        self._predicted: dict[int, tuple[int, int]] = {}  # by sample: tokens of its prediction accepted, rejected
         self.error: str | None = None
         self.sink = sink
         self.adapter = adapter
@@ -262,6 +263,8 @@ class RequestState:
         if self._prompt_logprobs is not None:
             self._unread.append(delta)  # they come with the first sample
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        if (predicted := (delta.num_accepted_prediction_tokens, delta.num_rejected_prediction_tokens)) != (0, 0):
+            self._predicted[index] = predicted
         is_progress_alone = delta.num_computed_prompt_tokens and not delta.new_token_ids and not delta.finish_reason
         if not is_progress_alone:
             self._changed[index] = None
@@ -360,6 +363,8 @@ class RequestState:
             finished=self.finished and not self._changed,
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
+            num_accepted_prediction_tokens=sum(accepted for accepted, _ in self._predicted.values()),
+            num_rejected_prediction_tokens=sum(rejected for _, rejected in self._predicted.values()),
             num_unreturned_tokens=num_unreturned,
             num_computed_prompt_tokens=None if progress is None else progress[0],
             prompt_progress_time=None if progress is None else progress[1],

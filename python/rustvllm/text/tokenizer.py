@@ -127,10 +127,6 @@ class Tokenizer:
         """The vocabulary's entry for each id; None for ids it does not have."""
         return [self.core.id_to_token(token_id) for token_id in token_ids]
 
-    def max_token_chars(self) -> int:
-        """Characters of the longest entry of the vocabulary, which is gone through for it."""
-        return max((len(token or "") for token in self.convert_ids_to_tokens(range(self.vocab_size))), default=0)
-
     def convert_tokens_to_ids(self, token: str) -> int | None:
         """The id of a vocabulary entry; None when there is no such entry."""
         return self.core.token_to_id(token)
@@ -226,3 +222,10 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
         }
         template = named.get(_DEFAULT_TEMPLATE)
     return template if isinstance(template, str) else None
+
+
+def max_token_chars(tokenizer: Tokenizer | None) -> int:
+    """Characters of the longest entry of the vocabulary, which is gone through for it; 0 without a tokenizer."""
+    if tokenizer is None:
+        return 0
+    return max((len(token or "") for token in tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size))), default=0)

@@ -47,6 +47,8 @@ def delta(
         is_step_error=is_step_error,
         error_param="prompt" if kind == "invalid" else None,
         num_cached_tokens=cached,
+        num_accepted_prediction_tokens=0,
+        num_rejected_prediction_tokens=0,
         first_scheduled_ts=scheduled,
         first_token_ts=last,
         last_token_ts=last,

@@ -7,7 +7,7 @@ use crate::{
     clock::monotonic_ns,
     grammar::GrammarNews,
     handle::{Message, PromptWork, RESERVED_OUTPUT_TOKENS},
-    output::{EngineCoreOutput, FinishReason, RequestError, RequestKey},
+    output::{EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, RequestKey},
     request::{Cold, NewRequest, Request, RequestStatus},
     sample_group::SampleGroup,
     standing::Standing,
@@ -104,6 +104,7 @@ impl Scheduler {
             first_scheduled_ns: 0,
             timestamp_ns: monotonic_ns(),
             error,
+            predicted: PredictedDrafts::NONE,
         });
     }
 
@@ -180,6 +181,7 @@ impl Scheduler {
             admitted_before: is_follower,
             draft_token_ids: Vec::with_capacity(self.config.num_speculative_tokens as usize),
             history: work.history,
+            predicted: PredictedDrafts::NONE,
             cpu_blocks: Vec::new(),
             swapped_out_in: 0,
             immune_until: 0,

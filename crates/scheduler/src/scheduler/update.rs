@@ -5,7 +5,7 @@ use crate::{
     clock::monotonic_ns,
     error::SchedulerError,
     logprobs::LogprobRows,
-    output::{EngineCoreOutput, FinishReason, RequestError, SchedulerOutput, UNSETTLED},
+    output::{EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, SchedulerOutput, UNSETTLED},
     prompt_logprobs::{PromptLogprobRows, PromptLogprobs},
     request::{Request, RequestStatus},
     step::Entry,
@@ -284,6 +284,10 @@ impl Scheduler {
             // Their positions are computed again, with other tokens.
             request.retract_drafts(num_rejected, self.config.block_size);
         }
+        if num_drafts > 0 && request.cold.history.as_ref().is_some_and(|history| history.is_predicted()) {
+            request.cold.predicted =
+                PredictedDrafts { num_accepted: (num_used - 1) as u16, num_rejected: num_rejected as u16 };
+        }
         for (index, &token_id) in row[..num_used as usize].iter().enumerate() {
             if !logprobs.is_empty()
                 && let Some(found) =
@@ -335,6 +339,7 @@ impl Scheduler {
             first_scheduled_ns: if is_first { request.cold.first_scheduled_ns } else { 0 },
             timestamp_ns,
             error,
+            predicted: std::mem::take(&mut request.cold.predicted),
         };
         self.count_record(slot, &record, is_first);
         if !is_unsettled && let Some(reason) = finish_reason {

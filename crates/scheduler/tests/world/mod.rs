@@ -12,9 +12,9 @@ use std::{
 };
 
 use scheduler::{
-    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, NewRequest, Payer, PreemptionMode,
-    RequestError, RequestKey, RequestStatus, SamplingParams, Scheduler, SchedulerConfig, SchedulerOutput,
-    SchedulingPolicy, StepRows, TokenRows, egress::Consumer,
+    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, NewRequest, PreemptionMode, RequestError,
+    RequestKey, RequestStatus, SamplingParams, Scheduler, SchedulerConfig, SchedulerOutput, SchedulingPolicy,
+    StepRows, TokenRows, egress::Consumer,
 };
 
 use crate::common::{

@@ -130,6 +130,7 @@ class ChatFace(Face[ChatCompletionRequest]):
 
     def new_usage(self) -> UsageCounter:
         usage = super().new_usage()
+        usage.show_predicted = self.request.prediction is not None
         readers = self._readers
         if readers is not None and self.model.turn_formats.reasoning_ids is not None:
             usage.count_reasoning = lambda: readers.num_reasoning_tokens

@@ -29,9 +29,11 @@ class PromptTokensDetails(_Answer):
 
 
 class CompletionTokensDetails(_Answer):
-    """For a model that thinks."""
+    """For a model that thinks, and for a request with a prediction."""
 
-    reasoning_tokens: int = Field(description="Tokens between the marks of its thoughts.")
+    reasoning_tokens: int = _absent(description="Tokens between the marks of the model's thoughts.")
+    accepted_prediction_tokens: int = _absent(description="Drafts out of the prediction that were kept.")
+    rejected_prediction_tokens: int = _absent(description="Those that were run in vain.")
 
 
 class _Counts(_Answer):
