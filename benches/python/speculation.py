@@ -1,10 +1,11 @@
-"""Tokens per second with drafts and without, by turns, on text that repeats itself and on text that does not.
+"""Tokens per second with drafts and without, by turns: text that repeats itself, that does not, that is predicted.
 
     python benches/python/speculation.py                      # the model in the package, 1 and 8 streams
     python benches/python/speculation.py --model gpt2 --method ngram --rounds 5
 
 Text repeats because its prompt does and the model goes on greedily; it does not at temperature 1 among ids that were
-drawn at random. Each setting is an engine of its own in this process; they take turns, and each figure is the median.
+drawn at random. Predicted text is drawn at temperature 1 among all ids and has a prediction in which every sixteenth
+token is wrong. Each setting is an engine of its own in this process; they take turns, and each figure is the median.
 """
 
 import argparse
@@ -14,9 +15,10 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 
-from rustvllm import LLM, SamplingParams
+from rustvllm import LLM, PromptType, SamplingParams
 
 REPEATING = "one two three four five six seven eight nine ten. " * 3
 NUM_ALLOWED = 1000
@@ -40,7 +42,7 @@ def main() -> None:
         "with": LLM(**common, speculative_config=speculation),
     }
     results = []
-    for text in ("repeating", "random"):
+    for text in ("repeating", "random", "predicted"):
         for num_streams in arguments.streams:
             speeds: dict[str, list[float]] = {name: [] for name in engines}
             before = stats_of(engines["with"])
@@ -70,18 +72,31 @@ def main() -> None:
 
 def tokens_per_second(llm: LLM, text: str, num_streams: int, num_tokens: int, turn: int) -> float:
     """One turn of one engine."""
-    prompts = [f"{stream} {turn}. {REPEATING}" for stream in range(num_streams)]
+    prompts: list[PromptType] = [f"{stream} {turn}. {REPEATING}" for stream in range(num_streams)]
     params = [params_of(text, stream, num_tokens) for stream in range(num_streams)]
+    if text == "predicted":
+        answers = llm.generate(prompts, params, use_tqdm=False)
+        prompts = [
+            {"prompt": str(prompt), "prediction": edited(answer.outputs[0].token_ids)}
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
     began = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - began
     return sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
 
 
+def edited(token_ids: Sequence[int]) -> list[int]:
+    """An answer of which every sixteenth token is another one."""
+    return [abs(token_id - 1) if index % 16 == 8 else token_id for index, token_id in enumerate(token_ids)]
+
+
 def params_of(text: str, stream: int, num_tokens: int) -> SamplingParams:
     """How one stream's text comes about."""
     if text == "repeating":
         return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    if text == "predicted":
+        return SamplingParams(temperature=1, seed=stream, max_tokens=num_tokens, ignore_eos=True)
     allowed = random.Random(stream).sample(range(10, 2000), NUM_ALLOWED)
     return SamplingParams(temperature=1, seed=stream, max_tokens=num_tokens, ignore_eos=True, allowed_token_ids=allowed)
 

@@ -30,7 +30,7 @@ fn an_answer_as_predicted_is_followed_from_its_first_token() {
     assert_eq!(
         prediction.following(&[]),
         [],
-        "a request that holds less than its prompt is no reason to fail"
+        "a request that holds less than its prompt must not fail"
     );
 }
 

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Of the protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u16 = 8;
+pub const PROTOCOL_VERSION: u16 = 7;
 
 /// What this engine can do beyond the least: bit 0 forks, bit 1 grammars.
 pub const CAPABILITIES: u64 = 0b11;

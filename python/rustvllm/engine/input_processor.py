@@ -87,7 +87,7 @@ class EngineCoreRequest:
         priority: Lower is sooner, with the priority policy.
         tenant: Whose share of the engine it is charged to, with the fair policy; None: the bucket of all without.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
-        prediction: What the answer is expected to be; None: nothing, or no drafts are made.
+        prediction: What the answer is expected to be; None if nothing is, or if no drafts are made.
         adapter: Number of the adapter whose weights are added to the model's; 0: none.
         sampling_extras: Parameters that are lists; None without.
         grammar: What the output must be; None: anything.
