@@ -19,7 +19,7 @@ use std::{
 
 use self::step::Step;
 pub use self::{
-    adapters::{AdapterTokens, DecoderAdapter, LayerDelta},
+    adapters::{AdapterTokens, DecoderAdapter},
     error::DecoderError,
 };
 use crate::{
@@ -230,9 +230,7 @@ impl Decoder {
         if rotary.is_none() && self.blocks.iter().any(|block| block.is_rotary) {
             return Err(DecoderError::NoRotary);
         }
-        for run in adapters {
-            run.check(expected, num_tokens)?;
-        }
+        adapters::check(adapters, expected, num_tokens)?;
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let mut step = Step::<E>::new(self, num_tokens, &mut room)?;
         for (number, (block, &index)) in self.blocks.iter().zip(cache_of_block).enumerate() {

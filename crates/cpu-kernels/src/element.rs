@@ -8,7 +8,13 @@
 use half::bf16;
 
 use crate::{
-    finish::FinishFn, gate_row::GateFn, kernel::Kernel, norm_row::NormFn, number::Number, rotary::TurnFn,
+    finish::FinishFn,
+    gate_row::GateFn,
+    kernel::Kernel,
+    lora_rows::{ExpandFn, ShrinkFn},
+    norm_row::NormFn,
+    number::Number,
+    rotary::TurnFn,
     tile::TileFn,
 };
 
@@ -24,6 +30,10 @@ pub trait Element: Number {
     fn turn_of(kernel: &Kernel) -> TurnFn<Self>;
     #[doc(hidden)]
     fn gate_of(kernel: &Kernel) -> GateFn<Self>;
+    #[doc(hidden)]
+    fn shrink_of(kernel: &Kernel) -> ShrinkFn<Self>;
+    #[doc(hidden)]
+    fn expand_of(kernel: &Kernel) -> ExpandFn<Self>;
 }
 
 impl Element for f32 {
@@ -42,6 +52,12 @@ impl Element for f32 {
     fn gate_of(kernel: &Kernel) -> GateFn<Self> {
         kernel.gate_f32
     }
+    fn shrink_of(kernel: &Kernel) -> ShrinkFn<Self> {
+        kernel.shrink_f32
+    }
+    fn expand_of(kernel: &Kernel) -> ExpandFn<Self> {
+        kernel.expand_f32
+    }
 }
 
 impl Element for bf16 {
@@ -59,5 +75,11 @@ impl Element for bf16 {
     }
     fn gate_of(kernel: &Kernel) -> GateFn<Self> {
         kernel.gate_bf16
+    }
+    fn shrink_of(kernel: &Kernel) -> ShrinkFn<Self> {
+        kernel.shrink_bf16
+    }
+    fn expand_of(kernel: &Kernel) -> ExpandFn<Self> {
+        kernel.expand_bf16
     }
 }

@@ -9,6 +9,7 @@ use crate::instructions;
 use crate::{
     finish::{self, FinishFn},
     gate_row::{self, GateFn},
+    lora_rows::{self, ExpandFn, ShrinkFn},
     norm_row::{self, NormFn},
     product::{self, PANEL_VECTORS, Products},
     rotary::{self, TurnFn},
@@ -33,6 +34,10 @@ pub struct Kernel {
     pub(crate) turn_bf16: TurnFn<bf16>,
     pub(crate) gate_f32: GateFn<f32>,
     pub(crate) gate_bf16: GateFn<bf16>,
+    pub(crate) shrink_f32: ShrinkFn<f32>,
+    pub(crate) shrink_bf16: ShrinkFn<bf16>,
+    pub(crate) expand_f32: ExpandFn<f32>,
+    pub(crate) expand_bf16: ExpandFn<bf16>,
     /// Products with rounded activations, best first.
     pub(crate) w8a8: &'static [&'static Form],
 }
@@ -55,6 +60,10 @@ static KERNELS: &[Kernel] = &[
         turn_bf16: rotary::avx512_bf16,
         gate_f32: gate_row::avx512_f32,
         gate_bf16: gate_row::avx512_bf16,
+        shrink_f32: lora_rows::shrink_avx512_f32,
+        shrink_bf16: lora_rows::shrink_avx512_bf16,
+        expand_f32: lora_rows::expand_avx512_f32,
+        expand_bf16: lora_rows::expand_avx512_bf16,
         w8a8: form::FOR_AVX512,
     },
     #[cfg(target_arch = "x86_64")]
@@ -73,6 +82,10 @@ static KERNELS: &[Kernel] = &[
         turn_bf16: rotary::avx2_bf16,
         gate_f32: gate_row::avx2_f32,
         gate_bf16: gate_row::avx2_bf16,
+        shrink_f32: lora_rows::shrink_avx2_f32,
+        shrink_bf16: lora_rows::shrink_avx2_bf16,
+        expand_f32: lora_rows::expand_avx2_f32,
+        expand_bf16: lora_rows::expand_avx2_bf16,
         w8a8: form::FOR_AVX2,
     },
     Kernel {
@@ -90,6 +103,10 @@ static KERNELS: &[Kernel] = &[
         turn_bf16: rotary::portable_bf16,
         gate_f32: gate_row::portable_f32,
         gate_bf16: gate_row::portable_bf16,
+        shrink_f32: lora_rows::shrink_portable_f32,
+        shrink_bf16: lora_rows::shrink_portable_bf16,
+        expand_f32: lora_rows::expand_portable_f32,
+        expand_bf16: lora_rows::expand_portable_bf16,
         w8a8: form::FOR_PORTABLE,
     },
     Kernel {
@@ -107,6 +124,10 @@ static KERNELS: &[Kernel] = &[
         turn_bf16: rotary::scalar_bf16,
         gate_f32: gate_row::scalar_f32,
         gate_bf16: gate_row::scalar_bf16,
+        shrink_f32: lora_rows::shrink_scalar_f32,
+        shrink_bf16: lora_rows::shrink_scalar_bf16,
+        expand_f32: lora_rows::expand_scalar_f32,
+        expand_bf16: lora_rows::expand_scalar_bf16,
         w8a8: form::FOR_SCALAR,
     },
 ];
@@ -129,6 +150,11 @@ impl Kernel {
     #[must_use]
     pub fn best_for_products() -> &'static Self {
         Self::available()[0]
+    }
+
+    /// Numbers that are computed at once.
+    pub(crate) fn lanes(&self) -> usize {
+        self.lanes
     }
 
     /// Outputs of a panel of packed weights.

@@ -17,6 +17,10 @@
 //! of a row do not depend on the others. Weights of 8 bits may meet activations that are rounded to 8 bits, too
 //! ([`WeightKind::W8A8`]). [`norm()`] norms rows.
 //!
+//! # Adapters
+//!
+//! [`LayerDelta`] is what an adapter adds to a layer's outputs, for some rows of a step.
+//!
 //! # Decoders
 //!
 //! [`Decoder`] runs all blocks of a model in one call: the functions above, one after the other, and nothing between them.
@@ -46,6 +50,8 @@ mod instructions;
 pub mod kernel;
 pub mod linear;
 mod lines;
+pub mod lora;
+mod lora_rows;
 pub mod norm;
 mod norm_row;
 mod number;
@@ -67,7 +73,7 @@ pub use attention::{AttentionError, CacheLayout, TokenRows, attend, write_kv};
 pub use attention_options::AttentionOptions;
 pub use batch::{BatchError, RaggedBatch};
 pub use decoder::{
-    AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes, LayerDelta,
+    AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes,
 };
 pub use element::Element;
 pub use finish::Activation;
@@ -76,6 +82,7 @@ pub use half::bf16;
 pub use heads::{Heads, prepare_heads};
 pub use kernel::Kernel;
 pub use linear::{Epilogue, OutRows, Residual, linear};
+pub use lora::{DeltaError, LayerDelta, Up};
 pub use norm::{Sum, norm};
 pub use norm_row::{Norm, NormKind};
 pub use packed::{

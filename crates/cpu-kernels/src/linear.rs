@@ -14,7 +14,8 @@ use crate::{
     element::Element,
     finish::{Activation, Finish},
     lines::Lines,
-    packed::{LinearError, PackedLinear, WeightKind, quantized::ReadyScales},
+    lora::Addition,
+    packed::{LinearError, PackedLinear, WeightKind, check_rows, quantized::ReadyScales},
     product::{CHUNK, Product, ProductFn, Products},
     threads::Threads,
     w8a8::{self, RoundedRows, round_for},
@@ -88,6 +89,19 @@ pub fn linear<X: Element, O: Element>(
     threads: &Threads,
     out: OutRows<'_, O>,
 ) -> Result<(), LinearError> {
+    adapted_linear(layer, x, num_rows, epilogue, None, threads, out)
+}
+
+/// As [`linear()`], and then what adapters add, whose outputs the layer has.
+pub(crate) fn adapted_linear<X: Element, O: Element>(
+    layer: &PackedLinear,
+    x: TokenRows<'_, X>,
+    num_rows: usize,
+    epilogue: &Epilogue<'_, O>,
+    addition: Option<&Addition<'_>>,
+    threads: &Threads,
+    out: OutRows<'_, O>,
+) -> Result<(), LinearError> {
     layer.check_packed()?;
     check_rows("x", x.data.len(), x.stride, num_rows, layer.in_features)?;
     let OutRows { data: out, stride: out_stride } = out;
@@ -147,6 +161,8 @@ pub fn linear<X: Element, O: Element>(
                 residual_stride,
                 out: target.wrapping_add(rows.start * out_stride),
                 out_stride,
+                addition,
+                first_row: rows.start,
             };
             let tile_rows = whole.tile_rows();
             let num_tiles = rows.len().div_ceil(tile_rows);
@@ -169,25 +185,6 @@ pub fn linear<X: Element, O: Element>(
         }
         Ok(())
     })
-}
-
-/// Whether an array has room for rows.
-pub(crate) fn check_rows(
-    name: &'static str,
-    found: usize,
-    stride: usize,
-    num_rows: usize,
-    row: usize,
-) -> Result<(), LinearError> {
-    if num_rows > 1 && stride < row {
-        return Err(LinearError::Stride { name, stride, row });
-    }
-    let expected = num_rows.checked_sub(1).map_or(Some(0), |last| last.checked_mul(stride)?.checked_add(row));
-    let expected = expected.unwrap_or(usize::MAX);
-    if found < expected {
-        return Err(LinearError::Length { name, found, expected });
-    }
-    Ok(())
 }
 
 thread_local! {
@@ -295,6 +292,9 @@ struct Block<'a, O> {
     residual_stride: usize,
     out: *mut O,
     out_stride: usize,
+    addition: Option<&'a Addition<'a>>,
+    /// Rows of the product before the first of these.
+    first_row: usize,
 }
 
 // SAFETY: everything but `out` is only read; of `out` each part writes its own rows of its own panel.
@@ -448,5 +448,10 @@ impl<O: Element> Block<'_, O> {
         // SAFETY: sums, bias, residual and outputs of these rows lie in their arrays, which `check_rows` saw before the
         // parts were handed out.
         unsafe { O::finish_of(layer.kernel)(&finish) };
+        let Some(addition) = self.addition else { return };
+        let rows = self.first_row + first_row..self.first_row + first_row + num_rows;
+        let out = self.out.wrapping_sub(self.first_row * self.out_stride);
+        // SAFETY: as for the outputs that were just written; `adapted_linear` is given adapters whose outputs the layer has.
+        unsafe { addition.add(first_output..first_output + outputs, rows, out, self.out_stride) };
     }
 }

@@ -6,9 +6,9 @@ use crate::{
     attention::TokenRows,
     element::Element,
     kernel::Kernel,
-    linear::{OutRows, check_rows},
+    linear::OutRows,
     norm_row::{MAX_LANES, Norm, NormRows},
-    packed::LinearError,
+    packed::{LinearError, check_rows},
     threads::Threads,
 };
 

@@ -13,6 +13,7 @@ mod whole;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+pub(crate) use self::error::check_rows;
 pub use self::{
     error::LinearError,
     matrix::{Matrix, WeightElement},

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cpu_kernels::{
     Activation, AdapterTokens, CacheLayout, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm,
-    Heads, LayerDelta, Matrix, NormKind, PackedLinear, RaggedBatch, Threads, WeightKind,
+    Heads, LayerDelta, LinearError, Matrix, NormKind, PackedLinear, RaggedBatch, Threads, Up, WeightKind,
 };
 use numbers::numbers;
 
@@ -48,21 +48,28 @@ fn decoder(is_gated: bool) -> Decoder {
     Decoder::new(vec![block(10), block(20)], norm(30), HEADS).unwrap()
 }
 
+/// `[ups' ranks, inputs]` and `[outputs, RANK]` for stretches, which are first outputs and how many.
+fn delta(seed: u64, inputs: usize, stretches: &[(usize, usize)]) -> Arc<LayerDelta> {
+    let numbers = |seed, count| -> Vec<f32> { numbers(seed, count).iter().map(|x| x * 0.3).collect() };
+    let down = numbers(seed, RANK * stretches.len() * inputs);
+    let weights: Vec<_> =
+        stretches.iter().zip(1..).map(|(&(_, outputs), part)| numbers(seed + part, outputs * RANK)).collect();
+    let ups: Vec<_> = stretches
+        .iter()
+        .zip(&weights)
+        .map(|(&(first, num_outputs), weight)| Up { first, num_outputs, weight })
+        .collect();
+    Arc::new(LayerDelta::new(&down, inputs, &ups).unwrap())
+}
+
 /// Of the keys and values alone in qkv, so that stretches begin within a row; of all of the other layers.
-fn blocks(seed: u64) -> Vec<[Option<LayerDelta>; 4]> {
-    let delta = |seed: u64, inputs: usize, stretches: &[(usize, usize)]| {
-        let ups = stretches.iter().zip(1..);
-        Some(LayerDelta {
-            down: layer(seed, RANK * stretches.len(), inputs),
-            ups: ups.map(|(&(first, outputs), part)| (first, layer(seed + part, outputs, RANK))).collect(),
-        })
-    };
+fn blocks(seed: u64) -> Vec<[Option<Arc<LayerDelta>>; 4]> {
     let block = |seed: u64| {
         [
-            delta(seed, WIDTH, &[(64, 32), (96, 32)]),
-            delta(seed + 10, 64, &[(0, WIDTH)]),
-            delta(seed + 20, WIDTH, &[(0, INNER), (INNER, INNER)]),
-            delta(seed + 30, INNER, &[(0, WIDTH)]),
+            Some(delta(seed, WIDTH, &[(64, 32), (96, 32)])),
+            Some(delta(seed + 10, 64, &[(0, WIDTH)])),
+            Some(delta(seed + 20, WIDTH, &[(0, INNER), (INNER, INNER)])),
+            Some(delta(seed + 30, INNER, &[(0, WIDTH)])),
         ]
     };
     vec![block(seed), block(seed + 100)]
@@ -114,15 +121,18 @@ fn what_does_not_fit_is_said() {
     few.pop();
     assert!(matches!(DecoderAdapter::new(&gated, few).unwrap_err(), DecoderError::Block { .. }));
     let mut late = blocks(1000);
-    late[1][0].as_mut().unwrap().ups[1].0 = 97;
+    late[1][0] = Some(delta(7, WIDTH, &[(64, 32), (97, 32)]));
     assert!(matches!(
         DecoderAdapter::new(&gated, late).unwrap_err(),
         DecoderError::Features { block: 1, name: "qkv", found: 129, expected: 128 }
     ));
+    let error = run(&gated, &[tokens(&adapter, &[1, 3]), tokens(&adapter, &[0, 3])]).unwrap_err();
+    assert_eq!(error, DecoderError::TwoAdapters { token: 3 });
+    let error = run(&gated, &[tokens(&adapter, &[2, 2])]).unwrap_err();
+    assert_eq!(error, DecoderError::Linear(LinearError::Unsorted { row: 2, before: 2 }));
     let mut only_up = blocks(1000);
     for block in &mut only_up {
-        block[2].as_mut().unwrap().ups.pop();
-        block[2].as_mut().unwrap().down = layer(7, RANK, WIDTH);
+        block[2] = Some(delta(7, WIDTH, &[(0, INNER)]));
     }
     let error = DecoderAdapter::new(&decoder(false), only_up).unwrap_err();
     assert_eq!(error, DecoderError::Ungated { block: 0 });

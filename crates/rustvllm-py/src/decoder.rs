@@ -4,7 +4,7 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use ::cpu_kernels::{
     AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes, Element,
-    Heads, LayerDelta, NormKind, Rotary, bf16,
+    Heads, NormKind, Rotary, bf16,
 };
 use pyo3::{
     buffer::{self, PyBuffer},
@@ -17,6 +17,7 @@ use crate::{
     attention::{Array, CpuAttentionPlan},
     errors::linear_error,
     linear::{CpuLinear, activation_of},
+    lora::CpuLayerDelta,
 };
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -92,9 +93,6 @@ fn rotary_rows(rotary: Option<CosSin<'_>>) -> PyResult<Option<[Rows<f32>; 2]>> {
     rotary.map(|(cos, sin)| Ok([Rows::new("cos", &cos)?, Rows::new("sin", &sin)?])).transpose()
 }
 
-/// What is added to a layer: the product onto the ranks, and of each stretch of outputs the first and the product.
-type DeltaParts<'py> = (PyRef<'py, CpuLinear>, Vec<(usize, PyRef<'py, CpuLinear>)>);
-
 /// An adapter of a decoder.
 #[pyclass(frozen, module = "rustvllm._core")]
 struct CpuAdapter {
@@ -105,11 +103,11 @@ struct CpuAdapter {
 impl CpuAdapter {
     #[new]
     #[expect(clippy::needless_pass_by_value, reason = "what Python's arguments are taken as")]
-    fn new(decoder: PyRef<'_, CpuDecoder>, blocks: Vec<[Option<DeltaParts<'_>>; 4]>) -> PyResult<Self> {
-        let delta = |(down, ups): &DeltaParts<'_>| LayerDelta {
-            down: Arc::clone(&down.layer),
-            ups: ups.iter().map(|(first, up)| (*first, Arc::clone(&up.layer))).collect(),
-        };
+    fn new(
+        decoder: PyRef<'_, CpuDecoder>,
+        blocks: Vec<[Option<PyRef<'_, CpuLayerDelta>>; 4]>,
+    ) -> PyResult<Self> {
+        let delta = |delta: &PyRef<'_, CpuLayerDelta>| Arc::clone(&delta.delta);
         let blocks =
             blocks.iter().map(|parts| parts.each_ref().map(|part| part.as_ref().map(delta))).collect();
         Ok(Self { adapter: DecoderAdapter::new(&decoder.decoder, blocks).map_err(decoder_error)? })

@@ -22,6 +22,7 @@ mod inspection;
 mod keyword;
 mod linear;
 mod logprobs;
+mod lora;
 mod meeting;
 mod metrics;
 mod norms;
@@ -73,6 +74,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     cpu_threads::register(module)?;
     attention::register(module)?;
     linear::register(module)?;
+    lora::register(module)?;
     norms::register(module)?;
     gguf::register(module)?;
     decoder::register(module)?;

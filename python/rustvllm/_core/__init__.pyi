@@ -21,6 +21,7 @@ from rustvllm._core._bench import bench_trace as bench_trace
 from rustvllm._core._bench import served_model as served_model
 from rustvllm._core._decoder import CpuAdapter as CpuAdapter
 from rustvllm._core._decoder import CpuDecoder as CpuDecoder
+from rustvllm._core._decoder import CpuLayerDelta as CpuLayerDelta
 from rustvllm._core._engine import CountedMetrics as CountedMetrics
 from rustvllm._core._engine import EngineClient as EngineClient
 from rustvllm._core._engine import EngineHandle as EngineHandle
@@ -72,6 +73,7 @@ __all__ = [
     "CpuAttention",
     "CpuAttentionPlan",
     "CpuDecoder",
+    "CpuLayerDelta",
     "CpuThreads",
     "DrafterConfig",
     "EngineClient",

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rustvllm._core._attention import CpuAttentionPlan
-from rustvllm._core._linear import PackedLinear
+from rustvllm._core._linear import CpuThreads, PackedLinear
 
 _Norm: TypeAlias = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, float]
 
@@ -28,19 +28,46 @@ class CoreBlock(TypedDict):
     activation: str
     down: PackedLinear
 
-_Delta: TypeAlias = tuple[PackedLinear, Sequence[tuple[int, PackedLinear]]]
-
 @final
 class CpuAdapter:
     """What an adapter adds to the layers of a decoder's blocks, ``up (down x)`` for stretches of their outputs."""
 
-    def __new__(cls, decoder: CpuDecoder, blocks: Sequence[Sequence[_Delta | None]]) -> Self:
+    def __new__(cls, decoder: CpuDecoder, blocks: Sequence[Sequence[CpuLayerDelta | None]]) -> Self:
         """Of each block what is added to qkv, out, up and down, or None.
 
-        It is the layer from the inputs to all ranks, ``[ranks, inputs]``, and of each stretch of outputs the first and
-        ``[outputs, rank]``; the ranks of the stretches lie one after the other.
-
         Raises ``ValueError`` for sizes that do not fit, and for ``up`` where an activation follows it in one pass.
+        """
+
+@final
+class CpuLayerDelta:
+    """What an adapter adds to a layer, ``up (down x)`` for stretches of its outputs.
+
+    A row's bits depend neither on the rows that are computed with it nor on the threads.
+    """
+
+    def __new__(
+        cls,
+        threads: CpuThreads,
+        down: npt.NDArray[Any],
+        ups: Sequence[tuple[int, npt.NDArray[Any]]],
+    ) -> Self:
+        """Pack the matrices, float32 and contiguous; numbers that 16 bits hold are kept in 16.
+
+        ``down`` is ``[ranks, inputs]``; ``ups`` are of each stretch of outputs the first and ``[outputs, rank]``; the
+        ranks of the stretches lie one after the other.
+
+        Raises ``TypeError`` for another dtype, ``ValueError`` for sizes that do not fit and stretches that overlap,
+        ``MemoryError`` saying how much is needed.
+        """
+    @property
+    def nbytes(self) -> int:
+        """Of the packed matrices."""
+    def add(self, x: npt.NDArray[Any], out: npt.NDArray[Any], rows: Sequence[int]) -> None:
+        """Add to some rows of a layer's outputs; both are float32, or bfloat16 seen as uint16, rows contiguous.
+
+        ``x`` is ``[num_rows, inputs]``, ``out`` ``[num_rows, outputs]``; ``rows`` ascend. Releases the interpreter.
+
+        Raises ``TypeError`` for another dtype, ``ValueError`` naming what does not fit; nothing is written then.
         """
 
 @final

@@ -85,19 +85,6 @@ class DecoderKernel(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class CoreDelta:
-    """What an adapter adds to a layer, ``up (down x)`` for stretches of its outputs, packed by the core.
-
-    Attributes:
-        down: ``[ranks of all stretches, in_features]``.
-        ups: Of each stretch its first output, and ``[outputs, rank]``; their ranks lie one after the other.
-    """
-
-    down: _core.PackedLinear
-    ups: tuple[tuple[int, _core.PackedLinear], ...]
-
-
 @runtime_checkable
 class AdaptableDecoder(DecoderKernel, Protocol):
     """A decoder whose one call may add adapters' products.
@@ -108,7 +95,7 @@ class AdaptableDecoder(DecoderKernel, Protocol):
 
     adapters: Sequence[tuple[_core.CpuAdapter, Sequence[int]]]
 
-    def make_adapter(self, deltas: Mapping[int, CoreDelta]) -> _core.CpuAdapter | None:
+    def make_adapter(self, deltas: Mapping[int, _core.CpuLayerDelta]) -> _core.CpuAdapter | None:
         """An adapter of the blocks.
 
         Args:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,13 @@ from torch.nn import functional as F
 
 from rustvllm import _core
 from rustvllm.layers.activation import Activation
-from rustvllm.layers.cpu_linear import CoreLinear
-from rustvllm.layers.decoder import AdaptableDecoder, CoreDelta, DecoderKernel
+from rustvllm.layers.decoder import AdaptableDecoder, DecoderKernel
+from rustvllm.layers.host_array import host_array
 from rustvllm.layers.linear import Linear, plain_linear
 from rustvllm.lora.modules import LinearPart
 from rustvllm.lora.weights import ModuleDelta
 
+_CORE_TYPES: Final = (torch.float32, torch.bfloat16)
 Product = Callable[[Tensor], Tensor]
 """``[n, in]`` → ``[n, out]``."""
 
@@ -71,30 +73,26 @@ class LinearDelta:
 
     Attributes:
         nbytes: Of the weights.
-        core: The same for a decoder's one call; None where torch computes.
+        core: What the core adds; None where torch computes.
     """
 
     def __init__(self, deltas: Sequence[ModuleDelta], dtype: torch.dtype, threads: _core.CpuThreads | None) -> None:
         down = torch.cat([delta.down for delta in deltas]).to(dtype)
         ups = [delta.up.to(dtype) for delta in deltas]
-        self.nbytes = down.nbytes + sum(up.nbytes for up in ups)
-        self.core: CoreDelta | None = None
-        self._down: Product
+        self.core: _core.CpuLayerDelta | None = None
         self._ups: list[tuple[LinearPart, slice, Product]] = []
-        products: list[Product]
-        if threads is None:
-            self._down, products = torch_product(down), [torch_product(up) for up in ups]
-        else:
-            packed_down, *packed = [CoreLinear(threads, weight, None) for weight in (down, *ups)]
-            self._down, products = core_product(packed_down), [core_product(up) for up in packed]
+        if threads is not None and dtype in _CORE_TYPES:
             firsts = [delta.part.first for delta in deltas]
-            self.core = CoreDelta(
-                packed_down.packed, tuple((first, up.packed) for first, up in zip(firsts, packed, strict=True))
-            )
+            matrices = [_as_floats(up) for up in ups]
+            self.core = _core.CpuLayerDelta(threads, _as_floats(down), list(zip(firsts, matrices, strict=True)))
+            self.nbytes = self.core.nbytes
+            return
+        self.nbytes = down.nbytes + sum(up.nbytes for up in ups)
+        self._down = torch_product(down)
         column = 0
-        for delta, product in zip(deltas, products, strict=True):
+        for delta, up in zip(deltas, ups, strict=True):
             end = column + delta.down.shape[0]
-            self._ups.append((delta.part, slice(column, end), product))
+            self._ups.append((delta.part, slice(column, end), torch_product(up)))
             column = end
 
     def add(self, x: Tensor, out: Tensor, rows: slice | Tensor) -> None:
@@ -105,9 +103,17 @@ class LinearDelta:
             out: ``[num_tokens, out_features]``, written.
             rows: Of both.
         """
+        if self.core is not None:
+            self.core.add(host_array(x.contiguous()), host_array(out), _tokens(rows))
+            return
         ranks = self._down(x[rows])
         for part, columns, up in self._ups:
             out[rows, part.first : part.first + part.num_outputs] += up(ranks[:, columns])
+
+
+def _as_floats(matrix: Tensor) -> npt.NDArray[np.generic]:
+    """For the core, which keeps numbers that 16 bits hold in 16 again."""
+    return host_array(matrix.to(torch.float32).contiguous())
 
 
 class AdaptedLinear:
@@ -198,11 +204,6 @@ class DecoderWithAdapters:
 
 def _tokens(rows: slice | Tensor) -> Sequence[int]:
     return range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
-
-
-def core_product(linear: CoreLinear) -> Product:
-    """A product by the core."""
-    return lambda x: linear.forward(x, None, None)
 
 
 def torch_product(weight: Tensor) -> Product:

@@ -21,7 +21,7 @@ from rustvllm import _core, envs
 from rustvllm.attention.cpu_backend import CPUAttentionPlan
 from rustvllm.layers.cpu_linear import NUM_ROW_CLASSES, CoreLinear, LinearByRows, core_activation, row_class
 from rustvllm.layers.cpu_norm import CoreNorm, NormParts
-from rustvllm.layers.decoder import CoreDelta, PreNormBlock, PreNormDecoder
+from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.host_array import host_array
 from rustvllm.layers.linear import Linear
 from rustvllm.layers.parallel import RowLinear
@@ -76,14 +76,14 @@ class CoreDecoder:
         )
         return out
 
-    def make_adapter(self, deltas: Mapping[int, CoreDelta]) -> _core.CpuAdapter | None:
+    def make_adapter(self, deltas: Mapping[int, _core.CpuLayerDelta]) -> _core.CpuAdapter | None:
         """See ``AdaptableDecoder``; where an activation follows in the same pass, modules add to it."""
         blocks, taken = [], set()
         for block in self._outline.blocks:
             found = [deltas.get(id(linear)) for linear in _linears(block)]
             if deltas.get(id(block.up)) is not None and not block.is_gated:
                 return None
-            blocks.append([None if delta is None else (delta.down, delta.ups) for delta in found])
+            blocks.append(found)
             taken |= set(map(id, _linears(block)))
         return _core.CpuAdapter(self._core, blocks) if taken >= deltas.keys() else None
 
@@ -106,7 +106,7 @@ class SharedCoreDecoder(CoreDecoder):
         self._last_norm = outline.last_norm
         self.num_spans = 0
 
-    def make_adapter(self, deltas: Mapping[int, CoreDelta]) -> _core.CpuAdapter | None:  # noqa: ARG002 -- others look
+    def make_adapter(self, deltas: Mapping[int, _core.CpuLayerDelta]) -> _core.CpuAdapter | None:  # noqa: ARG002 -- others look
         """None: the halves add none."""
         return None
 

@@ -74,6 +74,12 @@ pub enum DecoderError {
         /// How many there are.
         num_tokens: usize,
     },
+    /// A token that two adapters are for.
+    #[error("two adapters are for token {token}")]
+    TwoAdapters {
+        /// Which.
+        token: u32,
+    },
     /// No memory for what lies between the parts.
     #[error(
         "{num_bytes} bytes for the activations of {num_tokens} tokens cannot be had; fewer tokens in a step take fewer"

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{
     AdapterTokens, Decoder, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes,
-    adapters::{Part, add_adapters},
+    adapters::{Part, runs_of},
 };
 use crate::{
     attention::{CacheLayout, TokenRows, attend, write_kv},
@@ -15,9 +15,11 @@ use crate::{
     gates::apply_gates,
     heads::{Heads, prepare_heads},
     kernel::Kernel,
-    linear::{Epilogue, OutRows, Residual, linear},
+    linear::{Epilogue, OutRows, Residual, adapted_linear, linear},
     lines::Lines,
+    lora::{Addition, LayerDelta},
     norm::{Sum, norm},
+    packed::{LinearError, PackedLinear},
     rotary::Rotary,
     threads::Threads,
 };
@@ -38,6 +40,8 @@ pub(super) struct Step<'a, E> {
     /// What is added to the layers of the block with this number.
     adapters: &'a [AdapterTokens<'a>],
     block: usize,
+    /// Room for what adapters compute first.
+    ranks: Vec<f32>,
     times: DecoderTimes,
     /// When the part began that runs now.
     began: Instant,
@@ -75,6 +79,7 @@ impl<'a, E: Element> Step<'a, E> {
             inner,
             adapters: &[],
             block: 0,
+            ranks: Vec::new(),
             times,
             began,
         })
@@ -133,12 +138,8 @@ impl<'a, E: Element> Step<'a, E> {
         let qkv_row = query_row + 2 * key_row;
         let normed = TokenRows { data: &*self.normed, stride: width };
         let qkv = OutRows { data: &mut *self.qkv, stride: qkv_row };
-        linear(&block.qkv, normed, num_tokens, &plain, threads, qkv)?;
-        if !self.adapters.is_empty() {
-            let x = TokenRows { data: &*self.normed, stride: width };
-            let mut out = OutRows { data: &mut *self.qkv, stride: qkv_row };
-            add_adapters(self.adapters, self.block, Part::Qkv, x, threads, &mut out)?;
-        }
+        let runs = runs_of(self.adapters, self.block, Part::Qkv);
+        product(&block.qkv, normed, num_tokens, &plain, &runs, &mut self.ranks, threads, qkv)?;
         self.times.products += lap(&mut self.began);
 
         let norms = block.head_norms.as_ref().map(|norms| norms.each_ref().map(DecoderNorm::of));
@@ -162,7 +163,8 @@ impl<'a, E: Element> Step<'a, E> {
 
         let attended = TokenRows { data: &*self.attended, stride: query_row };
         let stream = OutRows { data: &mut *hidden, stride: width };
-        linear(
+        let runs = runs_of(self.adapters, self.block, Part::Out);
+        product(
             &block.out,
             attended,
             num_tokens,
@@ -170,14 +172,11 @@ impl<'a, E: Element> Step<'a, E> {
                 activation: Activation::None,
                 residual: if adds { Residual::Out } else { Residual::None },
             },
+            &runs,
+            &mut self.ranks,
             threads,
             stream,
         )?;
-        if !self.adapters.is_empty() {
-            let x = TokenRows { data: &*self.attended, stride: query_row };
-            let mut out = OutRows { data: hidden, stride: width };
-            add_adapters(self.adapters, self.block, Part::Out, x, threads, &mut out)?;
-        }
         self.times.products += lap(&mut self.began);
         Ok(())
     }
@@ -202,12 +201,8 @@ impl<'a, E: Element> Step<'a, E> {
         let activation = if block.is_gated { Activation::None } else { block.activation };
         let activated = Epilogue { activation, residual: Residual::None };
         let inner = OutRows { data: &mut *self.inner, stride: inner_row };
-        linear(&block.up, normed, num_tokens, &activated, threads, inner)?;
-        if !self.adapters.is_empty() {
-            let x = TokenRows { data: &*self.normed, stride: width };
-            let mut out = OutRows { data: &mut *self.inner, stride: inner_row };
-            add_adapters(self.adapters, self.block, Part::Up, x, threads, &mut out)?;
-        }
+        let runs = runs_of(self.adapters, self.block, Part::Up);
+        product(&block.up, normed, num_tokens, &activated, &runs, &mut self.ranks, threads, inner)?;
         if block.is_gated {
             self.times.products += lap(&mut self.began);
             let inner = &mut self.inner[..num_tokens * inner_row];
@@ -217,7 +212,8 @@ impl<'a, E: Element> Step<'a, E> {
 
         let inner = TokenRows { data: &*self.inner, stride: inner_row };
         let stream = OutRows { data: &mut *hidden, stride: width };
-        linear(
+        let runs = runs_of(self.adapters, self.block, Part::Down);
+        product(
             &block.down,
             inner,
             num_tokens,
@@ -225,17 +221,33 @@ impl<'a, E: Element> Step<'a, E> {
                 activation: Activation::None,
                 residual: if adds { Residual::Out } else { Residual::None },
             },
+            &runs,
+            &mut self.ranks,
             threads,
             stream,
         )?;
-        if !self.adapters.is_empty() {
-            let x = TokenRows { data: &*self.inner, stride: inner_row };
-            let mut out = OutRows { data: hidden, stride: width };
-            add_adapters(self.adapters, self.block, Part::Down, x, threads, &mut out)?;
-        }
         self.times.products += lap(&mut self.began);
         Ok(())
     }
+}
+
+/// A layer's product, and what adapters add to it.
+#[expect(clippy::too_many_arguments, reason = "the arrays of a product")]
+fn product<E: Element>(
+    layer: &PackedLinear,
+    x: TokenRows<'_, E>,
+    num_tokens: usize,
+    epilogue: &Epilogue<'_, E>,
+    runs: &[(&LayerDelta, &[u32])],
+    ranks: &mut Vec<f32>,
+    threads: &Threads,
+    out: OutRows<'_, E>,
+) -> Result<(), LinearError> {
+    if runs.is_empty() {
+        return linear(layer, x, num_tokens, epilogue, threads, out);
+    }
+    let addition = Addition::new(runs, &x, threads, ranks)?;
+    adapted_linear(layer, x, num_tokens, epilogue, Some(&addition), threads, out)
 }
 
 /// What the part took that is over now; the next one begins.

@@ -7,6 +7,14 @@ use super::WeightKind;
 /// What is wrong with a layer, its weights or the arrays of a product.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum LinearError {
+    /// Rows of an adapter that are not named in order.
+    #[error("the rows of an adapter must ascend, but {row} follows {before}")]
+    Unsorted {
+        /// The first that does not.
+        row: u32,
+        /// The one before it.
+        before: u32,
+    },
     /// A size that is 0 or too large.
     #[error("{name} is {value}, but it must lie between 1 and {most}")]
     Size {
@@ -149,4 +157,23 @@ pub enum LinearError {
         /// Which.
         row: usize,
     },
+}
+
+/// Whether an array has room for rows.
+pub(crate) fn check_rows(
+    name: &'static str,
+    found: usize,
+    stride: usize,
+    num_rows: usize,
+    row: usize,
+) -> Result<(), LinearError> {
+    if num_rows > 1 && stride < row {
+        return Err(LinearError::Stride { name, stride, row });
+    }
+    let expected = num_rows.checked_sub(1).map_or(Some(0), |last| last.checked_mul(stride)?.checked_add(row));
+    let expected = expected.unwrap_or(usize::MAX);
+    if found < expected {
+        return Err(LinearError::Length { name, found, expected });
+    }
+    Ok(())
 }

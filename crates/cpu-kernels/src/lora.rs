@@ -1,0 +1,437 @@
+//! Adapters: low-rank products that are added to the outputs of a layer, each adapter's to its own rows of a step.
+//!
+//! All adapters of a step are computed together: down to the ranks before the layer's own product, and up to the outputs while
+//! those of the product are still near, by the thread that wrote them. Rows need not lie side by side. A row's bits depend
+//! neither on the others nor on their adapters.
+//!
+//! Weights whose every number 16 bits hold are kept in 16: of an adapter that was saved so they take half the memory and
+//! half the time of reading them.
+
+use std::ops::Range;
+
+use half::bf16;
+use thiserror::Error;
+
+use crate::{
+    attention::TokenRows,
+    element::Element,
+    kernel::Kernel,
+    lines::Lines,
+    lora_rows::{Expand, Shrink},
+    packed::{LinearError, check_rows},
+    threads::Threads,
+};
+
+/// Multiplications below which no helper is woken: reading as many weights takes longer than a helper that looks out needs.
+const MIN_SHARED_WORK: usize = 1 << 13;
+/// Parts that each thread should have, so that none waits long for another.
+const PARTS_PER_THREAD: usize = 3;
+/// Rows from which on a part has some rows of all ranks; fewer are computed a panel of ranks at a time.
+const MANY_ROWS: usize = 8;
+
+/// What is wrong with an adapter's matrices.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum DeltaError {
+    /// A matrix of another size.
+    #[error("{name} of an adapter has {found} numbers, but {expected} are needed")]
+    Length {
+        /// Which.
+        name: &'static str,
+        /// Its size.
+        found: usize,
+        /// What it should be.
+        expected: usize,
+    },
+    /// Outputs that two stretches have.
+    #[error("two stretches of an adapter have output {output}")]
+    Overlap {
+        /// The first of them.
+        output: usize,
+    },
+    /// No memory for the weights.
+    #[error("{num_bytes} bytes for an adapter's matrices cannot be had")]
+    Memory {
+        /// What they need.
+        num_bytes: usize,
+    },
+}
+
+/// The second matrix of an adapter, for a stretch of a layer's outputs.
+#[derive(Debug, Clone, Copy)]
+pub struct Up<'a> {
+    /// The stretch begins with this output.
+    pub first: usize,
+    /// Outputs of the stretch.
+    pub num_outputs: usize,
+    /// `[num_outputs, rank]`, with the scale in it.
+    pub weight: &'a [f32],
+}
+
+/// Numbers in the order in which they are read, for the lanes of a kernel.
+#[derive(Debug)]
+struct Weights {
+    lines: Lines,
+    is_bf16: bool,
+}
+
+impl Weights {
+    /// Outputs `[num_outputs, num_inputs]`, of which the first has place `first`, as `[panel][input][lane]`, where panels begin
+    /// with places that are multiples of `lanes`; lanes without an output are 0.
+    fn pack(matrix: &[f32], num_inputs: usize, first: usize, lanes: usize) -> Result<Self, DeltaError> {
+        let skipped = first % lanes;
+        let num_panels = (skipped + matrix.len() / num_inputs.max(1)).div_ceil(lanes);
+        let is_bf16 = matrix.iter().all(|&x| bf16::from_f32(x).to_f32().to_bits() == x.to_bits());
+        let num_bytes = num_panels * lanes * num_inputs * if is_bf16 { 2 } else { 4 };
+        let mut lines = Lines::new(num_bytes).ok_or(DeltaError::Memory { num_bytes })?;
+        if is_bf16 {
+            place(matrix, num_inputs, skipped, lanes, lines.as_mut_slice::<bf16>(), bf16::from_f32);
+        } else {
+            place(matrix, num_inputs, skipped, lanes, lines.as_mut_slice::<f32>(), |x| x);
+        }
+        Ok(Self { lines, is_bf16 })
+    }
+
+    /// The first byte of a panel of so many inputs.
+    fn panel(&self, panel: usize, num_inputs: usize, lanes: usize) -> *const u8 {
+        let size = if self.is_bf16 { 2 } else { 4 };
+        debug_assert!((panel + 1) * num_inputs * lanes * size <= self.lines.num_bytes());
+        self.lines.as_ptr().wrapping_add(panel * num_inputs * lanes * size)
+    }
+}
+
+fn place<W>(
+    matrix: &[f32],
+    num_inputs: usize,
+    skipped: usize,
+    lanes: usize,
+    to: &mut [W],
+    keep: impl Fn(f32) -> W,
+) {
+    for (output, row) in matrix.chunks_exact(num_inputs.max(1)).enumerate() {
+        let output = skipped + output;
+        let panel = &mut to[output / lanes * lanes * num_inputs..];
+        for (input, &x) in row.iter().enumerate() {
+            panel[input * lanes + output % lanes] = keep(x);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Stretch {
+    first: usize,
+    num_outputs: usize,
+    /// Where its ranks begin in a row of all.
+    first_rank: usize,
+    rank: usize,
+    weights: Weights,
+}
+
+/// What an adapter adds to a layer: `up (down x)`, for some stretches of its outputs.
+#[derive(Debug)]
+pub struct LayerDelta {
+    kernel: &'static Kernel,
+    num_inputs: usize,
+    num_ranks: usize,
+    down: Weights,
+    stretches: Vec<Stretch>,
+}
+
+impl LayerDelta {
+    /// Pack the matrices for this machine.
+    ///
+    /// # Arguments
+    ///
+    /// * `down`: `[ranks, num_inputs]`, the ranks of all stretches one after the other.
+    /// * `ups`: of each stretch.
+    ///
+    /// # Errors
+    ///
+    /// Sizes that do not fit each other, stretches that overlap, or no memory.
+    pub fn new(down: &[f32], num_inputs: usize, ups: &[Up<'_>]) -> Result<Self, DeltaError> {
+        Self::with_kernel(down, num_inputs, ups, Kernel::best_for_products())
+    }
+
+    /// As `new`, for one of this machine's kernels.
+    ///
+    /// # Errors
+    ///
+    /// As `new`.
+    pub fn with_kernel(
+        down: &[f32],
+        num_inputs: usize,
+        ups: &[Up<'_>],
+        kernel: &'static Kernel,
+    ) -> Result<Self, DeltaError> {
+        let lanes = kernel.lanes();
+        let num_ranks = down.len().checked_div(num_inputs).unwrap_or(0);
+        let (mut stretches, mut first_rank) = (Vec::with_capacity(ups.len()), 0);
+        for up in ups {
+            let rank = up.weight.len().checked_div(up.num_outputs).unwrap_or(0);
+            let (found, expected) = (up.weight.len(), rank * up.num_outputs);
+            if found != expected {
+                return Err(DeltaError::Length { name: "up", found, expected });
+            }
+            let weights = Weights::pack(up.weight, rank, up.first, lanes)?;
+            let (first, num_outputs) = (up.first, up.num_outputs);
+            stretches.push(Stretch { first, num_outputs, first_rank, rank, weights });
+            first_rank += rank;
+        }
+        let (found, expected) = (down.len(), first_rank * num_inputs);
+        if found != expected {
+            return Err(DeltaError::Length { name: "down", found, expected });
+        }
+        let mut spans: Vec<_> =
+            stretches.iter().map(|each| (each.first, each.first.saturating_add(each.num_outputs))).collect();
+        spans.sort_unstable();
+        if let Some(pair) = spans.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+            return Err(DeltaError::Overlap { output: pair[1].0 });
+        }
+        let down = Weights::pack(down, num_inputs, 0, lanes)?;
+        Ok(Self { kernel, num_inputs, num_ranks, down, stretches })
+    }
+
+    /// Inputs of the layer.
+    #[must_use]
+    pub fn num_inputs(&self) -> usize {
+        self.num_inputs
+    }
+
+    /// The layer has at least so many outputs.
+    #[must_use]
+    pub fn num_outputs(&self) -> usize {
+        self.stretches.iter().map(|each| each.first.saturating_add(each.num_outputs)).max().unwrap_or(0)
+    }
+
+    /// Bytes of the weights.
+    #[must_use]
+    pub fn num_bytes(&self) -> usize {
+        let ups = self.stretches.iter().map(|each| each.weights.lines.num_bytes());
+        self.down.lines.num_bytes() + ups.sum::<usize>()
+    }
+
+    /// Add to some rows of a layer's outputs.
+    ///
+    /// # Arguments
+    ///
+    /// * `x`: the layer's inputs of all rows.
+    /// * `rows`: which rows, ascending.
+    /// * `out`: its outputs, with `stride` elements from one row to the next.
+    ///
+    /// # Errors
+    ///
+    /// Rows that do not ascend or do not lie in the arrays; nothing is written then.
+    pub fn add<E: Element>(
+        &self,
+        x: TokenRows<'_, E>,
+        rows: &[u32],
+        threads: &Threads,
+        out: &mut [E],
+        stride: usize,
+    ) -> Result<(), LinearError> {
+        check_ascending(rows)?;
+        let num_rows = rows.last().map_or(0, |&last| last as usize + 1);
+        let mut ranks = Vec::new();
+        let runs = [(self, rows)];
+        let addition = Addition::new(&runs, &x, threads, &mut ranks)?;
+        check_rows("out", out.len(), stride, num_rows, self.num_outputs())?;
+        let panel = self.kernel.panel();
+        let start = Place(out.as_mut_ptr());
+        let num_panels = self.num_outputs().div_ceil(panel);
+        threads.for_each(num_panels, rows.len() * self.work() >= MIN_SHARED_WORK, |index| {
+            // SAFETY: `check_rows` saw that the rows lie in `out`; parts have outputs of their own.
+            unsafe { addition.add(index * panel..(index + 1) * panel, 0..num_rows, start.at(0), stride) };
+        });
+        Ok(())
+    }
+
+    /// Panels of a layer must be whole panels here.
+    pub(crate) fn expect_kernel(&self, of_layer: &Kernel) {
+        let (panel, lanes) = (of_layer.panel(), self.kernel.lanes());
+        assert!(panel.is_multiple_of(lanes), "an adapter of {lanes} lanes does not fit panels of {panel}");
+    }
+
+    /// Panels of a row of ranks.
+    fn num_panels(&self) -> usize {
+        self.num_ranks.div_ceil(self.kernel.lanes())
+    }
+
+    /// Elements of a row of ranks, whole panels.
+    fn ranks_stride(&self) -> usize {
+        self.num_panels() * self.kernel.lanes()
+    }
+
+    fn work(&self) -> usize {
+        self.num_ranks * self.num_inputs
+            + self.stretches.iter().map(|each| each.num_outputs * each.rank).sum::<usize>()
+    }
+}
+
+/// Whether rows are named in order, so that none is named twice.
+pub(crate) fn check_ascending(rows: &[u32]) -> Result<(), LinearError> {
+    match rows.windows(2).find(|pair| pair[0] >= pair[1]) {
+        Some(pair) => Err(LinearError::Unsorted { row: pair[1], before: pair[0] }),
+        None => Ok(()),
+    }
+}
+
+/// Some ranks of some rows of an adapter: what a thread computes at once.
+struct Part {
+    run: usize,
+    /// Of the adapter's rows.
+    rows: Range<usize>,
+    panels: Range<usize>,
+}
+
+/// What several adapters add to a layer's outputs, computed down to the ranks.
+pub(crate) struct Addition<'a> {
+    runs: &'a [(&'a LayerDelta, &'a [u32])],
+    /// Where the ranks of each run begin.
+    firsts: Vec<usize>,
+    ranks: &'a [f32],
+}
+
+impl<'a> Addition<'a> {
+    /// Compute the ranks.
+    ///
+    /// # Arguments
+    ///
+    /// * `runs`: adapters, each with its rows in ascending order.
+    /// * `x`: the layer's inputs of all rows.
+    /// * `ranks`: room, used again by every layer.
+    ///
+    /// # Errors
+    ///
+    /// Rows that do not lie in `x`.
+    pub(crate) fn new<E: Element>(
+        runs: &'a [(&'a LayerDelta, &'a [u32])],
+        x: &TokenRows<'_, E>,
+        threads: &Threads,
+        ranks: &'a mut Vec<f32>,
+    ) -> Result<Self, LinearError> {
+        let (mut work, mut num_ranks, mut firsts) = (0, 0, Vec::with_capacity(runs.len()));
+        for (delta, rows) in runs {
+            let num_rows = rows.iter().max().map_or(0, |&last| last as usize + 1);
+            check_rows("x", x.data.len(), x.stride, num_rows, delta.num_inputs)?;
+            firsts.push(num_ranks);
+            num_ranks += rows.len() * delta.ranks_stride();
+            work += rows.len() * delta.num_ranks * delta.num_inputs;
+        }
+        if ranks.len() < num_ranks {
+            ranks.resize(num_ranks, 0.0);
+        }
+        let (start, x_start) = (Place(ranks.as_mut_ptr()), Place(x.data.as_ptr().cast_mut()));
+        let parts = down_parts(runs, (PARTS_PER_THREAD * threads.num_threads()).div_ceil(runs.len().max(1)));
+        threads.for_each(parts.len(), work >= MIN_SHARED_WORK, |index| {
+            let part = &parts[index];
+            let (delta, rows) = runs[part.run];
+            let (lanes, stride) = (delta.kernel.lanes(), delta.ranks_stride());
+            let what = Shrink {
+                weights: delta.down.panel(part.panels.start, delta.num_inputs, lanes),
+                is_bf16: delta.down.is_bf16,
+                num_panels: part.panels.len(),
+                num_inputs: delta.num_inputs,
+                x: x_start.at(0).cast_const(),
+                x_stride: x.stride,
+                tokens: rows[part.rows.clone()].as_ptr(),
+                num_rows: part.rows.len(),
+                ranks: start.at(firsts[part.run] + part.rows.start * stride + part.panels.start * lanes),
+                ranks_stride: stride,
+            };
+            // SAFETY: `check_rows` saw that the rows lie in `x`; `ranks` has room for all runs, of which each part writes its
+            // own; a kernel is only reachable where it was detected, and the weights were packed for its lanes.
+            unsafe { E::shrink_of(delta.kernel)(&what) };
+        });
+        Ok(Self { runs, firsts, ranks })
+    }
+
+    /// Add to some outputs of some rows.
+    ///
+    /// # Arguments
+    ///
+    /// * `outputs`: begins with a whole panel of packed weights, and ends with one or with the last output.
+    /// * `rows`: of the step.
+    /// * `out`: the first output of the step's first row.
+    /// * `stride`: elements from one row to the next.
+    ///
+    /// # Safety
+    ///
+    /// The layer has all outputs of the adapters; the rows lie in memory at `out`, of which no other thread touches these outputs.
+    pub(crate) unsafe fn add<E: Element>(
+        &self,
+        outputs: Range<usize>,
+        rows: Range<usize>,
+        out: *mut E,
+        stride: usize,
+    ) {
+        for ((delta, tokens), first) in self.runs.iter().zip(&self.firsts) {
+            let from = tokens.partition_point(|&token| (token as usize) < rows.start);
+            let tokens = &tokens[from..];
+            let tokens = &tokens[..tokens.partition_point(|&token| (token as usize) < rows.end)];
+            if tokens.is_empty() {
+                continue;
+            }
+            let (lanes, ranks_stride) = (delta.kernel.lanes(), delta.ranks_stride());
+            for stretch in &delta.stretches {
+                let end = stretch.first + stretch.num_outputs;
+                let (begin, end) = (outputs.start.max(stretch.first / lanes * lanes), outputs.end.min(end));
+                if begin >= end {
+                    continue;
+                }
+                let panel = begin / lanes - stretch.first / lanes;
+                let what = Expand {
+                    weights: stretch.weights.panel(panel, stretch.rank, lanes),
+                    is_bf16: stretch.weights.is_bf16,
+                    num_outputs: end - begin,
+                    num_ranks: stretch.rank,
+                    ranks: self.ranks[first + from * ranks_stride + stretch.first_rank..].as_ptr(),
+                    ranks_stride,
+                    tokens: tokens.as_ptr(),
+                    num_rows: tokens.len(),
+                    out: out.wrapping_add(begin),
+                    out_stride: stride,
+                };
+                // SAFETY: the caller lets these outputs of these rows be written, and has all of the layer's; lanes before the
+                // stretch are of the same panel and get 0; as above for kernel, weights and ranks.
+                unsafe { E::expand_of(delta.kernel)(&what) };
+            }
+        }
+    }
+}
+
+/// Of many rows some with all ranks, of few all with some ranks.
+fn down_parts(runs: &[(&LayerDelta, &[u32])], parts_per_run: usize) -> Vec<Part> {
+    let mut parts = Vec::with_capacity(runs.len() * parts_per_run);
+    for (run, (delta, rows)) in runs.iter().enumerate() {
+        let (num_rows, num_panels) = (rows.len(), delta.num_panels());
+        if num_rows >= MANY_ROWS {
+            let size = num_rows.div_ceil(parts_per_run).next_multiple_of(MANY_ROWS);
+            let starts = (0..num_rows).step_by(size);
+            parts.extend(starts.map(|first| Part {
+                run,
+                rows: first..num_rows.min(first + size),
+                panels: 0..num_panels,
+            }));
+        } else if parts_per_run > 1 {
+            parts.extend((0..num_panels).map(|panel| Part {
+                run,
+                rows: 0..num_rows,
+                panels: panel..panel + 1,
+            }));
+        } else {
+            parts.push(Part { run, rows: 0..num_rows, panels: 0..num_panels });
+        }
+    }
+    parts
+}
+
+/// Memory that parts read, or write at different places.
+struct Place<T>(*mut T);
+
+// SAFETY: the parts see to it, see `Addition`.
+unsafe impl<T: Send> Sync for Place<T> {}
+
+impl<T> Place<T> {
+    fn at(&self, offset: usize) -> *mut T {
+        self.0.wrapping_add(offset)
+    }
+}
