@@ -3,8 +3,12 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -270,6 +274,46 @@ def test_what_cannot_be_loaded(server, world, body, status, message):
     assert "x" not in names(server)
 
 
+def test_metrics_name_the_adapters_that_run_and_those_that_wait(server, world):
+    """Five adapters have requests all the time, and four may run: each is seen to wait sooner or later."""
+    wanted = {f"shown-{number}" for number in range(5)}
+    for name in wanted:
+        assert load(server, name, "a").status_code == 200
+
+    def found():
+        text = httpx.get(f"{server.url}/metrics", timeout=60, headers={"Connection": "close"}).text
+        [line] = [line for line in text.splitlines() if line.startswith("vllm:lora_requests_info{")]
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+        assert labels.keys() == {"model_name", "engine", "max_lora", "running_lora_adapters", "waiting_lora_adapters"}
+        assert labels["max_lora"] == "4"
+        assert time.time() - 60 < float(line.rpartition(" ")[2]) <= time.time()
+        return [set(filter(None, labels[f"{state}_lora_adapters"].split(","))) for state in ("running", "waiting")]
+
+    assert found() == [set(), set()]
+    ended = threading.Event()
+
+    def ask(name):
+        while not ended.is_set():
+            assert says(server, name, **LONG) == world[2]["a", LONG["max_tokens"]]
+
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        askers = [pool.submit(ask, name) for name in wanted]
+        try:
+            seen, deadline = [set(), set()], time.monotonic() + 60
+            while not (seen[0] == wanted and seen[1]):
+                now = found()
+                assert len(now[0]) <= 4
+                assert now[0] | now[1] <= wanted
+                seen = [before | names for before, names in zip(seen, now, strict=True)]
+                assert time.monotonic() < deadline, seen
+        finally:
+            ended.set()
+        for asker in askers:
+            asker.result(60)
+    for name in wanted:
+        assert unload(server, name).status_code == 200
+
+
 def test_names_of_any_script_and_what_cannot_be_unloaded(server, world):
     name = "команда/ü 鹿"
     assert load(server, name, "b").status_code == 200
@@ -308,6 +352,27 @@ def test_as_many_as_may_be_in_memory(world):
         assert unload(process, "two").status_code == 200
         assert load(process, "three", "a").status_code == 200
         assert {"one", "three"} < names(process)
+
+
+def test_an_engine_that_is_started_again_has_its_adapters_back(world):
+    """Until then clients are asked to wait; never is a name unknown, whichever API process answers and what it knew."""
+    root, _, texts = world
+    flags = ["--enable-lora", "--lora-root", str(root), "--api-server-count", "2", "--restart-engine"]
+    with ServerProcess([*REAL, "--port", "0", *flags]) as process:
+        process.wait_until_ready()
+        # One API process has heard of the adapters so far: the one that loaded them; or both have, each of one.
+        assert load(process, "one", "a").status_code == 200
+        assert load(process, "two", "b").status_code == 200
+        assert unload(process, "one").status_code == 200
+        [engine] = process.engines()
+        engine.kill()
+        engine.wait(30)
+        found, deadline = [], time.monotonic() + 90
+        while (found := [*found, says(process, "two")])[-12:] != [texts["b", 16]] * 12:
+            assert time.monotonic() < deadline, found
+        assert set(found) <= {500, 503, texts["b", 16]}
+        assert process.engines() != [engine]
+        assert [says(process, "one") for _ in range(6)] == [404] * 6
 
 
 @pytest.mark.slow

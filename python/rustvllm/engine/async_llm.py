@@ -395,8 +395,10 @@ class AsyncLLM(AdapterMethods):
         """
         if not isinstance(self._client, RemoteClient):
             raise EngineDeadError("this engine is not started again; make a new AsyncLLM")
-        self._client.reconnect(rank, timeout)
-        self._adapters.restore(rank, lambda kind, payload: self._client.query(rank, kind, payload, LOAD_SECONDS))
+        client = self._client
+        with self._adapters.restoring(rank):
+            client.reconnect(rank, timeout)
+            self._adapters.restore(rank, lambda kind, payload: client.query(rank, kind, payload, LOAD_SECONDS))
 
     def leave_silent_engines(self) -> None:
         """End the requests of engines that hang, where this object is to decide that; called some times a second."""

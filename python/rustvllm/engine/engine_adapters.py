@@ -38,6 +38,7 @@ class EngineAdapters:
         self._executor, self._scheduler, self._wake = core.executor, core.scheduler, core.handle.wake
         self._config = core.config.lora
         self._list: dict[str, dict[str, Any]] = {}
+        self._names: dict[int, str] = {}  # of all that are loaded, also of those that no list has any more
         self._is_as_started = True
         self._loading: list[tuple[Query, int, Future[Callable[[], None]]]] = []
         self._retiring: dict[int, float] = {}  # number → when it may go at the earliest
@@ -47,6 +48,7 @@ class EngineAdapters:
         self._scheduler.add_adapter(0)
         for number, module in enumerate(self._config.modules, 1):
             self._scheduler.add_adapter(number)
+            self._names[number] = module.name
             self._list[module.name] = {
                 "number": number,
                 "name": module.name,
@@ -99,7 +101,17 @@ class EngineAdapters:
             return None if row is None else row["number"]
         if kind == queries.PUBLISH:
             return self._publish(wanted)
+        if kind == queries.LIVE:
+            return self._live()
         return self._restore(wanted["adapters"])
+
+    def _live(self) -> dict[str, list[str]]:
+        """Names of the adapters of running requests, and of waiting ones; one that was read again has its name once."""
+        running, waiting = (
+            sorted({self._names[number] for number in numbers if number in self._names})
+            for numbers in self._scheduler.live_adapters()
+        )
+        return {"running": running, "waiting": waiting}
 
     def _publish(self, row: dict[str, Any]) -> int | None:
         load_inplace = row.pop("load_inplace")
@@ -112,10 +124,17 @@ class EngineAdapters:
         self._list[row["name"]] = row
         return None if before is None else int(before["number"])
 
-    def _restore(self, rows: list[dict[str, Any]]) -> bool:
-        """Take the list that an engine had before it was started again; the first front end to bring it is heard."""
-        if not self._is_as_started:
-            return False
+    def _restore(self, rows: list[dict[str, Any]] | None) -> bool:
+        """Take the list that an engine had before it was started again; the first front end to bring it is heard.
+
+        Args:
+            rows: The list; None: only say whether another front end has brought it.
+
+        Returns:
+            Whether the list is another than at the start.
+        """
+        if rows is None or not self._is_as_started:
+            return not self._is_as_started
         self._is_as_started = False
         numbers = {row["number"] for row in rows}
         for row in self._list.values():
@@ -129,6 +148,7 @@ class EngineAdapters:
         self._make_room()
         if self._loader is None:
             self._loader = ThreadPoolExecutor(1, thread_name_prefix="rustvllm-adapters")
+        self._names[number] = name
         future = self._loader.submit(partial(self._executor.prepare_adapter, number, name, path))
         self._loading.append((query, number, future))
         future.add_done_callback(lambda _: self._wake())
@@ -137,8 +157,10 @@ class EngineAdapters:
         try:
             future.result()()
         except RustVLLMError as error:
+            self._names.pop(number, None)
             query.fail(str(error))
         except Exception as error:
+            self._names.pop(number, None)
             logger.exception("an adapter could not be loaded")
             query.fail(f"loading failed: {type(error).__name__}: {error}")
         else:
@@ -154,4 +176,5 @@ class EngineAdapters:
     def _remove(self, number: int) -> None:
         if self._scheduler.remove_adapter(number):
             del self._retiring[number]
+            self._names.pop(number, None)
             self._executor.remove_adapter(number)

@@ -7,8 +7,10 @@ a server share says when it has changed: each looks at it before it reads a name
 import asyncio
 import json
 import secrets
+import time
 from array import array
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -22,6 +24,8 @@ from rustvllm.lora.request import LoRARequest
 logger = init_logger(__name__)
 
 _VERSION_BITS: Final = 62
+_LOOK_SECONDS: Final = 0.02
+"""Between two looks at what another thread or process is to change."""
 
 
 class AskEngines(Protocol):
@@ -50,9 +54,16 @@ class AsyncAdapters:
         self._in_use = in_use
         self._seen: int | None = None
         self._refreshing, self._changing = asyncio.Lock(), asyncio.Lock()
+        self._restoring: set[int] = set()  # ranks; written by other threads, whole changes at a time
 
     async def refresh(self, ask: AskEngines) -> None:
-        """Ask for the list if it has changed; without an answer what was known stays."""
+        """Ask for the list if it has changed; without an answer what was known stays.
+
+        While an engine that was started again gets its adapters back, callers wait for that: it would say that there
+        are none, and turn requests away that name one.
+        """
+        while self._restoring:  # noqa: ASYNC110 -- another thread empties it
+            await asyncio.sleep(_LOOK_SECONDS)
         if not self._is_served or self.version[0] == self._seen:
             return
         async with self._refreshing:
@@ -127,13 +138,30 @@ class AsyncAdapters:
             )
         return found.number
 
+    @contextmanager
+    def restoring(self, rank: int) -> Iterator[None]:
+        """While the body runs an engine is connected to again and gets its adapters back; ``refresh`` waits."""
+        self._restoring.add(rank)
+        try:
+            yield
+        finally:
+            self._restoring.discard(rank)
+
     def restore(self, rank: int, ask: Callable[[str, bytes], bytes]) -> None:
         """Give an engine that was started again what it had; blocks.
+
+        A front end that has not seen the newest list leaves the list to one that has, and waits for that a while.
 
         Args:
             rank: Its rank; engine 0 has the list.
             ask: Asks it.
         """
+        if not self._is_served:
+            return
+        version = self.version[0]
+        if rank == 0 and version and version != self._seen:
+            self._wait_for_another(ask)
+            return
         rows = []
         for row in [loaded.as_row() for loaded in self.registry.loaded()]:
             try:
@@ -142,9 +170,21 @@ class AsyncAdapters:
                 rows.append(row)
             except QueryError as error:
                 logger.error("adapter %s could not be loaded again: %s", row["name"], error)  # noqa: TRY400
-        if rank == 0 and self._is_served:
+        if rank == 0 and version:
             ask(queries.RESTORE, queries.payload(adapters=rows))
             self._announce()
+
+    def _wait_for_another(self, ask: Callable[[str, bytes], bytes]) -> None:
+        """Until a front end that knows the newest list has brought it."""
+        give_up = time.monotonic() + queries.LIST_SECONDS
+        while not json.loads(ask(queries.RESTORE, queries.payload(adapters=None))):
+            if time.monotonic() >= give_up:
+                logger.error(
+                    "the engine was started again without the adapters that were loaded while it ran: the API process "
+                    "that knew them is gone; load them again"
+                )
+                return
+            time.sleep(_LOOK_SECONDS)
 
     async def _withdraw(self, loaded: LoadedAdapter, ask: AskEngines) -> bool:
         name = queries.payload(name=loaded.request.lora_name)
@@ -209,6 +249,15 @@ class AdapterMethods:
         """The ``lora_int_id`` of every adapter that is loaded."""
         await self._adapters.refresh(self._ask_engines)
         return {request.lora_int_id for request in self._adapters.registry.requests()}
+
+    async def live_adapters(self, rank: int) -> tuple[list[str], list[str]] | None:
+        """Names of the adapters of an engine's running and waiting requests; None: it does not say in time."""
+        try:
+            answer = await self._ask_engines(queries.LIVE, b"", queries.LIVE_SECONDS, rank=rank)
+        except (QueryError, EngineDeadError):
+            return None
+        live = json.loads(answer)
+        return live["running"], live["waiting"]
 
     async def refresh_adapters(self) -> None:
         """Learn what other front ends have loaded or removed; at once if they have not."""

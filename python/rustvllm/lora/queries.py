@@ -7,7 +7,8 @@
 | ``publish_adapter`` | a row of the list, and ``load_inplace`` | number of what had the name before, or null |
 | ``withdraw_adapter`` | ``name`` | the number that it had, or null |
 | ``list_adapters`` | | the list: ``number``, ``name``, ``path``, ``lora_int_id``, ``base_model_name`` of each |
-| ``restore_adapters`` | the list, to an engine that was started again | whether it had no other yet |
+| ``restore_adapters`` | the list, to an engine that was started again; null: only ask | whether it has been given one |
+| ``live_adapters`` | | names of the adapters of ``running`` and of ``waiting`` requests |
 
 The list of names is that of engine 0; each engine has the weights.
 """
@@ -17,11 +18,14 @@ from typing import Any, Final
 
 ADD, RETIRE = "add_adapter", "retire_adapter"
 PUBLISH, WITHDRAW, LIST, RESTORE = "publish_adapter", "withdraw_adapter", "list_adapters", "restore_adapters"
-KINDS: Final = frozenset((ADD, RETIRE, PUBLISH, WITHDRAW, LIST, RESTORE))
+LIVE = "live_adapters"
+KINDS: Final = frozenset((ADD, RETIRE, PUBLISH, WITHDRAW, LIST, RESTORE, LIVE))
 LOAD_SECONDS: Final = 120.0
 """How long a front end waits for an adapter: the engine may be in a long step, and the disk slow."""
 LIST_SECONDS: Final = 30.0
 """How long a front end waits for the list, which needs the end of a step."""
+LIVE_SECONDS: Final = 0.5
+"""How long a scrape waits to hear whose adapters run."""
 
 
 def payload(**members: Any) -> bytes:

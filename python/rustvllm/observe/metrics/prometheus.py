@@ -4,7 +4,8 @@ A scrape has some 1,100 lines per engine, and the process that answers it has st
 part of a line is put together once, so that a scrape is a pass over the numbers.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from rustvllm.config import METRICS_PREFIX, EngineConfig
@@ -37,11 +38,18 @@ class PrometheusText:
         self._lines: dict[tuple[str, str, int], list[str]] = {}
         """By family, label and engine: lines up to their numbers."""
 
-    def render(self, engines: Sequence[EngineMetrics], *, openmetrics: bool = False) -> str:
+    def render(
+        self,
+        engines: Sequence[EngineMetrics],
+        adapters: Mapping[int, tuple[Sequence[str], Sequence[str]]] | None = None,
+        *,
+        openmetrics: bool = False,
+    ) -> str:
         """All series of all engines.
 
         Args:
             engines: What each has counted.
+            adapters: By engine the names of the adapters of its running and of its waiting requests.
             openmetrics: Render OpenMetrics 1.0 instead of text 0.0.4; they differ in the heads of counters, and an end.
         """
         out: list[str] = []
@@ -57,6 +65,7 @@ class PrometheusText:
                 out += self._head(family.name, family.kind, family.help, openmetrics=openmetrics)
                 out += lines
         out += self._cache_config(engines, openmetrics=openmetrics)
+        out += self._adapters(adapters or {}, openmetrics=openmetrics)
         if openmetrics:
             out.append("# EOF\n")
         return "".join(out)
@@ -85,6 +94,22 @@ class PrometheusText:
         for engine in engines:
             labels = {**cache_config_labels(self._config, engine), "engine": str(engine.engine)}
             out.append(f"{self._prefix}cache_config_info{{{_labels(labels)}}} 1\n")
+        return out
+
+    def _adapters(self, adapters: Mapping[int, tuple[Sequence[str], Sequence[str]]], *, openmetrics: bool) -> list[str]:
+        if not adapters or self._config.lora is None:
+            return []
+        about = "When it was asked which adapters requests have; labels name these."
+        out = self._head("lora_requests_info", "gauge", about, openmetrics=openmetrics)
+        for engine, (running, waiting) in adapters.items():
+            labels = {
+                "model_name": self._model_name,
+                "engine": str(engine),
+                "max_lora": str(self._config.lora.max_loras),
+                "running_lora_adapters": ",".join(running),
+                "waiting_lora_adapters": ",".join(waiting),
+            }
+            out.append(f"{self._prefix}lora_requests_info{{{_labels(labels)}}} {time.time()}\n")
         return out
 
 
