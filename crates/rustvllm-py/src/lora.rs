@@ -42,6 +42,7 @@ impl CpuLayerDelta {
     #[new]
     #[expect(clippy::needless_pass_by_value, reason = "what Python's arguments are taken as")]
     fn new(
+        py: Python<'_>,
         threads: &CpuThreads,
         down: &Bound<'_, PyAny>,
         ups: Vec<(usize, Bound<'_, PyAny>)>,
@@ -53,8 +54,9 @@ impl CpuLayerDelta {
             .iter()
             .map(|(first, up)| Up { first: *first, num_outputs: up.len, weight: up.token_rows::<f32>().data })
             .collect();
-        let delta =
-            LayerDelta::new(down.token_rows::<f32>().data, down.width(), &ups).map_err(delta_error)?;
+        let (down, num_inputs) = (down.token_rows::<f32>().data, down.width());
+        // The engine's thread wants the interpreter while another one packs.
+        let delta = py.detach(|| LayerDelta::new(down, num_inputs, &ups)).map_err(delta_error)?;
         Ok(Self { delta: Arc::new(delta), threads: Arc::clone(&threads.threads) })
     }
 
