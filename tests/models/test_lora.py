@@ -198,6 +198,28 @@ def test_without_batch_invariance_logits_are_pefts_in_one_call_and_module_by_mod
             assert_equals_peft(adapted, [samples[i] for i in mine], [lists[i] for i in mine])
 
 
+@pytest.mark.parametrize(
+    ("targets", "is_one_call"), [(["query_key_value", "dense"], True), (["dense", "dense_h_to_4h"], False)]
+)
+def test_blocks_side_by_side_have_adapters_in_one_call_unless_an_activation_follows(targets, is_one_call, tmp_path):
+    reference = make("gpt-neox", {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2})
+    reference.save_pretrained(tmp_path / "model")
+    make_adapter(reference, tmp_path / "adapter", seed=1, r=4, lora_alpha=4, target_modules=targets)
+    adapter = LoRARequest("adapter", 1, str(tmp_path / "adapter"))
+    with LLM(str(tmp_path / "model"), **OPTIONS) as llm:
+        kernel = llm.llm_engine.engine_core.core.executor._runner.model.decoder_kernel
+        inner, takes = kernel.takes, []
+        kernel.takes = lambda *arguments: takes.append(inner(*arguments)) or takes[-1]
+        adapted, base = run(llm, adapter, ALL_LOGITS), run(llm, None, ALL_LOGITS)
+    assert share_that_differs(ids_of(adapted), ids_of(base)) >= 0.9, "the adapter changes too little to be seen"
+    assert len(takes) >= 2 * LENGTH
+    assert takes[: len(takes) // 2] == [is_one_call] * (len(takes) // 2)
+    assert all(takes[-LENGTH:]), "steps without adapters are one call"
+    assert_equals_peft(reference, base)
+    with with_adapter(reference, tmp_path / "adapter") as with_products:
+        assert_equals_peft(with_products, adapted)
+
+
 def test_int8_weights_with_an_adapter_stay_close_to_the_same_without_rounding(world):
     folder, requests, _ = world
     with LLM(str(folder), **OPTIONS) as llm:

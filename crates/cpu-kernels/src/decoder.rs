@@ -64,10 +64,12 @@ pub struct DecoderBlock {
     pub attention_norm: DecoderNorm,
     /// Query, key and value, one after the other.
     pub qkv: Arc<PackedLinear>,
+    /// Whether these are of one head after the other, instead of all heads' queries, all keys and all values.
+    pub is_by_head: bool,
     /// Of each head of queries and of keys, or none.
     pub head_norms: Option<[DecoderNorm; 2]>,
-    /// Whether queries and keys are turned by their positions.
-    pub is_rotary: bool,
+    /// Which of a step's angles queries and keys are turned by; None: they are not turned.
+    pub rotary: Option<usize>,
     /// Factor on the products of queries and keys.
     pub scale: f32,
     /// A query sees this many tokens, itself included; None: all before it.
@@ -78,6 +80,8 @@ pub struct DecoderBlock {
     pub out: Arc<PackedLinear>,
     /// Before the MLP.
     pub mlp_norm: DecoderNorm,
+    /// Whether the MLP reads the stream that attention reads, before anything is added to that.
+    pub is_parallel: bool,
     /// From the stream to the MLP's features; where it is gated, to the gates and then to those.
     pub up: Arc<PackedLinear>,
     /// Whether each feature is multiplied by its gate.
@@ -86,6 +90,17 @@ pub struct DecoderBlock {
     pub activation: Activation,
     /// From them to the stream.
     pub down: Arc<PackedLinear>,
+}
+
+impl DecoderBlock {
+    fn check_rotary(&self, rotary: &[Rotary<'_>]) -> Result<(), DecoderError> {
+        match self.rotary {
+            Some(index) if index >= rotary.len() => {
+                Err(DecoderError::NoRotary { index, found: rotary.len() })
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Where the time of a run went.
@@ -131,6 +146,14 @@ impl Decoder {
                 .as_ref()
                 .map_or([head_dim; 2], |norms| norms.each_ref().map(|norm| norm.weight.len()));
             let features = parts.down.in_features();
+            if parts.is_by_head {
+                if heads.num_heads != heads.num_kv_heads {
+                    let Heads { num_heads, num_kv_heads, .. } = heads;
+                    return Err(DecoderError::ByHead { block, num_heads, num_kv_heads });
+                }
+                // The product goes there first.
+                inner_size = inner_size.max(parts.qkv.out_features());
+            }
             for (name, found, expected) in [
                 ("the norm of a query's head", head_norms[0], head_dim),
                 ("the norm of a key's head", head_norms[1], head_dim),
@@ -178,7 +201,7 @@ impl Decoder {
     /// * `hidden`: `[num_tokens, hidden_size]`, the embedded tokens; the stream is written over them.
     /// * `caches`: as `layout` says; keys and values of the tokens are put there.
     /// * `cache_of_block`: which of them is each block's. A trial may have one for all, since blocks take turns.
-    /// * `rotary`: what heads are turned by, where a block turns them.
+    /// * `rotary`: what heads are turned by; a block says which it takes.
     /// * `out`: `[num_tokens, hidden_size]`, the normed stream.
     ///
     /// # Errors
@@ -196,7 +219,7 @@ impl Decoder {
         caches: &mut [&mut [E]],
         cache_of_block: &[usize],
         layout: CacheLayout,
-        rotary: Option<&Rotary<'_>>,
+        rotary: &[Rotary<'_>],
         threads: &Threads,
         out: &mut [E],
     ) -> Result<DecoderTimes, DecoderError> {
@@ -216,7 +239,7 @@ impl Decoder {
         caches: &mut [&mut [E]],
         cache_of_block: &[usize],
         layout: CacheLayout,
-        rotary: Option<&Rotary<'_>>,
+        rotary: &[Rotary<'_>],
         adapters: &[AdapterTokens<'_>],
         threads: &Threads,
         out: &mut [E],
@@ -227,9 +250,7 @@ impl Decoder {
         }
         self.check_layout(layout)?;
         let num_tokens = batch.num_tokens();
-        if rotary.is_none() && self.blocks.iter().any(|block| block.is_rotary) {
-            return Err(DecoderError::NoRotary);
-        }
+        self.blocks.iter().try_for_each(|block| block.check_rotary(rotary))?;
         adapters::check(adapters, expected, num_tokens)?;
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let mut step = Step::<E>::new(self, num_tokens, &mut room)?;
@@ -258,7 +279,8 @@ impl Decoder {
     ///
     /// # Errors
     ///
-    /// Arrays that do not fit, in which case some of them may have been written to; a block that there is not.
+    /// Arrays that do not fit, in which case some of them may have been written to; a block that there is not, or that
+    /// has no halves.
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
     pub fn attend<E: Element>(
         &self,
@@ -268,14 +290,12 @@ impl Decoder {
         hidden: &mut [E],
         cache: &mut [E],
         layout: CacheLayout,
-        rotary: Option<&Rotary<'_>>,
+        rotary: &[Rotary<'_>],
         threads: &Threads,
     ) -> Result<DecoderTimes, DecoderError> {
-        let parts = self.block(block)?;
+        let parts = self.half_of(block)?;
         self.check_layout(layout)?;
-        if rotary.is_none() && parts.is_rotary {
-            return Err(DecoderError::NoRotary);
-        }
+        parts.check_rotary(rotary)?;
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let mut step = Step::<E>::new(self, batch.num_tokens(), &mut room)?;
         step.attend(parts, adds, batch, hidden, cache, layout, rotary, threads)?;
@@ -286,7 +306,7 @@ impl Decoder {
     ///
     /// # Errors
     ///
-    /// A stream that does not have so many tokens; a block that there is not.
+    /// A stream that does not have so many tokens; a block that there is not, or that has no halves.
     pub fn multiply<E: Element>(
         &self,
         block: usize,
@@ -295,16 +315,21 @@ impl Decoder {
         hidden: &mut [E],
         threads: &Threads,
     ) -> Result<DecoderTimes, DecoderError> {
-        let parts = self.block(block)?;
+        let parts = self.half_of(block)?;
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let mut step = Step::<E>::new(self, num_tokens, &mut room)?;
         step.multiply(parts, adds, hidden, threads)?;
         Ok(step.finish())
     }
 
-    fn block(&self, index: usize) -> Result<&DecoderBlock, DecoderError> {
+    /// A block that may run in halves.
+    fn half_of(&self, index: usize) -> Result<&DecoderBlock, DecoderError> {
         let found = self.blocks.len();
-        self.blocks.get(index).ok_or(DecoderError::Block { index, found })
+        let block = self.blocks.get(index).ok_or(DecoderError::Block { index, found })?;
+        if block.is_parallel {
+            return Err(DecoderError::Halves { block: index });
+        }
+        Ok(block)
     }
 
     fn check_layout(&self, layout: CacheLayout) -> Result<(), DecoderError> {

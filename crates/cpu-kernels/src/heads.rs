@@ -34,6 +34,35 @@ impl Heads {
     }
 }
 
+/// Queries, keys and values of one head after the other as all queries, all keys and all values.
+///
+/// `by_head` and `out` have those of `num_tokens` tokens, one token after the other.
+///
+/// # Panics
+///
+/// Fewer rows, or fewer keys than queries.
+pub(crate) fn split_heads<E: Element>(
+    by_head: &[E],
+    num_tokens: usize,
+    heads: Heads,
+    threads: &Threads,
+    out: &mut [E],
+) {
+    let (dim, size) = (heads.head_dim, heads.query_row());
+    assert_eq!(heads.num_heads, heads.num_kv_heads, "each head has its key");
+    let is_shared = num_tokens * 3 * size >= MIN_SHARED_FEATURES;
+    let (from, start) = (&by_head[..num_tokens * 3 * size], Start(out[..num_tokens * 3 * size].as_mut_ptr()));
+    threads.for_each(num_tokens, is_shared, |token| {
+        let row = &from[token * 3 * size..][..3 * size];
+        for (index, head) in row.chunks_exact(dim).enumerate() {
+            let to = start.at((3 * token + index % 3) * size + index / 3 * dim);
+            // SAFETY: the place is of `dim` elements within the token's row of `out`, which has one for each token and is
+            // this part's alone; `from` is another array.
+            unsafe { to.copy_from_nonoverlapping(head.as_ptr(), dim) };
+        }
+    });
+}
+
 /// Norm and turn the heads of queries and keys in place.
 ///
 /// `rows` has the queries, keys and values of `num_tokens` tokens, one token after the other; norms are of a head's features,
@@ -111,7 +140,7 @@ pub fn prepare_heads<E: Element>(
 /// The first row; parts write rows of their own.
 struct Start<E>(*mut E);
 
-// SAFETY: each part touches the row of its own token, see `prepare_heads`.
+// SAFETY: each part touches the row of its own token, see `split_heads` and `prepare_heads`.
 unsafe impl<E: Send> Sync for Start<E> {}
 
 impl<E> Start<E> {

@@ -33,13 +33,15 @@ fn decoder(is_gated: bool) -> Decoder {
     let block = |seed| DecoderBlock {
         attention_norm: norm(seed),
         qkv: layer(seed + 1, 128, WIDTH),
+        is_by_head: false,
         head_norms: None,
-        is_rotary: false,
+        rotary: None,
         scale: 0.25,
         sliding_window: None,
         soft_cap: None,
         out: layer(seed + 2, WIDTH, 64),
         mlp_norm: norm(seed + 3),
+        is_parallel: false,
         up: layer(seed + 4, if is_gated { 2 * INNER } else { INNER }, WIDTH),
         is_gated,
         activation: Activation::Silu,
@@ -85,7 +87,7 @@ fn run(decoder: &Decoder, adapters: &[AdapterTokens<'_>]) -> Result<Vec<Vec<f32>
     let (mut first, mut second) = (vec![0.0; 2 * 9 * 4 * 2 * 16], vec![0.0; 2 * 9 * 4 * 2 * 16]);
     let caches = &mut [&mut first[..], &mut second[..]];
     let threads = Threads::new(2).unwrap();
-    decoder.run_adapted(&batch, &mut hidden, caches, &[0, 1], LAYOUT, None, adapters, &threads, &mut out)?;
+    decoder.run_adapted(&batch, &mut hidden, caches, &[0, 1], LAYOUT, &[], adapters, &threads, &mut out)?;
     Ok(out.chunks_exact(WIDTH).map(<[f32]>::to_vec).collect())
 }
 

@@ -39,13 +39,15 @@ fn block(seed: u64, kind: WeightKind) -> DecoderBlock {
     DecoderBlock {
         attention_norm: some_norm(seed + 1, NormKind::Layer),
         qkv: layer(seed + 2, 128, WIDTH, kind),
+        is_by_head: false,
         head_norms: None,
-        is_rotary: false,
+        rotary: None,
         scale: 0.25,
         sliding_window: None,
         soft_cap: None,
         out: layer(seed + 3, WIDTH, 64, kind),
         mlp_norm: some_norm(seed + 4, NormKind::Rms),
+        is_parallel: false,
         up: layer(seed + 5, INNER, WIDTH, kind),
         is_gated: false,
         activation: Activation::GeluTanh,
@@ -61,7 +63,7 @@ fn rotary_block(seed: u64, kind: WeightKind) -> DecoderBlock {
     };
     DecoderBlock {
         head_norms: Some([head_norm(seed + 7), head_norm(seed + 8)]),
-        is_rotary: true,
+        rotary: Some(0),
         sliding_window: NonZeroU32::new(3),
         soft_cap: Some(2.0),
         up: layer(seed + 5, 2 * INNER, WIDTH, kind),
@@ -69,6 +71,25 @@ fn rotary_block(seed: u64, kind: WeightKind) -> DecoderBlock {
         activation: Activation::Silu,
         ..block(seed, kind)
     }
+}
+
+/// Attention and MLP side by side, and a projection that gives one head after the other.
+fn parallel_block(seed: u64, kind: WeightKind) -> DecoderBlock {
+    DecoderBlock {
+        qkv: layer(seed + 2, 192, WIDTH, kind),
+        is_by_head: true,
+        rotary: Some(1),
+        mlp_norm: some_norm(seed + 4, NormKind::Layer),
+        is_parallel: true,
+        activation: Activation::GeluErf,
+        ..block(seed, kind)
+    }
+}
+
+const AS_MANY_KEYS: Heads = Heads { num_kv_heads: 4, ..HEADS };
+
+fn layout_of(heads: Heads) -> CacheLayout {
+    CacheLayout { num_kv_heads: heads.num_kv_heads, ..LAYOUT }
 }
 
 /// Angles of some tokens, for the first features of a head.
@@ -81,7 +102,11 @@ const TURNED: usize = 10;
 
 impl Angles {
     fn new(num_tokens: usize) -> Self {
-        let angles = numbers(90, num_tokens * TURNED);
+        Self::seeded(90, num_tokens)
+    }
+
+    fn seeded(seed: u64, num_tokens: usize) -> Self {
+        let angles = numbers(seed, num_tokens * TURNED);
         Self { cos: angles.iter().map(|x| x.cos()).collect(), sin: angles.iter().map(|x| x.sin()).collect() }
     }
 
@@ -121,20 +146,36 @@ fn product<E: Element>(
     out
 }
 
+/// What a token's heads are turned by, of two kinds.
+fn two_angles(num_tokens: usize) -> [Angles; 2] {
+    [Angles::new(num_tokens), Angles::seeded(91, num_tokens)]
+}
+
 fn one_by_one<E: Element>(
     blocks: &[DecoderBlock],
     last: &DecoderNorm,
+    heads: Heads,
     batch: &RaggedBatch,
     hidden: &[E],
     caches: &mut [Vec<E>],
     threads: &Threads,
 ) -> Vec<E> {
     let mut hidden = hidden.to_vec();
-    let angles = Angles::new(batch.num_tokens());
+    let angles = two_angles(batch.num_tokens());
     let kernel = Kernel::best_for_products();
+    let (queries, keys) = (heads.num_heads * 16, heads.num_kv_heads * 16);
+    let stride = queries + 2 * keys;
     for (block, cache) in blocks.iter().zip(caches) {
         let normed = apply_norm(&block.attention_norm, &hidden, threads);
         let mut qkv = product(&block.qkv, &normed, Activation::None, None, threads);
+        if block.is_by_head {
+            let given = qkv.clone();
+            for (i, x) in qkv.iter_mut().enumerate() {
+                let (token, part, head, feature) =
+                    (i / stride, i % stride / queries, i % queries / 16, i % 16);
+                *x = given[token * stride + (3 * head + part) * 16 + feature];
+            }
+        }
         let norms = block.head_norms.as_ref().map(|norms| {
             norms.each_ref().map(|norm| Norm {
                 kind: norm.kind,
@@ -143,11 +184,11 @@ fn one_by_one<E: Element>(
                 eps: norm.eps,
             })
         });
-        let rotary = block.is_rotary.then(|| angles.rotary());
+        let rotary = block.rotary.map(|index| angles[index].rotary());
         let num_tokens = batch.num_tokens();
-        prepare_heads(&mut qkv, num_tokens, HEADS, norms.as_ref(), rotary.as_ref(), kernel, threads).unwrap();
-        let part = |first: usize| TokenRows { data: &qkv[first..], stride: 128 };
-        write_kv(batch, part(64), part(96), cache, LAYOUT).unwrap();
+        prepare_heads(&mut qkv, num_tokens, heads, norms.as_ref(), rotary.as_ref(), kernel, threads).unwrap();
+        let part = |first: usize| TokenRows { data: &qkv[first..], stride };
+        write_kv(batch, part(queries), part(queries + keys), cache, layout_of(heads)).unwrap();
         let mut attended = vec![E::narrow(0.0); batch.num_tokens() * 64];
         let options = AttentionOptions {
             sliding_window: block.sliding_window,
@@ -155,9 +196,11 @@ fn one_by_one<E: Element>(
             ..AttentionOptions::causal(block.scale)
         };
         let by = Kernel::best(16);
-        attend(batch, part(0), 4, cache, LAYOUT, &options, by, threads, &mut attended).unwrap();
-        hidden = product(&block.out, &attended, Activation::None, Some(&hidden), threads);
-        let normed = apply_norm(&block.mlp_norm, &hidden, threads);
+        attend(batch, part(0), 4, cache, layout_of(heads), &options, by, threads, &mut attended).unwrap();
+        let before = hidden;
+        hidden = product(&block.out, &attended, Activation::None, Some(&before), threads);
+        let read = if block.is_parallel { &before } else { &hidden };
+        let normed = apply_norm(&block.mlp_norm, read, threads);
         let inner = if block.is_gated {
             let mut both = product(&block.up, &normed, Activation::None, None, threads);
             apply_gates(&mut both, 2 * INNER, block.activation, kernel, threads);
@@ -171,26 +214,39 @@ fn one_by_one<E: Element>(
 }
 
 fn check<E: Element>(kind: WeightKind) {
+    check_blocks::<E>(
+        vec![block(10, kind), rotary_block(20, kind), block(50, kind)],
+        HEADS,
+        &format!("{kind:?}"),
+    );
+    let in_turn = DecoderBlock { is_parallel: false, ..parallel_block(60, kind) };
+    let blocks = vec![parallel_block(10, kind), in_turn, parallel_block(50, kind)];
+    check_blocks::<E>(blocks, AS_MANY_KEYS, &format!("{kind:?}, side by side"));
+}
+
+/// Three blocks, to the bit, with what they leave in the caches.
+fn check_blocks<E: Element>(blocks: Vec<DecoderBlock>, heads: Heads, what: &str) {
     let threads = Threads::new(2).unwrap();
     let batch = batch();
-    let blocks = vec![block(10, kind), rotary_block(20, kind), block(50, kind)];
     let last = some_norm(30, NormKind::Layer);
     let mut hidden: Vec<E> = narrowed(40, batch.num_tokens() * WIDTH);
-    let mut caches: [Vec<E>; 3] = [narrowed(41, CACHE), narrowed(42, CACHE), narrowed(43, CACHE)];
+    let size = CACHE / 2 * heads.num_kv_heads;
+    let mut caches: [Vec<E>; 3] = [narrowed(41, size), narrowed(42, size), narrowed(43, size)];
     let mut expected_caches = caches.clone();
-    let expected = one_by_one(&blocks, &last, &batch, &hidden, &mut expected_caches, &threads);
-    let decoder = Decoder::new(blocks, last, HEADS).unwrap();
-    assert_eq!((decoder.num_blocks(), decoder.hidden_size(), decoder.heads()), (3, WIDTH, HEADS));
+    let expected = one_by_one(&blocks, &last, heads, &batch, &hidden, &mut expected_caches, &threads);
+    let decoder = Decoder::new(blocks, last, heads).unwrap();
+    assert_eq!((decoder.num_blocks(), decoder.hidden_size(), decoder.heads()), (3, WIDTH, heads));
     let mut out = vec![E::narrow(f32::NAN); expected.len()];
     let [first, second, third] = &mut caches;
     let caches_of = &mut [&mut first[..], second, third];
-    let angles = Angles::new(batch.num_tokens());
-    let rotary = Some(&angles.rotary());
-    decoder.run(&batch, &mut hidden, caches_of, &[0, 1, 2], LAYOUT, rotary, &threads, &mut out).unwrap();
+    let angles = two_angles(batch.num_tokens());
+    let rotary = angles.each_ref().map(Angles::rotary);
+    let layout = layout_of(heads);
+    decoder.run(&batch, &mut hidden, caches_of, &[0, 1, 2], layout, &rotary, &threads, &mut out).unwrap();
     let bits = |numbers: &[E]| numbers.iter().map(|x| x.widen().to_bits()).collect::<Vec<_>>();
-    assert_eq!(bits(&out), bits(&expected), "{kind:?}");
+    assert_eq!(bits(&out), bits(&expected), "{what}");
     for (found, expected) in caches.iter().zip(&expected_caches) {
-        assert_eq!(bits(found), bits(expected), "{kind:?}");
+        assert_eq!(bits(found), bits(expected), "{what}");
     }
 }
 
@@ -225,7 +281,7 @@ fn by_halves(
     };
     for (block, cache) in caches.iter_mut().enumerate() {
         let before = stream.clone();
-        let rotary = Some(&angles.rotary());
+        let rotary = &[angles.rotary()];
         decoder.attend(block, adds, batch, &mut stream, cache, LAYOUT, rotary, threads).unwrap();
         add(&mut stream, &before);
         let before = stream.clone();
@@ -248,7 +304,7 @@ fn halves_of_blocks_give_what_one_call_gives() {
     let (mut first, mut second) = (narrowed::<f32>(41, CACHE), narrowed::<f32>(41, CACHE));
     let caches = &mut [&mut first[..], &mut second];
     let angles = Angles::new(batch.num_tokens());
-    let rotary = Some(&angles.rotary());
+    let rotary = &[angles.rotary()];
     decoder.run(&batch, &mut whole, caches, &[0, 1], LAYOUT, rotary, &threads, &mut out).unwrap();
     assert_eq!(stream, whole, "the stream after the last block");
     assert_eq!(apply_norm(&last, &stream, &threads), out);
@@ -260,8 +316,14 @@ fn halves_of_blocks_give_what_one_call_gives() {
     let mut stream = hidden.clone();
     let error = DecoderError::Block { index: 2, found: 2 };
     assert_eq!(decoder.multiply(2, true, batch.num_tokens(), &mut stream, &threads).unwrap_err(), error);
-    let error = decoder.attend(1, true, &batch, &mut stream, &mut first, LAYOUT, None, &threads).unwrap_err();
-    assert_eq!(error, DecoderError::NoRotary);
+    let error = decoder.attend(1, true, &batch, &mut stream, &mut first, LAYOUT, &[], &threads).unwrap_err();
+    assert_eq!(error, DecoderError::NoRotary { index: 0, found: 0 });
+    let side_by_side = DecoderBlock { is_parallel: true, ..block(10, WeightKind::F32) };
+    let parallel = Decoder::new(vec![side_by_side], last, HEADS).unwrap();
+    let error = DecoderError::Halves { block: 0 };
+    let cut = parallel.attend(0, true, &batch, &mut stream, &mut first, LAYOUT, &[], &threads);
+    assert_eq!(cut.unwrap_err(), error);
+    assert_eq!(parallel.multiply(0, true, batch.num_tokens(), &mut stream, &threads).unwrap_err(), error);
     let short = &mut stream[1..];
     assert!(matches!(
         decoder.multiply(0, true, batch.num_tokens(), short, &threads).unwrap_err(),
@@ -299,6 +361,8 @@ fn what_does_not_fit_is_refused() {
     for (change, expected) in cases {
         assert_eq!(make(change).unwrap_err(), expected);
     }
+    let error = DecoderError::ByHead { block: 1, num_heads: 4, num_kv_heads: 2 };
+    assert_eq!(make(|block| block.is_by_head = true).unwrap_err(), error);
     assert!(make(|block| block.up = layer(1, 10, 36, WeightKind::F32)).is_err(), "down has 53 inputs");
 
     let decoder = make(|_| ()).unwrap();
@@ -306,7 +370,7 @@ fn what_does_not_fit_is_refused() {
     let mut cache = vec![0.0_f32; CACHE];
     let run = |hidden: usize, cache: &mut [f32], of_block: &[usize], layout, out: usize| {
         let (mut hidden, mut out) = (vec![0.0; hidden], vec![0.0; out]);
-        decoder.run(&batch, &mut hidden, &mut [cache], of_block, layout, None, &threads, &mut out).map(|_| ())
+        decoder.run(&batch, &mut hidden, &mut [cache], of_block, layout, &[], &threads, &mut out).map(|_| ())
     };
     let all = 9 * WIDTH;
     run(all, &mut cache, &[0, 0], LAYOUT, all).unwrap();
@@ -338,19 +402,19 @@ fn what_heads_are_turned_by_must_fit() {
     let decoder = Decoder::new(vec![rotary_block(4, WeightKind::F32)], last, HEADS).unwrap();
     let batch = batch();
     let angles = Angles::new(9);
-    let run = |rotary: Option<&Rotary<'_>>| {
+    let run = |rotary: &[Rotary<'_>]| {
         let (mut hidden, mut out, mut cache) = (vec![0.0; 9 * WIDTH], vec![0.0; 9 * WIDTH], vec![0.0; CACHE]);
         decoder
             .run(&batch, &mut hidden, &mut [&mut cache], &[0], LAYOUT, rotary, &threads, &mut out)
             .map(|_| ())
     };
-    run(Some(&angles.rotary())).unwrap();
-    assert_eq!(run(None).unwrap_err(), DecoderError::NoRotary);
+    run(&[angles.rotary()]).unwrap();
+    assert_eq!(run(&[]).unwrap_err(), DecoderError::NoRotary { index: 0, found: 0 });
     for width in [0, 5, 18] {
         let error = DecoderError::Rotary(RotaryError::Width { width, head_dim: 16 });
-        assert_eq!(run(Some(&Rotary { width, ..angles.rotary() })).unwrap_err(), error);
+        assert_eq!(run(&[Rotary { width, ..angles.rotary() }]).unwrap_err(), error);
     }
     let short = Rotary { sin: &angles.sin[1..], ..angles.rotary() };
     let error = RotaryError::Length { name: "sin", found: 89, expected: 90 };
-    assert_eq!(run(Some(&short)).unwrap_err(), DecoderError::Rotary(error));
+    assert_eq!(run(&[short]).unwrap_err(), DecoderError::Rotary(error));
 }

@@ -42,13 +42,15 @@ type NormParts<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, f32);
 struct BlockParts<'py> {
     attention_norm: NormParts<'py>,
     qkv: PyRef<'py, CpuLinear>,
+    is_by_head: bool,
     head_norms: Option<(NormParts<'py>, NormParts<'py>)>,
-    is_rotary: bool,
+    rotary: Option<usize>,
     scale: f32,
     sliding_window: Option<NonZeroU32>,
     soft_cap: Option<f32>,
     out: PyRef<'py, CpuLinear>,
     mlp_norm: NormParts<'py>,
+    is_parallel: bool,
     up: PyRef<'py, CpuLinear>,
     is_gated: bool,
     activation: String,
@@ -61,15 +63,17 @@ impl BlockParts<'_> {
         Ok(DecoderBlock {
             attention_norm: norm_of(&self.attention_norm)?,
             qkv: Arc::clone(&self.qkv.layer),
+            is_by_head: self.is_by_head,
             head_norms: norms
                 .map(|(of_query, of_key)| Ok::<_, PyErr>([norm_of(of_query)?, norm_of(of_key)?]))
                 .transpose()?,
-            is_rotary: self.is_rotary,
+            rotary: self.rotary,
             scale: self.scale,
             sliding_window: self.sliding_window,
             soft_cap: self.soft_cap,
             out: Arc::clone(&self.out.layer),
             mlp_norm: norm_of(&self.mlp_norm)?,
+            is_parallel: self.is_parallel,
             up: Arc::clone(&self.up.layer),
             is_gated: self.is_gated,
             activation: activation_of(&self.activation)?,
@@ -89,8 +93,8 @@ fn norm_of((weight, bias, eps): &NormParts<'_>) -> PyResult<DecoderNorm> {
 
 type CosSin<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 
-fn rotary_rows(rotary: Option<CosSin<'_>>) -> PyResult<Option<[Rows<f32>; 2]>> {
-    rotary.map(|(cos, sin)| Ok([Rows::new("cos", &cos)?, Rows::new("sin", &sin)?])).transpose()
+fn rotary_rows(rotary: &[CosSin<'_>]) -> PyResult<Vec<[Rows<f32>; 2]>> {
+    rotary.iter().map(|(cos, sin)| Ok([Rows::new("cos", cos)?, Rows::new("sin", sin)?])).collect()
 }
 
 /// An adapter of a decoder.
@@ -140,7 +144,7 @@ impl CpuDecoder {
         Ok(Self { decoder })
     }
 
-    #[pyo3(signature = (plan, hidden, kv_caches, out, rotary=None, adapters=None))]
+    #[pyo3(signature = (plan, hidden, kv_caches, out, rotary=Vec::new(), adapters=None))]
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
     fn forward(
         &self,
@@ -149,23 +153,23 @@ impl CpuDecoder {
         hidden: &Bound<'_, PyAny>,
         kv_caches: Vec<Bound<'_, PyAny>>,
         out: &Bound<'_, PyAny>,
-        rotary: Option<CosSin<'_>>,
+        rotary: Vec<CosSin<'_>>,
         adapters: Option<Vec<AdapterArgument<'_>>>,
     ) -> PyResult<(u64, u64, u64)> {
-        let rotary = rotary_rows(rotary)?;
+        let rotary = rotary_rows(&rotary)?;
         let adapters = adapters.unwrap_or_default();
         let adapters: Vec<_> = adapters
             .iter()
             .map(|(adapter, tokens)| AdapterTokens { adapter: &adapter.adapter, tokens: tokens.clone() })
             .collect();
         if PyBuffer::<f32>::get(hidden).is_ok() {
-            self.forward_as::<f32, f32>(py, plan, hidden, &kv_caches, out, rotary.as_ref(), &adapters)
+            self.forward_as::<f32, f32>(py, plan, hidden, &kv_caches, out, &rotary, &adapters)
         } else {
-            self.forward_as::<u16, bf16>(py, plan, hidden, &kv_caches, out, rotary.as_ref(), &adapters)
+            self.forward_as::<u16, bf16>(py, plan, hidden, &kv_caches, out, &rotary, &adapters)
         }
     }
 
-    #[pyo3(signature = (plan, block, hidden, kv_cache, rotary=None, *, adds=true))]
+    #[pyo3(signature = (plan, block, hidden, kv_cache, rotary=Vec::new(), *, adds=true))]
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
     fn attend(
         &self,
@@ -174,14 +178,14 @@ impl CpuDecoder {
         block: usize,
         hidden: &Bound<'_, PyAny>,
         kv_cache: &Bound<'_, PyAny>,
-        rotary: Option<CosSin<'_>>,
+        rotary: Vec<CosSin<'_>>,
         adds: bool,
     ) -> PyResult<(u64, u64, u64)> {
-        let rotary = rotary_rows(rotary)?;
+        let rotary = rotary_rows(&rotary)?;
         if PyBuffer::<f32>::get(hidden).is_ok() {
-            self.attend_as::<f32, f32>(py, plan, block, adds, hidden, kv_cache, rotary.as_ref())
+            self.attend_as::<f32, f32>(py, plan, block, adds, hidden, kv_cache, &rotary)
         } else {
-            self.attend_as::<u16, bf16>(py, plan, block, adds, hidden, kv_cache, rotary.as_ref())
+            self.attend_as::<u16, bf16>(py, plan, block, adds, hidden, kv_cache, &rotary)
         }
     }
 
@@ -213,28 +217,28 @@ impl CpuDecoder {
         adds: bool,
         hidden: &Bound<'_, PyAny>,
         kv_cache: &Bound<'_, PyAny>,
-        rotary: Option<&[Rows<f32>; 2]>,
+        rotary: &[[Rows<f32>; 2]],
     ) -> PyResult<(u64, u64, u64)> {
         let hidden = self.stream::<T>(plan, hidden)?;
         let cache = Array::<T>::new("a KV cache", kv_cache, 5)?;
         let layout = cache.layout()?;
         cache.expect_contiguous()?;
         cache.expect_writable()?;
-        for rows in rotary.into_iter().flatten() {
+        for rows in rotary.iter().flatten() {
             rows.expect_contiguous()?;
         }
         let mut places = vec![hidden.place(), cache.place()?];
-        places.extend(rotary.into_iter().flatten().map(Rows::place));
+        places.extend(rotary.iter().flatten().map(Rows::place));
         expect_apart(
             places,
             "hidden, the KV cache, cosines and sines overlap, but the first two are written",
         )?;
-        let rotary = rotary.map(rotary_of);
+        let rotary: Vec<_> = rotary.iter().map(rotary_of).collect();
         // SAFETY: both are writable and contiguous, share no byte with each other, and stay where they are while the views
         // live. That no other thread of Python touches them meanwhile is the caller's part, as with every call of numpy.
         let (hidden, cache) = unsafe { (hidden.as_mut_slice::<E>(), cache.as_mut_slice::<E>()) };
         let (batch, threads) = (&plan.batch, &plan.threads);
-        py.detach(|| self.decoder.attend(block, adds, batch, hidden, cache, layout, rotary.as_ref(), threads))
+        py.detach(|| self.decoder.attend(block, adds, batch, hidden, cache, layout, &rotary, threads))
             .map(nanoseconds)
             .map_err(decoder_error)
     }
@@ -279,7 +283,7 @@ impl CpuDecoder {
         hidden: &Bound<'_, PyAny>,
         kv_caches: &[Bound<'_, PyAny>],
         out: &Bound<'_, PyAny>,
-        rotary: Option<&[Rows<f32>; 2]>,
+        rotary: &[[Rows<f32>; 2]],
         adapters: &[AdapterTokens<'_>],
     ) -> PyResult<(u64, u64, u64)> {
         let hidden = Rows::<T>::new("hidden", hidden)?;
@@ -298,7 +302,7 @@ impl CpuDecoder {
             rows.expect_contiguous()?;
             rows.expect_writable()?;
         }
-        for rows in rotary.into_iter().flatten() {
+        for rows in rotary.iter().flatten() {
             rows.expect_contiguous()?;
         }
         let mut places = vec![hidden.place(), out.place()];
@@ -319,12 +323,12 @@ impl CpuDecoder {
                 places.push(place);
             }
         }
-        places.extend(rotary.into_iter().flatten().map(Rows::place));
+        places.extend(rotary.iter().flatten().map(Rows::place));
         expect_apart(
             places,
             "hidden, out, the KV caches, cosines and sines overlap, but the first three are written",
         )?;
-        let rotary = rotary.map(rotary_of);
+        let rotary: Vec<_> = rotary.iter().map(rotary_of).collect();
         // SAFETY: all are writable and contiguous, share no byte with each other, and stay where they are while the views live.
         // That no other thread of Python touches them meanwhile is the caller's part, as with every call of numpy and torch.
         let (hidden, out) = unsafe { (hidden.as_mut_slice::<E>(), out.as_mut_slice::<E>()) };
@@ -341,7 +345,7 @@ impl CpuDecoder {
                     &mut caches,
                     &cache_of_block,
                     layout,
-                    rotary.as_ref(),
+                    &rotary,
                     adapters,
                     threads,
                     out,

@@ -16,13 +16,15 @@ class CoreBlock(TypedDict):
 
     attention_norm: _Norm
     qkv: PackedLinear
+    is_by_head: bool
     head_norms: tuple[_Norm, _Norm] | None
-    is_rotary: bool
+    rotary: int | None
     scale: float
     sliding_window: int | None
     soft_cap: float | None
     out: PackedLinear
     mlp_norm: _Norm
+    is_parallel: bool
     up: PackedLinear
     is_gated: bool
     activation: str
@@ -94,7 +96,7 @@ class CpuDecoder:
         hidden: npt.NDArray[Any],
         kv_caches: Sequence[npt.NDArray[Any]],
         out: npt.NDArray[Any],
-        rotary: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None,
+        rotary: Sequence[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = (),
         adapters: Sequence[tuple[CpuAdapter, Sequence[int]]] | None = None,
     ) -> tuple[int, int, int]:
         """Run a step's tokens through all blocks, by the threads of the plan.
@@ -103,8 +105,8 @@ class CpuDecoder:
 
         ``hidden``, which is overwritten, and ``out`` are ``[num_tokens, hidden_size]``; a cache for each block is as in
         ``CpuAttentionPlan.forward``; blocks may have the same one, in turns. All are float32, or all bfloat16 seen as
-        uint16, contiguous, and share memory with nothing else. ``rotary`` is cosines and sines of the tokens,
-        ``[num_tokens, turned features of a head]``, for blocks that turn their heads. ``adapters`` add to
+        uint16, contiguous, and share memory with nothing else. ``rotary`` has cosines and sines of the tokens,
+        ``[num_tokens, turned features of a head]``, of each kind that a block names by its number. ``adapters`` add to
         the layers for their tokens, which are given in ascending order. Releases the interpreter.
 
         Raises ``TypeError`` for another dtype, ``ValueError`` naming the value and the limit, ``MemoryError`` saying
@@ -116,7 +118,7 @@ class CpuDecoder:
         block: int,
         hidden: npt.NDArray[Any],
         kv_cache: npt.NDArray[Any],
-        rotary: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None,
+        rotary: Sequence[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = (),
         *,
         adds: bool = True,
     ) -> tuple[int, int, int]:
@@ -124,6 +126,7 @@ class CpuDecoder:
 
         ``hidden`` is the stream before and after it; without ``adds`` the result takes the stream's place, so that it
         may be added to another's. Arrays, times and errors are those of ``forward``, with the cache of this block.
+        Raises ``ValueError`` for a block whose MLP reads what attention read, too.
         """
     def multiply(
         self, plan: CpuAttentionPlan, block: int, hidden: npt.NDArray[Any], *, adds: bool = True

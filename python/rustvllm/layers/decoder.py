@@ -17,6 +17,8 @@ from rustvllm.layers.linear import Linear
 class PreNormBlock:
     """Causal attention and an MLP, each on the normed stream and added to it.
 
+    The norm before the MLP is of the stream with attention added, or (``is_parallel``) of the one that attention read.
+
     Attributes:
         attention_norm: Before attention.
         qkv: Query, key and value of all heads, one after the other.
@@ -27,10 +29,12 @@ class PreNormBlock:
         activation: Of the features, or of the gates.
         down: From the features to the stream.
         head_norms: Of each query's head and of each key's, before they are turned; None: there are none.
-        is_rotary: Whether queries and keys are turned by their positions; otherwise positions are in the stream.
+        rotary: Which of the step's cosines and sines queries and keys are turned by; None: positions are in the stream.
         sliding_window: Tokens that a query sees, itself included; None: all.
         soft_cap: See ``AttentionPlan.forward``.
         is_gated: Whether the activation's result is a factor of each feature.
+        is_by_head: Whether ``qkv`` gives query, key and value of one head after the other.
+        is_parallel: See above.
     """
 
     attention_norm: nn.Module
@@ -42,10 +46,17 @@ class PreNormBlock:
     activation: Activation
     down: Linear
     head_norms: tuple[nn.Module, nn.Module] | None = None
-    is_rotary: bool = False
+    rotary: int | None = None
     sliding_window: int | None = None
     soft_cap: float | None = None
     is_gated: bool = False
+    is_by_head: bool = False
+    is_parallel: bool = False
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether attention and MLP can run apart, with nothing but the stream between them."""
+        return not self.is_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +79,7 @@ class DecoderKernel(Protocol):
         hidden: Tensor,
         kv_caches: Sequence[Tensor],
         attention: object,
-        rotary: tuple[Tensor, Tensor] | None = None,
+        rotary: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Tensor:
         """All blocks and the last norm.
 
@@ -76,8 +87,8 @@ class DecoderKernel(Protocol):
             hidden: ``[num_tokens, hidden_size]``, the embedded tokens; it may be overwritten.
             kv_caches: Of each block, written and read.
             attention: The step's plan.
-            rotary: Cosines and sines of the tokens' positions as ``RotaryEmbedding.cos_sin`` gives them, in float32;
-                None where no block turns its heads.
+            rotary: Cosines and sines of the tokens' positions as ``RotaryEmbedding.cos_sin`` gives them, in float32,
+                of each kind that blocks turn their heads by.
 
         Returns:
             ``[num_tokens, hidden_size]``, normalised.

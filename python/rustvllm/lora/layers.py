@@ -189,7 +189,7 @@ class DecoderWithAdapters:
         hidden: Tensor,
         kv_caches: Sequence[Tensor],
         attention: object,
-        rotary: tuple[Tensor, Tensor] | None = None,
+        rotary: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Tensor:
         """See ``DecoderKernel.forward``."""
         if not self._step.runs:

@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.activation import get_activation
+from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.norm import LayerNorm
 from rustvllm.layers.parallel import RowLinear, VocabEmbedding, VocabHead, column_linear, head_parts
 from rustvllm.layers.rotary import RotaryEmbedding, apply_rotary
@@ -81,6 +83,15 @@ class GPTNeoXLayer(nn.Module):
         out: Tensor = self.mlp(normed, residual=attended)
         return out
 
+    def outline(self) -> PreNormBlock:
+        """What ``forward`` does, as parts."""
+        attn, mlp = self.attention, self.mlp
+        return PreNormBlock(
+            self.input_layernorm, attn.query_key_value, attn.scale, attn.dense,
+            self.post_attention_layernorm, mlp.dense_h_to_4h, mlp.act, mlp.dense_4h_to_h,
+            rotary=0, is_by_head=True, is_parallel=self.parallel,
+        )  # fmt: skip
+
 
 class GPTNeoXForCausalLM(CausalLM):
     """``GPTNeoXForCausalLM`` of a checkpoint."""
@@ -113,11 +124,19 @@ class GPTNeoXForCausalLM(CausalLM):
     ) -> Tensor:
         """See ``CausalLM.forward``."""
         hidden = self.embed_tokens(input_ids)
+        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
+            rotary = self.rotary.cos_sin(positions, torch.float32)
+            return self.decoder_kernel.forward(hidden, kv_caches, attention, (rotary,))
         cos, sin = self.rotary.cos_sin(positions, hidden.dtype)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden = layer(hidden, cos, sin, kv_cache, attention)
         normed: Tensor = self.final_layer_norm(hidden)
         return normed
+
+    def decoder_outline(self) -> PreNormDecoder:
+        """See ``CausalLM.decoder_outline``."""
+        blocks = (layer.outline() for layer in self.layers if isinstance(layer, GPTNeoXLayer))
+        return PreNormDecoder(tuple(blocks), self.final_layer_norm)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """See ``CausalLM.checkpoint_tensors``: the embedding has a name of its own."""

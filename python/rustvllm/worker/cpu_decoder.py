@@ -4,7 +4,7 @@ Module by module a step is some eighty calls, each of which Python prepares whil
 does the same work in the same order, bit for bit but for two things that the modules let torch do: the turns of heads
 and the gates of MLPs, which here are rounded once. The modules remain what runs where any part is computed by something
 else, or where ``RUSTVLLM_DECODER=modules`` asks for them. Where ranks share the model, a block is two calls, after each
-of which the ranks add what they have.
+of which the ranks add what they have; blocks that have no halves stay with their modules there.
 """
 
 from __future__ import annotations
@@ -63,16 +63,15 @@ class CoreDecoder:
         hidden: Tensor,
         kv_caches: Sequence[Tensor],
         attention: object,
-        rotary: tuple[Tensor, Tensor] | None = None,
+        rotary: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Tensor:
         """See ``DecoderKernel.forward``."""
         assert isinstance(attention, CPUAttentionPlan)
         hidden = hidden.contiguous()
         out = torch.empty_like(hidden)
         caches = [host_array(cache) for cache in kv_caches]
-        cos_sin = None if rotary is None else (_rows(rotary[0]), _rows(rotary[1]))
         self.times = self._core.forward(
-            attention.core, host_array(hidden), caches, host_array(out), cos_sin, self.adapters or None
+            attention.core, host_array(hidden), caches, host_array(out), _cos_sin(rotary), self.adapters or None
         )
         return out
 
@@ -115,13 +114,13 @@ class SharedCoreDecoder(CoreDecoder):
         hidden: Tensor,
         kv_caches: Sequence[Tensor],
         attention: object,
-        rotary: tuple[Tensor, Tensor] | None = None,
+        rotary: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Tensor:
         """See ``DecoderKernel.forward``."""
         assert isinstance(attention, CPUAttentionPlan)
         hidden, plan = hidden.contiguous(), attention.core
         stream = host_array(hidden)
-        cos_sin = None if rotary is None else (_rows(rotary[0]), _rows(rotary[1]))
+        cos_sin = _cos_sin(rotary)
         times = []
         for index, ((out, down), cache) in enumerate(zip(self._sums, kv_caches, strict=True)):
             times.append(self._core.attend(plan, index, stream, host_array(cache), cos_sin, adds=out.adds_residual))
@@ -140,10 +139,12 @@ def use_core_decoder(model: CausalLM) -> None:
     outline = model.decoder_outline()
     if outline is None or envs.decoder() == "modules":
         return
+    is_shared = model.group.size > 1
+    if is_shared and not all(block.has_halves for block in outline.blocks):
+        return
     row_classes = [_takes_all(outline, index) for index in range(NUM_ROW_CLASSES)]
     if any(row_classes):
         core = _make_core(outline, model)
-        is_shared = model.group.size > 1
         model.decoder_kernel = (
             SharedCoreDecoder(core, row_classes, outline) if is_shared else CoreDecoder(core, row_classes, outline)
         )
@@ -192,17 +193,26 @@ def _core_block(block: PreNormBlock) -> CoreBlock:
         "attention_norm": _norm(block.attention_norm),
         "qkv": _packed(block.qkv),
         "head_norms": None if norms is None else (_norm(norms[0]), _norm(norms[1])),
-        "is_rotary": block.is_rotary,
+        "is_by_head": block.is_by_head,
+        "rotary": block.rotary,
         "scale": block.scale,
         "sliding_window": block.sliding_window,
         "soft_cap": block.soft_cap,
         "out": _packed(block.out),
         "mlp_norm": _norm(block.mlp_norm),
+        "is_parallel": block.is_parallel,
         "up": _packed(block.up),
         "is_gated": block.is_gated,
         "activation": activation,
         "down": _packed(block.down),
     }
+
+
+_CosSin = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+
+
+def _cos_sin(rotary: Sequence[tuple[Tensor, Tensor]]) -> list[_CosSin]:
+    return [(_rows(cos), _rows(sin)) for cos, sin in rotary]
 
 
 def _rows(cos_or_sin: Tensor) -> npt.NDArray[np.float32]:

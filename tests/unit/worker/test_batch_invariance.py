@@ -36,6 +36,10 @@ SMALL_LLAMA = LLAMA | {"hidden_size": 36, "intermediate_size": 53, "head_dim": 1
         "gpt2-int4-g128",
         "llama-int4-g64-float",
         "qwen3",
+        "neox",
+        "neox-bfloat16",
+        "neox-int8",
+        "neox-int4-g32",
     ],
 )
 def model(request):
@@ -49,6 +53,7 @@ def make_model(name):
         "gpt2": (SMALL_GPT2, "GPT2LMHeadModel"),
         "llama": (SMALL_LLAMA, "LlamaForCausalLM"),
         "qwen3": (SMALL_LLAMA, "Qwen3ForCausalLM"),
+        "neox": (SMALL_LLAMA | {"num_attention_heads": 3, "rotary_pct": 0.5}, "GPTNeoXForCausalLM"),
     }[name.partition("-")[0]]
     dtype = torch.bfloat16 if "bfloat16" in name else torch.float32
     quantization = name.partition("-")[2].removesuffix("-float") if "int" in name else None

@@ -14,6 +14,7 @@ from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.layers.linear import Linear
 from rustvllm.models.gemma2 import Gemma2ForCausalLM
 from rustvllm.models.gpt2 import GPT2LMHeadModel
+from rustvllm.models.gpt_neox import GPTNeoXForCausalLM
 from rustvllm.models.llama import LlamaForCausalLM
 from rustvllm.models.mistral import MistralForCausalLM
 from rustvllm.models.opt import OPTForCausalLM
@@ -82,12 +83,15 @@ def test_one_call_has_the_bits_of_the_modules(threads, architecture, dtype, kind
 
 
 SIZES = LLAMA | {"hidden_size": 36, "intermediate_size": 53, "head_dim": 12}
+NEOX = SIZES | {"num_attention_heads": 3, "rotary_pct": 0.5}  # heads of 12, of which 6 features turn
 ROTARY = {
     "llama": (LlamaForCausalLM, SIZES | {"attention_bias": True, "mlp_bias": True}),
     "llama-yarn": (LlamaForCausalLM, SIZES | {"rope_parameters": YARN_ROPE}),
     "mistral-window": (MistralForCausalLM, SIZES | {"sliding_window": 9}),
     "qwen2": (Qwen2ForCausalLM, SIZES),
     "qwen3": (Qwen3ForCausalLM, SIZES | {"head_dim": 16}),
+    "gpt-neox": (GPTNeoXForCausalLM, NEOX),
+    "gpt-neox-one-after-the-other": (GPTNeoXForCausalLM, NEOX | {"use_parallel_residual": False, "hidden_act": "relu"}),
     "phi3-partial": (Phi3ForCausalLM, SIZES | {"partial_rotary_factor": 0.5}),
 }
 
@@ -178,7 +182,8 @@ def core_decoder(threads, **changes):
         layers[name].pack_rows(0, np.ones(changes.get(name, shape), np.float32))
     norm = (np.ones(8, np.float32), None, 1e-5)
     block = {
-        "attention_norm": norm, "mlp_norm": norm, "head_norms": None, "is_rotary": False, "scale": 1.0,
+        "attention_norm": norm, "mlp_norm": norm, "head_norms": None, "rotary": None, "scale": 1.0,
+        "is_by_head": False, "is_parallel": False,
         "sliding_window": None, "soft_cap": None, "is_gated": False, "activation": "relu", **layers,
     }  # fmt: skip
     block |= {name: value for name, value in changes.items() if name in block and name not in layers}
@@ -192,6 +197,8 @@ def test_what_the_core_refuses(threads):
         core_decoder(threads, activation="tanh")
     with pytest.raises(TypeError, match="the weight of a norm must be an array of float32"):
         core_decoder(threads, norm=(np.ones(8), None, 1e-5))
+    with pytest.raises(ValueError, match=r"block 0 does not run in halves: its parts share what lies between them"):
+        core_decoder(threads, is_parallel=True)[0].multiply(plan_of_one_token().core, 0, np.ones((1, 8), np.float32))
     decoder, layers = core_decoder(threads)
     with pytest.raises(RuntimeError, match="part of a decoder"):
         layers["up"].pack_rows(0, np.zeros((10, 8), np.float32))
@@ -223,21 +230,21 @@ def test_what_the_core_refuses(threads):
 
 
 def test_what_heads_are_turned_by_must_fit(threads):
-    decoder, _ = core_decoder(threads, is_rotary=True)
+    decoder, _ = core_decoder(threads, rotary=0)
     plan = plan_of_one_token().core
     hidden, out = np.ones((2, 1, 8), np.float32)
     cache = np.zeros((2, 4, 16, 1, 8), np.float32)
     cos, sin = np.ones((2, 1, 4), np.float32)
-    decoder.forward(plan, hidden, [cache], out, (cos, sin))
+    decoder.forward(plan, hidden, [cache], out, [(cos, sin)])
     assert np.isfinite(out).all()
     for rotary, message in [
-        (None, "heads are turned by their positions, but no cosines and sines are given"),
-        ((cos[:, :3], sin[:, :3]), "have 3 features, but heads of 8 need an even number from 2 to 8"),
-        ((cos, sin[:, :2]), "sin has 2 elements, but 4 are needed"),
-        ((cos, out[:, :4]), "overlap"),
-        ((cos, cache[0, 0, 0]), "overlap"),
+        ([], "heads are turned by cosines and sines number 0, but 0 are given"),
+        ([(cos[:, :3], sin[:, :3])], "have 3 features, but heads of 8 need an even number from 2 to 8"),
+        ([(cos, sin[:, :2])], "sin has 2 elements, but 4 are needed"),
+        ([(cos, out[:, :4])], "overlap"),
+        ([(cos, cache[0, 0, 0])], "overlap"),
     ]:
         with pytest.raises(ValueError, match=message):
             decoder.forward(plan, hidden, [cache], out, rotary)
     with pytest.raises(TypeError, match="cos must be an array of float32"):
-        decoder.forward(plan, hidden, [cache], out, (cos.astype(np.float64), sin))
+        decoder.forward(plan, hidden, [cache], out, [(cos.astype(np.float64), sin)])

@@ -20,8 +20,31 @@ pub enum DecoderError {
         expected: usize,
     },
     /// A block whose heads are turned, and nothing to turn them by.
-    #[error("the heads are turned by their positions, but no cosines and sines are given")]
-    NoRotary,
+    #[error("heads are turned by cosines and sines number {index}, but {found} are given")]
+    NoRotary {
+        /// Which.
+        index: usize,
+        /// How many are given.
+        found: usize,
+    },
+    /// Queries, keys and values head by head, and not as many of each.
+    #[error(
+        "block {block}: qkv is ordered by head, but there are {num_heads} heads of queries and {num_kv_heads} of keys"
+    )]
+    ByHead {
+        /// Which block.
+        block: usize,
+        /// Of queries.
+        num_heads: usize,
+        /// Of keys and of values.
+        num_kv_heads: usize,
+    },
+    /// Half of a block whose parts need what the other half has.
+    #[error("block {block} does not run in halves: its parts share what lies between them")]
+    Halves {
+        /// Which block.
+        block: usize,
+    },
     /// Not a cache for each block.
     #[error("caches of {found} blocks are given, but there are {expected} blocks")]
     Caches {

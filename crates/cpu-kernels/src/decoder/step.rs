@@ -13,7 +13,7 @@ use crate::{
     element::Element,
     finish::Activation,
     gates::apply_gates,
-    heads::{Heads, prepare_heads},
+    heads::{Heads, prepare_heads, split_heads},
     kernel::Kernel,
     linear::{Epilogue, OutRows, Residual, adapted_linear, linear},
     lines::Lines,
@@ -99,7 +99,7 @@ impl<'a, E: Element> Step<'a, E> {
         hidden: &mut [E],
         cache: &mut [E],
         layout: CacheLayout,
-        rotary: Option<&Rotary<'_>>,
+        rotary: &[Rotary<'_>],
         threads: &Threads,
     ) -> Result<(), DecoderError> {
         self.attend(block, true, batch, hidden, cache, layout, rotary, threads)?;
@@ -122,7 +122,7 @@ impl<'a, E: Element> Step<'a, E> {
         hidden: &mut [E],
         cache: &mut [E],
         layout: CacheLayout,
-        rotary: Option<&Rotary<'_>>,
+        rotary: &[Rotary<'_>],
         threads: &Threads,
     ) -> Result<(), DecoderError> {
         let (num_tokens, width, heads) = (self.num_tokens, self.hidden_size, self.heads);
@@ -137,13 +137,22 @@ impl<'a, E: Element> Step<'a, E> {
         let (query_row, key_row) = (heads.query_row(), heads.key_row());
         let qkv_row = query_row + 2 * key_row;
         let normed = TokenRows { data: &*self.normed, stride: width };
-        let qkv = OutRows { data: &mut *self.qkv, stride: qkv_row };
+        let projected = if block.is_by_head { &mut *self.inner } else { &mut *self.qkv };
+        let projected = OutRows { data: projected, stride: qkv_row };
         let runs = runs_of(self.adapters, self.block, Part::Qkv);
-        product(&block.qkv, normed, num_tokens, &plain, &runs, &mut self.ranks, threads, qkv)?;
+        product(&block.qkv, normed, num_tokens, &plain, &runs, &mut self.ranks, threads, projected)?;
         self.times.products += lap(&mut self.began);
 
+        if block.is_by_head {
+            split_heads(self.inner, num_tokens, heads, threads, self.qkv);
+        }
+        if block.is_parallel {
+            let stream = TokenRows { data: &*hidden, stride: width };
+            let normed = OutRows { data: &mut *self.normed, stride: width };
+            norm(&block.mlp_norm.of(), stream, num_tokens, Sum::None, products, threads, normed)?;
+        }
         let norms = block.head_norms.as_ref().map(|norms| norms.each_ref().map(DecoderNorm::of));
-        let rotary = rotary.filter(|_| block.is_rotary);
+        let rotary = block.rotary.and_then(|index| rotary.get(index));
         prepare_heads(self.qkv, num_tokens, heads, norms.as_ref(), rotary, products, threads)?;
         self.times.norms += lap(&mut self.began);
 
@@ -181,7 +190,7 @@ impl<'a, E: Element> Step<'a, E> {
         Ok(())
     }
 
-    /// The MLP on the normed stream: added to it, or (`adds` off) in its place.
+    /// The MLP on the normed stream, which `attend` left where it reads the same: added to it, or (`adds` off) in its place.
     pub(super) fn multiply(
         &mut self,
         block: &DecoderBlock,
@@ -191,10 +200,12 @@ impl<'a, E: Element> Step<'a, E> {
     ) -> Result<(), DecoderError> {
         let (num_tokens, width) = (self.num_tokens, self.hidden_size);
         let products = Kernel::best_for_products();
-        let stream = TokenRows { data: &*hidden, stride: width };
-        let normed = OutRows { data: &mut *self.normed, stride: width };
-        norm(&block.mlp_norm.of(), stream, num_tokens, Sum::None, products, threads, normed)?;
-        self.times.norms += lap(&mut self.began);
+        if !block.is_parallel {
+            let stream = TokenRows { data: &*hidden, stride: width };
+            let normed = OutRows { data: &mut *self.normed, stride: width };
+            norm(&block.mlp_norm.of(), stream, num_tokens, Sum::None, products, threads, normed)?;
+            self.times.norms += lap(&mut self.began);
+        }
 
         let inner_row = block.up.out_features();
         let normed = TokenRows { data: &*self.normed, stride: width };

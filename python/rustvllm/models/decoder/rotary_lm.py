@@ -51,7 +51,7 @@ class PreNormLayer(nn.Module):
             self.input_layernorm, attn.qkv_proj, attn.scale, attn.o_proj,
             self.post_attention_layernorm, mlp.gate_up_proj, mlp.act, mlp.down_proj,
             head_norms=None if norms[0] is None or norms[1] is None else (norms[0], norms[1]),
-            is_rotary=True, sliding_window=attn.sliding_window, soft_cap=attn.soft_cap, is_gated=True,
+            rotary=0, sliding_window=attn.sliding_window, soft_cap=attn.soft_cap, is_gated=True,
         )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ class RotaryLM(CausalLM):
         hidden = self.embed_tokens(input_ids)
         if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
             rotary = self.rotary.cos_sin(positions, torch.float32)
-            return self.decoder_kernel.forward(hidden, kv_caches, attention, rotary)
+            return self.decoder_kernel.forward(hidden, kv_caches, attention, (rotary,))
         angles = self.rotary.angles(positions, hidden.dtype)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden = layer(hidden, angles, kv_cache, attention)
