@@ -13,10 +13,19 @@ NUM_REQUESTS = 20
 VOCAB_SIZE = 97
 SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 128, "vocab_size": VOCAB_SIZE, "eos_token_id": 5, "torch_dtype": "float32",
+    "max_position_embeddings": 128, "vocab_size": VOCAB_SIZE, "torch_dtype": "float32",
 }  # fmt: skip
 MODELS = {
     "llama": SIZES | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_key_value_heads": 2},
+    "gemma3": SIZES
+    | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "sliding_window": 9,
+        "sliding_window_pattern": 2,
+    },
     "gpt-neox": SIZES | {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "rotary_pct": 0.5},
 }
 OPTIONS = {
@@ -41,7 +50,8 @@ def workload(seed):
             prompt = list(range(10, 34)) + prompt  # shared
         params = SamplingParams(
             temperature=rng.choice([0.0, 0.0, 1.0]), seed=index, max_tokens=rng.randrange(4, 24),
-            ignore_eos=rng.random() < 0.7, detokenize=False, logprobs=-1,
+            stop_token_ids=list(range(10, 40)) if rng.random() < 0.3 else [], ignore_eos=True, detokenize=False,
+            logprobs=-1,
         )  # fmt: skip
         comes = rng.randrange(24)
         yield f"r{index}", prompt, params, comes, comes + rng.randrange(1, 9) if index % 5 == 1 else None
@@ -72,7 +82,9 @@ def run(engine, requests):
 
 
 @pytest.fixture(
-    scope="module", params=[("llama", "int8"), ("llama", "int4-g32"), ("gpt-neox", "int4-g32")], ids="-".join
+    scope="module",
+    params=[("llama", "int8"), ("llama", "int4-g32"), ("gpt-neox", "int4-g32"), ("gemma3", "int8")],
+    ids="-".join,
 )
 def world(request, tmp_path_factory):
     """The arguments of an engine, and what each request gives by itself."""

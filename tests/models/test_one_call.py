@@ -11,7 +11,7 @@ from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.layers.linear import Linear
 from rustvllm.worker.cpu_decoder import use_core_decoder
 
-FAMILIES = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gpt-neox"}
+FAMILIES = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gpt-neox", "gemma2", "gemma3"}
 OTHER_PLANS = {"opt-post-norm-projected", "opt-no-final-norm", "opt-bare"}
 """Norms after the parts, none at the end, norms without parameters: these stay with their modules."""
 FORMS = {"bf16": ("bf16", None), "int8": ("int8", None), "int8-g32": ("int8", 32), "int4-g32": ("int4", 32)}
@@ -54,7 +54,7 @@ def test_one_call_equals_transformers(variant, tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("variant", ["llama", "gpt-neox", "gpt-neox-sequential-tied"])
+@pytest.mark.parametrize("variant", ["llama", "gpt-neox", "gpt-neox-sequential-tied", "gemma2", "gemma3"])
 def test_narrow_weights_equal_transformers_with_the_same_numbers(variant, form, tmp_path):
     reference = make(*VARIANTS[variant])
     reference.save_pretrained(tmp_path)

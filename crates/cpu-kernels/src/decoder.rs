@@ -57,7 +57,7 @@ impl DecoderNorm {
     }
 }
 
-/// A block: attention and MLP, each on the normed stream and added to it.
+/// A block: attention and MLP, each on the normed stream and added to it, perhaps normed once more before that.
 #[derive(Debug)]
 pub struct DecoderBlock {
     /// Before attention.
@@ -90,6 +90,8 @@ pub struct DecoderBlock {
     pub activation: Activation,
     /// From them to the stream.
     pub down: Arc<PackedLinear>,
+    /// Of what attention and the MLP give, before it is added, or none.
+    pub post_norms: Option<[DecoderNorm; 2]>,
 }
 
 impl DecoderBlock {
@@ -145,7 +147,14 @@ impl Decoder {
                 .head_norms
                 .as_ref()
                 .map_or([head_dim; 2], |norms| norms.each_ref().map(|norm| norm.weight.len()));
+            let post_norms = parts
+                .post_norms
+                .as_ref()
+                .map_or([hidden_size; 2], |norms| norms.each_ref().map(|norm| norm.weight.len()));
             let features = parts.down.in_features();
+            if parts.is_parallel && parts.post_norms.is_some() {
+                return Err(DecoderError::Parallel { block });
+            }
             if parts.is_by_head {
                 if heads.num_heads != heads.num_kv_heads {
                     let Heads { num_heads, num_kv_heads, .. } = heads;
@@ -166,6 +175,8 @@ impl Decoder {
                 ("the input of up", parts.up.in_features(), hidden_size),
                 ("up", parts.up.out_features(), if parts.is_gated { 2 * features } else { features }),
                 ("down", parts.down.out_features(), hidden_size),
+                ("the norm after attention", post_norms[0], hidden_size),
+                ("the norm after the MLP", post_norms[1], hidden_size),
             ] {
                 if found != expected {
                     return Err(DecoderError::Features { block, name, found, expected });
@@ -326,7 +337,7 @@ impl Decoder {
     fn half_of(&self, index: usize) -> Result<&DecoderBlock, DecoderError> {
         let found = self.blocks.len();
         let block = self.blocks.get(index).ok_or(DecoderError::Block { index, found })?;
-        if block.is_parallel {
+        if block.is_parallel || block.post_norms.is_some() {
             return Err(DecoderError::Halves { block: index });
         }
         Ok(block)

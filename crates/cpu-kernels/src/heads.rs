@@ -112,6 +112,7 @@ pub fn prepare_heads<E: Element>(
                     sum_out_stride: 0,
                     out: place,
                     out_stride: dim,
+                    adds: false,
                     norm: norm_of,
                 };
                 SCRATCH.with_borrow_mut(|scratch| {

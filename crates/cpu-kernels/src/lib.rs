@@ -83,7 +83,7 @@ pub use heads::{Heads, prepare_heads};
 pub use kernel::Kernel;
 pub use linear::{Epilogue, OutRows, Residual, linear};
 pub use lora::{DeltaError, LayerDelta, Up};
-pub use norm::{Sum, norm};
+pub use norm::{Sum, add_norm, norm};
 pub use norm_row::{Norm, NormKind};
 pub use packed::{
     LinearError, Matrix, PackedLinear, Quantized, QuantizedRow, ScaleForm, WeightElement, WeightKind,

@@ -70,13 +70,6 @@ pub struct OutRows<'a, O> {
     pub stride: usize,
 }
 
-impl<O> OutRows<'_, O> {
-    /// The same rows, given back when what they are lent to ends.
-    pub(crate) fn reborrow(&mut self) -> OutRows<'_, O> {
-        OutRows { data: &mut *self.data, stride: self.stride }
-    }
-}
-
 /// Multiplications that a product takes.
 #[must_use]
 pub fn work(layer: &PackedLinear, num_rows: usize) -> usize {

@@ -43,6 +43,8 @@ pub(crate) struct NormRows<'a, E> {
     pub(crate) sum_out_stride: usize,
     pub(crate) out: *mut E,
     pub(crate) out_stride: usize,
+    /// Whether the normed row is added to what `out` holds.
+    pub(crate) adds: bool,
     pub(crate) norm: &'a Norm<'a>,
 }
 
@@ -103,7 +105,11 @@ unsafe fn norm_row<S: Simd, E: Number>(rows: &NormRows<'_, E>, i: usize, sums: *
             if let Some(bias) = norm.bias {
                 value = S::add(value, load::<S, f32>(bias.as_ptr().add(at), count));
             }
-            store::<S, E>(rows.out.add(i * rows.out_stride + at), value, count);
+            let out = rows.out.add(i * rows.out_stride + at);
+            if rows.adds {
+                value = S::add(load::<S, E>(out, count), rounded::<S, E>(value));
+            }
+            store::<S, E>(out, value, count);
         }
     }
 }

@@ -46,6 +46,7 @@ fn decoder(is_gated: bool) -> Decoder {
         is_gated,
         activation: Activation::Silu,
         down: layer(seed + 5, WIDTH, INNER),
+        post_norms: None,
     };
     Decoder::new(vec![block(10), block(20)], norm(30), HEADS).unwrap()
 }

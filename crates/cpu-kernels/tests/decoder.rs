@@ -52,6 +52,7 @@ fn block(seed: u64, kind: WeightKind) -> DecoderBlock {
         is_gated: false,
         activation: Activation::GeluTanh,
         down: layer(seed + 6, WIDTH, INNER, kind),
+        post_norms: None,
     }
 }
 
@@ -70,6 +71,16 @@ fn rotary_block(seed: u64, kind: WeightKind) -> DecoderBlock {
         is_gated: true,
         activation: Activation::Silu,
         ..block(seed, kind)
+    }
+}
+
+/// As the block above, with norms after its parts and angles of its own.
+fn post_normed_block(seed: u64, kind: WeightKind) -> DecoderBlock {
+    DecoderBlock {
+        rotary: Some(1),
+        activation: Activation::GeluTanh,
+        post_norms: Some([seed + 9, seed + 11].map(|seed| some_norm(seed, NormKind::Rms))),
+        ..rotary_block(seed, kind)
     }
 }
 
@@ -127,6 +138,12 @@ fn apply_norm<E: Element>(parts: &DecoderNorm, x: &[E], threads: &Threads) -> Ve
     let (from, to) = (TokenRows { data: x, stride: WIDTH }, OutRows { data: &mut out, stride: WIDTH });
     norm(&parts, from, x.len() / WIDTH, Sum::None, Kernel::best_for_products(), threads, to).unwrap();
     out
+}
+
+/// The stream with the normed result of a part.
+fn added<E: Element>(parts: &DecoderNorm, x: &[E], stream: &[E]) -> Vec<E> {
+    let normed = apply_norm(parts, x, &Threads::alone());
+    normed.iter().zip(stream).map(|(x, y)| E::narrow(y.widen() + x.widen())).collect()
 }
 
 fn product<E: Element>(
@@ -198,7 +215,13 @@ fn one_by_one<E: Element>(
         let by = Kernel::best(16);
         attend(batch, part(0), 4, cache, layout_of(heads), &options, by, threads, &mut attended).unwrap();
         let before = hidden;
-        hidden = product(&block.out, &attended, Activation::None, Some(&before), threads);
+        hidden = match &block.post_norms {
+            None => product(&block.out, &attended, Activation::None, Some(&before), threads),
+            Some([of_attention, _]) => {
+                let out = product(&block.out, &attended, Activation::None, None, threads);
+                added(of_attention, &out, &before)
+            }
+        };
         let read = if block.is_parallel { &before } else { &hidden };
         let normed = apply_norm(&block.mlp_norm, read, threads);
         let inner = if block.is_gated {
@@ -208,20 +231,30 @@ fn one_by_one<E: Element>(
         } else {
             product(&block.up, &normed, block.activation, None, threads)
         };
-        hidden = product(&block.down, &inner, Activation::None, Some(&hidden), threads);
+        hidden = match &block.post_norms {
+            None => product(&block.down, &inner, Activation::None, Some(&hidden), threads),
+            Some([_, of_mlp]) => {
+                let out = product(&block.down, &inner, Activation::None, None, threads);
+                added(of_mlp, &out, &hidden)
+            }
+        };
     }
     apply_norm(last, &hidden, threads)
 }
 
 fn check<E: Element>(kind: WeightKind) {
-    check_blocks::<E>(
-        vec![block(10, kind), rotary_block(20, kind), block(50, kind)],
-        HEADS,
-        &format!("{kind:?}"),
-    );
     let in_turn = DecoderBlock { is_parallel: false, ..parallel_block(60, kind) };
-    let blocks = vec![parallel_block(10, kind), in_turn, parallel_block(50, kind)];
-    check_blocks::<E>(blocks, AS_MANY_KEYS, &format!("{kind:?}, side by side"));
+    for (what, heads, blocks) in [
+        ("one after the other", HEADS, [block(10, kind), rotary_block(20, kind), block(50, kind)]),
+        ("side by side", AS_MANY_KEYS, [parallel_block(10, kind), in_turn, parallel_block(50, kind)]),
+        (
+            "normed after",
+            HEADS,
+            [post_normed_block(10, kind), rotary_block(20, kind), post_normed_block(50, kind)],
+        ),
+    ] {
+        check_blocks::<E>(blocks.into(), heads, &format!("{kind:?}, {what}"));
+    }
 }
 
 /// Three blocks, to the bit, with what they leave in the caches.
@@ -319,11 +352,13 @@ fn halves_of_blocks_give_what_one_call_gives() {
     let error = decoder.attend(1, true, &batch, &mut stream, &mut first, LAYOUT, &[], &threads).unwrap_err();
     assert_eq!(error, DecoderError::NoRotary { index: 0, found: 0 });
     let side_by_side = DecoderBlock { is_parallel: true, ..block(10, WeightKind::F32) };
-    let parallel = Decoder::new(vec![side_by_side], last, HEADS).unwrap();
-    let error = DecoderError::Halves { block: 0 };
-    let cut = parallel.attend(0, true, &batch, &mut stream, &mut first, LAYOUT, &[], &threads);
-    assert_eq!(cut.unwrap_err(), error);
-    assert_eq!(parallel.multiply(0, true, batch.num_tokens(), &mut stream, &threads).unwrap_err(), error);
+    for block in [side_by_side, post_normed_block(10, WeightKind::F32)] {
+        let whole = Decoder::new(vec![block], last.clone(), HEADS).unwrap();
+        let error = DecoderError::Halves { block: 0 };
+        let cut = whole.attend(0, true, &batch, &mut stream, &mut first, LAYOUT, &[], &threads);
+        assert_eq!(cut.unwrap_err(), error);
+        assert_eq!(whole.multiply(0, true, batch.num_tokens(), &mut stream, &threads).unwrap_err(), error);
+    }
     let short = &mut stream[1..];
     assert!(matches!(
         decoder.multiply(0, true, batch.num_tokens(), short, &threads).unwrap_err(),
@@ -341,7 +376,7 @@ fn what_does_not_fit_is_refused() {
         Decoder::new(vec![block(4, WeightKind::F32), second], last(), HEADS)
     };
     let wrong = |name, found, expected| DecoderError::Features { block: 1, name, found, expected };
-    let cases: [(fn(&mut DecoderBlock), _); 8] = [
+    let cases: [(fn(&mut DecoderBlock), _); 9] = [
         (|block| block.attention_norm.weight.truncate(3), wrong("the norm before attention", 3, 36)),
         (|block| block.mlp_norm.weight.truncate(4), wrong("the norm before the MLP", 4, 36)),
         (|block| block.qkv = layer(1, 127, 36, WeightKind::F32), wrong("qkv", 127, 128)),
@@ -357,10 +392,25 @@ fn what_does_not_fit_is_refused() {
             },
             wrong("the norm of a key's head", 9, 16),
         ),
+        (
+            |block| {
+                let mut norms = post_normed_block(1, WeightKind::F32).post_norms.unwrap();
+                norms[1].weight.push(0.0);
+                block.post_norms = Some(norms);
+            },
+            wrong("the norm after the MLP", 37, 36),
+        ),
     ];
     for (change, expected) in cases {
         assert_eq!(make(change).unwrap_err(), expected);
     }
+    assert_eq!(
+        make(|block| {
+            *block = DecoderBlock { is_parallel: true, ..post_normed_block(5, WeightKind::F32) };
+        })
+        .unwrap_err(),
+        DecoderError::Parallel { block: 1 }
+    );
     let error = DecoderError::ByHead { block: 1, num_heads: 4, num_kv_heads: 2 };
     assert_eq!(make(|block| block.is_by_head = true).unwrap_err(), error);
     assert!(make(|block| block.up = layer(1, 10, 36, WeightKind::F32)).is_err(), "down has 53 inputs");

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cpu_kernels::{
-    Element, Kernel, LinearError, Norm, NormKind, OutRows, Sum, Threads, TokenRows, bf16, norm,
+    Element, Kernel, LinearError, Norm, NormKind, OutRows, Sum, Threads, TokenRows, add_norm, bf16, norm,
 };
 use proptest::prelude::*;
 
@@ -118,6 +118,47 @@ fn a_row_alone_has_the_same_bits_as_in_company() {
                 norm(&what, TokenRows { data: x, stride: row }, 1, Sum::None, kernel, &alone, to).unwrap();
                 assert_eq!(out, together);
             }
+        }
+    }
+}
+
+/// To the bit, and nothing between the rows is touched.
+fn check_added<E: Element>(kernel: &Kernel, kind: NormKind) {
+    let (num_rows, row, stride) = (5, 37, 40);
+    let some = |first: usize, len: usize| -> Vec<f32> {
+        (0..len).map(|i| (((i + first) * 7919) % 1009) as f32 / 77.0 - 5.0).collect()
+    };
+    let x: Vec<E> = some(1, num_rows * stride).iter().map(|&x| E::narrow(x)).collect();
+    let mut stream: Vec<E> = some(400, num_rows * stride).iter().map(|&x| E::narrow(x)).collect();
+    let (weight, bias) = (some(9, row), some(17, row));
+    let what = Norm { kind, weight: &weight, bias: Some(&bias), eps: 1e-5 };
+    let threads = Threads::new(1).unwrap();
+    let from = || TokenRows { data: &x[..], stride };
+    let mut normed = vec![E::narrow(0.0); num_rows * stride];
+    let to = OutRows { data: &mut normed, stride };
+    norm(&what, from(), num_rows, Sum::None, kernel, &threads, to).unwrap();
+    let expected: Vec<u32> = stream
+        .iter()
+        .zip(&normed)
+        .enumerate()
+        .map(|(i, (y, x))| if i % stride < row { E::narrow(y.widen() + x.widen()) } else { *y })
+        .map(|sum| sum.widen().to_bits())
+        .collect();
+    let to = OutRows { data: &mut stream, stride };
+    add_norm(&what, from(), num_rows, kernel, &threads, to).unwrap();
+    let found: Vec<u32> = stream.iter().map(|x| x.widen().to_bits()).collect();
+    assert_eq!(found, expected, "{}", kernel.name());
+    let to = OutRows { data: &mut stream[1..], stride };
+    let error = add_norm(&what, from(), num_rows + 1, kernel, &threads, to).unwrap_err();
+    assert!(matches!(error, LinearError::Length { name: "x", .. }));
+}
+
+#[test]
+fn a_normed_row_is_added_as_if_it_had_been_written_first() {
+    for kernel in Kernel::available() {
+        for kind in [NormKind::Layer, NormKind::Rms] {
+            check_added::<f32>(kernel, kind);
+            check_added::<bf16>(kernel, kind);
         }
     }
 }

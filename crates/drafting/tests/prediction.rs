@@ -27,11 +27,7 @@ fn an_answer_as_predicted_is_followed_from_its_first_token() {
     let tokens: Vec<i32> = PROMPT.iter().chain(&answer).copied().collect();
     assert_eq!(prediction.following(&tokens[..24]), &answer[20..], "twenty tokens came at once");
     assert_eq!(prediction.following(&tokens), []);
-    assert_eq!(
-        prediction.following(&[]),
-        [],
-        "a request that holds less than its prompt must not fail"
-    );
+    assert_eq!(prediction.following(&[]), [], "a request that holds less than its prompt must not fail");
 }
 
 #[test]

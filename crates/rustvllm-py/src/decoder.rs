@@ -55,18 +55,16 @@ struct BlockParts<'py> {
     is_gated: bool,
     activation: String,
     down: PyRef<'py, CpuLinear>,
+    post_norms: Option<(NormParts<'py>, NormParts<'py>)>,
 }
 
 impl BlockParts<'_> {
     fn block(&self) -> PyResult<DecoderBlock> {
-        let norms = self.head_norms.as_ref();
         Ok(DecoderBlock {
             attention_norm: norm_of(&self.attention_norm)?,
             qkv: Arc::clone(&self.qkv.layer),
             is_by_head: self.is_by_head,
-            head_norms: norms
-                .map(|(of_query, of_key)| Ok::<_, PyErr>([norm_of(of_query)?, norm_of(of_key)?]))
-                .transpose()?,
+            head_norms: both_norms(self.head_norms.as_ref())?,
             rotary: self.rotary,
             scale: self.scale,
             sliding_window: self.sliding_window,
@@ -78,8 +76,13 @@ impl BlockParts<'_> {
             is_gated: self.is_gated,
             activation: activation_of(&self.activation)?,
             down: Arc::clone(&self.down.layer),
+            post_norms: both_norms(self.post_norms.as_ref())?,
         })
     }
+}
+
+fn both_norms(norms: Option<&(NormParts<'_>, NormParts<'_>)>) -> PyResult<Option<[DecoderNorm; 2]>> {
+    norms.map(|(first, second)| Ok([norm_of(first)?, norm_of(second)?])).transpose()
 }
 
 fn norm_of((weight, bias, eps): &NormParts<'_>) -> PyResult<DecoderNorm> {

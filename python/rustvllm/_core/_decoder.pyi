@@ -29,6 +29,7 @@ class CoreBlock(TypedDict):
     is_gated: bool
     activation: str
     down: PackedLinear
+    post_norms: tuple[_Norm, _Norm] | None
 
 @final
 class CpuAdapter:
@@ -126,7 +127,7 @@ class CpuDecoder:
 
         ``hidden`` is the stream before and after it; without ``adds`` the result takes the stream's place, so that it
         may be added to another's. Arrays, times and errors are those of ``forward``, with the cache of this block.
-        Raises ``ValueError`` for a block whose MLP reads what attention read, too.
+        Raises ``ValueError`` for a block whose MLP reads what attention read, and for one with norms after its parts.
         """
     def multiply(
         self, plan: CpuAttentionPlan, block: int, hidden: npt.NDArray[Any], *, adds: bool = True

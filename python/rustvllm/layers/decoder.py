@@ -35,6 +35,7 @@ class PreNormBlock:
         is_gated: Whether the activation's result is a factor of each feature.
         is_by_head: Whether ``qkv`` gives query, key and value of one head after the other.
         is_parallel: See above.
+        post_norms: Of what attention and what the MLP give, before it is added; None: it is added as it is.
     """
 
     attention_norm: nn.Module
@@ -52,11 +53,12 @@ class PreNormBlock:
     is_gated: bool = False
     is_by_head: bool = False
     is_parallel: bool = False
+    post_norms: tuple[nn.Module, nn.Module] | None = None
 
     @property
     def has_halves(self) -> bool:
         """Whether attention and MLP can run apart, with nothing but the stream between them."""
-        return not self.is_parallel
+        return not self.is_parallel and self.post_norms is None
 
 
 @dataclass(frozen=True, slots=True)

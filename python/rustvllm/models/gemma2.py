@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from rustvllm.config.architectures import HEAD_DIMS
-from rustvllm.layers.rotary import RotaryAngles, RotaryEmbedding
+from rustvllm.layers.rotary import RotaryEmbedding
 from rustvllm.models.decoder.gemma_lm import GemmaLM, gemma_attention
 from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
 from rustvllm.models.hf_config import FULL_ATTENTION, SLIDING_ATTENTION, HFConfig
@@ -30,10 +27,8 @@ class Gemma2ForCausalLM(GemmaLM):
         soft_cap = config.optional_positive_float("attn_logit_softcapping", 50.0)
         return gemma_attention(config, sizes, window, soft_cap=soft_cap)
 
-    def make_rotary(self, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int) -> None:
+    def make_rotary(
+        self, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int
+    ) -> Mapping[str, RotaryEmbedding]:
         """See ``GemmaLM.make_rotary``: one for all layers."""
-        self.rotary = RotaryEmbedding.from_config(hf_config, head_dim, max_model_len)
-
-    def angles(self, positions: Tensor, dtype: torch.dtype) -> dict[str, RotaryAngles]:
-        """See ``GemmaLM.angles``."""
-        return dict.fromkeys(self.layer_types, self.rotary.angles(positions, dtype))
+        return dict.fromkeys(self.layer_types, RotaryEmbedding.from_config(hf_config, head_dim, max_model_len))

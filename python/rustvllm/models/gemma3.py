@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from rustvllm.config.architectures import HEAD_DIMS
-from rustvllm.layers.rotary import RotaryAngles, RotaryEmbedding
+from rustvllm.layers.rotary import RotaryEmbedding
 from rustvllm.models.decoder.gemma_lm import GemmaLM, gemma_attention
 from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
 from rustvllm.models.hf_config import FULL_ATTENTION, SLIDING_ATTENTION, HFConfig
@@ -39,16 +36,14 @@ class Gemma3ForCausalLM(GemmaLM):
         """See ``GemmaLM.make_attention``."""
         return gemma_attention(config, sizes, window, head_norm_eps=eps)
 
-    def make_rotary(self, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int) -> None:
+    def make_rotary(
+        self, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int
+    ) -> Mapping[str, RotaryEmbedding]:
         """See ``GemmaLM.make_rotary``: one for each kind of layer."""
-        self.rotary = {
+        return {
             kind: RotaryEmbedding.from_config(_rope_of(hf_config, kind), head_dim, max_model_len, layer_type=kind)
             for kind in dict.fromkeys(self.layer_types)
         }
-
-    def angles(self, positions: Tensor, dtype: torch.dtype) -> dict[str, RotaryAngles]:
-        """See ``GemmaLM.angles``."""
-        return {kind: rotary.angles(positions, dtype) for kind, rotary in self.rotary.items()}
 
 
 class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):

@@ -153,7 +153,7 @@ def use_core_decoder(model: CausalLM) -> None:
 
 def _takes_all(outline: PreNormDecoder, index: int) -> bool:
     norms = [norm for block in outline.blocks for norm in (block.attention_norm, block.mlp_norm)]
-    norms += [norm for block in outline.blocks for norm in block.head_norms or ()]
+    norms += [norm for block in outline.blocks for norm in (*(block.head_norms or ()), *(block.post_norms or ()))]
     if not all(isinstance(getattr(norm, "kernel", None), CoreNorm) for norm in [*norms, outline.last_norm]):
         return False
     if any(core_activation(block.activation) is None for block in outline.blocks):
@@ -188,11 +188,10 @@ def _make_core(outline: PreNormDecoder, model: CausalLM) -> _core.CpuDecoder:
 def _core_block(block: PreNormBlock) -> CoreBlock:
     activation = core_activation(block.activation)
     assert activation is not None
-    norms = block.head_norms
     return {
         "attention_norm": _norm(block.attention_norm),
         "qkv": _packed(block.qkv),
-        "head_norms": None if norms is None else (_norm(norms[0]), _norm(norms[1])),
+        "head_norms": _both(block.head_norms),
         "is_by_head": block.is_by_head,
         "rotary": block.rotary,
         "scale": block.scale,
@@ -205,6 +204,7 @@ def _core_block(block: PreNormBlock) -> CoreBlock:
         "is_gated": block.is_gated,
         "activation": activation,
         "down": _packed(block.down),
+        "post_norms": _both(block.post_norms),
     }
 
 
@@ -224,6 +224,10 @@ def _rows(cos_or_sin: Tensor) -> npt.NDArray[np.float32]:
 def _packed(linear: Linear) -> _core.PackedLinear:
     kernels = (_core_linear(linear, index) for index in range(NUM_ROW_CLASSES))
     return next(kernel.packed for kernel in kernels if kernel is not None)
+
+
+def _both(norms: tuple[nn.Module, nn.Module] | None) -> tuple[NormParts, NormParts] | None:
+    return None if norms is None else (_norm(norms[0]), _norm(norms[1]))
 
 
 def _norm(norm: nn.Module) -> NormParts:

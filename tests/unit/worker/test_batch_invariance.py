@@ -40,6 +40,10 @@ SMALL_LLAMA = LLAMA | {"hidden_size": 36, "intermediate_size": 53, "head_dim": 1
         "neox-bfloat16",
         "neox-int8",
         "neox-int4-g32",
+        "gemma2",
+        "gemma2-int8",
+        "gemma3-bfloat16",
+        "gemma3-int4-g32",
     ],
 )
 def model(request):
@@ -54,6 +58,8 @@ def make_model(name):
         "llama": (SMALL_LLAMA, "LlamaForCausalLM"),
         "qwen3": (SMALL_LLAMA, "Qwen3ForCausalLM"),
         "neox": (SMALL_LLAMA | {"num_attention_heads": 3, "rotary_pct": 0.5}, "GPTNeoXForCausalLM"),
+        "gemma2": (SMALL_LLAMA | {"sliding_window": 9}, "Gemma2ForCausalLM"),
+        "gemma3": (SMALL_LLAMA | {"sliding_window": 9, "sliding_window_pattern": 2}, "Gemma3ForCausalLM"),
     }[name.partition("-")[0]]
     dtype = torch.bfloat16 if "bfloat16" in name else torch.float32
     quantization = name.partition("-")[2].removesuffix("-float") if "int" in name else None

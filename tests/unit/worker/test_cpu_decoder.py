@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from checkpoints import GEMMA, GPT2, LLAMA, YARN_ROPE
+from checkpoints import GPT2, LLAMA, YARN_ROPE
 from naive_schedule import NaiveEngine, Request
 
 from rustvllm import _core
@@ -13,6 +13,7 @@ from rustvllm.layers.cpu_linear import CoreLinear, LinearByRows, TorchLinear
 from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.layers.linear import Linear
 from rustvllm.models.gemma2 import Gemma2ForCausalLM
+from rustvllm.models.gemma3 import Gemma3ForCausalLM
 from rustvllm.models.gpt2 import GPT2LMHeadModel
 from rustvllm.models.gpt_neox import GPTNeoXForCausalLM
 from rustvllm.models.llama import LlamaForCausalLM
@@ -92,6 +93,8 @@ ROTARY = {
     "qwen3": (Qwen3ForCausalLM, SIZES | {"head_dim": 16}),
     "gpt-neox": (GPTNeoXForCausalLM, NEOX),
     "gpt-neox-one-after-the-other": (GPTNeoXForCausalLM, NEOX | {"use_parallel_residual": False, "hidden_act": "relu"}),
+    "gemma2": (Gemma2ForCausalLM, SIZES | {"sliding_window": 9, "query_pre_attn_scalar": 10}),
+    "gemma3": (Gemma3ForCausalLM, SIZES | {"sliding_window": 9, "sliding_window_pattern": 2, "head_dim": 16}),
     "phi3-partial": (Phi3ForCausalLM, SIZES | {"partial_rotary_factor": 0.5}),
 }
 
@@ -149,10 +152,11 @@ def test_rows_that_another_kernel_computes_are_for_the_modules(threads):
     assert [kernel.takes(torch.empty(rows, 32), plan) for rows in (1, 4, 5, 300)] == [True, True, False, False]
 
 
-@pytest.mark.parametrize("change", ["torch", "no kernel", "norm", "activation", "head norm", "gemma", "post-norm"])
+@pytest.mark.parametrize("change", ["torch", "no kernel", "norm", "activation", "head norm", "norm after", "post-norm"])
 def test_models_that_stay_with_their_modules(threads, change):
-    if change == "gemma":
-        model = make(threads, Gemma2ForCausalLM, GEMMA)
+    if change == "norm after":
+        model = make(threads, *ROTARY["gemma2"])
+        model.layers[1].post_feedforward_layernorm.kernel = None
     elif change == "head norm":
         model = make(threads, *ROTARY["qwen3"])
         model.layers[1].self_attn.k_norm.kernel = None
@@ -183,7 +187,7 @@ def core_decoder(threads, **changes):
     norm = (np.ones(8, np.float32), None, 1e-5)
     block = {
         "attention_norm": norm, "mlp_norm": norm, "head_norms": None, "rotary": None, "scale": 1.0,
-        "is_by_head": False, "is_parallel": False,
+        "is_by_head": False, "is_parallel": False, "post_norms": None,
         "sliding_window": None, "soft_cap": None, "is_gated": False, "activation": "relu", **layers,
     }  # fmt: skip
     block |= {name: value for name, value in changes.items() if name in block and name not in layers}
@@ -197,8 +201,13 @@ def test_what_the_core_refuses(threads):
         core_decoder(threads, activation="tanh")
     with pytest.raises(TypeError, match="the weight of a norm must be an array of float32"):
         core_decoder(threads, norm=(np.ones(8), None, 1e-5))
-    with pytest.raises(ValueError, match=r"block 0 does not run in halves: its parts share what lies between them"):
+    with pytest.raises(ValueError, match=r"block 0 does not run in halves: more than sums with the stream"):
         core_decoder(threads, is_parallel=True)[0].multiply(plan_of_one_token().core, 0, np.ones((1, 8), np.float32))
+    norms = {"post_norms": ((np.ones(8, np.float32), None, 1e-5), (np.ones(7, np.float32), None, 1e-5))}
+    with pytest.raises(ValueError, match=r"block 0: the norm after the MLP has 7 features, but 8 are needed"):
+        core_decoder(threads, **norms)
+    with pytest.raises(ValueError, match="norms after them: it may have one of the two"):
+        core_decoder(threads, is_parallel=True, **norms)
     decoder, layers = core_decoder(threads)
     with pytest.raises(RuntimeError, match="part of a decoder"):
         layers["up"].pack_rows(0, np.zeros((10, 8), np.float32))

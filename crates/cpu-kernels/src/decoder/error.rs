@@ -39,8 +39,14 @@ pub enum DecoderError {
         /// Of keys and of values.
         num_kv_heads: usize,
     },
-    /// Half of a block whose parts need what the other half has.
-    #[error("block {block} does not run in halves: its parts share what lies between them")]
+    /// An MLP next to attention, and norms after both.
+    #[error("block {block} has an MLP next to attention and norms after them: it may have one of the two")]
+    Parallel {
+        /// Which block.
+        block: usize,
+    },
+    /// Half of a block whose halves cannot be added by others.
+    #[error("block {block} does not run in halves: more than sums with the stream lies between its parts")]
     Halves {
         /// Which block.
         block: usize,

@@ -18,7 +18,7 @@ use crate::{
     linear::{Epilogue, OutRows, Residual, adapted_linear, linear},
     lines::Lines,
     lora::{Addition, LayerDelta},
-    norm::{Sum, norm},
+    norm::{Sum, add_norm, norm},
     packed::{LinearError, PackedLinear},
     rotary::Rotary,
     threads::Threads,
@@ -127,8 +127,6 @@ impl<'a, E: Element> Step<'a, E> {
     ) -> Result<(), DecoderError> {
         let (num_tokens, width, heads) = (self.num_tokens, self.hidden_size, self.heads);
         let products = Kernel::best_for_products();
-        let plain = Epilogue { activation: Activation::None, residual: Residual::None };
-
         let stream = TokenRows { data: &*hidden, stride: width };
         let normed = OutRows { data: &mut *self.normed, stride: width };
         norm(&block.attention_norm.of(), stream, num_tokens, Sum::None, products, threads, normed)?;
@@ -140,7 +138,7 @@ impl<'a, E: Element> Step<'a, E> {
         let projected = if block.is_by_head { &mut *self.inner } else { &mut *self.qkv };
         let projected = OutRows { data: projected, stride: qkv_row };
         let runs = runs_of(self.adapters, self.block, Part::Qkv);
-        product(&block.qkv, normed, num_tokens, &plain, &runs, &mut self.ranks, threads, projected)?;
+        product(&block.qkv, normed, num_tokens, &onto(false), &runs, &mut self.ranks, threads, projected)?;
         self.times.products += lap(&mut self.began);
 
         if block.is_by_head {
@@ -171,23 +169,14 @@ impl<'a, E: Element> Step<'a, E> {
         self.times.attention += lap(&mut self.began);
 
         let attended = TokenRows { data: &*self.attended, stride: query_row };
-        let stream = OutRows { data: &mut *hidden, stride: width };
+        let post_norm = block.post_norms.as_ref().map(|[of_attention, _]| of_attention);
+        let is_added = adds && post_norm.is_none();
+        let to = if post_norm.is_some() { &mut *self.normed } else { &mut *hidden };
+        let to = OutRows { data: to, stride: width };
         let runs = runs_of(self.adapters, self.block, Part::Out);
-        product(
-            &block.out,
-            attended,
-            num_tokens,
-            &Epilogue {
-                activation: Activation::None,
-                residual: if adds { Residual::Out } else { Residual::None },
-            },
-            &runs,
-            &mut self.ranks,
-            threads,
-            stream,
-        )?;
+        product(&block.out, attended, num_tokens, &onto(is_added), &runs, &mut self.ranks, threads, to)?;
         self.times.products += lap(&mut self.began);
-        Ok(())
+        self.add_normed(post_norm, hidden, threads)
     }
 
     /// The MLP on the normed stream, which `attend` left where it reads the same: added to it, or (`adds` off) in its place.
@@ -222,22 +211,28 @@ impl<'a, E: Element> Step<'a, E> {
         }
 
         let inner = TokenRows { data: &*self.inner, stride: inner_row };
-        let stream = OutRows { data: &mut *hidden, stride: width };
+        let post_norm = block.post_norms.as_ref().map(|[_, of_mlp]| of_mlp);
+        let is_added = adds && post_norm.is_none();
+        let to = if post_norm.is_some() { &mut *self.normed } else { &mut *hidden };
+        let to = OutRows { data: to, stride: width };
         let runs = runs_of(self.adapters, self.block, Part::Down);
-        product(
-            &block.down,
-            inner,
-            num_tokens,
-            &Epilogue {
-                activation: Activation::None,
-                residual: if adds { Residual::Out } else { Residual::None },
-            },
-            &runs,
-            &mut self.ranks,
-            threads,
-            stream,
-        )?;
+        product(&block.down, inner, num_tokens, &onto(is_added), &runs, &mut self.ranks, threads, to)?;
         self.times.products += lap(&mut self.began);
+        self.add_normed(post_norm, hidden, threads)
+    }
+
+    /// What a part with a norm after it left in `normed`, onto the stream.
+    fn add_normed(
+        &mut self,
+        post_norm: Option<&DecoderNorm>,
+        hidden: &mut [E],
+        threads: &Threads,
+    ) -> Result<(), DecoderError> {
+        let Some(post_norm) = post_norm else { return Ok(()) };
+        let x = TokenRows { data: &*self.normed, stride: self.hidden_size };
+        let stream = OutRows { data: hidden, stride: self.hidden_size };
+        add_norm(&post_norm.of(), x, self.num_tokens, Kernel::best_for_products(), threads, stream)?;
+        self.times.norms += lap(&mut self.began);
         Ok(())
     }
 }
@@ -259,6 +254,11 @@ fn product<E: Element>(
     }
     let addition = Addition::new(runs, &x, threads, ranks)?;
     adapted_linear(layer, x, num_tokens, epilogue, Some(&addition), threads, out)
+}
+
+/// A product that is added to what is there, or takes its place.
+fn onto<E>(adds: bool) -> Epilogue<'static, E> {
+    Epilogue { activation: Activation::None, residual: if adds { Residual::Out } else { Residual::None } }
 }
 
 /// What the part took that is over now; the next one begins.

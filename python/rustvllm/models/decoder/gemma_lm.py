@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
+from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.norm import GemmaRMSNorm
 from rustvllm.layers.parallel import VocabEmbedding, VocabHead
-from rustvllm.layers.rotary import RotaryAngles
+from rustvllm.layers.rotary import RotaryAngles, RotaryEmbedding
 from rustvllm.models.decoder.gated_mlp import GatedMLP
 from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
 from rustvllm.models.hf_config import HFConfig
@@ -43,6 +44,18 @@ class GemmaLayer(nn.Module):
         out: Tensor = hidden + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(hidden)))
         return out
 
+    def outline(self, rotary: int) -> PreNormBlock:
+        """What ``forward`` does, as parts; ``rotary`` is the number of its angles."""
+        attn, mlp = self.self_attn, self.mlp
+        norms = attn.q_norm, attn.k_norm
+        return PreNormBlock(
+            self.input_layernorm, attn.qkv_proj, attn.scale, attn.o_proj,
+            self.pre_feedforward_layernorm, mlp.gate_up_proj, mlp.act, mlp.down_proj,
+            head_norms=None if norms[0] is None or norms[1] is None else (norms[0], norms[1]),
+            rotary=rotary, sliding_window=attn.sliding_window, soft_cap=attn.soft_cap, is_gated=True,
+            post_norms=(self.post_attention_layernorm, self.post_feedforward_layernorm),
+        )  # fmt: skip
+
 
 class GemmaLM(CausalLM):
     """See the module.
@@ -51,6 +64,7 @@ class GemmaLM(CausalLM):
         default_head_dim: Where a configuration has no ``head_dim``.
         default_logit_cap: Where a configuration has no ``final_logit_softcapping``; None: no cap.
         layer_types: The kind of attention of each layer.
+        rotary: What turns the heads of each kind of layer.
     """
 
     prefixes: tuple[str, ...] = ("model.",)
@@ -80,7 +94,9 @@ class GemmaLM(CausalLM):
             for window in config.windows(self.layer_types, default=4096)
         )
         self.norm = GemmaRMSNorm(sizes.hidden_size, eps)
-        self.make_rotary(hf_config, sizes.head_dim, max_model_len)
+        self.rotary = self.make_rotary(hf_config, sizes.head_dim, max_model_len)
+        self._rotaries = list(dict.fromkeys(self.rotary.values()))
+        self._rotary_of_layer = [self._rotaries.index(self.rotary[kind]) for kind in self.layer_types]
         tied = config.boolean("tie_word_embeddings", default=True)
         self.lm_head = None if tied else VocabHead(sizes.hidden_size, self.vocab_size)
 
@@ -97,23 +113,30 @@ class GemmaLM(CausalLM):
         """The attention of a layer that sees ``window`` keys; None: all."""
 
     @abstractmethod
-    def make_rotary(self, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int) -> None:
-        """Keep what :meth:`angles` needs."""
-
-    @abstractmethod
-    def angles(self, positions: Tensor, dtype: torch.dtype) -> Mapping[str, RotaryAngles]:
-        """A step's rotary angles, for each kind of layer."""
+    def make_rotary(
+        self, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int
+    ) -> Mapping[str, RotaryEmbedding]:
+        """What turns the heads of each kind of layer; kinds may share one."""
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
     ) -> Tensor:
         """See ``CausalLM.forward``."""
         hidden = self.embed_tokens(input_ids) * self.embed_scale
-        angles = self.angles(positions, hidden.dtype)
-        for layer, layer_type, kv_cache in zip(self.layers, self.layer_types, kv_caches, strict=True):
-            hidden = layer(hidden, angles[layer_type], kv_cache, attention)
+        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
+            cos_sin = [rotary.cos_sin(positions, torch.float32) for rotary in self._rotaries]
+            return self.decoder_kernel.forward(hidden, kv_caches, attention, cos_sin)
+        angles = [rotary.angles(positions, hidden.dtype) for rotary in self._rotaries]
+        for layer, rotary, kv_cache in zip(self.layers, self._rotary_of_layer, kv_caches, strict=True):
+            hidden = layer(hidden, angles[rotary], kv_cache, attention)
         normed: Tensor = self.norm(hidden)
         return normed
+
+    def decoder_outline(self) -> PreNormDecoder:
+        """See ``CausalLM.decoder_outline``."""
+        layers = zip(self.layers, self._rotary_of_layer, strict=True)
+        blocks = (layer.outline(rotary) for layer, rotary in layers if isinstance(layer, GemmaLayer))
+        return PreNormDecoder(tuple(blocks), self.norm)
 
     def own_logits(self, hidden: Tensor) -> Tensor:
         """See ``CausalLM.own_logits``; they are capped softly where the configuration asks for it."""
