@@ -1,6 +1,7 @@
 """Where a step goes on the CPU: products, attention, the rest, and reading the weights once.
 
-    python benches/python/decode_cost.py [--shape gpt2-small|llama-160m] [--variants float32 bfloat16 int8 int4-g32]
+    python benches/python/decode_cost.py [--shape gpt2-small|llama-160m|pythia-160m|gemma3-270m]
+        [--variants float32 bfloat16 int8 int4-g32]
         [--rows 1 8 32] [--prefill 128 2048] [--num-steps 40] [--output-json FILE]
 
 Random weights. Of the variants with weights of 8 and 4 bits those that end with -float leave activations as they are,
@@ -40,7 +41,19 @@ LLAMA_160M = {
     "num_attention_heads": 12, "num_key_value_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 4096,
     "vocab_size": 32000, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "torch_dtype": "float32",
 }  # fmt: skip
-SHAPES = {"gpt2-small": GPT2_SMALL, "llama-160m": LLAMA_160M}
+PYTHIA_160M = {
+    "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "hidden_size": 768, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 4096, "vocab_size": 50304,
+    "rotary_pct": 0.25, "tie_word_embeddings": False, "torch_dtype": "float32",
+}  # fmt: skip
+GEMMA3_270M = {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 640, "num_hidden_layers": 18,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "intermediate_size": 2048,
+    "max_position_embeddings": 4096, "vocab_size": 262144, "sliding_window": 512, "torch_dtype": "float32",
+}  # fmt: skip
+SHAPES = {
+    "gpt2-small": GPT2_SMALL, "llama-160m": LLAMA_160M, "pythia-160m": PYTHIA_160M, "gemma3-270m": GEMMA3_270M,
+}  # fmt: skip
 FLOAT_ACTIVATIONS = "-float"
 VARIANTS: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
