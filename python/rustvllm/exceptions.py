@@ -1,9 +1,9 @@
 """Every error that rustvllm raises on purpose, as one small tree.
 
 A request-level error (:class:`InvalidRequestError`, :class:`QueueFullError`, :class:`QueueTimeoutError`,
-:class:`RequestFailedError`) concerns one request and leaves the engine as it was. An engine-level error
-(:class:`EngineDeadError`) concerns every request. The Rust core raises these same classes by importing this module, so
-it must stay free of imports.
+:class:`GrammarsFullError`, :class:`RequestFailedError`) concerns one request and leaves the engine as it was. An
+engine-level error (:class:`EngineDeadError`) concerns every request. The Rust core raises these same classes by
+importing this module, so it must stay free of imports.
 """
 
 
@@ -58,6 +58,16 @@ class QueueTimeoutError(RustVLLMError):
 
     Attributes:
         retry_after: Seconds after which the requests that wait now should have started; None if unknown.
+    """
+
+    retry_after: int | None = None
+
+
+class GrammarsFullError(RustVLLMError):
+    """There is no room for the grammar of the request next to those of others; it may be sent again later.
+
+    Attributes:
+        retry_after: Seconds after which there should be room; None if unknown.
     """
 
     retry_after: int | None = None

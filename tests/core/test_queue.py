@@ -46,6 +46,24 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone():
     assert scheduler.update_from_output(output, tokens(output)) == 0
 
 
+def test_a_grammar_without_room_ends_its_request_alone():
+    scheduler = make_scheduler()
+    waiting = scheduler.add_request("w", [1, 2, 3], max_tokens=4, waits_for_grammar=True)
+    running = scheduler.add_request("r", [1, 2, 3], max_tokens=4)
+    scheduler.handle.grammars_full(waiting)
+    output = scheduler.schedule()
+    (record,) = scheduler.take_outputs()
+    assert (record["key"], record["finish_reason"]) == (waiting, "error")
+    assert "try again later" in record["error"]
+    sampled = tokens(output)
+    sampled[0] = -6
+    assert scheduler.update_from_output(output, sampled) == 1
+    scheduler.check_invariants()
+    (record,) = scheduler.take_outputs()
+    assert (record["key"], record["finish_reason"]) == (running, "error")
+    assert "try again later" in record["error"]
+
+
 def test_a_token_that_the_grammar_refuses_ends_its_request_alone():
     scheduler = make_scheduler()
     key = scheduler.add_request("g", [1, 2, 3], max_tokens=4, waits_for_grammar=True)

@@ -7,7 +7,7 @@ import pytest
 from asgi_client import assert_error, events_of, serving, without_nulls
 from fake_engine import BOS, FakeEngine, expected_text
 
-from rustvllm.exceptions import QueueFullError, QueueTimeoutError, RequestFailedError
+from rustvllm.exceptions import GrammarsFullError, QueueFullError, QueueTimeoutError, RequestFailedError
 from rustvllm.server.state import ServerSettings
 
 URL = "/v1/completions"
@@ -222,8 +222,8 @@ async def test_cache_salt_and_priority_reach_the_engine():
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("retry_after", "header"), [(None, "1"), (17, "17")])
-@pytest.mark.parametrize("kind", [QueueFullError, QueueTimeoutError])
-async def test_a_full_queue_is_503_with_retry_after(stream, retry_after, header, kind):
+@pytest.mark.parametrize("kind", [QueueFullError, QueueTimeoutError, GrammarsFullError])
+async def test_a_full_server_is_503_with_retry_after(stream, retry_after, header, kind):
     engine = FakeEngine()
     engine.refuse = kind("65536 requests wait already")
     engine.refuse.retry_after = retry_after

@@ -94,6 +94,7 @@ impl Grammars {
             move |job| match job {
                 Job::Compile(job) => match job.run(&compiling, &cache, &room) {
                     Ok(()) => answering.grammar_ready(job.key),
+                    Err(GrammarError::NoRoom) => answering.grammars_full(job.key),
                     Err(_) => answering.grammar_failed(job.key),
                 },
                 Job::Learn { spec, sample } => {
@@ -134,7 +135,7 @@ impl Grammars {
                     self.samples.insert(key, own);
                     let job = Job::Compile(CompileJob { key, spec, sample, ignores_eos });
                     if self.compiles.push(job, MAX_WAITING_COMPILES).is_err() {
-                        self.handle.grammar_failed(key);
+                        self.handle.grammars_full(key);
                     }
                 }
                 GrammarNews::Left(key) => {
@@ -233,5 +234,61 @@ fn without_thoughts(spec: &Arc<GrammarSpec>) -> Arc<GrammarSpec> {
     match &spec.thinking {
         None => spec.clone(),
         Some(_) => Arc::new(GrammarSpec { thinking: None, ..(**spec).clone() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use scheduler::{GrammarKind, GrammarSpec, RequestKey};
+
+    use super::{CompileJob, Sample};
+    use crate::{
+        cache::Cache,
+        check::matcher_of_bytes,
+        error::GrammarError,
+        room::{Charge, MAX_MATCHER_BYTES, Room},
+        sample::{Matching, Verdict},
+        vocabulary::Vocabulary,
+    };
+
+    fn spec() -> Arc<GrammarSpec> {
+        Arc::new(GrammarSpec::new(GrammarKind::Regex, "(ab|cd){3}e"))
+    }
+
+    #[test]
+    fn without_room_none_begins() {
+        let room = Arc::new(Room::default());
+        let vocabulary = Vocabulary::new(Box::new(|| Err("there is no tokenizer".to_owned())), 256);
+        let sample = Arc::new(Sample::new());
+        let job = CompileJob { key: RequestKey(1), spec: spec(), sample: sample.clone(), ignores_eos: false };
+        let run = || job.run(&vocabulary, &Mutex::new(Cache::default()), &room);
+        assert!(matches!(run(), Err(GrammarError::Refused(_))), "it gets as far as the vocabulary");
+        let mut others = Charge::new(room.clone());
+        assert!(others.set(MAX_MATCHER_BYTES), "alone they may have it all");
+        assert_eq!(run(), Err(GrammarError::NoRoom));
+        drop(others);
+        assert!(matches!(run(), Err(GrammarError::Refused(_))));
+    }
+
+    #[test]
+    fn one_that_grows_where_others_take_the_room_is_crowded_out() {
+        let room = Arc::new(Room::default());
+        let begin = || {
+            let matcher = matcher_of_bytes(&spec()).expect("an expression");
+            Matching::new(Some(matcher), None, &[], 8, false).charged(Charge::new(room.clone()))
+        };
+        let mut alone = begin();
+        alone.advance(&[u32::from(b'a')], &[]);
+        assert_eq!(alone.verdict(), Verdict::Masked);
+        drop(alone);
+        let mut crowded = begin();
+        let mut others = Charge::new(room.clone());
+        let _has_room = others.set(MAX_MATCHER_BYTES);
+        let many: Vec<Charge> = (0..MAX_MATCHER_BYTES >> 10).map(|_| Charge::new(room.clone())).collect();
+        crowded.advance(&[u32::from(b'a')], &[]);
+        assert_eq!(crowded.verdict(), Verdict::CrowdedOut, "it has more than its share of a kilobyte");
+        drop(many);
     }
 }

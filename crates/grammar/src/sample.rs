@@ -17,9 +17,17 @@ pub enum Verdict {
     Free,
     /// None: the grammar is complete and nothing can follow.
     Complete,
-    /// None: the grammar does not take what was sampled, or has become too complex to follow, or too large where other
-    /// grammars have need of the memory.
+    /// None: the grammar does not take what was sampled, or has become too complex to follow.
     Rejected,
+    /// None: the grammar has become too large where other grammars have need of the memory.
+    CrowdedOut,
+}
+
+impl Verdict {
+    /// No token follows.
+    fn is_end(self) -> bool {
+        matches!(self, Self::Complete | Self::Rejected | Self::CrowdedOut)
+    }
 }
 
 /// A matcher and the mask behind the tokens that it has seen.
@@ -74,7 +82,7 @@ impl Matching {
     /// Take tokens that were sampled, and compute what may follow.
     pub(crate) fn advance(&mut self, tokens: &[u32], eos_token_ids: &[u32]) {
         for &token in tokens {
-            if matches!(self.verdict, Verdict::Complete | Verdict::Rejected) {
+            if self.verdict.is_end() {
                 return;
             }
             let is_thought = self.thinking.as_mut().is_some_and(|thinking| thinking.take(token));
@@ -93,7 +101,7 @@ impl Matching {
         let (Some(matcher), Some(charge)) = (&self.matcher, &mut self.charge) else { return };
         let has_room = matcher.size().is_ok_and(|size| charge.set(size.num_bytes));
         if !has_room && self.verdict == Verdict::Masked {
-            self.verdict = Verdict::Rejected;
+            self.verdict = Verdict::CrowdedOut;
         }
     }
 
@@ -110,7 +118,7 @@ impl Matching {
     }
 
     fn compute_mask(&mut self, eos_token_ids: &[u32]) {
-        if matches!(self.verdict, Verdict::Complete | Verdict::Rejected) {
+        if self.verdict.is_end() {
             return;
         }
         let next = self.thinking.as_ref().map_or(Next::Grammar, Thinking::next);

@@ -117,7 +117,7 @@ fn finish_reason(byte: u8) -> Result<Option<FinishReason>, DecodeError> {
 }
 
 fn request_error(byte: u8) -> Result<RequestError, DecodeError> {
-    const ALL: [RequestError; 10] = [
+    const ALL: [RequestError; 11] = [
         RequestError::None,
         RequestError::DuplicateRequestId,
         RequestError::StepFailed,
@@ -128,6 +128,7 @@ fn request_error(byte: u8) -> Result<RequestError, DecodeError> {
         RequestError::ProcessorFailed,
         RequestError::ProcessorRefused,
         RequestError::AdapterMissing,
+        RequestError::GrammarsFull,
     ];
     ALL.into_iter()
         .find(|error| *error as u8 == byte)

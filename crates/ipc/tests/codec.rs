@@ -193,10 +193,11 @@ prop_compose! {
             FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error,
             FinishReason::Repetition,
         ];
-        const ERRORS: [RequestError; 9] = [
+        const ERRORS: [RequestError; 11] = [
             RequestError::None, RequestError::DuplicateRequestId, RequestError::StepFailed,
             RequestError::NoToken, RequestError::GrammarRejected, RequestError::GrammarFailed,
             RequestError::ProcessorFailed, RequestError::ProcessorRefused, RequestError::AdapterMissing,
+            RequestError::QueueTimeout, RequestError::GrammarsFull,
         ];
         let (first_scheduled_ns, num_cached_tokens) = first.unwrap_or_default();
         let (num_accepted, num_rejected) = predicted.unwrap_or_default();

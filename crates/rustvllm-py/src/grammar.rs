@@ -1,7 +1,7 @@
 //! `_core.Grammars`: the masks of structured output.
 
 use ::grammar::{Grammars, Verdict, Vocabulary, time_masks};
-use ::scheduler::{COMPLETED_BY_GRAMMAR, REJECTED_BY_GRAMMAR, Scheduler};
+use ::scheduler::{COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, REJECTED_BY_GRAMMAR, Scheduler};
 use pyo3::{buffer::PyBuffer, exceptions::PyValueError, prelude::*};
 
 use crate::{
@@ -118,6 +118,7 @@ fn collect_masks(
             Verdict::Masked | Verdict::Free => 0,
             Verdict::Complete => COMPLETED_BY_GRAMMAR,
             Verdict::Rejected => REJECTED_BY_GRAMMAR,
+            Verdict::CrowdedOut => CROWDED_OUT_OF_GRAMMARS,
         });
     });
 }

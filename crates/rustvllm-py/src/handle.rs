@@ -144,6 +144,11 @@ impl EngineHandle {
         self.inner.grammar_failed(RequestKey(key));
     }
 
+    /// There is no room for its grammar: the request ends with an error that says to try again.
+    fn grammars_full(&self, key: u64) {
+        self.inner.grammars_full(RequestKey(key));
+    }
+
     #[pyo3(signature = (prompt_token_ids, *, cache_salt=None, lora_name=None))]
     fn prefix_hint(
         &self,

@@ -96,16 +96,20 @@ impl PyRequestDelta {
         })
     }
 
-    /// What kind of error: `invalid`, `queue_full`, `queue_timeout`, `engine_dead` or `failed`; None unless the finish
-    /// reason is `error`.
+    /// What kind of error: `invalid`, `refused`, `queue_full`, `queue_timeout`, `grammars_full`, `engine_dead` or `failed`; None
+    /// unless the finish reason is `error`.
     #[getter]
     fn error_kind(&self) -> Option<&'static str> {
         let is_error = self.inner.finish_reason == Some(FinishReason::Error);
         is_error.then_some(match &self.inner.failure {
             None if self.inner.error == RequestError::QueueTimeout => "queue_timeout",
+            None if self.inner.error == RequestError::GrammarsFull => "grammars_full",
             None if matches!(
                 self.inner.error,
-                RequestError::ProcessorRefused | RequestError::GrammarFailed | RequestError::AdapterMissing
+                RequestError::ProcessorRefused
+                    | RequestError::GrammarFailed
+                    | RequestError::GrammarRejected
+                    | RequestError::AdapterMissing
             ) =>
             {
                 "refused"

@@ -18,7 +18,7 @@ use crate::{
     inbox::Inbox,
     kv_cache_manager::hash_blocks,
     metrics::{Metrics, MetricsSnapshot},
-    output::RequestKey,
+    output::{RequestError, RequestKey},
     request::NewRequest,
     request_limits::{AddRequestError, RequestLimits},
     stats::{Counters, SchedulerStats},
@@ -50,7 +50,7 @@ pub(crate) enum Message {
     AbortKey(RequestKey),
     StopKey(RequestKey),
     GrammarReady(RequestKey),
-    GrammarFailed(RequestKey),
+    GrammarFailed(RequestKey, RequestError),
 }
 
 /// What owner and handles share.
@@ -204,7 +204,13 @@ impl EngineHandle {
 
     /// The grammar of a request cannot be compiled: the request ends with an error.
     pub fn grammar_failed(&self, key: RequestKey) {
-        self.shared.inbox.push(Message::GrammarFailed(key));
+        self.shared.inbox.push(Message::GrammarFailed(key, RequestError::GrammarFailed));
+        self.wake();
+    }
+
+    /// There is no room for the grammar of a request: the request ends with an error that says to try again.
+    pub fn grammars_full(&self, key: RequestKey) {
+        self.shared.inbox.push(Message::GrammarFailed(key, RequestError::GrammarsFull));
         self.wake();
     }
 

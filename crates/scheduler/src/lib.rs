@@ -101,9 +101,9 @@ pub use sampling_extras::{
 };
 pub use sampling_params::SamplingParams;
 pub use scheduler::{
-    BlockMap, COMPLETED_BY_GRAMMAR, MAX_EVENTS, REFUSED_BY_PROCESSOR, REJECTED_BY_GRAMMAR,
-    REJECTED_BY_PROCESSOR, RequestEvent, RequestEventKind, RequestState, RequestSummary, ScheduledRequest,
-    Scheduler, StepView,
+    BlockMap, COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, MAX_EVENTS, REFUSED_BY_PROCESSOR,
+    REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR, RequestEvent, RequestEventKind, RequestState, RequestSummary,
+    ScheduledRequest, Scheduler, StepView,
 };
 pub use stats::SchedulerStats;
 pub use step_buffers::StepBuffers;

@@ -62,6 +62,8 @@ pub enum RequestError {
     ProcessorRefused,
     /// The engine does not have its adapter, or not any more.
     AdapterMissing,
+    /// There is no room for its grammar next to those of other requests, or not any more.
+    GrammarsFull,
 }
 
 impl RequestError {
@@ -84,12 +86,10 @@ impl fmt::Display for RequestError {
             }
             Self::StepFailed => "the model failed while this request was being computed",
             Self::GrammarRejected => {
-                "the grammar of this request allows no token here, or has become too complex to follow or too large next \
-                 to those of other requests"
+                "the grammar of this request allows no token here, or has become too complex to follow"
             }
             Self::GrammarFailed => {
-                "the grammar of this request could not be compiled for the vocabulary of this model, or the grammars of \
-                 other requests take all the memory that there is for grammars; send it again when they have ended"
+                "the grammar of this request could not be compiled for the vocabulary of this model"
             }
             Self::QueueTimeout => {
                 "the request waited longer than queue_timeout and was not begun; try again later"
@@ -97,6 +97,9 @@ impl fmt::Display for RequestError {
             Self::ProcessorFailed => "a logits processor of this request raised an error",
             Self::ProcessorRefused => "a logits processor does not take the arguments of this request",
             Self::AdapterMissing => "the engine does not have the adapter of this request; it may have been removed while the request came in",
+            Self::GrammarsFull => {
+                "the grammars of other requests take all the room that there is for grammars; try again later"
+            }
         })
     }
 }

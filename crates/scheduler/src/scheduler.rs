@@ -32,7 +32,10 @@ use kvblocks::{BlockCopies, BlockId, BlockPool, ChainHasher};
 pub use events::{MAX_EVENTS, RequestEvent, RequestEventKind};
 pub use inspect::{RequestState, ScheduledRequest, StepView};
 pub use summary::{BlockMap, RequestSummary};
-pub use update::{COMPLETED_BY_GRAMMAR, REFUSED_BY_PROCESSOR, REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR};
+pub use update::{
+    COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, REFUSED_BY_PROCESSOR, REJECTED_BY_GRAMMAR,
+    REJECTED_BY_PROCESSOR,
+};
 
 use self::{beams::Beams, deadlines::Deadlines, events::EventLog};
 use crate::{

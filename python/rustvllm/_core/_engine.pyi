@@ -65,6 +65,8 @@ class _TakesRequests:
 class EngineHandle(_TakesRequests):
     """The shared side: any thread adds, aborts and reads counters, without a lock."""
 
+    def grammars_full(self, key: int) -> None:
+        """There is no room for the grammar of a request: it ends with an error that says to try again."""
     def new_key(self) -> int:
         """A fresh number that names one request between front end and core."""
     def prefix_hint(

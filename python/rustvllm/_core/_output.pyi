@@ -21,7 +21,9 @@ class RequestDelta:
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None
     stop_reason: int | str | None
     error: str | None
-    error_kind: Literal["invalid", "refused", "queue_full", "queue_timeout", "engine_dead", "failed"] | None
+    error_kind: (
+        Literal["invalid", "refused", "queue_full", "queue_timeout", "grammars_full", "engine_dead", "failed"] | None
+    )
     """``invalid``, ``queue_full``: another process's engine refused it; ``queue_timeout``: it waited too long."""
     is_step_error: bool
     """Whether what a step raised last says why: the step failed, or a logits processor of this request."""

@@ -11,6 +11,7 @@ from typing import Protocol
 from rustvllm import _core
 from rustvllm.exceptions import (
     EngineDeadError,
+    GrammarsFullError,
     InvalidRequestError,
     QueueFullError,
     QueueTimeoutError,
@@ -381,6 +382,8 @@ def _failure(delta: _core.RequestDelta, message: str) -> RustVLLMError:
             return QueueFullError(message)
         case "queue_timeout":
             return QueueTimeoutError(message)
+        case "grammars_full":
+            return GrammarsFullError(message)
         case "engine_dead":
             return EngineDeadError(message)
         case _:

@@ -14,7 +14,7 @@ class GrammarOutput:
         bitmask: int32 ``[n, ceil(vocab_size / 32)]``; bit ``i % 32`` of word ``i // 32`` is for id ``i``.
         places: int32 ``[n]``, which of the step's samples.
         verdicts: int32 ``[n]``; 0, or the negative number that stands for a sample without a token: −2 what was
-            sampled is refused, −5 the grammar is complete.
+            sampled is refused, −5 the grammar is complete, −6 there is no room for the grammar any more.
     """
 
     bitmask: npt.NDArray[np.int32]

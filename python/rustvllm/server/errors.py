@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from rustvllm.exceptions import (
     EngineDeadError,
+    GrammarsFullError,
     InvalidRequestError,
     QueueFullError,
     QueueTimeoutError,
@@ -133,7 +134,7 @@ def describe(exc: BaseException) -> tuple[HTTPStatus, str, str | None, int | Non
             return exc.status, str(exc), exc.param, exc.retry_after
         case InvalidRequestError():
             return HTTPStatus.BAD_REQUEST, str(exc), exc.param, None
-        case QueueFullError() | QueueTimeoutError():
+        case QueueFullError() | QueueTimeoutError() | GrammarsFullError():
             return HTTPStatus.SERVICE_UNAVAILABLE, str(exc), None, exc.retry_after or 1
         case EngineDeadError():
             return HTTPStatus.INTERNAL_SERVER_ERROR, str(exc) or "The engine has stopped.", None, None
@@ -153,6 +154,7 @@ _FORESEEN = (
     InvalidRequestError,
     QueueFullError,
     QueueTimeoutError,
+    GrammarsFullError,
     EngineDeadError,
     RequestFailedError,
 )

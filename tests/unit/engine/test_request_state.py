@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rustvllm.engine.request_state import BestOf, RequestState
 from rustvllm.exceptions import (
     EngineDeadError,
+    GrammarsFullError,
     InvalidRequestError,
     QueueFullError,
     QueueTimeoutError,
@@ -147,6 +148,8 @@ def test_abort():
         ("invalid", InvalidRequestError),
         ("queue_full", QueueFullError),
         ("queue_timeout", QueueTimeoutError),
+        ("grammars_full", GrammarsFullError),
+        ("refused", InvalidRequestError),
         ("engine_dead", EngineDeadError),
         ("failed", RequestFailedError),
     ],

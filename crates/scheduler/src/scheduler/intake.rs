@@ -40,9 +40,9 @@ impl Scheduler {
                 }
             }
             Message::GrammarReady(key) => self.grammar_ready(key),
-            Message::GrammarFailed(key) => {
+            Message::GrammarFailed(key, error) => {
                 if let Some(slot) = self.requests.slot_of_key(key) {
-                    let (error, status) = (RequestError::GrammarFailed, RequestStatus::FinishedError);
+                    let status = RequestStatus::FinishedError;
                     self.leave(slot, FinishReason::Error, error, status, &mut aborted);
                 }
             }

@@ -25,6 +25,9 @@ pub const REFUSED_BY_PROCESSOR: i32 = -4;
 /// In a row of sampled ids: its grammar is complete, nothing can follow; the request ends as one that was stopped.
 pub const COMPLETED_BY_GRAMMAR: i32 = -5;
 
+/// In a row of sampled ids: its grammar has become too large next to those of other requests.
+pub const CROWDED_OUT_OF_GRAMMARS: i32 = -6;
+
 /// What appending one token led to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stop {
@@ -39,7 +42,8 @@ impl Scheduler {
     /// A row of `rows.sampled` without a token ends its request with an error: its logits were not numbers, or, when
     /// the row begins with [`REJECTED_BY_GRAMMAR`], its grammar did not take the token, or, with
     /// [`REJECTED_BY_PROCESSOR`], a logits processor of its own failed, or, with [`REFUSED_BY_PROCESSOR`], one does
-    /// not take its arguments. A row that begins with [`COMPLETED_BY_GRAMMAR`] ends its request as one that was
+    /// not take its arguments, or, with [`CROWDED_OUT_OF_GRAMMARS`], there is no room for its grammar any more. A row that
+    /// begins with [`COMPLETED_BY_GRAMMAR`] ends its request as one that was
     /// stopped.
     ///
     /// # Errors
@@ -259,6 +263,7 @@ impl Scheduler {
             // What it computed is as little a number as its logits: no request may find it.
             let error = match first {
                 REJECTED_BY_GRAMMAR => RequestError::GrammarRejected,
+                CROWDED_OUT_OF_GRAMMARS => RequestError::GrammarsFull,
                 REJECTED_BY_PROCESSOR => RequestError::ProcessorFailed,
                 REFUSED_BY_PROCESSOR => RequestError::ProcessorRefused,
                 _ => {
