@@ -26,6 +26,10 @@ from schema_bombs import Bomb, bombs
 TIMEOUT_SECONDS = 60
 MEBI = 1 << 20
 SETTLE_SECONDS = 5.0
+NUM_BLOCKS = 1536
+"""Blocks of the KV cache: enough for the streams, and so few that each has been written before memory is taken. The
+system gives memory when it is first written: of a larger cache the streams alone take megabytes each second."""
+FILL_SECONDS = 20.0
 
 
 def send(url: str, bomb: Bomb) -> tuple[int, float, str]:
@@ -75,6 +79,7 @@ def run(server: MeasuredServer, args: argparse.Namespace) -> dict[str, Any]:
     for bomb in warm:
         send(server.url, bomb)  # the engine reads the vocabulary for the first
     with Neighbours(server.url, args.streams) as others:
+        time.sleep(FILL_SECONDS)
         others.take()
         time.sleep(SETTLE_SECONDS)
         before, memory_before = others.take(), memory(server)
@@ -121,7 +126,8 @@ def main() -> int:
     add_common_flags(parser)
     args = parse(parser)
     print(f"seed {args.seed}", file=sys.stderr)
-    with rustvllm_server(["--max-num-seqs", "64", *args.serve], args.mode) as server:
+    flags = ["--max-num-seqs", "64", "--num-gpu-blocks-override", str(NUM_BLOCKS), *args.serve]
+    with rustvllm_server(flags, args.mode) as server:
         report = run(server, args)
     publish({**new_report(), "seed": args.seed, "cases": args.cases, **report}, args.output_json)
     return 1 if report["failures"] or report["slow"] else 0

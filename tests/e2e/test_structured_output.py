@@ -8,6 +8,7 @@ import pytest
 
 from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams, StructuredOutputsParams
 from rustvllm.engine import core_client
+from rustvllm.engine.grammar_masks import GrammarMasks
 from rustvllm.exceptions import InvalidRequestError
 
 SCHEMA = {
@@ -108,6 +109,42 @@ def test_neither_company_nor_overlap_nor_preemption_changes_a_token(expected, op
     if "preemption_mode" in options:
         assert stats["num_preemptions"] > 0
         assert (stats["num_swapped_out"] > 0) == (options["preemption_mode"] == "swap")
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_steps_go_on_without_a_row_whose_masks_take_long(monkeypatch, async_scheduling):
+    properties = {f"property_{index}": {"type": "integer"} for index in range(2000)}
+    wanted = StructuredOutputsParams(
+        json={"type": "object", "properties": properties, "additionalProperties": False}, disable_any_whitespace=True
+    )
+    slow = SamplingParams(max_tokens=30, seed=1, temperature=1.0, structured_outputs=wanted)
+    free = [SamplingParams(max_tokens=100, seed=seed, temperature=1.0, ignore_eos=True) for seed in (2, 3)]
+    held, released, plain_hold, plain_release = [], [], GrammarMasks.hold_slow, GrammarMasks.release_slow
+
+    def hold_slow(self):
+        held.append(plain_hold(self))
+        return held[-1]
+
+    def release_slow(self):
+        released.append(True)
+        plain_release(self)
+
+    monkeypatch.setattr(GrammarMasks, "hold_slow", hold_slow)
+    monkeypatch.setattr(GrammarMasks, "release_slow", release_slow)
+    with LLM(device="cpu", async_scheduling=async_scheduling) as llm:
+
+        def texts(params):
+            return [output.outputs[0].text for output in llm.generate(PROMPTS[: len(params)], params)]
+
+        [alone] = texts([slow])
+        assert any(held), "its masks take long"
+        assert released, "but nothing else had to wait for them"
+        held.clear()
+        together = texts([slow, *free])
+        assert any(held)
+        assert together[0] == alone
+        assert together[1:] == texts([free[0], *free])[1:]
+    assert alone.startswith('{"property_')
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])

@@ -6,9 +6,10 @@ use scheduler::GrammarSpec;
 
 use crate::matcher::Matcher;
 
-/// Grammars at most, bytes of their texts, and of their matchers.
+/// Grammars at most, bytes of their texts, and of their matchers. The bytes of matchers are those of their lexers; what the
+/// parser makes of a text is not counted, but grows with it: of a schema of 400 KB it is tens of megabytes.
 const MAX_GRAMMARS: usize = 256;
-const MAX_TEXT_BYTES: usize = 4 << 20;
+const MAX_TEXT_BYTES: usize = 1 << 20;
 const MAX_MATCHER_BYTES: usize = 64 << 20;
 /// States of a lexer that one request leaves to the next: a tenth of what a request may have, so that whether a grammar
 /// is too complex does not depend on what others found out about it, and each copy is quick.

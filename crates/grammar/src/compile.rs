@@ -8,8 +8,8 @@ use scheduler::{GrammarKind, GrammarSpec};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES, error::GrammarError, gbnf, guarded::guarded, lint,
-    matcher::Matcher,
+    MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_PROPERTIES, MAX_REGEX_BYTES, error::GrammarError, gbnf,
+    guarded::guarded, lint, matcher::Matcher,
 };
 
 /// Whitespace in JSON: so much in a row at most, else a model may go on with it until its tokens are spent.
@@ -21,6 +21,8 @@ pub(crate) fn limits() -> ParserLimits {
         initial_lexer_fuel: 1_000_000,
         step_lexer_fuel: 200_000,
         step_max_items: 50_000,
+        // An object has four for each property that may be left out.
+        max_items_in_row: 5 * MAX_PROPERTIES,
         max_grammar_size: 500_000,
         max_lexer_states: 50_000,
         verbose_errors: false,

@@ -152,17 +152,32 @@ impl Grammars {
     /// Have the masks of a step's samples computed, as far as their tokens are known.
     pub fn begin_masks(&mut self, scheduler: &Scheduler, output: &SchedulerOutput) {
         for constrained in scheduler.constrained_samples(output) {
-            let Some(own) = self.samples.get_mut(&constrained.key) else { continue };
-            let tokens = scheduler.output_tokens_from(constrained.key, own.num_told);
-            if tokens.is_empty() {
-                continue;
+            if let Some(own) = self.samples.get_mut(&constrained.key) {
+                own.tell(constrained.key, scheduler, &self.masks);
             }
-            own.num_told += tokens.len();
-            own.sample.push(tokens.into_iter().map(|token| token as u32));
-            if !own.is_gate {
-                // A full queue: the owner computes it.
-                let _ = self.masks.push(own.sample.clone(), usize::MAX);
-            }
+        }
+    }
+
+    /// Hold requests back whose masks take long, while they are not there: a step with other rows does not wait for them.
+    /// Before a step is planned. Returns whether one is held back.
+    pub fn hold_slow(&mut self, scheduler: &mut Scheduler) -> bool {
+        let mut any = false;
+        for (&key, own) in self.samples.iter_mut().filter(|(_, own)| own.sample.is_slow()) {
+            // The mask behind a token that is under way is not even begun.
+            let is_held = scheduler.awaits_token(key) || {
+                own.tell(key, scheduler, &self.masks);
+                !own.sample.is_settled()
+            };
+            scheduler.hold_back(key, is_held);
+            any |= is_held;
+        }
+        any
+    }
+
+    /// Let all requests run: there is nothing else that would have to wait for their masks.
+    pub fn release_slow(&mut self, scheduler: &mut Scheduler) {
+        for (&key, _) in self.samples.iter().filter(|(_, own)| own.sample.is_slow()) {
+            scheduler.hold_back(key, false);
         }
     }
 
@@ -189,6 +204,22 @@ impl Grammars {
                 Some(own) => own.sample.settle(self.vocabulary.eos_token_ids(), settle),
                 None => settle(None),
             }
+        }
+    }
+}
+
+impl Constrained {
+    /// Have the mask behind the tokens that are known computed.
+    fn tell(&mut self, key: RequestKey, scheduler: &Scheduler, masks: &WorkQueue<Arc<Sample>>) {
+        let tokens = scheduler.output_tokens_from(key, self.num_told);
+        if tokens.is_empty() {
+            return;
+        }
+        self.num_told += tokens.len();
+        self.sample.push(tokens.into_iter().map(|token| token as u32));
+        if !self.is_gate {
+            // A full queue: the owner computes it.
+            let _ = masks.push(self.sample.clone(), usize::MAX);
         }
     }
 }
@@ -241,9 +272,12 @@ fn without_thoughts(spec: &Arc<GrammarSpec>) -> Arc<GrammarSpec> {
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use scheduler::{GrammarKind, GrammarSpec, RequestKey};
+    use scheduler::{
+        GrammarKind, GrammarSpec, NewRequest, RequestKey, SamplingParams, Scheduler, SchedulerConfig,
+        StepBuffers, TokenRows,
+    };
 
-    use super::{CompileJob, Sample};
+    use super::{CompileJob, Constrained, Grammars, Sample};
     use crate::{
         cache::Cache,
         check::matcher_of_bytes,
@@ -290,5 +324,61 @@ mod tests {
         crowded.advance(&[u32::from(b'a')], &[]);
         assert_eq!(crowded.verdict(), Verdict::CrowdedOut, "it has more than its share of a kilobyte");
         drop(many);
+    }
+    /// A scheduler with a request of one step that obeys a grammar, and one that does not.
+    fn two_requests(grammars_of: impl Fn(&Scheduler) -> Grammars) -> (Scheduler, Grammars, RequestKey) {
+        let config = SchedulerConfig::new(64, 256);
+        let buffers = (0..config.num_buffer_sets()).map(|_| StepBuffers::owned(&config)).collect();
+        let mut scheduler = Scheduler::new(config.clone(), buffers).expect("numbers that fit");
+        let grammars = grammars_of(&scheduler);
+        let handle = scheduler.handle();
+        let mut keys = Vec::new();
+        for (id, grammar) in [("slow", Some(spec())), ("other", None)] {
+            let key = handle.new_key();
+            let params = SamplingParams { max_tokens: 8, ..SamplingParams::default() };
+            let new = NewRequest { grammar, ..NewRequest::new(key, id, vec![1, 2, 3], params) };
+            handle.add_request(new).expect("a request that fits");
+            keys.push(key);
+        }
+        handle.grammar_ready(keys[0]);
+        assert_eq!(step(&mut scheduler), 2);
+        (scheduler, grammars, keys[0])
+    }
+
+    /// Rows of the next step, which gives each the letter `a`.
+    fn step(scheduler: &mut Scheduler) -> u32 {
+        let Some(output) = scheduler.schedule().expect("a free set") else { return 0 };
+        let sampled = vec![i32::from(b'a'); output.num_sampled as usize];
+        scheduler.update_from_output(&output, TokenRows::column(&sampled)).expect("the step in flight");
+        output.num_reqs
+    }
+
+    #[test]
+    fn a_step_does_not_wait_for_a_slow_row() {
+        let (mut scheduler, mut grammars, key) = two_requests(|scheduler| {
+            let vocabulary = Vocabulary::new(Box::new(|| Err("there is no tokenizer".to_owned())), 256);
+            Grammars::start(scheduler.handle(), vocabulary).expect("threads")
+        });
+        let sample = Arc::new(Sample::new());
+        let matcher = matcher_of_bytes(&spec()).expect("an expression");
+        sample.begin(Matching::new(Some(matcher), None, &[], 8, false));
+        let own = Constrained { sample: sample.clone(), spec: spec(), num_told: 0, is_gate: false };
+        grammars.samples.insert(key, own);
+        assert!(!grammars.hold_slow(&mut scheduler), "none of its masks took long");
+        sample.note_slow();
+        let busy = sample.keep_busy();
+        assert!(grammars.hold_slow(&mut scheduler), "its mask is not there");
+        assert_eq!(step(&mut scheduler), 1, "the other one alone");
+        assert!(grammars.hold_slow(&mut scheduler));
+        drop(busy);
+        while grammars.hold_slow(&mut scheduler) {
+            std::thread::yield_now(); // until a thread has made the mask
+        }
+        assert_eq!(step(&mut scheduler), 2, "both");
+        let busy = sample.keep_busy();
+        assert!(grammars.hold_slow(&mut scheduler));
+        grammars.release_slow(&mut scheduler);
+        assert_eq!(step(&mut scheduler), 2, "nothing would have to wait");
+        drop(busy);
     }
 }

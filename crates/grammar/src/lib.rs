@@ -22,6 +22,7 @@ mod relax;
 mod room;
 mod sample;
 mod thinking;
+mod thread_time;
 mod timing;
 mod vocabulary;
 mod work_queue;

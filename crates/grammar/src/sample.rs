@@ -1,12 +1,23 @@
 //! One sample of a request under a grammar: the tokens that it got, and what the next one may be.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use crate::{
     matcher::Matcher,
     room::Charge,
     thinking::{Next, Thinking},
+    thread_time::thread_time,
 };
+
+/// A mask that takes longer is not waited for by a step with other rows. Processor time: what else runs on the machine
+/// makes no row slow.
+const SLOW_MASK: Duration = Duration::from_millis(5);
 
 /// What the next token of a sample may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -197,11 +208,13 @@ pub(crate) struct Sample {
     pending: Mutex<Vec<u32>>,
     /// `None` until the grammar is compiled.
     matching: Mutex<Option<Matching>>,
+    /// One of its masks took long: others may.
+    is_slow: AtomicBool,
 }
 
 impl Sample {
     pub(crate) fn new() -> Self {
-        Self { pending: Mutex::default(), matching: Mutex::default() }
+        Self { pending: Mutex::default(), matching: Mutex::default(), is_slow: AtomicBool::new(false) }
     }
 
     /// The grammar is compiled.
@@ -226,9 +239,37 @@ impl Sample {
         if let Some(matching) = &mut *matching
             && !tokens.is_empty()
         {
+            let began = thread_time();
             matching.advance(&tokens, eos_token_ids);
+            if thread_time().saturating_sub(began) > SLOW_MASK {
+                self.note_slow();
+            }
         }
         look(matching.as_ref())
+    }
+
+    /// One of its masks took long.
+    pub(crate) fn note_slow(&self) {
+        // Relaxed: it stands for itself, and comes in time for the next step or the one after it.
+        self.is_slow.store(true, Ordering::Relaxed);
+    }
+
+    /// What a thread holds that computes its mask.
+    #[cfg(test)]
+    pub(crate) fn keep_busy(&self) -> MutexGuard<'_, Option<Matching>> {
+        lock(&self.matching)
+    }
+
+    /// Whether one of its masks took so long that steps do not wait for the next one.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.is_slow.load(Ordering::Relaxed) // see where it is stored
+    }
+
+    /// Whether the mask behind all tokens that came is there, without waiting.
+    pub(crate) fn is_settled(&self) -> bool {
+        // What takes tokens holds the matching before and while it does.
+        let matching = self.matching.try_lock();
+        matching.is_ok() && lock(&self.pending).is_empty()
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use rustix::time::{ClockId, clock_gettime};
 use scheduler::GrammarSpec;
 
 use crate::{
@@ -11,6 +10,7 @@ use crate::{
     error::GrammarError,
     matcher::Matcher,
     sample::{Matching, Verdict},
+    thread_time::thread_time,
     vocabulary::Vocabulary,
 };
 
@@ -66,9 +66,4 @@ fn follow(
         masks.push(thread_time().saturating_sub(began));
     }
     (masks, matching.verdict() != Verdict::Rejected, matching.into_matcher())
-}
-
-/// Processor time of this thread.
-fn thread_time() -> Duration {
-    clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }

@@ -89,7 +89,7 @@ fn word(tokenizer: &Tokenizer, eos_token_ids: &[u32], token_id: u32) -> Vec<u8> 
 }
 
 /// The trie alone: no text is tokenised, so no tokens are forced.
-struct Pieces(TokTrie);
+pub(crate) struct Pieces(pub(crate) TokTrie);
 
 impl TokenizerEnv for Pieces {
     fn tok_trie(&self) -> &TokTrie {

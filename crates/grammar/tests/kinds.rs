@@ -1,6 +1,6 @@
 //! What each kind of grammar takes and refuses, by the check that a front end makes.
 
-use grammar::{GrammarError, check};
+use grammar::{GrammarError, accepts, check};
 use scheduler::{GrammarKind, GrammarSpec};
 
 fn refused(kind: GrammarKind, text: &str) -> GrammarError {
@@ -118,4 +118,19 @@ fn sizes_are_bounded_before_anything_is_read() {
     assert!(refused(GrammarKind::Regex, &large[..=64 << 10]).to_string().contains("at most 65536"));
     let many = serde_json::to_string(&vec!["a"; 50_001]).expect("JSON");
     assert!(refused(GrammarKind::Choice, &many).to_string().contains("at most 50000"));
+}
+
+#[test]
+fn hundreds_of_properties_can_be_written_and_left_out() {
+    let properties: Vec<String> =
+        (0..600).map(|index| format!(r#""property_{index}": {{"type": "integer"}}"#)).collect();
+    let schema = format!(
+        r#"{{"type": "object", "properties": {{{}}}, "additionalProperties": false}}"#,
+        properties.join(", ")
+    );
+    let spec = GrammarSpec::new(GrammarKind::JsonSchema, &schema);
+    let obeys = |text| accepts(&spec, text).expect("it can be followed");
+    assert!(obeys(r#"{"property_3": 4, "property_77": 5, "property_599": 6}"#));
+    assert!(!obeys(r#"{"property_3": 4, "property_600": 5}"#), "no such property");
+    assert!(!obeys(r#"{"property_77": 4, "property_3": 5}"#), "out of their order");
 }

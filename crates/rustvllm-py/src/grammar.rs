@@ -78,6 +78,20 @@ impl PyGrammars {
         Ok(())
     }
 
+    /// Hold requests back whose masks take long and are not there, from steps that are planned from now on; returns whether
+    /// one is.
+    fn hold_slow(&mut self, py: Python<'_>) -> PyResult<bool> {
+        let mut scheduler = self.scheduler.bind(py).try_borrow_mut()?;
+        Ok(self.inner.hold_slow(scheduler.owned()))
+    }
+
+    /// Let all of them run.
+    fn release_slow(&mut self, py: Python<'_>) -> PyResult<()> {
+        let mut scheduler = self.scheduler.bind(py).try_borrow_mut()?;
+        self.inner.release_slow(scheduler.owned());
+        Ok(())
+    }
+
     /// Have the masks of a step computed by other threads, as far as its tokens are known.
     fn begin_masks(&mut self, py: Python<'_>, output: &PySchedulerOutput) -> PyResult<()> {
         let mut scheduler = self.scheduler.bind(py).try_borrow_mut()?;

@@ -103,13 +103,13 @@ impl Request {
         debug_assert!(self.num_computed_tokens <= start, "what is found in the cache judges no token");
         let count = end.min(last).saturating_sub(start);
         self.cold.num_judges_asked += count;
-        self.wants_prompt_logprobs = self.cold.num_judges_asked < last;
+        self.cold.wants_prompt_logprobs = self.cold.num_judges_asked < last;
         (count > 0).then_some(PromptSpan { tenant, start, count })
     }
 
     /// The row that was asked does not run after all.
     pub(crate) fn unask_prompt_logprobs(&mut self, span: PromptSpan) {
         self.cold.num_judges_asked = span.start;
-        self.wants_prompt_logprobs = true;
+        self.cold.wants_prompt_logprobs = true;
     }
 }

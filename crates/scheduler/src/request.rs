@@ -177,6 +177,8 @@ pub(crate) struct Cold {
     pub(crate) skip_reading_prefix_cache: bool,
     pub(crate) reports_prompt_progress: bool,
     pub(crate) has_stop_strings: bool,
+    /// Whether log-probabilities of its prompt are still to be asked for.
+    pub(crate) wants_prompt_logprobs: bool,
     /// Leading tokens of the prompt whose logits a step was asked to judge the next token by.
     pub(crate) num_judges_asked: u32,
     pub(crate) uses_grammar: bool,
@@ -263,8 +265,8 @@ pub(crate) struct Request {
     pub(crate) has_stop_token_ids: bool,
     /// Whether the first token has told when it was scheduled and what was cached.
     pub(crate) is_introduced: bool,
-    /// Whether log-probabilities of its prompt are still to be asked for.
-    pub(crate) wants_prompt_logprobs: bool,
+    /// It runs in no step until it is released: what its next token may be takes long to work out.
+    pub(crate) is_held: bool,
     // The second line.
     pub(crate) block_table: Vec<BlockId>,
     /// All tokens but the recent ones.
@@ -308,7 +310,7 @@ impl Request {
             status: if cold.uses_grammar { RequestStatus::WaitingForGrammar } else { RequestStatus::Waiting },
             has_stop_token_ids: !cold.params.stop_token_ids.is_empty(),
             is_introduced: false,
-            wants_prompt_logprobs: cold.params.num_prompt_logprobs >= 0 && num_prompt_tokens > 1,
+            is_held: false,
             block_table,
             token_ids: prompt_token_ids,
             cold,

@@ -189,7 +189,7 @@ impl Step {
             let request = &mut requests[slot as usize];
             let computed = request.num_computed_tokens;
             let expected = request.num_expected_tokens;
-            if computed + 1 != expected || expected >= request.max_total_tokens {
+            if computed + 1 != expected || expected >= request.max_total_tokens || request.is_held {
                 break;
             }
             let mut block_table_start = UNCHANGED;
@@ -279,7 +279,7 @@ impl Step {
             sampled,
             is_new: row.is_new,
         };
-        if request.wants_prompt_logprobs {
+        if request.cold.wants_prompt_logprobs {
             self.prompt_spans.extend(request.ask_prompt_logprobs(entry.tenant, end));
         }
         self.write(&entry, request, request.num_expected_tokens);

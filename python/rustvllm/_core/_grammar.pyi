@@ -82,6 +82,10 @@ class Grammars:
         """
     def take_news(self) -> None:
         """Have the grammars of requests compiled that came, and drop those of requests that left."""
+    def hold_slow(self) -> bool:
+        """Hold requests back whose masks take long and are not there; True while one is. Before a step is planned."""
+    def release_slow(self) -> None:
+        """Let all of them run: nothing else does."""
     def begin_masks(self, output: SchedulerOutput) -> None:
         """Have the masks of a step computed, as far as its tokens are known."""
     def take_masks(self, output: SchedulerOutput) -> int:

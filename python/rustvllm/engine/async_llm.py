@@ -20,14 +20,7 @@ from rustvllm.engine.loop_calls import call_if_alive, call_in_loop, remove_reade
 from rustvllm.engine.remote_client import RemoteClient
 from rustvllm.engine.request_state import FEW_PARTS, EventSink, RequestState
 from rustvllm.engine.request_table import SAMPLES_AT_ONCE, RequestTable
-from rustvllm.exceptions import (
-    ConfigError,
-    EngineDeadError,
-    GrammarsFullError,
-    QueueFullError,
-    QueueTimeoutError,
-    RustVLLMError,
-)
+from rustvllm.exceptions import ConfigError, EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError
 from rustvllm.logger import init_logger
 from rustvllm.lora.async_adapters import AdapterMethods, AsyncAdapters
 from rustvllm.lora.queries import LOAD_SECONDS
@@ -561,7 +554,7 @@ class AsyncLLM(AdapterMethods):
             error = QueueTimeoutError(
                 f"the request waited longer than queue_timeout = {limit:g} s and was not begun; try again later"
             )
-        if isinstance(error, QueueFullError | QueueTimeoutError | GrammarsFullError):
+        if isinstance(error, QueueFullError | QueueTimeoutError):
             error.retry_after = self._drain_rate.retry_after()
         return error
 

@@ -121,7 +121,11 @@ class EngineCore:
         self.watch.begin_step()
         if len(self._launched) < self.max_concurrent_batches:
             schedule_ns = monotonic_ns()
+            is_one_held = self._grammars.hold_slow()
             output = self.scheduler.schedule()
+            if output is None and is_one_held and not self._launched:
+                self._grammars.release_slow()
+                output = self.scheduler.schedule()
             self._grammars.take_news()
             if output is not None:
                 num_tokens = output.total_num_scheduled_tokens

@@ -39,6 +39,14 @@ class GrammarMasks:
         """Have the grammars of new requests compiled, and drop those of requests that have left."""
         self._core.take_news()
 
+    def hold_slow(self) -> bool:
+        """Hold requests back whose masks take long, while they are not there; True while one is held."""
+        return self._core.hold_slow()
+
+    def release_slow(self) -> None:
+        """Let all requests run: their step has no other rows that would wait for their masks."""
+        self._core.release_slow()
+
     def begin(self, output: _core.SchedulerOutput) -> None:
         """Have a step's masks computed while it executes."""
         if output.num_structured_output_reqs:

@@ -5,7 +5,7 @@ use super::Scheduler;
 use crate::{
     grammar::{ConstrainedSample, GrammarNews},
     output::{RequestKey, SchedulerOutput},
-    request::Request,
+    request::{Request, RequestStatus},
 };
 
 impl Scheduler {
@@ -26,6 +26,21 @@ impl Scheduler {
             obeys.then_some(ConstrainedSample { place, key: request.key })
         });
         live.collect()
+    }
+
+    /// Hold a running request back from the steps that are planned from now on, or let it into them again: what its next
+    /// token may be is not known yet, and would hold them up. Steps in flight run on, and a preemption releases it.
+    pub fn hold_back(&mut self, key: RequestKey, is_held: bool) {
+        let Some(slot) = self.requests.slot_of_key(key) else { return };
+        let request: &mut Request = &mut self.requests[slot as usize];
+        request.is_held = is_held && request.status == RequestStatus::Running;
+    }
+
+    /// Whether a token of a request is under way.
+    #[must_use]
+    pub fn awaits_token(&self, key: RequestKey) -> bool {
+        let slot = self.requests.slot_of_key(key);
+        slot.is_some_and(|slot| self.requests[slot as usize].num_output_placeholders() > 0)
     }
 
     /// The known output tokens of a live request, the first `start` aside.

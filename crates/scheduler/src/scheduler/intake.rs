@@ -167,6 +167,7 @@ impl Scheduler {
             skip_reading_prefix_cache: new.skip_reading_prefix_cache || asks_of_prompt,
             reports_prompt_progress: new.reports_prompt_progress,
             has_stop_strings: new.has_stop_strings,
+            wants_prompt_logprobs: asks_of_prompt && num_prompt_tokens > 1,
             num_judges_asked: 0,
             uses_grammar,
             grammar: new.grammar,

@@ -62,6 +62,7 @@ impl Scheduler {
         // Drafts were made for the step that it is not in.
         request.cold.draft_token_ids.clear();
         request.slots_left = 0;
+        request.is_held = false; // it comes back when it is admitted
         request.cold.num_preemptions += 1;
         self.stats.num_preemptions += 1;
         if self.config.preemption_mode == PreemptionMode::Recompute || request.num_computed_tokens == 0 {

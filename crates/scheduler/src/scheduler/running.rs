@@ -115,7 +115,7 @@ impl Request {
             !self.status.is_finished() && self.status != RequestStatus::Preempted,
             "it has a row to run"
         );
-        if self.is_full() {
+        if self.is_full() || self.is_held {
             return 0;
         }
         let wanted = self.num_expected_tokens - self.num_computed_tokens;
