@@ -1,14 +1,20 @@
 """``structured_outputs`` of a request, checked and made into what the core carries."""
 
 import json
+import time
+from typing import Final
 
 from rustvllm import _core
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
+from rustvllm.process.memory import give_back_memory
 from rustvllm.structured_outputs import CallGrammar, GatedOutputs, StructuredOutputsParams, shown_places
 from rustvllm.text.tokenizer import Tokenizer
 
 logger = init_logger(__name__)
+
+_LONG_SECONDS: Final = 0.05
+"""A check that takes as much of a processor takes some ten megabytes, too, which are given back at once."""
 
 
 def make_grammar_spec(params: StructuredOutputsParams, tokenizer: Tokenizer | None) -> _core.GrammarSpec:
@@ -21,6 +27,15 @@ def make_grammar_spec(params: StructuredOutputsParams, tokenizer: Tokenizer | No
     Raises:
         InvalidRequestError: There is no tokenizer, or the grammar cannot be enforced; says why.
     """
+    began = time.thread_time()
+    try:
+        return _checked_spec(params, tokenizer)
+    finally:
+        if time.thread_time() - began > _LONG_SECONDS:
+            give_back_memory()
+
+
+def _checked_spec(params: StructuredOutputsParams, tokenizer: Tokenizer | None) -> _core.GrammarSpec:
     if tokenizer is None:
         raise InvalidRequestError(
             f"there is no tokenizer (skip_tokenizer_init), so {params.param} cannot be enforced", params.param
