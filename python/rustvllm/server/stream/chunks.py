@@ -312,9 +312,15 @@ class ChunkStream:
         """The engine has taken a prompt."""
         self._prompts[prompt_index].open_with(lambda: self._opening(prompt_index, prompt_ids))
 
+    def follow(self, generation: Generation) -> None:
+        """Resume a generation when the client reads; to be called before the writer is attached.
+
+        Prompts may have text before that, while others are handed in: they are held back until they are resumed.
+        """
+        self._generation = generation
+
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """What the writer's sinks do not bring, up to the end of the stream."""
-        self._generation = generation
         chunks, n = self._chunks, self._n
         unfinished = set(range(len(self._prompts) * n))
         async for prompt_index, output in generation:

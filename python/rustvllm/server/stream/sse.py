@@ -89,6 +89,7 @@ class EventStreamResponse(Response):
             # Unless it is the user's own: that sees everything, and may wait in ways that need a task.
             send = body = in_a_task(send)
             receive = in_a_task(receive)
+        self._stream.follow(self._generation)
         self._writer.attach(begin, body, self._keep_alive_seconds)
         gone = Driven(wait_for_disconnect(receive), lambda _: self._on_disconnect())
         events = self._stream.events(self._generation)
