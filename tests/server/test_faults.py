@@ -248,6 +248,10 @@ def test_one_of_two_engines_is_started_again_while_the_other_serves(empty_tmpdir
     with ServerProcess([*SIM, "--restart-engine", "-dp", "2"], TMPDIR=str(empty_tmpdir)) as server:
         url = server.wait_until_ready()
         server.engines()[0].kill()
+        first = complete(url)
+        if first.status_code != 200:  # it went to the engine in the moment of its death, and says so
+            assert first.status_code == 500
+            assert "engine" in first.json()["error"]["message"]
         for _ in range(10):
             assert complete(url).status_code == 200
         server.wait_for("engine 0 is there again")
