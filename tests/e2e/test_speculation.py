@@ -14,6 +14,7 @@ from rustvllm.config.engine_args import AsyncEngineArgs
 from rustvllm.engine.async_llm import AsyncLLM
 from rustvllm.exceptions import ConfigError, InvalidRequestError
 from rustvllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from rustvllm.text.prediction import PredictionReader
 
 PROMPTS = [
     "Tom had a red ball. Tom had a red ball. Tom had a red",
@@ -267,6 +268,19 @@ def test_a_prediction_means_nothing_without_drafts(pair):
 def test_predictions_that_are_none_are_refused(pair, prediction, message):
     with pytest.raises(InvalidRequestError, match=re.escape(message)) as caught:
         pair.speculative.generate({"prompt": STORY, "prediction": prediction}, use_tqdm=False)
+    assert caught.value.param == "prediction"
+
+
+async def test_a_long_prediction_is_tokenised_off_the_event_loop(pair):
+    """With the same ids, and the same refusal, as a short one."""
+    tokenizer = pair.speculative.get_tokenizer()
+    reader = PredictionReader(pair.speculative.llm_engine.tokenizer, 2048, 5000, 0)
+    text = "One day, a girl went to the park. " * 100
+    ids = await reader.read_off_loop(text)
+    assert list(ids) == tokenizer.encode(text, add_special_tokens=False)
+    assert len(text) > 2048
+    with pytest.raises(InvalidRequestError, match="prediction holds lone surrogates") as caught:
+        await reader.read_off_loop(text + "\ud800")
     assert caught.value.param == "prediction"
 
 

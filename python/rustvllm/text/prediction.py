@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rustvllm import _core
@@ -12,6 +14,17 @@ if TYPE_CHECKING:
 
 _OFF_LOOP_CHARS = 2048
 _PARAM = "prediction"
+
+
+@contextmanager
+def _refused_as_prediction() -> Iterator[None]:
+    """Blame the prediction for a text that the tokenizer refuses, which takes texts for prompts."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param == _PARAM:
+            raise
+        raise InvalidRequestError("prediction holds lone surrogates, which stand for no character", _PARAM) from None
 
 
 class PredictionReader:
@@ -42,7 +55,9 @@ class PredictionReader:
             return None
         if not isinstance(given, str):
             return self._given_ids(given)
-        return self._checked(self._text_tokenizer(given).encode_ids(given, add_special_tokens=False))
+        with _refused_as_prediction():
+            ids = self._text_tokenizer(given).encode_ids(given, add_special_tokens=False)
+        return self._checked(ids)
 
     async def read_off_loop(self, given: object) -> _core.TokenIds | None:
         """The same on an event loop, which a long text does not hold up.
@@ -53,7 +68,9 @@ class PredictionReader:
         """
         if not isinstance(given, str) or len(given) <= _OFF_LOOP_CHARS:
             return self.read(given)
-        return self._checked(await self._text_tokenizer(given).encode_off_loop(given, add_special_tokens=False))
+        with _refused_as_prediction():
+            ids = await self._text_tokenizer(given).encode_off_loop(given, add_special_tokens=False)
+        return self._checked(ids)
 
     def _text_tokenizer(self, text: str) -> Tokenizer:
         """The tokenizer for a text that may be tokenised."""
@@ -67,8 +84,6 @@ class PredictionReader:
                 "can have: shorten it",
                 _PARAM,
             )
-        if any("\ud800" <= char <= "\udfff" for char in text):
-            raise InvalidRequestError("prediction holds lone surrogates, which stand for no character", _PARAM)
         return self._tokenizer
 
     def _given_ids(self, given: object) -> _core.TokenIds:

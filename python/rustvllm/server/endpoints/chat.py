@@ -96,7 +96,7 @@ class ChatFace(Face[ChatCompletionRequest]):
         if request.cache_salt is not None:
             prompt["cache_salt"] = request.cache_salt
         if request.prediction is not None:
-            prompt["prediction"] = predicted_text(request.prediction)
+            prompt["prediction"] = await run(partial(predicted_text, request.prediction))
         return [prompt]
 
     def opening(self, chunks: ChunkRenderer, prompt_index: int, prompt_ids: PromptIds) -> bytes:  # noqa: ARG002
