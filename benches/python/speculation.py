@@ -73,7 +73,8 @@ def main() -> None:
 def tokens_per_second(llm: LLM, text: str, num_streams: int, num_tokens: int, turn: int) -> float:
     """One turn of one engine."""
     prompts: list[PromptType] = [f"{stream} {turn}. {REPEATING}" for stream in range(num_streams)]
-    params = [params_of(text, stream, num_tokens) for stream in range(num_streams)]
+    # Seeds of its own: an answer that was given before would not be random to who keeps answers.
+    params = [params_of(text, 1000 * turn + stream, num_tokens) for stream in range(num_streams)]
     if text == "predicted":
         answers = llm.generate(prompts, params, use_tqdm=False)
         prompts = [
@@ -91,14 +92,14 @@ def edited(token_ids: Sequence[int]) -> list[int]:
     return [abs(token_id - 1) if index % 16 == 8 else token_id for index, token_id in enumerate(token_ids)]
 
 
-def params_of(text: str, stream: int, num_tokens: int) -> SamplingParams:
+def params_of(text: str, seed: int, num_tokens: int) -> SamplingParams:
     """How one stream's text comes about."""
     if text == "repeating":
         return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     if text == "predicted":
-        return SamplingParams(temperature=1, seed=stream, max_tokens=num_tokens, ignore_eos=True)
-    allowed = random.Random(stream).sample(range(10, 2000), NUM_ALLOWED)
-    return SamplingParams(temperature=1, seed=stream, max_tokens=num_tokens, ignore_eos=True, allowed_token_ids=allowed)
+        return SamplingParams(temperature=1, seed=seed, max_tokens=num_tokens, ignore_eos=True)
+    allowed = random.Random(seed).sample(range(10, 2000), NUM_ALLOWED)
+    return SamplingParams(temperature=1, seed=seed, max_tokens=num_tokens, ignore_eos=True, allowed_token_ids=allowed)
 
 
 def stats_of(llm: LLM) -> dict[str, int]:

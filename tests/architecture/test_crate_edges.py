@@ -29,7 +29,7 @@ ALLOWED = {
         "gguf",
         "step-channel",
     },
-    "rustvllm-benches": {"kvblocks", "scheduler", "output", "ipc", "loadgen", "cpu-kernels"},
+    "rustvllm-benches": {"drafting", "kvblocks", "scheduler", "output", "ipc", "loadgen", "cpu-kernels"},
 }
 PRESENT = {
     "kvblocks", "scheduler", "output", "grammar", "ipc", "loadgen", "cpu-kernels", "gguf", "drafting", "step-channel",

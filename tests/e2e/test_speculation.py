@@ -24,7 +24,9 @@ PROMPTS = [
 ]
 LENGTH = 60
 EVERYTHING = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-SUFFIX = {"method": "suffix", "num_speculative_tokens": 6, "suffix_decoding_max_spec_factor": 2.0}
+ARCHIVE = {"method": "suffix", "num_speculative_tokens": 6, "suffix_decoding_max_spec_factor": 2.0}
+SUFFIX = ARCHIVE | {"suffix_decoding_max_cached_requests": 0}
+"""No request learns of another: how many drafts one has does not depend on those before it."""
 ORDINARY = {"num_gpu_blocks_override": 257}
 WORLDS = {
     "chunked": {**ORDINARY, "max_num_batched_tokens": 12, "max_num_seqs": 12},
@@ -163,8 +165,9 @@ def test_no_way_to_run_sees_drafts(world):
     assert stats["num_swapped_out"] > 0 or world != "swapped"
 
 
-def test_longest_matches_give_drafts_too():
-    pair = pair_of(SUFFIX, **ORDINARY)
+@pytest.mark.parametrize("config", [SUFFIX, ARCHIVE], ids=["own", "archive"])
+def test_longest_matches_give_drafts_too(config):
+    pair = pair_of(config, **ORDINARY)
     params = [SamplingParams(max_tokens=100, **CELLS[cell]) for cell in ("greedy", "random", "logprobs", "past EOS")]
     drafted, accepted = pair.compare(params)
     assert 0 < accepted < drafted
@@ -213,7 +216,7 @@ def test_a_predicted_answer_takes_fewer_steps_and_has_the_same_tokens(config):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_predicted_answer_survives_whatever_happens(world):
-    pair = pair_of(SUFFIX, **WORLDS[world])
+    pair = pair_of(ARCHIVE, **WORLDS[world])
     params = SamplingParams(max_tokens=LENGTH, temperature=0, ignore_eos=True)
     stories = [f"{name} had a {thing}" for name in ("Tom", "Lily", "The fox") for thing in ("ball", "hat")]
     answers = pair.plain.generate(stories, params, use_tqdm=False)
@@ -239,6 +242,29 @@ def test_each_of_several_requests_has_its_own_prediction():
     drafted, accepted = pair.compare(params, prompts)
     assert accepted >= 2 * 30, "both of the right ones"
     assert drafted - accepted <= 2 * SUFFIX["num_speculative_tokens"], "the wrong ones are left at once"
+
+
+def test_an_answer_helps_who_asks_for_it_again_but_not_under_another_salt():
+    pair = pair_of(ARCHIVE, **ORDINARY)
+    params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+    first = pair.compare(params, [STORY])
+    drafted, accepted = pair.compare(params, [STORY])
+    assert drafted >= accepted > first[1] + 60
+    salted: dict[str, str] = {"prompt": STORY, "cache_salt": "another"}
+    assert pair.compare(params, [salted]) == first
+    assert pair.compare(params, [salted])[1] > first[1] + 60
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_no_way_to_run_sees_what_others_were_answered(world):
+    pair = pair_of(ARCHIVE, **WORLDS[world])
+    cells = ("greedy", "random", "logprobs", "samples")
+    params = [SamplingParams(max_tokens=40, **CELLS[cell]) for cell in cells]
+    prompts = [STORY, *PROMPTS[1:]]
+    pair.compare(params, prompts)
+    drafted, accepted = pair.compare(params * 2, prompts * 2)
+    assert accepted > (40 if world != "chunked" else 0)
+    assert drafted > accepted
 
 
 def test_a_prediction_means_nothing_without_drafts(pair):

@@ -17,6 +17,21 @@ pub struct Candidate {
     pub num_drafts: u32,
     /// Probability that each is right if those before it are.
     pub acceptance: f32,
+    /// Steps by which the row may come later, out of what its drafts saved it before.
+    pub credit: f32,
+}
+
+/// A step without drafts.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct PlainStep {
+    /// Rows that give a token.
+    pub num_rows: u32,
+    /// Its tokens.
+    pub num_tokens: u32,
+    /// What it takes (ns).
+    pub ns: f32,
+    /// `Candidate::credit` of the rows for which no drafts were found: the least.
+    pub credit: f32,
 }
 
 /// One draft: the probability that it is reached and right.
@@ -36,17 +51,11 @@ pub struct Chooser {
 }
 
 impl Chooser {
-    /// Cut each of `candidates` to the drafts that a step should run which has `num_rows` rows and `num_tokens` tokens
-    /// without drafts: those that give the most tokens per second, if that is enough more than without, and no row's
-    /// next token is expected noticeably later than without.
-    pub fn choose(
-        &mut self,
-        costs: &StepCosts,
-        num_rows: u32,
-        num_tokens: u32,
-        candidates: &mut [Candidate],
-    ) {
-        let num_chosen = self.count(costs, num_rows, num_tokens, candidates);
+    /// Cut each of `candidates` to the drafts that should run with the step `plain`: those that give the most tokens
+    /// per second, if that is enough more than without, and no row's next token is expected noticeably later than
+    /// without, but for what its drafts saved it before.
+    pub fn choose(&mut self, costs: &StepCosts, plain: PlainStep, candidates: &mut [Candidate]) {
+        let num_chosen = self.count(costs, plain, candidates);
         for candidate in candidates.iter_mut() {
             candidate.num_drafts = 0;
         }
@@ -56,15 +65,8 @@ impl Chooser {
     }
 
     /// Sort the drafts, likeliest first; returns how many of them pay.
-    fn count(
-        &mut self,
-        costs: &StepCosts,
-        num_rows: u32,
-        num_tokens: u32,
-        candidates: &[Candidate],
-    ) -> usize {
+    fn count(&mut self, costs: &StepCosts, plain: PlainStep, candidates: &[Candidate]) -> usize {
         self.drafts.clear();
-        let Some(plain_ns) = costs.expected(num_tokens) else { return 0 };
         for (index, candidate) in candidates.iter().enumerate() {
             let mut survival = 1.0;
             for depth in 0..candidate.num_drafts {
@@ -78,13 +80,13 @@ impl Chooser {
         });
         self.gains.clear();
         self.gains.resize(candidates.len(), 0.0);
-        let all_rows_draft = num_rows as usize <= candidates.len();
-        let (mut best, mut best_rate) = (0, LEAST_GAIN * num_rows as f32 / plain_ns);
-        let mut expected_tokens = num_rows as f32;
+        let others = if plain.num_rows as usize <= candidates.len() { f32::INFINITY } else { plain.credit };
+        let (mut best, mut best_rate) = (0, LEAST_GAIN * plain.num_rows as f32 / plain.ns);
+        let mut expected_tokens = plain.num_rows as f32;
         for (index, draft) in self.drafts.iter().enumerate() {
             expected_tokens += draft.survival;
             self.gains[draft.candidate as usize] += draft.survival;
-            let size = num_tokens + index as u32 + 1;
+            let size = plain.num_tokens + index as u32 + 1;
             let is_last = index + 1 == self.drafts.len();
             if !is_last && same_class(size, size + 1) {
                 continue; // One more costs nothing.
@@ -94,9 +96,9 @@ impl Chooser {
             if rate <= best_rate {
                 continue;
             }
-            let least_gain =
-                if all_rows_draft { self.gains.iter().copied().fold(f32::INFINITY, f32::min) } else { 0.0 };
-            if ns <= MOST_DELAY * plain_ns * (1.0 + least_gain) {
+            let delays =
+                candidates.iter().zip(&self.gains).map(|(row, gain)| MOST_DELAY * (1.0 + gain) + row.credit);
+            if ns <= plain.ns * delays.fold(MOST_DELAY + others, f32::min) {
                 (best, best_rate) = (index + 1, rate);
             }
         }

@@ -2,10 +2,13 @@
 
 use thiserror::Error;
 
-use crate::suffix::{MAX_MATCH_TOKENS, SuffixLimits};
+use crate::matches::{MAX_MATCH_TOKENS, SuffixLimits};
 
 /// Lengths of n-grams that one drafter keeps apart: each is an index of its own.
 pub const MAX_NGRAM_LENGTHS: u32 = 16;
+
+/// Tokens of an answer that the archive has room for, on average.
+const ARCHIVED_TOKENS: usize = 512;
 
 /// Where drafts come from.
 #[derive(Clone, PartialEq, Debug)]
@@ -39,6 +42,8 @@ pub struct DrafterConfig {
     pub method: DraftingMethod,
     /// The first that holds the number of running requests counts; none: as many drafts as were found.
     pub caps: Vec<TokenCap>,
+    /// Requests whose answers may be drafts of others, which are kept as far as there is room; 0: none.
+    pub num_archived_requests: u32,
     /// Whether what steps take and how often drafts are right decide how many run; else all that were found do.
     pub adaptive: bool,
 }
@@ -95,6 +100,12 @@ impl DrafterConfig {
                 Ok(())
             }
         }
+    }
+
+    /// Tokens of answers that are kept for other requests.
+    pub(crate) fn num_archived_tokens(&self) -> Option<usize> {
+        let has_archive = matches!(self.method, DraftingMethod::Suffix(_)) && self.num_archived_requests > 0;
+        has_archive.then(|| (self.num_archived_requests as usize).saturating_mul(ARCHIVED_TOKENS))
     }
 
     /// Drafts per request at most while `num_running` requests run.

@@ -1,16 +1,18 @@
 //! `Drafter`: the drafts of a step, of all its requests together.
 
+use std::collections::VecDeque;
+
 use crate::{
+    archive::Archive,
     brake::Brake,
-    choice::{Candidate, Chooser},
+    choice::{Candidate, Chooser, PlainStep},
     config::DrafterConfig,
     costs::StepCosts,
     history::History,
 };
 
-/// After so many steps for which nothing was found, steps may overlap, for so many.
+/// After so many steps for which no draft was worth it, steps may overlap until one would be.
 const PATIENCE: u32 = 8;
-const OVERLAPPING: u32 = 32;
 
 /// A step that is planned but for its drafts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -23,6 +25,8 @@ pub struct Round {
     pub num_rows: u32,
     /// Its tokens, without drafts.
     pub num_tokens: u32,
+    /// Whether the step before it is not over: drafts can be looked for, and cannot run.
+    pub overlaps: bool,
     /// When its plan was made (monotonic nanoseconds).
     pub now_ns: u64,
 }
@@ -44,17 +48,28 @@ pub struct DrafterStats {
 pub struct Drafter {
     config: DrafterConfig,
     num_speculative_tokens: u32,
+    archive: Option<Archive>,
+    /// Of steps that were alone, from the plan to the end.
     costs: StepCosts,
+    /// Of steps that overlapped, from the end of one to the end of the next.
+    overlapping_costs: StepCosts,
     brake: Brake,
     chooser: Chooser,
     round: Round,
-    /// The step that may be measured: nothing else was in flight.
-    measured: Option<Round>,
+    /// Steps that are not over, oldest first.
+    in_flight: VecDeque<Round>,
+    /// The step that ended last, and when.
+    last_end: Option<(u64, u64)>,
     candidates: Vec<Candidate>,
     /// Where in `found` the drafts of each candidate begin.
     starts: Vec<usize>,
     found: Vec<i32>,
-    num_empty_rounds: u32,
+    /// Rows that were looked at and have no drafts, and the least that one of them may wait.
+    num_others: u32,
+    others_credit: f32,
+    /// The time so far, in steps without drafts.
+    clock: f64,
+    num_idle_rounds: u32,
     num_withheld: u64,
 }
 
@@ -62,27 +77,33 @@ impl Drafter {
     /// A drafter of at most `num_speculative_tokens` per request and step.
     #[must_use]
     pub fn new(config: DrafterConfig, num_speculative_tokens: u32) -> Self {
+        let archive = config.num_archived_tokens().map(Archive::new);
         Self {
             config,
             num_speculative_tokens,
+            archive,
             costs: StepCosts::default(),
+            overlapping_costs: StepCosts::default(),
             brake: Brake::default(),
             chooser: Chooser::default(),
             round: Round::default(),
-            measured: None,
+            in_flight: VecDeque::new(),
+            last_end: None,
             candidates: Vec::new(),
             starts: Vec::new(),
             found: Vec::new(),
-            num_empty_rounds: 0,
+            num_others: 0,
+            others_credit: f32::INFINITY,
+            clock: 0.0,
+            num_idle_rounds: 0,
             num_withheld: 0,
         }
     }
 
-    /// Whether the next step should know the tokens of the one before it: drafts are wanted, and there were some
-    /// lately, or it is time to look for some again.
+    /// Whether the next step should know the tokens of the one before it: lately drafts were worth it.
     #[must_use]
     pub fn needs_tokens(&self) -> bool {
-        !self.brake.is_on() && self.num_empty_rounds % (PATIENCE + OVERLAPPING) < PATIENCE
+        !self.brake.is_on() && self.num_idle_rounds < PATIENCE
     }
 
     /// Begin a step.
@@ -91,34 +112,59 @@ impl Drafter {
         self.candidates.clear();
         self.starts.clear();
         self.found.clear();
-        // Of two steps in flight neither's time is its own.
-        let overlaps = self.measured.take().is_some();
-        self.measured = (!overlaps).then_some(round);
+        (self.num_others, self.others_credit) = (0, f32::INFINITY);
+        // A plan that came to nothing is made again under the same number.
+        self.in_flight.retain(|earlier| earlier.step < round.step);
+        self.in_flight.push_back(round);
         self.round = round;
-        self.num_empty_rounds = self.num_empty_rounds.wrapping_add(1);
     }
 
     /// Look for drafts of the request in place `index` of the step, which holds `tokens` and may have `room` drafts.
+    /// While steps overlap, its newest token is not among them; what is found then shows whether drafts would be right.
     pub fn propose(&mut self, index: u32, history: &mut History, tokens: &[i32], room: u32) {
         let limit = self.num_speculative_tokens.min(self.config.cap(self.round.num_running)).min(room);
         let start = self.found.len();
-        history.propose(tokens, limit as usize, &mut self.found);
-        let acceptance = history.estimate().acceptance();
+        if limit > 0 {
+            let archive = self.archive.as_ref();
+            history.propose(tokens, limit as usize, self.config.adaptive, archive, &mut self.found);
+        }
+        if let Some(archive) = &mut self.archive {
+            history.archive(archive, tokens, false);
+        }
+        history.credit.count(tokens.len(), self.clock);
+        let credit = history.credit.to_spend();
         let num_drafts = (self.found.len() - start) as u32;
         if num_drafts > 0 {
-            self.candidates.push(Candidate { index, num_drafts, acceptance });
+            let acceptance = history.estimate().acceptance();
+            self.candidates.push(Candidate { index, num_drafts, acceptance, credit });
             self.starts.push(start);
+        } else {
+            self.num_others += 1;
+            self.others_credit = self.others_credit.min(credit);
+        }
+    }
+
+    /// A request is over that holds `tokens`: what it was answered may help others.
+    pub fn retire(&mut self, history: &mut History, tokens: &[i32]) {
+        if let Some(archive) = &mut self.archive {
+            history.archive(archive, tokens, true);
         }
     }
 
     /// The drafts that the step should run: place in the step, tokens.
     pub fn end_round(&mut self) -> impl Iterator<Item = (u32, &[i32])> {
-        if !self.candidates.is_empty() {
-            self.num_empty_rounds = 0;
-        }
+        let num_found = self.found.len() as u64;
         if self.config.adaptive {
-            self.withhold();
+            self.choose();
         }
+        let num_chosen = self.num_chosen();
+        self.num_idle_rounds = if num_chosen > 0 { 0 } else { self.num_idle_rounds.saturating_add(1) };
+        if self.round.overlaps {
+            self.withhold_all();
+        } else {
+            self.num_withheld += num_found - u64::from(num_chosen);
+        }
+        self.clock += self.expected_steps();
         let found = &self.found;
         self.candidates.iter().zip(&self.starts).map(|(candidate, &start)| {
             (candidate.index, &found[start..start + candidate.num_drafts as usize])
@@ -126,18 +172,47 @@ impl Drafter {
     }
 
     /// Keep back what would not pay.
-    fn withhold(&mut self) {
-        let num_found = self.found.len() as u64;
-        let Round { num_rows, num_tokens, .. } = self.round;
-        if self.brake.is_on() || self.costs.is_stale(num_tokens) {
-            for candidate in &mut self.candidates {
-                candidate.num_drafts = 0;
-            }
-        } else {
-            self.chooser.choose(&self.costs, num_rows, num_tokens, &mut self.candidates);
+    fn choose(&mut self) {
+        let Round { num_rows, num_tokens, overlaps, .. } = self.round;
+        let is_measured = overlaps || !self.costs.is_stale(num_tokens);
+        let plain_ns = self.plain_ns(num_tokens).filter(|_| is_measured && !self.brake.is_on());
+        let Some(ns) = plain_ns else { return self.withhold_all() };
+        let is_looked_at = self.num_others + self.candidates.len() as u32 >= num_rows;
+        let credit = if is_looked_at { self.others_credit } else { 0.0 };
+        let plain = PlainStep { num_rows, num_tokens, ns, credit };
+        let costs = match self.costs.expected(num_tokens) {
+            Some(_) => &self.costs,
+            None => &self.overlapping_costs,
+        };
+        self.chooser.choose(costs, plain, &mut self.candidates);
+    }
+
+    fn withhold_all(&mut self) {
+        for candidate in &mut self.candidates {
+            candidate.num_drafts = 0;
         }
-        let num_chosen: u32 = self.candidates.iter().map(|candidate| candidate.num_drafts).sum();
-        self.num_withheld += num_found - u64::from(num_chosen);
+    }
+
+    fn num_chosen(&self) -> u32 {
+        self.candidates.iter().map(|candidate| candidate.num_drafts).sum()
+    }
+
+    /// What a step of so many tokens takes without drafts (ns): overlapping the one before it, where steps do.
+    fn plain_ns(&self, num_tokens: u32) -> Option<f32> {
+        match (self.costs.expected(num_tokens), self.overlapping_costs.expected(num_tokens)) {
+            (Some(alone), Some(overlapping)) => Some(alone.min(overlapping)),
+            (alone, overlapping) => alone.or(overlapping),
+        }
+    }
+
+    /// What this step takes, in steps without drafts: by what is expected, which noise does not move.
+    fn expected_steps(&self) -> f64 {
+        let num_drafts = self.num_chosen();
+        let expected = self.costs.expected(self.round.num_tokens + num_drafts);
+        match (expected, self.plain_ns(self.round.num_tokens)) {
+            (Some(ns), Some(plain_ns)) if num_drafts > 0 => f64::from(ns / plain_ns).max(1.0),
+            _ => 1.0,
+        }
     }
 
     /// A step is over: it ran `num_tokens` tokens, drafts among them, and gave `num_generated` in `num_sampled` rows.
@@ -149,10 +224,24 @@ impl Drafter {
         num_generated: u32,
         now_ns: u64,
     ) {
-        let Some(round) = self.measured.take_if(|round| round.step == step) else { return };
+        let Some(round) = self.in_flight.iter().find(|round| round.step == step).copied() else { return };
+        // What is older failed.
+        self.in_flight.retain(|other| other.step > step);
+        let last_end = self.last_end.replace((step, now_ns));
+        if round.overlaps {
+            if let Some((last, at_ns)) = last_end
+                && last + 1 == step
+            {
+                self.overlapping_costs.measure(num_tokens, now_ns.saturating_sub(at_ns));
+            }
+            return;
+        }
+        if !self.in_flight.is_empty() {
+            return; // Another one was planned meanwhile, so its time is not its own.
+        }
         let ns = now_ns.saturating_sub(round.now_ns);
         if num_tokens > round.num_tokens
-            && let Some(plain_ns) = self.costs.expected(round.num_tokens)
+            && let Some(plain_ns) = self.plain_ns(round.num_tokens)
         {
             self.brake.observe(num_generated, ns, num_sampled, plain_ns);
         }

@@ -3,6 +3,9 @@
 /// Trials after which an observation counts half.
 const HALF_LIFE: f32 = 32.0;
 
+/// A further token costs a step about so much of its time, so drafts that are less likely never pay.
+const LEAST_SURVIVAL: f32 = 0.03;
+
 /// What is believed of a request before anything is known: half of its drafts are right.
 const PRIOR_TRIALS: f32 = 2.0;
 
@@ -24,6 +27,12 @@ impl Estimate {
     #[must_use]
     pub fn acceptance(self) -> f32 {
         self.hits / self.trials
+    }
+
+    /// How many drafts in a row are likely enough to be worth finding: more would hardly be reached.
+    #[must_use]
+    pub fn reach(self) -> usize {
+        (LEAST_SURVIVAL.ln() / self.acceptance().clamp(0.01, 0.99).ln()).max(1.0) as usize
     }
 
     /// `num_right` guesses were right, and the one behind them was wrong if `missed`.

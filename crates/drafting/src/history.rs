@@ -1,12 +1,19 @@
 //! `History`: what one request's drafts are made of.
 
 use crate::{
+    archive::{Archive, PIECE},
     config::{DrafterConfig, DraftingMethod},
+    credit::Credit,
     estimate::Estimate,
+    matches::SuffixLimits,
     ngram::NgramIndex,
     prediction::Prediction,
     suffix::SuffixIndex,
 };
+
+/// After so many tokens for which nothing was found, one in so many is looked for.
+const PATIENCE: u32 = 8;
+const STRIDE: usize = 4;
 
 #[derive(Clone, Debug)]
 enum Index {
@@ -14,18 +21,33 @@ enum Index {
     Suffix(SuffixIndex),
 }
 
+/// Where guesses come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Source {
+    Own,
+    Archive,
+    Prediction,
+}
+
 /// The tokens of a request, indexed, and how right its drafts were. The tokens themselves stay with the request.
 #[derive(Clone, Debug)]
 pub struct History {
     index: Index,
-    /// Of what the index says.
+    /// Of what the index says, and of what the archive does.
     estimate: Estimate,
+    archive_estimate: Estimate,
     prediction: Option<Prediction>,
     /// What was guessed last, whether it ran or not, and how many tokens there were then.
     guessed: Vec<i32>,
     guessed_at: usize,
-    /// Whether that was out of the prediction.
-    is_predicted: bool,
+    source: Source,
+    /// What tells requests apart that may not learn of each other.
+    seed: u64,
+    /// Tokens of the prompt, and of the answer as far as the archive has it.
+    num_archived: usize,
+    /// Times in a row that nothing was found.
+    num_misses: u32,
+    pub(crate) credit: Credit,
 }
 
 impl History {
@@ -50,18 +72,24 @@ impl History {
         Self {
             index,
             estimate: Estimate::default(),
+            archive_estimate: Estimate::default(),
             prediction: Prediction::new(prediction, prompt.len(), seed),
             guessed: Vec::new(),
             guessed_at: 0,
-            is_predicted: false,
+            source: Source::Own,
+            seed,
+            num_archived: prompt.len(),
+            num_misses: 0,
+            credit: Credit::default(),
         }
     }
 
     /// How often guesses were right lately that came from where the last one did.
     #[must_use]
     pub fn estimate(&self) -> Estimate {
-        match &self.prediction {
-            Some(prediction) if self.is_predicted => prediction.estimate,
+        match (self.source, &self.prediction) {
+            (Source::Prediction, Some(prediction)) => prediction.estimate,
+            (Source::Archive, _) => self.archive_estimate,
             _ => self.estimate,
         }
     }
@@ -69,28 +97,48 @@ impl History {
     /// Whether the last guesses are what the caller predicts.
     #[must_use]
     pub fn is_predicted(&self) -> bool {
-        self.is_predicted
+        self.source == Source::Prediction
     }
 
     /// Append at most `limit` guesses of what follows `tokens` to `drafts`: what the caller predicts, while the answer
-    /// follows that, else what stood behind the same tokens before.
-    pub fn propose(&mut self, tokens: &[i32], limit: usize, drafts: &mut Vec<i32>) {
+    /// follows that, else what stood behind the same tokens before, else what stood behind them in other answers. With
+    /// `is_choosy`, no more than are likely to be reached.
+    pub fn propose(
+        &mut self,
+        tokens: &[i32],
+        limit: usize,
+        is_choosy: bool,
+        archive: Option<&Archive>,
+        drafts: &mut Vec<i32>,
+    ) {
         self.learn(tokens);
+        let within = |estimate: Estimate| if is_choosy { limit.min(estimate.reach()) } else { limit };
         match &mut self.index {
             Index::Ngram(ngram) => ngram.append(tokens),
             Index::Suffix(suffix) => suffix.append(tokens),
         }
         let first = drafts.len();
         if let Some(prediction) = &mut self.prediction {
+            let limit = within(prediction.estimate);
             drafts.extend(prediction.following(tokens).iter().take(limit));
         }
-        self.is_predicted = drafts.len() > first;
-        if !self.is_predicted {
+        self.source = Source::Prediction;
+        if drafts.len() == first && self.may_search(tokens.len()) {
+            self.source = Source::Own;
+            let limit = within(self.estimate);
             match &self.index {
                 Index::Ngram(ngram) => drafts.extend(ngram.following(tokens).iter().take(limit)),
                 Index::Suffix(suffix) => suffix.propose(tokens, limit, drafts),
             }
         }
+        if drafts.len() == first
+            && self.may_search(tokens.len())
+            && let (Some(archive), Some(limits)) = (archive, self.limits())
+        {
+            self.source = Source::Archive;
+            archive.propose(self.seed, &limits, tokens, within(self.archive_estimate), drafts);
+        }
+        self.num_misses = if drafts.len() == first { self.num_misses.saturating_add(1) } else { 0 };
         self.guessed.clear();
         self.guessed.extend_from_slice(&drafts[first..]);
         self.guessed_at = tokens.len();
@@ -103,11 +151,32 @@ impl History {
         let right =
             self.guessed[..known].iter().zip(came).take_while(|(guess, token_id)| guess == token_id).count();
         if known > 0 {
-            let estimate = match &mut self.prediction {
-                Some(prediction) if self.is_predicted => &mut prediction.estimate,
+            let estimate = match (self.source, &mut self.prediction) {
+                (Source::Prediction, Some(prediction)) => &mut prediction.estimate,
+                (Source::Archive, _) => &mut self.archive_estimate,
                 _ => &mut self.estimate,
             };
             estimate.observe(right as u32, right < known);
+        }
+    }
+
+    /// Put what was answered since the last time into the archive: whole pieces, and with `is_over` the rest.
+    pub fn archive(&mut self, archive: &mut Archive, tokens: &[i32], is_over: bool) {
+        while tokens.len() >= self.num_archived + if is_over { 1 } else { PIECE } {
+            archive.add(self.seed, tokens, self.num_archived);
+            self.num_archived += PIECE;
+        }
+    }
+
+    /// Whether to look for the newest of so many tokens: after a while in which nothing was found, now and then.
+    fn may_search(&self, num_tokens: usize) -> bool {
+        self.num_misses < PATIENCE || num_tokens.is_multiple_of(STRIDE)
+    }
+
+    fn limits(&self) -> Option<SuffixLimits> {
+        match &self.index {
+            Index::Suffix(suffix) => Some(suffix.limits()),
+            Index::Ngram(_) => None,
         }
     }
 }

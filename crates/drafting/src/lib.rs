@@ -18,31 +18,38 @@
 //! | `config.rs` | which drafter, and its limits |
 //! | `ngram.rs` | the earliest place of each n-gram |
 //! | `suffix.rs` | the newest places of each triple of tokens, and their longest matches |
+//! | `archive.rs`, `matches.rs` | what other requests were answered; the longest matches of either, and their vote |
 //! | `prediction.rs` | an answer that the caller expects, and how far the real one follows it |
 //! | `history.rs`, `estimate.rs` | what a request's drafts are made of; how often they are right |
 //! | `drafter.rs` | all requests of a step together |
 //! | `costs.rs`, `choice.rs`, `brake.rs` | what a step takes; which drafts pay; when to stop for a while |
+//! | `credit.rs` | how long a row may wait for its neighbours' drafts, after what its own saved it |
 
 #![forbid(unsafe_code)]
 
+mod archive;
 mod brake;
 mod choice;
 mod config;
 mod costs;
+mod credit;
 mod drafter;
 mod estimate;
 mod history;
+mod matches;
 mod ngram;
 mod prediction;
 mod suffix;
 
+pub use archive::Archive;
 pub use brake::Brake;
-pub use choice::{Candidate, Chooser};
+pub use choice::{Candidate, Chooser, PlainStep};
 pub use config::{DrafterConfig, DrafterConfigError, DraftingMethod, MAX_NGRAM_LENGTHS, TokenCap};
 pub use costs::StepCosts;
 pub use drafter::{Drafter, DrafterStats, Round};
 pub use estimate::Estimate;
 pub use history::History;
+pub use matches::{MAX_MATCH_TOKENS, SuffixLimits};
 pub use ngram::NgramIndex;
 pub use prediction::Prediction;
-pub use suffix::{MAX_MATCH_TOKENS, SuffixIndex, SuffixLimits};
+pub use suffix::SuffixIndex;

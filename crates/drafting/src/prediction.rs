@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{
-    estimate::Estimate,
-    suffix::{KEY_TOKENS, Places},
-};
+use crate::{estimate::Estimate, matches::KEY_TOKENS, suffix::Places};
 
 /// Longest suffix of the answer that is compared with what stands before a place of the prediction.
 const MAX_MATCH_TOKENS: usize = 64;

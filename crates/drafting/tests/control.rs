@@ -1,8 +1,8 @@
 //! What decides how many drafts run: costs, estimates and the brake, with times that are given.
 
 use drafting::{
-    Brake, Candidate, Chooser, Drafter, DrafterConfig, DraftingMethod, Estimate, History, Round, StepCosts,
-    TokenCap,
+    Brake, Candidate, Chooser, Drafter, DrafterConfig, DraftingMethod, Estimate, History, PlainStep, Round,
+    StepCosts, TokenCap,
 };
 
 /// Steps that take `base` and `per_token` for each token (ns).
@@ -17,12 +17,23 @@ fn costs(base: u64, per_token: u64, sizes: &[u32]) -> StepCosts {
 }
 
 fn chosen(costs: &StepCosts, num_rows: u32, found: &[(u32, f32)]) -> Vec<u32> {
+    chosen_with_credit(costs, num_rows, found, 0.0)
+}
+
+fn chosen_with_credit(costs: &StepCosts, num_rows: u32, found: &[(u32, f32)], credit: f32) -> Vec<u32> {
     let mut candidates: Vec<Candidate> = found
         .iter()
         .enumerate()
-        .map(|(index, &(num_drafts, acceptance))| Candidate { index: index as u32, num_drafts, acceptance })
+        .map(|(index, &(num_drafts, acceptance))| Candidate {
+            index: index as u32,
+            num_drafts,
+            acceptance,
+            credit,
+        })
         .collect();
-    Chooser::default().choose(costs, num_rows, num_rows, &mut candidates);
+    let Some(ns) = costs.expected(num_rows) else { return vec![0; found.len()] };
+    let plain = PlainStep { num_rows, num_tokens: num_rows, ns, credit };
+    Chooser::default().choose(costs, plain, &mut candidates);
     candidates.iter().map(|candidate| candidate.num_drafts).collect()
 }
 
@@ -123,7 +134,12 @@ fn the_brake_holds_longer_each_time() {
 }
 
 fn config(adaptive: bool, caps: Vec<TokenCap>) -> DrafterConfig {
-    DrafterConfig { method: DraftingMethod::Ngram { min: 2, max: 2 }, caps, adaptive }
+    DrafterConfig {
+        method: DraftingMethod::Ngram { min: 2, max: 2 },
+        caps,
+        num_archived_requests: 0,
+        adaptive,
+    }
 }
 
 /// Runs one request whose text repeats, whose steps take `ns(tokens)`; the drafts of each step.
@@ -133,7 +149,7 @@ fn run(config: &DrafterConfig, num_running: u32, num_steps: u64, ns: impl Fn(u32
     let mut history = History::new(config, &tokens, &[], 64, 9);
     let (mut now_ns, mut counts) = (0, Vec::new());
     for step in 1..=num_steps {
-        drafter.begin_round(Round { step, num_running, num_rows: 1, num_tokens: 1, now_ns });
+        drafter.begin_round(Round { step, num_running, num_rows: 1, num_tokens: 1, overlaps: false, now_ns });
         drafter.propose(0, &mut history, &tokens, 100);
         let drafts: Vec<i32> = drafter.end_round().flat_map(|(_, drafts)| drafts.to_vec()).collect();
         now_ns += ns(1 + drafts.len() as u32);
@@ -176,19 +192,136 @@ fn with_it_drafts_that_turn_out_dear_stop() {
     assert!(counts.iter().sum::<usize>() < 40, "{counts:?}");
 }
 
-#[test]
-fn steps_overlap_where_nothing_is_found() {
+/// What the drafter waits for when one request's answer, whose steps may overlap, repeats itself in `repeats`.
+fn waits(num_steps: u64, repeats: impl Fn(u64) -> bool) -> Vec<bool> {
     let config = config(true, Vec::new());
-    let mut drafter = Drafter::new(config, 4);
-    let waits: Vec<bool> = (1..=80)
-        .map(|step| {
-            let waits = drafter.needs_tokens();
-            drafter.begin_round(Round { step, num_running: 1, num_rows: 1, num_tokens: 1, now_ns: step });
-            assert_eq!(drafter.end_round().count(), 0);
-            waits
-        })
-        .collect();
-    assert_eq!(waits[..8], [true; 8]);
-    assert_eq!(waits[8..40], [false; 32]);
-    assert_eq!(waits[40..48], [true; 8], "it looks again");
+    let mut drafter = Drafter::new(config.clone(), 4);
+    let mut tokens = vec![1, 2, 3, 4, 1, 2];
+    let mut history = History::new(&config, &tokens, &[], 64, 9);
+    let (mut now_ns, mut fresh) = (0, 100);
+    let mut waits = Vec::new();
+    for step in 1..=num_steps {
+        // While steps overlap, this one is planned before the token of the one before it is known.
+        let overlaps = step > 1 && !drafter.needs_tokens();
+        waits.push(!overlaps);
+        let next = if repeats(step) { tokens[tokens.len() - 4] } else { fresh };
+        fresh += 1;
+        if !overlaps {
+            tokens.push(next);
+        }
+        drafter.begin_round(Round { step, num_running: 1, num_rows: 1, num_tokens: 1, overlaps, now_ns });
+        drafter.propose(0, &mut history, &tokens, 100);
+        let num_drafts: usize = drafter.end_round().map(|(_, drafts)| drafts.len()).sum();
+        assert!(!overlaps || num_drafts == 0, "what overlaps runs no drafts");
+        if overlaps {
+            tokens.push(next);
+        }
+        let num_right = if repeats(step) { num_drafts } else { 0 };
+        for _ in 0..num_right {
+            tokens.push(tokens[tokens.len() - 4]);
+        }
+        // Overlapping hides a fifth of a step.
+        now_ns += (1000 + 20 * num_drafts as u64) * if overlaps { 4 } else { 5 };
+        drafter.end_step(step, 1 + num_drafts as u32, 1, 1 + num_right as u32, now_ns);
+    }
+    waits
+}
+
+#[test]
+fn steps_overlap_while_no_draft_would_pay_and_wait_again_when_one_would() {
+    let waits = waits(300, |step| step > 150);
+    let overlapping = waits[..150].iter().filter(|&&waits| !waits).count();
+    assert!(overlapping > 135, "{overlapping} of 150");
+    let first = waits[150..].iter().position(|&waits| waits).expect("it sees that the text repeats");
+    assert!(first < 12, "{first}");
+    let waiting = waits[150 + first..].iter().filter(|&&waits| waits).count();
+    assert!(waiting > 120, "{waiting} of {}", 150 - first);
+}
+
+#[test]
+fn steps_overlap_where_all_that_is_found_is_wrong() {
+    // Every pair of tokens was there before, and another one follows each time.
+    let config = config(true, Vec::new());
+    let mut drafter = Drafter::new(config.clone(), 4);
+    let mut history = History::new(&config, &[1, 2], &[], 64, 9);
+    let (mut tokens, mut num_waits, mut now_ns) = (vec![1, 2], 0, 0);
+    for step in 1..=400 {
+        let overlaps = step > 1 && !drafter.needs_tokens();
+        num_waits += u32::from(!overlaps);
+        tokens.extend([100 + step as i32, 1, 2]);
+        drafter.begin_round(Round { step, num_running: 1, num_rows: 1, num_tokens: 1, overlaps, now_ns });
+        drafter.propose(0, &mut history, &tokens, 100);
+        let num_drafts: usize = drafter.end_round().map(|(_, drafts)| drafts.len()).sum();
+        now_ns += 1000 + 300 * num_drafts as u64;
+        drafter.end_step(step, 1 + num_drafts as u32, 1, 1, now_ns);
+    }
+    assert!(num_waits < 60, "{num_waits} of 400");
+}
+
+#[test]
+fn what_drafts_saved_a_row_its_neighbours_drafts_may_take() {
+    let sizes: Vec<u32> = (1..=32).collect();
+    let cheap = costs(1_000_000, 30_000, &sizes);
+    let found = [(3, 0.95); 7];
+    assert!(chosen(&cheap, 8, &found).iter().sum::<u32>() <= 1, "the eighth would wait");
+    assert_eq!(chosen_with_credit(&cheap, 8, &found, 1.0), [3; 7], "it is ahead by a step and more");
+    let some: u32 = chosen_with_credit(&cheap, 8, &found, 0.1).iter().sum();
+    assert!((2..21).contains(&some), "{some}");
+}
+
+/// What a step takes that has so many tokens (ns).
+fn step_ns(num_tokens: usize) -> u64 {
+    1_000_000 + 30_000 * num_tokens as u64
+}
+
+/// Runs eight requests whose answers repeat themselves and whose drafts are all right, where `finds(step, request)`;
+/// returns the time of each step and how many tokens each request got.
+fn run_eight(num_steps: u64, finds: impl Fn(u64, usize) -> bool) -> (Vec<u64>, [usize; 8]) {
+    let config = config(true, Vec::new());
+    let mut drafter = Drafter::new(config.clone(), 4);
+    let mut tokens = vec![vec![1, 2, 3, 4, 1, 2]; 8];
+    let mut histories: Vec<History> =
+        tokens.iter().map(|tokens| History::new(&config, tokens, &[], 64, 9)).collect();
+    let (mut now_ns, mut times) = (0, Vec::new());
+    for step in 1..=num_steps {
+        let round = Round { step, num_running: 8, num_rows: 8, num_tokens: 8, overlaps: false, now_ns };
+        drafter.begin_round(round);
+        for (index, (history, tokens)) in histories.iter_mut().zip(&tokens).enumerate() {
+            drafter.propose(index as u32, history, tokens, if finds(step, index) { 100 } else { 0 });
+        }
+        let mut num_new = [1; 8];
+        for (index, drafts) in drafter.end_round() {
+            num_new[index as usize] += drafts.len();
+        }
+        for (tokens, num_new) in tokens.iter_mut().zip(num_new) {
+            for _ in 0..num_new {
+                tokens.push(tokens[tokens.len() - 4]);
+            }
+        }
+        let num_generated: usize = num_new.iter().sum();
+        times.push(step_ns(num_generated));
+        now_ns += times[times.len() - 1];
+        drafter.end_step(step, num_generated as u32, 8, num_generated as u32, now_ns);
+    }
+    (times, std::array::from_fn(|index| tokens[index].len() - 6))
+}
+
+#[test]
+fn requests_that_all_repeat_themselves_draft_though_one_finds_nothing() {
+    // One of them, another each time, has none.
+    let (times, num_tokens) = run_eight(400, |step, index| step % 8 != index as u64);
+    let plain = times.iter().sum::<u64>() / step_ns(8);
+    assert!(num_tokens.iter().all(|&count| count as u64 > plain * 3 / 2), "{num_tokens:?}, {plain} without");
+}
+
+#[test]
+fn a_request_waits_for_no_more_than_it_was_ahead() {
+    // The first one repeats itself for a while, and then never again.
+    let (times, num_tokens) = run_eight(1000, |step, index| index > 0 || step < 100);
+    assert!(num_tokens[0] > 1100, "it was ahead: {num_tokens:?}");
+    let late: f64 = times[100..].iter().map(|&ns| ns as f64 / step_ns(8) as f64 - 1.03).sum();
+    assert!(late < 8.0, "{late} steps later than without drafts");
+    let (times, _) = run_eight(1000, |_, index| index == 0);
+    let share = times[200..].iter().sum::<u64>() as f64 / (800 * step_ns(8)) as f64;
+    assert!(share < 1.03, "seven that never repeat themselves wait {share}");
 }

@@ -102,7 +102,12 @@ proptest! {
 #[test]
 fn a_history_learns_of_its_prediction_apart_from_the_rest() {
     let limits = SuffixLimits { max_match: 16, max_factor: 2.0, min_share: 0.0 };
-    let config = DrafterConfig { method: DraftingMethod::Suffix(limits), caps: Vec::new(), adaptive: true };
+    let config = DrafterConfig {
+        method: DraftingMethod::Suffix(limits),
+        caps: Vec::new(),
+        num_archived_requests: 0,
+        adaptive: true,
+    };
     // The prompt repeats 1 2 3 4; the prediction begins otherwise, and is right.
     let prompt = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4];
     let predicted: Vec<i32> = (50..90).collect();
@@ -111,7 +116,7 @@ fn a_history_learns_of_its_prediction_apart_from_the_rest() {
     let mut drafts = Vec::new();
     for &token_id in &predicted {
         drafts.clear();
-        history.propose(&tokens, 4, &mut drafts);
+        history.propose(&tokens, 4, false, None, &mut drafts);
         assert_eq!(drafts.first(), Some(&token_id));
         tokens.push(token_id);
     }
@@ -120,7 +125,7 @@ fn a_history_learns_of_its_prediction_apart_from_the_rest() {
     // The answer goes on beyond its prediction, with what the prompt repeats.
     tokens.extend([1, 2, 3]);
     drafts.clear();
-    history.propose(&tokens, 4, &mut drafts);
+    history.propose(&tokens, 4, false, None, &mut drafts);
     assert_eq!(drafts, [4, 1, 2, 3]);
     assert!(history.estimate().acceptance() < of_prediction, "the index was not asked before");
 }

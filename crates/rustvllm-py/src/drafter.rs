@@ -13,7 +13,8 @@ pub(crate) struct PyDrafterConfig {
 impl PyDrafterConfig {
     #[new]
     #[pyo3(signature = (*, method, prompt_lookup_min=5, prompt_lookup_max=5, suffix_decoding_max_tree_depth=24,
-        suffix_decoding_max_spec_factor=1.0, suffix_decoding_min_token_prob=0.1, caps=Vec::new(), adaptive=true))]
+        suffix_decoding_max_spec_factor=1.0, suffix_decoding_min_token_prob=0.1, suffix_decoding_max_cached_requests=0,
+        caps=Vec::new(), adaptive=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only in Python")]
     fn new(
         method: &str,
@@ -22,6 +23,7 @@ impl PyDrafterConfig {
         suffix_decoding_max_tree_depth: u32,
         suffix_decoding_max_spec_factor: f64,
         suffix_decoding_min_token_prob: f64,
+        suffix_decoding_max_cached_requests: u32,
         caps: Vec<(u32, u32, u32)>,
         adaptive: bool,
     ) -> PyResult<Self> {
@@ -39,7 +41,12 @@ impl PyDrafterConfig {
         };
         let caps =
             caps.into_iter().map(|(first, last, num_tokens)| TokenCap { first, last, num_tokens }).collect();
-        let inner = DrafterConfig { method, caps, adaptive };
+        let inner = DrafterConfig {
+            method,
+            caps,
+            num_archived_requests: suffix_decoding_max_cached_requests,
+            adaptive,
+        };
         inner.check().map_err(|error| PyValueError::new_err(error.to_string()))?;
         Ok(Self { inner })
     }

@@ -4,7 +4,7 @@
 //! Encoded once, on the thread that hands a request in, so that equal bytes mean equal keys: tag, length, value.
 
 /// Tokens of a prompt that stand for one multimodal input.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct MultimodalSpan {
     /// Position of its first token.
     pub offset: u32,
@@ -15,7 +15,7 @@ pub struct MultimodalSpan {
 }
 
 /// See the module docs. `default()`: there is none.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct ExtraKeys {
     /// Of the first block; the hash chain carries them on to all others.
     first_block: Box<[u8]>,

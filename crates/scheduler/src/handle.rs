@@ -1,7 +1,7 @@
 //! `EngineHandle`: the shared side of the scheduler. Any thread adds, aborts and reads counters, without a lock.
 
 use std::{
-    hash::{BuildHasher, Hasher, RandomState},
+    hash::{BuildHasher, RandomState},
     sync::{Arc, OnceLock},
     thread::{self, Thread, ThreadId},
     time::{Duration, Instant},
@@ -69,8 +69,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) metrics: Metrics,
     next_key: AtomicU64,
-    /// Of the hashes that drafts are found by: no client knows which tokens collide.
-    draft_seed: u64,
+    /// Makes the seeds of the hashes that drafts are found by: no client knows which tokens collide, or which salts.
+    draft_seeds: RandomState,
     /// `wake` calls seen by the waiting thread.
     wakes: AtomicU32,
     /// The thread that parks in `wait_for_work`.
@@ -107,7 +107,7 @@ impl EngineHandle {
                 next_deadline_ns: AtomicU64::new(0),
                 counters: Counters::default(),
                 next_key: AtomicU64::new(1),
-                draft_seed: RandomState::new().build_hasher().finish(),
+                draft_seeds: RandomState::new(),
                 wakes: AtomicU32::new(0),
                 waiter: OnceLock::new(),
             }),
@@ -191,7 +191,8 @@ impl EngineHandle {
         let history = config.drafter.as_ref().filter(|_| request.may_have_drafts()).map(|drafter| {
             let prediction = request.prediction.as_deref().unwrap_or_default();
             let num_tokens = prompt.len() + room;
-            Box::new(History::new(drafter, prompt, prediction, num_tokens, self.shared.draft_seed))
+            let seed = self.shared.draft_seeds.hash_one(&request.extra_keys);
+            Box::new(History::new(drafter, prompt, prediction, num_tokens, seed))
         });
         PromptWork { block_hashes, history }
     }

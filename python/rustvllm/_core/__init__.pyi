@@ -144,6 +144,7 @@ class DrafterConfig:
         suffix_decoding_max_tree_depth: int = 24,
         suffix_decoding_max_spec_factor: float = 1.0,
         suffix_decoding_min_token_prob: float = 0.1,
+        suffix_decoding_max_cached_requests: int = 0,
         caps: Sequence[tuple[int, int, int]] = ...,
         adaptive: bool = True,
     ) -> DrafterConfig: ...

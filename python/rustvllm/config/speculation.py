@@ -13,7 +13,7 @@ MAX_MATCH_TOKENS: Final = 64
 MAX_NGRAM_LENGTHS: Final = 16
 """Lengths that ``ngram`` keeps apart at most: each is an index of its own."""
 _AUTO_TOKENS: Final = 16
-_NO_BATCH: Final = 2**31 - 1
+_MOST: Final = 2**31 - 1
 _NEEDS_MODEL: Final = (
     "draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash", "ngram_gpu", "custom_class",
 )  # fmt: skip
@@ -43,6 +43,7 @@ class SpeculationConfig:
         suffix_decoding_max_tree_depth: Tokens that ``suffix`` compares, at most.
         suffix_decoding_max_spec_factor: Drafts per token of the match, at most.
         suffix_decoding_min_token_prob: Share of the matches that must agree on a draft and those before it.
+        suffix_decoding_max_cached_requests: About how many requests' answers ``suffix`` keeps for other requests.
         caps: First and last number of running requests, and drafts per request while so many run.
         adaptive: Fewer drafts, or none, where more would not pay.
     """
@@ -54,6 +55,7 @@ class SpeculationConfig:
     suffix_decoding_max_tree_depth: int = 24
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_max_cached_requests: int = 10_000
     caps: tuple[tuple[int, ...], ...] = ()
     adaptive: bool = True
 
@@ -76,6 +78,7 @@ class SpeculationConfig:
         _require_int("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 1, MAX_MATCH_TOKENS)
         _require_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0, 1000)
         _require_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0, 1)
+        _require_int("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, 0, _MOST)
         if not isinstance(self.adaptive, bool):
             raise ConfigError(f"speculative_config: adaptive must be true or false, got {self.adaptive!r}")
 
@@ -94,7 +97,7 @@ def make_speculation_config(given: object) -> SpeculationConfig | None:
         raise ConfigError(f"speculative_config: unknown key {unknown[0]!r}; the keys are {', '.join(_KEYS)}")
     method = _method_of(given)
     _refuse_what_is_not_there(given)
-    numbers: dict[str, Any] = {key: given[key] for key in _SUFFIX[:1] + _SUFFIX[2:] if given.get(key) is not None}
+    numbers: dict[str, Any] = {key: given[key] for key in _SUFFIX if given.get(key) is not None}
     shortest, longest = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
     if shortest is not None or longest is not None:
         numbers["prompt_lookup_min"] = longest if shortest is None else shortest
@@ -134,14 +137,6 @@ def _method_of(given: Mapping[Any, Any]) -> str:
 
 
 def _refuse_what_is_not_there(given: Mapping[Any, Any]) -> None:
-    cached = given.get("suffix_decoding_max_cached_requests")
-    if cached is not None:
-        _require_int("suffix_decoding_max_cached_requests", cached, 0, 2**31 - 1)
-    if cached:
-        raise ConfigError(
-            f"speculative_config: suffix_decoding_max_cached_requests={cached} asks for drafts out of other requests, "
-            "which are not supported yet: leave it out, or say 0"
-        )
     sampling = given.get("rejection_sample_method")
     if sampling not in (None, "standard", "strict"):
         raise ConfigError(
@@ -154,8 +149,8 @@ def _caps_of(given: Mapping[Any, Any]) -> tuple[tuple[int, ...], ...]:
     caps: list[tuple[int, ...]] = []
     limit = given.get("disable_by_batch_size")
     if limit is not None:
-        _require_int("disable_by_batch_size", limit, 1, _NO_BATCH)
-        caps.append((limit, _NO_BATCH, 0))
+        _require_int("disable_by_batch_size", limit, 1, _MOST)
+        caps.append((limit, _MOST, 0))
     table = given.get("num_speculative_tokens_per_batch_size")
     if table is None:
         return tuple(caps)
@@ -167,8 +162,8 @@ def _caps_of(given: Mapping[Any, Any]) -> tuple[tuple[int, ...], ...]:
         if not is_row or any(isinstance(each, bool) or not isinstance(each, int) for each in row):
             raise ConfigError(f"speculative_config: {name} must be [[first, last, k], …], got the row {row!r:.200}")
         first, last, num_tokens = row
-        _require_int(f"{name}: first", first, 1, _NO_BATCH)
-        _require_int(f"{name}: last", last, first, _NO_BATCH)
+        _require_int(f"{name}: first", first, 1, _MOST)
+        _require_int(f"{name}: last", last, first, _MOST)
         _require_int(f"{name}: k", num_tokens, 0, MAX_SPECULATIVE_TOKENS)
         caps.append((first, last, num_tokens))
     return tuple(caps)

@@ -131,6 +131,7 @@ def _drafter_config(speculation: SpeculationConfig) -> _core.DrafterConfig:
         suffix_decoding_max_tree_depth=speculation.suffix_decoding_max_tree_depth,
         suffix_decoding_max_spec_factor=speculation.suffix_decoding_max_spec_factor,
         suffix_decoding_min_token_prob=speculation.suffix_decoding_min_token_prob,
+        suffix_decoding_max_cached_requests=speculation.suffix_decoding_max_cached_requests,
         caps=[(first, last, num_tokens) for first, last, num_tokens in speculation.caps],
         adaptive=speculation.adaptive,
     )

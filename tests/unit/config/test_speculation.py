@@ -40,6 +40,12 @@ def test_one_length_of_the_suffix_stands_for_the_other(given, expected):
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == expected
 
 
+@pytest.mark.parametrize(("given", "expected"), [({}, 10_000), ({"suffix_decoding_max_cached_requests": 0}, 0)])
+def test_how_many_answers_are_kept(given, expected):
+    assert make_speculation_config({"method": "suffix"} | given).suffix_decoding_max_cached_requests == expected
+    assert make_speculation_config({"method": "auto"} | given).suffix_decoding_max_cached_requests == expected
+
+
 def test_caps_are_read_in_their_order():
     config = make_speculation_config(
         NGRAM | {"disable_by_batch_size": 8, "num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 9, 1]]}
@@ -76,7 +82,10 @@ def test_caps_are_read_in_their_order():
             {"method": "suffix", "suffix_decoding_min_token_prob": 1.5},
             "min_token_prob must be a number between 0 and 1",
         ),
-        ({"method": "suffix", "suffix_decoding_max_cached_requests": 9}, "asks for drafts out of other requests"),
+        (
+            {"method": "suffix", "suffix_decoding_max_cached_requests": -1},
+            "suffix_decoding_max_cached_requests must be an integer between 0 and 2147483647, got -1",
+        ),
         (NGRAM | {"rejection_sample_method": "synthetic"}, "rejection_sample_method 'synthetic' is not supported"),
         (NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 2]]}, "got the row"),
         (NGRAM | {"num_speculative_tokens_per_batch_size": [[4, 2, 1]]}, "last must be an integer between 4"),

@@ -94,6 +94,7 @@ impl Scheduler {
         debug_assert!(status.is_finished(), "only finished requests are released");
         self.hand_children_over(slot);
         self.unlink_from_parent(slot);
+        self.archive_answer(slot);
         let request = &mut self.requests[slot as usize];
         if request.row == crate::request::NO_ROW && !request.cold.is_follower {
             self.waiting.remove(slot, request);

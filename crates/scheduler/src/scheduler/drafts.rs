@@ -80,7 +80,8 @@ impl Scheduler {
         }
     }
 
-    /// Ask the drafter, if there is one, what may follow the plain decodes of the plan.
+    /// Ask the drafter, if there is one, what may follow the plain decodes of the plan. While a step before it is in
+    /// flight its tokens are not known: the drafter says nothing then, and learns whether it would have been right.
     fn propose_drafts(&mut self, set: usize) {
         let Some(drafter) = &mut self.drafter else { return };
         let step = &self.steps[set];
@@ -89,19 +90,19 @@ impl Scheduler {
             num_running: self.running.len() as u32,
             num_rows: step.output.num_reqs,
             num_tokens: step.output.total_num_scheduled_tokens,
+            overlaps: self.steps.oldest().is_some(),
             now_ns: monotonic_ns(),
         };
         drafter.begin_round(round);
         for (index, entry) in step.entries.iter().enumerate() {
             let request = &mut self.requests[entry.tenant.slot as usize];
-            let is_known = request.num_expected_tokens == request.num_tokens + 1;
-            if !entry.sampled || entry.is_new || entry.num_scheduled_tokens != 1 || !is_known {
+            if !entry.sampled || entry.is_new || entry.num_scheduled_tokens != 1 {
                 continue;
             }
             let Some(mut history) = request.cold.history.take() else { continue };
             request.gather_tokens();
-            let room = request.max_total_tokens - request.num_expected_tokens;
-            drafter.propose(index as u32, &mut history, request.gathered_tokens(), room);
+            let num_left = request.max_total_tokens.saturating_sub(request.num_expected_tokens);
+            drafter.propose(index as u32, &mut history, request.gathered_tokens(), num_left);
             request.cold.history = Some(history);
         }
         for (index, draft_token_ids) in drafter.end_round() {
@@ -109,6 +110,16 @@ impl Scheduler {
             let cold = &mut self.requests[slot as usize].cold;
             cold.draft_token_ids.clear();
             cold.draft_token_ids.extend_from_slice(draft_token_ids);
+        }
+    }
+
+    /// Let the drafter keep what a request was answered, which is over, for others.
+    pub(crate) fn archive_answer(&mut self, slot: u32) {
+        let Some(drafter) = &mut self.drafter else { return };
+        let request = &mut self.requests[slot as usize];
+        if let Some(mut history) = request.cold.history.take() {
+            request.gather_tokens();
+            drafter.retire(&mut history, request.gathered_tokens());
         }
     }
 

@@ -13,7 +13,7 @@ pub(super) fn drafter_of(counts_votes: bool) -> DrafterConfig {
     } else {
         DraftingMethod::Ngram { min: 1, max: 2 }
     };
-    DrafterConfig { method, caps: Vec::new(), adaptive: false }
+    DrafterConfig { method, caps: Vec::new(), num_archived_requests: 100, adaptive: false }
 }
 
 /// Few tenants with few users: they meet.

@@ -1,0 +1,147 @@
+//! `Archive`: what other requests were answered, so that a text that many ask for is guessed for each of them.
+//!
+//! A ring of pages of 64 tokens. A page is a piece of one answer, with the tokens before the piece, so that it is found
+//! from its first token on; when the ring is full the oldest page is overwritten, and links into it are seen to be dead
+//! by their age. Every page carries the seed of its request: what was answered under another salt or adapter is never
+//! compared, so it can neither be drafted nor be felt in the time that a step takes.
+
+use crate::{
+    matches::{KEY_TOKENS, MAX_LINKS, MAX_MATCH_TOKENS, Match, Matches, SuffixLimits, common_suffix},
+    suffix::hash_key,
+};
+
+/// Tokens of a page.
+const PAGE: usize = 64;
+
+/// Tokens at the beginning of a page that stood in the page before it, or in the prompt.
+const CONTEXT: usize = 16;
+
+/// Tokens that a page adds.
+pub(crate) const PIECE: usize = PAGE - CONTEXT;
+
+/// Pages at most: 4 Mi tokens, some 64 MiB with all that they are found by.
+const MAX_PAGES: usize = 1 << 16;
+
+/// The newest end of the triples with one hash. A text that was never there is known by the hash: no place is looked at.
+#[derive(Clone, Copy, Debug, Default)]
+struct Head {
+    hash: u32,
+    /// Of the end; 0: none.
+    number: u32,
+}
+
+/// Pieces of answers, found by three tokens. Its memory grows with what it holds.
+#[derive(Debug)]
+pub struct Archive {
+    max_pages: usize,
+    /// By page in the ring.
+    seeds: Vec<u64>,
+    /// By place in the ring.
+    tokens: Vec<i32>,
+    /// By place, the number of the end before it with the same hash; 0: none.
+    previous: Vec<u32>,
+    /// By the low bits of a triple's hash. A newer triple takes the place of another one.
+    heads: Vec<Head>,
+    /// Pages that were ever added. A place's number is that of its page times 64, and where it stands there.
+    num_added: usize,
+}
+
+impl Archive {
+    /// An archive of at most `num_tokens` tokens, contexts included, and never more than 4 Mi.
+    #[must_use]
+    pub fn new(num_tokens: usize) -> Self {
+        let max_pages = (num_tokens / PAGE).clamp(1, MAX_PAGES);
+        Self {
+            max_pages,
+            seeds: Vec::new(),
+            tokens: Vec::new(),
+            previous: Vec::new(),
+            heads: Vec::new(),
+            num_added: 0,
+        }
+    }
+
+    /// Take in `tokens[first..]`, at most 48 of them; those before `first` are what they are found by.
+    pub fn add(&mut self, seed: u64, tokens: &[i32], first: usize) {
+        let piece = &tokens[first.saturating_sub(CONTEXT)..tokens.len().min(first + PIECE)];
+        if piece.len() <= KEY_TOKENS {
+            return;
+        }
+        let page = self.take_page(seed);
+        let start = page % self.max_pages * PAGE;
+        self.tokens[start..start + piece.len()].copy_from_slice(piece);
+        // No token has a negative id: what is shorter than a page ends there.
+        self.tokens[start + piece.len()..start + PAGE].fill(-1);
+        for end in KEY_TOKENS..piece.len() {
+            let (bucket, hash) = self.bucket(seed, &piece[end - KEY_TOKENS..end]);
+            let head = Head { hash, number: (page * PAGE + end) as u32 };
+            let before = std::mem::replace(&mut self.heads[bucket], head);
+            self.previous[start + end] = if before.hash == hash { before.number } else { 0 };
+        }
+    }
+
+    /// Append to `drafts` at most `limit` tokens that may follow `tokens`.
+    pub fn propose(
+        &self,
+        seed: u64,
+        limits: &SuffixLimits,
+        tokens: &[i32],
+        limit: usize,
+        drafts: &mut Vec<i32>,
+    ) {
+        if self.num_added == 0 || tokens.len() < KEY_TOKENS {
+            return;
+        }
+        let max_match = limits.max_match.min(MAX_MATCH_TOKENS) as usize;
+        let mut matches = Matches::new(max_match);
+        let (bucket, hash) = self.bucket(seed, &tokens[tokens.len() - KEY_TOKENS..]);
+        let Head { hash: found, number } = self.heads[bucket];
+        let mut number = if found == hash { number as usize } else { 0 };
+        for _ in 0..MAX_LINKS {
+            let page = number / PAGE;
+            if number == 0 || page + self.max_pages < self.num_added {
+                break; // Overwritten, and so is all before it: what stands there now would be compared in vain.
+            }
+            let (start, end) = (page % self.max_pages * PAGE, number % (self.max_pages * PAGE));
+            if self.seeds[page % self.max_pages] == seed {
+                matches
+                    .add(Match { end, length: common_suffix(&self.tokens[start..end], tokens, max_match) });
+                if matches.is_settled() {
+                    break;
+                }
+            }
+            number = self.previous[end] as usize;
+        }
+        // A page ends where the next one of the ring begins.
+        matches.vote(limits, limit, drafts, |place, guessed| {
+            let is_within = (place - guessed.len()) / PAGE == place / PAGE;
+            is_within.then(|| self.tokens[place]).filter(|&token_id| token_id >= 0)
+        });
+    }
+
+    /// The number of a page to write.
+    fn take_page(&mut self, seed: u64) -> usize {
+        if (self.num_added + 2) * PAGE > u32::MAX as usize {
+            // Numbers begin again, once in four billion tokens: everything is forgotten.
+            *self = Self::new(self.max_pages * PAGE);
+        }
+        if self.heads.is_empty() {
+            // Zeroed memory takes room when it is first written: nothing is copied as the ring fills up.
+            self.heads = vec![Head::default(); (self.max_pages * PAGE).next_power_of_two()];
+            self.seeds = vec![0; self.max_pages];
+            self.tokens = vec![0; self.max_pages * PAGE];
+            self.previous = vec![0; self.max_pages * PAGE];
+            // No place has number 0: it says that there is none.
+            self.num_added = self.max_pages;
+        }
+        let page = self.num_added;
+        self.num_added += 1;
+        self.seeds[page % self.max_pages] = seed;
+        page
+    }
+
+    fn bucket(&self, seed: u64, key: &[i32]) -> (usize, u32) {
+        let hash = hash_key(seed, key);
+        (hash as usize & (self.heads.len() - 1), (hash >> 32) as u32)
+    }
+}
