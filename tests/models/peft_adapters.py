@@ -1,5 +1,6 @@
 """Adapters with random matrices, as peft saves them, and peft's own logits to compare with."""
 
+import copy
 import warnings
 from contextlib import contextmanager
 
@@ -10,7 +11,7 @@ QUERY_VALUE = {
     "gpt2": ["c_attn"], "opt": ["q_proj", "v_proj"], "gpt-neox": ["query_key_value"], "phi3": ["qkv_proj"],
 }  # fmt: skip
 EXPRESSION = r".*\.(h|layers)\.[01]\..*(c_attn|c_fc|[qkv]_proj|down_proj|fc1|dense|query_key_value|qkv_proj)"
-KINDS = ("query and value", "all linear", "rslora", "patterns", "expression")
+KINDS = ("query and value", "all linear", "rslora", "patterns", "expression", "DoRA")
 
 
 @contextmanager
@@ -34,6 +35,8 @@ def options_of(kind, architecture):
         return ALL_LINEAR | {"rank_pattern": ranks, "alpha_pattern": {r".*\.[12]\..*": 3}}
     if kind == "expression":
         return {"target_modules": EXPRESSION}
+    if kind == "DoRA":
+        return ALL_LINEAR | {"use_dora": True, "rank_pattern": {r".*\.1\..*": 2}}
     return ALL_LINEAR
 
 
@@ -60,6 +63,8 @@ def make_adapter(model, folder, *, seed, size=1.0, **options):
             # What is added has about the size of what the layer itself gives.
             scale = parameter.shape[1] ** -0.5 * (size if "lora_B" in name else 1.0)
             parameter.data = torch.randn(parameter.shape, generator=generator) * scale
+        elif "lora_magnitude_vector" in name:  # peft begins with the lengths of the weight's own rows
+            parameter.data *= torch.rand(parameter.shape, generator=generator) + 0.5
     adapted.save_pretrained(folder)
     _unload(adapted, model)
 
@@ -81,6 +86,19 @@ def with_adapter(model, folder):
         yield adapted
     finally:
         _unload(adapted, model)
+
+
+def merged(model, folders):
+    """A copy of ``model`` with adapters merged into its weights, by peft."""
+    import peft
+
+    model = copy.deepcopy(model)
+    for folder in folders:
+        with quiet():
+            model = peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
+        if hasattr(model, "peft_config"):
+            del model.peft_config
+    return model.eval()
 
 
 @torch.no_grad()

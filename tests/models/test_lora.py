@@ -1,6 +1,7 @@
 """Adapters against peft: logits and greedy ids, alone and mixed, however the steps are cut."""
 
 import asyncio
+import copy
 import dataclasses
 import json
 import shutil
@@ -13,6 +14,7 @@ from rustvllm import LLM, SamplingParams
 from rustvllm.config.engine_args import AsyncEngineArgs
 from rustvllm.engine.async_llm import AsyncLLM
 from rustvllm.exceptions import ConfigError, InvalidRequestError, ModelLoadError
+from rustvllm.lora.modules import adaptable_parts, full_names
 from rustvllm.lora.request import LoRARequest
 
 pytest.importorskip("peft", reason="peft is not installed")
@@ -34,6 +36,7 @@ FAMILIES = {
 }
 LENGTH = 12
 PROMPTS = prompts(97, [3, 5, 8, 13, 17, 24, 30, 33, 37, 41])
+DORA = 3
 OPTIONS = {
     "skip_tokenizer_init": True, "enable_lora": True, "max_loras": 4, "num_gpu_blocks_override": 200,
     "max_model_len": 96, "max_logprobs": -1, "logprobs_mode": "raw_logits", "dtype": "float32",
@@ -103,14 +106,16 @@ def test_logits_and_greedy_ids_equal_pefts(family, kind, tmp_path):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A Llama whose products the core computes, and three adapters of different ranks."""
+    """A Llama whose products the core computes, and three adapters of different ranks, one of them with magnitudes."""
     reference = make("llama", {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2})
     folder = tmp_path_factory.mktemp("model")
     reference.save_pretrained(folder)
     requests = []
     for number, rank in enumerate((2, 4, 16), 1):
         path = tmp_path_factory.mktemp(f"adapter-{number}")
-        make_adapter(reference, path, seed=number, r=rank, lora_alpha=rank, target_modules="all-linear")
+        make_adapter(
+            reference, path, seed=number, r=rank, lora_alpha=rank, target_modules="all-linear", use_dora=number == DORA
+        )
         requests.append(LoRARequest(f"adapter-{number}", number, str(path)))
     return folder, requests, reference
 
@@ -234,6 +239,36 @@ def test_int8_weights_with_an_adapter_stay_close_to_the_same_without_rounding(wo
     assert distance < 0.2 * (first(base) - first(exact_logits)).norm()
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4-g32"])
+def test_magnitudes_of_a_quantised_base_are_those_of_its_rounded_weights(world, quantization, monkeypatch):
+    folder, requests, reference = world
+    monkeypatch.setenv("RUSTVLLM_ACTIVATIONS", "float")
+    adapter, rounded = requests[DORA - 1], copy.deepcopy(reference)
+    with LLM(str(folder), **(OPTIONS | {"quantization": quantization})) as llm:
+        samples, base = run(llm, adapter, ALL_LOGITS), run(llm, None, ALL_LOGITS)
+        model = llm.llm_engine.engine_core.core.executor._runner.model
+        parts = adaptable_parts(model)
+        for full, name in full_names(model, parts).items():
+            part, weight = parts[name], rounded.get_submodule(full).weight
+            weight.data = part.linear.weight_rows(part.num_outputs, part.first)
+        rounded.lm_head.weight.data = model.lm_head.weight_rows(97)
+    assert not torch.equal(rounded.lm_head.weight, reference.lm_head.weight)
+    assert share_that_differs(ids_of(samples), ids_of(base)) >= 0.9, "the adapter changes too little to be seen"
+    with with_adapter(rounded, adapter.lora_path) as adapted:
+        assert_equals_peft(adapted, samples)
+
+
+def test_an_output_whose_weights_are_all_zero_has_no_direction_for_a_magnitude(tmp_path):
+    reference = make("llama", {})
+    reference.model.layers[1].self_attn.v_proj.weight.data[5] = 0
+    reference.save_pretrained(tmp_path / "model")
+    make_adapter(reference, tmp_path / "adapter", seed=1, target_modules=["v_proj"], use_dora=True)
+    edit_tensors(tmp_path / "adapter", without_output(5))
+    message = "output 5 of model.layers.1.self_attn.v_proj has weights of length 0 with the adapter"
+    with pytest.raises(ModelLoadError, match=message):
+        LLM(str(tmp_path / "model"), lora_modules=[f"a={tmp_path / 'adapter'}"], **OPTIONS)
+
+
 def test_no_cached_block_is_shared_between_adapters_or_with_what_was_loaded_before(world, tmp_path):
     folder, requests, reference = world
     prompt = prompts(97, [48], seed=9)
@@ -354,6 +389,29 @@ def of_other_rank(tensors):
         tensors[key] = (torch.cat([tensor] * 2, 0) if "lora_A" in key else torch.cat([tensor] * 2, 1)).contiguous()
 
 
+def without_output(output):
+    def change(tensors):
+        for key in [key for key in tensors if "lora_B" in key]:
+            tensors[key][output] = 0
+
+    return change
+
+
+def with_magnitudes(folder, change=lambda magnitudes: None):
+    """Make it an adapter with magnitudes of 1, but for what ``change`` does to the first."""
+
+    def add(tensors):
+        for key in [key for key in tensors if "lora_B" in key]:
+            tensors[key.replace("lora_B.weight", MAGNITUDES)] = torch.ones(tensors[key].shape[0])
+        key = next(key for key in tensors if MAGNITUDES in key)
+        changed = change(tensors[key])
+        if changed is not None:
+            tensors[key] = changed
+
+    edit_tensors(folder, add)
+    edit_config(folder, use_dora=True)
+
+
 def named(name):
     def change(tensors):
         tensors[name] = torch.zeros(4, 4)
@@ -361,6 +419,7 @@ def named(name):
     return change
 
 
+MAGNITUDES = "lora_magnitude_vector"
 WRONG = {
     "no folder": (shutil.rmtree, "there is no folder"),
     "no configuration": (lambda f: (f / "adapter_config.json").unlink(), "has no adapter_config.json"),
@@ -378,7 +437,15 @@ WRONG = {
     "rank of a pattern": (lambda f: edit_config(f, rank_pattern={"q_proj": 17}), "LoRA rank 17"),
     "no rank": (lambda f: edit_config(f, r=None), "r must be a whole number"),
     "another rank": (lambda f: edit_tensors(f, of_other_rank), "has rank 8, but adapter_config.json says 4"),
-    "DoRA": (lambda f: edit_config(f, use_dora=True), "use_dora is True"),
+    "no magnitudes": (lambda f: edit_config(f, use_dora=True), "has lora_A but no lora_magnitude_vector"),
+    "magnitudes without use_dora": (
+        lambda f: (with_magnitudes(f), edit_config(f, use_dora=False)), "without which magnitudes mean nothing",
+    ),
+    "a magnitude that is not finite": (
+        lambda f: with_magnitudes(f, lambda m: m.mul_(float("nan"))), "lora_magnitude_vector of .* not finite",
+    ),
+    "too few magnitudes": (lambda f: with_magnitudes(f, lambda m: m[1:].clone()), r"magnitudes of .* are \(\d+,\)"),
+    "use_dora": (lambda f: edit_config(f, use_dora="yes"), "use_dora must be true or false"),
     "biases": (lambda f: edit_config(f, bias="all"), "bias is 'all'"),
     "whole modules": (lambda f: edit_config(f, modules_to_save=["lm_head"]), "modules_to_save"),
     "another method": (lambda f: edit_config(f, peft_type="IA3"), "only LORA is served"),

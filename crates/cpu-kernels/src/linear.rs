@@ -422,10 +422,16 @@ impl<O: Element> Block<'_, O> {
     /// # Safety
     ///
     /// As [`Self::compute`]; `sums` are those of the rows, `[row][output]`.
-    unsafe fn finish(&self, panel: usize, first_row: usize, num_rows: usize, sums: *const f32) {
+    unsafe fn finish(&self, panel: usize, first_row: usize, num_rows: usize, sums: *mut f32) {
         let layer = self.layer;
         let outputs = layer.kernel.panel();
         let first_output = panel * outputs;
+        let rows = self.first_row + first_row..self.first_row + first_row + num_rows;
+        if let Some(addition) = self.addition {
+            // SAFETY: the sums of these rows, which nothing else refers to while this lives.
+            let sums = unsafe { std::slice::from_raw_parts_mut(sums, num_rows * outputs) };
+            addition.scale(first_output..first_output + outputs, rows.clone(), sums);
+        }
         let offset = |start: *const O, stride: usize| start.wrapping_add(first_row * stride + first_output);
         let finish = Finish {
             sums,
@@ -449,7 +455,6 @@ impl<O: Element> Block<'_, O> {
         // parts were handed out.
         unsafe { O::finish_of(layer.kernel)(&finish) };
         let Some(addition) = self.addition else { return };
-        let rows = self.first_row + first_row..self.first_row + first_row + num_rows;
         let out = self.out.wrapping_sub(self.first_row * self.out_stride);
         // SAFETY: as for the outputs that were just written; `adapted_linear` is given adapters whose outputs the layer has.
         unsafe { addition.add(first_output..first_output + outputs, rows, out, self.out_stride) };

@@ -6,6 +6,9 @@
 //!
 //! Weights whose every number 16 bits hold are kept in 16: of an adapter that was saved so they take half the memory and
 //! half the time of reading them.
+//!
+//! A stretch may have gains (`DoRA`): factors on the layer's own product, which are applied to its sums before anything is
+//! added to these, so that neither bias nor residual has to be taken out again.
 
 use std::ops::Range;
 
@@ -65,6 +68,8 @@ pub struct Up<'a> {
     pub num_outputs: usize,
     /// `[num_outputs, rank]`, with the scale in it.
     pub weight: &'a [f32],
+    /// What the layer's own product is multiplied by first, for each of the outputs.
+    pub gains: Option<&'a [f32]>,
 }
 
 /// Numbers in the order in which they are read, for the lanes of a kernel.
@@ -124,6 +129,7 @@ struct Stretch {
     first_rank: usize,
     rank: usize,
     weights: Weights,
+    gains: Option<Box<[f32]>>,
 }
 
 /// What an adapter adds to a layer: `up (down x)`, for some stretches of its outputs.
@@ -171,9 +177,12 @@ impl LayerDelta {
             if found != expected {
                 return Err(DeltaError::Length { name: "up", found, expected });
             }
+            if let Some(found) = up.gains.map(<[f32]>::len).filter(|&found| found != up.num_outputs) {
+                return Err(DeltaError::Length { name: "gains", found, expected: up.num_outputs });
+            }
             let weights = Weights::pack(up.weight, rank, up.first, lanes)?;
-            let (first, num_outputs) = (up.first, up.num_outputs);
-            stretches.push(Stretch { first, num_outputs, first_rank, rank, weights });
+            let (first, num_outputs, gains) = (up.first, up.num_outputs, up.gains.map(Box::from));
+            stretches.push(Stretch { first, num_outputs, first_rank, rank, weights, gains });
             first_rank += rank;
         }
         let (found, expected) = (down.len(), first_rank * num_inputs);
@@ -205,11 +214,13 @@ impl LayerDelta {
     /// Bytes of the weights.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
-        let ups = self.stretches.iter().map(|each| each.weights.lines.num_bytes());
+        let ups = self.stretches.iter().map(|each| {
+            each.weights.lines.num_bytes() + each.gains.as_ref().map_or(0, |gains| 4 * gains.len())
+        });
         self.down.lines.num_bytes() + ups.sum::<usize>()
     }
 
-    /// Add to some rows of a layer's outputs.
+    /// Add to some rows of a layer's outputs, which have the gains already, because bias and residual have none.
     ///
     /// # Arguments
     ///
@@ -342,6 +353,33 @@ impl<'a> Addition<'a> {
             unsafe { E::shrink_of(delta.kernel)(&what) };
         });
         Ok(Self { runs, firsts, ranks })
+    }
+
+    /// Multiply sums of the layer's own product by the gains of those rows that have some.
+    ///
+    /// # Arguments
+    ///
+    /// * `outputs`: which sums a row has; the last may be of outputs that the layer does not have.
+    /// * `rows`: of the step.
+    /// * `sums`: of these rows, one row after the other.
+    pub(crate) fn scale(&self, outputs: Range<usize>, rows: Range<usize>, sums: &mut [f32]) {
+        for (delta, tokens) in self.runs {
+            for stretch in &delta.stretches {
+                let Some(gains) = &stretch.gains else { continue };
+                let begin = outputs.start.max(stretch.first);
+                let end = outputs.end.min(stretch.first + stretch.num_outputs);
+                if begin >= end {
+                    continue;
+                }
+                let gains = &gains[begin - stretch.first..end - stretch.first];
+                let from = tokens.partition_point(|&token| (token as usize) < rows.start);
+                for &token in tokens[from..].iter().take_while(|&&token| (token as usize) < rows.end) {
+                    let row = (token as usize - rows.start) * outputs.len();
+                    let sums = &mut sums[row + begin - outputs.start..row + end - outputs.start];
+                    sums.iter_mut().zip(gains).for_each(|(sum, gain)| *sum *= gain);
+                }
+            }
+        }
     }
 
     /// Add to some outputs of some rows.

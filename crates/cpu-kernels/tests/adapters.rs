@@ -20,32 +20,40 @@ const RANK: usize = 3;
 const LAYOUT: CacheLayout = CacheLayout { num_blocks: 9, block_size: 4, num_kv_heads: 2, head_dim: 16 };
 const NUM_TOKENS: usize = 5;
 
-fn layer(seed: u64, outputs: usize, inputs: usize) -> Arc<PackedLinear> {
+/// With `gains` its first outputs' weights are multiplied by them.
+fn layer(seed: u64, outputs: usize, inputs: usize, gains: &[f32]) -> Arc<PackedLinear> {
     let mut packed = PackedLinear::new(outputs, inputs, WeightKind::F32).unwrap();
-    let weight: Vec<f32> = numbers(seed, outputs * inputs).iter().map(|x| x * 0.3).collect();
+    let mut weight: Vec<f32> = numbers(seed, outputs * inputs).iter().map(|x| x * 0.3).collect();
+    for (row, gain) in weight.chunks_mut(inputs).zip(gains) {
+        row.iter_mut().for_each(|x| *x *= gain);
+    }
     packed.pack_rows(0, Matrix::new(&weight, outputs, inputs).unwrap(), &Threads::alone()).unwrap();
     Arc::new(packed)
 }
 
 fn decoder(is_gated: bool) -> Decoder {
+    decoder_with(is_gated, &[])
+}
+
+fn decoder_with(is_gated: bool, gains: &[f32]) -> Decoder {
     let norm =
         |seed| DecoderNorm { kind: NormKind::Rms, weight: numbers(seed, WIDTH), bias: None, eps: 1e-5 };
     let block = |seed| DecoderBlock {
         attention_norm: norm(seed),
-        qkv: layer(seed + 1, 128, WIDTH),
+        qkv: layer(seed + 1, 128, WIDTH, gains),
         is_by_head: false,
         head_norms: None,
         rotary: None,
         scale: 0.25,
         sliding_window: None,
         soft_cap: None,
-        out: layer(seed + 2, WIDTH, 64),
+        out: layer(seed + 2, WIDTH, 64, gains),
         mlp_norm: norm(seed + 3),
         is_parallel: false,
-        up: layer(seed + 4, if is_gated { 2 * INNER } else { INNER }, WIDTH),
+        up: layer(seed + 4, if is_gated { 2 * INNER } else { INNER }, WIDTH, gains),
         is_gated,
         activation: Activation::Silu,
-        down: layer(seed + 5, WIDTH, INNER),
+        down: layer(seed + 5, WIDTH, INNER, gains),
         post_norms: None,
     };
     Decoder::new(vec![block(10), block(20)], norm(30), HEADS).unwrap()
@@ -53,6 +61,11 @@ fn decoder(is_gated: bool) -> Decoder {
 
 /// `[ups' ranks, inputs]` and `[outputs, RANK]` for stretches, which are first outputs and how many.
 fn delta(seed: u64, inputs: usize, stretches: &[(usize, usize)]) -> Arc<LayerDelta> {
+    delta_with(seed, inputs, stretches, &[])
+}
+
+/// With gains, from the layer's first output on, all outputs have some.
+fn delta_with(seed: u64, inputs: usize, stretches: &[(usize, usize)], gains: &[f32]) -> Arc<LayerDelta> {
     let numbers = |seed, count| -> Vec<f32> { numbers(seed, count).iter().map(|x| x * 0.3).collect() };
     let down = numbers(seed, RANK * stretches.len() * inputs);
     let weights: Vec<_> =
@@ -60,13 +73,21 @@ fn delta(seed: u64, inputs: usize, stretches: &[(usize, usize)]) -> Arc<LayerDel
     let ups: Vec<_> = stretches
         .iter()
         .zip(&weights)
-        .map(|(&(first, num_outputs), weight)| Up { first, num_outputs, weight })
+        .map(|(&(first, num_outputs), weight)| {
+            let gains = gains.get(first..first + num_outputs);
+            Up { first, num_outputs, weight, gains }
+        })
         .collect();
     Arc::new(LayerDelta::new(&down, inputs, &ups).unwrap())
 }
 
 /// Of the keys and values alone in qkv, so that stretches begin within a row; of all of the other layers.
 fn blocks(seed: u64) -> Vec<[Option<Arc<LayerDelta>>; 4]> {
+    blocks_with(seed, &[])
+}
+
+fn blocks_with(seed: u64, gains: &[f32]) -> Vec<[Option<Arc<LayerDelta>>; 4]> {
+    let delta = |seed, inputs, stretches: &[_]| delta_with(seed, inputs, stretches, gains);
     let block = |seed: u64| {
         [
             Some(delta(seed, WIDTH, &[(64, 32), (96, 32)])),
@@ -112,6 +133,24 @@ fn a_token_has_the_same_bits_alone_side_by_side_and_among_others() {
         assert!(base[token] != all_one[token] && all_one[token] != all_two[token], "too little is added");
     }
     assert_eq!(mixed, [&all_one[0], &base[1], &all_two[2], &all_one[3], &all_two[4]].map(Clone::clone));
+}
+
+#[test]
+fn gains_multiply_the_layers_own_product_and_nothing_else() {
+    // Powers of two, whose products are exact: the same bits come from weights that were multiplied before. The queries have
+    // no stretch, and so no gain.
+    let mut gains: Vec<f32> = (0..128).map(|output| [0.5, 2.0, 1.0, 4.0][output % 4]).collect();
+    gains[..64].fill(1.0);
+    let (plain, multiplied) = (decoder(true), decoder_with(true, &gains));
+    let with_gains = DecoderAdapter::new(&plain, blocks_with(1000, &gains)).unwrap();
+    let without = DecoderAdapter::new(&plain, blocks(1000)).unwrap();
+    let of_multiplied = DecoderAdapter::new(&multiplied, blocks(1000)).unwrap();
+    let base = run(&plain, &[]).unwrap();
+    let expected = run(&multiplied, &[tokens(&of_multiplied, &[0, 1, 2, 3, 4])]).unwrap();
+    let plainly = run(&plain, &[tokens(&without, &[0, 1, 2, 3, 4])]).unwrap();
+    let mixed = run(&plain, &[tokens(&with_gains, &[0, 3]), tokens(&without, &[2])]).unwrap();
+    assert!((0..NUM_TOKENS).all(|token| plainly[token] != expected[token]), "the gains change too little");
+    assert_eq!(mixed, [&expected[0], &base[1], &plainly[2], &expected[3], &base[4]].map(Clone::clone));
 }
 
 #[test]

@@ -34,7 +34,9 @@ impl Case {
 
     fn parts(&self) -> Vec<Up<'_>> {
         let stretches = self.stretches.iter().zip(&self.ups);
-        stretches.map(|(&(first, num_outputs, _), weight)| Up { first, num_outputs, weight }).collect()
+        stretches
+            .map(|(&(first, num_outputs, _), weight)| Up { first, num_outputs, weight, gains: None })
+            .collect()
     }
 
     fn pack(&self, kernel: &'static Kernel) -> LayerDelta {
@@ -157,6 +159,8 @@ fn what_does_not_fit_is_said() {
     assert_eq!(new(&case.down, &parts), DeltaError::Overlap { output: 4 });
     parts[1].weight = &case.ups[1][1..];
     assert_eq!(new(&case.down, &parts), DeltaError::Length { name: "up", found: 7, expected: 4 });
+    (parts[1].weight, parts[1].gains) = (&case.ups[1], Some(&case.down[..3]));
+    assert_eq!(new(&case.down, &parts), DeltaError::Length { name: "gains", found: 3, expected: 4 });
     let delta = LayerDelta::new(&case.down, 6, &case.parts()).unwrap();
     let (x, mut out) = (vec![1.0_f32; 12], vec![0.0_f32; 18]);
     let mut add = |rows: &[u32], stride| {

@@ -24,6 +24,8 @@ use crate::{
 
 /// Multiplications from which on Python's lock is released meanwhile: about 20 µs of them.
 const MIN_WORK_TO_DETACH: usize = 1 << 19;
+/// Numbers from which on unpacking releases it.
+const MIN_NUMBERS_TO_DETACH: usize = 1 << 14;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<CpuLinear>()
@@ -271,7 +273,7 @@ impl CpuLinear {
         self.layer.unpack_row(row, unsafe { out.as_mut_slice() }).map_err(linear_error)
     }
 
-    fn unpack_rows(&self, rows: PyBuffer<i64>, out: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn unpack_rows(&self, py: Python<'_>, rows: PyBuffer<i64>, out: &Bound<'_, PyAny>) -> PyResult<()> {
         if rows.dimensions() != 1 || !rows.is_c_contiguous() {
             return Err(PyValueError::new_err("rows must have 1 dimension and be contiguous"));
         }
@@ -288,15 +290,18 @@ impl CpuLinear {
         let rows = unsafe { std::slice::from_raw_parts(rows.buf_ptr().cast::<i64>(), rows.item_count()) };
         // SAFETY: it is writable, and stays where it is while the view lives; see `forward_as` for other threads of Python.
         let out = unsafe { out.as_mut_slice::<f32>() };
-        for (&row, out) in rows.iter().zip(out.chunks_exact_mut(width)) {
-            let there = usize::try_from(row).ok().filter(|&row| row < self.layer.out_features());
-            let row = there.ok_or_else(|| {
-                let limit = self.layer.out_features();
-                PyValueError::new_err(format!("row {row} is asked for, but there are {limit}"))
-            })?;
-            self.layer.unpack_row(row, out).map_err(linear_error)?;
+        let limit = self.layer.out_features();
+        if let Some(row) = rows.iter().find(|&&row| usize::try_from(row).map_or(true, |row| row >= limit)) {
+            return Err(PyValueError::new_err(format!("row {row} is asked for, but there are {limit}")));
         }
-        Ok(())
+        let mut unpack = || {
+            rows.iter()
+                .zip(out.chunks_exact_mut(width))
+                .try_for_each(|(&row, out)| self.layer.unpack_row(row as usize, out))
+        };
+        // Adapters are loaded from all rows of a layer while the engine's thread wants the interpreter.
+        let is_long = rows.len() * width >= MIN_NUMBERS_TO_DETACH;
+        if is_long { py.detach(unpack) } else { unpack() }.map_err(linear_error)
     }
 }
 

@@ -9,7 +9,11 @@ use pyo3::{
     prelude::*,
 };
 
-use crate::{arrays::Rows, cpu_threads::CpuThreads, errors::linear_error};
+use crate::{
+    arrays::{Rows, Vector},
+    cpu_threads::CpuThreads,
+    errors::linear_error,
+};
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<CpuLayerDelta>()
@@ -45,14 +49,22 @@ impl CpuLayerDelta {
         py: Python<'_>,
         threads: &CpuThreads,
         down: &Bound<'_, PyAny>,
-        ups: Vec<(usize, Bound<'_, PyAny>)>,
+        ups: Vec<(usize, Bound<'_, PyAny>, Option<Bound<'_, PyAny>>)>,
     ) -> PyResult<Self> {
         let down = matrix("down", down)?;
-        let matrices =
-            ups.iter().map(|(first, up)| Ok((*first, matrix("up", up)?))).collect::<PyResult<Vec<_>>>()?;
+        let of_stretch = |(first, up, gains): &(usize, Bound<'_, PyAny>, Option<Bound<'_, PyAny>>)| {
+            let gains = gains.as_ref().map(|gains| Vector::new("gains", gains)).transpose()?;
+            Ok((*first, matrix("up", up)?, gains))
+        };
+        let matrices = ups.iter().map(of_stretch).collect::<PyResult<Vec<_>>>()?;
         let ups: Vec<_> = matrices
             .iter()
-            .map(|(first, up)| Up { first: *first, num_outputs: up.len, weight: up.token_rows::<f32>().data })
+            .map(|(first, up, gains)| Up {
+                first: *first,
+                num_outputs: up.len,
+                weight: up.token_rows::<f32>().data,
+                gains: gains.as_ref().map(Vector::as_slice),
+            })
             .collect();
         let (down, num_inputs) = (down.token_rows::<f32>().data, down.width());
         // The engine's thread wants the interpreter while another one packs.

@@ -52,12 +52,13 @@ class CpuLayerDelta:
         cls,
         threads: CpuThreads,
         down: npt.NDArray[Any],
-        ups: Sequence[tuple[int, npt.NDArray[Any]]],
+        ups: Sequence[tuple[int, npt.NDArray[Any], npt.NDArray[Any] | None]],
     ) -> Self:
         """Pack the matrices, float32 and contiguous; numbers that 16 bits hold are kept in 16.
 
-        ``down`` is ``[ranks, inputs]``; ``ups`` are of each stretch of outputs the first and ``[outputs, rank]``; the
-        ranks of the stretches lie one after the other.
+        ``down`` is ``[ranks, inputs]``; ``ups`` are of each stretch of outputs the first, ``[outputs, rank]``, and the
+        gains ``[outputs]`` that a decoder multiplies the layer's own product by, or None; the ranks of the stretches
+        lie one after the other.
 
         Raises ``TypeError`` for another dtype, ``ValueError`` for sizes that do not fit and stretches that overlap,
         ``MemoryError`` saying how much is needed.
@@ -66,9 +67,10 @@ class CpuLayerDelta:
     def nbytes(self) -> int:
         """Of the packed matrices."""
     def add(self, x: npt.NDArray[Any], out: npt.NDArray[Any], rows: Sequence[int]) -> None:
-        """Add to some rows of a layer's outputs; both are float32, or bfloat16 seen as uint16, rows contiguous.
+        """Add to some rows of a layer's outputs, which have the gains already; rows are contiguous.
 
-        ``x`` is ``[num_rows, inputs]``, ``out`` ``[num_rows, outputs]``; ``rows`` ascend. Releases the interpreter.
+        Both are float32, or bfloat16 seen as uint16. ``x`` is ``[num_rows, inputs]``, ``out`` ``[num_rows, outputs]``;
+        ``rows`` ascend. Releases the interpreter.
 
         Raises ``TypeError`` for another dtype, ``ValueError`` naming what does not fit; nothing is written then.
         """

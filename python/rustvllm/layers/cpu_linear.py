@@ -15,7 +15,7 @@ from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.activation import ACTIVATIONS, Activation
 from rustvllm.layers.host_array import host_array
-from rustvllm.layers.linear import LinearKernel, plain_linear
+from rustvllm.layers.linear import LinearKernel, UnpackingKernel, plain_linear
 
 CORE_DTYPES = (torch.float32, torch.bfloat16)
 """What the core's products take and give."""
@@ -57,6 +57,10 @@ class TorchLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, bias
 
+    def unpack(self, num_outputs: int, first: int = 0) -> Tensor:
+        """See ``UnpackingKernel``."""
+        return self._weight[first : first + num_outputs].to(torch.float32)
+
     def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
         """See ``LinearKernel.forward``."""
         return plain_linear(x, self._weight, self._bias, activation, residual)
@@ -87,6 +91,11 @@ class OneDnnLinear:
         if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 -- no public name
             return False  # a processor without AVX-512 or its successors
         return all(hasattr(torch.ops.mkldnn, name) for name in _ONEDNN_OPERATORS)
+
+    def unpack(self, num_outputs: int, first: int = 0) -> Tensor:
+        """See ``UnpackingKernel``; the whole weight is there for a moment, because oneDNN knows no rows."""
+        weight: Tensor = self._packed.to_dense()
+        return weight[first : first + num_outputs].to(torch.float32)
 
     def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
         """See ``LinearKernel.forward``."""
@@ -186,11 +195,10 @@ class CoreLinear:
         """Read the weight once and do nothing with it, by all threads: to measure what that takes."""
         self.packed.read()
 
-    def unpack(self, num_outputs: int) -> Tensor:
-        """The first rows of the weight, rounded as they are kept: float32 ``[num_outputs, in_features]``."""
+    def unpack(self, num_outputs: int, first: int = 0) -> Tensor:
+        """See ``UnpackingKernel``."""
         rows = torch.empty((num_outputs, self.packed.in_features), dtype=torch.float32)
-        for row in range(num_outputs):
-            self.packed.unpack_row(row, rows[row].numpy())
+        self.packed.unpack_rows(torch.arange(first, first + num_outputs).numpy(), rows.numpy())
         return rows
 
     def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
@@ -244,6 +252,11 @@ class LinearByRows:
             raise ValueError(f"{len(kernels)} kernels were given for {NUM_ROW_CLASSES} classes of rows")
         self._kernels = tuple(kernels)
         self.nbytes = sum(kernel.nbytes for kernel in {id(kernel): kernel for kernel in kernels}.values())
+
+    def unpack(self, num_outputs: int, first: int = 0) -> Tensor:
+        """See ``UnpackingKernel``; the copies hold the same numbers."""
+        kernel = next(kernel for kernel in self._kernels if isinstance(kernel, UnpackingKernel))
+        return kernel.unpack(num_outputs, first)
 
     def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
         """See ``LinearKernel.forward``."""

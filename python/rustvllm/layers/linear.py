@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,15 @@ class LinearKernel(Protocol):
 
     def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
         """See ``Linear.forward``."""
+        ...
+
+
+@runtime_checkable
+class UnpackingKernel(Protocol):
+    """A kernel that can give the weight back, so that a layer need not keep it."""
+
+    def unpack(self, num_outputs: int, first: int = 0) -> Tensor:
+        """Rows of the weight, rounded as they are kept: float32 ``[num_outputs, in_features]``."""
         ...
 
 
@@ -118,6 +127,13 @@ class Linear(nn.Module):
         if self.kernel is not None:
             return self.kernel.forward(x, activation, residual)
         return plain_linear(x, self.weight, self.bias, activation, residual, in_place=in_place)
+
+    def weight_rows(self, num_outputs: int, first: int = 0) -> Tensor:
+        """Rows of the weight as the layer computes with it: float32 ``[num_outputs, in_features]``."""
+        kernel: object = self.kernel
+        if isinstance(kernel, UnpackingKernel):
+            return kernel.unpack(num_outputs, first)
+        return self.weight[first : first + num_outputs].to(torch.float32)
 
     def release_weight(self) -> None:
         """Free the memory of the weight, because the kernel has a copy; its shape and dtype remain."""

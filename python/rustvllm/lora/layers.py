@@ -66,6 +66,8 @@ def _rows(requests: npt.NDArray[np.int64], query_start_loc: npt.NDArray[np.int32
 class LinearDelta:
     """What one adapter adds to one dense layer: one product to the ranks of all fused parts, and one for each part.
 
+    Parts of DoRA have gains, too, factors on the layer's own product.
+
     Args:
         deltas: Of the layer's parts.
         dtype: Of the layer's input and output.
@@ -81,10 +83,13 @@ class LinearDelta:
         ups = [delta.up.to(dtype) for delta in deltas]
         self.core: _core.CpuLayerDelta | None = None
         self._ups: list[tuple[LinearPart, slice, Product]] = []
+        self._gains = [(delta.part, delta.gains) for delta in deltas if delta.gains is not None]
         if threads is not None and dtype in _CORE_TYPES:
-            firsts = [delta.part.first for delta in deltas]
-            matrices = [_as_floats(up) for up in ups]
-            self.core = _core.CpuLayerDelta(threads, _as_floats(down), list(zip(firsts, matrices, strict=True)))
+            stretches = [
+                (delta.part.first, _as_floats(up), None if delta.gains is None else _as_floats(delta.gains))
+                for delta, up in zip(deltas, ups, strict=True)
+            ]
+            self.core = _core.CpuLayerDelta(threads, _as_floats(down), stretches)
             self.nbytes = self.core.nbytes
             return
         self.nbytes = down.nbytes + sum(up.nbytes for up in ups)
@@ -94,6 +99,23 @@ class LinearDelta:
             end = column + delta.down.shape[0]
             self._ups.append((delta.part, slice(column, end), torch_product(up)))
             column = end
+
+    def multiply(self, out: Tensor, bias: Tensor | None, rows: slice | Tensor) -> None:
+        """Apply the gains to some rows of the layer's output, whose bias has none.
+
+        Args:
+            out: ``[num_tokens, out_features]``, written.
+            bias: ``[out_features]``, which is in it.
+            rows: Of it.
+        """
+        for part, gains in self._gains:
+            outputs = slice(part.first, part.first + part.num_outputs)
+            own = out[rows, outputs].to(torch.float32)
+            if bias is None:
+                own *= gains
+            else:
+                own.sub_(bias[outputs]).mul_(gains).add_(bias[outputs])
+            out[rows, outputs] = own.to(out.dtype)
 
     def add(self, x: Tensor, out: Tensor, rows: slice | Tensor) -> None:
         """Add to some rows of the layer's output.
@@ -145,6 +167,7 @@ class AdaptedLinear:
         for adapter, rows in self._step.runs:
             delta = self.deltas.get(adapter)
             if delta is not None:
+                delta.multiply(out, self._linear.bias, rows)
                 delta.add(x, out, rows)
         if activation is not None:
             out = activation(out)

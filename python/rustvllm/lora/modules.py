@@ -33,9 +33,14 @@ class LinearPart:
     shard: Shard | None = None
 
     @property
+    def own_shape(self) -> tuple[int, int]:
+        """Outputs and inputs that this rank has."""
+        return self.num_outputs, self.linear.weight.shape[1]
+
+    @property
     def stored_shape(self) -> tuple[int, int]:
         """Outputs of the part and inputs of the layer, as checkpoints have them: of all ranks."""
-        own = (self.num_outputs, self.linear.weight.shape[1])
+        own = self.own_shape
         if self.shard is None:
             return own
         return (self.shard.whole, own[1]) if self.shard.dim == 0 else (own[0], self.shard.whole)

@@ -17,7 +17,6 @@ MAX_PATTERN_CHARACTERS: Final = 2000
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     # key -> values that ask for nothing besides the two matrices
     "bias": (None, "none"),
-    "use_dora": (None, False),
     "lora_bias": (None, False),
     "modules_to_save": (None, []),
     "layer_replication": (None, []),
@@ -41,6 +40,7 @@ class PeftConfig:
         rank: Of modules that no pattern names.
         alpha: Likewise.
         uses_rslora: Whether the scale is ``alpha / sqrt(rank)`` in place of ``alpha / rank``.
+        uses_dora: Whether each output of an adapted weight has a length of its own (a magnitude).
         rank_pattern: End of a module's name, as an expression → its rank.
         alpha_pattern: The same for alpha.
         target_modules: Ends of names, or an expression for the whole name.
@@ -52,6 +52,7 @@ class PeftConfig:
     rank: int
     alpha: float
     uses_rslora: bool
+    uses_dora: bool
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     target_modules: tuple[str, ...] | str
@@ -108,7 +109,8 @@ def read_peft_config(path: Path, name: str, max_rank: int) -> PeftConfig:
     return PeftConfig(
         rank=_rank(rank, "r", name, max_rank),
         alpha=_number(alpha, "lora_alpha", name),
-        uses_rslora=data.get("use_rslora") is True,
+        uses_rslora=_flag(data, "use_rslora", name),
+        uses_dora=_flag(data, "use_dora", name),
         rank_pattern={
             key: _rank(value, f"rank_pattern of {key}", name, max_rank)
             for key, value in _patterns(data, "rank_pattern", name).items()
@@ -152,6 +154,13 @@ def _number(value: object, key: str, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ModelLoadError(f"adapter {name!r}: {key} must be a number, got {value!r:.60}")
     return float(value)
+
+
+def _flag(data: Mapping[str, Any], key: str, name: str) -> bool:
+    value = data.get(key)
+    if value not in (None, False, True):
+        raise ModelLoadError(f"adapter {name!r}: {key} must be true or false, got {value!r:.60}")
+    return bool(value)
 
 
 def _patterns(data: Mapping[str, Any], key: str, name: str) -> dict[str, Any]:

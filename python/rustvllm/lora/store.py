@@ -37,6 +37,9 @@ class AdapterStore:
         threads: What the core computes with; None: torch computes.
         batch_invariant: A row's bits depend on no other.
 
+    Attributes:
+        lora_ranks: The largest rank of each adapter that is loaded, by its number.
+
     Raises:
         ModelLoadError: One of ``config.modules`` is wrong.
     """
@@ -54,6 +57,7 @@ class AdapterStore:
         self._threads = threads
         self._step = AdapterStep()
         self._names: dict[int, str] = {}
+        self.lora_ranks: dict[int, int] = {}
         self._layers: dict[int, AdaptedLinear] = {}
         self._parts = adaptable_parts(model)
         for linear in adaptable_linears(model):
@@ -91,17 +95,26 @@ class AdapterStore:
         Returns:
             What puts it into place, for the thread that runs the model; it raises ``ConfigError`` if there is no room.
         """
-        deltas = read_adapter(name, folder, self._model, self._parts, self._config.max_lora_rank)
+        with torch.inference_mode():
+            read = read_adapter(name, folder, self._model, self._parts, self._config.max_lora_rank)
+            deltas = [matrices.as_delta() for matrices in read]
         made = {
             layer: LinearDelta(of_layer, self._dtype, self._threads) for layer, of_layer in by_layer(deltas).items()
         }
         size = sum(delta.nbytes for delta in made.values())
         about = f"{len(deltas)} modules, {size / 2**20:.1f} MiB, from {folder}"
         in_one_call = None if self._decoder is None else self._decoder.make_adapter(made)
-        return partial(self._install, number, name, made, in_one_call, about)
+        rank = max(matrices.down.shape[0] for matrices in read)
+        return partial(self._install, number, name, made, in_one_call, rank, about)
 
     def _install(
-        self, number: int, name: str, made: Mapping[int, LinearDelta], in_one_call: _core.CpuAdapter | None, about: str
+        self,
+        number: int,
+        name: str,
+        made: Mapping[int, LinearDelta],
+        in_one_call: _core.CpuAdapter | None,
+        rank: int,
+        about: str,
     ) -> None:
         if number in self._names:
             return
@@ -115,13 +128,14 @@ class AdapterStore:
             self._layers[layer].deltas[number] = delta
         if self._decoder is not None:
             self._decoder.put(number, in_one_call)
-        self._names[number] = name
+        self._names[number], self.lora_ranks[number] = name, rank
         logger.info("adapter %s: %s", name, about)
 
     def remove(self, number: int) -> bool:
         """Forget an adapter, which no request may need any more; False if there is none of this number."""
         if self._names.pop(number, None) is None:
             return False
+        self.lora_ranks.pop(number, None)
         if self._decoder is not None:
             self._decoder.remove(number)
         for layer in self._layers.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,29 +20,113 @@ from rustvllm.lora.peft_config import PeftConfig, read_peft_config
 if TYPE_CHECKING:
     from rustvllm.models.interface import CausalLM
 
-_MATRIX = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+_TENSOR = re.compile(
+    r"(?:base_model\.model\.)?(.+)\.lora_"
+    r"(?:([AB])(?:\.default)?\.weight|(magnitude_vector)(?:\.default)?(?:\.weight)?)"
+)
 _FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 _MAX_NAMED: Final = 3
+_MAGNITUDES: Final = "magnitude_vector"
+_ROWS_BYTES: Final = 4 << 20
+"""Of a layer's weights that are unpacked at once, at least a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleDelta:
-    """What an adapter adds to a part of a layer: ``up (down x)``.
+    """What an adapter adds to a part of a layer, ``up (down x)``, and what it multiplies the part's own product by.
 
     Attributes:
         part: Of the layer.
         down: float32 ``[rank, num_inputs]``, this rank's inputs.
-        up: float32 ``[num_outputs, rank]``, this rank's outputs, with the scale in it.
+        up: float32 ``[num_outputs, rank]``, this rank's outputs, with the scale in it, and the gains.
+        gains: float32 ``[num_outputs]``, factors on the part's own product (DoRA); None: all are 1.
     """
 
     part: LinearPart
     down: Tensor
     up: Tensor
+    gains: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleMatrices:
+    """What an adapter has for a part of a layer, of all ranks.
+
+    Attributes:
+        adapter: Its name, for messages.
+        module: The part's, as the file has it.
+        part: Of the layer.
+        down: float32 ``[rank, num_inputs]``.
+        up: float32 ``[num_outputs, rank]``, with the scale in it.
+        magnitudes: float32 ``[num_outputs]``, how long the rows of the weight are with the adapter (DoRA); None: as
+            they come.
+    """
+
+    adapter: str
+    module: str
+    part: LinearPart
+    down: Tensor
+    up: Tensor
+    magnitudes: Tensor | None
+
+    def merge(self, weight: Tensor) -> None:
+        """Add to the part's weight, float32 ``[num_outputs, num_inputs]``, which is written.
+
+        Raises:
+            ModelLoadError: A magnitude cannot be had.
+        """
+        for rows in _pieces(*weight.shape):
+            weight[rows].addmm_(self.up[rows], self.down)
+            if self.magnitudes is not None:
+                norms = torch.linalg.vector_norm(weight[rows], dim=1)
+                weight[rows] *= self._gains(norms, self.magnitudes[rows], rows.start)[:, None]
+
+    def as_delta(self) -> ModuleDelta:
+        """What is added while the model runs; rows of the layer's weight are read for magnitudes, some at a time.
+
+        Raises:
+            ModelLoadError: A magnitude cannot be had.
+        """
+        part = self.part
+        down, up = (matrix.contiguous() for matrix in part.own(self.down, self.up))
+        if self.magnitudes is None:
+            return ModuleDelta(part, down, up)
+        if part.shard is not None and part.shard.dim == 1:
+            raise ModelLoadError(
+                f"adapter {self.adapter!r}: use_dora needs whole rows of {self.module}, whose inputs several ranks "
+                "share: leave out --tensor-parallel-size, or merge the adapter (--merge-lora)"
+            )
+        magnitudes = self.magnitudes if part.shard is None else part.shard.take(self.magnitudes)
+        norms = torch.empty(part.num_outputs)
+        for rows in _pieces(*part.own_shape):
+            weight = part.linear.weight_rows(rows.stop - rows.start, part.first + rows.start)
+            norms[rows] = torch.linalg.vector_norm(torch.addmm(weight, up[rows], down), dim=1)
+        gains = self._gains(norms, magnitudes, 0)
+        return ModuleDelta(part, down, up * gains[:, None], gains)
+
+    def _gains(self, norms: Tensor, magnitudes: Tensor, first: int) -> Tensor:
+        """What makes rows as long as they must be."""
+        gains = magnitudes / norms
+        if not bool(torch.isfinite(gains).all()):
+            row = int((~torch.isfinite(gains)).nonzero()[0, 0])
+            raise ModelLoadError(
+                f"adapter {self.adapter!r}: output {first + row} of {self.module} has weights of length "
+                f"{float(norms[row]):g} with the adapter, which cannot be given the magnitude "
+                f"{float(magnitudes[row]):g}"
+            )
+        return gains
+
+
+def _pieces(num_outputs: int, num_inputs: int) -> Iterator[slice]:
+    """Rows of a weight that are unpacked at once."""
+    count = max(1, _ROWS_BYTES // (4 * num_inputs))
+    for begin in range(0, num_outputs, count):
+        yield slice(begin, min(begin + count, num_outputs))
 
 
 def read_adapter(
     name: str, folder: Path, model: CausalLM, parts: Mapping[str, LinearPart], max_rank: int
-) -> list[ModuleDelta]:
+) -> list[ModuleMatrices]:
     """Read an adapter's folder.
 
     Args:
@@ -61,35 +145,35 @@ def read_adapter(
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
             keys = opened.keys()
-            pairs = _pairs(name, keys)
+            pairs = _pairs(name, keys, has_magnitudes=config.uses_dora)
             shapes = {key: tuple(opened.get_slice(key).get_shape()) for key in keys}
             placed = {module: _place(name, module, pairs[module], shapes, config, model, parts) for module in pairs}
             _check_complete(name, config, model, parts, placed)
-            deltas = []
+            read = []
             for module, part in placed.items():
                 matrices = {kind: opened.get_tensor(key) for kind, key in pairs[module].items()}
-                deltas.append(_scaled(name, module, part, matrices, config))
-            return deltas
+                read.append(_scaled(name, module, part, matrices, config))
+            return read
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelLoadError(f"adapter {name!r}: {file} is no whole safetensors file: {error}") from error
 
 
-def _pairs(name: str, keys: Iterable[str]) -> dict[str, dict[str, str]]:
-    """By module, the names of its two tensors (``A`` and ``B``)."""
+def _pairs(name: str, keys: Iterable[str], *, has_magnitudes: bool) -> dict[str, dict[str, str]]:
+    """By module, the names of its two matrices (``A`` and ``B``), and of its magnitudes where there must be some."""
     pairs: dict[str, dict[str, str]] = {}
     for key in sorted(keys):
-        match = _MATRIX.fullmatch(key)
-        if match is None:
+        match = _TENSOR.fullmatch(key)
+        if match is None or (match[3] and not has_magnitudes):
             raise ModelLoadError(f"adapter {name!r}: {_stranger(key)}")
-        pairs.setdefault(match[1], {})[match[2]] = key
+        pairs.setdefault(match[1], {})[match[2] or _MAGNITUDES] = key
     if not pairs:
         raise ModelLoadError(f"adapter {name!r}: {WEIGHTS_NAME} holds no tensors")
-    halves = {module: found for module, found in pairs.items() if len(found) < 2}
-    for module, found in halves.items():
-        [there] = found
-        missing = "B" if there == "A" else "A"
+    wanted = ("A", "B", _MAGNITUDES) if has_magnitudes else ("A", "B")
+    parts = {module: found for module, found in pairs.items() if len(found) < len(wanted)}
+    for module, found in parts.items():
+        there, missing = min(found), next(kind for kind in wanted if kind not in found)
         raise ModelLoadError(
-            f"adapter {name!r}: {module} has lora_{there} but no lora_{missing}, as have {len(halves)} of {len(pairs)} "
+            f"adapter {name!r}: {module} has lora_{there} but no lora_{missing}, as have {len(parts)} of {len(pairs)} "
             "modules; the file is not whole, save or fetch the adapter again"
         )
     return pairs
@@ -99,12 +183,13 @@ def _stranger(key: str) -> str:
     """Why a tensor of this name is refused."""
     for part, what in (
         ("lora_embedding_", "an embedding's matrices are not served"),
-        ("lora_magnitude_vector", "weights decomposed by magnitude (use_dora) are not served"),
+        ("lora_magnitude_vector", f"{CONFIG_NAME} has no use_dora, without which magnitudes mean nothing"),
         ("modules_to_save", "whole modules (modules_to_save) are not served"),
         (".bias", "biases (lora_bias, bias) are not served"),
     ):
         if part in key:
-            return f"it has the tensor {key!r:.200}: {what}; merge the adapter into the checkpoint"
+            advice = "save the adapter again" if "magnitude" in part else "merge the adapter into the checkpoint"
+            return f"it has the tensor {key!r:.200}: {what}; {advice}"
     return f"the tensor {key!r:.200} is none of lora_A and lora_B"
 
 
@@ -134,6 +219,11 @@ def _place(
         raise ModelLoadError(
             f"adapter {name!r}: {module} has {down[1]} inputs and {up[0]} outputs, but the model's has "
             f"{num_inputs} and {num_outputs}: the adapter is another model's{made_for}"
+        )
+    if config.uses_dora and shapes[keys[_MAGNITUDES]] not in ((num_outputs,), (num_outputs, 1), (1, num_outputs)):
+        raise ModelLoadError(
+            f"adapter {name!r}: the magnitudes of {module} are {shapes[keys[_MAGNITUDES]]}, but it has {num_outputs} "
+            "outputs"
         )
     if down[0] != config.rank_of(module):
         raise ModelLoadError(
@@ -165,7 +255,7 @@ def _check_complete(
 
 def _scaled(
     name: str, module: str, part: LinearPart, matrices: Mapping[str, Tensor], config: PeftConfig
-) -> ModuleDelta:
+) -> ModuleMatrices:
     for kind, matrix in matrices.items():
         if matrix.dtype not in _FLOATS:
             raise ModelLoadError(
@@ -175,5 +265,7 @@ def _scaled(
         if not bool(torch.isfinite(matrix).all()):
             raise ModelLoadError(f"adapter {name!r}: lora_{kind} of {module} holds a number that is not finite")
     down, up = matrices["A"].to(torch.float32), matrices["B"].to(torch.float32) * config.scale_of(module)
-    down, up = part.own(down, up)
-    return ModuleDelta(part, down.contiguous(), up.contiguous())
+    magnitudes = matrices.get(_MAGNITUDES)
+    if magnitudes is not None:
+        magnitudes = magnitudes.flatten().to(torch.float32)
+    return ModuleMatrices(name, module, part, down, up, magnitudes)
