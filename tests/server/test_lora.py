@@ -143,3 +143,16 @@ def test_what_is_wrong_at_the_start_ends_it(adapters, modules, message, tmp_path
         process._reader.join(10)
         assert message in process.output.replace("--lora-modules", "lora_modules"), process.output
         assert "Traceback" not in process.output
+
+
+def test_a_merged_adapter_is_the_models_own_weights(adapters):
+    requests, texts = adapters
+    [adapter, _] = requests
+    with ServerProcess([*REAL, "--port", "0", "--merge-lora", adapter.lora_path]) as process:
+        process.wait_until_ready()
+        with httpx.Client(base_url=process.url, timeout=60) as client:
+            [card] = client.get("/v1/models").json()["data"]
+            assert card["merged_adapters"] == [adapter.lora_path]
+            assert card["parent"] is None
+            answers = [client.post("/v1/completions", json=GREEDY | {"prompt": prompt}).json() for prompt in PROMPTS]
+    assert [answer["choices"][0]["text"] for answer in answers] == texts[adapter.lora_name]

@@ -44,7 +44,7 @@ from rustvllm.config import (
 )
 from rustvllm.config.engine_flags import EngineFlags
 from rustvllm.config.gguf_file import is_gguf
-from rustvllm.config.lora import LoRAConfig, make_lora_config
+from rustvllm.config.lora import LoRAConfig, folders_to_merge, make_lora_config
 from rustvllm.config.model_folder import read_model_config, resolve_dtype
 from rustvllm.config.quantized_folders import check_method, read_quantization
 from rustvllm.config.speculation import make_speculation_config
@@ -132,6 +132,7 @@ class EngineArgs(EngineFlags):
             download_dir=download_dir,
             quantization=self.quantization,
             use_tqdm_on_load=self.use_tqdm_on_load,
+            merge_lora=folders_to_merge(self.merge_lora),
         )
         model = self._create_model_config(device, load)
         return EngineConfig(

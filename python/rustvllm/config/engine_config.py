@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rustvllm.config import attention_backends
 from rustvllm.config.attention_backends import ATTENTION_BACKENDS
-from rustvllm.config.lora import LoRAConfig
+from rustvllm.config.lora import LoRAConfig, check_merging
 from rustvllm.config.parallel import ParallelConfig, check_split
 from rustvllm.config.quantized_folders import FOLDER_METHODS, SAME_METHODS
 from rustvllm.config.speculation import SpeculationConfig
@@ -384,12 +384,14 @@ class LoadConfig:
         download_dir: Where downloads are kept; None: the hub's own cache.
         quantization: A name out of ``QUANTIZATIONS`` for the weights of dense layers; None: as the model's dtype.
         use_tqdm_on_load: Whether a bar, or a line in the log now and then, shows how far loading is.
+        merge_lora: Folders of adapters that are added to the weights meanwhile.
     """
 
     load_format: str = "auto"
     download_dir: Path | None = None
     quantization: str | None = None
     use_tqdm_on_load: bool = True
+    merge_lora: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_choice("load_format", self.load_format, LOAD_FORMATS)
@@ -481,6 +483,8 @@ class EngineConfig:
             raise ConfigError(
                 "preemption_mode is swap, but swap_space is 0 GiB: give it memory, or set preemption_mode to recompute"
             )
+        if self.load.merge_lora:
+            check_merging(self)
         if self.lora is not None:
             self._check_lora(self.lora)
         if self.parallel.tensor_parallel_size > 1:

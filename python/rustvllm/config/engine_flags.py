@@ -236,6 +236,13 @@ class EngineFlags:
         group="adapters",
     )
 
+    merge_lora: list[str] | None = arg(  # noqa: RUF009 -- as above
+        "folders of adapters that are added to the model's weights while these are loaded, so that requests cost what "
+        "they cost without; the model keeps its name",
+        nargs="+",
+        group="adapters",
+    )
+
     step_trace_file: str | None = arg(
         "a line of JSON for every step, with its times in nanoseconds of the monotonic clock", group="observability"
     )

@@ -1,12 +1,22 @@
-"""``--enable-lora`` and what goes with it: how many adapters, of which ranks, and which are there from the start."""
+"""``--enable-lora`` and what goes with it: how many adapters, of which ranks, and which are there from the start.
+
+And ``--merge-lora``, which adds adapters to the weights for good.
+"""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from rustvllm.config.gguf_file import is_gguf
+from rustvllm.config.quantized_folders import read_quantization
 from rustvllm.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from rustvllm.config.engine_config import EngineConfig
 
 MAX_NAME_CHARACTERS: Final = 256
 MAX_ADAPTERS: Final = 10_000
@@ -93,6 +103,45 @@ def make_lora_config(
         max_cpu_loras=max_cpu_loras,
         modules=tuple(map(_module_of, modules or ())),
     )
+
+
+def folders_to_merge(paths: Sequence[str] | None) -> tuple[str, ...]:
+    """The absolute folders of adapters that are added to the weights while these are loaded.
+
+    Raises:
+        ConfigError: No list, a folder is not an adapter's, or it is there twice.
+    """
+    if paths is not None and (isinstance(paths, str | Mapping) or not isinstance(paths, Sequence)):
+        raise ConfigError(f"merge_lora must be a list of folders, got {paths!r:.200}")
+    folders = [str(check_adapter_folder(Path(path).name, path)) for path in paths or ()]
+    if twice := [folder for folder in folders if folders.count(folder) > 1]:
+        raise ConfigError(f"merge_lora names {twice[0]} twice: an adapter is merged once")
+    return tuple(folders)
+
+
+def check_merging(config: EngineConfig) -> None:
+    """Refuse to merge adapters where there is nothing to merge them into.
+
+    Raises:
+        ConfigError: Says what contradicts ``merge_lora``, and what to do.
+    """
+    model = config.model
+    refused = {
+        "enable_lora is set: adapters that requests name were made for the model without what is merged": (
+            config.lora is not None
+        ),
+        "executor is sim, which has no weights": config.sim is not None,
+        "load_format is dummy, which reads no weights": config.load.load_format == "dummy",
+        f"{model.architecture} runs by transformers' modelling code, which reads its own weights": (
+            model.model_impl == "transformers"
+        ),
+        f"{model.path} is a GGUF file: merge the adapter before the file is made": is_gguf(model.path),
+        f"{model.path} has quantised weights, whose numbers are final: merge the adapter into the checkpoint that they "
+        "were made from": not is_gguf(model.path) and read_quantization(model.hf_config, model.path) is not None,
+    }
+    for reason, is_so in refused.items():
+        if is_so:
+            raise ConfigError(f"merge_lora is set, but {reason}")
 
 
 def check_adapter_name(name: object) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -16,7 +17,7 @@ from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, MAX_NAME
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_numbers import dense_rows, whole_rows
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor, ZeroBias
-from rustvllm.model_loader.reading import TensorReader
+from rustvllm.model_loader.reading import StoredChange, TensorReader
 from rustvllm.model_loader.slicing import Slices, check_cuts, clear_missing, cut_pieces, missing_rows, slices_of
 from rustvllm.models.interface import CausalLM
 
@@ -105,6 +106,7 @@ def fill_from_checkpoint(
     filled: Callable[[Tensor], None],
     progress: LoadProgress,
     block_packer: BlockPacker | None = None,
+    changes: Mapping[str, Callable[[Tensor], None]] = MappingProxyType({}),
 ) -> None:
     """Fill a model.
 
@@ -115,6 +117,7 @@ def fill_from_checkpoint(
         filled: Called with every tensor of the model that has its values.
         progress: Called with numbers of bytes, as they are read.
         block_packer: What takes tensors in blocks as they are.
+        changes: By names of the model's tensors, what is called with them in float32, whole, before they are used.
 
     Raises:
         ModelLoadError: The tensors are not exactly the model's; nothing was read then. Or a file cannot be read.
@@ -126,7 +129,8 @@ def fill_from_checkpoint(
         sum(_num_bytes(source, match.slices.get(name)) for name, source in sources.items())
         + sum(_num_bytes(source, match.slices.get(name)) for _, source, name in doubles)
     )
-    with TensorReader(progress) as reader:
+    stored_changes = {sources[name].name: StoredChange(sources[name], change) for name, change in changes.items()}
+    with TensorReader(progress, changes=stored_changes) as reader:
         for name, source in sorted(sources.items(), key=lambda item: (item[1].file, item[1].offset)):
             target, cut = targets.pop(name), match.slices.get(name)
             for piece, place in _pieces(source, target, cut):

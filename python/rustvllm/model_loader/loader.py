@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +48,7 @@ def load_model(
     available_memory: int,
     make_packer: Callable[[CausalLM], LinearPacker] | None = None,
     group: RankGroup = ALONE,
+    changes_of: Callable[[CausalLM], Mapping[str, Callable[[Tensor], None]]] | None = None,
 ) -> CausalLM:
     """Build the model of a configuration on a device and fill it.
 
@@ -59,6 +60,7 @@ def load_model(
         available_memory: bytes that are free there.
         make_packer: Given the model without memory, what packs its dense layers as they are filled; None packs nothing.
         group: The ranks that share its layers; this one gets, and reads, its part.
+        changes_of: Given the model without memory, what changes its tensors, by name; see ``fill_from_checkpoint``.
 
     Raises:
         ModelLoadError: The configuration or a file is wrong; the message names the file, the tensor, what was expected
@@ -77,6 +79,7 @@ def load_model(
             f"max_model_len is {model_config.max_model_len}, but {model_config.architecture} was made for {limit} "
             f"positions; set --max-model-len {limit} or less"
         )
+    changes = {} if changes_of is None else changes_of(outline)
     packer = None if make_packer is None else make_packer(outline)
     if packer is not None and stored is not None:
         packer.plan(outline, outline.tied_embedding, *_stored_forms(outline, model_config.path, stored))
@@ -98,7 +101,7 @@ def load_model(
         else:
             with LoadProgress(model_config.model, is_shown=load_config.use_tqdm_on_load) as progress:
                 packs = packer if packer is not None and packer.packs_rows else None
-                fill_from_checkpoint(model, model_config.path, stored, filled, progress, packs)
+                fill_from_checkpoint(model, model_config.path, stored, filled, progress, packs, changes)
             _log_forms(model_config.path, stored, packer, dtype)
         if packer is not None:
             model.head_kernel = packer.finish(model, model.tied_embedding)

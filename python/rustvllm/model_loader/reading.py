@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import torch
@@ -27,17 +28,56 @@ BUFFER_BYTES = 16 << 20
 """Of the buffer; a single row that is longer gets a longer one."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredChange:
+    """What a stored tensor becomes before anything else is done with it, in the type that it is stored in.
+
+    Attributes:
+        stored: All of it.
+        change: Called with it in float32, in the model's shape, which is written.
+    """
+
+    stored: StoredTensor
+    change: Callable[[Tensor], None]
+
+    def apply(self, raw: Tensor) -> Tensor:
+        """The bytes of the changed tensor, from those of the stored one.
+
+        Raises:
+            ModelLoadError: It has a number that the stored type does not.
+        """
+        stored, dtype = self.stored, FLOAT_DTYPES[self.stored.dtype]
+        numbers = raw.view(dtype).view(stored.file_shape)
+        wide = (numbers.t() if stored.is_turned else numbers).to(torch.float32, copy=True).contiguous()
+        self.change(wide)
+        numbers.copy_(wide.t() if stored.is_turned else wide)
+        if not bool(torch.isfinite(numbers).all()):
+            raise ModelLoadError(
+                f"{stored.file}: with what is merged into it tensor {stored.name!r} holds a number that is not finite "
+                f"in {stored.dtype}, as it is stored"
+            )
+        return raw
+
+
 class TensorReader:
     """Keeps one file open at a time. Leaving it as a context manager closes that.
 
     Args:
         progress: Called with numbers of bytes, as they are read.
         buffer_bytes: See ``BUFFER_BYTES``; tests make it small.
+        changes: Tensors that are read otherwise than the files have them, by their stored names.
     """
 
-    def __init__(self, progress: LoadProgress, buffer_bytes: int = BUFFER_BYTES) -> None:
+    def __init__(
+        self,
+        progress: LoadProgress,
+        buffer_bytes: int = BUFFER_BYTES,
+        changes: Mapping[str, StoredChange] = MappingProxyType({}),
+    ) -> None:
         self._progress = progress
         self._buffer_bytes = buffer_bytes
+        self._changes = changes
+        self._changed: tuple[str, Tensor] = ("", torch.empty(0, dtype=torch.uint8, device="cpu"))
         self._buffer: Tensor | None = None
         self._file: Path | None = None
         self._descriptor = -1
@@ -167,7 +207,20 @@ class TensorReader:
             self._read(stored, stored.offset + row * stored.row_stride, place)
 
     def _read(self, stored: StoredTensor, offset: int, raw: Tensor) -> None:
-        """Fill bytes from a place in a file."""
+        """Fill bytes from a place in a file, or in what a changed tensor would be there."""
+        change = self._changes.get(stored.name)
+        if change is None:
+            self._read_file(stored, offset, raw)
+            return
+        if self._changed[0] != stored.name:
+            self._changed = ("", self._changed[1][:0])  # not two at once
+            whole = torch.empty(change.stored.nbytes, dtype=torch.uint8, device="cpu")
+            self._read_file(change.stored, change.stored.offset, whole)
+            self._changed = (stored.name, change.apply(whole))
+        begin = offset - change.stored.offset
+        raw.copy_(self._changed[1][begin : begin + raw.shape[0]])
+
+    def _read_file(self, stored: StoredTensor, offset: int, raw: Tensor) -> None:
         descriptor = self._open(stored.file)
         array: Any = raw.numpy()
         memory = memoryview(array)

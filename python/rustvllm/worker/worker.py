@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,7 @@ from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
 from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.logger import init_logger
+from rustvllm.lora.merging import changes_by
 from rustvllm.lora.store import AdapterStore
 from rustvllm.model_loader import load_model
 from rustvllm.sample.cpu_draw import CpuDraw
@@ -125,6 +127,7 @@ class Worker:
             self._available_memory(),
             self._make_packer if on_cpu else None,
             self.group,
+            partial(changes_by, merged) if (merged := self.config.load.merge_lora) else None,
         )
         if self._threads is not None:
             use_core_norms(model, self._threads)

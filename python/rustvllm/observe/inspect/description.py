@@ -35,6 +35,8 @@ def describe_engine(config: EngineConfig, num_blocks: int) -> list[str]:
             f"Adapters    {len(config.lora.modules)} loaded; at most {config.lora.max_loras} in a step, of rank "
             f"{config.lora.max_lora_rank} at most"
         )
+    if config.load.merge_lora:
+        lines.append(f"Merged      {', '.join(config.load.merge_lora)}")
     return lines
 
 

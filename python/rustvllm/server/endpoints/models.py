@@ -19,6 +19,7 @@ def _card(model: ServedModel, name: str) -> dict[str, Any]:
         "root": model.engine.config.model.model if adapter is None else adapter.lora_path,
         "parent": None if adapter is None else adapter.base_model_name or model.names[0],
         "max_model_len": model.max_model_len,
+        "merged_adapters": list(model.engine.config.load.merge_lora),
         "permission": [],
     }
 

@@ -283,6 +283,7 @@ class ModelCard(_Answer):
     root: str
     parent: str | None
     max_model_len: int
+    merged_adapters: list[str] = Field(description="Folders of the adapters that its weights hold (`--merge-lora`).")
     permission: list[Any] = Field(max_length=0)
 
 
