@@ -79,7 +79,8 @@ class LinearDelta:
     """
 
     def __init__(self, deltas: Sequence[ModuleDelta], dtype: torch.dtype, threads: _core.CpuThreads | None) -> None:
-        down = torch.cat([delta.down for delta in deltas]).to(dtype)
+        # By numpy, in this thread alone, as in ``lora.weights``.
+        down = torch.from_numpy(np.concatenate([delta.down.numpy() for delta in deltas])).to(dtype)
         ups = [delta.up.to(dtype) for delta in deltas]
         self.core: _core.CpuLayerDelta | None = None
         self._ups: list[tuple[LinearPart, slice, Product]] = []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -262,10 +263,11 @@ def _scaled(
                 f"adapter {name!r}: lora_{kind} of {module} is {str(matrix.dtype).removeprefix('torch.')}, but must be "
                 "float32, float16 or bfloat16"
             )
-        if not bool(torch.isfinite(matrix).all()):
+    # By numpy, in this thread alone: torch's threads would have to wait for those that compute the steps meanwhile.
+    numbers = {kind: matrix.to(torch.float32).numpy() for kind, matrix in matrices.items()}
+    for kind, found in numbers.items():
+        if not np.isfinite(found).all():
             raise ModelLoadError(f"adapter {name!r}: lora_{kind} of {module} holds a number that is not finite")
-    down, up = matrices["A"].to(torch.float32), matrices["B"].to(torch.float32) * config.scale_of(module)
-    magnitudes = matrices.get(_MAGNITUDES)
-    if magnitudes is not None:
-        magnitudes = magnitudes.flatten().to(torch.float32)
+    down, up = torch.from_numpy(numbers["A"]), torch.from_numpy(numbers["B"] * np.float32(config.scale_of(module)))
+    magnitudes = torch.from_numpy(numbers[_MAGNITUDES].ravel()) if _MAGNITUDES in numbers else None
     return ModuleMatrices(name, module, part, down, up, magnitudes)
