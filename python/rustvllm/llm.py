@@ -519,8 +519,12 @@ class LLM:
         self, requests: list[EngineCoreRequest], given: LoRARequest | Sequence[LoRARequest | None]
     ) -> list[EngineCoreRequest]:
         """Checked requests with the adapters that they ask for, which are loaded."""
-        numbers = self.llm_engine.load_adapters(one_for_each(given, len(requests)))
-        return [dataclasses.replace(request, adapter=number) for request, number in zip(requests, numbers, strict=True)]
+        adapters = one_for_each(given, len(requests))
+        numbers = self.llm_engine.load_adapters(adapters)
+        return [
+            dataclasses.replace(request, adapter=number, adapter_name=None if adapter is None else adapter.lora_name)
+            for request, number, adapter in zip(requests, numbers, adapters, strict=True)
+        ]
 
     def _queue(self, requests: list[EngineCoreRequest]) -> list[str]:
         """Number checked requests and let them wait for the engine; their ids."""

@@ -25,7 +25,9 @@ fn layer(seed: u64, outputs: usize, inputs: usize, gains: &[f32]) -> Arc<PackedL
     let mut packed = PackedLinear::new(outputs, inputs, WeightKind::F32).unwrap();
     let mut weight: Vec<f32> = numbers(seed, outputs * inputs).iter().map(|x| x * 0.3).collect();
     for (row, gain) in weight.chunks_mut(inputs).zip(gains) {
-        row.iter_mut().for_each(|x| *x *= gain);
+        for x in row {
+            *x *= gain;
+        }
     }
     packed.pack_rows(0, Matrix::new(&weight, outputs, inputs).unwrap(), &Threads::alone()).unwrap();
     Arc::new(packed)

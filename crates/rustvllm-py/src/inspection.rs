@@ -73,6 +73,7 @@ pub(crate) fn request_summary<'py>(py: Python<'py>, row: &RequestSummary) -> PyR
     dict.set_item("num_cached_tokens", row.num_cached_tokens)?;
     dict.set_item("num_blocks", row.num_blocks)?;
     dict.set_item("num_preemptions", row.num_preemptions)?;
+    dict.set_item("adapter", row.adapter)?;
     Ok(dict)
 }
 

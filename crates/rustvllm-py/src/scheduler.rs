@@ -1,7 +1,7 @@
 //! `Scheduler` and `SchedulerOutput` for Python: the owner's side, and the debug views.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     thread::{self, ThreadId},
 };
 
@@ -314,6 +314,13 @@ impl PyScheduler {
         let adapters = self.inner.get().live_adapters();
         self.announce();
         Ok(adapters)
+    }
+
+    fn adapter_counts(&mut self) -> PyResult<BTreeMap<i64, (u32, u32)>> {
+        self.check_owner()?;
+        let counts = self.inner.get().adapter_counts();
+        self.announce();
+        Ok(counts)
     }
 
     fn add_adapter(&mut self, adapter: i64) -> PyResult<()> {

@@ -39,8 +39,12 @@ fn a_further_adapter_waits_and_holds_no_other_up() {
     for (id, adapter) in [("a", 1), ("b", 2), ("c", 0), ("d", 1)] {
         add(&scheduler, with_adapter(&scheduler, id, adapter, 2));
     }
+    assert_eq!(scheduler.adapter_counts().into_iter().collect::<Vec<_>>(), [(1, (0, 2)), (2, (0, 1))]);
     assert_eq!(step(&mut scheduler), ["a", "c", "d"]);
     assert_eq!(scheduler.waiting_request_ids(), ["b"]);
+    assert_eq!(scheduler.adapter_counts().into_iter().collect::<Vec<_>>(), [(1, (2, 0)), (2, (0, 1))]);
+    let adapters: Vec<_> = scheduler.request_summaries(9).iter().map(|row| row.adapter).collect();
+    assert_eq!(adapters, [1, 0, 1, 2]);
     step(&mut scheduler);
     assert_eq!(step(&mut scheduler), ["b"], "the others have ended");
 }

@@ -321,6 +321,8 @@ class Scheduler:
         """Forget every cached block; False while blocks are in use. ``preempt_running`` takes them from all first."""
     def live_adapters(self) -> tuple[list[int], list[int]]:
         """Numbers of the adapters of running requests, and of waiting ones, each once, in ascending order."""
+    def adapter_counts(self) -> dict[int, tuple[int, int]]:
+        """How many running and how many waiting requests each adapter has; those without any are left out."""
     def add_adapter(self, adapter: int) -> None:
         """Let requests name an adapter, and from now on none that was not added so; 0 adds none."""
     def remove_adapter(self, adapter: int) -> bool:
@@ -359,7 +361,10 @@ class Scheduler:
     def request_state(self, request_id: str) -> dict[str, Any] | None: ...
     def block_states(self) -> list[dict[str, Any]]: ...
     def request_summaries(self, limit: int) -> list[dict[str, Any]]:
-        """A row each for the first ``limit`` requests, running ones first: ``request_state`` without its lists."""
+        """A row each for the first ``limit`` requests, running ones first: ``request_state`` without its lists.
+
+        ``adapter`` is the number of its adapter, 0 without.
+        """
     def block_map(self, max_cells: int) -> tuple[bytes, int, list[int]]:
         """A byte per block, or per several when there are more than ``max_cells``; how many blocks a cell has; and how
         many blocks of each use there are.

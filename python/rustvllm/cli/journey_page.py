@@ -135,7 +135,8 @@ class JourneyPage:
                     "input processing",
                     record.duration_ns,
                     f"{_count(facts['num_chars'], 'character')} are {_count(facts['num_prompt_tokens'], 'token')}; "
-                    f"max_tokens {facts['max_tokens']}, temperature {facts['temperature']:g}",
+                    f"max_tokens {facts['max_tokens']}, temperature {facts['temperature']:g}"
+                    + (f", adapter {facts['adapter']}" if facts.get("adapter") else ""),
                 )
             case "queue", _:
                 self._show_absence()

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.config.engine_args import EngineArgs
-from rustvllm.exceptions import RustVLLMError
+from rustvllm.exceptions import ConfigError, RustVLLMError
 from rustvllm.logger import redact
 
 if TYPE_CHECKING:
+    from rustvllm.config import EngineConfig
+    from rustvllm.lora.request import LoRARequest
     from rustvllm.observe.trace.tracer import TraceRecord
     from rustvllm.outputs import RequestOutput
     from rustvllm.sampling_params import SamplingParams
@@ -47,6 +49,7 @@ def make_parser() -> FlexibleArgumentParser:
     request.add_argument("--sampling-seed", type=int, metavar="SEED", help="of the drawn tokens (default: any)")
     request.add_argument("--stop", nargs="+", metavar="TEXT", help="texts that end the answer")
     request.add_argument("--ignore-eos", action="store_true", help="go on after the model's own end")
+    request.add_argument("--adapter", metavar="NAME", help="its adapter, one of --lora-modules")
     scene = parser.add_argument_group("scene", "What there is to be seen.")
     scene.add_argument(
         "--repeat", type=_at_least(1, MAX_REPEATS), default=1, metavar="N", help="ask N times: the cache is warm then"
@@ -106,6 +109,22 @@ def trace(argv: Sequence[str]) -> int:
         logger.setLevel(level)
 
 
+def _adapter_of(config: "EngineConfig", name: str) -> "LoRARequest":
+    """What names an adapter that is there from the start.
+
+    Raises:
+        ConfigError: There is none of this name.
+    """
+    from rustvllm.lora.request import LoRARequest
+
+    modules = () if config.lora is None else config.lora.modules
+    for number, module in enumerate(modules, 1):
+        if module.name == name:
+            return LoRARequest(name, number)
+    there = ", ".join(module.name for module in modules) or "none: set --enable-lora and --lora-modules"
+    raise ConfigError(f"--adapter is {name!r:.80}, but the adapters that are loaded are {there}")
+
+
 class _Scene:
     """One engine, the requests that are shown, and the others in its batches."""
 
@@ -122,6 +141,7 @@ class _Scene:
         engine_args = EngineArgs.from_cli_args(args)
         self._params = self._sampling_params()  # before the model, which takes its time
         config = engine_args.create_engine_config("llm_class")
+        self._adapter = None if args.adapter is None else _adapter_of(config, args.adapter)
         overlap = config.scheduler.async_scheduling
         tracer = make_tracer(
             config.tracing, PROGRAM, owns_file=True, has_overlap=overlap, callback=self._records.append
@@ -160,7 +180,7 @@ class _Scene:
         for neighbour in range(self._args.neighbours):
             ids = _rotated(request.prompt_token_ids.tolist(), neighbour + 1)
             engine.add_request(f"neighbour-{index + 1}.{neighbour + 1}", ids, self._params.clone(ignore_eos=True))
-        engine.add_request(request_id, request)
+        engine.add_request(request_id, request, lora_request=self._adapter)
         if self._page is not None:
             self._page.begin(request_id, self._prompt)
         last: RequestOutput | None = None

@@ -306,7 +306,8 @@ class AsyncLLM(AdapterMethods):
         self.check_health()
         self._attach()
         if lora_request is not None:
-            request = replace(request, adapter=self._adapters.number_of(lora_request))
+            number = self._adapters.number_of(lora_request)
+            request = replace(request, adapter=number, adapter_name=lora_request.lora_name)
         try:
             if request.params.num_samples > SAMPLES_AT_ONCE:
                 state = await self._add_in_turns(request_id, request, sink, trace_headers)

@@ -6,7 +6,7 @@ have sent requests that have not arrived.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from time import monotonic
@@ -88,6 +88,30 @@ class EngineAdapters:
             now = monotonic()
             for number in [number for number, until in self._retiring.items() if until <= now]:
                 self._remove(number)
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """What each adapter is called, by its number; also of those that no list has any more."""
+        return self._names
+
+    def describe(self) -> list[dict[str, Any]]:
+        """A row for each adapter that requests may name or still need: its name, its rank, how many requests it has."""
+        if self._config is None:
+            return []
+        counts, ranks = self._scheduler.adapter_counts(), self._executor.lora_ranks()
+        numbers = sorted({int(row["number"]) for row in self._list.values()} | counts.keys())
+        rows = []
+        for number in numbers:
+            running, waiting = counts.get(number, (0, 0))
+            rows.append(
+                {
+                    "name": self._names.get(number),
+                    "rank": ranks.get(number),
+                    "num_running": running,
+                    "num_waiting": waiting,
+                }
+            )
+        return rows
 
     def _do(self, kind: str, wanted: dict[str, Any]) -> Any:
         if kind == queries.LIST:

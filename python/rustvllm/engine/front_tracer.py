@@ -81,7 +81,8 @@ class FrontTracer:
                     "max_tokens": request.max_tokens,
                     "n": params.n,
                     "temperature": params.temperature,
-                },
+                }
+                | ({} if request.adapter_name is None else {"adapter": request.adapter_name}),
             )
         )
 

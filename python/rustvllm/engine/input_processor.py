@@ -88,13 +88,12 @@ class EngineCoreRequest:
         tenant: Whose share of the engine it is charged to, with the fair policy; None: the bucket of all without.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
         prediction: What the answer is expected to be; None if nothing is, or if no drafts are made.
-        adapter: Number of the adapter whose weights are added to the model's; 0: none.
+        adapter, adapter_name: Number and name of the adapter whose weights are added; 0 and None without.
         sampling_extras: Parameters that are lists; None without.
         grammar: What the output must be; None: anything.
         stop: Stop strings, which all samples look for; None without.
         arrival_ns: When it came to its front end (nanoseconds of CLOCK_MONOTONIC); its latencies count from then.
-        began_ns: When the check began, in nanoseconds of ``time.monotonic_ns``.
-        processed_ns: When it was done.
+        began_ns, processed_ns: When the check began and ended, in nanoseconds of ``time.monotonic_ns``.
     """
 
     prompt: str | None
@@ -112,6 +111,7 @@ class EngineCoreRequest:
     tenant: Tenant | None = None
     prediction: _core.TokenIds | None = None
     adapter: int = 0
+    adapter_name: str | None = None
     sampling_extras: _core.SamplingExtras | None = None
     grammar: _core.GrammarSpec | None = None
     stop: _core.StopStrings | None = None

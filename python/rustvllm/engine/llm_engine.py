@@ -156,7 +156,8 @@ class LLMEngine:
         if not isinstance(prompt, EngineCoreRequest):
             prompt = self.input_processor.process(prompt, params, priority, tenant=tenant)
         if lora_request is not None:
-            prompt = replace(prompt, adapter=self.load_adapters([lora_request])[0])
+            number = self.load_adapters([lora_request])[0]
+            prompt = replace(prompt, adapter=number, adapter_name=lora_request.lora_name)
         self._requests.add(request_id, prompt)
 
     def add_lora(self, lora_request: LoRARequest) -> bool:

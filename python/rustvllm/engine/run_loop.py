@@ -26,7 +26,8 @@ def run(core: EngineCore, is_stopping: Callable[[], bool], queries: QuerySource)
         Why the engine died: the first error that was not one request's or one step's. None after a shutdown.
     """
     check_invariants = envs.check_invariants()
-    inspection, adapters = Inspection(core), EngineAdapters(core)
+    adapters = EngineAdapters(core)
+    inspection = Inspection(core, adapters)
     try:
         while not is_stopping():
             num_tokens = core.step()

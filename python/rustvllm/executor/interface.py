@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ class Executor(Protocol):
 
     def prepare_adapter(self, number: int, name: str, path: str) -> Callable[[], None]:
         """Read an adapter, in any thread; what it returns makes it one that requests can name, between two steps."""
+
+    def lora_ranks(self) -> Mapping[int, int]:
+        """The largest rank of each loaded adapter, by its number, where it is known."""
 
     def remove_adapter(self, number: int) -> bool:
         """Forget an adapter that no request needs; False if there is none of this number."""

@@ -25,7 +25,7 @@ from rustvllm.worker.draft_rows import DraftRows, draft_rows
 from rustvllm.worker.step_output import ModelRunnerOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rustvllm.config import EngineConfig, SimConfig
     from rustvllm.sample.grammar_output import GrammarOutput
@@ -169,6 +169,10 @@ class SimExecutor:
     def prepare_adapter(self, number: int, name: str, path: str) -> Callable[[], None]:
         """As :meth:`add_adapter`."""
         return lambda: self.add_adapter(number, name, path)
+
+    def lora_ranks(self) -> Mapping[int, int]:
+        """None: there are no weights."""
+        return {}
 
     def remove_adapter(self, number: int) -> bool:  # noqa: ARG002 -- other executors look at it
         """There is always one to forget."""

@@ -16,7 +16,7 @@ from rustvllm.worker.token_counts import TokenIds
 from rustvllm.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     import numpy as np
@@ -113,6 +113,10 @@ class UniProcExecutor:
     def prepare_adapter(self, number: int, name: str, path: str) -> Callable[[], None]:
         """Read an adapter in any thread; what it returns puts it into place; see ``AdapterStore.prepare``."""
         return self._worker.adapters.prepare(number, name, Path(path))
+
+    def lora_ranks(self) -> Mapping[int, int]:
+        """The largest rank of each loaded adapter, by its number."""
+        return self._worker.adapters.lora_ranks
 
     def remove_adapter(self, number: int) -> bool:
         """Forget an adapter that no request needs; False if there is none of this number."""

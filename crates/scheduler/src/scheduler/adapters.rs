@@ -5,6 +5,8 @@
 //! after `max_times_passed` of these no request with an adapter comes in from behind it, so that those that run end and
 //! a place becomes free. Requests without an adapter take no place and are never held up.
 
+use std::collections::BTreeMap;
+
 use super::Scheduler;
 
 /// What one walk through the queue knows of adapters.
@@ -33,6 +35,23 @@ impl Scheduler {
         self.drain_inbox();
         let waiting = self.leaving.iter().copied().chain(self.waiting.iter()).collect::<Vec<_>>();
         (self.running_adapters(), self.adapters_of(&waiting))
+    }
+
+    /// How many running and how many waiting requests each adapter has, in ascending order of the adapters. O(requests).
+    pub fn adapter_counts(&mut self) -> BTreeMap<i64, (u32, u32)> {
+        self.drain_inbox();
+        let mut counts = BTreeMap::new();
+        let waiting = self.leaving.iter().copied().chain(self.waiting.iter());
+        let slots = self.running.iter().map(|&slot| (slot, true)).chain(waiting.map(|slot| (slot, false)));
+        for (slot, is_running) in slots {
+            let adapter = self.requests[slot as usize].cold.params.adapter;
+            if adapter == 0 {
+                continue;
+            }
+            let (running, waiting) = counts.entry(adapter).or_insert((0, 0));
+            *(if is_running { running } else { waiting }) += 1;
+        }
+        counts
     }
 
     /// From now on requests may name this adapter, and none that was not added so; 0 adds none.

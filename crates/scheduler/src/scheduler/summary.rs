@@ -25,6 +25,8 @@ pub struct RequestSummary {
     pub num_blocks: u32,
     /// How often it lost its blocks.
     pub num_preemptions: u32,
+    /// The number of its adapter; 0: none.
+    pub adapter: i64,
 }
 
 /// A byte per cell, as [`BlockUse`] counts.
@@ -57,6 +59,7 @@ impl Scheduler {
                     num_cached_tokens: request.num_cached_tokens,
                     num_blocks: request.block_table.len() as u32,
                     num_preemptions: request.cold.num_preemptions,
+                    adapter: request.cold.params.adapter,
                 }
             })
             .collect()

@@ -57,11 +57,22 @@ class InspectedEngine(Protocol):
         """What runs the model."""
 
 
-class Inspection:
-    """Answers questions about an engine."""
+class InspectedAdapters(Protocol):
+    """What an inspection reads of an engine's adapters."""
 
-    def __init__(self, engine: InspectedEngine) -> None:
-        self._engine = engine
+    @property
+    def names(self) -> Mapping[int, str]:
+        """What each is called, by its number."""
+
+    def describe(self) -> list[dict[str, Any]]:
+        """A row for each."""
+
+
+class Inspection:
+    """Answers questions about an engine, and about its adapters where it may have some."""
+
+    def __init__(self, engine: InspectedEngine, adapters: InspectedAdapters | None = None) -> None:
+        self._engine, self._adapters = engine, adapters
         self._steps = StepSummary(engine.watch)
         self._watch = RequestWatch(engine.watch)
 
@@ -107,7 +118,8 @@ class Inspection:
             "steps": self._steps.state(
                 number(wanted, "since_step", 0, 1 << 62), number(wanted, "max_steps", MAX_STEPS, MAX_STEPS)
             ),
-            "requests": scheduler.request_summaries(max_requests),
+            "requests": self._requests(max_requests),
+            "adapters": [] if self._adapters is None else self._adapters.describe(),
             "blocks": {
                 "uses": BLOCK_USES,
                 "blocks_per_cell": blocks_per_cell,
@@ -118,6 +130,13 @@ class Inspection:
             "ranks": self._engine.executor.rank_states(),
             "process": {"pid": os.getpid(), "memory_bytes": resident_bytes()},
         }
+
+    def _requests(self, limit: int) -> list[dict[str, Any]]:
+        rows = self._engine.scheduler.request_summaries(limit)
+        for row in rows:
+            adapter = row["adapter"]
+            row["adapter"] = None if self._adapters is None else self._adapters.names.get(adapter)
+        return rows
 
 
 def number(wanted: Mapping[str, Any], name: str, default: int, limit: int) -> int:

@@ -271,6 +271,7 @@ function draw() {
   showTiles(samples);
   showRanks(chosen());
   showRequests(engines);
+  showAdapters(engines);
   showBlocks(engines);
   showSteps(engines, samples);
   drawHour();
@@ -302,8 +303,8 @@ function showRequests(engines) {
   rows.forEach((request, at) => {
     const cells = body.children[at].children, { num_tokens: tokens, num_computed_tokens: computed } = request;
     cells[0].textContent = engines.length > 1 ? `${request.rank}: ${ended(request.request_id)}` : ended(request.request_id);
-    cells[0].title = request.request_id;
-    cells[1].textContent = request.status.toLowerCase() + (request.num_preemptions ? ` (preempted ${request.num_preemptions}×)` : '');
+    cells[0].title = request.request_id + (request.adapter ? `, adapter ${request.adapter}` : '');
+    cells[1].textContent = request.status.toLowerCase() + (request.adapter ? ` · ${request.adapter}` : '') + (request.num_preemptions ? ` (preempted ${request.num_preemptions}×)` : '');
     cells[1].className = `state-${request.status.split('_')[0]}`;
     const [track, fill, hit, edge] = cells[2].firstChild.children;
     track.style.width = share(tokens);
@@ -312,6 +313,22 @@ function showRequests(engines) {
     edge.style.left = share(request.num_prompt_tokens);
     [computed, tokens, request.num_cached_tokens, request.num_blocks].forEach((value, index) => { cells[3 + index].textContent = formatNumber(value); });
   });
+}
+
+// The adapters that requests may name, those with requests first; engines have the same ones.
+function showAdapters(engines) {
+  const adapters = new Map();
+  for (const row of engines.flatMap(({ state }) => state.adapters)) {
+    const sum = adapters.get(row.name) ?? { ...row, num_running: 0, num_waiting: 0 };
+    adapters.set(row.name, { ...sum, num_running: sum.num_running + row.num_running, num_waiting: sum.num_waiting + row.num_waiting });
+  }
+  const busy = ({ num_running: running, num_waiting: waiting }) => running + waiting;
+  const rows = [...adapters.values()].sort((one, other) => busy(other) - busy(one));
+  byId('adapters').hidden = rows.length === 0;
+  byId('adapters-count').textContent = `${rows.length} loaded, ${rows.filter(busy).length} with requests`;
+  byId('adapter-rows').replaceChildren(...rows.map(({ name, rank, num_running: running, num_waiting: waiting }) => element('tr', {},
+    element('td', { class: 'wide', title: name ?? '' }, name ?? 'without a name'),
+    ...[rank === null ? '' : formatNumber(rank), formatNumber(running), formatNumber(waiting)].map((text) => element('td', { class: 'right' }, text)))));
 }
 
 function showBlocks(engines) {
