@@ -6,6 +6,9 @@ are stopped (SIGSTOP). Two measurements: 32 prompts of 128 tokens with 128 greed
 with 128 and with 1, whose difference is the time per token. How to install the others and convert the model:
 docs/benchmarks.md.
 
+With ``--adapters N`` neighbours of the batch have different ones of N adapters of rank 16, the single stream has the
+first, and the batch is also measured with one token each: what is left is decoding.
+
     python benches/python/compare_offline.py --engine vllm=vllm/bin/python \
         --engine openvino=ov/bin/python:gpt2-ov --engine ctranslate2=ct2/bin/python:gpt2-ct2 --output-json report.json
 """
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench_report import new_report, publish
+from lora_folders import write_adapters
 from tiny_checkpoint import write_gpt2_small, write_llama_160m
 
 ENGINES = Path(__file__).parent / "engines"
@@ -35,6 +39,7 @@ SHAPES = {
 }
 INPUT_LEN = OUTPUT_LEN = 128
 MAX_MODEL_LEN = 512
+ADAPTER_RANK = 16
 
 
 class Engine:
@@ -105,7 +110,9 @@ def prompts_of(seed: int, count: int, vocab_size: int) -> list[list[int]]:
     return [[source.randrange(vocab_size) for _ in range(INPUT_LEN)] for _ in range(count)]
 
 
-def measure(engine: Engine, turn: int, vocab_size: int, num_prompts: int) -> tuple[dict[str, float], list[list[int]]]:
+def measure(
+    engine: Engine, turn: int, vocab_size: int, num_prompts: int, *, with_prompts_alone: bool
+) -> tuple[dict[str, float], list[list[int]]]:
     """One turn of one engine: its figures, and the tokens of the batch."""
     single = prompts_of(1000 + turn, 1, vocab_size)
     first = engine.generate(single, 1)["seconds"]
@@ -116,6 +123,10 @@ def measure(engine: Engine, turn: int, vocab_size: int, num_prompts: int) -> tup
         batch = engine.generate(prompts_of(turn, num_prompts, vocab_size), OUTPUT_LEN)
         figures["tokens_per_second"] = num_prompts * OUTPUT_LEN / batch["seconds"]
         token_ids = batch["token_ids"]
+        if with_prompts_alone:
+            prompts = engine.generate(prompts_of(500 + turn, num_prompts, vocab_size), 1)["seconds"]
+            figures["batch_prompts_ms"] = 1e3 * prompts
+            figures["decoded_tokens_per_second"] = num_prompts * (OUTPUT_LEN - 1) / (batch["seconds"] - prompts)
     return figures, token_ids
 
 
@@ -135,7 +146,9 @@ def compare(engines: Mapping[str, Engine], args: argparse.Namespace, vocab_size:
     for turn in range(-1, args.turns):  # the first warms up
         ours: list[list[int]] = []
         for name, engine in engines.items():
-            figures, token_ids = measure(engine, turn, vocab_size, args.num_prompts)
+            figures, token_ids = measure(
+                engine, turn, vocab_size, args.num_prompts, with_prompts_alone=args.adapters > 0
+            )
             ours = ours or token_ids
             print(f"{turn:>2} {name:<16} {row(figures)}", file=sys.stderr, flush=True)
             if turn >= 0:
@@ -206,6 +219,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--num-prompts", type=int, default=32, help="of the batch; 0: single streams only")
     parser.add_argument("--num-threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--adapters", type=int, default=0, help="adapters of rank 16 that the prompts have in turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer.json")
     parser.add_argument("--log-folder", type=Path, help="what the engines print goes there")
@@ -226,6 +240,9 @@ def main() -> None:
             "max_num_seqs": args.max_num_seqs,
             "num_threads": args.num_threads,
         }
+        if args.adapters:
+            folders = write_adapters(model, Path(folder), args.adapters, ADAPTER_RANK)
+            common |= {"adapters": list(map(str, folders)), "adapter_rank": ADAPTER_RANK}
         engines: dict[str, Engine] = {}
         for text in [f"rustvllm={sys.executable}", *args.engine]:
             name, _, where = text.partition("=")

@@ -70,11 +70,11 @@ def measure(variant: str, args: argparse.Namespace, clock: Clock) -> dict[str, A
     return found
 
 
-def make_core(variant: str, args: argparse.Namespace, *, enable_lora: bool) -> EngineCore:
-    """An engine of the shape with random weights."""
+def make_core(variant: str, args: argparse.Namespace, *, enable_lora: bool, **more: Any) -> EngineCore:
+    """An engine of the shape with random weights; ``more`` are further arguments of one with adapters."""
     longest = max(args.num_steps + NUM_WARMUPS + PROMPT_LEN + 16, args.prompt + 16)
     most_rows = max([1, *args.rows])
-    settings: dict[str, Any] = {"enable_lora": True, "max_loras": NUM_ADAPTERS, "max_lora_rank": args.rank}
+    settings = {"enable_lora": True, "max_loras": NUM_ADAPTERS, "max_lora_rank": args.rank} | more
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]), encoding="utf-8")
         engine_args = EngineArgs(
@@ -86,8 +86,8 @@ def make_core(variant: str, args: argparse.Namespace, *, enable_lora: bool) -> E
         return EngineCore(engine_args.create_engine_config("llm_class"))
 
 
-def load_adapters(core: EngineCore, rank: int, *, bfloat16: bool) -> None:
-    """Eight adapters of all dense layers in the blocks, as peft saves them."""
+def load_adapters(core: EngineCore, rank: int, *, bfloat16: bool, count: int = NUM_ADAPTERS) -> None:
+    """Adapters of all dense layers in the blocks, as peft saves them."""
     # Loads torch, which must come after the executor: that says how torch's threads wait.
     import torch
     from safetensors.torch import save_file
@@ -96,7 +96,7 @@ def load_adapters(core: EngineCore, rank: int, *, bfloat16: bool) -> None:
     model = executor._runner.model  # noqa: SLF001 -- a measurement looks inside
     parts = adaptable_parts(model)
     generator = torch.Generator().manual_seed(0)
-    for number in range(1, NUM_ADAPTERS + 1):
+    for number in range(1, count + 1):
         tensors = {}
         for full, name in full_names(model, parts).items():
             num_outputs, num_inputs = parts[name].stored_shape

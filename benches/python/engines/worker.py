@@ -14,6 +14,13 @@ Generate = Callable[[list[list[int]], int], list[list[int]]]
 """Prompts and the number of tokens to draw greedily after each → those tokens; the end-of-text id ends nothing."""
 
 
+def adapter_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """What engines with vLLM's arguments are called with for the adapters that are asked for."""
+    if "adapters" not in settings:
+        return {}
+    return {"enable_lora": True, "max_loras": len(settings["adapters"]), "max_lora_rank": settings["adapter_rank"]}
+
+
 def serve(load: Callable[[dict[str, Any]], Generate]) -> None:
     """Load an engine as the first line says, then answer.
 

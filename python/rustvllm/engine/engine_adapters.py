@@ -40,7 +40,7 @@ class EngineAdapters:
         self._list: dict[str, dict[str, Any]] = {}
         self._names: dict[int, str] = {}  # of all that are loaded, also of those that no list has any more
         self._is_as_started = True
-        self._loading: list[tuple[Query, int, Future[Callable[[], None]]]] = []
+        self._loading: list[tuple[Query, int, dict[str, Any] | None, Future[Callable[[], None]]]] = []
         self._retiring: dict[int, float] = {}  # number → when it may go at the earliest
         self._loader: ThreadPoolExecutor | None = None
         if self._config is None:
@@ -79,11 +79,11 @@ class EngineAdapters:
         """Put into place what has been read, and forget what no request needs; called after every step."""
         if self._loading:
             waiting, self._loading = self._loading, []
-            for query, number, future in waiting:
+            for query, number, row, future in waiting:
                 if future.done():
-                    self._end_load(query, number, future)
+                    self._end_load(query, number, row, future)
                 else:
-                    self._loading.append((query, number, future))
+                    self._loading.append((query, number, row, future))
         if self._retiring:
             now = monotonic()
             for number in [number for number, until in self._retiring.items() if until <= now]:
@@ -174,10 +174,12 @@ class EngineAdapters:
             self._loader = ThreadPoolExecutor(1, thread_name_prefix="rustvllm-adapters")
         self._names[number] = name
         future = self._loader.submit(partial(self._executor.prepare_adapter, number, name, path))
-        self._loading.append((query, number, future))
+        self._loading.append((query, number, wanted.get("row"), future))
         future.add_done_callback(lambda _: self._wake())
 
-    def _end_load(self, query: Query, number: int, future: "Future[Callable[[], None]]") -> None:
+    def _end_load(
+        self, query: Query, number: int, row: dict[str, Any] | None, future: "Future[Callable[[], None]]"
+    ) -> None:
         try:
             future.result()()
         except RustVLLMError as error:
@@ -189,7 +191,12 @@ class EngineAdapters:
             query.fail(f"loading failed: {type(error).__name__}: {error}")
         else:
             self._scheduler.add_adapter(number)
-            query.answer(b"true")
+            try:
+                replaced = None if row is None else self._publish(row)
+            except RustVLLMError as error:
+                query.fail(str(error))  # its front end has it forgotten
+            else:
+                query.answer(json.dumps(replaced).encode())
 
     def _make_room(self) -> None:
         """Where adapters in memory are limited, forgotten ones go before their time for one that is to come."""

@@ -51,6 +51,7 @@ class AsyncAdapters:
         self.registry = AdapterRegistry(config.lora, config.model.served_model_name)
         self.version = memoryview(array("q", [0]))
         self._is_served = config.lora is not None
+        self._is_alone = config.parallel.data_parallel_size == 1
         self._in_use = in_use
         self._seen: int | None = None
         self._refreshing, self._changing = asyncio.Lock(), asyncio.Lock()
@@ -106,10 +107,14 @@ class AsyncAdapters:
             loaded = LoadedAdapter(replace(request, lora_path=folder, load_inplace=False), self.registry.new_number())
             name, number = request.lora_name, loaded.number
             try:
-                load = queries.payload(number=number, name=name, path=folder)
-                await ask(queries.ADD, load, queries.LOAD_SECONDS)
-                row = queries.payload(**loaded.as_row(), load_inplace=request.load_inplace)
-                replaced = json.loads(await ask(queries.PUBLISH, row, queries.LOAD_SECONDS, rank=0))
+                load: dict[str, Any] = {"number": number, "name": name, "path": folder}
+                row = loaded.as_row() | {"load_inplace": request.load_inplace}
+                if self._is_alone:  # each question takes a step
+                    answer = await ask(queries.ADD, queries.payload(**load, row=row), queries.LOAD_SECONDS, rank=0)
+                else:
+                    await ask(queries.ADD, queries.payload(**load), queries.LOAD_SECONDS)
+                    answer = await ask(queries.PUBLISH, queries.payload(**row), queries.LOAD_SECONDS, rank=0)
+                replaced = json.loads(answer)
             except QueryError as error:
                 await self._retire(number, ask)  # one of several engines may have it
                 raise InvalidRequestError(str(error), "lora_request") from error

@@ -2,7 +2,7 @@
 
 | kind | payload, JSON | answer |
 |---|---|---|
-| ``add_adapter`` | ``number``, ``name``, ``path`` | ``true``, once it is loaded |
+| ``add_adapter`` | ``number``, ``name``, ``path``, ``row`` to publish it too | null, or as that, once it is loaded |
 | ``retire_adapter`` | ``number`` | ``true``; it goes as soon as no request needs it |
 | ``publish_adapter`` | a row of the list, and ``load_inplace`` | number of what had the name before, or null |
 | ``withdraw_adapter`` | ``name`` | the number that it had, or null |
