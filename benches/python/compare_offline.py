@@ -111,22 +111,23 @@ def prompts_of(seed: int, count: int, vocab_size: int) -> list[list[int]]:
 
 
 def measure(
-    engine: Engine, turn: int, vocab_size: int, num_prompts: int, *, with_prompts_alone: bool
+    engine: Engine, turn: int, vocab_size: int, args: argparse.Namespace
 ) -> tuple[dict[str, float], list[list[int]]]:
     """One turn of one engine: its figures, and the tokens of the batch."""
+    output_len = args.output_len
     single = prompts_of(1000 + turn, 1, vocab_size)
     first = engine.generate(single, 1)["seconds"]
-    whole = engine.generate(single, OUTPUT_LEN)["seconds"]
-    figures = {"prefill_ms": 1e3 * first, "ms_per_token": 1e3 * (whole - first) / (OUTPUT_LEN - 1)}
+    whole = engine.generate(single, output_len)["seconds"]
+    figures = {"prefill_ms": 1e3 * first, "ms_per_token": 1e3 * (whole - first) / (output_len - 1)}
     token_ids: list[list[int]] = []
-    if num_prompts:
-        batch = engine.generate(prompts_of(turn, num_prompts, vocab_size), OUTPUT_LEN)
-        figures["tokens_per_second"] = num_prompts * OUTPUT_LEN / batch["seconds"]
+    if args.num_prompts:
+        batch = engine.generate(prompts_of(turn, args.num_prompts, vocab_size), output_len)
+        figures["tokens_per_second"] = args.num_prompts * output_len / batch["seconds"]
         token_ids = batch["token_ids"]
-        if with_prompts_alone:
-            prompts = engine.generate(prompts_of(500 + turn, num_prompts, vocab_size), 1)["seconds"]
+        if args.adapters:
+            prompts = engine.generate(prompts_of(500 + turn, args.num_prompts, vocab_size), 1)["seconds"]
             figures["batch_prompts_ms"] = 1e3 * prompts
-            figures["decoded_tokens_per_second"] = num_prompts * (OUTPUT_LEN - 1) / (batch["seconds"] - prompts)
+            figures["decoded_tokens_per_second"] = args.num_prompts * (output_len - 1) / (batch["seconds"] - prompts)
     return figures, token_ids
 
 
@@ -146,9 +147,7 @@ def compare(engines: Mapping[str, Engine], args: argparse.Namespace, vocab_size:
     for turn in range(-1, args.turns):  # the first warms up
         ours: list[list[int]] = []
         for name, engine in engines.items():
-            figures, token_ids = measure(
-                engine, turn, vocab_size, args.num_prompts, with_prompts_alone=args.adapters > 0
-            )
+            figures, token_ids = measure(engine, turn, vocab_size, args)
             ours = ours or token_ids
             print(f"{turn:>2} {name:<16} {row(figures)}", file=sys.stderr, flush=True)
             if turn >= 0:
@@ -219,6 +218,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--num-prompts", type=int, default=32, help="of the batch; 0: single streams only")
     parser.add_argument("--num-threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--output-len", type=int, default=OUTPUT_LEN, help="tokens to draw after each prompt")
     parser.add_argument("--adapters", type=int, default=0, help="adapters of rank 16 that the prompts have in turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer.json")
@@ -263,7 +263,8 @@ def main() -> None:
                 "quantization": args.quantization,
             },
             "input_len": INPUT_LEN,
-            "output_len": OUTPUT_LEN,
+            "output_len": args.output_len,
+            "adapters": args.adapters,
             "num_prompts": args.num_prompts,
             "num_threads": args.num_threads,
             "max_num_seqs": args.max_num_seqs,
