@@ -19,7 +19,7 @@ def write_adapters(checkpoint: Path, folder: Path, count: int, rank: int) -> lis
     """
     shapes = {}
     with safe_open(checkpoint / "model.safetensors", framework="np") as opened:
-        for name in opened.keys():  # noqa: SIM118 -- it is no dictionary
+        for name in opened.keys():  # noqa: SIM118 -- it has no keys to iterate over
             if name.endswith("_proj.weight"):
                 shapes[name.removesuffix(".weight")] = opened.get_slice(name).get_shape()
     targets = sorted({name.rpartition(".")[2] for name in shapes})
