@@ -104,10 +104,10 @@ class Engine:
         os.killpg(self._process.pid, signal.SIGSTOP)
 
 
-def prompts_of(seed: int, count: int, vocab_size: int) -> list[list[int]]:
+def prompts_of(seed: int, count: int, vocab_size: int, input_len: int = INPUT_LEN) -> list[list[int]]:
     """Random prompts; no two measurements have the same."""
     source = random.Random(seed)
-    return [[source.randrange(vocab_size) for _ in range(INPUT_LEN)] for _ in range(count)]
+    return [[source.randrange(vocab_size) for _ in range(input_len)] for _ in range(count)]
 
 
 def measure(
@@ -115,17 +115,18 @@ def measure(
 ) -> tuple[dict[str, float], list[list[int]]]:
     """One turn of one engine: its figures, and the tokens of the batch."""
     output_len = args.output_len
-    single = prompts_of(1000 + turn, 1, vocab_size)
+    single = prompts_of(1000 + turn, 1, vocab_size, args.input_len)
     first = engine.generate(single, 1)["seconds"]
     whole = engine.generate(single, output_len)["seconds"]
     figures = {"prefill_ms": 1e3 * first, "ms_per_token": 1e3 * (whole - first) / (output_len - 1)}
     token_ids: list[list[int]] = []
     if args.num_prompts:
-        batch = engine.generate(prompts_of(turn, args.num_prompts, vocab_size), output_len)
+        batch = engine.generate(prompts_of(turn, args.num_prompts, vocab_size, args.input_len), output_len)
         figures["tokens_per_second"] = args.num_prompts * output_len / batch["seconds"]
         token_ids = batch["token_ids"]
         if args.adapters:
-            prompts = engine.generate(prompts_of(500 + turn, args.num_prompts, vocab_size), 1)["seconds"]
+            others = prompts_of(500 + turn, args.num_prompts, vocab_size, args.input_len)
+            prompts = engine.generate(others, 1)["seconds"]
             figures["batch_prompts_ms"] = 1e3 * prompts
             figures["decoded_tokens_per_second"] = args.num_prompts * (output_len - 1) / (batch["seconds"] - prompts)
     return figures, token_ids
@@ -218,6 +219,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--num-prompts", type=int, default=32, help="of the batch; 0: single streams only")
     parser.add_argument("--num-threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--input-len", type=int, default=INPUT_LEN, help="tokens of a prompt")
     parser.add_argument("--output-len", type=int, default=OUTPUT_LEN, help="tokens to draw after each prompt")
     parser.add_argument("--adapters", type=int, default=0, help="adapters of rank 16 that the prompts have in turn")
     parser.add_argument("--turns", type=int, default=3)
@@ -262,7 +264,7 @@ def main() -> None:
                 "dtype": args.dtype,
                 "quantization": args.quantization,
             },
-            "input_len": INPUT_LEN,
+            "input_len": args.input_len,
             "output_len": args.output_len,
             "adapters": args.adapters,
             "num_prompts": args.num_prompts,
