@@ -103,7 +103,7 @@ pub use sampling_params::SamplingParams;
 pub use scheduler::{
     BlockMap, COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, MAX_EVENTS, REFUSED_BY_PROCESSOR,
     REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR, RequestEvent, RequestEventKind, RequestState, RequestSummary,
-    ScheduledRequest, Scheduler, StepView,
+    ScheduledRequest, Scheduler, StepView, WITHHELD_SAMPLE,
 };
 pub use stats::SchedulerStats;
 pub use step_buffers::StepBuffers;

@@ -411,8 +411,8 @@ impl Request {
         self.num_expected_tokens >= self.max_total_tokens && self.num_expected_tokens > self.num_tokens
     }
 
-    /// Take back drafts that were scheduled: rejected, or never made.
-    pub(crate) fn retract_drafts(&mut self, count: u32, block_size: u32) {
+    /// Take back what was scheduled and gives no token: drafts that were rejected or never made, a sample that is withheld.
+    pub(crate) fn retract(&mut self, count: u32, block_size: u32) {
         self.num_computed_tokens -= count;
         self.num_expected_tokens -= count;
         if count > 0 {

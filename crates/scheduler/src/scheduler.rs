@@ -34,7 +34,7 @@ pub use inspect::{RequestState, ScheduledRequest, StepView};
 pub use summary::{BlockMap, RequestSummary};
 pub use update::{
     COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, REFUSED_BY_PROCESSOR, REJECTED_BY_GRAMMAR,
-    REJECTED_BY_PROCESSOR,
+    REJECTED_BY_PROCESSOR, WITHHELD_SAMPLE,
 };
 
 use self::{beams::Beams, deadlines::Deadlines, events::EventLog};
@@ -239,7 +239,7 @@ impl Scheduler {
             let dropped = step.truncate_drafts(index, num_kept);
             let request = &mut self.requests[tenant.slot as usize];
             self.stats.num_scheduled_tokens -= u64::from(dropped);
-            request.retract_drafts(dropped, self.config.block_size);
+            request.retract(dropped, self.config.block_size);
         }
         step.replay(&self.requests);
         step.finish();

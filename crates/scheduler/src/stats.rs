@@ -88,6 +88,8 @@ counters! {
     num_draft_tokens,
     /// Of these, accepted.
     num_accepted_tokens,
+    /// Samples that were not drawn in their step, because what they may be was not known yet.
+    num_withheld_samples,
     /// Drafts that were found and not run, because they would not have paid.
     num_withheld_draft_tokens,
     /// How often drafts were switched off for a while, because they cost more than they gave.

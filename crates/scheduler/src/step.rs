@@ -34,6 +34,8 @@ pub(crate) struct Entry {
     pub(crate) num_draft_tokens: u8,
     /// Whether the step yields a token for it.
     pub(crate) sampled: bool,
+    /// Its token was called off after the plan was made.
+    pub(crate) is_withheld: bool,
     /// New or resumed: the worker learns its parameters.
     pub(crate) is_new: bool,
 }
@@ -41,7 +43,7 @@ pub(crate) struct Entry {
 impl Entry {
     /// Placeholders that the row has added to its request.
     pub(crate) fn num_placeholders(&self) -> u32 {
-        if self.sampled { 1 + u32::from(self.num_draft_tokens) } else { 0 }
+        if self.sampled && !self.is_withheld { 1 + u32::from(self.num_draft_tokens) } else { 0 }
     }
 }
 
@@ -216,6 +218,7 @@ impl Step {
                 draft_start: 0,
                 num_draft_tokens: 0,
                 sampled: true,
+                is_withheld: false,
                 is_new: false,
             });
             request.num_computed_tokens = computed + 1;
@@ -277,6 +280,7 @@ impl Step {
             draft_start: 0,
             num_draft_tokens: 0,
             sampled,
+            is_withheld: false,
             is_new: row.is_new,
         };
         if request.cold.wants_prompt_logprobs {

@@ -107,6 +107,13 @@ impl Steps {
         self.sets.get(set).filter(|step| step.output == *output && self.in_flight.contains(&set))
     }
 
+    /// As [`of`](Self::of).
+    pub(crate) fn of_mut(&mut self, output: &SchedulerOutput) -> Option<&mut Step> {
+        let set = output.buffer_index as usize;
+        let is_in_flight = self.in_flight.contains(&set);
+        self.sets.get_mut(set).filter(|step| is_in_flight && step.output == *output)
+    }
+
     /// The set of `output`, which must be the oldest step in flight.
     pub(crate) fn expect_oldest(&self, output: &SchedulerOutput) -> Result<usize, SchedulerError> {
         match self.oldest() {

@@ -46,6 +46,8 @@ struct World {
     time: Random,
     /// Likewise: who pays.
     money: Random,
+    /// Likewise: who is held back, and whose token is called off.
+    patience: Random,
     ids: Vec<String>,
     coverage: Coverage,
 }
@@ -143,6 +145,7 @@ impl World {
             handed_in: Vec::new(),
             time,
             money: Random(mix(seed ^ 0xFA18)),
+            patience: Random(mix(seed ^ 0x4E1D)),
             ids: Vec::new(),
             coverage: Coverage::default(),
         }
@@ -251,6 +254,31 @@ impl World {
         self.check_state();
     }
 
+    /// Hold one back, or let one go on.
+    fn hold(&mut self) {
+        if self.ids.is_empty() || !self.patience.chance(4) {
+            return;
+        }
+        let last = self.ids.len() as u32 - 1;
+        let id = self.ids[self.patience.between(0, last) as usize].clone();
+        let is_held = self.patience.chance(50);
+        self.real.hold_back(self.keys[&id], is_held);
+        self.naive.hold(&id, is_held);
+        self.coverage.count("held back", usize::from(self.naive.by_id(&id).is_some_and(|one| one.is_held)));
+    }
+
+    /// Call off some tokens of the step that was planned last.
+    fn withhold(&mut self, output: &SchedulerOutput, step: &NaiveStep) {
+        for id in &step.sampled {
+            if self.patience.chance(5) {
+                let is_withheld = self.real.withhold_sample(output, self.keys[id]);
+                assert_eq!(is_withheld, self.naive.withhold(id), "request {id}: withheld");
+                self.coverage.count("withheld", usize::from(is_withheld));
+            }
+        }
+        self.check_state();
+    }
+
     fn compile_grammar(&mut self, id: &str) {
         self.real.handle().grammar_ready(self.keys[id]);
         self.naive.grammar_is_ready(id);
@@ -278,6 +306,7 @@ impl World {
         };
         self.check_plan(&output, step);
         self.check_state();
+        self.withhold(&output, step);
         self.coverage.count("steps", 1);
         self.coverage.count("steps behind others", usize::from(!self.in_flight.is_empty()));
         self.in_flight.push_back((output, expected.expect("looked at above")));
@@ -489,6 +518,7 @@ impl World {
             _ => self.update(),
         }
         self.let_time_pass();
+        self.hold();
     }
 
     fn finish(&mut self) {
@@ -496,6 +526,8 @@ impl World {
         while self.real.has_unfinished_requests() || !self.in_flight.is_empty() {
             for id in self.ids.clone() {
                 self.compile_grammar(&id);
+                self.real.hold_back(self.keys[&id], false);
+                self.naive.hold(&id, false);
             }
             if !self.schedule() {
                 self.update();
@@ -571,6 +603,8 @@ fn every_step_equals_the_naive_one() {
         ("blocks copied", 50),
         ("waiting for a grammar", 500),
         ("waited too long", 100),
+        ("held back", 500),
+        ("withheld", 500),
     ] {
         let met = total.0.get(what).copied().unwrap_or(0);
         assert!(met >= least, "the runs hardly ever met {what}: {met}");

@@ -5,7 +5,8 @@ use super::Scheduler;
 use crate::{
     grammar::{ConstrainedSample, GrammarNews},
     output::{RequestKey, SchedulerOutput},
-    request::{Request, RequestStatus},
+    request::{Request, RequestStatus, Tenant},
+    step::Entry,
 };
 
 impl Scheduler {
@@ -34,6 +35,27 @@ impl Scheduler {
         let Some(slot) = self.requests.slot_of_key(key) else { return };
         let request: &mut Request = &mut self.requests[slot as usize];
         request.is_held = is_held && request.status == RequestStatus::Running;
+    }
+
+    /// Call off the token that a step in flight gives a request: what it may be is not known yet. The request computes
+    /// its last token again in the next step that it is in. False, and nothing is changed, where another step in flight
+    /// counts on the token, and for the first token of a request, which others may fork.
+    pub fn withhold_sample(&mut self, output: &SchedulerOutput, key: RequestKey) -> bool {
+        let Some(slot) = self.requests.slot_of_key(key) else { return false };
+        let request: &mut Request = &mut self.requests[slot as usize];
+        let can_wait = request.status == RequestStatus::Running
+            && request.num_steps_in_flight == 1
+            && request.num_tokens > request.cold.num_prompt_tokens
+            && request.cold.seat.is_none();
+        let Some(step) = self.steps.of_mut(output).filter(|_| can_wait) else { return false };
+        let entry =
+            step.entries.iter_mut().find(|entry| entry.tenant == Tenant { slot, epoch: request.epoch });
+        let is_one = |entry: &&mut Entry| entry.sampled && !entry.is_withheld && entry.num_draft_tokens == 0;
+        let Some(entry) = entry.filter(is_one) else { return false };
+        entry.is_withheld = true;
+        request.retract(1, self.config.block_size);
+        self.stats.num_withheld_samples += 1;
+        true
     }
 
     /// Whether a token of a request is under way.

@@ -184,9 +184,9 @@ impl Scheduler {
         let owns_blocks = matches!(request.status, RequestStatus::Running) || self.leaving.contains(&slot);
         if owns_blocks {
             assert!(request.num_computed_tokens <= capacity, "computed tokens lie in owned blocks");
-            // What drafts that were rejected have left is used by the next step; who leaves may have had its row
-            // taken back.
-            let mut slack = self.config.num_speculative_tokens * self.config.max_steps_in_flight;
+            // What drafts that were rejected and a sample that was withheld have left is used by the next step; who leaves
+            // may have had its row taken back.
+            let mut slack = 1 + self.config.num_speculative_tokens * self.config.max_steps_in_flight;
             if self.leaving.contains(&slot) {
                 slack += self.config.max_num_batched_tokens;
             }

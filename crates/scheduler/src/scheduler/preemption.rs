@@ -151,9 +151,10 @@ impl Scheduler {
         let running = std::mem::take(&mut self.running);
         let leaving = std::mem::take(&mut self.leaving);
         for &slot in running.iter().rev() {
-            let cold = &mut self.requests[slot as usize].cold;
-            cold.draft_token_ids.clear();
-            cold.num_preemptions += 1;
+            let request = &mut self.requests[slot as usize];
+            request.is_held = false;
+            request.cold.draft_token_ids.clear();
+            request.cold.num_preemptions += 1;
             self.stats.num_preemptions += 1;
             self.recompute(slot);
         }

@@ -28,6 +28,9 @@ pub const COMPLETED_BY_GRAMMAR: i32 = -5;
 /// In a row of sampled ids: its grammar has become too large next to those of other requests.
 pub const CROWDED_OUT_OF_GRAMMARS: i32 = -6;
 
+/// Stands in a row for the token of a sample that was [withheld](Scheduler::withhold_sample), which gets none.
+pub const WITHHELD_SAMPLE: i32 = -7;
+
 /// What appending one token led to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stop {
@@ -133,6 +136,7 @@ impl Scheduler {
             let request = &mut self.requests[entry.tenant.slot as usize];
             if request.epoch != entry.tenant.epoch
                 || !entry.sampled
+                || entry.is_withheld
                 || entry.num_draft_tokens > 0
                 || request.status != RequestStatus::Running
                 || !request.is_introduced
@@ -170,6 +174,9 @@ impl Scheduler {
             return 0; // It left while the step ran.
         }
         request.num_steps_in_flight -= 1;
+        if entry.is_withheld {
+            return 0;
+        }
         if entry.sampled && request.cold.seat.is_some() {
             return self.take_candidates(entry, sample, sampled, logprobs, now);
         }
@@ -287,7 +294,7 @@ impl Scheduler {
         let request = &mut self.requests[slot as usize];
         if request.status != RequestStatus::Preempted {
             // Their positions are computed again, with other tokens.
-            request.retract_drafts(num_rejected, self.config.block_size);
+            request.retract(num_rejected, self.config.block_size);
         }
         if num_drafts > 0 && request.cold.history.as_ref().is_some_and(|history| history.is_predicted()) {
             request.cold.predicted =

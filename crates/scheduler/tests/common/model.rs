@@ -109,6 +109,13 @@ impl FakeModel {
         self.poison_new_slots(output, arrays);
     }
 
+    /// The token of a row of the last step is not drawn: what it was made of is computed once more.
+    pub fn take_back(&mut self, row: u32) {
+        if let Some(row) = self.rows.get_mut(&(row as i32)) {
+            row.num_computed_tokens -= 1;
+        }
+    }
+
     /// Run one step from its arrays; returns a row of ids per sampled request, each of `1 + num_speculative_tokens`,
     /// with −1 behind those that count.
     pub fn execute(&mut self, output: &SchedulerOutput, arrays: &StepBuffers) -> Vec<i32> {

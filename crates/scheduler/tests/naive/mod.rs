@@ -163,6 +163,8 @@ pub struct Live {
     was_admitted: bool,
     /// Tokens that its first admission found or shared.
     num_skipped: usize,
+    /// It has no turns for now.
+    pub is_held: bool,
     pub standing: Standing,
 }
 
@@ -194,6 +196,8 @@ struct Row {
     computed_before: usize,
     sampled: bool,
     num_drafts: usize,
+    /// It gives no token after all.
+    is_withheld: bool,
     /// Blocks that the worker learns.
     num_new_blocks: usize,
     offered_before: usize,
@@ -401,7 +405,36 @@ impl NaiveScheduler {
 
     /// Tokens that steps in flight will give a request, if every draft is accepted.
     pub fn num_output_placeholders(&self, arrival: u64) -> usize {
-        self.rows_in_flight(arrival).filter(|row| row.sampled).map(|row| 1 + row.num_drafts).sum()
+        self.rows_in_flight(arrival)
+            .filter(|row| row.sampled && !row.is_withheld)
+            .map(|row| 1 + row.num_drafts)
+            .sum()
+    }
+
+    /// Who runs has no turns until it is released, or preempted.
+    pub fn hold(&mut self, id: &str, is_held: bool) {
+        if let Some(arrival) = self.arrival_of(id) {
+            let request = self.request(arrival);
+            request.is_held = is_held && request.status == Status::Running;
+        }
+    }
+
+    /// The newest step gives a request no token: its last one is computed once more. Only where that is known, and is none
+    /// of the prompt; returns whether.
+    pub fn withhold(&mut self, id: &str) -> bool {
+        let Some(arrival) = self.arrival_of(id) else { return false };
+        let request = &self.requests[&arrival];
+        let is_decode = request.status == Status::Running && request.tokens.len() > request.new.prompt.len();
+        let is_alone = self.rows_in_flight(arrival).count() == 1;
+        let step = self.in_flight.last_mut().filter(|_| is_decode && is_alone);
+        let row = step.and_then(|step| step.rows.iter_mut().find(|row| row.arrival == arrival));
+        let Some(row) = row.filter(|row| row.sampled && !row.is_withheld && row.num_drafts == 0) else {
+            return false;
+        };
+        row.is_withheld = true;
+        row.num_tokens -= 1;
+        self.request(arrival).num_computed_tokens -= 1;
+        true
     }
 
     /// What is computed once everything that has been updated is counted, and nothing else.
@@ -536,6 +569,7 @@ impl NaiveScheduler {
             parent: None,
             was_admitted: false,
             num_skipped: 0,
+            is_held: false,
             standing: Standing::default(),
             new,
         };

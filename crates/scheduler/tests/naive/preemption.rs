@@ -42,6 +42,7 @@ impl NaiveScheduler {
             request.num_offered_blocks = row.offered_before;
         }
         let request = self.request(victim);
+        request.is_held = false;
         request.next_drafts.clear();
         request.num_preemptions += 1;
         if !self.config.swap || self.requests[&victim].num_computed_tokens == 0 {
@@ -93,7 +94,7 @@ impl NaiveScheduler {
     fn recompute(&mut self, victim: u64) {
         self.register_late(victim);
         // A row in flight that gives a token computes all that is known now. It counts as the next step's.
-        if self.rows_in_flight(victim).any(|row| row.sampled) {
+        if self.rows_in_flight(victim).any(|row| row.sampled && !row.is_withheld) {
             let request = &self.requests[&victim];
             let (num_tokens, num_before) = (request.tokens.len(), request.num_offered_blocks);
             self.register(victim, num_tokens, self.last_step + 1);
@@ -119,6 +120,7 @@ impl NaiveScheduler {
     pub(super) fn preempt_all(&mut self) {
         for victim in std::mem::take(&mut self.running).into_iter().rev() {
             let request = self.request(victim);
+            request.is_held = false;
             request.next_drafts.clear();
             request.num_preemptions += 1;
             self.recompute(victim);

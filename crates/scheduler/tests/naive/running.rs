@@ -40,6 +40,9 @@ impl NaiveScheduler {
     /// Tokens that a running request runs in this step.
     fn wanted(&self, arrival: u64, plan: &Step) -> usize {
         let request = &self.requests[&arrival];
+        if request.is_held {
+            return 0;
+        }
         let placeholders = self.num_output_placeholders(arrival);
         let known_and_coming = request.tokens.len() + placeholders;
         let max_total = request.max_total_tokens(&self.config);
@@ -91,6 +94,7 @@ impl NaiveScheduler {
             computed_before: request.num_computed_tokens,
             sampled,
             num_drafts: 0,
+            is_withheld: false,
             num_new_blocks: request.blocks.len() - num_known_blocks,
             offered_before: request.num_offered_blocks,
         });

@@ -20,6 +20,9 @@ impl NaiveScheduler {
             let (row_tokens, row_drafts) =
                 if row.sampled { (tokens.next(), drafts.next()) } else { (None, None) };
             let Some(request) = self.requests.get(&row.arrival) else { continue };
+            if row.is_withheld {
+                continue;
+            }
             let Some(row_tokens) = row_tokens else {
                 let is_computed = request.num_computed_tokens == request.new.prompt.len();
                 if request.new.max_tokens == 0 && is_computed && !self.is_in_flight(row.arrival) {

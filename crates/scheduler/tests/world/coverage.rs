@@ -23,6 +23,8 @@ pub(crate) struct Coverage {
     pub(crate) full_of_tokens: u64,
     pub(crate) overdue: u64,
     pub(crate) settled_ends: u64,
+    pub(crate) held: u64,
+    pub(crate) withheld: u64,
 }
 
 impl Coverage {
@@ -46,6 +48,8 @@ impl Coverage {
         self.full_of_tokens += other.full_of_tokens;
         self.overdue += other.overdue;
         self.settled_ends += other.settled_ends;
+        self.held += other.held;
+        self.withheld += other.withheld;
     }
 
     /// A run that did not meet the hard cases proves nothing.
@@ -72,5 +76,7 @@ impl Coverage {
         at_least("refusals for tokens", self.full_of_tokens, 500);
         at_least("requests that waited too long", self.overdue, 200);
         at_least("ends that a front end settled", self.settled_ends, 1_000);
+        at_least("requests that were held back", self.held, 1_000);
+        at_least("tokens that were called off", self.withheld, 1_000);
     }
 }

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use scheduler::{DrafterConfig, DraftingMethod, Payer, SuffixLimits};
+use scheduler::{DrafterConfig, DraftingMethod, Payer, RequestKey, SchedulerOutput, SuffixLimits};
 
+use super::World;
 use crate::common;
 
 /// One whose drafts depend on the tokens alone: a run can be repeated.
@@ -28,4 +29,55 @@ pub(super) fn predicted(number: u32) -> Option<Arc<[i32]>> {
     let draw = common::mix(u64::from(number) + 1);
     let num_tokens = draw >> 32 & 31;
     draw.is_multiple_of(3).then(|| (0..num_tokens).map(|bit| (draw >> bit & 1) as i32).collect())
+}
+
+impl World {
+    /// Now and then one is held back, and those that are go on.
+    pub(super) fn hold(&mut self) {
+        if self.patience.chance(4) {
+            self.release();
+        }
+        let running = self.scheduler.running_request_ids();
+        if running.is_empty() || !self.patience.chance(4) {
+            return;
+        }
+        let id = running[self.patience.between(0, running.len() as u32 - 1) as usize].clone();
+        // What left meanwhile has no key, and none is wanted for it.
+        if let Some(key) = self.key_of(&id) {
+            self.scheduler.hold_back(key, true);
+            self.held.insert(id);
+            self.coverage.held += 1;
+        }
+    }
+
+    pub(super) fn release(&mut self) {
+        for id in std::mem::take(&mut self.held) {
+            if let Some(key) = self.key_of(&id) {
+                self.scheduler.hold_back(key, false);
+            }
+        }
+    }
+
+    /// Some tokens of the step that was just planned are called off; in which rows.
+    pub(super) fn withhold(&mut self, output: &SchedulerOutput) -> Vec<u32> {
+        let view = self.scheduler.step_view(output).expect("in flight");
+        let mut withheld = Vec::new();
+        for row in view.scheduled {
+            if self.patience.chance(5)
+                && let Some(key) = self.key_of(&row.request_id)
+                && self.scheduler.withhold_sample(output, key)
+            {
+                let state = self.scheduler.request_state(&row.request_id).expect("it runs");
+                withheld.push(state.row.expect("it runs"));
+            }
+        }
+        self.coverage.withheld += withheld.len() as u64;
+        self.scheduler.check_invariants();
+        withheld
+    }
+
+    fn key_of(&self, request_id: &str) -> Option<RequestKey> {
+        let mut live = self.live.iter();
+        live.find(|(_, expectation)| expectation.request_id == request_id).map(|(&key, _)| key)
+    }
 }

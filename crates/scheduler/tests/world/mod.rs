@@ -44,6 +44,8 @@ struct Flight {
     output: SchedulerOutput,
     /// What the model gave, when it has run.
     sampled: Option<Vec<i32>>,
+    /// Rows whose tokens were called off.
+    withheld: Vec<u32>,
 }
 
 pub(crate) struct World {
@@ -63,6 +65,9 @@ pub(crate) struct World {
     first_scheduled: Vec<u32>,
     seen: HashSet<String>,
     queue: Queue,
+    /// Its own random numbers: who is held back, and whose token is called off.
+    patience: Random,
+    held: HashSet<String>,
     ledger: Ledger,
     coverage: Coverage,
     seed: u64,
@@ -142,6 +147,8 @@ impl World {
             first_scheduled: Vec::new(),
             seen: HashSet::new(),
             queue,
+            patience: Random(common::mix(seed ^ 0x4E1D)),
+            held: HashSet::new(),
             ledger: Ledger::default(),
             coverage: Coverage::default(),
             seed,
@@ -169,6 +176,7 @@ impl World {
             _ => self.update(),
         }
         self.let_time_pass();
+        self.hold();
         self.scheduler.check_invariants();
     }
 
@@ -375,7 +383,8 @@ impl World {
         let arrays = self.scheduler.buffers(&output).expect("in flight");
         self.mirror.apply(&output, arrays);
         self.check_mirror();
-        self.flights.push_back(Flight { output, sampled: None });
+        let withheld = self.withhold(&output);
+        self.flights.push_back(Flight { output, sampled: None, withheld });
         if self.random.chance(50) {
             self.run_model();
         }
@@ -387,10 +396,14 @@ impl World {
         if !self.flights.is_empty() {
             return;
         }
+        let running = self.scheduler.running_request_ids();
         assert!(
-            self.scheduler.running_request_ids().is_empty(),
-            "running requests always have something to run"
+            running.iter().all(|id| self.held.contains(id)),
+            "running requests that are not held back always have something to run"
         );
+        if !running.is_empty() {
+            return;
+        }
         assert!(
             self.scheduler.leaving_request_ids().is_empty(),
             "who leaves waits for steps in flight alone"
@@ -419,6 +432,7 @@ impl World {
         if let Some(flight) = self.flights.iter_mut().find(|flight| flight.sampled.is_none()) {
             let arrays = self.scheduler.buffers(&flight.output).expect("in flight");
             flight.sampled = Some(self.model.execute(&flight.output, arrays));
+            flight.withheld.iter().for_each(|&row| self.model.take_back(row));
         }
     }
 
@@ -544,6 +558,7 @@ impl World {
         let mut rounds = 0;
         while self.scheduler.has_unfinished_requests() || !self.flights.is_empty() {
             self.settle_grammars(100);
+            self.release();
             self.schedule();
             self.update();
             self.scheduler.check_invariants();
