@@ -117,7 +117,10 @@ def test_steps_go_on_without_a_row_whose_masks_take_long(monkeypatch, async_sche
     wanted = StructuredOutputsParams(
         json={"type": "object", "properties": properties, "additionalProperties": False}, disable_any_whitespace=True
     )
-    slow = SamplingParams(max_tokens=30, seed=1, temperature=1.0, structured_outputs=wanted)
+    # Penalties count tokens: one that was withheld counts once, when it is drawn.
+    slow = SamplingParams(
+        max_tokens=30, seed=1, temperature=1.0, structured_outputs=wanted, logprobs=2, presence_penalty=1.5, n=4
+    )
     free = [SamplingParams(max_tokens=100, seed=seed, temperature=1.0, ignore_eos=True) for seed in (2, 3)]
     held, released, plain_hold, plain_release = [], [], GrammarMasks.hold_slow, GrammarMasks.release_slow
 
@@ -133,18 +136,31 @@ def test_steps_go_on_without_a_row_whose_masks_take_long(monkeypatch, async_sche
     monkeypatch.setattr(GrammarMasks, "release_slow", release_slow)
     with LLM(device="cpu", async_scheduling=async_scheduling) as llm:
 
-        def texts(params):
-            return [output.outputs[0].text for output in llm.generate(PROMPTS[: len(params)], params)]
+        def answers(params):
+            outputs = llm.generate(PROMPTS[: len(params)], params)
+            samples = [output.outputs for output in outputs]
+            for each in (each for sample in samples for each in sample if each.logprobs is not None):
+                assert all(token in found for token, found in zip(each.token_ids, each.logprobs, strict=True))
+            return [[list(each.token_ids) for each in sample] for sample in samples]
 
-        [alone] = texts([slow])
+        def num_withheld():
+            scheduler = llm.llm_engine.engine_core.core.scheduler
+            scheduler.check_invariants()
+            return scheduler.stats()["num_withheld_samples"]
+
+        together = answers([slow, *free])
+        assert num_withheld() > 0, "their first masks were not there when the model was done"
+        assert any(held), "and so it went on"
+        held.clear()
+        one = slow.clone(n=1)
+        [alone] = answers([one])
         assert any(held), "its masks take long"
         assert released, "but nothing else had to wait for them"
-        held.clear()
-        together = texts([slow, *free])
-        assert any(held)
-        assert together[0] == alone
-        assert together[1:] == texts([free[0], *free])[1:]
-    assert alone.startswith('{"property_')
+        assert together[0][0] == alone[0]
+        num_withheld_before = num_withheld()
+        assert together[1:] == answers([free[0], *free])[1:]
+        assert num_withheld() == num_withheld_before
+    assert len(alone[0]) == 30
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])

@@ -2,17 +2,20 @@
 //!
 //! The thread that steps the engine owns it. Compile threads make a matcher of each grammar that arrives and then let its
 //! request run. Once a step is planned, mask threads take in the tokens that its requests got and compute what may
-//! follow, during the forward pass; what they have not begun when the masks are wanted, the owner does itself.
+//! follow, during the forward pass. A sample whose mask is not there when that is done is withheld: the step goes on
+//! without it, and its request takes part again once its mask is there.
 
 use std::{
     collections::HashMap,
     io,
-    sync::{Arc, Mutex},
+    sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
+    time::{Duration, Instant},
 };
 
 use scheduler::{
-    EngineHandle, GrammarKind, GrammarNews, GrammarSpec, RequestKey, Scheduler, SchedulerOutput,
+    ConstrainedSample, EngineHandle, GrammarKind, GrammarNews, GrammarSpec, RequestKey, Scheduler,
+    SchedulerOutput,
 };
 
 use crate::{
@@ -34,6 +37,12 @@ pub const MAX_WAITING_COMPILES: usize = 1024;
 const COMPILE_STACK_BYTES: usize = 16 << 20;
 const MASK_STACK_BYTES: usize = 4 << 20;
 const COMPILE_NICENESS: i32 = 5;
+/// What computes masks that take long leaves processors to steps and to other masks.
+const SLOW_MASK_NICENESS: i32 = 5;
+
+/// How long masks may take from the moment their tokens are known, however short the forward pass: that of a small model
+/// on a busy machine is over before a thread has woken up.
+const MASK_GRACE: Duration = Duration::from_millis(1);
 
 /// See the module docs.
 #[derive(Debug)]
@@ -43,6 +52,18 @@ pub struct Grammars {
     samples: HashMap<RequestKey, Constrained>,
     compiles: WorkQueue<Job>,
     masks: WorkQueue<Arc<Sample>>,
+    /// Of samples one of whose masks took long: no other waits behind them.
+    slow_masks: WorkQueue<Arc<Sample>>,
+    done: Arc<DoneMasks>,
+    /// When tokens came last that masks depend on.
+    told_at: Instant,
+}
+
+/// How many masks threads have computed, to be waited for.
+#[derive(Debug, Default)]
+struct DoneMasks {
+    count: Mutex<u64>,
+    grew: Condvar,
 }
 
 #[derive(Debug)]
@@ -53,6 +74,8 @@ struct Constrained {
     num_told: usize,
     /// There is no grammar, only a gate: what may follow is known at once.
     is_gate: bool,
+    /// It was withheld, and its mask may not be there yet.
+    is_late: bool,
 }
 
 /// What the compile threads do.
@@ -104,17 +127,20 @@ impl Grammars {
                 }
             },
         )?;
-        let masking = vocabulary.clone();
-        let masks = WorkQueue::start(
-            &Threads {
-                name: "grammar-mask",
-                count: (cores / 2).clamp(1, 4),
-                stack_bytes: MASK_STACK_BYTES,
-                niceness: 0,
-            },
-            move |sample: Arc<Sample>| sample.settle(masking.eos_token_ids(), |_| ()),
-        )?;
-        Ok(Self { vocabulary, handle, samples: HashMap::new(), compiles, masks })
+        let done = Arc::new(DoneMasks::default());
+        let start_masks = |name, count, niceness| {
+            let (vocabulary, done) = (vocabulary.clone(), done.clone());
+            let threads = Threads { name, count, stack_bytes: MASK_STACK_BYTES, niceness };
+            WorkQueue::start(&threads, move |sample: Arc<Sample>| {
+                sample.settle(vocabulary.eos_token_ids(), |_| ());
+                done.add();
+            })
+        };
+        // Two at least: the first slow mask of a request takes one of them.
+        let masks = start_masks("grammar-mask", (cores / 2).clamp(2, 4), 0)?;
+        let slow_masks = start_masks("grammar-slow-mask", (cores / 2).clamp(1, 2), SLOW_MASK_NICENESS)?;
+        let (samples, told_at) = (HashMap::new(), Instant::now());
+        Ok(Self { vocabulary, handle, samples, compiles, masks, slow_masks, done, told_at })
     }
 
     /// Words of 32 bits that a mask has.
@@ -130,8 +156,7 @@ impl Grammars {
                 GrammarNews::Arrived { key, spec, ignores_eos } => {
                     let sample = Arc::new(Sample::new());
                     let is_gate = spec.kind == GrammarKind::Anything;
-                    let own =
-                        Constrained { sample: sample.clone(), spec: spec.clone(), num_told: 0, is_gate };
+                    let own = Constrained::new(sample.clone(), spec.clone(), is_gate);
                     self.samples.insert(key, own);
                     let job = Job::Compile(CompileJob { key, spec, sample, ignores_eos });
                     if self.compiles.push(job, MAX_WAITING_COMPILES).is_err() {
@@ -152,22 +177,34 @@ impl Grammars {
     /// Have the masks of a step's samples computed, as far as their tokens are known.
     pub fn begin_masks(&mut self, scheduler: &Scheduler, output: &SchedulerOutput) {
         for constrained in scheduler.constrained_samples(output) {
-            if let Some(own) = self.samples.get_mut(&constrained.key) {
-                own.tell(constrained.key, scheduler, &self.masks);
-            }
+            self.tell(constrained.key, scheduler);
         }
     }
 
-    /// Hold requests back whose masks take long, while they are not there: a step with other rows does not wait for them.
-    /// Before a step is planned. Returns whether one is held back.
+    /// Have the mask behind the tokens of a request that are known computed.
+    fn tell(&mut self, key: RequestKey, scheduler: &Scheduler) {
+        let Some(own) = self.samples.get_mut(&key) else { return };
+        let masks = if own.sample.is_slow() { &self.slow_masks } else { &self.masks };
+        if own.tell(key, scheduler, masks) {
+            self.told_at = Instant::now();
+        }
+    }
+
+    /// Hold requests back that were withheld or whose masks take long, while these are not there: a step with other rows
+    /// does not wait for them. Before a step is planned. Returns whether one is held back.
     pub fn hold_slow(&mut self, scheduler: &mut Scheduler) -> bool {
+        let may_wait = |(&key, own): (&RequestKey, &Constrained)| own.may_be_held().then_some(key);
+        let keys: Vec<RequestKey> = self.samples.iter().filter_map(may_wait).collect();
         let mut any = false;
-        for (&key, own) in self.samples.iter_mut().filter(|(_, own)| own.sample.is_slow()) {
+        for key in keys {
             // The mask behind a token that is under way is not even begun.
-            let is_held = scheduler.awaits_token(key) || {
-                own.tell(key, scheduler, &self.masks);
-                !own.sample.is_settled()
-            };
+            let awaits_token = scheduler.awaits_token(key);
+            if !awaits_token {
+                self.tell(key, scheduler);
+            }
+            let Some(own) = self.samples.get_mut(&key) else { continue };
+            let is_held = awaits_token || !own.sample.is_settled();
+            own.is_late &= is_held;
             scheduler.hold_back(key, is_held);
             any |= is_held;
         }
@@ -176,24 +213,61 @@ impl Grammars {
 
     /// Let all requests run: there is nothing else that would have to wait for their masks.
     pub fn release_slow(&mut self, scheduler: &mut Scheduler) {
-        for (&key, _) in self.samples.iter().filter(|(_, own)| own.sample.is_slow()) {
+        for (&key, _) in self.samples.iter().filter(|(_, own)| own.may_be_held()) {
             scheduler.hold_back(key, false);
         }
     }
 
-    /// Give the masks of a step's samples to `take`: the place among the step's samples, what may follow, and the mask.
-    /// Samples that may be anything are left out.
-    pub fn take_masks(
+    /// Wait until all masks of a step are there, for so long at most, but [`MASK_GRACE`] from the moment when the last
+    /// tokens came; true once they are.
+    pub fn wait_for_masks(
         &mut self,
         scheduler: &Scheduler,
+        output: &SchedulerOutput,
+        limit: Duration,
+    ) -> bool {
+        self.begin_masks(scheduler, output);
+        let until = (Instant::now() + limit).max(self.told_at + MASK_GRACE);
+        let constrained = scheduler.constrained_samples(output);
+        let samples = constrained.iter().filter_map(|constrained| self.samples.get(&constrained.key));
+        let mut unsettled: Vec<&Sample> = samples.map(|own| &*own.sample).collect();
+        self.done.wait(Some(until), || {
+            unsettled.retain(|sample| !sample.is_settled());
+            unsettled.is_empty()
+        })
+    }
+
+    /// Wait until the mask of one of some samples is there.
+    fn wait_for_one(&self, constrained: &[ConstrainedSample]) {
+        let samples = constrained.iter().filter_map(|constrained| self.samples.get(&constrained.key));
+        let samples: Vec<&Sample> = samples.map(|own| &*own.sample).collect();
+        self.done.wait(None, || samples.is_empty() || samples.iter().any(|sample| sample.is_settled()));
+    }
+
+    /// Give the masks of a step's samples to `take`: the place among the step's samples, what may follow, and the mask.
+    /// Samples that may be anything are left out, and those whose mask is not there are withheld, unless the step has no
+    /// other rows.
+    pub fn take_masks(
+        &mut self,
+        scheduler: &mut Scheduler,
         output: &SchedulerOutput,
         mut take: impl FnMut(u32, Verdict, &[u32]),
     ) {
         self.begin_masks(scheduler, output);
         let samples = scheduler.constrained_samples(output);
-        // From the other end than the threads.
-        for constrained in samples.into_iter().rev() {
-            let own = self.samples.get(&constrained.key);
+        if samples.len() == output.num_reqs as usize {
+            self.wait_for_one(&samples);
+        }
+        for constrained in samples {
+            let mut own = self.samples.get_mut(&constrained.key);
+            if let Some(own) = &mut own
+                && !own.sample.is_settled()
+                && scheduler.withhold_sample(output, constrained.key)
+            {
+                own.is_late = true;
+                take(constrained.place, Verdict::Late, &[]);
+                continue;
+            }
             let mut settle = |matching: Option<&Matching>| match matching {
                 Some(matching) if matching.verdict() == Verdict::Free => {}
                 Some(matching) => take(constrained.place, matching.verdict(), matching.mask()),
@@ -208,19 +282,57 @@ impl Grammars {
     }
 }
 
+impl DoneMasks {
+    fn add(&self) {
+        *lock(&self.count) += 1;
+        self.grew.notify_all();
+    }
+
+    /// Wait until `is_over`, looking again whenever a mask was computed; false once it is later than `until`.
+    fn wait(&self, until: Option<Instant>, mut is_over: impl FnMut() -> bool) -> bool {
+        loop {
+            // Before the look: what is computed after it is waited for.
+            let seen = *lock(&self.count);
+            if is_over() {
+                return true;
+            }
+            let mut count = lock(&self.count);
+            while *count == seen {
+                let Some(until) = until else {
+                    count = self.grew.wait(count).unwrap_or_else(PoisonError::into_inner);
+                    continue;
+                };
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return false;
+                }
+                count = self.grew.wait_timeout(count, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+    }
+}
+
 impl Constrained {
-    /// Have the mask behind the tokens that are known computed.
-    fn tell(&mut self, key: RequestKey, scheduler: &Scheduler, masks: &WorkQueue<Arc<Sample>>) {
+    fn new(sample: Arc<Sample>, spec: Arc<GrammarSpec>, is_gate: bool) -> Self {
+        Self { sample, spec, num_told: 0, is_gate, is_late: false }
+    }
+
+    /// Steps may go on without it.
+    fn may_be_held(&self) -> bool {
+        self.is_late || self.sample.is_slow()
+    }
+
+    /// Have the mask behind the tokens that are known computed; false if there are no new ones.
+    fn tell(&mut self, key: RequestKey, scheduler: &Scheduler, masks: &WorkQueue<Arc<Sample>>) -> bool {
         let tokens = scheduler.output_tokens_from(key, self.num_told);
         if tokens.is_empty() {
-            return;
+            return false;
         }
         self.num_told += tokens.len();
         self.sample.push(tokens.into_iter().map(|token| token as u32));
-        if !self.is_gate {
-            // A full queue: the owner computes it.
-            let _ = masks.push(self.sample.clone(), usize::MAX);
-        }
+        // It is never full. Gates are done in no time, but in turn: the owner waits for both alike.
+        let _ = masks.push(self.sample.clone(), usize::MAX);
+        true
     }
 }
 
@@ -362,7 +474,7 @@ mod tests {
         let sample = Arc::new(Sample::new());
         let matcher = matcher_of_bytes(&spec()).expect("an expression");
         sample.begin(Matching::new(Some(matcher), None, &[], 8, false));
-        let own = Constrained { sample: sample.clone(), spec: spec(), num_told: 0, is_gate: false };
+        let own = Constrained::new(sample.clone(), spec(), false);
         grammars.samples.insert(key, own);
         assert!(!grammars.hold_slow(&mut scheduler), "none of its masks took long");
         sample.note_slow();

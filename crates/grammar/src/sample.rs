@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -24,6 +24,8 @@ const SLOW_MASK: Duration = Duration::from_millis(5);
 pub enum Verdict {
     /// One of the ids in its mask.
     Masked,
+    /// It is not known yet: the sample is withheld.
+    Late,
     /// Any: it thinks, or nothing holds what follows.
     Free,
     /// None: the grammar is complete and nothing can follow.
@@ -269,7 +271,7 @@ impl Sample {
     pub(crate) fn is_settled(&self) -> bool {
         // What takes tokens holds the matching before and while it does.
         let matching = self.matching.try_lock();
-        matching.is_ok() && lock(&self.pending).is_empty()
+        !matches!(matching, Err(TryLockError::WouldBlock)) && lock(&self.pending).is_empty()
     }
 }
 

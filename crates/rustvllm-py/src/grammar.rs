@@ -1,7 +1,11 @@
 //! `_core.Grammars`: the masks of structured output.
 
+use std::time::Duration;
+
 use ::grammar::{Grammars, Verdict, Vocabulary, time_masks};
-use ::scheduler::{COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, REJECTED_BY_GRAMMAR, Scheduler};
+use ::scheduler::{
+    COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, REJECTED_BY_GRAMMAR, Scheduler, WITHHELD_SAMPLE,
+};
 use pyo3::{buffer::PyBuffer, exceptions::PyValueError, prelude::*};
 
 use crate::{
@@ -99,7 +103,22 @@ impl PyGrammars {
         Ok(())
     }
 
-    /// Write the masks of a step into the registered arrays, waiting for them without the interpreter; returns how many.
+    /// Wait for the masks of a step without the interpreter, for so many nanoseconds or, if their tokens have just come,
+    /// a little longer; True once they are there.
+    fn wait_for_masks(
+        &mut self,
+        py: Python<'_>,
+        output: &PySchedulerOutput,
+        limit_ns: u64,
+    ) -> PyResult<bool> {
+        let Self { inner, scheduler, .. } = self;
+        let mut scheduler = scheduler.bind(py).try_borrow_mut()?;
+        let (scheduler, output) = (scheduler.owned(), output.inner);
+        Ok(py.detach(|| wait_for_masks(inner, scheduler, &output, limit_ns)))
+    }
+
+    /// Write the masks of a step into the registered arrays, without the interpreter, and withhold the samples whose masks
+    /// are not there; returns how many have something to be said of.
     fn take_masks(&mut self, py: Python<'_>, output: &PySchedulerOutput) -> PyResult<usize> {
         let Self { inner, scheduler, words, places_of_rows, verdicts_of_rows, .. } = self;
         let mut scheduler = scheduler.bind(py).try_borrow_mut()?;
@@ -110,6 +129,16 @@ impl PyGrammars {
         write_start(&mut self.verdicts, &self.verdicts_of_rows)?;
         Ok(self.places_of_rows.len())
     }
+}
+
+/// The scheduler has one owner: what other threads get of it is the whole of it.
+fn wait_for_masks(
+    grammars: &mut Grammars,
+    scheduler: &mut Scheduler,
+    output: &::scheduler::SchedulerOutput,
+    limit_ns: u64,
+) -> bool {
+    grammars.wait_for_masks(scheduler, output, Duration::from_nanos(limit_ns))
 }
 
 fn collect_masks(
@@ -132,6 +161,7 @@ fn collect_masks(
             Verdict::Masked | Verdict::Free => 0,
             Verdict::Complete => COMPLETED_BY_GRAMMAR,
             Verdict::Rejected => REJECTED_BY_GRAMMAR,
+            Verdict::Late => WITHHELD_SAMPLE,
             Verdict::CrowdedOut => CROWDED_OUT_OF_GRAMMARS,
         });
     });

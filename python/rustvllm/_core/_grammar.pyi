@@ -83,14 +83,21 @@ class Grammars:
     def take_news(self) -> None:
         """Have the grammars of requests compiled that came, and drop those of requests that left."""
     def hold_slow(self) -> bool:
-        """Hold requests back whose masks take long and are not there; True while one is. Before a step is planned."""
+        """Hold requests back that were withheld or whose masks take long, while these are not there; True while one is.
+        Before a step is planned.
+        """
     def release_slow(self) -> None:
         """Let all of them run: nothing else does."""
     def begin_masks(self, output: SchedulerOutput) -> None:
         """Have the masks of a step computed, as far as its tokens are known."""
     def take_masks(self, output: SchedulerOutput) -> int:
-        """Wait for the masks of a step and write them to the arrays; returns how many there are.
+        """Write the masks of a step to the arrays and withhold the samples whose masks are not there, unless the
+        step has no other rows; returns how many rows were written.
 
         Row ``i`` of ``bitmask`` is for the step's sample ``places[i]``, unless ``verdicts[i]`` is not 0: that number
         stands for its token then.
+        """
+    def wait_for_masks(self, output: SchedulerOutput, limit_ns: int) -> bool:
+        """Wait for the masks of a step, so long or, if their tokens have just come, up to a millisecond from then; True
+        once they are there.
         """

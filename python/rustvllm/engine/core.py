@@ -172,7 +172,7 @@ class EngineCore:
     def _sample(self, output: _core.SchedulerOutput) -> "AsyncModelRunnerOutput":
         """Launch the sampling of the step that was executed."""
         try:
-            return self.executor.sample_tokens(self._grammars.of_step(output))
+            return self.executor.sample_tokens(self._grammars.of_step(output, self.executor.forward_ns_left))
         except BaseException as error:  # noqa: BLE001 -- as above
             return FailedLaunch(error)
 

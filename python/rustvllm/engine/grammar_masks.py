@@ -1,5 +1,7 @@
 """``GrammarMasks``: the masks of an engine's steps, between the core's threads that compute them and the executor."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from rustvllm import _core
@@ -40,7 +42,7 @@ class GrammarMasks:
         self._core.take_news()
 
     def hold_slow(self) -> bool:
-        """Hold requests back whose masks take long, while they are not there; True while one is held."""
+        """Hold requests back that were withheld or whose masks take long, while these are not there; True if one is."""
         return self._core.hold_slow()
 
     def release_slow(self) -> None:
@@ -52,9 +54,16 @@ class GrammarMasks:
         if output.num_structured_output_reqs:
             self._core.begin_masks(output)
 
-    def of_step(self, output: _core.SchedulerOutput) -> GrammarOutput | None:
-        """The masks of a step, once the steps before it are updated; None where every sample may be any token."""
+    def of_step(self, output: _core.SchedulerOutput, forward_ns_left: Callable[[], int]) -> GrammarOutput | None:
+        """The masks of a step, once the steps before it are updated; None where every sample may be any token.
+
+        Samples whose masks are not there when the model is done with the step are withheld.
+        """
         if not output.num_structured_output_reqs:
             return None
+        is_there, left = False, 1
+        while left and not is_there:
+            left = forward_ns_left()
+            is_there = self._core.wait_for_masks(output, left)
         count = self._core.take_masks(output)
         return GrammarOutput(self._bitmask[:count], self._places[:count], self._verdicts[:count]) if count else None

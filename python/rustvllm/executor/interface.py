@@ -72,6 +72,11 @@ class Executor(Protocol):
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
         """Run the step; ``sample_tokens`` must follow."""
 
+    def forward_ns_left(self) -> int:
+        """0 once the model is done with the step that was executed, so that what is awaited for its samples costs time;
+        before, nanoseconds until this should be asked again. Asked where some samples obey a grammar.
+        """
+
     def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> AsyncModelRunnerOutput:
         """Sample from the step just executed; steps end in the order in which they were launched.
 

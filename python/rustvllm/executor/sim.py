@@ -206,6 +206,10 @@ class SimExecutor:
         self._executed = _ExecutedStep(rows.copy(), last_ids, positions, of_logits)
         self._prompt_logprobs = self._make_up_prompt_logprobs(output, arrays) if output.num_prompt_logprobs else None
 
+    def forward_ns_left(self) -> int:
+        """What is left of the step's time."""
+        return max(0, int(1e9 * (self._end - time.perf_counter())))
+
     def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> SimStepOutput:
         """Choose the step's tokens, to be had once its time is over.
 

@@ -1,9 +1,12 @@
 """``GrammarOutput``: what the samples of a step may be that obey grammars."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+
+WITHHELD: Final = -7
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +17,18 @@ class GrammarOutput:
         bitmask: int32 ``[n, ceil(vocab_size / 32)]``; bit ``i % 32`` of word ``i // 32`` is for id ``i``.
         places: int32 ``[n]``, which of the step's samples.
         verdicts: int32 ``[n]``; 0, or the negative number that stands for a sample without a token: −2 what was
-            sampled is refused, −5 the grammar is complete, −6 there is no room for the grammar any more.
+            sampled is refused, −5 the grammar is complete, −6 there is no room for the grammar any more, −7 its mask is
+            late, and the sample is withheld: the request gets its token from a later step.
     """
 
     bitmask: npt.NDArray[np.int32]
     places: npt.NDArray[np.int32]
     verdicts: npt.NDArray[np.int32]
+
+    def drawn(self, num_sampled: int) -> npt.NDArray[np.int64] | None:
+        """Which samples of a step are not withheld; None: all of them."""
+        withheld = self.places[self.verdicts == WITHHELD]
+        return np.delete(np.arange(num_sampled), withheld) if withheld.size else None
 
     def check(self, num_sampled: int, vocab_size: int) -> None:
         """Refuse arrays of another dtype or shape.

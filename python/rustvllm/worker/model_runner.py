@@ -37,7 +37,7 @@ from rustvllm.worker.graphs.step_graphs import StepGraphs
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers, send_array
 from rustvllm.worker.step_output import ModelRunnerOutput, make_output
-from rustvllm.worker.streams import DeviceStreams
+from rustvllm.worker.streams import DeviceStreams, Event
 from rustvllm.worker.verify import DeviceDrafts, last_tokens
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class GPUModelRunner:
         self.graphs: StepGraphs | None = None
         self.forward_ns = 0
         self._executed: _ExecutedStep | None = None
+        self._forward_end: Event | None = None
         num_rows = input_batch.block_table.shape[0]
         self.last_token_ids = torch.zeros(num_rows, dtype=torch.int32, device=device) if async_scheduling else None
         self._fetched: dict[int, Tensor] = {}  # by buffer set: int32, pinned, as long as was needed so far
@@ -174,7 +175,14 @@ class GPUModelRunner:
             if num_logits < num_tokens:  # otherwise every token is sampled, in order
                 hidden = hidden[step.on_device("logits_indices", num_logits)]
             logits = self.model.compute_logits(hidden)
+        # Masks of structured output are made meanwhile, and looked for when it is over.
+        has_end = self.streams is not None and output.num_structured_output_reqs > 0
+        self._forward_end = self.streams.compute.record_event() if has_end and self.streams is not None else None
         self._executed = _ExecutedStep(output.buffer_index, logits, rows, metadata, drafts, of_prompts)
+
+    def is_forward_done(self) -> bool:
+        """Whether the device has the logits of the step just executed; asked for those with structured output alone."""
+        return self._forward_end is None or self._forward_end.query()
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> ModelRunnerOutput | DeviceStepOutput:
@@ -223,24 +231,38 @@ class GPUModelRunner:
             ended = np.flatnonzero(grammar_output.verdicts)
             places = send_array(_rows_of(executed, grammar_output.places[ended]), self.device)
             sampled = sampled.index_copy(0, places, send_array(grammar_output.verdicts[ended], self.device))
-        return self._hand_over(executed, self._accept(executed, sampled, token_ids), logprobs)
+        drawn = None if grammar_output is None else grammar_output.drawn(executed.rows.size)
+        return self._hand_over(executed, self._accept(executed, sampled, token_ids, drawn), logprobs)
 
-    def _accept(self, executed: _ExecutedStep, sampled: Tensor, token_ids: Tensor) -> Tensor:
+    def _accept(
+        self,
+        executed: _ExecutedStep,
+        sampled: Tensor,
+        token_ids: Tensor,
+        drawn: npt.NDArray[np.int64] | None,
+    ) -> Tensor:
         """What each sample is given, int32 ``[num_sampled, c]``, remembered for what comes next.
 
         Args:
             executed: The step.
             sampled: int32 ``[n]``, of each row of logits.
             token_ids: int64 ``[n]``, likewise, with any id in the place of a negative one.
+            drawn: The samples that were not withheld; None: all.
         """
         rows, drafts = executed.rows, executed.drafts
         if drafts is None:
             ids, last = sampled[:, None], token_ids.to(torch.int32)
-            self.input_batch.count(rows, token_ids)
+            if drawn is None:
+                self.input_batch.count(rows, token_ids)
+            else:
+                self.input_batch.count(rows[drawn], token_ids[send_array(drawn, self.device)])
         else:
             ids = drafts.accept(sampled)
             last = last_tokens(ids)
-            self.input_batch.count_accepted(rows, ids)
+            if drawn is None:
+                self.input_batch.count_accepted(rows, ids)
+            else:
+                self.input_batch.count_accepted(rows[drawn], ids[send_array(drawn, self.device)])
         if self.last_token_ids is not None:
             step = self.step_buffers[executed.buffer_index]
             self.last_token_ids[step.on_device("sampled_rows", rows.size)] = last
