@@ -44,19 +44,7 @@ class StructuralTag:
         Raises:
             ValueError: Says what is wrong with it.
         """
-        if isinstance(value, str):
-            if len(value) > MAX_CHARS:
-                raise ValueError(f"structural_tag has {len(value)} characters, at most {MAX_CHARS} are possible")
-            try:
-                value = json.loads(value)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"structural_tag must be an object or its JSON text: {error}") from None
-        if not isinstance(value, Mapping):
-            raise ValueError(f"structural_tag must be an object or its JSON text, got {value!r:.80}")
-        if value.get("type", "structural_tag") != "structural_tag":
-            raise ValueError(f"the type of a structural_tag must be structural_tag, got {value['type']!r:.80}")
-        if "format" in value:
-            raise ValueError("format of a structural_tag is not supported: send structures and triggers")
+        value = parse(value)
         structures = _list(value, "structures")
         if len(structures) > MAX_STRUCTURES:
             raise ValueError(f"structural_tag has {len(structures)} structures, at most {MAX_STRUCTURES} are possible")
@@ -87,11 +75,11 @@ class StructuralTag:
         """
         lines = []
         for index, structure in enumerate(self.structures):
-            lines.append(f"s{index}: {_json(structure.schema)}")
+            lines.append(f"s{index}: {json_rule(structure.schema)}")
         tagged = []
         for place, trigger in enumerate(dict.fromkeys(self.triggers)):
             bodies = [
-                " ".join([*_literal(it.begin[len(trigger) :], ids), f"s{index}", *_literal(it.end, ids)])
+                " ".join([*literal_parts(it.begin[len(trigger) :], ids), f"s{index}", *literal_parts(it.end, ids)])
                 for index, it in enumerate(self.structures)
                 if it.begin.startswith(trigger)
             ]
@@ -101,9 +89,29 @@ class StructuralTag:
             else:
                 lines.append(f"t{place}[suffix={_quoted(trigger)}]: /(?s:.*)/")
             tagged.append(f"t{place} b{place}")
-        spelled = [_escaped(trigger) for trigger in dict.fromkeys(self.triggers) if trigger not in ids]
+        spelled = [escaped(trigger) for trigger in dict.fromkeys(self.triggers) if trigger not in ids]
         text = f"~/(?s:.*)({'|'.join(spelled)})(?s:.*)/" if spelled else "/(?s:.*)/"
         return "\n".join([f"start: ({' | '.join(tagged)})* TEXT", f"TEXT: {text}", *lines, ""])
+
+
+def parse(value: object) -> Mapping[str, Any]:
+    """The object of a request's field, which may be its JSON text.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if isinstance(value, str):
+        if len(value) > MAX_CHARS:
+            raise ValueError(f"structural_tag has {len(value)} characters, at most {MAX_CHARS} are possible")
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"structural_tag must be an object or its JSON text: {error}") from None
+    if not isinstance(value, Mapping):
+        raise ValueError(f"structural_tag must be an object or its JSON text, got {value!r:.80}")
+    if value.get("type", "structural_tag") != "structural_tag":
+        raise ValueError(f"the type of a structural_tag must be structural_tag, got {value['type']!r:.80}")
+    return value
 
 
 def _list(value: Mapping[str, Any], name: str) -> Sequence[Any]:
@@ -130,13 +138,13 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-def _json(schema: Mapping[str, Any] | bool) -> str:
+def json_rule(schema: Mapping[str, Any] | bool) -> str:
     """JSON of a schema, with our options in the place of any that stood there."""
     keywords = {} if schema is True else {"not": {}} if schema is False else dict(schema)
     return f"%json {json.dumps({**keywords, 'x-guidance': _OPTIONS})}"
 
 
-def _literal(text: str, ids: Mapping[str, int]) -> list[str]:
+def literal_parts(text: str, ids: Mapping[str, int]) -> list[str]:
     """A text, in which special tokens stand as such."""
     if not text:
         return []
@@ -151,6 +159,6 @@ def _quoted(text: str) -> str:
     return json.dumps(text)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """A text within a regular expression of Lark."""
     return re.sub(r"([\\^$.|?*+()\[\]{}/])", r"\\\1", text).replace("\n", r"\n")

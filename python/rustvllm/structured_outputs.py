@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.structural_tag import StructuralTag
+from rustvllm.structural_format import StructuralFormat
+from rustvllm.structural_tag import StructuralTag, parse
 
 MAX_CHOICES: Final = 50_000
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -105,14 +106,15 @@ class StructuredOutputsParams:
         if self.structural_tag is not None and not is_long:  # a long one is read in the thread that checks grammars
             self.read_structural_tag()
 
-    def read_structural_tag(self) -> StructuralTag:
+    def read_structural_tag(self) -> StructuralTag | StructuralFormat:
         """What ``structural_tag`` says.
 
         Raises:
             InvalidRequestError: It is none.
         """
         try:
-            return StructuralTag.read(self.structural_tag)
+            value = parse(self.structural_tag)
+            return StructuralFormat.read(value["format"]) if "format" in value else StructuralTag.read(value)
         except ValueError as error:
             raise InvalidRequestError(str(error), self.param) from None
 

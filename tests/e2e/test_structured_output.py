@@ -230,8 +230,18 @@ def test_what_cannot_be_enforced_is_refused_and_harms_no_other_request(expected)
         assert [result.outputs[0].text for result in results] == [text for text, _, _ in expected[:NUM_KINDS]]
 
 
-def test_a_structural_tag_holds_what_stands_behind_its_trigger():
-    tag = {"structures": [{"begin": "e", "schema": {"enum": [12345]}, "end": "!"}], "triggers": ["e"]}
+BEHIND_E = {"type": "tag", "begin": "e", "content": {"type": "const_string", "value": "12345"}, "end": "!"}
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        {"structures": [{"begin": "e", "schema": {"enum": [12345]}, "end": "!"}], "triggers": ["e"]},
+        {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["e"], "tags": [BEHIND_E]}},
+    ],
+    ids=["structures", "format"],
+)
+def test_a_structural_tag_holds_what_stands_behind_its_trigger(tag):
     params = [
         SamplingParams(
             max_tokens=60, seed=seed, temperature=1.0, structured_outputs=StructuredOutputsParams(structural_tag=tag)

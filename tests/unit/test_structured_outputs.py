@@ -26,7 +26,7 @@ WRONG = [
     ({"json": {}, "disable_any_whitespace": 1}, "disable_any_whitespace of structured_outputs must be true or false"),
     ({"structural_tag": "{}"}, "structures of a structural_tag must be a list of one or more, got None"),
     ({"structural_tag": "{"}, "structural_tag must be an object or its JSON text"),
-    ({"structural_tag": {"format": {}}}, "format of a structural_tag is not supported: send structures and triggers"),
+    ({"structural_tag": {"format": {}}}, "format of a structural_tag has the type None: supported are const_string"),
     ({"structural_tag": {"type": "tag"}}, "the type of a structural_tag must be structural_tag, got 'tag'"),
     ({"structural_tag": tag_of(triggers=["<g"])}, "begin must begin with one of the triggers, '<f>' does not"),
     ({"structural_tag": tag_of(triggers=["<f", "<g"])}, "the trigger '<g' begins no structure"),

@@ -55,7 +55,7 @@ CASES = [
     ),
     Case("response_format", "valid", {"response_format": TAG}),
     bad("response_format", {"response_format": {"type": "structural_tag"}}, "response_format", "must be a list of one"),
-    bad("response_format", {"response_format": {**TAG, "format": {}}}, "response_format", "structures and triggers"),
+    bad("response_format", {"response_format": {**TAG, "format": {}}}, "response_format", "has the type None"),
     bad(
         "response_format",
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": 1}}},
