@@ -23,7 +23,9 @@ from rustvllm.config import LoadConfig
 from rustvllm.config.architectures import text_config
 from rustvllm.config.lora import LoRAConfig, LoRAModule
 from rustvllm.config.model_folder import read_model_config
-from rustvllm.distributed.rank_group import ALONE, RankGroup
+from rustvllm.distributed import rendezvous
+from rustvllm.distributed.rank_group import ALONE
+from rustvllm.distributed.stages import WHOLE, RankPlace
 from rustvllm.layers.cpu_linear_packer import LinearPacker
 from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.layers.linear import Linear
@@ -51,7 +53,7 @@ def job_of(path=None, *, config=None, dtype="float32", quantization=None, decode
     }  # fmt: skip
 
 
-def load_job(job, group, threads):
+def load_job(job, group, threads, stage=WHOLE):
     """The model of a job as one rank has it, and how many bytes of weights were read for it."""
     path = None if job["path"] is None else Path(job["path"])
     hf_config = job["config"]
@@ -75,7 +77,7 @@ def load_job(job, group, threads):
     advance = LoadProgress.advance
     LoadProgress.advance = lambda self, num_bytes: (read.append(num_bytes), advance(self, num_bytes))
     try:
-        model = load_model(config, load, dtype, torch.device("cpu"), 8 << 30, make_packer, group)
+        model = load_model(config, load, dtype, torch.device("cpu"), 8 << 30, make_packer, group, stage)
     finally:
         LoadProgress.advance = advance
     use_core_norms(model, threads)
@@ -84,7 +86,10 @@ def load_job(job, group, threads):
 
 
 def run_steps(model, dtype, threads, adapters=None):
-    """The logits of a prompt step and of decodes after it, float32 ``[1 + NUM_DECODES, requests, vocab_size]``."""
+    """The logits of a prompt step and of decodes after it, float32 ``[1 + NUM_DECODES, requests, vocab_size]``.
+
+    A stage that is not the last gives none.
+    """
     backend = make_attention_backend("cpu", model.kv_cache_spec, dtype, torch.device("cpu"), threads)
     rng = np.random.default_rng(5)
     tokens = [rng.integers(0, model.vocab_size, length + NUM_DECODES).astype(np.int32) for length in PROMPT_LENGTHS]
@@ -110,9 +115,10 @@ def run_steps(model, dtype, threads, adapters=None):
             adapters.begin_step(np.array([1, 0, 1]), starts)
         with torch.inference_mode():
             hidden = model(ids, positions, caches, backend.plan(metadata))
-            logits.append(model.compute_logits(hidden[torch.from_numpy(starts[1:] - 1).long()]).float().clone())
+            if model.stage.is_last:
+                logits.append(model.compute_logits(hidden[torch.from_numpy(starts[1:] - 1).long()]).float().clone())
         computed = news
-    return torch.stack(logits)
+    return torch.stack(logits) if logits else None
 
 
 def facts_of(model, bytes_read):
@@ -122,8 +128,8 @@ def facts_of(model, bytes_read):
     kernels = {id(m.kernel): m.kernel for m in model.modules() if isinstance(m, Linear)}
     kernels[id(model.head_kernel)] = model.head_kernel
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, Linear))
-    if model.lm_head is None:
-        products += model.embed_tokens.weight.numel()
+    if model.tied_embedding is not None:
+        products += model.tied_embedding.numel()
     replicated = sum(
         parameter.numel()
         for module in model.modules()
@@ -137,6 +143,10 @@ def facts_of(model, bytes_read):
         "read": bytes_read,
         "replicated": replicated,
         "kv_heads": model.kv_cache_spec.num_kv_heads,
+        "layers": model.kv_cache_spec.num_layers,
+        "tables": sum(
+            p.numel() for name, p in model.named_parameters() if name.startswith(("embed", "wpe", "lm_head"))
+        ),
         "is_one_call": kernel is not None,
         "spans": getattr(kernel, "num_spans", 0),
         "collectives": model.group.time.calls,
@@ -144,13 +154,13 @@ def facts_of(model, bytes_read):
     }
 
 
-def run_job(job, group=ALONE, threads=None):
+def run_job(job, group=ALONE, threads=None, stage=WHOLE):
     """Load and run a model: its logits, and what this rank holds."""
     threads = threads or _core.CpuThreads(1)
     before = {name: os.environ.get(name) for name in job["environment"]}
     os.environ.update(job["environment"])
     try:
-        model, bytes_read = load_job(job, group, threads)
+        model, bytes_read = load_job(job, group, threads, stage)
         dtype, adapters = getattr(torch, job["dtype"]), None
         if job["adapter"] is not None:
             lora = LoRAConfig(modules=(LoRAModule(name="one", path=job["adapter"]),))
@@ -169,9 +179,10 @@ class RankWorld:
         size: How many.
         in_rank_order: See ``RankGroup``.
         meets: Whether tensors go through memory that the processes share, else by gloo.
+        num_stages: Groups of layers; the processes are divided among them.
     """
 
-    def __init__(self, size, folder, *, in_rank_order=False, meets=True):
+    def __init__(self, size, folder, *, in_rank_order=False, meets=True, num_stages=1):
         self.size, self._folder, self._count = size, Path(folder), 0
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -179,9 +190,14 @@ class RankWorld:
         repository = Path(__file__).resolve().parent.parent
         path = os.pathsep.join([str(repository / "python"), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        meeting = _core.RankMeeting(size) if meets else None  # its first rank only makes the memory; see ``main``
-        fds = () if meeting is None else (meeting.fileno(),)
-        order = {"size": size, "port": port, "in_rank_order": in_rank_order, "meeting_fds": fds}
+        tensor_size = size // num_stages
+        # Their first ranks only make the memory; see ``main``.
+        meetings = [_core.RankMeeting(tensor_size) for _ in range(num_stages if meets and tensor_size > 1 else 0)]
+        fds = tuple(meeting.fileno() for meeting in meetings)
+        order = {
+            "tensor_size": tensor_size, "num_stages": num_stages, "port": port, "in_rank_order": in_rank_order,
+            "meeting_fds": fds,
+        }  # fmt: skip
         self._ranks = [
             subprocess.Popen(
                 [sys.executable, __file__, json.dumps(order | {"rank": rank})], env=environment, text=True,
@@ -225,17 +241,20 @@ def main():
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever prints does not answer
     torch.set_num_threads(1)
-    store = torch.distributed.TCPStore("127.0.0.1", order["port"], order["size"], is_master=order["rank"] == 0)
-    torch.distributed.init_process_group("gloo", store=store, rank=order["rank"], world_size=order["size"])
-    meetings = [_core.RankMeeting.join(fd, order["rank"]) for fd in order["meeting_fds"]]
-    for line in sys.stdin:
+    place = RankPlace(order["rank"], order["tensor_size"], order["num_stages"])
+    size = place.tensor_size * place.num_stages
+    store = torch.distributed.TCPStore("127.0.0.1", order["port"], size, is_master=order["rank"] == 0)
+    fds, meeting = order["meeting_fds"], None
+    if fds:
+        meeting = _core.RankMeeting.join(fds[place.stage], place.tensor_rank)
+    for number, line in enumerate(sys.stdin):
         job = json.loads(line)
-        group = RankGroup(
-            order["rank"], order["size"], torch.distributed.group.WORLD, order["in_rank_order"],
-            next(iter(meetings), None), SECONDS,
-        )  # fmt: skip
         try:
-            logits, facts = run_job(job, group)
+            own_store = torch.distributed.PrefixStore(f"job {number}", store)
+            group, stage = rendezvous.join(
+                own_store, place, torch.device("cpu"), SECONDS, in_rank_order=order["in_rank_order"], meeting=meeting
+            )
+            logits, facts = run_job(job, group, stage=stage)
             if order["rank"] == 0:
                 np.save(job["out"], logits.numpy())
         except Exception as error:  # noqa: BLE001 -- the test says which it wanted

@@ -116,11 +116,12 @@ pub struct DecoderTimes {
     pub attention: Duration,
 }
 
-/// The blocks of a model and the norm at their end, whose weights are packed.
+/// Blocks of a model, and the norm at its end where they are the last ones. Their weights are packed.
 #[derive(Debug)]
 pub struct Decoder {
     blocks: Vec<DecoderBlock>,
-    last_norm: DecoderNorm,
+    /// None: other blocks follow elsewhere.
+    last_norm: Option<DecoderNorm>,
     heads: Heads,
     hidden_size: usize,
     /// The widest MLP.
@@ -136,10 +137,12 @@ impl Decoder {
     /// Those that do not.
     pub fn new(
         blocks: Vec<DecoderBlock>,
-        last_norm: DecoderNorm,
+        last_norm: impl Into<Option<DecoderNorm>>,
         heads: Heads,
     ) -> Result<Self, DecoderError> {
-        let hidden_size = last_norm.weight.len();
+        let last_norm = last_norm.into();
+        let first_norm = blocks.first().map(|block| &block.attention_norm);
+        let hidden_size = last_norm.as_ref().or(first_norm).map_or(0, |norm| norm.weight.len());
         let (query_row, key_row, head_dim) = (heads.query_row(), heads.key_row(), heads.head_dim);
         let mut inner_size = 0;
         for (block, parts) in blocks.iter().enumerate() {
@@ -205,7 +208,7 @@ impl Decoder {
         self.heads
     }
 
-    /// The blocks over a step's tokens, then the norm.
+    /// The blocks over a step's tokens, then the norm if there is one.
     ///
     /// # Arguments
     ///
@@ -213,7 +216,7 @@ impl Decoder {
     /// * `caches`: as `layout` says; keys and values of the tokens are put there.
     /// * `cache_of_block`: which of them is each block's. A trial may have one for all, since blocks take turns.
     /// * `rotary`: what heads are turned by; a block says which it takes.
-    /// * `out`: `[num_tokens, hidden_size]`, the normed stream.
+    /// * `out`: `[num_tokens, hidden_size]`, the stream, normed if there is a norm.
     ///
     /// # Errors
     ///
@@ -272,9 +275,17 @@ impl Decoder {
             step.run(block, batch, hidden, cache, layout, rotary, threads)?;
         }
         let width = self.hidden_size;
+        let Some(last_norm) = &self.last_norm else {
+            let (found, expected) = (out.len(), num_tokens * width);
+            let (Some(out), Some(stream)) = (out.get_mut(..expected), hidden.get(..expected)) else {
+                return Err(DecoderError::Out { found, expected });
+            };
+            out.copy_from_slice(stream);
+            return Ok(step.finish());
+        };
         let (from, to) = (TokenRows { data: &*hidden, stride: width }, OutRows { data: out, stride: width });
         let kernel = Kernel::best_for_products();
-        norm(&self.last_norm.of(), from, num_tokens, Sum::None, kernel, threads, to)?;
+        norm(&last_norm.of(), from, num_tokens, Sum::None, kernel, threads, to)?;
         Ok(step.finish())
     }
 

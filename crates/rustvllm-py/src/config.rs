@@ -33,7 +33,7 @@ impl PySchedulerConfig {
     #[pyo3(signature = (*, num_blocks, max_model_len, block_size=16, max_num_seqs=128, max_num_batched_tokens=2048,
         enable_prefix_caching=true, enable_chunked_prefill=true, long_prefill_token_threshold=0,
         scheduling_policy="fcfs", watermark=0.0, max_num_queued_reqs=65536,
-        max_num_queued_tokens=0, queue_timeout=0.0, max_steps_in_flight=1,
+        max_num_queued_tokens=0, queue_timeout=0.0, max_steps_in_flight=1, pipeline_stages=1,
         num_speculative_tokens=0, drafter=None, preemption_mode="recompute", num_cpu_blocks=0, preemption_immunity_steps=8,
         max_look_past=0, max_times_passed=8, max_loras=0, hash_algorithm="siphash13", collect_metrics=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only in Python")]
@@ -52,6 +52,7 @@ impl PySchedulerConfig {
         max_num_queued_tokens: u64,
         queue_timeout: f64,
         max_steps_in_flight: u32,
+        pipeline_stages: u32,
         num_speculative_tokens: u32,
         drafter: Option<&PyDrafterConfig>,
         preemption_mode: &str,
@@ -100,6 +101,7 @@ impl PySchedulerConfig {
             max_num_queued_tokens,
             queue_timeout,
             max_steps_in_flight,
+            pipeline_stages,
             num_speculative_tokens,
             drafter: drafter.map(|drafter| drafter.inner.clone()),
             preemption_mode,
@@ -187,6 +189,11 @@ impl PySchedulerConfig {
     #[getter]
     fn max_steps_in_flight(&self) -> u32 {
         self.inner.max_steps_in_flight
+    }
+
+    #[getter]
+    fn pipeline_stages(&self) -> u32 {
+        self.inner.pipeline_stages
     }
 
     #[getter]

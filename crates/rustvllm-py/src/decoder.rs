@@ -124,7 +124,7 @@ impl CpuAdapter {
 /// An adapter, and its tokens of a step in ascending order.
 type AdapterArgument<'py> = (PyRef<'py, CpuAdapter>, Vec<u32>);
 
-/// The blocks of a model and the norm at their end; `forward` runs a step's tokens through them.
+/// Blocks of a model, and the norm at its end if they are the last; `forward` runs a step's tokens through them.
 #[pyclass(frozen, module = "rustvllm._core")]
 struct CpuDecoder {
     decoder: Decoder,
@@ -136,14 +136,15 @@ impl CpuDecoder {
     #[expect(clippy::needless_pass_by_value, reason = "what Python's arguments are taken as")]
     fn new(
         blocks: Vec<BlockParts<'_>>,
-        last_norm: NormParts<'_>,
+        last_norm: Option<NormParts<'_>>,
         num_heads: usize,
         num_kv_heads: usize,
         head_dim: usize,
     ) -> PyResult<Self> {
         let blocks = blocks.iter().map(BlockParts::block).collect::<PyResult<_>>()?;
         let heads = Heads { num_heads, num_kv_heads, head_dim };
-        let decoder = Decoder::new(blocks, norm_of(&last_norm)?, heads).map_err(decoder_error)?;
+        let last_norm = last_norm.as_ref().map(norm_of).transpose()?;
+        let decoder = Decoder::new(blocks, last_norm, heads).map_err(decoder_error)?;
         Ok(Self { decoder })
     }
 

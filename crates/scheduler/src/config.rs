@@ -60,6 +60,10 @@ pub struct SchedulerConfig {
     pub queue_timeout: Duration,
     /// Steps that may be scheduled and not updated; 1 = synchronous, 2 = the next step is scheduled while one runs.
     pub max_steps_in_flight: u32,
+    /// Groups of layers that a step passes one after the other, each in a process of its own; 1 = one process runs all.
+    /// With more the running requests are spread over as many steps, so that each group has one to run, and a request
+    /// waits for its token before it is in another step.
+    pub pipeline_stages: u32,
     /// Draft tokens per request and step; 0 = no speculation.
     pub num_speculative_tokens: u32,
     /// Makes the drafts here; `None`: what runs the model does.
@@ -125,6 +129,7 @@ impl SchedulerConfig {
             max_num_queued_tokens: 0,
             queue_timeout: Duration::ZERO,
             max_steps_in_flight: 1,
+            pipeline_stages: 1,
             num_speculative_tokens: 0,
             drafter: None,
             preemption_mode: PreemptionMode::Recompute,
@@ -162,6 +167,11 @@ impl SchedulerConfig {
         self.max_steps_in_flight > 1 && self.num_speculative_tokens > 0 && self.drafter.is_none()
     }
 
+    /// Whether a request whose token is being sampled waits for it.
+    pub(crate) fn is_pipeline(&self) -> bool {
+        self.pipeline_stages > 1
+    }
+
     /// # Errors
     /// The first number that is outside its limits.
     pub fn check(&self) -> Result<(), ConfigError> {
@@ -179,7 +189,10 @@ impl SchedulerConfig {
         between("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 22)?;
         between("max_num_queued_reqs", self.max_num_queued_reqs, 1, 1 << 30)?;
         between("max_steps_in_flight", self.max_steps_in_flight, 1, 16)?;
-        between("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)?;
+        between("pipeline_stages", self.pipeline_stages, 1, 64)?;
+        // A draft follows a token that is known, and here that waits for its step.
+        let most_drafts = if self.is_pipeline() { 0 } else { MAX_SPECULATIVE_TOKENS };
+        between("num_speculative_tokens", self.num_speculative_tokens, 0, most_drafts)?;
         if let Some(drafter) = &self.drafter {
             between("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)?;
             drafter.check()?;

@@ -175,10 +175,11 @@ impl Scheduler {
         let num_preempted_before = self.rows.num_preempted();
         self.swap_out_leaving(set);
         let mut budget = self.config.max_num_batched_tokens;
-        self.schedule_running(set, &mut budget);
+        let max_rows = self.max_rows();
+        self.schedule_running(set, &mut budget, max_rows);
         let has_preempted = self.rows.num_preempted() > num_preempted_before;
         if self.may_admit(has_preempted) {
-            self.schedule_waiting(set, &mut budget);
+            self.schedule_waiting(set, &mut budget, max_rows);
         }
         self.schedule_drafts(set, budget);
         if self.steps[set].entries.is_empty() {
@@ -186,6 +187,16 @@ impl Scheduler {
             return Ok(None);
         }
         Ok(Some(self.dispatch(set)))
+    }
+
+    /// Requests of one step at most: of a pipeline each stage is to have a step, and a request is in one of them.
+    fn max_rows(&self) -> usize {
+        let most = self.config.max_num_seqs as usize;
+        if !self.config.is_pipeline() {
+            return most;
+        }
+        let wanted = (self.running.len() + self.waiting.len()).min(most);
+        wanted.div_ceil(self.config.pipeline_stages as usize).max(1)
     }
 
     /// Complete the plan in `set`: it is in flight from now on.

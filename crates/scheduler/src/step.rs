@@ -72,6 +72,8 @@ pub(crate) struct Step {
     fits_all_blocks: bool,
     max_num_seqs: usize,
     block_size: u32,
+    /// Whether a request whose token is being sampled is not in the plan.
+    waits_for_tokens: bool,
     /// Drafts per request at most; `num_draft_tokens` is all zeros for ever when this is 0.
     num_speculative_tokens: u32,
     /// Tokens of the plan that was in the set before: its slots are reset to padding.
@@ -102,6 +104,7 @@ impl Step {
                 >= (config.max_num_seqs * (1 + config.blocks_per_request())) as usize,
             max_num_seqs: config.max_num_seqs as usize,
             block_size: config.block_size,
+            waits_for_tokens: config.is_pipeline(),
             num_speculative_tokens: config.num_speculative_tokens,
             // Nothing is known of what is in a set before its first use.
             previous_num_tokens: config.max_num_batched_tokens as usize,
@@ -175,9 +178,9 @@ impl Step {
         running: &[u32],
         requests: &mut Requests,
         kv: &mut KVCacheManager,
-        budget: u32,
+        most: usize,
     ) -> usize {
-        let count = running.len().min(budget as usize);
+        let count = running.len().min(most);
         let (index, token) = (self.output.num_reqs as usize, self.output.total_num_scheduled_tokens as usize);
         // Slices, so that no bound and no address is looked up again for every row.
         let idx_mapping = self.buffers.idx_mapping.window(index, count);
@@ -192,6 +195,9 @@ impl Step {
             let computed = request.num_computed_tokens;
             let expected = request.num_expected_tokens;
             if computed + 1 != expected || expected >= request.max_total_tokens || request.is_held {
+                break;
+            }
+            if self.waits_for_tokens && request.num_tokens != expected {
                 break;
             }
             let mut block_table_start = UNCHANGED;

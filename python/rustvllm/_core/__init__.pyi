@@ -168,6 +168,7 @@ class SchedulerConfig:
         max_num_queued_tokens: int = 0,
         queue_timeout: float = 0.0,
         max_steps_in_flight: int = 1,
+        pipeline_stages: int = 1,
         num_speculative_tokens: int = 0,
         drafter: DrafterConfig | None = None,
         preemption_mode: Literal["recompute", "swap"] = "recompute",
@@ -196,6 +197,7 @@ class SchedulerConfig:
     queue_timeout: float
     """Seconds that a request may wait for its first step; 0.0: no limit."""
     max_steps_in_flight: int
+    pipeline_stages: int
     num_speculative_tokens: int
     preemption_mode: Literal["recompute", "swap"]
     num_cpu_blocks: int

@@ -77,19 +77,19 @@ class CpuLayerDelta:
 
 @final
 class CpuDecoder:
-    """The blocks of a model and the norm at their end, computed in one call.
+    """Blocks of a model, and the norm at its end if they are the last ones, computed in one call.
 
     It gives what ``layer_norm``, ``rms_norm``, ``PackedLinear.forward`` and ``CpuAttentionPlan.forward`` give one after
     the other, bit for bit.
     """
 
     def __new__(
-        cls, blocks: Sequence[CoreBlock], last_norm: _Norm, num_heads: int, num_kv_heads: int, head_dim: int
+        cls, blocks: Sequence[CoreBlock], last_norm: _Norm | None, num_heads: int, num_kv_heads: int, head_dim: int
     ) -> Self:
         """Parts that stay as they are from now on: their layers can no more be packed anew (``RuntimeError``).
 
         A norm is its weight, its bias (None: an RMS norm) and eps. A block is a dictionary; its keys are those of
-        ``PreNormBlock``, with the activation by name.
+        ``PreNormBlock``, with the activation by name. Without a last norm ``forward`` gives the stream as it is.
 
         Raises ``ValueError`` for sizes that do not fit, ``TypeError`` for norms that are not float32.
         """

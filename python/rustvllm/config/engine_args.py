@@ -178,6 +178,7 @@ class EngineArgs(EngineFlags):
     def _create_parallel_config(self, device: str) -> ParallelConfig:
         parallel = ParallelConfig(
             tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
             distributed_executor_backend=self.distributed_executor_backend,
             distributed_timeout_seconds=self.distributed_timeout_seconds,
         )
@@ -368,7 +369,8 @@ class EngineArgs(EngineFlags):
             max_num_batched_tokens=tokens,
             enable_chunked_prefill=self.enable_chunked_prefill,
             # Torch on the CPU computes in the thread that would plan the next step, so that nothing would overlap.
-            async_scheduling=(self.executor == "sim" or device == "cuda") and self.tensor_parallel_size == 1
+            async_scheduling=(self.executor == "sim" or device == "cuda")
+            and self.tensor_parallel_size * self.pipeline_parallel_size == 1
             if self.async_scheduling is None
             else self.async_scheduling,
             **self._scheduler_numbers(),

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rustvllm.config import attention_backends
 from rustvllm.config.attention_backends import ATTENTION_BACKENDS
 from rustvllm.config.lora import LoRAConfig, check_merging
-from rustvllm.config.parallel import ParallelConfig, check_split
+from rustvllm.config.parallel import ParallelConfig, check_split, check_stages
 from rustvllm.config.quantized_folders import FOLDER_METHODS, SAME_METHODS
 from rustvllm.config.speculation import SpeculationConfig
 from rustvllm.exceptions import ConfigError, InvalidRequestError
@@ -487,8 +487,8 @@ class EngineConfig:
             check_merging(self)
         if self.lora is not None:
             self._check_lora(self.lora)
-        if self.parallel.tensor_parallel_size > 1:
-            self._check_tensor_parallel(self.parallel.tensor_parallel_size)
+        if self.parallel.num_ranks > 1:
+            self._check_ranks()
         backend, device = self.device.attention_backend, self.device.device
         attention_backends.check_dtype(backend, device, self.model.dtype)
         quantization = None if self.load.quantization in STORED_QUANTIZATIONS else self.load.quantization
@@ -516,9 +516,12 @@ class EngineConfig:
         if self.cache.num_gpu_blocks_override is not None and not self.model.fit_max_model_len:
             self.check_num_blocks(self.cache.num_gpu_blocks_override)
 
-    def _check_tensor_parallel(self, size: int) -> None:
-        model = self.model
-        check_split(size, model.num_attention_heads, model.num_kv_heads, model.hf_config)
+    def _check_ranks(self) -> None:
+        model, parallel = self.model, self.parallel
+        tensor_size, num_stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+        if tensor_size > 1:
+            check_split(tensor_size, model.num_attention_heads, model.num_kv_heads, model.hf_config)
+        check_stages(num_stages, model.hf_config)
         refused = {
             "executor=sim, which has no ranks": self.sim is not None,
             f"model_impl=transformers: {model.architecture} runs by transformers' code, which is not split": (
@@ -527,9 +530,15 @@ class EngineConfig:
             "enable_lora: adapters are not split over ranks yet": self.lora is not None,
             "async_scheduling: ranks learn a sampled token with the step after it": self.scheduler.async_scheduling,
         }
+        if num_stages > 1:
+            refused |= {
+                "device=cuda: stages hand their rows on by the CPU only, so far": self.device.device == "cuda",
+                "speculative_config: a draft follows a token that is known": self.speculation is not None,
+            }
+        size, name = (num_stages, "pipeline") if num_stages > 1 else (tensor_size, "tensor")
         for reason, is_asked in refused.items():
             if is_asked:
-                raise ConfigError(f"tensor_parallel_size is {size} and cannot be combined with {reason}; leave one out")
+                raise ConfigError(f"{name}_parallel_size is {size} and cannot be combined with {reason}; leave one out")
 
     def _check_lora(self, lora: LoRAConfig) -> None:
         if self.device.device != "cpu":

@@ -203,6 +203,12 @@ class EngineFlags:
     tensor_parallel_size: int = arg(
         "ranks that hold one model together, each a part of every layer; -tp", 1, type=parse_number, group="parallel"
     )
+    pipeline_parallel_size: int = arg(
+        "stages that layers are divided into, each with ranks of its own; steps run in them at the same time; -pp",
+        1,
+        type=parse_number,
+        group="parallel",
+    )
     distributed_executor_backend: str | None = arg(
         "uni: one rank, in the engine's process; mp: the others in processes of this machine (default: as many ranks "
         "need)",

@@ -131,6 +131,9 @@ def check_merging(config: EngineConfig) -> None:
             config.lora is not None
         ),
         "executor is sim, which has no weights": config.sim is not None,
+        "pipeline_parallel_size is above 1: the layers of one adapter lie in several stages": (
+            config.parallel.pipeline_parallel_size > 1
+        ),
         "load_format is dummy, which reads no weights": config.load.load_format == "dummy",
         f"{model.architecture} runs by transformers' modelling code, which reads its own weights": (
             model.model_impl == "transformers"

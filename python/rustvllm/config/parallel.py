@@ -7,10 +7,14 @@ from typing import Any, Final
 
 from rustvllm.exceptions import ConfigError
 
-MAX_TENSOR_PARALLEL_SIZE: Final = 64
+MAX_RANKS: Final = 64
+"""Processes that hold one model at most: the step channel has no place for more."""
 MAX_DATA_PARALLEL_SIZE: Final = 64
 EXECUTOR_BACKENDS: Final = ("uni", "mp")
 DEFAULT_STALL_TIMEOUT_SECONDS: Final = 60.0
+_CHANNEL_SLOTS: Final = 4
+"""Steps that the channel to the other ranks holds; one more would wait for a rank that waits for this one."""
+_LAYERS: Final = ("num_hidden_layers", "n_layer", "num_layers")
 _MLP_WIDTHS: Final = ("intermediate_size", "ffn_dim", "n_inner")
 _REFUSED_BACKENDS: Final = {
     "ray": "ranks are not placed by Ray yet",
@@ -23,8 +27,8 @@ class ParallelConfig:
     """How many ranks hold one model together, and how many engines share the machine.
 
     Attributes:
-        tensor_parallel_size: Ranks that hold one model, each a part of every layer.
-        pipeline_parallel_size: Groups of layers; one, for now.
+        tensor_parallel_size: Ranks that share each layer.
+        pipeline_parallel_size: Groups of layers, each of ranks of its own.
         data_parallel_size: Engines on this machine, each with the whole model; they divide its processors.
         distributed_executor_backend: ``uni``: one rank, in the engine's process; ``mp``: the others in processes of
             this machine; None: whichever the number of ranks needs.
@@ -41,8 +45,8 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         limits = {
-            "tensor_parallel_size": MAX_TENSOR_PARALLEL_SIZE,
-            "pipeline_parallel_size": 1,
+            "tensor_parallel_size": MAX_RANKS,
+            "pipeline_parallel_size": MAX_RANKS,
             "data_parallel_size": MAX_DATA_PARALLEL_SIZE,
         }
         for name, limit in limits.items():
@@ -53,6 +57,12 @@ class ParallelConfig:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
             if value > limit:
                 raise ConfigError(f"{name} must be at most {limit}, got {value}")
+        if self.num_ranks > MAX_RANKS:
+            raise ConfigError(
+                f"tensor_parallel_size {self.tensor_parallel_size} times pipeline_parallel_size "
+                f"{self.pipeline_parallel_size} is {self.num_ranks} ranks, but at most {MAX_RANKS} hold one model: "
+                "lower one of them"
+            )
         self._check_backend()
         timeout: Any = self.distributed_timeout_seconds
         if timeout is not None and (
@@ -75,16 +85,27 @@ class ParallelConfig:
             raise ConfigError(
                 f"distributed_executor_backend must be one of {', '.join(EXECUTOR_BACKENDS)}, got {backend!r}"
             )
-        if backend == "uni" and self.tensor_parallel_size > 1:
+        if backend == "uni" and self.num_ranks > 1:
+            size = "tensor_parallel_size" if self.tensor_parallel_size > 1 else "pipeline_parallel_size"
             raise ConfigError(
-                f"distributed_executor_backend is uni, which is one rank, but tensor_parallel_size is "
-                f"{self.tensor_parallel_size}: set it to mp, or leave it out"
+                f"distributed_executor_backend is uni, which is one rank, but {size} is {getattr(self, size)}: set it "
+                "to mp, or leave it out"
             )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that hold one model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def num_sharers(self) -> int:
         """Processes of this machine that divide its processors and its memory among them."""
-        return self.data_parallel_size * self.tensor_parallel_size
+        return self.data_parallel_size * self.num_ranks
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that run at the same time in different stages: as many as those, as far as the step channel goes."""
+        return min(self.pipeline_parallel_size, _CHANNEL_SLOTS)
 
 
 def check_split(size: int, num_heads: int, num_kv_heads: int, hf_config: Mapping[str, Any]) -> None:
@@ -116,6 +137,24 @@ def check_split(size: int, num_heads: int, num_kv_heads: int, hf_config: Mapping
         fitting = [n for n in range(1, num_heads + 1) if not math.gcd(num_heads, width) % n]
         raise ConfigError(
             f"{_asked(size)} does not divide the MLP, which is {width} wide; {', '.join(map(str, fitting))} would work"
+        )
+
+
+def check_stages(size: int, hf_config: Mapping[str, Any]) -> None:
+    """Refuse more stages than a model has layers.
+
+    Args:
+        size: Stages.
+        hf_config: The model's ``config.json``, which says how many layers it has.
+
+    Raises:
+        ConfigError: Names both numbers.
+    """
+    num_layers = next((hf_config[name] for name in _LAYERS if isinstance(hf_config.get(name), int)), None)
+    if num_layers is not None and size > num_layers:
+        raise ConfigError(
+            f"pipeline_parallel_size {size} (--pipeline-parallel-size, -pp) is more than the {num_layers} layers of "
+            f"this model; at most {num_layers} would work"
         )
 
 

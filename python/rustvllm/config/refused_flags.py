@@ -31,14 +31,10 @@ _PROBES = "one launcher starts and watches all processes; /health says how they 
 _COMPILED = "models run as they are written, and decode steps as CUDA graphs (--cudagraph-capture-sizes)"
 _STEPS = "rustvllm bench step, --trace and --step-trace-file show what a step spends its time on"
 
-_ONE_STAGE = (
-    "layers are not spread over ranks; -tp N splits each layer, -dp N starts N engines with the whole model each"
-)
 _ONE_TASK = "only text is generated"
 
 REFUSED_ARGUMENTS: Final[Mapping[str, str]] = {
     # the reason -> its engine arguments, which are flags as well, each with the values that ask for nothing
-    _ONE_STAGE: "pipeline_parallel_size=1",
     "one engine runs in this process; rustvllm serve -dp N starts N": "data_parallel_size=1",
     "one backend enforces structured output, and needs no settings": (
         "structured_outputs_config=None guided_decoding_backend=None,auto"

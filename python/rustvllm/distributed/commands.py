@@ -23,7 +23,7 @@ class Command(IntEnum):
     SHUTDOWN = 9
 
 
-WAITS = ("", "all_reduce", "all_gather", "a collective")
+WAITS = ("", "all_reduce", "all_gather", "receive", "send", "a collective")
 """What a rank may wait in, by the number that it says; the last stands for all others."""
 
 

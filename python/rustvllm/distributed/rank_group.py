@@ -62,7 +62,7 @@ class RankGroup:
         if self.group is None:
             return tensor
         if self.meeting is not None and tensor.dtype in _ADDED_IN_MEETINGS and tensor.is_contiguous():
-            with _Timed(self.time, "all_reduce"):
+            with timed(self.time, "all_reduce"):
                 numbers = tensor.detach()
                 numbers = numbers.view(torch.uint16) if tensor.dtype == torch.bfloat16 else numbers
                 self.meeting.all_reduce(numbers.numpy(), self.timeout_seconds)
@@ -72,7 +72,7 @@ class RankGroup:
             for other in others:
                 first += other
             return tensor.copy_(first)
-        with _Timed(self.time, "all_reduce"):
+        with timed(self.time, "all_reduce"):
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
@@ -81,7 +81,7 @@ class RankGroup:
         if self.group is None:
             return tensor[None]
         out = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-        with _Timed(self.time, "all_gather"):
+        with timed(self.time, "all_gather"):
             if self.meeting is not None:
                 self.meeting.gather(_bytes(tensor), _bytes(out), self.timeout_seconds)
                 return out
@@ -94,7 +94,7 @@ class RankGroup:
             return tensor[None]
         is_first = self.rank == 0
         out = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device) if is_first else None
-        with _Timed(self.time, "gather"):
+        with timed(self.time, "gather"):
             if self.meeting is not None:
                 own, all_bytes = _bytes(tensor), None if out is None else _bytes(out)
                 self.meeting.gather(own, all_bytes, self.timeout_seconds, to_first=True)
@@ -119,7 +119,7 @@ def _bytes(tensor: Tensor) -> npt.NDArray[np.uint8]:
     return array
 
 
-class _Timed:
+class timed:  # noqa: N801 -- read as a word of the statement that it begins
     """Counts a collective."""
 
     __slots__ = ("_begin", "_name", "_time")

@@ -16,6 +16,7 @@ from torch._C import _distributed_c10d as c10d
 
 from rustvllm import _core
 from rustvllm.distributed.rank_group import CollectiveTime, RankGroup
+from rustvllm.distributed.stages import RankPlace, Stage, StageLink
 
 HOST = "127.0.0.1"
 """Where the ranks of one machine meet."""
@@ -63,6 +64,45 @@ def _spin_us(size: int) -> int:
     return _SPIN_US if len(os.sched_getaffinity(0)) >= size else _CROWDED_SPIN_US
 
 
+def join(
+    store: c10d.Store,
+    place: RankPlace,
+    device: torch.device,
+    timeout_seconds: float,
+    time: CollectiveTime | None = None,
+    *,
+    in_rank_order: bool = False,
+    meeting: _core.RankMeeting | None = None,
+) -> tuple[RankGroup, Stage]:
+    """The ranks that share this one's layers, and its stage; returns when those are there that it has to do with.
+
+    Args:
+        store: Where all meet.
+        place: Of this rank.
+        device: See ``make_group``.
+        timeout_seconds: Likewise.
+        time: Likewise.
+        in_rank_order: Likewise.
+        meeting: Likewise.
+
+    Raises:
+        RuntimeError: A rank did not come, or the network is not usable.
+    """
+    spent = CollectiveTime() if time is None else time
+    group = RankGroup(time=spent)
+    if place.tensor_size > 1:
+        own_store = c10d.PrefixStore(f"tp{place.stage}", store)
+        group = make_group(
+            own_store, place.tensor_rank, place.tensor_size, device, timeout_seconds, spent,
+            in_rank_order=in_rank_order, meeting=meeting,
+        )  # fmt: skip
+    if place.num_stages == 1:
+        return group, Stage()
+    line = c10d.PrefixStore(f"pp{place.tensor_rank}", store)
+    gloo = _gloo(line, place.stage, place.num_stages, timedelta(seconds=timeout_seconds))
+    return group, Stage(place.stage, place.num_stages, StageLink(gloo, place.stage, spent))
+
+
 def make_group(
     store: c10d.Store,
     rank: int,
@@ -74,10 +114,10 @@ def make_group(
     in_rank_order: bool = False,
     meeting: _core.RankMeeting | None = None,
 ) -> RankGroup:
-    """The group of all ranks; returns when each is there.
+    """The group of ranks that share layers; returns when each is there.
 
     Args:
-        store: Where they meet.
+        store: Where they meet, and nobody else does.
         rank: This one.
         size: How many there are.
         device: NCCL carries tensors of CUDA devices, gloo all others.
@@ -89,16 +129,16 @@ def make_group(
     Raises:
         RuntimeError: A rank did not come, or the network is not usable.
     """
-    prefix, timeout = c10d.PrefixStore("tp", store), timedelta(seconds=timeout_seconds)
-    group = dist.ProcessGroup(prefix, rank, size)
+    timeout = timedelta(seconds=timeout_seconds)
+    group = dist.ProcessGroup(store, rank, size)
     backend: Any
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout  # noqa: SLF001 -- torch has no other name for it
-        backend = dist.ProcessGroupNCCL(prefix, rank, size, options)
+        backend = dist.ProcessGroupNCCL(store, rank, size, options)
         kind = dist.ProcessGroup.BackendType.NCCL
     else:
-        backend = _gloo(prefix, rank, size, timeout)
+        backend = _gloo(store, rank, size, timeout)
         kind = dist.ProcessGroup.BackendType.GLOO
     group._set_default_backend(kind)  # noqa: SLF001 -- what torch's own new_group calls
     group._register_backend(torch.device(device.type), kind, backend)  # noqa: SLF001 -- likewise

@@ -72,7 +72,7 @@ def make_executor(config: EngineConfig) -> "Executor":
         from rustvllm.executor.sim import SimExecutor
 
         return SimExecutor(config, config.sim)
-    if config.parallel.tensor_parallel_size > 1:
+    if config.parallel.num_ranks > 1:
         from rustvllm.executor.multiproc import MultiProcExecutor
 
         return MultiProcExecutor(config)
@@ -117,7 +117,8 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, num_cpu_blocks: int
         max_loras=0 if config.lora is None else config.lora.max_loras,
         hash_algorithm=config.cache.hash_algorithm,
         collect_metrics=config.log_stats,
-        max_steps_in_flight=2 if config.scheduler.async_scheduling else 1,
+        max_steps_in_flight=2 if config.scheduler.async_scheduling else config.parallel.steps_ahead,
+        pipeline_stages=config.parallel.steps_ahead,
         num_speculative_tokens=0 if speculation is None else speculation.num_speculative_tokens,
         drafter=None if speculation is None else _drafter_config(speculation),
     )

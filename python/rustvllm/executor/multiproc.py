@@ -1,7 +1,10 @@
 """Several ranks that hold one model together: rank 0 in this process, each other in a process of its own.
 
 Rank 0 decides, samples and answers; the others run the same steps over the same arrays (``worker/process.py``). What to
-do goes to them over the step channel, tensors go between ranks by torch.distributed, inside the model's layers.
+do goes to them over the step channel, tensors go between ranks inside the model's layers, and from stage to stage.
+
+Where the layers are in stages, this rank's are the last ones. It lets the others begin a step at once, and runs its own
+part when the step's tokens are asked for: by then the next steps are under way in the stages before.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import contextlib
 import dataclasses
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,9 +25,11 @@ from rustvllm import _core, envs
 from rustvllm.distributed import agreement, facts, rendezvous
 from rustvllm.distributed.commands import Command
 from rustvllm.distributed.rank_group import RankGroup
+from rustvllm.distributed.stages import RankPlace, Stage
 from rustvllm.exceptions import DeviceFailedError, RustVLLMError, SchedulerStateError
 from rustvllm.executor.ranks import Ranks
 from rustvllm.executor.stalled_ranks import RankView, StallReporter
+from rustvllm.executor.steps_ahead import AwaitedStep, StepAhead
 from rustvllm.executor.uniproc import UniProcExecutor
 from rustvllm.logger import init_logger
 from rustvllm.process.config_json import plain
@@ -39,7 +45,7 @@ if TYPE_CHECKING:
     from rustvllm.config import EngineConfig
     from rustvllm.sample.grammar_output import GrammarOutput
     from rustvllm.worker.step_buffers import BufferSpec
-    from rustvllm.worker.step_output import AsyncModelRunnerOutput
+    from rustvllm.worker.step_output import AsyncModelRunnerOutput, ModelRunnerOutput
 
 logger = init_logger(__name__)
 
@@ -50,7 +56,7 @@ _NEWS_SECONDS = 1.0
 
 
 class MultiProcExecutor(UniProcExecutor):
-    """The executor of ``tensor_parallel_size`` ranks on one machine. Starts them at once.
+    """The executor of several ranks on one machine. Starts them at once.
 
     Args:
         config: Of the engine.
@@ -61,33 +67,42 @@ class MultiProcExecutor(UniProcExecutor):
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        size = config.parallel.tensor_parallel_size
-        timeout = config.parallel.distributed_timeout_seconds or rendezvous.DEFAULT_TIMEOUT_SECONDS
+        parallel = config.parallel
+        size, tensor_size, num_stages = (
+            parallel.num_ranks, parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+        )  # fmt: skip
+        self._ahead: deque[StepAhead] | None = deque() if num_stages > 1 else None
+        self._is_out_of_step = False
+        timeout = parallel.distributed_timeout_seconds or rendezvous.DEFAULT_TIMEOUT_SECONDS
         self._limit = timeout
         self._writer = _core.StepWriter(size - 1)
         device = resolve_device(config.device.device)
-        self._meeting = rendezvous.make_meeting(size) if device.type == "cpu" else None
-        self._ranks = Ranks(size, self._writer, self._meeting)
+        # Each stage has its own; this rank takes part in that of the last, and makes the others' memory only.
+        meets = device.type == "cpu" and tensor_size > 1
+        self._meetings = [rendezvous.make_meeting(tensor_size) for _ in range(num_stages if meets else 0)]
+        self._ranks = Ranks(size, self._writer, self._meetings)
         self._end = weakref.finalize(self, _end, self._ranks, self._writer)
         with self._ended_on_error():
             store = rendezvous.open_store(size, timeout)
             self._ranks.order(
                 {
-                    "size": size,
+                    "tensor_size": tensor_size,
+                    "num_stages": num_stages,
                     "config": plain(follower_config(config)),
                     "facts": facts.start_facts(config),
                     "channel_fd": self._writer.fileno(),
-                    "meeting_fd": None if self._meeting is None else self._meeting.fileno(),
+                    "meeting_fds": [meeting.fileno() for meeting in self._meetings],
                     "port": store.port,
                     "timeout": timeout,
                     "device": device.type,
                 }
             )
             self._ranks.wait_for_hellos(_JOIN_SECONDS)
-            self._group = self._join(store, size, device, in_rank_order=config.device.batch_invariant)
-            worker = Worker(config, _core.SAMPLING_FLOAT_COLUMNS, _core.SAMPLING_INT_COLUMNS, self._group)
+            place = RankPlace(0, tensor_size, num_stages)
+            self._group, stage = self._join(store, place, device, in_rank_order=config.device.batch_invariant)
+            worker = Worker(config, _core.SAMPLING_FLOAT_COLUMNS, _core.SAMPLING_INT_COLUMNS, self._group, stage)
         self._worker = worker
-        stall = config.parallel.stall_timeout
+        stall = parallel.stall_timeout
         self.stalls = StallReporter(self._ranks, self._writer, self._group.time, stall)
         pids = ", ".join(str(process.pid) for process in self._ranks.processes)
         logger.info("%d ranks hold the model; those that follow have pid %s", size, pids)
@@ -159,12 +174,46 @@ class MultiProcExecutor(UniProcExecutor):
         Raises:
             DeviceFailedError: A rank has ended, or this one failed where the others wait for it.
         """
-        try:
+        with self._in_step():
             self._writer.publish_step(
                 Command.STEP, scheduler_output, self._runner.graph_size(scheduler_output), self._limit
             )
-            super().execute_model(scheduler_output)
+            if self._ahead is None:
+                super().execute_model(scheduler_output)
+            else:
+                self._ahead.append(StepAhead(scheduler_output, self._runner))
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> AsyncModelRunnerOutput:
+        """Sample from the step just executed, on this rank alone."""
+        if self._ahead is None:
+            return super().sample_tokens(grammar_output)
+        return AwaitedStep(partial(self._run_oldest, grammar_output))
+
+    def discard_step(self) -> None:
+        """See ``UniProcExecutor.discard_step``. What other stages run of later steps comes here, and is dropped."""
+        super().discard_step()
+        while self._ahead:
+            ahead = self._ahead.popleft()
+            if not self._is_out_of_step and self._ranks.death is None:
+                self._run(ahead)
+                super().discard_step()
+
+    def _run_oldest(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
+        assert self._ahead is not None
+        self._run(self._ahead.popleft())
+        return super().sample_tokens(grammar_output).get_output()
+
+    def _run(self, ahead: StepAhead) -> None:
+        """This rank's part of a step that the others run already."""
+        with self._in_step(), ahead.rows_as_planned():
+            super().execute_model(ahead.output)
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
+            self._is_out_of_step = True
             self._ranks.check(_NEWS_SECONDS)
             if isinstance(error, TimeoutError):
                 raise DeviceFailedError(f"{error}: {self.stalls.describe()}") from error
@@ -172,10 +221,6 @@ class MultiProcExecutor(UniProcExecutor):
                 f"rank 0 failed in a step that the other ranks run too, and they are out of step now "
                 f"({type(error).__name__}: {error})"
             ) from error
-
-    def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> AsyncModelRunnerOutput:
-        """Sample from the step just executed, on this rank alone."""
-        return super().sample_tokens(grammar_output)
 
     def watch(self, on_death: Callable[[], object]) -> None:
         """See ``Executor``."""
@@ -230,17 +275,19 @@ class MultiProcExecutor(UniProcExecutor):
             self._end.detach()
             raise
 
-    def _join(self, store: Store, size: int, device: torch.device, *, in_rank_order: bool) -> RankGroup:
-        """Make the group in a thread: a rank that ends meanwhile would be waited for without end."""
-        made: list[RankGroup | BaseException] = []
+    def _join(
+        self, store: Store, place: RankPlace, device: torch.device, *, in_rank_order: bool
+    ) -> tuple[RankGroup, Stage]:
+        """Join the others in a thread: a rank that ends meanwhile would be waited for without end."""
+        made: list[tuple[RankGroup, Stage] | BaseException] = []
+        meeting = self._meetings[place.stage] if self._meetings else None
         done = threading.Event()
 
         def make() -> None:
             try:
-                group = rendezvous.make_group(
-                    store, 0, size, device, self._limit, in_rank_order=in_rank_order, meeting=self._meeting
+                made.append(
+                    rendezvous.join(store, place, device, self._limit, in_rank_order=in_rank_order, meeting=meeting)
                 )
-                made.append(group)
             except BaseException as error:  # noqa: BLE001 -- raised again in the caller's thread
                 made.append(error)
             done.set()

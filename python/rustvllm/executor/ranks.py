@@ -77,14 +77,14 @@ class Ranks:
     Args:
         size: Ranks of the group, rank 0 included.
         writer: Of the step channel; it is given up when a rank ends.
-        meeting: Where CPU ranks add; likewise. None: torch carries all tensors.
+        meetings: Where CPU ranks add; likewise. None of them: torch carries all tensors.
 
     Attributes:
         processes: Of ranks 1, 2, ….
     """
 
-    def __init__(self, size: int, writer: _core.StepWriter, meeting: _core.RankMeeting | None = None) -> None:
-        self._writer, self._meeting = writer, meeting
+    def __init__(self, size: int, writer: _core.StepWriter, meetings: Sequence[_core.RankMeeting] = ()) -> None:
+        self._writer, self._meetings = writer, tuple(meetings)
         self._lock = threading.Lock()
         self._death: str | None = None
         self._error: RustVLLMError | None = None
@@ -94,7 +94,7 @@ class Ranks:
         self._hellos: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self.processes: list[RankProcess] = []
         try:
-            pass_fds = [end.fileno() for end in (writer, meeting) if end is not None]
+            pass_fds = [writer.fileno(), *(meeting.fileno() for meeting in self._meetings)]
             self.processes.extend(RankProcess(rank, pass_fds) for rank in range(1, size))
         except BaseException:
             self.stop(0.0)
@@ -176,8 +176,8 @@ class Ranks:
             callbacks = list(self._on_death)
         logger.error("%s; the other ranks end with it", self._death)
         self._writer.give_up()
-        if self._meeting is not None:
-            self._meeting.give_up()
+        for meeting in self._meetings:
+            meeting.give_up()
         # What waits for the dead rank in a collective of torch's hears of it when all connections are gone.
         for other in self.processes:
             if other is not process:

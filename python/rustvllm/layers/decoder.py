@@ -63,10 +63,10 @@ class PreNormBlock:
 
 @dataclass(frozen=True, slots=True)
 class PreNormDecoder:
-    """All blocks and the norm at their end."""
+    """All blocks that a rank has, and the norm at the model's end; None: another stage has that."""
 
     blocks: tuple[PreNormBlock, ...]
-    last_norm: nn.Module
+    last_norm: nn.Module | None
 
 
 class DecoderKernel(Protocol):
@@ -83,7 +83,7 @@ class DecoderKernel(Protocol):
         attention: object,
         rotary: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Tensor:
-        """All blocks and the last norm.
+        """All blocks and the last norm, if there is one.
 
         Args:
             hidden: ``[num_tokens, hidden_size]``, the embedded tokens; it may be overwritten.
@@ -93,7 +93,7 @@ class DecoderKernel(Protocol):
                 of each kind that blocks turn their heads by.
 
         Returns:
-            ``[num_tokens, hidden_size]``, normalised.
+            ``[num_tokens, hidden_size]``, normalised if there is a norm.
         """
         ...
 

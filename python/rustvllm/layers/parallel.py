@@ -1,5 +1,7 @@
 """Layers that the ranks of a group share: which part of each parameter a rank holds, and where the ranks meet.
 
+Where ranks hold groups of layers, a model is built within the stage of one, and has its layers only.
+
 Columns are what a layer gives, rows what it takes: a ``ColumnLinear`` computes a part of its outputs on each rank, the
 ``RowLinear`` after it takes that part of its inputs, and the sum over the ranks is the layer's result. A model is built
 within ``shared_by``; layers that are built elsewhere are whole.
@@ -7,7 +9,7 @@ within ``shared_by``; layers that are built elsewhere are whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rustvllm.distributed.rank_group import ALONE, RankGroup
+from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.activation import Activation
 from rustvllm.layers.linear import Embedding, Linear
@@ -27,21 +30,60 @@ LARGEST_WHOLE = 127.0
 _MOST_NAMED = 12
 
 _group: ContextVar[RankGroup] = ContextVar("the group of the model that is being built", default=ALONE)
+_stage: ContextVar[Stage] = ContextVar("the stage of the model that is being built", default=WHOLE)
 
 
 @contextmanager
-def shared_by(group: RankGroup) -> Iterator[None]:
-    """Layers that are built within are shared by the ranks of a group. Another thread's are not touched by it."""
-    token = _group.set(group)
+def shared_by(group: RankGroup, stage: Stage = WHOLE) -> Iterator[None]:
+    """Layers that are built within are shared by the ranks of a group, and are those of a stage.
+
+    Another thread's are not touched by it.
+    """
+    token, of_stage = _group.set(group), _stage.set(stage)
     try:
         yield
     finally:
+        _stage.reset(of_stage)
         _group.reset(token)
 
 
 def building_group() -> RankGroup:
     """The group of the innermost ``shared_by``; ``ALONE`` outside."""
     return _group.get()
+
+
+def building_stage() -> Stage:
+    """The stage of the innermost ``shared_by``; ``WHOLE`` outside."""
+    return _stage.get()
+
+
+class StageLayers(nn.ModuleList):
+    """The layers of the building stage, under the numbers that they have in the whole model.
+
+    Args:
+        make: Gives the layer of a number.
+        num_layers: Of the whole model.
+
+    Raises:
+        ModelLoadError: There are more stages than layers.
+    """
+
+    def __init__(self, make: Callable[[int], nn.Module], num_layers: int) -> None:
+        super().__init__()
+        for number in building_stage().own(num_layers):
+            self.add_module(str(number), make(number))
+
+
+class NoEmbedding(nn.Module):
+    """Stands where another stage has the embedding."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """See ``Embedding.forward``.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        raise RuntimeError(f"{ids.numel()} tokens came to a stage that has no embedding")
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,8 +86,10 @@ def match_tensors(model: CausalLM, folder: Path, stored: dict[str, StoredTensor]
         if alias not in sources:
             continue
         source = sources.pop(alias)
-        if name in sources:
+        if name in sources and model.stage.is_last:  # the head's own values, which only the last stage needs
             doubles.append((alias, source, name))
+        elif name in sources:
+            continue
         else:  # tied, and saved under this name only
             sources[name] = source
     shapes = {name: _whole_shape(target, slices.get(name)) for name, target in targets.items()}
@@ -224,15 +226,39 @@ def _pack(reader: TensorReader, source: StoredTensor, target: Tensor, packer: Bl
 def _without_prefix(model: CausalLM, folder: Path, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     sources: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
-        renamed = model.checkpoint_name(name)
-        bare = next((renamed.removeprefix(prefix) for prefix in model.prefixes if renamed.startswith(prefix)), renamed)
-        if model.is_ignored(bare):
+        if (bare := _bare_name(model, name)) is None:
             continue
-        bare = HEAD_NAME if bare == model.head_name else bare
         if bare in sources:
             raise ModelLoadError(f"{folder}: tensors {name!r} and {sources[bare].name!r} are the same one twice")
         sources[bare] = tensor
     return sources
+
+
+def _bare_name(model: CausalLM, name: str) -> str | None:
+    """The name, as the model has it, of what a checkpoint calls ``name``; None: the model does not need it."""
+    renamed = model.checkpoint_name(name)
+    bare = next((renamed.removeprefix(prefix) for prefix in model.prefixes if renamed.startswith(prefix)), renamed)
+    if model.is_ignored(bare):
+        return None
+    return HEAD_NAME if bare == model.head_name else bare
+
+
+def stored_of_stage(model: CausalLM, whole: CausalLM, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """What a stage looks at of a checkpoint: all but what other stages have.
+
+    Args:
+        model: Of the stage.
+        whole: Of all stages, without memory.
+        stored: What was found.
+    """
+    elsewhere = _names_of(whole) - _names_of(model)
+    return {name: tensor for name, tensor in stored.items() if _bare_name(whole, name) not in elsewhere}
+
+
+def _names_of(model: CausalLM) -> set[str]:
+    """Names that a checkpoint may have for the model's tensors."""
+    head = set() if model.lm_head is None else {HEAD_NAME}
+    return model.checkpoint_tensors().keys() | model.tied_tensors().keys() | head
 
 
 def _check(model: CausalLM, folder: Path, sources: dict[str, StoredTensor], shapes: dict[str, tuple[int, ...]]) -> None:

@@ -20,6 +20,7 @@ from rustvllm.config.byte_sizes import readable_size
 from rustvllm.config.gguf_file import WHOLE_TYPES, is_gguf
 from rustvllm.config.quantized_folders import read_quantization
 from rustvllm.distributed.rank_group import ALONE, RankGroup
+from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu_linear_packer import LinearPacker
 from rustvllm.layers.cpu_whole_layers import WholeForm
@@ -27,7 +28,7 @@ from rustvllm.layers.parallel import shared_by
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, StoredTensor, read_headers
 from rustvllm.model_loader.dummy_weights import fill_dummy_weights
-from rustvllm.model_loader.filling import fill_from_checkpoint, match_tensors
+from rustvllm.model_loader.filling import fill_from_checkpoint, match_tensors, stored_of_stage
 from rustvllm.model_loader.gguf_tensors import read_gguf_headers
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor, join_quantized
@@ -48,6 +49,7 @@ def load_model(
     available_memory: int,
     make_packer: Callable[[CausalLM], LinearPacker] | None = None,
     group: RankGroup = ALONE,
+    stage: Stage = WHOLE,
     changes_of: Callable[[CausalLM], Mapping[str, Callable[[Tensor], None]]] | None = None,
 ) -> CausalLM:
     """Build the model of a configuration on a device and fill it.
@@ -60,6 +62,7 @@ def load_model(
         available_memory: bytes that are free there.
         make_packer: Given the model without memory, what packs its dense layers as they are filled; None packs nothing.
         group: The ranks that share its layers; this one gets, and reads, its part.
+        stage: Which layers this rank has; it reads no others.
         changes_of: Given the model without memory, what changes its tensors, by name; see ``fill_from_checkpoint``.
 
     Raises:
@@ -67,10 +70,10 @@ def load_model(
             and what was found.
     """
     started = time.monotonic()
-    build = make_model(model_config, group)
+    build = make_model(model_config, group, stage)
     stored = None if load_config.load_format == "dummy" else _read_headers(model_config)
     # On the meta device a model takes no memory: what it needs is known before it is taken.
-    with _defaults(dtype, torch.device("meta")), shared_by(group):
+    with _defaults(dtype, torch.device("meta")), shared_by(group, stage):
         outline = build()
     limit = outline.max_positions
     if limit is not None and model_config.max_model_len > limit:
@@ -79,6 +82,9 @@ def load_model(
             f"max_model_len is {model_config.max_model_len}, but {model_config.architecture} was made for {limit} "
             f"positions; set --max-model-len {limit} or less"
         )
+    if stored is not None and stage.count > 1:
+        with _defaults(dtype, torch.device("meta")), shared_by(group):
+            stored = stored_of_stage(outline, build(), stored)
     changes = {} if changes_of is None else changes_of(outline)
     packer = None if make_packer is None else make_packer(outline)
     if packer is not None and stored is not None:
@@ -88,7 +94,7 @@ def load_model(
         size = packer.resident_bytes(size)
     if size > available_memory:
         raise ModelLoadError(_too_large(model_config.model, outline, size, available_memory, dtype, device))
-    with _defaults(dtype, device), shared_by(group):
+    with _defaults(dtype, device), shared_by(group, stage):
         model = build()
     if packer is not None:
         packer.watch(model, model.tied_embedding)

@@ -14,7 +14,7 @@ from rustvllm.layers.activation import get_activation
 from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.linear import Embedding
 from rustvllm.layers.norm import LayerNorm
-from rustvllm.layers.parallel import RowLinear, VocabEmbedding, VocabHead, column_linear, head_parts, qkv_linear
+from rustvllm.layers.parallel import NoEmbedding, RowLinear, StageLayers, column_linear, head_parts, qkv_linear
 from rustvllm.models.hf_config import HFConfig
 from rustvllm.models.interface import CausalLM
 
@@ -92,28 +92,37 @@ class GPT2LMHeadModel(CausalLM):
         num_layers = config.positive_int("n_layer", "num_hidden_layers")
         self.vocab_size = config.positive_int("vocab_size")
         self.max_positions = config.positive_int("n_positions", "n_ctx", "max_position_embeddings")
-        self.kv_cache_spec = KVCacheSpec(
-            num_layers, head_parts(num_heads, num_heads)[1].count, hidden_size // num_heads
-        )
-
-        self.embed_tokens = VocabEmbedding(self.vocab_size, hidden_size)
-        self.wpe = Embedding(self.max_positions, hidden_size)
-        self.h = nn.ModuleList(GPT2Block(config, hidden_size, num_heads, layer) for layer in range(num_layers))
-        self.ln_f = LayerNorm(hidden_size, config.positive_float("layer_norm_epsilon", 1e-5))
+        self.hidden_size = hidden_size
         tied = config.boolean("tie_word_embeddings", default=True)
-        self.lm_head = None if tied else VocabHead(hidden_size, self.vocab_size)
 
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
+        self.embed_tokens = self.make_embedding(hidden_size, tied=tied)
+        self.wpe = Embedding(self.max_positions, hidden_size) if self.stage.is_first else NoEmbedding()
+        self.h = StageLayers(lambda layer: GPT2Block(config, hidden_size, num_heads, layer), num_layers)
+        self.kv_cache_spec = KVCacheSpec(
+            len(self.h), head_parts(num_heads, num_heads)[1].count, hidden_size // num_heads
+        )
+        eps = config.positive_float("layer_norm_epsilon", 1e-5)
+        self.ln_f = LayerNorm(hidden_size, eps) if self.stage.is_last else None
+        self.lm_head = self.make_head(hidden_size, tied=tied)
+
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """See ``CausalLM.embed``."""
+        hidden: Tensor = self.embed_tokens(input_ids) + self.wpe(positions)
+        return hidden
+
+    def run_layers(
+        self,
+        hidden: Tensor,
+        positions: Tensor,  # noqa: ARG002 -- they are in the stream
+        kv_caches: Sequence[Tensor],
+        attention: AttentionPlan,
     ) -> Tensor:
-        """See ``CausalLM.forward``."""
-        hidden = self.embed_tokens(input_ids) + self.wpe(positions)
+        """See ``CausalLM.run_layers``."""
         if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
             return self.decoder_kernel.forward(hidden, kv_caches, attention)
         for block, kv_cache in zip(self.h, kv_caches, strict=True):
             hidden = block(hidden, kv_cache, attention)
-        normed: Tensor = self.ln_f(hidden)
-        return normed
+        return hidden if self.ln_f is None else self.ln_f(hidden)
 
     def decoder_outline(self) -> PreNormDecoder:
         """See ``CausalLM.decoder_outline``."""
@@ -121,11 +130,14 @@ class GPT2LMHeadModel(CausalLM):
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """See ``CausalLM.checkpoint_tensors``: the block's maps are stored as ``[in, out]`` (Conv1D)."""
-        tensors: dict[str, Tensor] = {self.embed_tokens_name: self.embed_tokens.weight, "wpe.weight": self.wpe.weight}
-        for layer, block in enumerate(self.h):
+        tensors: dict[str, Tensor] = {}
+        for layer, block in self.h.named_children():
             for name, parameter in block.named_parameters():
                 tensors[f"h.{layer}.{name}"] = parameter.t() if parameter.dim() == 2 else parameter
-        tensors |= {"ln_f.weight": self.ln_f.weight, "ln_f.bias": self.ln_f.bias}
+        names = {"embed_tokens": "wte", "wpe": "wpe", "ln_f": "ln_f"}
+        for name, stored in names.items():
+            own = () if (part := getattr(self, name)) is None else part.named_parameters()
+            tensors |= {f"{stored}.{kind}": parameter for kind, parameter in own}
         return tensors
 
     def is_ignored(self, name: str) -> bool:

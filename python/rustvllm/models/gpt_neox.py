@@ -14,7 +14,7 @@ from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.activation import get_activation
 from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.norm import LayerNorm
-from rustvllm.layers.parallel import RowLinear, VocabEmbedding, VocabHead, column_linear, head_parts
+from rustvllm.layers.parallel import RowLinear, StageLayers, column_linear, head_parts
 from rustvllm.layers.rotary import RotaryEmbedding, apply_rotary
 from rustvllm.models.hf_config import HFConfig
 from rustvllm.models.interface import CausalLM
@@ -110,28 +110,33 @@ class GPTNeoXForCausalLM(CausalLM):
         head_dim = hidden_size // num_heads
         self.vocab_size = config.positive_int("vocab_size")
         self.max_positions = None  # rotary angles exist for every position
-        self.kv_cache_spec = KVCacheSpec(num_layers, head_parts(num_heads, num_heads)[1].count, head_dim)
-
-        self.embed_tokens = VocabEmbedding(self.vocab_size, hidden_size)
-        self.layers = nn.ModuleList(GPTNeoXLayer(config, hidden_size, num_heads) for _ in range(num_layers))
-        self.final_layer_norm = LayerNorm(hidden_size, config.positive_float("layer_norm_eps", 1e-5))
-        self.rotary = RotaryEmbedding.from_config(_rope_of(hf_config), head_dim, max_model_len, partial=True)
+        self.hidden_size = hidden_size
         tied = config.boolean("tie_word_embeddings", default=False)
-        self.lm_head = None if tied else VocabHead(hidden_size, self.vocab_size)
 
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
+        self.embed_tokens = self.make_embedding(hidden_size, tied=tied)
+        self.layers = StageLayers(lambda _: GPTNeoXLayer(config, hidden_size, num_heads), num_layers)
+        self.kv_cache_spec = KVCacheSpec(len(self.layers), head_parts(num_heads, num_heads)[1].count, head_dim)
+        eps = config.positive_float("layer_norm_eps", 1e-5)
+        self.final_layer_norm = LayerNorm(hidden_size, eps) if self.stage.is_last else None
+        self.rotary = RotaryEmbedding.from_config(_rope_of(hf_config), head_dim, max_model_len, partial=True)
+        self.lm_head = self.make_head(hidden_size, tied=tied)
+
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 -- layers look at positions
+        """See ``CausalLM.embed``."""
+        hidden: Tensor = self.embed_tokens(input_ids)
+        return hidden
+
+    def run_layers(
+        self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
     ) -> Tensor:
-        """See ``CausalLM.forward``."""
-        hidden = self.embed_tokens(input_ids)
+        """See ``CausalLM.run_layers``."""
         if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
             rotary = self.rotary.cos_sin(positions, torch.float32)
             return self.decoder_kernel.forward(hidden, kv_caches, attention, (rotary,))
         cos, sin = self.rotary.cos_sin(positions, hidden.dtype)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden = layer(hidden, cos, sin, kv_cache, attention)
-        normed: Tensor = self.final_layer_norm(hidden)
-        return normed
+        return hidden if self.final_layer_norm is None else self.final_layer_norm(hidden)
 
     def decoder_outline(self) -> PreNormDecoder:
         """See ``CausalLM.decoder_outline``."""
@@ -141,8 +146,8 @@ class GPTNeoXForCausalLM(CausalLM):
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """See ``CausalLM.checkpoint_tensors``: the embedding has a name of its own."""
         tensors = super().checkpoint_tensors()
-        tensors[self.embed_tokens_name] = tensors.pop("embed_tokens.weight")
-        return tensors
+        own_name = "embed_tokens.weight"
+        return {self.embed_tokens_name if name == own_name else name: tensor for name, tensor in tensors.items()}
 
     def is_ignored(self, name: str) -> bool:
         """The causal mask and the rotary frequencies that older checkpoints carry along."""

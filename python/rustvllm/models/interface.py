@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.decoder import DecoderKernel, PreNormDecoder
 from rustvllm.layers.linear import Embedding, Linear, LinearKernel, plain_linear
-from rustvllm.layers.parallel import VocabHead, building_group, shared_by, whole_logits
+from rustvllm.layers.parallel import (
+    NoEmbedding,
+    VocabEmbedding,
+    VocabHead,
+    building_group,
+    building_stage,
+    shared_by,
+    whole_logits,
+)
 
 
 class CausalLM(nn.Module, ABC):
@@ -20,17 +29,21 @@ class CausalLM(nn.Module, ABC):
 
     Attributes:
         group: The ranks that share its layers.
+        stage: Which of its layers this rank has, with the embedding in the first stage and the head in the last.
+        hidden_size: Width of the stream between layers.
         kv_cache_spec: What this rank keeps per token.
         vocab_size: Width of the logits.
         max_positions: Longest sequence that the position encoding supports, in tokens; None if unlimited.
         prefixes: What checkpoints may put before the names of ``checkpoint_tensors``.
         embed_tokens: The embedding, which is also the head when they are tied.
-        lm_head: The head of its own, or None when tied.
+        lm_head: The head of its own, or None when tied, and in all stages but the last.
+        is_tied: Whether the embedding is the head, too, if there is no other.
         head_kernel: What computes a head that is the embedding; None: torch.
         decoder_kernel: What runs all blocks in one call; None: the modules do, one after the other.
         head_name: What checkpoints call the head's weight, after the prefix.
     """
 
+    hidden_size: int
     kv_cache_spec: KVCacheSpec
     vocab_size: int
     max_positions: int | None
@@ -38,6 +51,7 @@ class CausalLM(nn.Module, ABC):
     embed_tokens: Embedding
     embed_tokens_name: str
     lm_head: Linear | None
+    is_tied: bool = True
     head_kernel: LinearKernel | None = None
     decoder_kernel: DecoderKernel | None = None
     head_name: str = "lm_head.weight"
@@ -51,8 +65,20 @@ class CausalLM(nn.Module, ABC):
         """
         super().__init__()
         self.group = building_group()
+        self.stage = building_stage()
+        self._stream_dtype = torch.get_default_dtype()
 
-    @abstractmethod
+    def make_embedding(self, width: int, *, tied: bool) -> Embedding:
+        """The embedding, in the stages that need it: the first, and the last where it is the head, too."""
+        is_needed = self.stage.is_first or (tied and self.stage.is_last)
+        # A stage without one never looks at it, and a type for it would be one in every model.
+        return VocabEmbedding(self.vocab_size, width) if is_needed else cast("Embedding", NoEmbedding())
+
+    def make_head(self, width: int, *, tied: bool) -> VocabHead | None:
+        """The head, in the last stage; None where the embedding is it."""
+        self.is_tied = tied
+        return VocabHead(width, self.vocab_size) if self.stage.is_last and not tied else None
+
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
     ) -> Tensor:
@@ -65,8 +91,33 @@ class CausalLM(nn.Module, ABC):
             attention: The step's plan.
 
         Returns:
-            ``[num_tokens, hidden_size]``, normalised: ready for ``compute_logits``.
+            ``[num_tokens, hidden_size]``, normalised: ready for ``compute_logits``. In all stages but the last what the
+            next one takes, which has been sent to it.
         """
+        if self.stage.is_first:
+            hidden = self.embed(input_ids, positions)
+        else:
+            hidden = self.stage.receive(input_ids.shape[0], self.hidden_size, self._stream_dtype)
+        hidden = self.run_layers(hidden, positions, kv_caches, attention)
+        self.stage.hand_on(hidden)
+        return hidden
+
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """What the first layer takes, ``[num_tokens, hidden_size]``, in the first stage."""
+        raise NotImplementedError(f"{type(self).__name__} has a forward of its own")
+
+    def run_layers(
+        self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
+    ) -> Tensor:
+        """This stage's layers, and what follows the last one where that is among them; see ``forward``.
+
+        Args:
+            hidden: ``[num_tokens, hidden_size]``; it may be overwritten.
+            positions: As for ``forward``.
+            kv_caches: Of these layers.
+            attention: As for ``forward``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a forward of its own")
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Where each tensor of a checkpoint goes.
@@ -83,11 +134,13 @@ class CausalLM(nn.Module, ABC):
     @property
     def tied_embedding(self) -> Tensor | None:
         """The embedding's weight, if that is the head, too."""
-        return self.embed_tokens.weight if self.lm_head is None else None
+        return self.embed_tokens.weight if self.lm_head is None and self.is_tied and self.stage.is_last else None
 
     def tied_tensors(self) -> dict[str, str]:
         """Names (without prefix) that a checkpoint may also have, or have instead, for a tensor of another name."""
-        return {"lm_head.weight": self.embed_tokens_name} if self.lm_head is None else {}
+        is_there = self.stage.is_first or self.stage.is_last
+        is_tied = self.lm_head is None and self.is_tied and is_there
+        return {"lm_head.weight": self.embed_tokens_name} if is_tied else {}
 
     def untie(self, name: str) -> Tensor:
         """Give a tied tensor memory of its own, because a checkpoint has values of its own for it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rustvllm.models.decoder.gated_mlp import GatedMLP
 from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
 from rustvllm.models.decoder.rotary_lm import PreNormLayer, RotaryLM
@@ -11,15 +13,13 @@ from rustvllm.models.hf_config import FULL_ATTENTION, SLIDING_ATTENTION, HFConfi
 class MistralForCausalLM(RotaryLM):
     """``MistralForCausalLM`` of a checkpoint."""
 
-    def make_layers(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> list[PreNormLayer]:
+    def layer_maker(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Callable[[int], PreNormLayer]:
         """Every layer slides when there is a window, unless ``layer_types`` says which do."""
         eps = config.positive_float("rms_norm_eps", 1e-6)
         inner_size, act = config.positive_int("intermediate_size"), config.string("hidden_act", "silu")
         has_window = config.optional_positive_int("sliding_window") is not None
         types = config.layer_types(num_layers, lambda _: SLIDING_ATTENTION if has_window else FULL_ATTENTION)
-        return [
-            PreNormLayer(
-                eps, RotaryAttention(sizes, sliding_window=window), GatedMLP(sizes.hidden_size, inner_size, act)
-            )
-            for window in config.windows(types)
-        ]
+        windows = config.windows(types)
+        return lambda layer: PreNormLayer(
+            eps, RotaryAttention(sizes, sliding_window=windows[layer]), GatedMLP(sizes.hidden_size, inner_size, act)
+        )

@@ -13,7 +13,7 @@ from rustvllm.layers.activation import get_activation
 from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.layers.norm import LayerNorm, PlainLayerNorm
-from rustvllm.layers.parallel import RowLinear, VocabEmbedding, VocabHead, column_linear, head_parts, qkv_linear
+from rustvllm.layers.parallel import NoEmbedding, RowLinear, StageLayers, column_linear, head_parts, qkv_linear
 from rustvllm.models.hf_config import HFConfig
 from rustvllm.models.interface import CausalLM, linear_parts
 
@@ -100,30 +100,42 @@ class OPTForCausalLM(CausalLM):
         word_size = config.positive_int("word_embed_proj_dim", default=hidden_size)
         self.vocab_size = config.positive_int("vocab_size")
         self.max_positions = config.positive_int("max_position_embeddings")
-        self.kv_cache_spec = KVCacheSpec(
-            num_layers, head_parts(num_heads, num_heads)[1].count, hidden_size // num_heads
-        )
+        self.hidden_size = hidden_size
+        tied = config.boolean("tie_word_embeddings", default=True)
 
-        self.embed_tokens = VocabEmbedding(self.vocab_size, word_size)
-        self.embed_positions = Embedding(self.max_positions + POSITION_OFFSET, hidden_size)
+        self.embed_tokens = self.make_embedding(word_size, tied=tied)
+        num_positions = self.max_positions + POSITION_OFFSET
+        is_first, is_last = self.stage.is_first, self.stage.is_last
+        self.embed_positions = Embedding(num_positions, hidden_size) if is_first else NoEmbedding()
         projects = word_size != hidden_size
-        self.project_in = Linear(word_size, hidden_size, bias=False) if projects else None
-        self.project_out = Linear(hidden_size, word_size, bias=False) if projects else None
-        self.layers = nn.ModuleList(OPTLayer(config, hidden_size, num_heads) for _ in range(num_layers))
+        self.project_in = Linear(word_size, hidden_size, bias=False) if projects and is_first else None
+        self.project_out = Linear(hidden_size, word_size, bias=False) if projects and is_last else None
+        self.layers = StageLayers(lambda _: OPTLayer(config, hidden_size, num_heads), num_layers)
+        self.kv_cache_spec = KVCacheSpec(
+            len(self.layers), head_parts(num_heads, num_heads)[1].count, hidden_size // num_heads
+        )
         ends_normed = config.boolean("do_layer_norm_before", default=True)
         ends_normed = ends_normed and not config.boolean("_remove_final_layer_norm", default=False)
-        self.final_layer_norm = _norm(config, hidden_size) if ends_normed else None
-        tied = config.boolean("tie_word_embeddings", default=True)
-        self.lm_head = None if tied else VocabHead(word_size, self.vocab_size)
+        self._has_outline = ends_normed
+        self.final_layer_norm = _norm(config, hidden_size) if ends_normed and is_last else None
+        self.lm_head = self.make_head(word_size, tied=tied)
 
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
-    ) -> Tensor:
-        """See ``CausalLM.forward``; where words are narrower than the stream, so is what is returned."""
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """See ``CausalLM.embed``."""
         hidden: Tensor = self.embed_tokens(input_ids)
         if self.project_in is not None:
             hidden = self.project_in(hidden)
-        hidden = hidden + self.embed_positions(positions + POSITION_OFFSET)
+        embedded: Tensor = hidden + self.embed_positions(positions + POSITION_OFFSET)
+        return embedded
+
+    def run_layers(
+        self,
+        hidden: Tensor,
+        positions: Tensor,  # noqa: ARG002 -- they are in the stream
+        kv_caches: Sequence[Tensor],
+        attention: AttentionPlan,
+    ) -> Tensor:
+        """See ``CausalLM.run_layers``; where words are narrower than the stream, so is what is returned."""
         if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
             hidden = self.decoder_kernel.forward(hidden, kv_caches, attention)
         else:
@@ -135,7 +147,7 @@ class OPTForCausalLM(CausalLM):
 
     def decoder_outline(self) -> PreNormDecoder | None:
         """See ``CausalLM.decoder_outline``."""
-        if self.final_layer_norm is None or not all(layer.norm_first for layer in self.layers):
+        if not self._has_outline or not all(layer.norm_first for layer in self.layers):
             return None
         return PreNormDecoder(
             tuple(layer.outline() for layer in self.layers if isinstance(layer, OPTLayer)), self.final_layer_norm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rustvllm.models.decoder.gated_mlp import GatedMLP
@@ -23,19 +23,16 @@ class Phi3ForCausalLM(RotaryLM):
         """See ``CausalLM.__init__``."""
         super().__init__(_with_longrope(hf_config), max_model_len)
 
-    def make_layers(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> list[PreNormLayer]:
+    def layer_maker(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Callable[[int], PreNormLayer]:  # noqa: ARG002 -- layers are alike
         """Every layer slides when there is a window."""
         eps = config.positive_float("rms_norm_eps", 1e-5)
         inner_size, act = config.positive_int("intermediate_size"), config.string("hidden_act", "silu")
         window = config.optional_positive_int("sliding_window")
-        return [
-            PreNormLayer(
-                eps,
-                RotaryAttention(sizes, sliding_window=window, stored_fused=True),
-                GatedMLP(sizes.hidden_size, inner_size, act, stored_fused=True),
-            )
-            for _ in range(num_layers)
-        ]
+        return lambda _: PreNormLayer(
+            eps,
+            RotaryAttention(sizes, sliding_window=window, stored_fused=True),
+            GatedMLP(sizes.hidden_size, inner_size, act, stored_fused=True),
+        )
 
 
 def _with_longrope(hf_config: Mapping[str, Any]) -> dict[str, Any]:

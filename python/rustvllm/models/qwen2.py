@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.models.decoder.gated_mlp import GatedMLP
@@ -14,18 +14,16 @@ from rustvllm.models.hf_config import FULL_ATTENTION, SLIDING_ATTENTION, HFConfi
 class Qwen2ForCausalLM(RotaryLM):
     """``Qwen2ForCausalLM`` of a checkpoint."""
 
-    def make_layers(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> list[PreNormLayer]:
+    def layer_maker(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Callable[[int], PreNormLayer]:
         """The output projection has no bias."""
         eps = config.positive_float("rms_norm_eps", 1e-6)
         inner_size, act = config.positive_int("intermediate_size"), config.string("hidden_act", "silu")
-        return [
-            PreNormLayer(
-                eps,
-                RotaryAttention(sizes, qkv_bias=True, sliding_window=window),
-                GatedMLP(sizes.hidden_size, inner_size, act),
-            )
-            for window in qwen_windows(config, num_layers)
-        ]
+        windows = qwen_windows(config, num_layers)
+        return lambda layer: PreNormLayer(
+            eps,
+            RotaryAttention(sizes, qkv_bias=True, sliding_window=windows[layer]),
+            GatedMLP(sizes.hidden_size, inner_size, act),
+        )
 
 
 def qwen_windows(config: HFConfig, num_layers: int) -> Sequence[int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from rustvllm.config.architectures import HEAD_DIMS
@@ -18,22 +19,20 @@ class Qwen3ForCausalLM(RotaryLM):
 
     default_head_dim = HEAD_DIMS["Qwen3ForCausalLM"]
 
-    def make_layers(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> list[PreNormLayer]:
+    def layer_maker(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Callable[[int], PreNormLayer]:
         """Windows follow Qwen2's rule."""
         eps = config.positive_float("rms_norm_eps", 1e-6)
         bias = config.boolean("attention_bias", default=False)
         inner_size, act = config.positive_int("intermediate_size"), config.string("hidden_act", "silu")
-        return [
-            PreNormLayer(
-                eps,
-                RotaryAttention(
-                    sizes,
-                    qkv_bias=bias,
-                    out_bias=bias,
-                    sliding_window=window,
-                    head_norm=partial(RMSNorm, sizes.head_dim, eps),
-                ),
-                GatedMLP(sizes.hidden_size, inner_size, act),
-            )
-            for window in qwen_windows(config, num_layers)
-        ]
+        windows = qwen_windows(config, num_layers)
+        return lambda layer: PreNormLayer(
+            eps,
+            RotaryAttention(
+                sizes,
+                qkv_bias=bias,
+                out_bias=bias,
+                sliding_window=windows[layer],
+                head_norm=partial(RMSNorm, sizes.head_dim, eps),
+            ),
+            GatedMLP(sizes.hidden_size, inner_size, act),
+        )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rustvllm.config.architectures import ARCHITECTURES, SUPPORTED_ARCHITECTURES
 from rustvllm.distributed.rank_group import ALONE, RankGroup
+from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.models.interface import CausalLM
 
@@ -31,12 +32,13 @@ def get_model_class(architecture: str) -> type[CausalLM]:
     return model_class
 
 
-def make_model(model_config: ModelConfig, group: RankGroup = ALONE) -> Callable[[], CausalLM]:
+def make_model(model_config: ModelConfig, group: RankGroup = ALONE, stage: Stage = WHOLE) -> Callable[[], CausalLM]:
     """What builds the model of a configuration, in torch's default dtype and device.
 
     Args:
         model_config: Of the engine.
         group: The ranks that are to share its layers.
+        stage: Which layers it is to have.
 
     Raises:
         ModelLoadError: The architecture is not supported, or cannot be shared.
@@ -51,6 +53,11 @@ def make_model(model_config: ModelConfig, group: RankGroup = ALONE) -> Callable[
         raise ModelLoadError(
             f"{model_config.architecture} runs by transformers' own code, whose layers ranks cannot share: set "
             f"tensor_parallel_size to 1 instead of {group.size}"
+        )
+    if stage.count > 1:
+        raise ModelLoadError(
+            f"{model_config.architecture} runs by transformers' own code, whose layers are not put into stages: set "
+            f"pipeline_parallel_size to 1 instead of {stage.count}"
         )
     # Imported here: what it needs of transformers takes seconds.
     from rustvllm.models.fallback.model import TransformersForCausalLM

@@ -130,8 +130,7 @@ class SharedCoreDecoder(CoreDecoder):
         self.num_spans += len(times)
         norms, products, attended = (sum(part) for part in zip(*times, strict=True))
         self.times = (norms, products, attended)
-        normed: Tensor = self._last_norm(hidden)
-        return normed
+        return hidden if self._last_norm is None else self._last_norm(hidden)
 
 
 def use_core_decoder(model: CausalLM) -> None:
@@ -154,7 +153,8 @@ def use_core_decoder(model: CausalLM) -> None:
 def _takes_all(outline: PreNormDecoder, index: int) -> bool:
     norms = [norm for block in outline.blocks for norm in (block.attention_norm, block.mlp_norm)]
     norms += [norm for block in outline.blocks for norm in (*(block.head_norms or ()), *(block.post_norms or ()))]
-    if not all(isinstance(getattr(norm, "kernel", None), CoreNorm) for norm in [*norms, outline.last_norm]):
+    norms += [] if outline.last_norm is None else [outline.last_norm]
+    if not all(isinstance(getattr(norm, "kernel", None), CoreNorm) for norm in norms):
         return False
     if any(core_activation(block.activation) is None for block in outline.blocks):
         return False
@@ -182,7 +182,8 @@ def _make_core(outline: PreNormDecoder, model: CausalLM) -> _core.CpuDecoder:
     blocks = list(map(_core_block, outline.blocks))
     spec = model.kv_cache_spec
     num_heads = outline.blocks[0].out.weight.shape[1] // spec.head_dim
-    return _core.CpuDecoder(blocks, _norm(outline.last_norm), num_heads, spec.num_kv_heads, spec.head_dim)
+    last_norm = None if outline.last_norm is None else _norm(outline.last_norm)
+    return _core.CpuDecoder(blocks, last_norm, num_heads, spec.num_kv_heads, spec.head_dim)
 
 
 def _core_block(block: PreNormBlock) -> CoreBlock:

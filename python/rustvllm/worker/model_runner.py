@@ -169,6 +169,9 @@ class GPUModelRunner:
             self.block_copier.execute(output, step)
         self.forward_ns = monotonic_ns()
         hidden = forward()
+        if not self.model.stage.is_last:
+            self._executed = _ExecutedStep(output.buffer_index, None, rows, metadata)
+            return  # the last stage has what is left to do of the step
         of_prompts = None if asked is None else self._score_prompts(hidden, asked)
         logits = None
         if num_sampled:
@@ -306,6 +309,8 @@ class GPUModelRunner:
         input_ids = torch.zeros(int(starts[-1]), dtype=torch.int32, device=self.device)
         caches = [cache] * spec.num_layers
         hidden = self.model(input_ids, send(positions), caches, self.backend.plan(metadata))
+        if not self.model.stage.is_last:
+            return
         logits = self.model.compute_logits(hidden[send(starts[1:] - 1)])
         ones = np.ones(lens.size, np.float32)
         rows = np.arange(lens.size)

@@ -21,6 +21,7 @@ from rustvllm import _core, envs
 from rustvllm.config import EngineConfig
 from rustvllm.distributed import agreement, facts, rendezvous
 from rustvllm.distributed.commands import Command, ReportedTime
+from rustvllm.distributed.stages import RankPlace
 from rustvllm.exceptions import ConfigError, RustVLLMError, SchedulerStateError
 from rustvllm.logger import init_logger
 from rustvllm.process.config_json import build
@@ -55,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = build(EngineConfig, order["config"])
         if envs.logging_level() == "INFO":
             logging.getLogger("rustvllm").setLevel(logging.WARNING)  # rank 0 says the same
-        rank, size = order["rank"], order["size"]
+        place = RankPlace(order["rank"], order["tensor_size"], order["num_stages"])
+        rank, size = place.rank, place.tensor_size * place.num_stages
         if (unlike := facts.difference(facts.start_facts(config), order["facts"], rank)) is not None:
             raise ConfigError(unlike)
         reader = _core.StepReader(order["channel_fd"], rank)
@@ -63,12 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         store = rendezvous.join_store(order["port"], size, order["timeout"])
         link.say_ready(link.age, {}, rank=rank)  # to join: what is loaded is answered on the channel
         in_rank_order, spent = config.device.batch_invariant, ReportedTime(reader)
-        meeting = None if (fd := order["meeting_fd"]) is None else rendezvous.join_meeting(fd, rank, size)
-        group = rendezvous.make_group(
-            store, rank, size, device, order["timeout"], spent, in_rank_order=in_rank_order, meeting=meeting
+        meeting = None
+        if fds := order["meeting_fds"]:
+            meeting = rendezvous.join_meeting(fds[place.stage], place.tensor_rank, place.tensor_size)
+        group, stage = rendezvous.join(
+            store, place, device, order["timeout"], spent, in_rank_order=in_rank_order, meeting=meeting
         )
         has_joined = True
-        worker = Worker(config, _core.SAMPLING_FLOAT_COLUMNS, _core.SAMPLING_INT_COLUMNS, group)
+        worker = Worker(config, _core.SAMPLING_FLOAT_COLUMNS, _core.SAMPLING_INT_COLUMNS, group, stage)
         Follower(worker, reader, link.receive).run()
     except BaseException as error:
         if reader is not None:

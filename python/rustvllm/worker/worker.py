@@ -19,6 +19,7 @@ from rustvllm.attention.static_batch import StaticAttentionBackend
 from rustvllm.config.byte_sizes import readable_size
 from rustvllm.config.devices import why_no_cuda
 from rustvllm.distributed.rank_group import ALONE, RankGroup
+from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
 from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.logger import init_logger
@@ -73,10 +74,12 @@ class Worker:
         config: Of the engine.
         float_columns: Names of the columns of ``sampling_float``.
         int_columns: Names of the columns of ``sampling_int``.
-        group: The ranks that hold the model together, as this one sees it; the first alone samples.
+        group: The ranks that share layers with this one; the first of the last stage alone samples.
+        stage: Which layers they have.
 
     Attributes:
         group: As given.
+        stage: As given.
         device: Where everything lies.
         dtype: Of weights, and of the cache unless that has eight bits.
         runner: There once the model is loaded.
@@ -88,9 +91,10 @@ class Worker:
         float_columns: Sequence[str],
         int_columns: Sequence[str],
         group: RankGroup = ALONE,
+        stage: Stage = WHOLE,
     ) -> None:
         self.config = config
-        self.group = group
+        self.group, self.stage = group, stage
         self._float_columns = tuple(float_columns)
         self._int_columns = tuple(int_columns)
         self.device = resolve_device(config.device.device, group.rank)
@@ -127,6 +131,7 @@ class Worker:
             self._available_memory(),
             self._make_packer if on_cpu else None,
             self.group,
+            self.stage,
             partial(changes_by, merged) if (merged := self.config.load.merge_lora) else None,
         )
         if self._threads is not None:
@@ -137,7 +142,7 @@ class Worker:
             invariant = self.config.device.batch_invariant
             adapters = AdapterStore(model, self.config.lora, self.dtype, self._threads, batch_invariant=invariant)
         block_size = self.config.cache.block_size
-        make_batch = InputBatch if self.group.rank == 0 else FollowerBatch
+        make_batch = InputBatch if self.group.rank == 0 and self.stage.is_last else FollowerBatch
         input_batch = make_batch(
             max_num_seqs=self.config.scheduler.max_num_seqs,
             max_blocks_per_seq=-(-self.config.model.max_model_len // block_size),

@@ -185,8 +185,8 @@ def test_the_constructors_take_the_same_keywords_as_llm(cls):
     assert (type(args), args.model, args.seed) == (cls, "m", 3)
     assert dataclasses.replace(args, seed=4).seed == 4
     assert args == cls.from_kwargs(model="m", seed=3)
-    with pytest.raises(ConfigError, match="pipeline_parallel_size=2 is not supported yet"):
-        cls(pipeline_parallel_size=2)
+    with pytest.raises(ConfigError, match="stream_interval=2 is not supported yet"):
+        cls(stream_interval=2)
     with pytest.raises(TypeError, match="no engine argument 'max_model_length'; did you mean 'max_model_len'"):
         cls(max_model_length=5)
 
@@ -200,10 +200,10 @@ def test_unknown_keyword_names_the_nearest():
 
 def test_later_features_are_refused_by_name_unless_they_ask_for_nothing():
     assert EngineArgs.from_kwargs(tensor_parallel_size=1, quantization=None) == EngineArgs()
-    with pytest.raises(ConfigError, match="pipeline_parallel_size=2 is not supported yet"):
-        EngineArgs.from_kwargs(pipeline_parallel_size=2)
-    with pytest.raises(ConfigError, match="pipeline_parallel_size=True"):
-        EngineArgs.from_kwargs(pipeline_parallel_size=True)
+    with pytest.raises(ConfigError, match="stream_interval=2 is not supported yet"):
+        EngineArgs.from_kwargs(stream_interval=2)
+    with pytest.raises(ConfigError, match="stream_interval=True"):
+        EngineArgs.from_kwargs(stream_interval=True)
 
 
 def test_no_argument_is_both_known_and_to_come():
@@ -282,8 +282,8 @@ def test_lists_and_json():
     ("argv", "message"),
     [
         (["--max-model-len", "many"], "must be a whole number"),
-        (["--pipeline-parallel-size", "2"], "--pipeline-parallel-size 2 is not supported yet"),
-        (["--pipeline_parallel_size=2"], "not supported yet"),
+        (["--stream-interval", "2"], "--stream-interval 2 is not supported yet"),
+        (["--stream_interval=2"], "not supported yet"),
         (["--enable-prompt-embeds"], "--enable-prompt-embeds is not supported yet"),
         (["--override-generation-config", "[]"], "must be a JSON object"),
     ],

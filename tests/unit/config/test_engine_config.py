@@ -75,7 +75,7 @@ MODEL = {
         (CacheConfig, "swap_space", -1, "at least 0 and less than"),
         (CacheConfig, "swap_space", float("inf"), "got inf"),
         (CacheConfig, "swap_space", "4", "number, got '4'"),
-        (ParallelConfig, "pipeline_parallel_size", 2, "at most 1"),
+        (ParallelConfig, "pipeline_parallel_size", 65, "at most 64"),
         (DeviceConfig, "device", "tpu", "cpu, cuda, got 'tpu'"),
         (LoadConfig, "quantization", "hqq", "int8-g128, int4-g32, int4-g64, int4-g128, gguf, awq, gptq, .*, got 'hqq'"),
         (DeviceConfig, "attention_backend", "flash", "auto, triton, cpu, torch, got 'flash'"),

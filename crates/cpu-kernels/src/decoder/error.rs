@@ -19,6 +19,14 @@ pub enum DecoderError {
         /// What it should be.
         expected: usize,
     },
+    /// Room for the stream, which nothing norms.
+    #[error("the stream has {expected} numbers, but there is room for {found}")]
+    Out {
+        /// Numbers.
+        found: usize,
+        /// Numbers.
+        expected: usize,
+    },
     /// A block whose heads are turned, and nothing to turn them by.
     #[error("heads are turned by cosines and sines number {index}, but {found} are given")]
     NoRotary {

@@ -40,8 +40,8 @@ struct Candidate {
 }
 
 impl Scheduler {
-    /// Waiting requests in queue order, while `budget` lasts.
-    pub(crate) fn schedule_waiting(&mut self, set: usize, budget: &mut u32) {
+    /// Waiting requests in queue order, while `budget` lasts and the step has fewer than `max_rows`.
+    pub(crate) fn schedule_waiting(&mut self, set: usize, budget: &mut u32, max_rows: usize) {
         let mut passed_over = std::mem::take(&mut self.passed_over);
         passed_over.clear();
         let mut num_tries_left = self.config.max_look_past;
@@ -49,6 +49,7 @@ impl Scheduler {
         let mut cursor = None;
         // Each request that comes in needs a block of its own.
         while *budget > 0
+            && self.steps[set].entries.len() < max_rows
             && self.kv.pool.num_free() > 0
             && self.running.len() < self.config.max_num_seqs as usize
             && self.rows.has_free()

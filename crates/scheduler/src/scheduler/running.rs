@@ -18,15 +18,22 @@ enum Turn {
 }
 
 impl Scheduler {
-    /// Running requests in admission order, while `budget` lasts, up to one that waits for blocks.
-    pub(crate) fn schedule_running(&mut self, set: usize, budget: &mut u32) {
+    /// Running requests in admission order, while `budget` lasts and there are fewer than `max_rows`, up to one that
+    /// waits for blocks.
+    pub(crate) fn schedule_running(&mut self, set: usize, budget: &mut u32, max_rows: usize) {
         let mut index = 0;
         while index < self.running.len() && *budget > 0 {
+            let Some(rows_left) =
+                max_rows.checked_sub(self.steps[set].entries.len()).filter(|&left| left > 0)
+            else {
+                return;
+            };
             let running = &self.running[index..];
-            let done = self.steps[set].push_decodes(running, &mut self.requests, &mut self.kv, *budget);
+            let most = rows_left.min(*budget as usize);
+            let done = self.steps[set].push_decodes(running, &mut self.requests, &mut self.kv, most);
             index += done;
             *budget -= done as u32;
-            if index == self.running.len() || *budget == 0 {
+            if index == self.running.len() || *budget == 0 || done == rows_left {
                 break;
             }
             match self.schedule_one(set, &mut index, budget) {
@@ -41,7 +48,11 @@ impl Scheduler {
     /// blocks for it. `index` is its place in the running list, also when others have left from before it.
     fn schedule_one(&mut self, set: usize, index: &mut usize, budget: &mut u32) -> Turn {
         let slot = self.running[*index];
-        let num_tokens = self.clip(self.requests[slot as usize].num_wanted_tokens(), *budget);
+        let request = &self.requests[slot as usize];
+        if self.config.is_pipeline() && request.num_output_placeholders() > 0 {
+            return Turn::Served; // it waits for its token, so that others have a step of their own
+        }
+        let num_tokens = self.clip(request.num_wanted_tokens(), *budget);
         if num_tokens == 0 {
             return Turn::Served;
         }

@@ -34,7 +34,7 @@ impl NaiveScheduler {
             let turn = turns.get(place).map(|&(turn, _)| turn);
             let has_seat = self.running.len() < self.config.max_num_seqs() && self.num_free_rows() > 0;
             // Each request that comes in needs a block of its own.
-            if self.budget_left(plan) == 0 || !has_seat || self.pool.free.is_empty() {
+            if self.budget_left(plan) == 0 || !plan.has_row_left() || !has_seat || self.pool.free.is_empty() {
                 return;
             }
             let limit = self.config.max_times_passed;

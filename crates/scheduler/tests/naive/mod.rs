@@ -208,6 +208,14 @@ struct Row {
 struct Step {
     number: u64,
     rows: Vec<Row>,
+    /// Of a pipeline: what leaves as many requests for the steps in its other stages.
+    max_rows: usize,
+}
+
+impl Step {
+    fn has_row_left(&self) -> bool {
+        self.rows.len() < self.max_rows
+    }
 }
 
 /// What a step does, in people's terms.
@@ -326,10 +334,15 @@ impl NaiveScheduler {
     pub fn schedule(&mut self) -> Option<NaiveStep> {
         assert!(self.in_flight.len() < self.config.max_steps_in_flight, "a step must be updated first");
         self.drain_inbox();
-        let mut plan = Step { number: self.last_step + 1, rows: Vec::new() };
+        let mut plan = Step { number: self.last_step + 1, rows: Vec::new(), max_rows: usize::MAX };
         // What a plan that came to nothing preempted comes with this one, but no preemption of this one.
         let told_late = self.notes.preempted.len();
         self.swap_out_pending(&plan);
+        let stages = self.config.base.pipeline_stages as usize;
+        if stages > 1 {
+            let wanted = (self.running.len() + self.waiting().len()).min(self.config.max_num_seqs());
+            plan.max_rows = wanted.div_ceil(stages).max(1);
+        }
         self.plan_running(&mut plan);
         let preempted = self.notes.preempted.len() > told_late;
         if (!preempted || self.running.is_empty()) && !self.is_swap_out_pending() {

@@ -6,7 +6,7 @@ impl NaiveScheduler {
     pub(super) fn plan_running(&mut self, plan: &mut Step) {
         let mut turn = 0;
         let mut one_gave_up = false;
-        'turns: while turn < self.running.len() && self.budget_left(plan) > 0 {
+        'turns: while turn < self.running.len() && self.budget_left(plan) > 0 && plan.has_row_left() {
             let arrival = self.running[turn];
             let num_tokens = self.wanted(arrival, plan);
             if num_tokens == 0 {
@@ -46,6 +46,9 @@ impl NaiveScheduler {
         let placeholders = self.num_output_placeholders(arrival);
         let known_and_coming = request.tokens.len() + placeholders;
         let max_total = request.max_total_tokens(&self.config);
+        if placeholders > 0 && self.config.base.pipeline_stages > 1 {
+            return 0; // Its next step begins with the token that comes.
+        }
         if placeholders > 0 && known_and_coming >= max_total {
             return 0; // What is in flight ends it, or shows that there is room left.
         }

@@ -93,7 +93,9 @@ fn config_of(seed: u64, random: &mut Random) -> SchedulerConfig {
     let sometimes = |random: &mut Random, percent: u32, low: u32, high: u32| {
         if random.chance(percent) { random.between(low, high) } else { 0 }
     };
-    let num_speculative_tokens = sometimes(random, 50, 1, 4);
+    // Requests of a pipeline have no drafts.
+    let is_pipeline = is(2) && seed % 3 == 0;
+    let num_speculative_tokens = if is_pipeline { 0 } else { sometimes(random, 50, 1, 4) };
     SchedulerConfig {
         num_blocks: random.between(enough, enough + 12).clamp(4, 64),
         block_size,
@@ -111,6 +113,7 @@ fn config_of(seed: u64, random: &mut Random) -> SchedulerConfig {
         watermark: f64::from(sometimes(random, 30, 5, 40)) / 100.0,
         max_num_queued_reqs: 64,
         max_steps_in_flight: if is(2) { random.between(2, 3) } else { 1 },
+        pipeline_stages: if is_pipeline { 2 + seed as u32 / 3 % 3 } else { 1 },
         num_speculative_tokens,
         drafter: (num_speculative_tokens > 0 && is(6)).then(|| drafter_of(is(5))),
         preemption_mode: if swaps { PreemptionMode::Swap } else { PreemptionMode::Recompute },

@@ -31,6 +31,9 @@ impl World {
                 self.first_scheduled.push(row.request_id.parse().expect("a number"));
             }
         }
+        if self.config.pipeline_stages > 1 {
+            self.check_spread(&view);
+        }
         let is_admission = |row: &scheduler::ScheduledRequest| row.is_new || row.is_resumed;
         assert!(
             self.num_gave_way() == num_gave_way_before
@@ -38,6 +41,20 @@ impl World {
                 || view.scheduled.iter().all(is_admission),
             "no admission with a preemption, unless no request is left to be protected"
         );
+    }
+
+    /// In a pipeline a request waits for its token, and a step leaves rows for as many others as there are stages.
+    fn check_spread(&self, view: &scheduler::StepView) {
+        let stages = self.config.pipeline_stages as usize;
+        let most = self.scheduler.num_unfinished_requests().div_ceil(stages).max(1);
+        assert!(view.scheduled.len() <= most, "{} rows of a step of at most {most}", view.scheduled.len());
+        for flight in &self.flights {
+            let other = self.scheduler.step_view(&flight.output).expect("in flight");
+            for row in other.scheduled.iter().filter(|row| row.sampled) {
+                let is_in_both = view.scheduled.iter().any(|own| own.request_id == row.request_id);
+                assert!(!is_in_both, "request {} is in two steps", row.request_id);
+            }
+        }
     }
 
     /// Whose row is new shares it with no step in flight: what those still give is another request's.

@@ -17,7 +17,7 @@ from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.norm import GemmaRMSNorm
-from rustvllm.layers.parallel import VocabEmbedding, VocabHead
+from rustvllm.layers.parallel import StageLayers
 from rustvllm.layers.rotary import RotaryAngles, RotaryEmbedding
 from rustvllm.models.decoder.gated_mlp import GatedMLP
 from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
@@ -83,22 +83,27 @@ class GemmaLM(CausalLM):
         eps = config.positive_float("rms_norm_eps", 1e-6)
         self.vocab_size = config.positive_int("vocab_size")
         self.max_positions = None  # rotary angles exist for every position
-        self.kv_cache_spec = KVCacheSpec(num_layers, sizes.of_rank().num_kv_heads, sizes.head_dim)
+        self.hidden_size = sizes.hidden_size
         self.logit_cap = config.optional_positive_float("final_logit_softcapping", self.default_logit_cap)
 
-        self.embed_tokens = VocabEmbedding(self.vocab_size, sizes.hidden_size)
+        tied = config.boolean("tie_word_embeddings", default=True)
+        self.embed_tokens = self.make_embedding(sizes.hidden_size, tied=tied)
         self.embed_scale = embedding_scale(sizes.hidden_size)
         self.layer_types = self.make_layer_types(config, num_layers)
-        self.layers = nn.ModuleList(
-            GemmaLayer(eps, self.make_attention(config, sizes, window, eps), gemma_mlp(config, sizes))
-            for window in config.windows(self.layer_types, default=4096)
+        windows = config.windows(self.layer_types, default=4096)
+        self.layers = StageLayers(
+            lambda layer: GemmaLayer(
+                eps, self.make_attention(config, sizes, windows[layer], eps), gemma_mlp(config, sizes)
+            ),
+            num_layers,
         )
-        self.norm = GemmaRMSNorm(sizes.hidden_size, eps)
+        self.kv_cache_spec = KVCacheSpec(len(self.layers), sizes.of_rank().num_kv_heads, sizes.head_dim)
+        self.norm = GemmaRMSNorm(sizes.hidden_size, eps) if self.stage.is_last else None
         self.rotary = self.make_rotary(hf_config, sizes.head_dim, max_model_len)
         self._rotaries = list(dict.fromkeys(self.rotary.values()))
-        self._rotary_of_layer = [self._rotaries.index(self.rotary[kind]) for kind in self.layer_types]
-        tied = config.boolean("tie_word_embeddings", default=True)
-        self.lm_head = None if tied else VocabHead(sizes.hidden_size, self.vocab_size)
+        own_types = [self.layer_types[layer] for layer in self.stage.own(num_layers)]
+        self._rotary_of_layer = [self._rotaries.index(self.rotary[kind]) for kind in own_types]
+        self.lm_head = self.make_head(sizes.hidden_size, tied=tied)
 
     @abstractmethod
     def make_layer_types(self, config: HFConfig, num_layers: int) -> list[str]:
@@ -118,19 +123,22 @@ class GemmaLM(CausalLM):
     ) -> Mapping[str, RotaryEmbedding]:
         """What turns the heads of each kind of layer; kinds may share one."""
 
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 -- layers look at positions
+        """See ``CausalLM.embed``."""
+        hidden: Tensor = self.embed_tokens(input_ids) * self.embed_scale
+        return hidden
+
+    def run_layers(
+        self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
     ) -> Tensor:
-        """See ``CausalLM.forward``."""
-        hidden = self.embed_tokens(input_ids) * self.embed_scale
+        """See ``CausalLM.run_layers``."""
         if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
             cos_sin = [rotary.cos_sin(positions, torch.float32) for rotary in self._rotaries]
             return self.decoder_kernel.forward(hidden, kv_caches, attention, cos_sin)
         angles = [rotary.angles(positions, hidden.dtype) for rotary in self._rotaries]
         for layer, rotary, kv_cache in zip(self.layers, self._rotary_of_layer, kv_caches, strict=True):
             hidden = layer(hidden, angles[rotary], kv_cache, attention)
-        normed: Tensor = self.norm(hidden)
-        return normed
+        return hidden if self.norm is None else self.norm(hidden)
 
     def decoder_outline(self) -> PreNormDecoder:
         """See ``CausalLM.decoder_outline``."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,7 @@ from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.norm import RMSNorm
-from rustvllm.layers.parallel import VocabEmbedding, VocabHead
+from rustvllm.layers.parallel import StageLayers
 from rustvllm.layers.rotary import RotaryAngles, RotaryEmbedding
 from rustvllm.models.decoder.gated_mlp import GatedMLP
 from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
@@ -77,36 +77,41 @@ class RotaryLM(CausalLM):
         num_layers = config.positive_int("num_hidden_layers")
         self.vocab_size = config.positive_int("vocab_size")
         self.max_positions = None  # rotary angles exist for every position
-        self.kv_cache_spec = KVCacheSpec(num_layers, sizes.of_rank().num_kv_heads, sizes.head_dim)
-
-        self.embed_tokens = VocabEmbedding(self.vocab_size, sizes.hidden_size)
-        self.layers = nn.ModuleList(self.make_layers(config, sizes, num_layers))
-        self.norm = RMSNorm(sizes.hidden_size, config.positive_float("rms_norm_eps", 1e-6))
-        self.rotary = RotaryEmbedding.from_config(hf_config, sizes.head_dim, max_model_len, partial=self.partial_rotary)
+        self.hidden_size = sizes.hidden_size
         tied = config.boolean("tie_word_embeddings", default=False)
-        self.lm_head = None if tied else VocabHead(sizes.hidden_size, self.vocab_size)
+
+        self.embed_tokens = self.make_embedding(sizes.hidden_size, tied=tied)
+        self.layers = StageLayers(self.layer_maker(config, sizes, num_layers), num_layers)
+        self.kv_cache_spec = KVCacheSpec(len(self.layers), sizes.of_rank().num_kv_heads, sizes.head_dim)
+        eps = config.positive_float("rms_norm_eps", 1e-6)
+        self.norm = RMSNorm(sizes.hidden_size, eps) if self.stage.is_last else None
+        self.rotary = RotaryEmbedding.from_config(hf_config, sizes.head_dim, max_model_len, partial=self.partial_rotary)
+        self.lm_head = self.make_head(sizes.hidden_size, tied=tied)
 
     @abstractmethod
-    def make_layers(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Sequence[PreNormLayer]:
-        """The architecture's layers.
+    def layer_maker(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Callable[[int], PreNormLayer]:
+        """What makes the architecture's layer of a number.
 
         Raises:
             ModelLoadError: The configuration lacks a key, or asks for what is not supported.
         """
 
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 -- layers look at positions
+        """See ``CausalLM.embed``."""
+        hidden: Tensor = self.embed_tokens(input_ids)
+        return hidden
+
+    def run_layers(
+        self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
     ) -> Tensor:
-        """See ``CausalLM.forward``."""
-        hidden = self.embed_tokens(input_ids)
+        """See ``CausalLM.run_layers``."""
         if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
             rotary = self.rotary.cos_sin(positions, torch.float32)
             return self.decoder_kernel.forward(hidden, kv_caches, attention, (rotary,))
         angles = self.rotary.angles(positions, hidden.dtype)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden = layer(hidden, angles, kv_cache, attention)
-        normed: Tensor = self.norm(hidden)
-        return normed
+        return hidden if self.norm is None else self.norm(hidden)
 
     def decoder_outline(self) -> PreNormDecoder:
         """See ``CausalLM.decoder_outline``."""

@@ -282,7 +282,7 @@ class Launcher:
 
     def _why_engine_ended(self, engine: EngineProcess) -> str:
         """Why, by the name that errors and logs have for the process: with several ranks it is the first of them."""
-        size = 1 if self._config is None else self._config.parallel.tensor_parallel_size
+        size = 1 if self._config is None else self._config.parallel.num_ranks
         if engine.death is not None or size == 1:
             return engine.why_ended
         return (
