@@ -1,9 +1,9 @@
 """What a killed rank costs: servers with several ranks, each of which loses one at a random moment.
 
-    python benches/python/killed_ranks.py [--rounds 100] [--seed 0] [--size 2]
+    python benches/python/killed_ranks.py [--rounds 100] [--seed 0] [--size 2] [--stages 1]
         [--moments start steps restart]
 
-A round starts ``rustvllm serve --tensor-parallel-size`` with the model of the package, kills a rank (SIGKILL; rank 0 is
+A round starts ``rustvllm serve`` with several ranks and the model of the package, kills a rank (SIGKILL; rank 0 is
 the engine process) while it starts or while four streams run, and measures how long it takes until every stream has
 ended with an error that names the rank, and until every process is gone. It fails when that takes more than 2 and 10
 seconds, or when a process, a listening port, or a file in TMPDIR or /dev/shm is left. In a round "restart" the server
@@ -42,12 +42,13 @@ LONGEST_START = 4.0
 class Server:
     """One server in a session of its own, with a directory of its own."""
 
-    def __init__(self, size: int, *flags: str) -> None:
+    def __init__(self, size: int, stages: int, *flags: str) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
         self.lines: list[str] = []
         self._news = threading.Condition()
         command = [sys.executable, "-m", "rustvllm.cli.main", "serve", "--port", "0", "--device", "cpu"]
-        command += ["--tensor-parallel-size", str(size), "--hf-overrides", json.dumps({"n_head": 2 * size})]
+        command += ["--tensor-parallel-size", str(size // stages), "--pipeline-parallel-size", str(stages)]
+        command += ["--hf-overrides", json.dumps({"n_head": 2 * size})]
         command += ["--num-gpu-blocks-override", "200", "--max-num-seqs", "8", *flags]
         switches = {"RUSTVLLM_CHECK_INVARIANTS": "1", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
@@ -133,10 +134,10 @@ class Stream:
         self._thread.join(60)
 
 
-def run_round(number: int, moment: str, chance: random.Random, size: int) -> dict[str, Any]:
+def run_round(number: int, moment: str, chance: random.Random, size: int, stages: int) -> dict[str, Any]:
     """One server and one killed rank."""
     before = {each.name for each in SHARED.iterdir()}
-    server = Server(size, *(["--restart-engine"] if moment == "restart" else []))
+    server = Server(size, stages, *(["--restart-engine"] if moment == "restart" else []))
     result: dict[str, Any] = {"round": number, "moment": moment, "failures": []}
     try:
         streams: list[Stream] = []
@@ -233,14 +234,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--size", type=int, default=2)
+    parser.add_argument("--size", type=int, default=2, help="ranks")
+    parser.add_argument("--stages", type=int, default=1, help="groups of layers, which divides the ranks")
     parser.add_argument("--moments", nargs="+", choices=["start", "steps", "restart"], default=["start", "steps"])
     args = parser.parse_args()
     chance = random.Random(args.seed)
     rounds = []
     for number in range(args.rounds):
         moment = args.moments[number % len(args.moments)]
-        rounds.append(run_round(number, moment, chance, args.size))
+        rounds.append(run_round(number, moment, chance, args.size, args.stages))
         if rounds[-1]["failures"]:
             sys.stderr.write(f"{json.dumps(rounds[-1])}\n")
     known = sorted(each["known_s"] for each in rounds if "known_s" in each)
@@ -251,6 +253,7 @@ def main() -> int:
         "rounds": len(rounds),
         "seed": args.seed,
         "size": args.size,
+        "stages": args.stages,
         "failed": failed,
         "known_s": {"median": known[len(known) // 2], "max": known[-1]} if known else None,
         "gone_s": {"median": gone[len(gone) // 2], "max": gone[-1]} if gone else None,

@@ -1,6 +1,7 @@
 """Several ranks that run the same steps: the tokens are those of one, and nothing is left of them, however they end.
 
-Each rank holds its part of every layer, and compares its hidden states with the others' after every forward pass.
+Each rank holds its part of every layer, and compares its hidden states with the others' after every forward pass; or it
+holds some layers, and steps run in all stages at the same time.
 """
 
 import contextlib
@@ -62,9 +63,11 @@ def start(**options: Any) -> LLM:
 
 @pytest.fixture(scope="module")
 def pair(environment: None) -> Iterator[LLM]:
+    before = ranks_of(os.getpid())
     with start(tensor_parallel_size=2, preemption_mode="swap", swap_space=0.02) as llm:
+        mine = [each for each in ranks_of(os.getpid()) if each not in before]
         yield llm
-    assert ranks_of(os.getpid()) == []
+    assert_gone(mine)
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,21 @@ def tokens(llm: LLM, params: Any, given: Any) -> list[list[list[int]]]:
     return [[list(sample.token_ids) for sample in output.outputs] for output in outputs]
 
 
+def mixed_params() -> list[SamplingParams]:
+    """Greedy and drawn, one and several samples, with and without penalties."""
+    return [
+        SamplingParams(
+            temperature=0.0 if i % 2 else 0.8,
+            seed=i,
+            max_tokens=24,
+            ignore_eos=True,
+            n=1 if i % 2 else 1 + i % 4,
+            presence_penalty=0.3,
+        )
+        for i in range(8)
+    ]
+
+
 def generate_without_end(llm: LLM) -> None:
     while True:
         tokens(llm, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True), prompts(4))
@@ -101,17 +119,7 @@ def test_a_rank_holds_its_share_of_the_heads(pair: LLM, alone: LLM) -> None:
 
 
 def test_ranks_give_the_tokens_of_one_through_swaps_chunks_and_prefix_hits(pair: LLM, alone: LLM) -> None:
-    params = [
-        SamplingParams(
-            temperature=0.0 if i % 2 else 0.8,
-            seed=i,
-            max_tokens=24,
-            ignore_eos=True,
-            n=1 if i % 2 else 1 + i % 4,
-            presence_penalty=0.3,
-        )
-        for i in range(8)
-    ]
+    params = mixed_params()
     expected = tokens(alone, params, prompts(8))
     assert tokens(pair, params, prompts(8)) == expected
     before = stats(pair)["prefix_cache_hits"]
@@ -304,3 +312,176 @@ def test_a_model_that_cannot_be_loaded_ends_all_ranks(tmp_path: Any) -> None:
     with pytest.raises(ModelLoadError, match=r"safetensors"):
         LLM(str(tmp_path), tensor_parallel_size=2, skip_tokenizer_init=True, device="cpu")
     assert ranks_of(os.getpid()) == before
+
+
+@pytest.fixture(scope="module")
+def staged(environment: None) -> Iterator[LLM]:
+    before = ranks_of(os.getpid())
+    with start(pipeline_parallel_size=2, preemption_mode="swap", swap_space=0.02) as llm:
+        mine = [each for each in ranks_of(os.getpid()) if each not in before]
+        yield llm
+    assert_gone(mine)
+
+
+def steps_under_way(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps only the other stages have begun, each time that one was launched from now on."""
+    executor, seen = executor_of(llm), []
+    execute = executor.execute_model
+
+    def counted(output: Any) -> None:
+        execute(output)
+        seen.append(len(executor._ahead))
+
+    monkeypatch.setattr(executor, "execute_model", counted)
+    return seen
+
+
+def test_stages_give_the_tokens_of_one_process_through_swaps_chunks_and_prefix_hits(
+    staged: LLM, alone: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_layers = [executor_of(llm)._worker.runner.model.kv_cache_spec.num_layers for llm in (staged, alone)]
+    assert num_layers[0] == num_layers[1] // 2
+    seen = steps_under_way(staged, monkeypatch)
+    params = mixed_params()
+    expected = tokens(alone, params, prompts(8))
+    assert tokens(staged, params, prompts(8)) == expected
+    before = stats(staged)["prefix_cache_hits"]
+    assert tokens(staged, params[6:], prompts(8)[6:]) == expected[6:], "what is cached differs"
+    after = stats(staged)
+    assert after["prefix_cache_hits"] > before
+    assert after["num_swapped_out"] > 0
+    assert seen.count(2) > len(seen) // 2, "the stages ran one after the other"
+    views = executor_of(staged).rank_views()
+    assert views[0].collectives >= len(seen), "rank 0 takes what the stage before it gives"
+    assert len({str(each) for each in expected}) > 4, "output that is all the same proves nothing"
+
+
+def test_beams_grammars_and_log_probabilities_are_those_of_the_last_stage(staged: LLM, alone: LLM) -> None:
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2, prompt_logprobs=1)
+    choice = SamplingParams(
+        temperature=0.0, max_tokens=12, structured_outputs=StructuredOutputsParams(choice=["red", "green"])
+    )
+    beams = SamplingParams(use_beam_search=True, n=2, temperature=0.0, max_tokens=8)
+    both = []
+    for llm in (staged, alone):
+        scored = llm.generate(prompts(4), greedy, use_tqdm=False)
+        chosen = llm.generate(["Once", "There"], [choice, greedy], use_tqdm=False)
+        values = [
+            max(each.logprob for each in place.values()) for out in scored for place in out.outputs[0].logprobs or []
+        ]
+        of_prompts = [
+            max(each.logprob for each in place.values())
+            for out in scored
+            for place in out.prompt_logprobs or []
+            if place
+        ]
+        ids = [list(out.outputs[0].token_ids) for out in scored]
+        both.append((ids, chosen[0].outputs[0].text, tokens(llm, beams, prompts(3)), values + of_prompts))
+    (ids, text, searched, values), (other_ids, other_text, other_searched, other_values) = both
+    assert (ids, text, searched) == (other_ids, other_text, other_searched)
+    assert text in ("red", "green")
+    assert len(values) == len(other_values) > 40
+    assert values == pytest.approx(other_values, abs=1e-4)
+
+
+def test_requests_that_leave_while_their_step_is_under_way_harm_no_other(staged: LLM, alone: LLM) -> None:
+    engine = staged.llm_engine
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, presence_penalty=0.5)
+    expected = tokens(alone, params, prompts(6))
+    for number, prompt in enumerate(prompts(6)):
+        engine.add_request(f"leaves-{number}", prompt, params)
+    found: dict[str, list[int]] = {}
+    for number in range(200):
+        if not engine.has_unfinished_requests():
+            break
+        if number == 3:
+            assert executor_of(staged)._ahead, "no step is under way"
+            engine.abort_request(["leaves-0", "leaves-3"])
+        for output in engine.step():
+            found[output.request_id] = list(output.outputs[0].token_ids)
+    for number in (1, 2, 4, 5):
+        assert found[f"leaves-{number}"] == expected[number][0]
+
+
+def test_a_step_that_cannot_be_sampled_ends_its_requests_and_no_others(
+    staged: LLM, alone: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = executor_of(staged)._worker.runner
+
+    def fail(*_: Any) -> None:
+        raise ValueError("sampling failed on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.sampler, "sample", fail)
+        with pytest.raises(RustVLLMError, match="on purpose"):
+            tokens(staged, SamplingParams(temperature=0.0, max_tokens=4), prompts(4))
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    assert tokens(staged, params, prompts(4)) == tokens(alone, params, prompts(4))
+
+
+def test_a_stage_that_is_killed_is_named(staged: LLM) -> None:
+    """The last test with this engine."""
+    [rank] = ranks_of(os.getpid())
+    killer = threading.Timer(0.2, rank.kill)
+    killer.start()
+    with pytest.raises(EngineDeadError) as death:
+        generate_without_end(staged)
+    killer.join()
+    assert str(death.value) == f"worker rank 1 (node 0, pid {rank.pid}) was killed by SIGKILL"
+    assert_gone([rank])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_two_stages_of_two_ranks(quantization: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rounded, an activation that is nearly halfway goes another way where sums differ in their last bits.
+    monkeypatch.setenv("RUSTVLLM_ACTIVATIONS", "float")
+    params = mixed_params()
+    with start(num_gpu_blocks_override=400, quantization=quantization) as one:
+        expected = tokens(one, params, prompts(8))
+    before = ranks_of(os.getpid())
+    with start(pipeline_parallel_size=2, tensor_parallel_size=2, quantization=quantization) as llm:
+        seen = steps_under_way(llm, monkeypatch)
+        assert tokens(llm, params, prompts(8)) == expected
+        assert seen.count(2) > len(seen) // 2
+        mine = [each for each in ranks_of(os.getpid()) if each not in before]
+        assert len(mine) == 3
+        killer = threading.Timer(0.2, mine[2].kill)
+        killer.start()
+        with pytest.raises(
+            EngineDeadError, match=rf"worker rank 3 \(node 0, pid {mine[2].pid}\) was killed by SIGKILL"
+        ):
+            generate_without_end(llm)
+        killer.join()
+        assert_gone(mine)
+
+
+@pytest.mark.slow
+def test_more_stages_than_steps_under_way(alone: LLM) -> None:
+    params = mixed_params()
+    expected = tokens(alone, params, prompts(8))
+    with start(pipeline_parallel_size=6, preemption_mode="recompute", num_gpu_blocks_override=40) as llm:
+        assert executor_of(llm)._worker.stage.count == 6
+        assert tokens(llm, params, prompts(8)) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"pipeline_parallel_size": 13}, r"pipeline_parallel_size 13 .* is more than the \d+ layers .* would work"),
+        ({"pipeline_parallel_size": 2, "async_scheduling": True}, "pipeline_parallel_size is 2 .* async_scheduling"),
+        (
+            {"pipeline_parallel_size": 2, "speculative_config": {"method": "auto"}},
+            "pipeline_parallel_size is 2 .* speculative_config",
+        ),
+        ({"pipeline_parallel_size": 2, "enable_lora": True}, "pipeline_parallel_size is 2 .* enable_lora"),
+        ({"pipeline_parallel_size": 2, "executor": "sim"}, "pipeline_parallel_size is 2 .* executor=sim"),
+        ({"pipeline_parallel_size": 2, "distributed_executor_backend": "uni"}, "uni, .* pipeline_parallel_size is 2"),
+        ({"pipeline_parallel_size": 16, "tensor_parallel_size": 8}, "is 128 ranks, but at most 64"),
+        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be at least 1, got 0"),
+        ({"pipeline_parallel_size": "2"}, "pipeline_parallel_size must be an integer, got '2'"),
+    ],
+)
+def test_what_stages_cannot_do_is_refused_by_name(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        LLM(**{**FOUR_HEADS, **SMALL, **options})

@@ -4,8 +4,10 @@ import pytest
 import torch
 from checkpoints import ARCHITECTURES, VARIANTS
 from safetensors.torch import save_file
+from test_quantized import AWQ, GPTQ, write
 from test_tensor_parallel import ROOM, assert_equal, config_of, save
 
+from quantized_files import awq, gptq
 from rank_world import NUM_DECODES, RankWorld, job_of, load_job, run_job
 from rustvllm import _core
 from rustvllm.distributed.rank_group import ALONE
@@ -93,7 +95,8 @@ def test_bfloat16_is_handed_on_bit_by_bit(two, kind):
     assert torch.equal(found, run_job(job)[0])
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "gpt-neox", "gemma3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_two_stages_of_two_ranks(square, kind):
     for quantization in (None, "int8"):
         job = job_of(config=deep(kind), quantization=quantization, RUSTVLLM_LINEAR_KERNEL="core")
@@ -148,27 +151,36 @@ CHECKPOINTS = {
 
 
 @pytest.mark.parametrize("kind", CHECKPOINTS)
-def test_a_stage_holds_and_reads_its_layers_and_what_is_at_its_end(two, square, tmp_path, kind):
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_stage_holds_and_reads_its_layers_and_what_is_at_its_end(two, tmp_path, kind, quantization):
+    assert_weights_are_divided(two, tmp_path, kind, quantization)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_so_do_the_ranks_that_share_a_stage(square, tmp_path, kind):
+    assert_weights_are_divided(square, tmp_path, kind, None)
+
+
+def assert_weights_are_divided(world, tmp_path, kind, quantization):
     folder, _ = save(tmp_path, CHECKPOINTS[kind])
-    for world, quantization in ((two, None), (two, "int8"), (square, None)):
-        job = job_of(folder, quantization=quantization, RUSTVLLM_LINEAR_KERNEL="core")
-        expected, alone = run_job(job)
-        found, ranks = world.run(job)
-        assert_equal(found, expected)
-        for rank in ranks:
-            # Embedding, positions and head are at one end or both, and are not divided by the number of stages.
-            ends = 4 * rank["tables"]
-            replicated = 4 * rank["replicated"] if world is square else 0
-            print(  # noqa: T201 -- the figures behind the assertions
-                f"{kind} {quantization or 'float32'}, {world.size} ranks: {rank['resident']} of {alone['resident']} "
-                f"bytes of weights ({ends} at the ends, {replicated} replicated), {rank['read']} of "
-                f"{alone['read']} bytes read"
-            )
-            assert rank["resident"] <= ROOM * alone["resident"] / world.size + ends + replicated
-            assert rank["read"] <= ROOM * alone["read"] / world.size + ends + replicated
-        assert sum(rank["products"] for rank in ranks) <= ROOM * alone["products"] + sum(
-            rank["tables"] for rank in ranks
+    job = job_of(folder, quantization=quantization, RUSTVLLM_LINEAR_KERNEL="core")
+    expected, alone = run_job(job)
+    found, ranks = world.run(job)
+    assert_equal(found, expected)
+    for rank in ranks:
+        # Embedding, positions and head are at one end or both, and are not divided by the number of stages.
+        ends = 4 * rank["tables"]
+        replicated = 4 * rank["replicated"] if world.size > 2 else 0
+        print(  # noqa: T201 -- the figures behind the assertions
+            f"{kind} {quantization or 'float32'}, {world.size} ranks: {rank['resident']} of {alone['resident']} "
+            f"bytes of weights ({ends} at the ends, {replicated} replicated), {rank['read']} of "
+            f"{alone['read']} bytes read"
         )
+        assert rank["resident"] <= ROOM * alone["resident"] / world.size + ends + replicated
+        assert rank["read"] <= ROOM * alone["read"] / world.size + ends + replicated
+    tables = sum(rank["tables"] for rank in ranks)
+    assert sum(rank["products"] for rank in ranks) <= ROOM * alone["products"] + tables
 
 
 def load(job, stage):
@@ -222,6 +234,7 @@ def test_a_tied_embedding_is_at_both_ends_however_it_is_stored(two, tmp_path, st
     assert_equal(found, run_job(job)[0])
 
 
+@pytest.mark.slow
 def test_what_is_stored_in_blocks_goes_to_its_stage(two, tmp_path):
     gguf_files = pytest.importorskip("gguf_files", reason="the gguf package is not installed", exc_type=ImportError)
     from checkpoints import make
@@ -233,6 +246,18 @@ def test_what_is_stored_in_blocks_goes_to_its_stage(two, tmp_path):
     found, ranks = two.run(job)
     assert_equal(found, run_job(job)[0])
     assert all(rank["read"] > 0 for rank in ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "form"), [("llama", "awq"), ("qwen2", "gptq")])
+def test_quantised_folders_go_to_their_stages(two, tmp_path, family, form):
+    lay_out, settings = {"awq": (awq, AWQ), "gptq": (gptq, GPTQ)}[form]
+    write(tmp_path, family, settings, lay_out)
+    job = job_of(tmp_path)
+    expected, alone = run_job(job)
+    found, ranks = two.run(job)
+    assert_equal(found, expected)
+    assert all(0 < rank["read"] < 0.9 * alone["read"] for rank in ranks)
 
 
 def test_a_stage_alone_does_not_run():

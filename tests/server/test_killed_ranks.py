@@ -35,5 +35,11 @@ def test_an_engine_that_is_started_again_starts_ranks_of_its_own_and_serves(repo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("moment", ["steps", "restart"])
+def test_a_stage_that_is_killed_is_named_and_comes_back(repository: Path, moment: str) -> None:
+    run(repository, "--rounds", "2", "--stages", "2", "--moments", moment, seconds=170)
+
+
+@pytest.mark.slow
 def test_ranks_that_are_killed_while_they_start_leave_nothing(repository: Path) -> None:
     run(repository, "--rounds", "2", "--moments", "start", seconds=110)

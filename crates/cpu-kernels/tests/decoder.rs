@@ -367,6 +367,38 @@ fn halves_of_blocks_give_what_one_call_gives() {
 }
 
 #[test]
+fn blocks_without_a_last_norm_give_the_stream_that_the_next_ones_take() {
+    let threads = Threads::new(2).unwrap();
+    let batch = batch();
+    let last = some_norm(30, NormKind::Layer);
+    let both = vec![block(10, WeightKind::F32), post_normed_block(20, WeightKind::F32)];
+    let whole = Decoder::new(both, last.clone(), HEADS).unwrap();
+    let first = Decoder::new(vec![block(10, WeightKind::F32)], None, HEADS).unwrap();
+    let second = Decoder::new(vec![post_normed_block(20, WeightKind::F32)], last, HEADS).unwrap();
+    let angles = Angles::new(batch.num_tokens());
+    let rotary = &[angles.rotary(), angles.rotary()];
+    let hidden: Vec<f32> = narrowed(40, batch.num_tokens() * WIDTH);
+    let run = |decoder: &Decoder, num_blocks: usize, stream: &[f32]| {
+        let (mut stream, mut out) = (stream.to_vec(), vec![0.0; stream.len()]);
+        let mut caches: Vec<_> = (0..num_blocks).map(|_| narrowed::<f32>(41, CACHE)).collect();
+        let mut caches: Vec<_> = caches.iter_mut().map(Vec::as_mut_slice).collect();
+        let own: Vec<_> = (0..num_blocks).collect();
+        decoder.run(&batch, &mut stream, &mut caches, &own, LAYOUT, rotary, &threads, &mut out).unwrap();
+        (stream, out)
+    };
+    let (stream, handed_on) = run(&first, 1, &hidden);
+    assert_eq!(stream, handed_on);
+    assert_ne!(handed_on, hidden);
+    assert_eq!(run(&second, 1, &handed_on).1, run(&whole, 2, &hidden).1);
+
+    let (mut stream, mut cache) = (hidden.clone(), narrowed::<f32>(41, CACHE));
+    let caches = &mut [&mut cache[..]];
+    let short = &mut vec![0.0; hidden.len() - 1];
+    let error = first.run(&batch, &mut stream, caches, &[0], LAYOUT, rotary, &threads, short).unwrap_err();
+    assert_eq!(error, DecoderError::Out { found: hidden.len() - 1, expected: hidden.len() });
+}
+
+#[test]
 fn what_does_not_fit_is_refused() {
     let threads = Threads::new(1).unwrap();
     let last = || some_norm(1, NormKind::Layer);

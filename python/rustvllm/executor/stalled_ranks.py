@@ -105,10 +105,10 @@ class StallReporter:
         ]
 
     def describe(self) -> str:
-        """Who is behind, in words: ranks that are stopped, else those that no collective holds, else all."""
+        """Who is behind, in words: ranks that are stopped, else those that run a step and wait for none, else all."""
         views = self.views()
         behind = [view for view in views if view.state.startswith("stopped")]
-        behind = behind or [view for view in views if not view.waits_in] or views
+        behind = behind or [view for view in views if view.step_age and not view.waits_in] or views
         return "; ".join(str(view) for view in behind)
 
     def look(self) -> str | None:

@@ -42,7 +42,7 @@ class StepAhead:
 
     @contextmanager
     def rows_as_planned(self) -> Iterator[None]:
-        """Within, the batch is told of new rows what was known when they were planned."""
+        """Within, the batch learns of new rows what was known when they were planned."""
         batch = self._batch
         before = batch.token_ids, batch.extras.of_row
         if before[0] is not None:

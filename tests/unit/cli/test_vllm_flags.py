@@ -77,7 +77,7 @@ def test_short_names_and_levels_pass():
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["-pp", "2"], "-pp 2 is not supported yet: layers are not spread over ranks; -tp N"),
+        (["--stream-interval", "2"], "a stream sends each token"),
         (["--fully-sharded-loras"], "adapters (--enable-lora) have the modules"),
         (["--kv-transfer-config", "{}"], "no engine hands its KV blocks"),
     ],

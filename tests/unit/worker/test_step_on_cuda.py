@@ -55,10 +55,10 @@ def engine(cuda, monkeypatch_module):
     """Makes an engine on it, of the embedded model's first two layers; what its steps do is watched."""
     load_model = worker_module.load_model
 
-    def load_on_device(config, load, dtype, device, memory, packer, group):
+    def load_on_device(config, load, dtype, device, memory, packer, group, stage):
         with torch.utils._python_dispatch._disable_current_modes():
             model = load_model(config, load, dtype, torch.device("cpu"), memory, None)
-        model.h = model.h[:2]
+        model.h = torch.nn.ModuleList(list(model.h)[:2])
         model.kv_cache_spec = replace(model.kv_cache_spec, num_layers=2)
         return on_fake_cuda(model, cuda)
 

@@ -94,7 +94,7 @@ fn config_of(seed: u64, random: &mut Random) -> SchedulerConfig {
         if random.chance(percent) { random.between(low, high) } else { 0 }
     };
     // Requests of a pipeline have no drafts.
-    let is_pipeline = is(2) && seed % 3 == 0;
+    let is_pipeline = is(2) && seed.is_multiple_of(3);
     let num_speculative_tokens = if is_pipeline { 0 } else { sometimes(random, 50, 1, 4) };
     SchedulerConfig {
         num_blocks: random.between(enough, enough + 12).clamp(4, 64),
