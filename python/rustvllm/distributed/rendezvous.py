@@ -49,19 +49,24 @@ def join_store(port: int, world_size: int, timeout_seconds: float) -> c10d.TCPSt
     )
 
 
-def make_meeting(size: int) -> _core.RankMeeting:
-    """Memory that CPU ranks of this machine share, as rank 0 sees it; the others inherit its descriptor."""
-    return _core.RankMeeting(size, spin_us=_spin_us(size))
+def make_meeting(size: int, num_processes: int | None = None) -> _core.RankMeeting:
+    """Memory that CPU ranks of this machine share, as their first sees it; the others inherit its descriptor.
+
+    Args:
+        size: Ranks that meet.
+        num_processes: That compute at the same time; None: these.
+    """
+    return _core.RankMeeting(size, spin_us=_spin_us(num_processes or size))
 
 
-def join_meeting(fd: int, rank: int, size: int) -> _core.RankMeeting:
+def join_meeting(fd: int, rank: int, num_processes: int) -> _core.RankMeeting:
     """The same as another rank sees it."""
-    return _core.RankMeeting.join(fd, rank, spin_us=_spin_us(size))
+    return _core.RankMeeting.join(fd, rank, spin_us=_spin_us(num_processes))
 
 
-def _spin_us(size: int) -> int:
+def _spin_us(num_processes: int) -> int:
     """How long a rank looks for another: a moment where that may need its processor, else longer than ranks differ."""
-    return _SPIN_US if len(os.sched_getaffinity(0)) >= size else _CROWDED_SPIN_US
+    return _SPIN_US if len(os.sched_getaffinity(0)) >= num_processes else _CROWDED_SPIN_US
 
 
 def join(

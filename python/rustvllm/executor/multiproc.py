@@ -79,7 +79,7 @@ class MultiProcExecutor(UniProcExecutor):
         device = resolve_device(config.device.device)
         # Each stage has its own; this rank takes part in that of the last, and makes the others' memory only.
         meets = device.type == "cpu" and tensor_size > 1
-        self._meetings = [rendezvous.make_meeting(tensor_size) for _ in range(num_stages if meets else 0)]
+        self._meetings = [rendezvous.make_meeting(tensor_size, size) for _ in range(num_stages if meets else 0)]
         self._ranks = Ranks(size, self._writer, self._meetings)
         self._end = weakref.finalize(self, _end, self._ranks, self._writer)
         with self._ended_on_error():

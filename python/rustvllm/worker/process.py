@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         in_rank_order, spent = config.device.batch_invariant, ReportedTime(reader)
         meeting = None
         if fds := order["meeting_fds"]:
-            meeting = rendezvous.join_meeting(fds[place.stage], place.tensor_rank, place.tensor_size)
+            meeting = rendezvous.join_meeting(fds[place.stage], place.tensor_rank, size)
         group, stage = rendezvous.join(
             store, place, device, order["timeout"], spent, in_rank_order=in_rank_order, meeting=meeting
         )
