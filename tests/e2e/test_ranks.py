@@ -353,6 +353,8 @@ def test_stages_give_the_tokens_of_one_process_through_swaps_chunks_and_prefix_h
     assert seen.count(2) > len(seen) // 2, "the stages ran one after the other"
     views = executor_of(staged).rank_views()
     assert views[0].collectives >= len(seen), "rank 0 takes what the stage before it gives"
+    assert [(view.rank, view.stage, view.num_stages) for view in views] == [(0, 1, 2), (1, 0, 2)]
+    assert "worker rank 1 of stage 0 (node 0, pid" in str(views[1])
     assert len({str(each) for each in expected}) > 4, "output that is all the same proves nothing"
 
 

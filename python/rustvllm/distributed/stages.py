@@ -45,6 +45,10 @@ class RankPlace:
         return self.rank % self.tensor_size
 
 
+ONE_STAGE = RankPlace(0, 64, 1)
+"""Rank 0's place where all ranks, however many, share every layer."""
+
+
 class StageLink:
     """Takes hidden states from the stage before and hands them to the one after.
 

@@ -103,7 +103,7 @@ class MultiProcExecutor(UniProcExecutor):
             worker = Worker(config, _core.SAMPLING_FLOAT_COLUMNS, _core.SAMPLING_INT_COLUMNS, self._group, stage)
         self._worker = worker
         stall = parallel.stall_timeout
-        self.stalls = StallReporter(self._ranks, self._writer, self._group.time, stall)
+        self.stalls = StallReporter(self._ranks, self._writer, self._group.time, stall, place)
         pids = ", ".join(str(process.pid) for process in self._ranks.processes)
         logger.info("%d ranks hold the model; those that follow have pid %s", size, pids)
 

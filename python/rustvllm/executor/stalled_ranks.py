@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rustvllm.distributed.commands import WAITS
+from rustvllm.distributed.stages import ONE_STAGE, RankPlace
 from rustvllm.executor.ranks import ask_for_stack, state_of
 from rustvllm.logger import init_logger
 
@@ -34,6 +35,8 @@ class RankView:
         waits_in: The collective that it is in; empty: none.
         collective_seconds: In collectives so far.
         collectives: How many ended.
+        stage: Which group of layers it has, from 0.
+        num_stages: How many there are.
     """
 
     rank: int
@@ -43,9 +46,13 @@ class RankView:
     waits_in: str
     collective_seconds: float
     collectives: int
+    stage: int = 0
+    num_stages: int = 1
 
     def __str__(self) -> str:
         name = "rank 0" if self.rank == 0 else f"worker rank {self.rank}"
+        if self.num_stages > 1:
+            name += f" of stage {self.stage}"
         where = f"waits in {self.waits_in}" if self.waits_in else "is in no collective"
         return f"{name} (node 0, pid {self.pid}) is {self.state} and {where}"
 
@@ -58,12 +65,19 @@ class StallReporter:
         writer: Of the step channel.
         own: Rank 0's time in collectives.
         stall_timeout: Seconds without progress that are reported; 0: nothing is.
+        first: Rank 0's place, which says how many ranks share a stage.
     """
 
     def __init__(
-        self, ranks: Ranks, writer: _core.StepWriter, own: CollectiveTime, stall_timeout: float = 60.0
+        self,
+        ranks: Ranks,
+        writer: _core.StepWriter,
+        own: CollectiveTime,
+        stall_timeout: float = 60.0,
+        first: RankPlace = ONE_STAGE,
     ) -> None:
         self._ranks, self._writer, self._own, self._stall_timeout = ranks, writer, own, stall_timeout
+        self._first = first
         self._seen: list[tuple[int, float]] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -90,6 +104,8 @@ class StallReporter:
             self._own.current,
             self._own.seconds,
             self._own.calls,
+            self._first.stage,
+            self._first.num_stages,
         )
         return [own] + [
             RankView(
@@ -100,6 +116,8 @@ class StallReporter:
                 WAITS[min(line["activity"], len(WAITS) - 1)],
                 line["activity_ns"] / 1e9,
                 line["activities"],
+                replace(self._first, rank=process.rank).stage,
+                self._first.num_stages,
             )
             for process, line, age in zip(self._ranks.processes, self._writer.lines(), ages, strict=True)
         ]
