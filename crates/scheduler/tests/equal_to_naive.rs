@@ -545,19 +545,7 @@ fn every_step_equals_the_naive_one() {
             world.operation();
         }
         world.finish();
-        let naive = &world.naive;
-        for (what, number) in [
-            ("victims taken out of the step", naive.num_taken_out),
-            ("registrations they took along", naive.num_withdrawn),
-            ("admissions after a plan in vain", naive.num_after_vain_plan),
-            ("turns behind who gave up", naive.num_behind_who_gave_up),
-            ("cut drafts", naive.num_cut_drafts),
-            ("blocks filled in flight for victims", naive.num_filled_in_flight),
-            ("long prompts that ran whole", naive.num_long_and_whole),
-            ("admissions without a look-up", naive.num_unasked),
-            ("overtaken by who came first", naive.num_overtaken),
-            ("turns of others", naive.num_turns_of_others),
-        ] {
+        for (what, number) in world.naive.met() {
             world.coverage.count(what, number);
         }
         for (what, number) in world.coverage.0 {

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rustvllm.config import attention_backends
 from rustvllm.config.attention_backends import ATTENTION_BACKENDS
-from rustvllm.config.lora import LoRAConfig, check_merging
+from rustvllm.config.lora import LoRAConfig, check_adapters, check_merging
 from rustvllm.config.parallel import ParallelConfig, check_split, check_stages
 from rustvllm.config.quantized_folders import FOLDER_METHODS, SAME_METHODS
 from rustvllm.config.speculation import SpeculationConfig
@@ -486,7 +486,7 @@ class EngineConfig:
         if self.load.merge_lora:
             check_merging(self)
         if self.lora is not None:
-            self._check_lora(self.lora)
+            check_adapters(self, self.lora)
         if self.parallel.num_ranks > 1:
             self._check_ranks()
         backend, device = self.device.attention_backend, self.device.device
@@ -539,23 +539,6 @@ class EngineConfig:
         for reason, is_asked in refused.items():
             if is_asked:
                 raise ConfigError(f"{name}_parallel_size is {size} and cannot be combined with {reason}; leave one out")
-
-    def _check_lora(self, lora: LoRAConfig) -> None:
-        if self.device.device != "cpu":
-            raise ConfigError(
-                f"enable_lora is set, but device is {self.device.device}: adapters are served on the CPU only, so far; "
-                "set device to cpu, or merge the adapter into the checkpoint"
-            )
-        if self.model.model_impl == "transformers":
-            raise ConfigError(
-                f"enable_lora is set, but {self.model.architecture} runs by transformers' modelling code, whose layers "
-                "take no adapters: leave enable_lora out, or merge the adapter into the checkpoint"
-            )
-        names = self.model.served_model_name or (self.model.model,)
-        if taken := [module.name for module in lora.modules if module.name in names]:
-            raise ConfigError(
-                f"lora_modules: the adapter {taken[0]!r} has the name of the model that is served; give it another"
-            )
 
     def fitted(self, num_blocks: int) -> "EngineConfig":
         """The same with a ``max_model_len`` that a KV cache can hold, if it is to be fitted; else this one.

@@ -119,6 +119,30 @@ def folders_to_merge(paths: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(folders)
 
 
+def check_adapters(config: EngineConfig, lora: LoRAConfig) -> None:
+    """Refuse to serve adapters where nothing adds them, or one that takes the model's name.
+
+    Raises:
+        ConfigError: Says what contradicts ``enable_lora``, and what to do.
+    """
+    model, device = config.model, config.device.device
+    if device != "cpu":
+        raise ConfigError(
+            f"enable_lora is set, but device is {device}: adapters are served on the CPU only, so far; set device to "
+            "cpu, or merge the adapter with merge_lora"
+        )
+    if model.model_impl == "transformers":
+        raise ConfigError(
+            f"enable_lora is set, but {model.architecture} runs by transformers' modelling code, whose layers take no "
+            "adapters: leave enable_lora out, or merge the adapter into the checkpoint"
+        )
+    names = model.served_model_name or (model.model,)
+    if taken := [module.name for module in lora.modules if module.name in names]:
+        raise ConfigError(
+            f"lora_modules: the adapter {taken[0]!r} has the name of the model that is served; give it another"
+        )
+
+
 def check_merging(config: EngineConfig) -> None:
     """Refuse to merge adapters where there is nothing to merge them into.
 

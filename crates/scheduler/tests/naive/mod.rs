@@ -10,6 +10,7 @@
 //! | `running.rs` | the turns of running requests |
 //! | `admission.rs` | the walk over the queue: prefix hits, swap-in, fork |
 //! | `fair.rs` | whose turn it is under FAIR |
+//! | `held.rs` | who is held back, and whose token is withheld |
 //! | `preemption.rs` | who gives way, and how: recompute or swap |
 //! | `update.rs` | what tokens, failures and ends change |
 
@@ -17,6 +18,7 @@
 
 mod admission;
 mod fair;
+mod held;
 mod pool;
 mod preemption;
 mod running;
@@ -424,30 +426,20 @@ impl NaiveScheduler {
             .sum()
     }
 
-    /// Who runs has no turns until it is released, or preempted.
-    pub fn hold(&mut self, id: &str, is_held: bool) {
-        if let Some(arrival) = self.arrival_of(id) {
-            let request = self.request(arrival);
-            request.is_held = is_held && request.status == Status::Running;
-        }
-    }
-
-    /// The newest step gives a request no token: its last one is computed once more. Only where that is known, and is none
-    /// of the prompt; returns whether.
-    pub fn withhold(&mut self, id: &str) -> bool {
-        let Some(arrival) = self.arrival_of(id) else { return false };
-        let request = &self.requests[&arrival];
-        let is_decode = request.status == Status::Running && request.tokens.len() > request.new.prompt.len();
-        let is_alone = self.rows_in_flight(arrival).count() == 1;
-        let step = self.in_flight.last_mut().filter(|_| is_decode && is_alone);
-        let row = step.and_then(|step| step.rows.iter_mut().find(|row| row.arrival == arrival));
-        let Some(row) = row.filter(|row| row.sampled && !row.is_withheld && row.num_drafts == 0) else {
-            return false;
-        };
-        row.is_withheld = true;
-        row.num_tokens -= 1;
-        self.request(arrival).num_computed_tokens -= 1;
-        true
+    /// What it met, by the name of the case, and how often.
+    pub fn met(&self) -> [(&'static str, usize); 10] {
+        [
+            ("victims taken out of the step", self.num_taken_out),
+            ("registrations they took along", self.num_withdrawn),
+            ("admissions after a plan in vain", self.num_after_vain_plan),
+            ("turns behind who gave up", self.num_behind_who_gave_up),
+            ("cut drafts", self.num_cut_drafts),
+            ("blocks filled in flight for victims", self.num_filled_in_flight),
+            ("long prompts that ran whole", self.num_long_and_whole),
+            ("admissions without a look-up", self.num_unasked),
+            ("overtaken by who came first", self.num_overtaken),
+            ("turns of others", self.num_turns_of_others),
+        ]
     }
 
     /// What is computed once everything that has been updated is counted, and nothing else.
