@@ -54,6 +54,8 @@ from rustvllm.logger import init_logger
 logger = init_logger(__name__)
 
 _GIB: Final = 1 << 30
+_TIMES_PASSED_WITH_ADAPTERS: Final = 64
+"""A request whose adapter has no place is passed by those whose adapters run: eight times are over in one step."""
 
 
 class EngineArgs(EngineFlags):
@@ -377,7 +379,7 @@ class EngineArgs(EngineFlags):
         )
 
     def _scheduler_numbers(self) -> dict[str, Any]:
-        """What the scheduler takes as it was given."""
+        """What the scheduler takes as it was given, and what follows from other arguments."""
         names = (
             "long_prefill_token_threshold",
             "scheduling_policy",
@@ -388,9 +390,11 @@ class EngineArgs(EngineFlags):
             "preemption_mode",
             "preemption_immunity_steps",
             "max_look_past",
-            "max_times_passed",
         )
-        return {name: getattr(self, name) for name in names}
+        times_passed = self.max_times_passed
+        if times_passed is None:
+            times_passed = _TIMES_PASSED_WITH_ADAPTERS if self.enable_lora else SchedulerConfig.max_times_passed
+        return {name: getattr(self, name) for name in names} | {"max_times_passed": times_passed}
 
     @classmethod
     def argument_names(cls) -> list[str]:

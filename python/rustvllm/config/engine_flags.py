@@ -181,9 +181,9 @@ class EngineFlags:
         type=parse_number,
         group="scheduler",
     )
-    max_times_passed: int = arg(
-        "how often one waiting request may be passed by later ones",
-        SchedulerConfig.max_times_passed,
+    max_times_passed: int | None = arg(
+        "how often one waiting request may be passed by later ones (default: 8; with --enable-lora 64, since a step "
+        "that waits for the place of a rare adapter runs with fewer requests)",
         type=parse_number,
         group="scheduler",
     )

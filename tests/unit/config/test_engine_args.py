@@ -266,6 +266,8 @@ def test_what_happens_when_blocks_are_short(model):
     scheduler = config.scheduler
     assert (scheduler.preemption_mode, scheduler.preemption_immunity_steps) == ("swap", 2)
     assert (scheduler.max_look_past, scheduler.max_times_passed, scheduler.watermark) == (3, 1000, 0.05)
+    for given, expected in [({}, 8), ({"enable_lora": True}, 64), ({"enable_lora": True, "max_times_passed": 3}, 3)]:
+        assert EngineArgs(model=model, **given).create_engine_config().scheduler.max_times_passed == expected
     hashed = parse("--model", model, "--prefix-caching-hash-algo", "sha256_cbor").create_engine_config()
     assert hashed.cache.hash_algorithm == "sha256"
     # Swap space without swapping asks for nothing: what used to be a default elsewhere is let through.

@@ -54,7 +54,7 @@ class ClosedLoop:
 
 
 def test_many_adapters_fill_the_steps_as_few_do_and_the_rarest_wait_little_longer_than_others():
-    few, many = ClosedLoop(MAX_LORAS), ClosedLoop(100, max_times_passed=64)
+    few, many = ClosedLoop(MAX_LORAS), ClosedLoop(100)
     assert len(many.waits) > 90, "nearly all adapters had a turn"
     assert statistics.mean(few.num_running) > 0.9 * ROWS
     assert statistics.mean(many.num_running) >= 0.9 * statistics.mean(few.num_running)
