@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from bench_report import new_report, publish
-from compare_offline import INPUT_LEN, MAX_MODEL_LEN, OUTPUT_LEN, TOKENIZER, Engine, prompts_of
+from compare_offline import INPUT_LEN, MAX_MODEL_LEN, OUTPUT_LEN, Engine, prompts_of
 from measured_server import bench_serve, rustvllm_server
 from tiny_checkpoint import write_gpt2_small
+
+TOKENIZER = Path(__file__).resolve().parents[3] / "shared/data/gpt2-tokenizer"
 
 
 def main() -> None:
