@@ -18,12 +18,14 @@ SCHEMA = {
 BY_SCHEMA = {"type": "json_schema", "json_schema": {"name": "mouse", "schema": SCHEMA, "strict": True}}
 NEGATED = {"properties": {"a": {"not": {}}}}
 SEEDS = range(4)
+# A text depends on its request alone, to the last bit.
+FLAGS = ["--max-num-seqs", "8", "--max-model-len", "256", "--batch-invariant"]
 PROMPT = "Once upon a time there was a mouse"
 
 
 @pytest.fixture(scope="module")
 def server():
-    with ServerProcess([*REAL, "--port", "0", "--max-num-seqs", "8", "--max-model-len", "256"]) as process:
+    with ServerProcess([*REAL, "--port", "0", *FLAGS]) as process:
         process.wait_until_ready()
         yield process
 
@@ -144,3 +146,21 @@ def test_a_constrained_neighbour_changes_nothing_of_a_free_stream(server):
         with_others = [future.result() for future in running]
     assert with_others[::2] == [alone] * 3
     assert all(KINDS["regex"][1](text) and end == "stop" for text, end in with_others[1::2])
+
+
+def test_a_seed_gives_the_same_text_whichever_of_two_api_processes_is_asked(server):
+    bodies = [body_of(COMPLETIONS, seed, **fields) for fields, _ in KINDS.values() for seed in SEEDS]
+    alone = [answer(server, COMPLETIONS, body) for body in bodies]
+    assert len(set(alone)) > len(KINDS), "seeds give different texts"
+    flags = [*FLAGS, "--api-server-count", "2"]
+    with ServerProcess([*REAL, "--port", "0", *flags]) as others, ThreadPoolExecutor(len(bodies)) as pool:
+        others.wait_until_ready()
+        asked = set()
+        for _ in range(20):  # each connection finds one of the two: after some rounds both have been asked
+            running = [pool.submit(answer, others, COMPLETIONS, body) for body in bodies]
+            while not all(future.done() for future in running):
+                asked |= {api.pid for api in others.apis() if len(api.net_connections()) > 1}
+            assert [future.result() for future in running] == alone
+            if len(asked) == 2:
+                break
+        assert len(asked) == 2

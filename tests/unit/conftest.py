@@ -75,6 +75,9 @@ class ToyExecutor:
         last = arrays["input_ids"][arrays["logits_indices"][: output.num_sampled]]
         self.sampled = ((last + 1) % VOCAB).astype(np.int32)[:, None]
 
+    def forward_ns_left(self):
+        return 0
+
     def sample_tokens(self, grammar_output=None):
         return ModelRunnerOutput(np.ascontiguousarray(self.sampled))
 
