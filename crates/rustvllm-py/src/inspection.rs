@@ -60,6 +60,7 @@ pub(crate) fn request_dict<'py>(py: Python<'py>, state: &RequestState) -> PyResu
     dict.set_item("token_ids", &state.token_ids)?;
     dict.set_item("priority", state.priority)?;
     dict.set_item("fair_tag", state.fair_tag)?;
+    dict.set_item("adapter", state.adapter)?;
     Ok(dict)
 }
 

@@ -261,6 +261,7 @@ class NaiveEngine:
             num_swap_out=0,
             num_swap_in=0,
             num_copies=0,
+            num_structured_output_reqs=0,
         )
         self.steps.append(output)
         if output.num_reqs == 0:

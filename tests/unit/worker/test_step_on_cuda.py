@@ -55,7 +55,7 @@ def engine(cuda, monkeypatch_module):
     """Makes an engine on it, of the embedded model's first two layers; what its steps do is watched."""
     load_model = worker_module.load_model
 
-    def load_on_device(config, load, dtype, device, memory, packer, group, stage):
+    def load_on_device(config, load, dtype, device, memory, packer, group, stage, changes):
         with torch.utils._python_dispatch._disable_current_modes():
             model = load_model(config, load, dtype, torch.device("cpu"), memory, None)
         model.h = torch.nn.ModuleList(list(model.h)[:2])

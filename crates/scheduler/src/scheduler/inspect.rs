@@ -52,6 +52,8 @@ pub struct RequestState {
     pub fair_tag: u64,
     /// Its tag among the requests of its tenant, likewise.
     pub user_tag: u64,
+    /// The number of its adapter; 0: none.
+    pub adapter: i64,
 }
 
 /// One scheduled request of a step.
@@ -255,6 +257,7 @@ impl Scheduler {
             priority: request.cold.priority,
             fair_tag: request.cold.standing.turn.0,
             user_tag: request.cold.standing.user_tag,
+            adapter: request.cold.params.adapter,
         }
     }
 }

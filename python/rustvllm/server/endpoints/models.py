@@ -11,6 +11,7 @@ from rustvllm.server.state import ServedModel, ServerState
 def _card(model: ServedModel, name: str) -> dict[str, Any]:
     loaded = model.adapters.get(name)
     adapter = None if loaded is None else loaded.request
+    merged = model.engine.config.load.merge_lora
     return {
         "id": name,
         "object": "model",
@@ -19,8 +20,8 @@ def _card(model: ServedModel, name: str) -> dict[str, Any]:
         "root": model.engine.config.model.model if adapter is None else adapter.lora_path,
         "parent": None if adapter is None else adapter.base_model_name or model.names[0],
         "max_model_len": model.max_model_len,
-        "merged_adapters": list(model.engine.config.load.merge_lora),
         "permission": [],
+        **({"merged_adapters": list(merged)} if merged else {}),
     }
 
 

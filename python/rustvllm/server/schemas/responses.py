@@ -283,8 +283,8 @@ class ModelCard(_Answer):
     root: str
     parent: str | None
     max_model_len: int
-    merged_adapters: list[str] = Field(description="Folders of the adapters that its weights hold (`--merge-lora`).")
     permission: list[Any] = Field(max_length=0)
+    merged_adapters: list[str] = _absent("Folders of the adapters that its weights hold (`--merge-lora`).")
 
 
 class ModelList(_Answer):
