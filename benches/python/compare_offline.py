@@ -1,9 +1,9 @@
 """rustvllm against other engines on the CPU, offline: the same checkpoint, the same prompts, the same cores, by turns.
 
-The model has the shape of GPT-2 small, or of a Llama of 160 million parameters, and seeded random weights. Each engine
-is a process of its own under the interpreter of its own environment (``engines/``); while one is measured the others
-are stopped (SIGSTOP). Two measurements: 32 prompts of 128 tokens with 128 greedy tokens each, and one prompt of 128
-with 128 and with 1, whose difference is the time per token. How to install the others and convert the model:
+The model has the shape of GPT-2 small, of a Llama of 160 million parameters, or of a Qwen3, and seeded random weights.
+Each engine is a process of its own under the interpreter of its own environment (``engines/``); while one is measured
+the others are stopped (SIGSTOP). Two measurements: 32 prompts of 128 tokens with 128 greedy tokens each, and one prompt
+of 128 with 128 and with 1, whose difference is the time per token. How to install the others and convert the model:
 docs/benchmarks.md.
 
 With ``--adapters N`` neighbours of the batch have different ones of N adapters of rank 16, the single stream has the
@@ -29,13 +29,15 @@ from typing import Any, Self
 
 from bench_report import new_report, publish
 from lora_folders import write_adapters
-from tiny_checkpoint import write_gpt2_small, write_llama_160m
+from tiny_checkpoint import write_gpt2_small, write_llama_160m, write_qwen3_0_6b, write_qwen3_1_7b
 
 ENGINES = Path(__file__).parent / "engines"
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
 SHAPES = {
     "gpt2-small": (write_gpt2_small, DATA / "gpt2-tokenizer"),
     "llama-160m": (write_llama_160m, DATA / "slm4096-gpt2/hf"),
+    "qwen3-0.6b": (write_qwen3_0_6b, DATA / "slm4096-gpt2/hf"),
+    "qwen3-1.7b": (write_qwen3_1_7b, DATA / "slm4096-gpt2/hf"),
 }
 INPUT_LEN = OUTPUT_LEN = 128
 MAX_MODEL_LEN = 512

@@ -1,4 +1,6 @@
-"""``write_tiny_llama``, ``write_llama_160m``, ``write_gpt2_small``: checkpoints with seeded random weights.
+"""``write_tiny_llama``, ``write_llama_160m``, ``write_qwen3_0_6b``, ``write_qwen3_1_7b``, ``write_gpt2_small``.
+
+They make checkpoints with seeded random weights.
 
 Any engine can load them.
 """
@@ -6,6 +8,7 @@ Any engine can load them.
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,15 +64,41 @@ def write_llama_160m(folder: Path, tokenizer: Path) -> Path:
     return write_llama(folder, shape)
 
 
-def write_llama(folder: Path, shape: dict[str, int]) -> Path:
-    """A Llama of any shape, given as its configuration names sizes."""
-    config = shape | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
+def write_qwen3_0_6b(folder: Path, tokenizer: Path) -> Path:
+    """Qwen3-0.6B's shape in float32 (2.4 GB): 28 layers of 1,024, 16 heads of which 8 have keys, 151,936 ids, tied."""
+    return _write_qwen3(folder, tokenizer, hidden_size=1024, intermediate_size=3072)
+
+
+def write_qwen3_1_7b(folder: Path, tokenizer: Path) -> Path:
+    """Qwen3-1.7B's shape in float32 (6.9 GB): the same with layers of 2,048."""
+    return _write_qwen3(folder, tokenizer, hidden_size=2048, intermediate_size=6144)
+
+
+def _write_qwen3(folder: Path, tokenizer: Path, *, hidden_size: int, intermediate_size: int) -> Path:
+    copy_tokenizer(tokenizer, folder)
+    shape = {
+        "vocab_size": 151_936,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 1024,
+    }
+    return write_llama(folder, shape, family="qwen3")
+
+
+def write_llama(folder: Path, shape: dict[str, int], family: str = "llama") -> Path:
+    """A Llama of any shape, given as its configuration names sizes; a ``qwen3`` norms heads and ties its head."""
+    is_qwen = family == "qwen3"
+    config: dict[str, Any] = shape | {
+        "architectures": ["Qwen3ForCausalLM" if is_qwen else "LlamaForCausalLM"],
+        "model_type": family,
+        "rms_norm_eps": 1e-6 if is_qwen else 1e-5,
+        "rope_theta": 1e6 if is_qwen else 10000.0,
         "hidden_act": "silu",
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": is_qwen,
         "bos_token_id": None,
         "eos_token_id": None,
         "torch_dtype": "float32",
@@ -85,12 +114,15 @@ def write_llama(folder: Path, shape: dict[str, int]) -> Path:
     weights: Weights = {
         "model.embed_tokens.weight": matrix(shape["vocab_size"], hidden_size),
         "model.norm.weight": np.ones(hidden_size, np.float32),
-        "lm_head.weight": matrix(shape["vocab_size"], hidden_size),
     }
+    if not is_qwen:
+        weights["lm_head.weight"] = matrix(shape["vocab_size"], hidden_size)
     for layer in range(shape["num_hidden_layers"]):
         name = f"model.layers.{layer}"
         for part, rows in (("q", queries), ("k", keys), ("v", keys)):
             weights[f"{name}.self_attn.{part}_proj.weight"] = matrix(rows, hidden_size)
+            if is_qwen and part != "v":
+                weights[f"{name}.self_attn.{part}_norm.weight"] = np.ones(shape["head_dim"], np.float32)
         weights[f"{name}.self_attn.o_proj.weight"] = matrix(hidden_size, queries)
         weights |= {f"{name}.mlp.{part}_proj.weight": matrix(intermediate_size, hidden_size) for part in ("gate", "up")}
         weights[f"{name}.mlp.down_proj.weight"] = matrix(hidden_size, intermediate_size)

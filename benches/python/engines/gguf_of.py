@@ -1,4 +1,4 @@
-"""Writes a GPT-2 or Llama checkpoint as GGUF, in float32 and as llama.cpp quantises that, for the comparison with it.
+"""Writes a GPT-2, Llama or Qwen3 checkpoint as GGUF, in float32 and as llama.cpp quantises that, to compare with it.
 
     lcpp/bin/python benches/python/engines/gguf_of.py gpt2-small out           # out-f32.gguf, out-q8_0.gguf
     lcpp/bin/python benches/python/engines/gguf_of.py llama-160m out bf16 q8_0 q4_k_m
@@ -56,7 +56,7 @@ def write(folder: Path, target: str) -> None:
         name.removeprefix("transformer.").removeprefix("model."): w
         for name, w in load_file(folder / "model.safetensors").items()
     }
-    is_llama = config["model_type"] == "llama"
+    is_llama = config["model_type"] in ("llama", "qwen3")
     writer = gguf.GGUFWriter(target, config["model_type"])
     add_tokenizer(writer, folder, config)
     tensors = llama_tensors(writer, config, weights) if is_llama else gpt2_tensors(writer, config, weights)
@@ -91,7 +91,10 @@ def gpt2_tensors(writer: Any, config: dict[str, Any], weights: dict[str, Any]) -
 
 
 def llama_tensors(writer: Any, config: dict[str, Any], weights: dict[str, Any]) -> dict[str, Any]:
-    """A Llama's, by llama.cpp's names; the two halves of a head of queries or keys take turns there."""
+    """A Llama's, by llama.cpp's names; the two halves of a head of queries or keys take turns there. A Qwen3's keep
+    their order, and heads are normed.
+    """
+    is_qwen = config["model_type"] == "qwen3"
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -102,19 +105,25 @@ def llama_tensors(writer: Any, config: dict[str, Any], weights: dict[str, Any]) 
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
     tensors = {
         "token_embd.weight": weights["embed_tokens.weight"],
-        "output.weight": weights["lm_head.weight"],
         "output_norm.weight": weights["norm.weight"],
     }
+    if "lm_head.weight" in weights:
+        tensors["output.weight"] = weights["lm_head.weight"]
     for layer in range(config["num_hidden_layers"]):
         for theirs, ours in LLAMA_PARTS.items():
             weight = weights[f"layers.{layer}.{ours}.weight"]
-            if theirs in heads:
+            if theirs in heads and not is_qwen:
                 halves = weight.reshape(heads[theirs], 2, config["head_dim"] // 2, -1)
                 weight = halves.swapaxes(1, 2).reshape(weight.shape)
             tensors[f"blk.{layer}.{theirs}.weight"] = weight
+        for part in "qk" if is_qwen else "":
+            norm = weights[f"layers.{layer}.self_attn.{part}_norm.weight"]
+            tensors[f"blk.{layer}.attn_{part}_norm.weight"] = norm
     return tensors
 
 
