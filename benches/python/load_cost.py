@@ -87,7 +87,7 @@ def stream(url: str, prompt: list[int], max_tokens: int) -> tuple[float, float, 
     ids: list[int] = []
     for line in connection.getresponse():
         now = time.perf_counter()
-        if line.startswith(b"data: {") and (new := json.loads(line[6:])["choices"][0]["token_ids"]):
+        if line.startswith(b"data: {") and (new := json.loads(line[6:])["choices"][0].get("token_ids")):
             arrivals.append(now)
             ids += new
     connection.close()
