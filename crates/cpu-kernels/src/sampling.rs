@@ -57,17 +57,9 @@ pub fn draw(
     out: &mut [i64],
 ) {
     assert!(rows.len() == options.len() && rows.len() == out.len(), "as many options and places as rows");
-    assert!(vocab_size > 0 || rows.is_empty(), "rows have logits");
-    let mut all: Vec<Option<&mut [f32]>> = logits.chunks_exact_mut(vocab_size.max(1)).map(Some).collect();
-    let work: Vec<_> = rows
-        .iter()
-        .zip(options)
-        .zip(out)
-        .map(|((&row, options), out)| {
-            let row = all.get_mut(row).and_then(Option::take).expect("a row of its own");
-            std::sync::Mutex::new((row, options, out))
-        })
-        .collect();
+    let parts = own_rows(logits, vocab_size, rows).into_iter().zip(options).zip(out);
+    let work: Vec<_> =
+        parts.map(|((row, options), out)| std::sync::Mutex::new((row, options, out))).collect();
     let passes = Passes::best();
     threads.for_each(work.len(), rows.len() * vocab_size >= MIN_SHARED_LOGITS, |index| {
         // Each part is taken once: the lock is never waited for.
@@ -75,6 +67,46 @@ pub fn draw(
         let (row, options, out) = &mut *part;
         **out = passes.draw(row, **options).map_or(-1, |id| id as i64);
     });
+}
+
+/// Make ids impossible that rows may not take: `masks` has `ceil(vocab_size / 32)` words for each of `rows`, of which bit
+/// `i % 32` of word `i / 32` is for id `i`.
+///
+/// # Panics
+/// When a row lies outside of `logits`, occurs twice, or the lengths differ.
+pub fn mask(logits: &mut [f32], vocab_size: usize, rows: &[usize], masks: &[i32], threads: &Threads) {
+    let num_words = vocab_size.div_ceil(32);
+    assert_eq!(masks.len(), rows.len() * num_words, "as many masks as rows");
+    let parts = own_rows(logits, vocab_size, rows).into_iter().zip(masks.chunks_exact(num_words.max(1)));
+    let work: Vec<_> = parts.map(std::sync::Mutex::new).collect();
+    threads.for_each(work.len(), rows.len() * vocab_size >= MIN_SHARED_LOGITS, |index| {
+        // Each part is taken once: the lock is never waited for.
+        let mut part = work[index].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (row, mask) = &mut *part;
+        mask_row(row, mask);
+    });
+}
+
+/// Most words of a mask allow all of their ids or none: neither looks at the logits.
+fn mask_row(row: &mut [f32], mask: &[i32]) {
+    for (logits, &word) in row.chunks_mut(32).zip(mask) {
+        match word {
+            0 => logits.fill(f32::NEG_INFINITY),
+            -1 => {}
+            _ => {
+                for (place, logit) in logits.iter_mut().enumerate() {
+                    *logit = if word >> place & 1 == 0 { f32::NEG_INFINITY } else { *logit };
+                }
+            }
+        }
+    }
+}
+
+/// Some rows of `logits`, in the order asked for.
+fn own_rows<'a>(logits: &'a mut [f32], vocab_size: usize, rows: &[usize]) -> Vec<&'a mut [f32]> {
+    assert!(vocab_size > 0 || rows.is_empty(), "rows have logits");
+    let mut all: Vec<Option<&mut [f32]>> = logits.chunks_exact_mut(vocab_size.max(1)).map(Some).collect();
+    rows.iter().map(|&row| all.get_mut(row).and_then(Option::take).expect("a row of its own")).collect()
 }
 
 /// The passes over a whole row, compiled for an instruction set.

@@ -1,6 +1,6 @@
 //! Drawing ids on the CPU for Python: arrays in, checked, and the kernel called on their memory in place.
 
-use ::cpu_kernels::sampling::{Passes, RowOptions, draw};
+use ::cpu_kernels::sampling::{Passes, RowOptions, draw, mask};
 use ::scheduler::{
     SamplingParams,
     sampling_params::{FLOAT_NAMES, INT_NAMES, NumberMut},
@@ -19,6 +19,7 @@ const MIN_LOGITS_TO_DETACH: usize = 1 << 14;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(draw_token_ids, module)?)?;
+    module.add_function(wrap_pyfunction!(mask_logits, module)?)?;
     module.add_function(wrap_pyfunction!(draw_kernel, module)?)
 }
 
@@ -37,17 +38,8 @@ fn draw_token_ids(
     uniforms: &Bound<'_, PyAny>,
     numbers: &Bound<'_, PyDict>,
 ) -> PyResult<Vec<i64>> {
-    let logits = native_buffer::<f32>(logits)
-        .map_err(|error| PyTypeError::new_err(format!("logits must be an array of float32: {error}")))?;
-    let &[num_rows, vocab_size] = logits.shape() else {
-        return Err(PyValueError::new_err(format!(
-            "logits must have 2 dimensions, got {:?}",
-            logits.shape()
-        )));
-    };
-    if logits.readonly() || !logits.is_c_contiguous() {
-        return Err(PyValueError::new_err("logits must be writable and C-contiguous"));
-    }
+    let logits = writable_logits(logits)?;
+    let (num_rows, vocab_size) = (logits.shape()[0], logits.shape()[1]);
     let rows = checked_rows(column(py, "rows", rows, None)?, num_rows)?;
     let len = Some(rows.len());
     if vocab_size == 0 && !rows.is_empty() {
@@ -57,22 +49,82 @@ fn draw_token_ids(
     let params = params_of_rows(py, numbers, rows.len())?;
     let options: Vec<RowOptions> =
         params.iter().zip(uniforms).map(|(params, uniform)| row_options(params, uniform)).collect();
-    let num_logits = logits.item_count();
-    let start = if num_logits == 0 { std::ptr::dangling_mut() } else { logits.buf_ptr().cast::<f32>() };
-    if !start.is_aligned() {
+    // SAFETY: the view lives until the end of this function. That no other thread of Python touches the logits meanwhile is
+    // the caller's part, as with every call of numpy and torch.
+    let values = unsafe { elements(&logits) };
+    let mut out = vec![-1; rows.len()];
+    detached(py, rows.len() * vocab_size, || {
+        draw(values, vocab_size, &rows, &options, &threads.threads, &mut out);
+    });
+    Ok(out)
+}
+
+#[pyfunction]
+fn mask_logits(
+    py: Python<'_>,
+    threads: &CpuThreads,
+    logits: &Bound<'_, PyAny>,
+    rows: &Bound<'_, PyAny>,
+    bitmask: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let logits = writable_logits(logits)?;
+    let (num_rows, vocab_size) = (logits.shape()[0], logits.shape()[1]);
+    let rows = checked_rows(column(py, "rows", rows, None)?, num_rows)?;
+    let masks = native_buffer::<i32>(bitmask)
+        .map_err(|error| PyTypeError::new_err(format!("bitmask must be an array of int32: {error}")))?;
+    let expected = [rows.len(), vocab_size.div_ceil(32)];
+    if masks.shape() != expected {
+        return Err(PyValueError::new_err(format!(
+            "bitmask must have the shape {expected:?}, got {:?}",
+            masks.shape()
+        )));
+    }
+    let masks = masks.to_vec(py)?;
+    // SAFETY: the view lives until the end of this function. That no other thread of Python touches the logits meanwhile is
+    // the caller's part, as with every call of numpy and torch.
+    let values = unsafe { elements(&logits) };
+    detached(py, rows.len() * vocab_size, || mask(values, vocab_size, &rows, &masks, &threads.threads));
+    Ok(())
+}
+
+/// Logits that may be written: `[n, vocab_size]`, contiguous and aligned.
+fn writable_logits(logits: &Bound<'_, PyAny>) -> PyResult<PyBuffer<f32>> {
+    let logits = native_buffer::<f32>(logits)
+        .map_err(|error| PyTypeError::new_err(format!("logits must be an array of float32: {error}")))?;
+    if logits.dimensions() != 2 {
+        return Err(PyValueError::new_err(format!(
+            "logits must have 2 dimensions, got {:?}",
+            logits.shape()
+        )));
+    }
+    if logits.readonly() || !logits.is_c_contiguous() {
+        return Err(PyValueError::new_err("logits must be writable and C-contiguous"));
+    }
+    if logits.item_count() > 0 && !logits.buf_ptr().cast::<f32>().is_aligned() {
         return Err(PyValueError::new_err("logits are not aligned to their elements"));
     }
-    // SAFETY: the view keeps `num_logits` writable, contiguous and aligned elements where they are while it lives. That no
-    // other thread of Python touches them meanwhile is the caller's part, as with every call of numpy and torch.
-    let values = unsafe { std::slice::from_raw_parts_mut(start, num_logits) };
-    let mut out = vec![-1; rows.len()];
-    let mut compute = || draw(values, vocab_size, &rows, &options, &threads.threads, &mut out);
-    if rows.len() * vocab_size >= MIN_LOGITS_TO_DETACH {
+    Ok(logits)
+}
+
+/// The elements of [`writable_logits`].
+///
+/// # Safety
+/// Nothing else touches them while the slice lives, which is no longer than the view does.
+#[expect(clippy::mut_from_ref, reason = "the memory is Python's, and the view only names it")]
+unsafe fn elements(logits: &PyBuffer<f32>) -> &mut [f32] {
+    let count = logits.item_count();
+    let start = if count == 0 { std::ptr::dangling_mut() } else { logits.buf_ptr().cast::<f32>() };
+    // SAFETY: the view keeps `count` writable, contiguous and aligned elements where they are, as was checked.
+    unsafe { std::slice::from_raw_parts_mut(start, count) }
+}
+
+/// Run it; where it takes long, other threads of Python get their turn meanwhile.
+fn detached(py: Python<'_>, num_logits: usize, mut compute: impl FnMut() + Send) {
+    if num_logits >= MIN_LOGITS_TO_DETACH {
         py.detach(compute);
     } else {
         compute();
     }
-    Ok(out)
 }
 
 fn row_options(params: &SamplingParams, uniform: f64) -> RowOptions {

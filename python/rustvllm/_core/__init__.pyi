@@ -45,6 +45,7 @@ from rustvllm._core._sampling import SAMPLING_NUMBERS as SAMPLING_NUMBERS
 from rustvllm._core._sampling import SamplingExtras as SamplingExtras
 from rustvllm._core._sampling import draw_kernel as draw_kernel
 from rustvllm._core._sampling import draw_token_ids as draw_token_ids
+from rustvllm._core._sampling import mask_logits as mask_logits
 from rustvllm._core._step_channel import FollowedStep as FollowedStep
 from rustvllm._core._step_channel import RankMeeting as RankMeeting
 from rustvllm._core._step_channel import StepReader as StepReader
@@ -110,6 +111,7 @@ __all__ = [
     "find_tool_call_format",
     "gguf_type_sizes",
     "layer_norm",
+    "mask_logits",
     "reasoning_formats",
     "reasoning_markers",
     "rms_norm",

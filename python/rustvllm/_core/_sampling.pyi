@@ -63,5 +63,17 @@ def draw_token_ids(
     Raises ``TypeError`` for another dtype, ``ValueError`` for another shape, or a row that is not there or given twice.
     """
 
+def mask_logits(
+    threads: CpuThreads,
+    logits: npt.NDArray[np.float32],
+    rows: npt.NDArray[np.int64],
+    bitmask: npt.NDArray[np.int32],
+) -> None:
+    """Make ids minus infinity that ``rows`` of ``logits`` may not take, in place.
+
+    ``bitmask`` is ``[len(rows), ceil(vocab_size / 32)]``; bit ``i % 32`` of word ``i // 32`` is for id ``i``. Raises as
+    ``draw_token_ids`` does.
+    """
+
 def draw_kernel() -> Literal["avx512", "avx2", "portable"]:
     """What draws on this machine."""

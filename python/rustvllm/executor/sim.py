@@ -43,6 +43,9 @@ _GOLDEN, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE
 _SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
+_NUM_BITS: Final = np.array([byte.bit_count() for byte in range(256)], np.uint8)
+
+
 _LogprobArrays = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]
 
 
@@ -312,9 +315,9 @@ class SimExecutor:
             if verdict:
                 sampled[place] = verdict
                 continue
-            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little"))
-            if not np.isin(sampled[place], allowed):
-                sampled[place] = allowed[int(numbers[place] % np.uint64(allowed.size))]
+            token_id = int(sampled[place])
+            if not int(mask[token_id // 32]) >> token_id % 32 & 1:
+                sampled[place] = _nth_allowed(mask, int(numbers[place]))
 
     def _avoid_early_stops(
         self, tokens: npt.NDArray[np.int32], rows: npt.NDArray[np.int32], num_outputs: npt.NDArray[np.int64]
@@ -371,6 +374,16 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     x = (x ^ (x >> _SHIFTS[0])) * _MIX_1
     x = (x ^ (x >> _SHIFTS[1])) * _MIX_2
     return x ^ (x >> _SHIFTS[2])
+
+
+def _nth_allowed(mask: npt.NDArray[np.int32], n: int) -> int:
+    """The id of the nth bit of a mask that is set, counted from 0 and over and over."""
+    octets = mask.view(np.uint8)
+    num_before = _NUM_BITS[octets].cumsum(dtype=np.int64)
+    n %= int(num_before[-1])
+    index = int(num_before.searchsorted(n, side="right"))
+    bits = np.flatnonzero(np.unpackbits(octets[index : index + 1], bitorder="little"))
+    return 8 * index + int(bits[n - int(num_before[index])])
 
 
 def _find_words(config: EngineConfig) -> npt.NDArray[np.int32]:

@@ -1,4 +1,4 @@
-"""Drawing on the CPU by the core: temperature, filters and the draw, in a few passes and without a sort."""
+"""Drawing on the CPU by the core: masks, temperature, filters and the draw, in a few passes and without a sort."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ class CpuDraw:
 
     def __init__(self, threads: _core.CpuThreads) -> None:
         self._threads = threads
+
+    def mask(self, logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
+        """As ``apply_bitmask``, of float32 and contiguous logits; no row twice."""
+        _core.mask_logits(self._threads, logits.numpy(), rows.numpy(), bitmask.numpy())
 
     def draw(self, logits: Tensor, rows: Tensor, temperature: Tensor, metadata: SamplingMetadata) -> Tensor:
         """An id for each of some rows.

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rustvllm.layers.fused import runs_fused
 from rustvllm.sample.cpu_draw import CpuDraw
+from rustvllm.sample.grammar import apply_bitmask
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.penalties import apply_penalties
 from rustvllm.sample.random import counter_uniform
@@ -43,11 +44,18 @@ class Sampler:
     """Stateless; see the module.
 
     Args:
-        cpu_draw: Draws on the CPU; None: torch does.
+        cpu_draw: Masks and draws on the CPU; None: torch does.
     """
 
     def __init__(self, cpu_draw: CpuDraw | None = None) -> None:
         self._cpu_draw = cpu_draw
+
+    def mask(self, logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
+        """Make what some rows may not take impossible, in place; see ``apply_bitmask``."""
+        if self._cpu_draw is not None and logits.dtype == torch.float32 and logits.is_contiguous():
+            self._cpu_draw.mask(logits, bitmask, rows)
+        else:
+            apply_bitmask(logits, bitmask, rows)
 
     def sample(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         """Draw one id per row.

@@ -24,7 +24,6 @@ from rustvllm.exceptions import SchedulerStateError
 from rustvllm.logger import init_logger
 from rustvllm.lora.store import AdapterStore
 from rustvllm.models.interface import CausalLM
-from rustvllm.sample.grammar import apply_bitmask
 from rustvllm.sample.grammar_output import GrammarOutput
 from rustvllm.sample.logprobs import GatheredLogprobs, ProcessedLogits, gather_logprobs, raw_logits, raw_logprobs
 from rustvllm.sample.metadata import SamplingMetadata
@@ -408,7 +407,7 @@ class GPUModelRunner:
         masked = np.flatnonzero(grammar.verdicts == 0)
         if masked.size:
             rows = send_array(_rows_of(executed, grammar.places[masked]), self.device)
-            apply_bitmask(logits, send_array(grammar.bitmask[masked], self.device), rows)
+            self.sampler.mask(logits, send_array(grammar.bitmask[masked], self.device), rows)
 
     def _hand_over(
         self,
