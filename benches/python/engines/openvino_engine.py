@@ -29,6 +29,7 @@ def load(settings: dict[str, Any]) -> Generate:
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = config.min_new_tokens = max_tokens
         config.ignore_eos = True
+        config.set_eos_token_id(settings["vocab_size"] - 1)  # it wants one, also of a model that has none
         config.do_sample = False
         tensors = [openvino.Tensor(np.asarray([ids], np.int64)) for ids in prompts]
         results = pipeline.generate(tensors, [config] * len(tensors))
