@@ -126,13 +126,15 @@ def launch_attention(head_dim: int, dtype: torch.dtype, *, fp8: bool = False, **
     backend.plan(step).forward(*qkv.split([8, 2, 2], 1), cache, 0.1, **options)
 
 
-def launch_rotary_write(head_dim: int, *, norms: bool, fp8: bool) -> None:
-    """A step of four tokens of 8 heads over 2 KV heads."""
+def launch_rotary_write(head_dim: int, *, norms: bool, fp8: bool, by_head: bool = False) -> None:
+    """A step of four tokens of 8 heads over 2 KV heads, or of 4 over 4 whose quarters are turned."""
+    heads, turned = (4, head_dim // 4) if by_head else (8, head_dim)
     qkv, ids = torch.zeros(4, 12, head_dim, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int32)
-    table, weight = torch.zeros(64, head_dim, dtype=torch.bfloat16), torch.zeros(head_dim, dtype=torch.bfloat16)
-    cache = torch.zeros(2, 8, 16, 2, head_dim, dtype=torch.uint8 if fp8 else torch.bfloat16)
-    weights = (weight, weight.clone()) if norms else None
-    rotary_write.rotary_write(qkv, 8, ids, table, cache, ids, norm_weights=weights, eps=1e-6)
+    table, weight = torch.zeros(64, turned, dtype=torch.bfloat16), torch.zeros(head_dim, dtype=torch.bfloat16)
+    kv_heads = (12 - heads) // 2
+    cache = torch.zeros(2, 8, 16, kv_heads, head_dim, dtype=torch.uint8 if fp8 else torch.bfloat16)
+    options = {"norm_weights": (weight, weight.clone()) if norms else None, "is_by_head": by_head}
+    rotary_write.rotary_write(qkv, heads, ids, table, cache, ids, eps=1e-6, **options)
 
 
 def launch_sampler() -> None:
@@ -151,6 +153,8 @@ def launch_layers() -> None:
     x = torch.zeros(4, 1024, dtype=torch.bfloat16)
     norm.rms_norm(x, x[0], 1e-5)
     norm.add_rms_norm(x, x, x[0], 1e-5)
+    norm.norm_add_rms_norm(x, x, x[0], x[0], 1e-5, weight_offset=1.0)
+    norm.add_layer_norm(x, x, x[0], x[0], 1e-5)
     norm.layer_norm(x, x[0], x[0], 1e-5)
     rotary.rotary(x.view(4, 16, 64), x[:, :16], x[:, :16], interleaved=True)
     activation.silu_and_mul(x)
@@ -174,6 +178,7 @@ CASES: dict[str, Callable[[], None]] = {
     "attention 128 bfloat16 fp8": lambda: launch_attention(128, torch.bfloat16, fp8=True),
     "rotary and write 128": lambda: launch_rotary_write(128, norms=False, fp8=False),
     "norms, rotary and write 128": lambda: launch_rotary_write(128, norms=True, fp8=False),
+    "rotary and write 64 by head": lambda: launch_rotary_write(64, norms=False, fp8=False, by_head=True),
     "norms, rotary and write 256 fp8": lambda: launch_rotary_write(256, norms=True, fp8=True),
     "layers": launch_layers,
     "tiles": launch_tiles,

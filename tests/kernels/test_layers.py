@@ -51,6 +51,51 @@ def test_norms(dtype, device):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_a_norm_of_a_sum_with_a_norm(dtype, offset, device):
+    """It has the bits of the kernels that it replaces."""
+    for hidden_size in (7, 64):
+        x, residual = draw_normal(hidden_size, 2, 3, hidden_size, dtype=dtype, device=device)
+        post, weight = draw_normal(hidden_size + 1, 2, hidden_size, dtype=dtype, device=device)
+        out, total = norm.norm_add_rms_norm(x, residual, post, weight, 1e-5, weight_offset=offset)
+        assert torch.equal(total, residual + norm.rms_norm(x, post, 1e-5, weight_offset=offset))
+        assert torch.equal(out, norm.rms_norm(total, weight, 1e-5, weight_offset=offset))
+        assert_close(out, reference.rms_norm(total, weight, 1e-5, weight_offset=offset))
+
+
+def filled(module, seed, dtype, device):
+    for index, (name, parameter) in enumerate(module.named_parameters()):
+        setattr(
+            module, name, torch.nn.Parameter(draw_normal(seed + index, *parameter.shape, dtype=dtype, device=device))
+        )
+    return module
+
+
+@pytest.mark.parametrize("kind", ["rms", "gemma, norm before", "gemma", "layer norm", "nothing", "plain"])
+def test_layers_that_end_in_a_sum(monkeypatch, kind, device):
+    """With kernels as without, and each in as few of them as there are."""
+    made = {
+        "rms": lambda: RMSNorm(48, 1e-5), "layer norm": lambda: norm_layer.LayerNorm(48, 1e-5),
+        "nothing": lambda: None, "plain": lambda: norm_layer.PlainLayerNorm(48, 1e-5),
+    }.get(kind, lambda: GemmaRMSNorm(48, 1e-5))  # fmt: skip
+    norm_, post = made(), GemmaRMSNorm(48, 1e-5) if kind == "gemma, norm before" else None
+    for module in (norm_, post):
+        if module is not None:
+            filled(module, 3, torch.float32, device)
+    x, residual = draw_normal(11, 2, 5, 48, dtype=torch.float32, device=device)
+    calls = []
+    inner = norm._norm
+    monkeypatch.setattr(norm, "_norm", lambda *args, **options: calls.append(1) or inner(*args, **options))
+    got = norm_layer.add_norm(norm_, x, residual, post)
+    assert len(calls) == (0 if kind in ("nothing", "plain") else 1)
+    monkeypatch.setattr(norm_layer, "runs_fused", lambda _: False)
+    expected = norm_layer.add_norm(norm_, x, residual, post)
+    assert len(calls) <= 1
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_rotary(dtype, device):
     @few
     @given(

@@ -12,7 +12,9 @@ from rustvllm.worker.dense_layers import make_batch_invariant
 PROMPTS = ["Once upon a time"]
 
 
-@pytest.mark.parametrize("variant", ["gpt2", "llama"])
+@pytest.mark.parametrize(
+    "variant", ["gpt2", "llama", "gemma3", "gpt-neox", "gpt-neox-sequential-tied", "opt-post-norm-projected"]
+)
 def test_pieces_of_prompts_in_one_step_with_decodes(variant, device, tmp_path):
     reference = make(*VARIANTS[variant])
     reference.save_pretrained(tmp_path)

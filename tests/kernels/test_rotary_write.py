@@ -71,6 +71,18 @@ def test_it_has_the_bits_of_the_kernels_that_it_replaces(device, dtype, offset):
     assert torch.count_nonzero(caches[0]), "something was written"
 
 
+@pytest.mark.parametrize("fp8", [False, True])
+def test_projections_that_give_one_head_after_the_other(device, fp8):
+    """GPT-NeoX's, whose heads are turned in part."""
+    (qkv, heads, *rest), caches, slots, _ = make(device, torch.float32, 9, 4, 5, 5, 16, 2, fp8=fp8, norms=False)
+    out = rotary_write(qkv, heads, *rest, caches[0], slots, is_by_head=True)
+    in_order = qkv.unflatten(1, (heads, 3)).transpose(1, 2).flatten(1, 2).contiguous()
+    assert torch.equal(out, rotary_write(in_order, heads, *rest, caches[1], slots))
+    assert torch.equal(*caches)
+    torch.testing.assert_close(out, reference.rotary_write(qkv, heads, *rest, caches[0], slots, is_by_head=True))
+    assert torch.count_nonzero(caches[0]), "something was written"
+
+
 def test_no_tokens_and_a_position_beyond_the_table(device):
     given, caches, slots, _ = make(device, torch.float32, 3, 2, 2, 1, 8, 4, fp8=False, norms=False)
     qkv, heads, positions, table = given

@@ -87,6 +87,7 @@ class RotaryAttentionPlan(AttentionPlan, Protocol):
         head_norms: HeadNorms | None = None,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        is_by_head: bool = False,
     ) -> Tensor:
         """Norm and turn queries and keys; then as ``forward``.
 
@@ -100,6 +101,7 @@ class RotaryAttentionPlan(AttentionPlan, Protocol):
             head_norms: None: heads are not normed.
             sliding_window: likewise.
             soft_cap: likewise.
+            is_by_head: ``qkv`` has query, key and value of one head after the other instead.
 
         Returns:
             ``[num_tokens, num_heads, head_dim]``.

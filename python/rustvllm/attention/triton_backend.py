@@ -253,6 +253,7 @@ class TritonAttentionPlan:
         head_norms: HeadNorms | None = None,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        is_by_head: bool = False,
     ) -> Tensor:
         """See ``RotaryAttentionPlan.forward_rotary``; tokens that belong to no request come out as zeros."""
         query = rotary_write(
@@ -265,6 +266,7 @@ class TritonAttentionPlan:
             norm_weights=None if head_norms is None else (head_norms.query, head_norms.key),
             eps=0.0 if head_norms is None else head_norms.eps,
             weight_offset=0.0 if head_norms is None else head_norms.weight_offset,
+            is_by_head=is_by_head,
         )
         return self._attend(query, kv_cache, scale, sliding_window, soft_cap, None)
 

@@ -39,6 +39,13 @@ def add_rms_norm(
     return _norm(x, residual, weight, None, eps, weight_offset, is_rms=True)
 
 
+def norm_add_rms_norm(
+    x: Tensor, residual: Tensor, post_weight: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """``add_rms_norm`` of ``rms_norm(x, post_weight)``, whose rounded result is added to the residual."""
+    return _norm(x, residual, weight, None, eps, weight_offset, is_rms=True, post_weight=post_weight)
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """``(x − mean) / sqrt(variance + eps) · weight + bias``, in float32.
 
@@ -70,6 +77,7 @@ def _norm(
     weight_offset: float,
     *,
     is_rms: bool,
+    post_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     hidden_size = x.shape[-1]
     x = x.contiguous()
@@ -86,6 +94,7 @@ def _norm(
         x if residual is None else residual.contiguous(),
         weight,
         weight if bias is None else bias,
+        weight if post_weight is None else post_weight,
         eps,
         weight_offset,
         HIDDEN_SIZE=hidden_size,
@@ -93,11 +102,23 @@ def _norm(
         IS_RMS=is_rms,
         HAS_RESIDUAL=residual is not None,
         HAS_BIAS=bias is not None,
+        HAS_POST=post_weight is not None,
         HAS_OFFSET=weight_offset != 0.0,
         num_warps=max(1, min(16, block // 512)),
         **LAUNCH_OPTIONS,
     )
     return out, total
+
+
+@triton.jit
+def _scaled(x, weight, eps, weight_offset, HIDDEN_SIZE: tl.constexpr, HAS_OFFSET: tl.constexpr, dtype: tl.constexpr):
+    """RMSNorm of a row in float32, which is all that is loaded of it."""
+    scaled = x * tl.rsqrt(tl.sum(x * x, 0) / HIDDEN_SIZE + eps)
+    if HAS_OFFSET:
+        weight = weight.to(tl.float32) + weight_offset
+    else:
+        scaled = scaled.to(dtype)
+    return (weight * scaled).to(tl.float32)
 
 
 @triton.jit
@@ -108,6 +129,7 @@ def _norm_kernel(
     residual_ptr,
     weight_ptr,
     bias_ptr,
+    post_weight_ptr,
     eps,
     weight_offset,
     HIDDEN_SIZE: tl.constexpr,
@@ -115,6 +137,7 @@ def _norm_kernel(
     IS_RMS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_POST: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
 ):
     start = tl.program_id(0).to(tl.int64) * HIDDEN_SIZE
@@ -122,6 +145,9 @@ def _norm_kernel(
     is_feature = feature < HIDDEN_SIZE
     x = tl.load(x_ptr + start + feature, mask=is_feature, other=0.0)
     dtype = x.dtype
+    if HAS_POST:
+        post_weight = tl.load(post_weight_ptr + feature, mask=is_feature, other=0.0)
+        x = _scaled(x.to(tl.float32), post_weight, eps, weight_offset, HIDDEN_SIZE, HAS_OFFSET, dtype).to(dtype)
     if HAS_RESIDUAL:
         residual = tl.load(residual_ptr + start + feature, mask=is_feature, other=0.0)
         x = (x.to(tl.float32) + residual.to(tl.float32)).to(dtype)
@@ -129,11 +155,7 @@ def _norm_kernel(
     x = x.to(tl.float32)
     weight = tl.load(weight_ptr + feature, mask=is_feature, other=0.0)
     if IS_RMS:
-        scaled = x * tl.rsqrt(tl.sum(x * x, 0) / HIDDEN_SIZE + eps)
-        if HAS_OFFSET:
-            out = scaled * (weight.to(tl.float32) + weight_offset)
-        else:
-            out = (weight * scaled.to(dtype)).to(tl.float32)
+        out = _scaled(x, weight, eps, weight_offset, HIDDEN_SIZE, HAS_OFFSET, dtype)
     else:
         mean = tl.sum(x, 0) / HIDDEN_SIZE
         centred = tl.where(is_feature, x - mean, 0.0)

@@ -120,8 +120,11 @@ def rotary_write(
     norm_weights: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
     weight_offset: float = 0.0,
+    is_by_head: bool = False,
 ) -> Tensor:
     """See ``rotary_write.rotary_write``; norm, turn and write one after the other."""
+    if is_by_head:
+        qkv = qkv.unflatten(1, (num_heads, 3)).transpose(1, 2).flatten(1, 2)
     num_kv_heads = (qkv.shape[1] - num_heads) // 2
     query, key, value = qkv.split([num_heads, num_kv_heads, num_kv_heads], 1)
     if norm_weights is not None:

@@ -29,6 +29,7 @@ def rotary_write(
     norm_weights: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
     weight_offset: float = 0.0,
+    is_by_head: bool = False,
 ) -> Tensor:
     """Norm and turn queries and keys, and write keys and values whose slot is not −1.
 
@@ -42,6 +43,7 @@ def rotary_write(
         norm_weights: ``[head_dim]`` of queries and of keys, see ``norm.rms_norm``; None: heads are not normed.
         eps: Of the norms.
         weight_offset: likewise.
+        is_by_head: ``qkv`` has query, key and value of one head after the other; there are as many heads of each.
 
     Returns:
         The queries, ``[num_tokens, num_heads, head_dim]``, in new memory.
@@ -76,6 +78,7 @@ def rotary_write(
         BLOCK_REST=power_of_two(rest) if rest else 1,
         HAS_NORM=norm_weights is not None,
         HAS_OFFSET=weight_offset != 0.0,
+        IS_BY_HEAD=is_by_head,
         IS_FP8=kv_cache.dtype == torch.uint8,
         num_warps=2 if head_dim > 64 else 1,
         **LAUNCH_OPTIONS,
@@ -133,6 +136,7 @@ def _rotary_write_kernel(
     BLOCK_REST: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
+    IS_BY_HEAD: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
     num_all: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
@@ -146,7 +150,10 @@ def _rotary_write_kernel(
     is_head = head < num_all
     pair = tl.arange(0, BLOCK)
     is_pair = is_head[:, None] & (pair < NUM_PAIRS)[None, :]
-    source = qkv_ptr + (token * num_all + head[:, None]) * HEAD_DIM
+    place = head
+    if IS_BY_HEAD:
+        place = (head % NUM_HEADS) * 3 + head // NUM_HEADS
+    source = qkv_ptr + (token * num_all + place[:, None]) * HEAD_DIM
     a = tl.load(source + pair[None, :], mask=is_pair, other=0.0).to(tl.float32)
     b = tl.load(source + NUM_PAIRS + pair[None, :], mask=is_pair, other=0.0).to(tl.float32)
     if 2 * NUM_PAIRS < HEAD_DIM:

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm over the last dimension."""
+"""LayerNorm and RMSNorm over the last dimension, alone or with the sum that comes before them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rustvllm.layers.fused import runs_fused
-from rustvllm.layers.linear import empty_parameter
+from rustvllm.layers.linear import Linear, empty_parameter
 
 
 class NormKernel(Protocol):
@@ -93,3 +93,43 @@ class GemmaRMSNorm(nn.Module):
             return rms_norm(x, self.weight, self.eps, weight_offset=1.0)
         weight = self.weight.to(torch.float32) + 1.0
         return F.rms_norm(x.to(torch.float32), weight.shape, weight, self.eps).to(x.dtype)
+
+
+def add_norm(
+    norm: nn.Module | None, x: Tensor, residual: Tensor, post_norm: nn.Module | None = None
+) -> tuple[Tensor, Tensor]:
+    """A norm of ``residual + post_norm(x)``, and that sum; on a GPU in one kernel.
+
+    Args:
+        norm: ``RMSNorm``, ``GemmaRMSNorm`` or ``LayerNorm``; None: the sum is all there is, and is given twice.
+        x: ``[..., hidden_size]``.
+        residual: likewise.
+        post_norm: Of the first two kinds, with the epsilon of ``norm``; None: ``x`` is added as it is.
+    """
+    if runs_fused(x):
+        from rustvllm.kernels import norm as kernels
+
+        if isinstance(norm, RMSNorm | GemmaRMSNorm) and isinstance(post_norm, type(norm)) and norm.eps == post_norm.eps:
+            weights, offset = (post_norm.weight, norm.weight), norm.weight_offset
+            return kernels.norm_add_rms_norm(x, residual, *weights, norm.eps, weight_offset=offset)
+        if isinstance(norm, RMSNorm | GemmaRMSNorm) and post_norm is None:
+            return kernels.add_rms_norm(x, residual, norm.weight, norm.eps, weight_offset=norm.weight_offset)
+        if isinstance(norm, LayerNorm) and post_norm is None:
+            return kernels.add_layer_norm(x, residual, norm.weight, norm.bias, norm.eps)
+    total = residual + (x if post_norm is None else post_norm(x))
+    return total if norm is None else norm(total), total
+
+
+def linear_add_norm(linear: Linear, x: Tensor, residual: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
+    """A norm of ``residual + linear(x)``, and that sum: in as few kernels as the device has for it.
+
+    Args:
+        linear: From the width of ``x`` to that of the residual.
+        x: ``[..., in_features]``.
+        residual: ``[..., hidden_size]``; not overwritten.
+        norm: See ``add_norm``.
+    """
+    if runs_fused(x):
+        return add_norm(norm, linear(x), residual)
+    total: Tensor = linear(x, residual=residual)
+    return total if norm is None else norm(total), total

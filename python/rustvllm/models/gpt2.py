@@ -13,7 +13,7 @@ from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.activation import get_activation
 from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.linear import Embedding
-from rustvllm.layers.norm import LayerNorm
+from rustvllm.layers.norm import LayerNorm, linear_add_norm
 from rustvllm.layers.parallel import NoEmbedding, RowLinear, StageLayers, column_linear, head_parts, qkv_linear
 from rustvllm.models.hf_config import HFConfig
 from rustvllm.models.interface import CausalLM
@@ -34,12 +34,11 @@ class GPT2Attention(nn.Module):
         self.c_attn = qkv_linear(hidden_size, num_heads, num_heads, self.head_dim, bias=True)
         self.c_proj = RowLinear(hidden_size, hidden_size, bias=True)
 
-    def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan, residual: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+        """The heads, side by side; ``c_proj`` is left to the block."""
         qkv = self.c_attn(hidden).view(-1, 3, self.num_heads, self.head_dim)
         query, key, value = qkv.unbind(1)  # each [T, H, D]
-        out = attention.forward(query, key, value, kv_cache, self.scale)
-        projected: Tensor = self.c_proj(out.flatten(1), residual=residual)
-        return projected
+        return attention.forward(query, key, value, kv_cache, self.scale).flatten(1)
 
 
 class GPT2MLP(nn.Module):
@@ -50,10 +49,10 @@ class GPT2MLP(nn.Module):
         self.act = get_activation(config.string("activation_function", "gelu_new"))
         self.c_proj = RowLinear(inner_size, hidden_size, bias=True)
 
-    def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
-        inner = self.c_fc(hidden, activation=self.act)
-        out: Tensor = self.c_proj(inner, residual=residual)
-        return out
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The features; ``c_proj`` is left to the block."""
+        inner: Tensor = self.c_fc(hidden, activation=self.act)
+        return inner
 
 
 class GPT2Block(nn.Module):
@@ -65,10 +64,13 @@ class GPT2Block(nn.Module):
         self.ln_2 = LayerNorm(hidden_size, eps)
         self.mlp = GPT2MLP(config, hidden_size)
 
-    def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
-        hidden = self.attn(self.ln_1(hidden), kv_cache, attention, residual=hidden)
-        out: Tensor = self.mlp(self.ln_2(hidden), residual=hidden)
-        return out
+    def forward(
+        self, normed: Tensor, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan, next_norm: nn.Module | None
+    ) -> tuple[Tensor, Tensor]:
+        """The block, from ``ln_1`` of the stream and the stream to the same of what follows it."""
+        attn, mlp = self.attn, self.mlp
+        normed, hidden = linear_add_norm(attn.c_proj, attn(normed, kv_cache, attention), hidden, self.ln_2)
+        return linear_add_norm(mlp.c_proj, mlp(normed), hidden, next_norm)
 
     def outline(self) -> PreNormBlock:
         """What ``forward`` does, as parts."""
@@ -120,9 +122,12 @@ class GPT2LMHeadModel(CausalLM):
         """See ``CausalLM.run_layers``."""
         if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
             return self.decoder_kernel.forward(hidden, kv_caches, attention)
-        for block, kv_cache in zip(self.h, kv_caches, strict=True):
-            hidden = block(hidden, kv_cache, attention)
-        return hidden if self.ln_f is None else self.ln_f(hidden)
+        blocks: list[Any] = list(self.h)
+        norms: list[Any] = [*(block.ln_1 for block in blocks), self.ln_f]
+        normed: Tensor = norms[0](hidden)
+        for block, kv_cache, norm in zip(blocks, kv_caches, norms[1:], strict=True):
+            normed, hidden = block(normed, hidden, kv_cache, attention, norm)
+        return normed
 
     def decoder_outline(self) -> PreNormDecoder:
         """See ``CausalLM.decoder_outline``."""

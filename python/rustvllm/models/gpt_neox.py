@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rustvllm.attention.backend import AttentionPlan
+from rustvllm.attention.backend import AttentionPlan, rotary_plan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.activation import get_activation
 from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
-from rustvllm.layers.norm import LayerNorm
+from rustvllm.layers.norm import LayerNorm, linear_add_norm
 from rustvllm.layers.parallel import RowLinear, StageLayers, column_linear, head_parts
-from rustvllm.layers.rotary import RotaryEmbedding, apply_rotary
+from rustvllm.layers.rotary import RotaryAngles, RotaryEmbedding, apply_rotary
 from rustvllm.models.hf_config import HFConfig
 from rustvllm.models.interface import CausalLM
 
@@ -33,22 +33,20 @@ class GPTNeoXAttention(nn.Module):
         self.query_key_value = column_linear(hidden_size, 3 * hidden_size, bias=bias)
         self.dense = RowLinear(hidden_size, hidden_size, bias=bias)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        kv_cache: Tensor,
-        attention: AttentionPlan,
-        residual: Tensor,
-    ) -> Tensor:
-        qkv = self.query_key_value(hidden).view(-1, self.num_heads, 3, self.head_dim)
+    def forward(self, hidden: Tensor, angles: RotaryAngles, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+        """The heads, side by side; ``dense`` is left to the layer."""
+        qkv = self.query_key_value(hidden).view(-1, 3 * self.num_heads, self.head_dim)
+        plan, table = rotary_plan(attention), angles.table
+        if plan is not None and table is not None:
+            out = plan.forward_rotary(
+                qkv, self.num_heads, angles.positions, table, kv_cache, self.scale, is_by_head=True
+            )
+            return out.flatten(1)
+        qkv = qkv.unflatten(1, (self.num_heads, 3))
         qkv = qkv.transpose(1, 2).flatten(1, 2)  # [T, 3 H, D], a copy: backends want a token's heads side by side
-        turned = apply_rotary(qkv[:, : 2 * self.num_heads], cos, sin)
+        turned = apply_rotary(qkv[:, : 2 * self.num_heads], *angles.cos_sin)
         query, key, value = turned[:, : self.num_heads], turned[:, self.num_heads :], qkv[:, 2 * self.num_heads :]
-        out = attention.forward(query, key, value, kv_cache, self.scale)
-        projected: Tensor = self.dense(out.flatten(1), residual=residual)
-        return projected
+        return attention.forward(query, key, value, kv_cache, self.scale).flatten(1)
 
 
 class GPTNeoXMLP(nn.Module):
@@ -59,10 +57,10 @@ class GPTNeoXMLP(nn.Module):
         self.act = get_activation(config.string("hidden_act", "gelu"))
         self.dense_4h_to_h = RowLinear(inner_size, hidden_size, bias=True)
 
-    def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
-        inner = self.dense_h_to_4h(hidden, activation=self.act)
-        out: Tensor = self.dense_4h_to_h(inner, residual=residual)
-        return out
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The features; ``dense_4h_to_h`` is left to the layer."""
+        inner: Tensor = self.dense_h_to_4h(hidden, activation=self.act)
+        return inner
 
 
 class GPTNeoXLayer(nn.Module):
@@ -77,11 +75,24 @@ class GPTNeoXLayer(nn.Module):
         self.post_attention_layernorm = LayerNorm(hidden_size, eps)
         self.mlp = GPTNeoXMLP(config, hidden_size)
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
-        attended = self.attention(self.input_layernorm(hidden), cos, sin, kv_cache, attention, residual=hidden)
-        normed = self.post_attention_layernorm(hidden if self.parallel else attended)
-        out: Tensor = self.mlp(normed, residual=attended)
-        return out
+    def forward(
+        self,
+        normed: Tensor,
+        hidden: Tensor,
+        angles: RotaryAngles,
+        kv_cache: Tensor,
+        attention: AttentionPlan,
+        next_norm: nn.Module | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The layer, from ``input_layernorm`` of the stream and the stream to the same of what follows it."""
+        attn, mlp = self.attention, self.mlp
+        heads = attn(normed, angles, kv_cache, attention)
+        if self.parallel:
+            attended = attn.dense(heads, residual=hidden)
+            normed = self.post_attention_layernorm(hidden)
+        else:
+            normed, attended = linear_add_norm(attn.dense, heads, hidden, self.post_attention_layernorm)
+        return linear_add_norm(mlp.dense_4h_to_h, mlp(normed), attended, next_norm)
 
     def outline(self) -> PreNormBlock:
         """What ``forward`` does, as parts."""
@@ -133,10 +144,13 @@ class GPTNeoXForCausalLM(CausalLM):
         if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
             rotary = self.rotary.cos_sin(positions, torch.float32)
             return self.decoder_kernel.forward(hidden, kv_caches, attention, (rotary,))
-        cos, sin = self.rotary.cos_sin(positions, hidden.dtype)
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            hidden = layer(hidden, cos, sin, kv_cache, attention)
-        return hidden if self.final_layer_norm is None else self.final_layer_norm(hidden)
+        angles = self.rotary.angles(positions, hidden.dtype)
+        layers: list[Any] = list(self.layers)
+        norms: list[Any] = [*(layer.input_layernorm for layer in layers), self.final_layer_norm]
+        normed: Tensor = norms[0](hidden)
+        for layer, kv_cache, norm in zip(layers, kv_caches, norms[1:], strict=True):
+            normed, hidden = layer(normed, hidden, angles, kv_cache, attention, norm)
+        return normed
 
     def decoder_outline(self) -> PreNormDecoder:
         """See ``CausalLM.decoder_outline``."""

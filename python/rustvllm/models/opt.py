@@ -12,7 +12,7 @@ from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.activation import get_activation
 from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.linear import Embedding, Linear
-from rustvllm.layers.norm import LayerNorm, PlainLayerNorm
+from rustvllm.layers.norm import LayerNorm, PlainLayerNorm, linear_add_norm
 from rustvllm.layers.parallel import NoEmbedding, RowLinear, StageLayers, column_linear, head_parts, qkv_linear
 from rustvllm.models.hf_config import HFConfig
 from rustvllm.models.interface import CausalLM, linear_parts
@@ -34,12 +34,11 @@ class OPTAttention(nn.Module):
         self.qkv_proj = qkv_linear(hidden_size, num_heads, num_heads, self.head_dim, bias=bias)
         self.out_proj = RowLinear(hidden_size, hidden_size, bias=bias)
 
-    def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan, residual: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+        """The heads, side by side; ``out_proj`` is left to the layer."""
         qkv = self.qkv_proj(hidden).view(-1, 3, self.num_heads, self.head_dim)
         query, key, value = qkv.unbind(1)  # each [T, H, D]
-        out = attention.forward(query, key, value, kv_cache, self.scale)
-        projected: Tensor = self.out_proj(out.flatten(1), residual=residual)
-        return projected
+        return attention.forward(query, key, value, kv_cache, self.scale).flatten(1)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Names within the layer; see ``CausalLM.checkpoint_tensors``."""
@@ -63,13 +62,23 @@ class OPTLayer(nn.Module):
         self.fc2 = RowLinear(inner_size, hidden_size, bias=bias)
         self.final_layer_norm = _norm(config, hidden_size)
 
-    def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+    def forward(
+        self, normed: Tensor, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan, next_norm: nn.Module | None
+    ) -> tuple[Tensor, Tensor]:
+        """The layer, from what attention reads and the stream to the same of what follows it."""
+        attn = self.self_attn
+        heads = attn(normed, kv_cache, attention)
         if self.norm_first:
-            hidden = self.self_attn(self.self_attn_layer_norm(hidden), kv_cache, attention, residual=hidden)
-            return self._mlp(self.final_layer_norm(hidden), residual=hidden)
-        hidden = self.self_attn_layer_norm(self.self_attn(hidden, kv_cache, attention, residual=hidden))
-        out: Tensor = self.final_layer_norm(self._mlp(hidden, residual=hidden))
-        return out
+            normed, hidden = linear_add_norm(attn.out_proj, heads, hidden, self.final_layer_norm)
+            return linear_add_norm(self.fc2, self.fc1(normed, activation=self.act), hidden, next_norm)
+        hidden, _ = linear_add_norm(attn.out_proj, heads, hidden, self.self_attn_layer_norm)
+        hidden, _ = linear_add_norm(self.fc2, self.fc1(hidden, activation=self.act), hidden, self.final_layer_norm)
+        return hidden, hidden
+
+    @property
+    def first_norm(self) -> nn.Module | None:
+        """Of the stream, before attention reads it; None: it reads the stream."""
+        return self.self_attn_layer_norm if self.norm_first else None
 
     def outline(self) -> PreNormBlock:
         """What ``forward`` does where the norms come first, as parts."""
@@ -78,10 +87,6 @@ class OPTLayer(nn.Module):
             self.self_attn_layer_norm, attn.qkv_proj, attn.scale, attn.out_proj,
             self.final_layer_norm, self.fc1, self.act, self.fc2,
         )  # fmt: skip
-
-    def _mlp(self, hidden: Tensor, residual: Tensor) -> Tensor:
-        out: Tensor = self.fc2(self.fc1(hidden, activation=self.act), residual=residual)
-        return out
 
 
 class OPTForCausalLM(CausalLM):
@@ -139,10 +144,12 @@ class OPTForCausalLM(CausalLM):
         if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
             hidden = self.decoder_kernel.forward(hidden, kv_caches, attention)
         else:
-            for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-                hidden = layer(hidden, kv_cache, attention)
-            if self.final_layer_norm is not None:
-                hidden = self.final_layer_norm(hidden)
+            layers: list[Any] = list(self.layers)
+            norms: list[Any] = [*(layer.first_norm for layer in layers), self.final_layer_norm]
+            normed: Tensor = hidden if norms[0] is None else norms[0](hidden)
+            for layer, kv_cache, norm in zip(layers, kv_caches, norms[1:], strict=True):
+                normed, hidden = layer(normed, hidden, kv_cache, attention, norm)
+            hidden = normed
         return hidden if self.project_out is None else self.project_out(hidden)
 
     def decoder_outline(self) -> PreNormDecoder | None:

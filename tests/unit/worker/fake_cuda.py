@@ -277,12 +277,13 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _norm(bound, grid):
-    for name in ("out_ptr", "total_ptr", "x_ptr", "residual_ptr", "weight_ptr"):
+    for name in ("out_ptr", "total_ptr", "x_ptr", "residual_ptr", "weight_ptr", "post_weight_ptr"):
         _dtype(bound, name, *FLOATS)
         _dense(bound, name)
     for name in ("out_ptr", "x_ptr"):
         _numel(bound, name, grid[0] * bound["HIDDEN_SIZE"])
-    _numel(bound, "weight_ptr", bound["HIDDEN_SIZE"])
+    for name in ("weight_ptr", "post_weight_ptr"):
+        _numel(bound, name, bound["HIDDEN_SIZE"])
 
 
 def _rotary(bound, grid):
@@ -300,6 +301,7 @@ def _rotary_write(bound, grid):
     _dense(bound, "query_ptr", "qkv_ptr", "table_ptr", "cache_ptr")
     heads, kv_heads, head_dim = bound["NUM_HEADS"], bound["NUM_KV_HEADS"], bound["HEAD_DIM"]
     assert bound["qkv_ptr"].shape == (grid[0], heads + 2 * kv_heads, head_dim)
+    assert heads == kv_heads or not bound["IS_BY_HEAD"]
     assert bound["query_ptr"].shape == (grid[0], heads, head_dim)
     assert bound["table_ptr"].shape == (bound["last_position"] + 1, 2 * bound["NUM_PAIRS"])
     assert bound["table_ptr"].dtype == bound["qkv_ptr"].dtype

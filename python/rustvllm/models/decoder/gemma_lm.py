@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
-from rustvllm.layers.norm import GemmaRMSNorm
+from rustvllm.layers.norm import GemmaRMSNorm, add_norm
 from rustvllm.layers.parallel import StageLayers
 from rustvllm.layers.rotary import RotaryAngles, RotaryEmbedding
 from rustvllm.models.decoder.gated_mlp import GatedMLP
@@ -38,11 +38,19 @@ class GemmaLayer(nn.Module):
         self.mlp = mlp
         self.post_feedforward_layernorm = GemmaRMSNorm(hidden_size, eps)
 
-    def forward(self, hidden: Tensor, angles: RotaryAngles, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
-        attended = self.self_attn(self.input_layernorm(hidden), angles, kv_cache, attention)
-        hidden = hidden + self.post_attention_layernorm(attended)
-        out: Tensor = hidden + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(hidden)))
-        return out
+    def forward(
+        self,
+        normed: Tensor,
+        hidden: Tensor,
+        angles: RotaryAngles,
+        kv_cache: Tensor,
+        attention: AttentionPlan,
+        next_norm: nn.Module | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The layer, from ``input_layernorm`` of the stream and the stream to the same of what follows it."""
+        attended = self.self_attn(normed, angles, kv_cache, attention)
+        normed, hidden = add_norm(self.pre_feedforward_layernorm, attended, hidden, self.post_attention_layernorm)
+        return add_norm(next_norm, self.mlp(normed), hidden, self.post_feedforward_layernorm)
 
     def outline(self, rotary: int) -> PreNormBlock:
         """What ``forward`` does, as parts; ``rotary`` is the number of its angles."""
@@ -136,9 +144,12 @@ class GemmaLM(CausalLM):
             cos_sin = [rotary.cos_sin(positions, torch.float32) for rotary in self._rotaries]
             return self.decoder_kernel.forward(hidden, kv_caches, attention, cos_sin)
         angles = [rotary.angles(positions, hidden.dtype) for rotary in self._rotaries]
-        for layer, rotary, kv_cache in zip(self.layers, self._rotary_of_layer, kv_caches, strict=True):
-            hidden = layer(hidden, angles[rotary], kv_cache, attention)
-        return hidden if self.norm is None else self.norm(hidden)
+        layers: list[Any] = list(self.layers)
+        norms: list[Any] = [*(layer.input_layernorm for layer in layers), self.norm]
+        normed: Tensor = norms[0](hidden)
+        for layer, rotary, kv_cache, norm in zip(layers, self._rotary_of_layer, kv_caches, norms[1:], strict=True):
+            normed, hidden = layer(normed, hidden, angles[rotary], kv_cache, attention, norm)
+        return normed
 
     def decoder_outline(self) -> PreNormDecoder:
         """See ``CausalLM.decoder_outline``."""
