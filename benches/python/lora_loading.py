@@ -4,8 +4,10 @@
 
 A Llama of 160 million parameters with random weights in an engine process, and an adapter of all dense layers in its
 blocks, which is loaded and removed again while the streams go on. "load_ms" is from the call to its answer, "read_ms"
-is reading the file once more, and "gap" the time between two tokens of a stream: before the first load, and those that
-overlap a load. "gap_steps" is the longest of the latter over the median of the former, which is a step.
+is reading the file once more, and "gap" the time between two tokens of a stream: before the first load, once all
+streams run, those that overlap a load, and those after the first load that overlap none ("elsewhere": what the machine
+does by itself). "gap_steps" is the longest of those at loads over the median of the first, which is a step, and
+"elsewhere_steps" the longest of the last.
 """
 
 import argparse
@@ -38,6 +40,8 @@ NAMES = {
 """Outputs and inputs of each dense layer of a block; the shape has as many heads of keys as of queries."""
 MAX_MODEL_LEN = 2048
 QUIET_SECONDS = 4.0
+SETTLED_SECONDS = 3.0
+"""Of these, the last: streams that came later are computed in the first."""
 PAUSE_SECONDS = 0.5
 
 
@@ -96,8 +100,15 @@ async def measure(engine: AsyncLLM, folder: Path, args: argparse.Namespace) -> d
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     gaps = [pair for each in times for pair in pairwise(each)]
-    quiet = [end - begin for begin, end in gaps if end < loads[0][0]]
-    during = [end - begin for begin, end in gaps if any(begin < done and end > start for start, done in loads)]
+    first, last = loads[0][0], loads[-1][1]
+    quiet = [end - begin for begin, end in gaps if begin > first - SETTLED_SECONDS and end < first]
+    at_loads = [any(begin < done and end > start for start, done in loads) for begin, end in gaps]
+    during = [end - begin for (begin, end), is_at in zip(gaps, at_loads, strict=True) if is_at]
+    elsewhere = [
+        end - begin
+        for (begin, end), is_at in zip(gaps, at_loads, strict=True)
+        if not is_at and begin > first and end < last
+    ]
     step = statistics.median(quiet)
     report = {
         "streams_at_the_end": running,
@@ -108,6 +119,9 @@ async def measure(engine: AsyncLLM, folder: Path, args: argparse.Namespace) -> d
         "gap_ms_median": statistics.median(during) * 1e3,
         "longest_gap_ms": max(during) * 1e3,
         "gap_steps": max(during) / step,
+        "gap_steps_median": statistics.median(during) / step,
+        "gap_steps_p90": statistics.quantiles(during, n=10)[-1] / step,
+        "elsewhere_steps": max(elsewhere) / step,
     }
     return {name: _rounded(value) for name, value in report.items()}
 

@@ -40,6 +40,7 @@ class EngineAdapters:
         self._list: dict[str, dict[str, Any]] = {}
         self._names: dict[int, str] = {}  # of all that are loaded, also of those that no list has any more
         self._is_as_started = True
+        self._num_changes = 0  # of the list
         self._loading: list[tuple[Query, int, dict[str, Any] | None, Future[Callable[[], None]]]] = []
         self._retiring: dict[int, float] = {}  # number → when it may go at the earliest
         self._loader: ThreadPoolExecutor | None = None
@@ -115,12 +116,13 @@ class EngineAdapters:
 
     def _do(self, kind: str, wanted: dict[str, Any]) -> Any:
         if kind == queries.LIST:
-            return list(self._list.values())
+            return {"adapters": list(self._list.values()), "num_changes": self._num_changes}
         if kind == queries.RETIRE:
-            self._retiring[int(wanted["number"])] = monotonic() + GRACE_SECONDS
+            self._retire(int(wanted["number"]))
             return True
         if kind == queries.WITHDRAW:
             self._is_as_started = False
+            self._num_changes += 1
             row = self._list.pop(str(wanted["name"]), None)
             return None if row is None else row["number"]
         if kind == queries.PUBLISH:
@@ -137,7 +139,7 @@ class EngineAdapters:
         )
         return {"running": running, "waiting": waiting}
 
-    def _publish(self, row: dict[str, Any]) -> int | None:
+    def _publish(self, row: dict[str, Any]) -> dict[str, Any]:
         load_inplace = row.pop("load_inplace")
         before = self._list.get(row["name"])
         if before is not None and not load_inplace:
@@ -145,8 +147,9 @@ class EngineAdapters:
         if before is None and len(self._list) >= MAX_ADAPTERS:
             raise InvalidRequestError(f"{len(self._list)} adapters are loaded, as many as may be: unload one first")
         self._is_as_started = False
+        self._num_changes += 1
         self._list[row["name"]] = row
-        return None if before is None else int(before["number"])
+        return {"replaced": None if before is None else int(before["number"]), "num_changes": self._num_changes}
 
     def _restore(self, rows: list[dict[str, Any]] | None) -> bool:
         """Take the list that an engine had before it was started again; the first front end to bring it is heard.
@@ -160,6 +163,7 @@ class EngineAdapters:
         if rows is None or not self._is_as_started:
             return not self._is_as_started
         self._is_as_started = False
+        self._num_changes += 1
         numbers = {row["number"] for row in rows}
         for row in self._list.values():
             if row["number"] not in numbers:
@@ -192,17 +196,22 @@ class EngineAdapters:
         else:
             self._scheduler.add_adapter(number)
             try:
-                replaced = None if row is None else self._publish(row)
+                published = None if row is None else self._publish(row)
             except RustVLLMError as error:
                 query.fail(str(error))  # its front end has it forgotten
-            else:
-                query.answer(json.dumps(replaced).encode())
+                return
+            if published is not None and published["replaced"] is not None:
+                self._retire(published["replaced"])
+            query.answer(json.dumps(published).encode())
 
     def _make_room(self) -> None:
         """Where adapters in memory are limited, forgotten ones go before their time for one that is to come."""
         if self._config is not None and self._config.max_cpu_loras is not None:
             for number in list(self._retiring):
                 self._remove(number)
+
+    def _retire(self, number: int) -> None:
+        self._retiring[number] = monotonic() + GRACE_SECONDS
 
     def _remove(self, number: int) -> None:
         if self._scheduler.remove_adapter(number):

@@ -1,7 +1,8 @@
 """Adapters of an engine that runs by itself: ``AsyncAdapters`` loads them, ``AdapterMethods`` is what callers see.
 
-The list of names is the engine's, so that several front ends have the same. A number in memory that the front ends of
-a server share says when it has changed: each looks at it before it reads a name, and asks for the list only then.
+The list of names is the engine's, so that several front ends have the same. Numbers in memory that the front ends of a
+server share, one that each of them writes, say when it has changed: a front end looks at all of them before it reads a
+name, and asks for the list only then. Of its own change it knows what it changed, and whether others came before it.
 """
 
 import asyncio
@@ -44,16 +45,18 @@ class AsyncAdapters:
 
     Attributes:
         registry: Which are loaded.
-        version: One number, shared by the front ends of a server, that changes with the list.
+        versions: Shared by the front ends of a server: a number of each, which it changes with the list.
+        own_version: Which of them is this one's.
     """
 
     def __init__(self, config: EngineConfig, in_use: Callable[[], set[int]]) -> None:
         self.registry = AdapterRegistry(config.lora, config.model.served_model_name)
-        self.version = memoryview(array("q", [0]))
+        self.versions, self.own_version = memoryview(array("q", [0])), 0
         self._is_served = config.lora is not None
         self._is_alone = config.parallel.data_parallel_size == 1
         self._in_use = in_use
-        self._seen: int | None = None
+        self._seen: bytes | None = None  # versions, when the registry was the engine's list
+        self._num_changes = -1  # that it had had then
         self._refreshing, self._changing = asyncio.Lock(), asyncio.Lock()
         self._restoring: set[int] = set()  # ranks; written by other threads, whole changes at a time
 
@@ -65,19 +68,19 @@ class AsyncAdapters:
         """
         while self._restoring:  # noqa: ASYNC110 -- another thread empties it
             await asyncio.sleep(_LOOK_SECONDS)
-        if not self._is_served or self.version[0] == self._seen:
+        if not self._is_served or bytes(self.versions) == self._seen:
             return
         async with self._refreshing:
-            version = self.version[0]
-            if version == self._seen:
+            versions = bytes(self.versions)
+            if versions == self._seen:
                 return
             try:
-                rows = json.loads(await ask(queries.LIST, b"", queries.LIST_SECONDS, rank=0))
+                answer = json.loads(await ask(queries.LIST, b"", queries.LIST_SECONDS, rank=0))
             except (QueryError, EngineDeadError) as error:
                 logger.warning("the list of adapters could not be asked for: %s", error)
                 return
-            self.registry.replace(rows)
-            self._seen = version
+            self.registry.replace(answer["adapters"])
+            self._seen, self._num_changes = versions, answer["num_changes"]
 
     async def load(self, request: LoRARequest, ask: AskEngines, *, may_crowd_out: bool = True) -> None:
         """Have an adapter loaded by every engine while these go on, unless it is.
@@ -106,22 +109,29 @@ class AsyncAdapters:
                     await self._withdraw(crowded_out, ask)
             loaded = LoadedAdapter(replace(request, lora_path=folder, load_inplace=False), self.registry.new_number())
             name, number = request.lora_name, loaded.number
+            versions = bytes(self.versions)
             try:
                 load: dict[str, Any] = {"number": number, "name": name, "path": folder}
                 row = loaded.as_row() | {"load_inplace": request.load_inplace}
-                if self._is_alone:  # each question takes a step
+                if self._is_alone:  # each question waits for the end of a step
                     answer = await ask(queries.ADD, queries.payload(**load, row=row), queries.LOAD_SECONDS, rank=0)
                 else:
                     await ask(queries.ADD, queries.payload(**load), queries.LOAD_SECONDS)
                     answer = await ask(queries.PUBLISH, queries.payload(**row), queries.LOAD_SECONDS, rank=0)
-                replaced = json.loads(answer)
+                published = json.loads(answer)
             except QueryError as error:
                 await self._retire(number, ask)  # one of several engines may have it
                 raise InvalidRequestError(str(error), "lora_request") from error
             self._announce()
+            if versions == self._seen and published["num_changes"] == self._num_changes + 1:
+                # Nobody else has changed the list: what it is now is known. Who does from now on changes a version.
+                self.registry.put(loaded.request, number)
+                own = self.versions.itemsize * self.own_version
+                self._seen = versions[:own] + self._own() + versions[own + self.versions.itemsize :]
+                self._num_changes += 1
             await self.refresh(ask)
-            if replaced is not None:
-                await self._retire(replaced, ask)
+            if published["replaced"] is not None and not self._is_alone:
+                await self._retire(published["replaced"], ask)
 
     async def remove(self, lora_id: int, ask: AskEngines) -> bool:
         """Forget an adapter; False: there is none."""
@@ -163,8 +173,8 @@ class AsyncAdapters:
         """
         if not self._is_served:
             return
-        version = self.version[0]
-        if rank == 0 and version and version != self._seen:
+        has_changed = any(self.versions)
+        if rank == 0 and has_changed and bytes(self.versions) != self._seen:
             self._wait_for_another(ask)
             return
         rows = []
@@ -175,7 +185,7 @@ class AsyncAdapters:
                 rows.append(row)
             except QueryError as error:
                 logger.error("adapter %s could not be loaded again: %s", row["name"], error)  # noqa: TRY400
-        if rank == 0 and version:
+        if rank == 0 and has_changed:
             ask(queries.RESTORE, queries.payload(adapters=rows))
             self._announce()
 
@@ -204,8 +214,11 @@ class AsyncAdapters:
         await ask(queries.RETIRE, queries.payload(number=number), queries.LOAD_SECONDS)
 
     def _announce(self) -> None:
-        """The list has changed. Of two that write at once either will do: each writes after its own change."""
-        self.version[0] = secrets.randbits(_VERSION_BITS) | 1
+        """The list has changed."""
+        self.versions[self.own_version] = secrets.randbits(_VERSION_BITS) | 1
+
+    def _own(self) -> bytes:
+        return bytes(self.versions[self.own_version : self.own_version + 1])
 
 
 class AdapterMethods:
@@ -273,6 +286,6 @@ class AdapterMethods:
         """What is loaded, as far as is known here, by name."""
         return self._adapters.registry.by_name
 
-    def share_adapter_version(self, version: Any) -> None:
-        """Learn from this number, which other front ends share, when the list has changed."""
-        self._adapters.version = version
+    def share_adapter_versions(self, versions: Any, own: int) -> None:
+        """Learn from these numbers, of which each front end of a server writes its own, when the list has changed."""
+        self._adapters.versions, self._adapters.own_version = versions, own

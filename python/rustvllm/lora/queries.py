@@ -2,14 +2,15 @@
 
 | kind | payload, JSON | answer |
 |---|---|---|
-| ``add_adapter`` | ``number``, ``name``, ``path``, ``row`` to publish it too | null, or as that, once it is loaded |
+| ``add_adapter`` | ``number``, ``name``, ``path``; ``row``: publish it, retire what had its name | null, or as that |
 | ``retire_adapter`` | ``number`` | ``true``; it goes as soon as no request needs it |
-| ``publish_adapter`` | a row of the list, and ``load_inplace`` | number of what had the name before, or null |
+| ``publish_adapter`` | a row of the list, and ``load_inplace`` | ``replaced``: a number or null; ``num_changes`` |
 | ``withdraw_adapter`` | ``name`` | the number that it had, or null |
-| ``list_adapters`` | | the list: ``number``, ``name``, ``path``, ``lora_int_id``, ``base_model_name`` of each |
+| ``list_adapters`` | | ``adapters``, the rows of the list; ``num_changes`` |
 | ``restore_adapters`` | the list, to an engine that was started again; null: only ask | whether it has been given one |
 | ``live_adapters`` | | names of the adapters of ``running`` and of ``waiting`` requests |
 
+A row has ``number``, ``name``, ``path``, ``lora_int_id`` and ``base_model_name``; ``num_changes`` are the list's.
 The list of names is that of engine 0; each engine has the weights.
 """
 

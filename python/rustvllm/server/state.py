@@ -156,7 +156,7 @@ class ServerState:
         self._model = model or ServedModel(engine, self.settings)
         self.status = ServerStatus.READY
         if engine.config.lora is not None:
-            engine.share_adapter_version(self.load.adapter_version)
+            engine.share_adapter_versions(self.load.adapter_versions, self.load.index)
         if self.is_traced:
             self.tracer = engine.tracer
 
