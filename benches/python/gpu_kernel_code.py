@@ -29,6 +29,7 @@ from rustvllm.attention.triton_backend import TritonAttentionBackend
 from rustvllm.kernels import (
     activation,
     draw,
+    lora,
     matmul,
     norm,
     penalties,
@@ -162,6 +163,15 @@ def launch_layers() -> None:
     matmul.linear(x, torch.zeros(4096, 1024, dtype=torch.bfloat16), None)
 
 
+def launch_adapters(dtype: torch.dtype, *, has_bias: bool) -> None:
+    """Two adapters of a fused layer of three parts."""
+    rows, tiles = lora.make_tiles([(0, np.arange(20, dtype=np.int32)), (1, np.arange(20, 40, dtype=np.int32))])
+    x, out = torch.zeros(40, 4096, dtype=dtype), torch.zeros(40, 6144, dtype=dtype)
+    table = torch.zeros(2, lora.LAYER_COLUMNS + 3 * lora.PART_COLUMNS, dtype=torch.int64)
+    of_step = lora.AdapterTiles(torch.from_numpy(rows), torch.from_numpy(tiles))
+    lora.add_adapters(x, out, out[0] if has_bias else None, of_step, table, num_ranks=48, num_outputs=4096)
+
+
 def launch_tiles() -> None:
     """What the programs of a mixed step in a graph compute."""
     starts, tiles = torch.tensor([0, 40, 41, 41], dtype=torch.int32), torch.zeros((2, 8), dtype=torch.int32)
@@ -181,6 +191,8 @@ CASES: dict[str, Callable[[], None]] = {
     "rotary and write 64 by head": lambda: launch_rotary_write(64, norms=False, fp8=False, by_head=True),
     "norms, rotary and write 256 fp8": lambda: launch_rotary_write(256, norms=True, fp8=True),
     "layers": launch_layers,
+    "adapters bfloat16": lambda: launch_adapters(torch.bfloat16, has_bias=False),
+    "adapters float16 with a bias": lambda: launch_adapters(torch.float16, has_bias=True),
     "tiles": launch_tiles,
     "sampler": launch_sampler,
 }

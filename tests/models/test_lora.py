@@ -120,10 +120,26 @@ def world(tmp_path_factory):
     return folder, requests, reference
 
 
-def mixture(requests):
-    """Each prompt with each adapter and without."""
+@pytest.fixture(scope="module")
+def eight(world, tmp_path_factory):
+    """The world's adapters and five more, the last of them with magnitudes as well."""
+    _, requests, reference = world
+    more = []
+    for number, rank in enumerate((1, 3, 8, 13, 16), 4):
+        path = tmp_path_factory.mktemp(f"adapter-{number}")
+        make_adapter(
+            reference, path, seed=number, r=rank, lora_alpha=rank, target_modules="all-linear", use_dora=number == 8
+        )
+        more.append(LoRARequest(f"adapter-{number}", number, str(path)))
+    return [*requests, *more]
+
+
+def mixture(requests, size=20):
+    """Prompts with each adapter and without, neighbours with different ones."""
     choices = [*requests, None]
-    return [choices[(index + index // 4) % 4] for index in range(20)], [PROMPTS[index % 10] for index in range(20)]
+    count = len(choices)
+    adapters = [choices[(index + index // count) % count] for index in range(size)]
+    return adapters, [PROMPTS[index % 10] for index in range(size)]
 
 
 WAYS = {
@@ -154,27 +170,31 @@ def exact(samples):
 
 
 @pytest.fixture(scope="module", params=slow_but(("float32",), ("float32", "bfloat16", "int8")))
-def alone(request, world):
+def alone(request, world, eight):
     """Each request of the mixture by itself, with ``batch_invariant``."""
-    folder, requests, _ = world
+    folder, _, _ = world
     options = {"batch_invariant": True} | (
         {"quantization": "int8"} if request.param == "int8" else {"dtype": request.param}
     )
-    adapters, lists = mixture(requests)
+    adapters, lists = mixture(eight, 27)
     with LLM(str(folder), **(OPTIONS | options)) as llm:
         samples = [run(llm, adapter, ALL_LOGITS, [ids])[0] for adapter, ids in zip(adapters, lists, strict=True)]
     return options, exact(samples)
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-def test_three_adapters_and_the_model_mixed_are_bit_equal_to_each_alone(world, alone, way):
-    folder, requests, _ = world
+def test_eight_adapters_and_the_model_mixed_are_bit_equal_to_each_alone(world, eight, alone, way):
     options, expected = alone
-    adapters, lists = mixture(requests)
-    with LLM(str(folder), **(OPTIONS | options | WAYS[way])) as llm:
+    adapters, lists = mixture(eight, 27)
+    with LLM(str(world[0]), **(OPTIONS | {"max_loras": 8} | options | WAYS[way])) as llm:
+        store, together = llm.llm_engine.engine_core.core.executor._runner.adapters, []
+        inner = store.begin_step
+        store.begin_step = lambda adapters, *rest: together.append(len({*adapters.tolist()})) or inner(adapters, *rest)
         actual = exact(run(llm, adapters, ALL_LOGITS, lists))
         stats = llm.llm_engine.engine_core.handle.stats()
     assert actual == expected
+    most = {"one adapter at a time": 2, "preempted": 3, "swapped": 3}
+    assert max(together) >= most.get(way, 9), "all were in one step"
     if way in ("preempted", "swapped"):
         assert stats["num_preemptions"] > 0
     if way == "drafts":
@@ -239,12 +259,34 @@ def test_int8_weights_with_an_adapter_stay_close_to_the_same_without_rounding(wo
     assert distance < 0.2 * (first(base) - first(exact_logits)).norm()
 
 
+def test_adapters_are_kept_in_16_bits_over_weights_of_8_unless_they_are_to_be_exact(world, monkeypatch):
+    folder, requests, _ = world
+    monkeypatch.setenv("RUSTVLLM_ACTIVATIONS", "float")
+    sizes, logits_of = {}, {}
+    for quantization, lora_dtype in ((None, "auto"), (None, "bfloat16"), ("int8", "auto"), ("int8", "float32")):
+        options = OPTIONS | {"quantization": quantization, "lora_dtype": lora_dtype}
+        with LLM(str(folder), **options) as llm:
+            samples = run(llm, requests[1], ALL_LOGITS, PROMPTS[:3])
+            store = llm.llm_engine.engine_core.core.executor._runner.adapters
+            [number] = store.lora_ranks
+            found = [layer.deltas[number].nbytes for layer in store._layers.values()]
+        sizes[quantization, lora_dtype] = sum(found)
+        logits_of[quantization, lora_dtype] = torch.tensor(
+            [[sample.logprobs[0][i].logprob for i in range(97)] for sample in samples]
+        )
+    assert sizes[None, "auto"] == sizes["int8", "float32"] == 2 * sizes["int8", "auto"] == 2 * sizes[None, "bfloat16"]
+    for quantization, exact, rounded in ((None, "auto", "bfloat16"), ("int8", "float32", "auto")):
+        of_adapter = (logits_of[quantization, exact] - logits_of[quantization, rounded]).norm()
+        of_weights = (logits_of["int8", "float32"] - logits_of[None, "auto"]).norm()
+        assert 0 < of_adapter < of_weights, "16 bits change less than the weights' 8 do"
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4-g32"])
 def test_magnitudes_of_a_quantised_base_are_those_of_its_rounded_weights(world, quantization, monkeypatch):
     folder, requests, reference = world
     monkeypatch.setenv("RUSTVLLM_ACTIVATIONS", "float")
     adapter, rounded = requests[DORA - 1], copy.deepcopy(reference)
-    with LLM(str(folder), **(OPTIONS | {"quantization": quantization})) as llm:
+    with LLM(str(folder), **(OPTIONS | {"quantization": quantization, "lora_dtype": "float32"})) as llm:
         samples, base = run(llm, adapter, ALL_LOGITS), run(llm, None, ALL_LOGITS)
         model = llm.llm_engine.engine_core.core.executor._runner.model
         parts = adaptable_parts(model)
@@ -527,8 +569,8 @@ def test_engines_that_serve_none_say_so(world):
         run(llm, requests[0])
     for options, message in (
         ({"model_impl": "transformers"}, "transformers' modelling code"),
-        ({"device": "cuda"}, "on the CPU only"),
         ({"max_cpu_loras": 3}, r"max_cpu_loras \(3\) must be >= max_loras \(4\)"),
+        ({"lora_dtype": "float16"}, "lora_dtype must be one of auto, float32, bfloat16, got 'float16'"),
         ({"max_loras": 0}, "max_loras must be an integer between 1"),
         ({"enable_lora": False, "lora_modules": ["a=b"]}, "lora_modules needs enable_lora"),
         ({"lora_modules": ["a"]}, "expected name=path"),

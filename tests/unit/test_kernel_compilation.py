@@ -16,11 +16,11 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not made for this platform", allow_module_level=True)
 sys.path.append(str(Path(__file__).parents[2] / "benches" / "python"))
 
-from gpu_kernel_code import CASES, Launches, costs, launch_attention, launch_rotary_write
+from gpu_kernel_code import CASES, Launches, costs, launch_adapters, launch_attention, launch_rotary_write
 
 from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
 from rustvllm.attention.triton_backend import TritonAttentionBackend
-from rustvllm.kernels import activation, draw, matmul, norm, penalties, rotary, tile_list, truncation
+from rustvllm.kernels import activation, draw, lora, matmul, norm, penalties, rotary, tile_list, truncation
 
 SHARED_BYTES = {90: 227 << 10, 80: 99 << 10}
 """Of Hopper; and the least that any GPU has that untuned sizes are for."""
@@ -75,6 +75,25 @@ def test_steps_of_all_sizes_run_the_same_code(launches):
 def test_what_comes_before_attention(launches, fp8):
     launch_rotary_write(128, norms=True, fp8=fp8)
     check(launches, at_least=1)
+
+
+@pytest.mark.parametrize(("dtype", "has_bias"), [(torch.bfloat16, False), (torch.float32, True)])
+def test_adapters(launches, dtype, has_bias):
+    launch_adapters(dtype, has_bias=has_bias)
+    for code in check(launches, at_least=2):
+        assert dtype == torch.float32 or "mma.sync" in code.asm["ptx"]
+
+
+def test_steps_with_any_adapters_run_the_same_code(launches):
+    table = torch.zeros(9, 3, lora.LAYER_COLUMNS + lora.PART_COLUMNS, dtype=torch.int64)
+    for runs in ([1], [16, 1, 3], [40, 64]):
+        rows, tiles = lora.make_tiles([(n, np.arange(count, dtype=np.int32)) for n, count in enumerate(runs)])
+        staged = torch.zeros(rows.size + 1, dtype=torch.int32)[1:], torch.zeros(tiles.size + 1, dtype=torch.int32)[1:]
+        x, out = torch.zeros(sum(runs), 512, dtype=torch.float16), torch.zeros(sum(runs), 96, dtype=torch.float16)
+        of_step = lora.AdapterTiles(staged[0], staged[1].view(tiles.shape))
+        for slots, ranks in ((1, 1), (4, 16), (9, 33)):
+            lora.add_adapters(x, out, None, of_step, table[:slots, ranks % 3], num_ranks=ranks, num_outputs=96)
+    assert launches.variants() == {"_shrink_kernel": 1, "_expand_kernel": 1}
 
 
 def test_everything_else(launches):

@@ -10,6 +10,7 @@ import pytest
 LEAST = {
     "kv_write": 3,
     "layers": 8,
+    "lora": 7,
     "models": 3,
     "paged_attention": 8,
     "rotary_write": 3,

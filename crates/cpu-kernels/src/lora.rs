@@ -5,7 +5,7 @@
 //! neither on the others nor on their adapters.
 //!
 //! Weights whose every number 16 bits hold are kept in 16: of an adapter that was saved so they take half the memory and
-//! half the time of reading them.
+//! half the time of reading them. Others are rounded to 16 bits where the caller asks for it.
 //!
 //! A stretch may have gains (`DoRA`): factors on the layer's own product, which are applied to its sums before anything is
 //! added to these, so that neither bias nor residual has to be taken out again.
@@ -31,6 +31,13 @@ const MIN_SHARED_WORK: usize = 1 << 13;
 const PARTS_PER_THREAD: usize = 3;
 /// Rows from which on a part has some rows of all ranks; fewer are computed a panel of ranks at a time.
 const MANY_ROWS: usize = 8;
+
+/// Bits of a float of 32 that one of 16 lacks.
+const BELOW_BF16: u32 = 0xffff;
+/// Lanes of the widest vectors.
+const FULL_PANEL: usize = 16;
+/// Numbers that are turned at once while a panel is written.
+const SQUARE: usize = 4;
 
 /// What is wrong with an adapter's matrices.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -82,14 +89,24 @@ struct Weights {
 impl Weights {
     /// Outputs `[num_outputs, num_inputs]`, of which the first has place `first`, as `[panel][input][lane]`, where panels begin
     /// with places that are multiples of `lanes`; lanes without an output are 0.
-    fn pack(matrix: &[f32], num_inputs: usize, first: usize, lanes: usize) -> Result<Self, DeltaError> {
+    fn pack(
+        matrix: &[f32],
+        num_inputs: usize,
+        first: usize,
+        lanes: usize,
+        rounds: bool,
+    ) -> Result<Self, DeltaError> {
         let skipped = first % lanes;
         let num_panels = (skipped + matrix.len() / num_inputs.max(1)).div_ceil(lanes);
-        let is_bf16 = matrix.iter().all(|&x| bf16::from_f32(x).to_f32().to_bits() == x.to_bits());
+        let is_bf16 = if rounds {
+            matrix.iter().all(|x| x.abs() <= bf16::MAX.to_f32())
+        } else {
+            matrix.iter().all(|x| x.to_bits() & BELOW_BF16 == 0)
+        };
         let num_bytes = num_panels * lanes * num_inputs * if is_bf16 { 2 } else { 4 };
         let mut lines = Lines::new(num_bytes).ok_or(DeltaError::Memory { num_bytes })?;
         if is_bf16 {
-            place(matrix, num_inputs, skipped, lanes, lines.as_mut_slice::<bf16>(), bf16::from_f32);
+            place(matrix, num_inputs, skipped, lanes, lines.as_mut_slice::<bf16>(), nearest);
         } else {
             place(matrix, num_inputs, skipped, lanes, lines.as_mut_slice::<f32>(), |x| x);
         }
@@ -104,7 +121,13 @@ impl Weights {
     }
 }
 
-fn place<W>(
+/// A finite number of 16 bits: to the nearest, ties to even, without a branch.
+fn nearest(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    bf16::from_bits(((bits + (BELOW_BF16 >> 1) + (bits >> 16 & 1)) >> 16) as u16)
+}
+
+fn place<W: Copy>(
     matrix: &[f32],
     num_inputs: usize,
     skipped: usize,
@@ -112,11 +135,50 @@ fn place<W>(
     to: &mut [W],
     keep: impl Fn(f32) -> W,
 ) {
-    for (output, row) in matrix.chunks_exact(num_inputs.max(1)).enumerate() {
-        let output = skipped + output;
-        let panel = &mut to[output / lanes * lanes * num_inputs..];
-        for (input, &x) in row.iter().enumerate() {
-            panel[input * lanes + output % lanes] = keep(x);
+    if num_inputs == 0 {
+        return;
+    }
+    let mut rows = matrix.chunks_exact(num_inputs);
+    let mut lane = skipped;
+    for panel in to.chunks_exact_mut(lanes * num_inputs) {
+        let of_panel: Vec<&[f32]> = rows.by_ref().take(lanes - lane).collect();
+        if let (0, Ok(full)) = (lane, <[&[f32]; FULL_PANEL]>::try_from(of_panel.as_slice()))
+            && lanes == FULL_PANEL
+        {
+            place_full(&full, panel, &keep);
+        } else {
+            for (row, lane) in of_panel.iter().zip(lane..) {
+                for (&x, vector) in row.iter().zip(panel.chunks_exact_mut(lanes)) {
+                    vector[lane] = keep(x);
+                }
+            }
+        }
+        lane = 0;
+    }
+}
+
+/// As [`place`], for a panel that has all of the most lanes: a square of numbers at a time, whose rows are read whole.
+fn place_full<W: Copy>(rows: &[&[f32]; FULL_PANEL], panel: &mut [W], keep: impl Fn(f32) -> W) {
+    let num_inputs = rows[0].len();
+    let whole = num_inputs / SQUARE * SQUARE;
+    for input in (0..whole).step_by(SQUARE) {
+        for first in (0..FULL_PANEL).step_by(SQUARE) {
+            let square: [[f32; SQUARE]; SQUARE] = std::array::from_fn(|r| {
+                let row = &rows[first + r][input..input + SQUARE];
+                std::array::from_fn(|i| row[i])
+            });
+            let turned: [[f32; SQUARE]; SQUARE] =
+                std::array::from_fn(|i| std::array::from_fn(|r| square[r][i]));
+            for (numbers, at) in turned.into_iter().zip((input * FULL_PANEL + first..).step_by(FULL_PANEL)) {
+                for (x, to) in numbers.into_iter().zip(&mut panel[at..at + SQUARE]) {
+                    *to = keep(x);
+                }
+            }
+        }
+    }
+    for input in whole..num_inputs {
+        for (row, to) in rows.iter().zip(&mut panel[input * FULL_PANEL..(input + 1) * FULL_PANEL]) {
+            *to = keep(row[input]);
         }
     }
 }
@@ -149,12 +211,13 @@ impl LayerDelta {
     ///
     /// * `down`: `[ranks, num_inputs]`, the ranks of all stretches one after the other.
     /// * `ups`: of each stretch.
+    /// * `rounds`: whether matrices are rounded to 16 bits; without, those are kept in 16 whose every number has no more.
     ///
     /// # Errors
     ///
     /// Sizes that do not fit each other, stretches that overlap, or no memory.
-    pub fn new(down: &[f32], num_inputs: usize, ups: &[Up<'_>]) -> Result<Self, DeltaError> {
-        Self::with_kernel(down, num_inputs, ups, Kernel::best_for_products())
+    pub fn new(down: &[f32], num_inputs: usize, ups: &[Up<'_>], rounds: bool) -> Result<Self, DeltaError> {
+        Self::with_kernel(down, num_inputs, ups, rounds, Kernel::best_for_products())
     }
 
     /// As `new`, for one of this machine's kernels.
@@ -166,6 +229,7 @@ impl LayerDelta {
         down: &[f32],
         num_inputs: usize,
         ups: &[Up<'_>],
+        rounds: bool,
         kernel: &'static Kernel,
     ) -> Result<Self, DeltaError> {
         let lanes = kernel.lanes();
@@ -180,7 +244,7 @@ impl LayerDelta {
             if let Some(found) = up.gains.map(<[f32]>::len).filter(|&found| found != up.num_outputs) {
                 return Err(DeltaError::Length { name: "gains", found, expected: up.num_outputs });
             }
-            let weights = Weights::pack(up.weight, rank, up.first, lanes)?;
+            let weights = Weights::pack(up.weight, rank, up.first, lanes, rounds)?;
             let (first, num_outputs, gains) = (up.first, up.num_outputs, up.gains.map(Box::from));
             stretches.push(Stretch { first, num_outputs, first_rank, rank, weights, gains });
             first_rank += rank;
@@ -195,7 +259,7 @@ impl LayerDelta {
         if let Some(pair) = spans.windows(2).find(|pair| pair[0].1 > pair[1].0) {
             return Err(DeltaError::Overlap { output: pair[1].0 });
         }
-        let down = Weights::pack(down, num_inputs, 0, lanes)?;
+        let down = Weights::pack(down, num_inputs, 0, lanes, rounds)?;
         Ok(Self { kernel, num_inputs, num_ranks, down, stretches })
     }
 

@@ -80,7 +80,7 @@ fn delta_with(seed: u64, inputs: usize, stretches: &[(usize, usize)], gains: &[f
             Up { first, num_outputs, weight, gains }
         })
         .collect();
-    Arc::new(LayerDelta::new(&down, inputs, &ups).unwrap())
+    Arc::new(LayerDelta::new(&down, inputs, &ups, false).unwrap())
 }
 
 /// Of the keys and values alone in qkv, so that stretches begin within a row; of all of the other layers.

@@ -40,7 +40,7 @@ impl Case {
     }
 
     fn pack(&self, kernel: &'static Kernel) -> LayerDelta {
-        LayerDelta::with_kernel(&self.down, self.inputs, &self.parts(), kernel).unwrap()
+        LayerDelta::with_kernel(&self.down, self.inputs, &self.parts(), false, kernel).unwrap()
     }
 
     /// What is added to each output of a row.
@@ -150,9 +150,36 @@ fn numbers_of_16_bits_take_half_the_memory() {
 }
 
 #[test]
+fn numbers_that_are_rounded_are_the_nearest_of_16_bits_and_what_16_bits_do_not_hold_stays() {
+    for (seed, inputs) in [(300, 64), (400, 70)] {
+        let stretches = [(0, 37, 16), (37, 150, 5)];
+        let wide = Case::new(seed, inputs, &stretches, |x| x);
+        let nearest = Case::new(seed, inputs, &stretches, |x| bf16::from_f32(x).to_f32());
+        assert_ne!(wide.down, nearest.down);
+        let x = numbers(1, 9 * inputs);
+        for kernel in Kernel::available() {
+            let rounded = LayerDelta::with_kernel(&wide.down, inputs, &wide.parts(), true, kernel).unwrap();
+            let expected = nearest.pack(kernel);
+            assert_eq!(rounded.num_bytes(), expected.num_bytes());
+            let outputs = [rounded, expected].map(|delta| {
+                let mut out = vec![0.5_f32; 9 * STRIDE];
+                add(&delta, &x, &[0, 3, 8], &Threads::alone(), &mut out);
+                out
+            });
+            assert_eq!(outputs[0], outputs[1], "{}", kernel.name());
+        }
+    }
+    let mut large = Case::new(500, 64, &[(0, 128, 16)], |x| x);
+    large.down[70] = f32::MAX;
+    let kernel = Kernel::best_for_products();
+    let delta = LayerDelta::with_kernel(&large.down, 64, &large.parts(), true, kernel).unwrap();
+    assert_eq!(delta.num_bytes(), 4 * 16 * 64 + 2 * 16 * 128);
+}
+
+#[test]
 fn what_does_not_fit_is_said() {
     let case = Case::new(100, 6, &[(0, 5, 2), (5, 4, 2)], |x| x);
-    let new = |down: &[f32], ups: &[Up<'_>]| LayerDelta::new(down, 6, ups).unwrap_err();
+    let new = |down: &[f32], ups: &[Up<'_>]| LayerDelta::new(down, 6, ups, false).unwrap_err();
     let mut parts = case.parts();
     assert_eq!(new(&case.down[1..], &parts), DeltaError::Length { name: "down", found: 23, expected: 24 });
     parts[1].first = 4;
@@ -161,7 +188,7 @@ fn what_does_not_fit_is_said() {
     assert_eq!(new(&case.down, &parts), DeltaError::Length { name: "up", found: 7, expected: 4 });
     (parts[1].weight, parts[1].gains) = (&case.ups[1], Some(&case.down[..3]));
     assert_eq!(new(&case.down, &parts), DeltaError::Length { name: "gains", found: 3, expected: 4 });
-    let delta = LayerDelta::new(&case.down, 6, &case.parts()).unwrap();
+    let delta = LayerDelta::new(&case.down, 6, &case.parts(), false).unwrap();
     let (x, mut out) = (vec![1.0_f32; 12], vec![0.0_f32; 18]);
     let mut add = |rows: &[u32], stride| {
         let x = TokenRows { data: &x[..], stride: 6 };

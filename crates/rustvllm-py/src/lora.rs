@@ -44,12 +44,14 @@ pub(crate) struct CpuLayerDelta {
 #[pymethods]
 impl CpuLayerDelta {
     #[new]
+    #[pyo3(signature = (threads, down, ups, rounds=false))]
     #[expect(clippy::needless_pass_by_value, reason = "what Python's arguments are taken as")]
     fn new(
         py: Python<'_>,
         threads: &CpuThreads,
         down: &Bound<'_, PyAny>,
         ups: Vec<(usize, Bound<'_, PyAny>, Option<Bound<'_, PyAny>>)>,
+        rounds: bool,
     ) -> PyResult<Self> {
         let down = matrix("down", down)?;
         let of_stretch = |(first, up, gains): &(usize, Bound<'_, PyAny>, Option<Bound<'_, PyAny>>)| {
@@ -68,7 +70,7 @@ impl CpuLayerDelta {
             .collect();
         let (down, num_inputs) = (down.token_rows::<f32>().data, down.width());
         // The engine's thread wants the interpreter while another one packs.
-        let delta = py.detach(|| LayerDelta::new(down, num_inputs, &ups)).map_err(delta_error)?;
+        let delta = py.detach(|| LayerDelta::new(down, num_inputs, &ups, rounds)).map_err(delta_error)?;
         Ok(Self { delta: Arc::new(delta), threads: Arc::clone(&threads.threads) })
     }
 

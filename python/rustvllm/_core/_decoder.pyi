@@ -53,8 +53,9 @@ class CpuLayerDelta:
         threads: CpuThreads,
         down: npt.NDArray[Any],
         ups: Sequence[tuple[int, npt.NDArray[Any], npt.NDArray[Any] | None]],
+        rounds: bool = False,
     ) -> Self:
-        """Pack the matrices, float32 and contiguous; numbers that 16 bits hold are kept in 16.
+        """Pack the matrices, float32 and contiguous; numbers that 16 bits hold are kept in 16, with ``rounds`` all are.
 
         ``down`` is ``[ranks, inputs]``; ``ups`` are of each stretch of outputs the first, ``[outputs, rank]``, and the
         gains ``[outputs]`` that a decoder multiplies the layer's own product by, or None; the ranks of the stretches

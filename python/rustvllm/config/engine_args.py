@@ -215,6 +215,7 @@ class EngineArgs(EngineFlags):
             max_loras=self.max_loras,
             max_lora_rank=self.max_lora_rank,
             max_cpu_loras=self.max_cpu_loras,
+            dtype=self.lora_dtype,
             modules=self.lora_modules,
         )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from rustvllm.config import CacheConfig, LoRAConfig, ModelConfig, PreemptionMode, SchedulerConfig
 from rustvllm.config.flags import arg, parse_json_object, parse_max_model_len, parse_number
+from rustvllm.config.lora import LORA_DTYPES
 
 
 @dataclass(kw_only=True)
@@ -234,6 +235,12 @@ class EngineFlags:
     )
     max_cpu_loras: int | None = arg(
         "adapters in memory at most (default: as many as are asked for)", type=parse_number, group="adapters"
+    )
+    lora_dtype: str = arg(
+        "what adapters are kept in; auto: as the model, and in bfloat16 over weights of 8 bits or fewer",
+        LoRAConfig.dtype,
+        choices=LORA_DTYPES,
+        group="adapters",
     )
     lora_modules: list[Any] | None = arg(  # noqa: RUF009 -- it returns a dataclasses.field
         'adapters to load at the start, as name=folder or {"name": ..., "path": ..., "base_model_name": ...}; each is '

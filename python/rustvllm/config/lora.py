@@ -22,6 +22,8 @@ MAX_NAME_CHARACTERS: Final = 256
 MAX_ADAPTERS: Final = 10_000
 """Adapters that are named at the start, or run in a step, at most."""
 MAX_RANK: Final = 4096
+LORA_DTYPES: Final = ("auto", "float32", "bfloat16")
+"""What ``lora_dtype`` may be."""
 CONFIG_NAME: Final = "adapter_config.json"
 WEIGHTS_NAME: Final = "adapter_model.safetensors"
 _PICKLES: Final = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
@@ -54,17 +56,21 @@ class LoRAConfig:
         max_loras: Different adapters among the running requests at most.
         max_lora_rank: Largest rank of an adapter's matrices.
         max_cpu_loras: Adapters in memory at most; None: as many as are asked for.
+        dtype: What their matrices are kept in; ``auto``: as the model, and in bfloat16 over weights of 8 bits or fewer.
         modules: Those that are there from the start.
     """
 
     max_loras: int = 1
     max_lora_rank: int = 16
     max_cpu_loras: int | None = None
+    dtype: str = "auto"
     modules: tuple[LoRAModule, ...] = ()
 
     def __post_init__(self) -> None:
         _require_int("max_loras", self.max_loras, MAX_ADAPTERS)
         _require_int("max_lora_rank", self.max_lora_rank, MAX_RANK)
+        if self.dtype not in LORA_DTYPES:
+            raise ConfigError(f"lora_dtype must be one of {', '.join(LORA_DTYPES)}, got {self.dtype!r:.200}")
         if self.max_cpu_loras is not None:
             _require_int("max_cpu_loras", self.max_cpu_loras, MAX_ADAPTERS)
             if self.max_cpu_loras < self.max_loras:
@@ -84,6 +90,7 @@ def make_lora_config(
     max_loras: int,
     max_lora_rank: int,
     max_cpu_loras: int | None,
+    dtype: str,
     modules: Sequence[Any] | None,
 ) -> LoRAConfig | None:
     """What the arguments ask for; None without ``enable_lora``.
@@ -101,6 +108,7 @@ def make_lora_config(
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
         max_cpu_loras=max_cpu_loras,
+        dtype=dtype,
         modules=tuple(map(_module_of, modules or ())),
     )
 
@@ -126,10 +134,11 @@ def check_adapters(config: EngineConfig, lora: LoRAConfig) -> None:
         ConfigError: Says what contradicts ``enable_lora``, and what to do.
     """
     model, device = config.model, config.device.device
-    if device != "cpu":
+    if device == "cuda" and (num_ranks := config.parallel.num_ranks) > 1:
         raise ConfigError(
-            f"enable_lora is set, but device is {device}: adapters are served on the CPU only, so far; set device to "
-            "cpu, or merge the adapter with merge_lora"
+            f"enable_lora is set, but device is cuda and {num_ranks} processes share the model: adapters are added on "
+            "one GPU only, so far; set tensor_parallel_size and pipeline_parallel_size to 1, or merge the adapter with "
+            "merge_lora"
         )
     if model.model_impl == "transformers":
         raise ConfigError(

@@ -150,7 +150,7 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     _MEDIA: "--language-model-only --mm-processor-cache-gb --mm-processor-cache-type --mm-hasher-algorithm "
     "--mm-shm-cache-max-object-size-mb --mm-encoder-tp-mode --mm-encoder-fp8-scale-save-margin --skip-mm-profiling "
     "--video-pruning-method --mm-tensor-ipc --disable-chunked-mm-input",
-    _ADAPTERS: "--lora-dtype --max-lora-cls-labels",
+    _ADAPTERS: "--max-lora-cls-labels",
     _EXPERTS: "--all2all-backend --expert-placement-strategy",
     _STATES: "--mamba-cache-philox-rounds --mamba-cache-dtype --mamba-ssm-cache-dtype --mamba-cache-mode "
     "--replayssm-buffer-len",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -152,6 +153,35 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """See ``matmul.linear``; in float64."""
     out = x.double() @ weight.double().t()
     return (out if bias is None else out + bias.double()).to(x.dtype)
+
+
+def add_adapters(
+    x: Tensor,
+    out: Tensor,
+    bias: Tensor | None,
+    runs: Sequence[tuple[Sequence[int], Tensor, Sequence[tuple[int, Tensor, Tensor | None]]]],
+) -> None:
+    """See ``lora.add_adapters``; adapter by adapter, in float64.
+
+    Args:
+        x: ``[num_tokens, in_features]``.
+        out: ``[num_tokens, out_features]``, written.
+        bias: ``[out_features]``, which is in ``out``; None: there is none.
+        runs: Of each adapter its rows, the matrix down to all ranks, and of each of its parts the first output, the
+            matrix up, and the gains or None.
+    """
+    for rows, down, parts in runs:
+        ranks = x[list(rows)].double() @ down.double().t()
+        first_rank = 0
+        for first, up, gains in parts:
+            outputs = slice(first, first + up.shape[0])
+            own = out[list(rows), outputs].double()
+            if gains is not None:
+                constant = 0.0 if bias is None else bias[outputs].double()
+                own = (own - constant) * gains + constant
+            own += ranks[:, first_rank : first_rank + up.shape[1]] @ up.double().t()
+            out[list(rows), outputs] = own.to(out.dtype)
+            first_rank += up.shape[1]
 
 
 def apply_penalties(

@@ -109,6 +109,40 @@ def matmul_config(device: torch.device, itemsize: int, num_columns: int) -> Tile
     return TileConfig(64, columns, 4, 4)
 
 
+@dataclass(frozen=True, slots=True)
+class LoRAConfig:
+    """How the products of adapters are cut.
+
+    Attributes:
+        features: Inputs that are multiplied at once, on the way to the ranks.
+        split_features: Inputs that a program takes, a multiple of ``features``: a few rows have few ranks, so that
+            there would be little to compute side by side.
+        columns: Outputs of a tile.
+        num_warps: Of 32 threads.
+        num_stages: Loads in flight ahead of the arithmetic.
+    """
+
+    features: int
+    split_features: int
+    columns: int
+    num_warps: int
+    num_stages: int
+
+
+def lora_config(device: torch.device, itemsize: int) -> LoRAConfig:
+    """Sizes for adapters; they depend neither on the rows nor on the ranks.
+
+    Args:
+        device: That computes.
+        itemsize: bytes of an element.
+    """
+    if INTERPRETED:
+        return LoRAConfig(16, 32, 16, 1, 1)
+    if itemsize == 4:
+        return LoRAConfig(64, 512, 64, 4, 2)
+    return LoRAConfig(128, 512, 128, 4, 3 if is_tuned(device) else 2)
+
+
 @functools.cache
 def is_tuned(device: torch.device) -> bool:
     """Whether the sizes were chosen for this device; one that has none of its own is named in the log."""

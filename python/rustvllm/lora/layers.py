@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from rustvllm.layers.activation import Activation
 from rustvllm.layers.decoder import AdaptableDecoder, DecoderKernel
 from rustvllm.layers.host_array import host_array
 from rustvllm.layers.linear import Linear, plain_linear
+from rustvllm.lora.device_table import DeviceTable, Send
 from rustvllm.lora.modules import LinearPart
 from rustvllm.lora.weights import ModuleDelta
 
@@ -35,32 +37,56 @@ class AdapterStep:
     """Which rows of the step that runs have which adapter.
 
     Attributes:
-        runs: Number of each adapter of the step, with its rows: all side by side, or int64 ``[n]``.
+        runs: Number of each adapter of the step, with its rows, ascending.
+        table: Has them on a GPU where one kernel computes all adapters of a step; None: each is computed by itself.
     """
 
-    runs: Sequence[tuple[int, slice | Tensor]] = field(default_factory=tuple)
+    runs: Sequence[tuple[int, Sequence[int]]] = field(default_factory=tuple)
+    table: DeviceTable | None = None
+    _indices: dict[int, Tensor] = field(default_factory=dict)
 
-    def begin(self, adapters: npt.NDArray[np.int64], query_start_loc: npt.NDArray[np.int32]) -> None:
+    def begin(
+        self,
+        adapters: npt.NDArray[np.int64],
+        query_start_loc: npt.NDArray[np.int32],
+        stage: Send | None = None,
+    ) -> None:
         """Group the rows of a step.
 
         Args:
             adapters: ``[num_reqs]``, of each request; 0: none.
             query_start_loc: ``[num_reqs + 1]``, where the rows of each begin.
+            stage: Brings arrays of the step to the device that runs the model; None: that is the host.
         """
-        self.runs = [
-            (int(adapter), _rows(np.flatnonzero(adapters == adapter), query_start_loc))
-            for adapter in np.unique(adapters)
-            if adapter
-        ]
+        starts = query_start_loc.tolist()
+        groups: dict[int, list[range]] = {}
+        # Plain lists: numpy takes longer to begin than so few requests take.
+        for request, adapter in enumerate(adapters.tolist()):
+            if adapter:
+                groups.setdefault(adapter, []).append(range(starts[request], starts[request + 1]))
+        self.runs = [(adapter, _joined(pieces)) for adapter, pieces in groups.items()]
+        self._indices = {}
+        if self.table is not None:
+            self.table.begin(
+                [(adapter, np.array(rows, np.int32)) for adapter, rows in self.runs], stage or torch.from_numpy
+            )
+        elif stage is not None:  # for torch, which would wait for the device
+            self._indices = {adapter: stage(np.array(rows, np.int64)) for adapter, rows in self.runs}
+
+    def index(self, adapter: int, rows: Sequence[int]) -> slice | Tensor:
+        """The rows of an adapter as torch wants them."""
+        if isinstance(rows, range):
+            return slice(rows.start, rows.stop)
+        if adapter not in self._indices:
+            self._indices[adapter] = torch.tensor(rows)
+        return self._indices[adapter]
 
 
-def _rows(requests: npt.NDArray[np.int64], query_start_loc: npt.NDArray[np.int32]) -> slice | Tensor:
-    starts, ends = query_start_loc[requests], query_start_loc[requests + 1]
-    if (starts[1:] == ends[:-1]).all():
-        return slice(int(starts[0]), int(ends[-1]))
-    return torch.from_numpy(
-        np.concatenate([np.arange(*pair) for pair in zip(starts, ends, strict=True)]).astype(np.int64)
-    )
+def _joined(pieces: Sequence[range]) -> Sequence[int]:
+    """One stretch where the pieces lie side by side."""
+    if all(one.stop == other.start for one, other in pairwise(pieces)):
+        return range(pieces[0].start, pieces[-1].stop)
+    return list(chain.from_iterable(pieces))
 
 
 class LinearDelta:
@@ -71,35 +97,51 @@ class LinearDelta:
     Args:
         deltas: Of the layer's parts.
         dtype: Of the layer's input and output.
+        kept: What the matrices are rounded to; by torch they are computed with in ``dtype``.
         threads: What the core computes with; None: torch computes.
+        device: Where torch does.
 
     Attributes:
         nbytes: Of the weights.
         core: What the core adds; None where torch computes.
     """
 
-    def __init__(self, deltas: Sequence[ModuleDelta], dtype: torch.dtype, threads: _core.CpuThreads | None) -> None:
+    def __init__(
+        self,
+        deltas: Sequence[ModuleDelta],
+        dtype: torch.dtype,
+        kept: torch.dtype,
+        threads: _core.CpuThreads | None,
+        device: torch.device,
+    ) -> None:
         # By numpy, in this thread alone, as in ``lora.weights``.
-        down = torch.from_numpy(np.concatenate([delta.down.numpy() for delta in deltas])).to(dtype)
-        ups = [delta.up.to(dtype) for delta in deltas]
+        down = (
+            deltas[0].down if len(deltas) == 1 else torch.from_numpy(np.concatenate([d.down.numpy() for d in deltas]))
+        )
         self.core: _core.CpuLayerDelta | None = None
         self._ups: list[tuple[LinearPart, slice, Product]] = []
-        self._gains = [(delta.part, delta.gains) for delta in deltas if delta.gains is not None]
+        self._gains = [(delta.part, delta.gains.to(device)) for delta in deltas if delta.gains is not None]
         if threads is not None and dtype in _CORE_TYPES:
             stretches = [
-                (delta.part.first, _as_floats(up), None if delta.gains is None else _as_floats(delta.gains))
-                for delta, up in zip(deltas, ups, strict=True)
+                (delta.part.first, host_array(delta.up), None if delta.gains is None else host_array(delta.gains))
+                for delta in deltas
             ]
-            self.core = _core.CpuLayerDelta(threads, _as_floats(down), stretches)
+            self.core = _core.CpuLayerDelta(threads, host_array(down), stretches, kept is torch.bfloat16)
             self.nbytes = self.core.nbytes
             return
+        down, ups = down.to(kept).to(dtype), [delta.up.to(kept).to(dtype) for delta in deltas]
         self.nbytes = down.nbytes + sum(up.nbytes for up in ups)
-        self._down = torch_product(down)
+        self._down = torch_product(down.to(device))
         column = 0
         for delta, up in zip(deltas, ups, strict=True):
             end = column + delta.down.shape[0]
-            self._ups.append((delta.part, slice(column, end), torch_product(up)))
+            self._ups.append((delta.part, slice(column, end), torch_product(up.to(device))))
             column = end
+
+    @property
+    def has_gains(self) -> bool:
+        """Whether :meth:`multiply` changes anything."""
+        return bool(self._gains)
 
     def multiply(self, out: Tensor, bias: Tensor | None, rows: slice | Tensor) -> None:
         """Apply the gains to some rows of the layer's output, whose bias has none.
@@ -119,24 +161,16 @@ class LinearDelta:
             out[rows, outputs] = own.to(out.dtype)
 
     def add(self, x: Tensor, out: Tensor, rows: slice | Tensor) -> None:
-        """Add to some rows of the layer's output.
+        """Add to some rows of the layer's output, by torch.
 
         Args:
             x: ``[num_tokens, in_features]``.
             out: ``[num_tokens, out_features]``, written.
             rows: Of both.
         """
-        if self.core is not None:
-            self.core.add(host_array(x.contiguous()), host_array(out), _tokens(rows))
-            return
         ranks = self._down(x[rows])
         for part, columns, up in self._ups:
             out[rows, part.first : part.first + part.num_outputs] += up(ranks[:, columns])
-
-
-def _as_floats(matrix: Tensor) -> npt.NDArray[np.generic]:
-    """For the core, which keeps numbers that 16 bits hold in 16 again."""
-    return host_array(matrix.to(torch.float32).contiguous())
 
 
 class AdaptedLinear:
@@ -147,10 +181,14 @@ class AdaptedLinear:
         step: Of the model.
         is_always_on: Whether steps without adapters take the same path, so that a row's bits do not depend on whether
             others have adapters.
+
+    Attributes:
+        linear: The layer.
+        deltas: What each adapter adds, by its number.
     """
 
     def __init__(self, linear: Linear, step: AdapterStep, *, is_always_on: bool) -> None:
-        self._linear, self._step, self._is_always_on = linear, step, is_always_on
+        self.linear, self._step, self._is_always_on = linear, step, is_always_on
         self.deltas: dict[int, LinearDelta] = {}
 
     @property
@@ -160,16 +198,20 @@ class AdaptedLinear:
 
     def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
         """See ``Linear.forward``."""
-        kernel = self._linear.kernel
-        if kernel is None:
-            out = plain_linear(x, self._linear.weight, self._linear.bias)
-        else:
-            out = kernel.forward(x, None, None)
+        kernel = self.linear.kernel
+        out = plain_linear(x, self.linear.weight, self.linear.bias) if kernel is None else kernel.forward(x, None, None)
+        if self._step.runs and self._step.table is not None:
+            self._step.table.add(id(self.linear), x, out, self.linear.bias)
         for adapter, rows in self._step.runs:
-            delta = self.deltas.get(adapter)
-            if delta is not None:
-                delta.multiply(out, self._linear.bias, rows)
-                delta.add(x, out, rows)
+            delta = self.deltas.get(adapter)  # None where the table has it
+            if delta is None:
+                continue
+            if delta.has_gains:
+                delta.multiply(out, self.linear.bias, self._step.index(adapter, rows))
+            if delta.core is not None:
+                delta.core.add(host_array(x.contiguous()), host_array(out), rows)
+            else:
+                delta.add(x, out, self._step.index(adapter, rows))
         if activation is not None:
             out = activation(out)
         return out if residual is None else residual + out
@@ -219,15 +261,11 @@ class DecoderWithAdapters:
         if not self._step.runs:
             return self._inner.forward(hidden, kv_caches, attention, rotary)
         assert isinstance(self._inner, AdaptableDecoder)
-        self._inner.adapters = [(self._adapters[adapter], _tokens(rows)) for adapter, rows in self._step.runs]
+        self._inner.adapters = [(self._adapters[adapter], rows) for adapter, rows in self._step.runs]
         try:
             return self._inner.forward(hidden, kv_caches, attention, rotary)
         finally:
             self._inner.adapters = ()
-
-
-def _tokens(rows: slice | Tensor) -> Sequence[int]:
-    return range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
 
 
 def torch_product(weight: Tensor) -> Product:

@@ -10,18 +10,22 @@ import torch
 
 from rustvllm import _core
 from rustvllm.exceptions import ConfigError
+from rustvllm.layers.fused import runs_fused_on
 from rustvllm.logger import init_logger
+from rustvllm.lora.device_table import DeviceTable, Send, TableDelta
 from rustvllm.lora.layers import AdaptedLinear, AdapterStep, DecoderWithAdapters, LinearDelta, by_layer
 from rustvllm.lora.modules import adaptable_linears, adaptable_parts
 from rustvllm.lora.weights import read_adapter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
 
     from rustvllm.config.lora import LoRAConfig
+    from rustvllm.layers.linear import Linear
+    from rustvllm.lora.weights import ModuleDelta
     from rustvllm.models.interface import CausalLM
 
 logger = init_logger(__name__)
@@ -36,6 +40,7 @@ class AdapterStore:
         dtype: Of the model.
         threads: What the core computes with; None: torch computes.
         batch_invariant: A row's bits depend on no other.
+        send: Brings an array of the host to the model's device, in the order of what computes there.
 
     Attributes:
         lora_ranks: The largest rank of each adapter that is loaded, by its number.
@@ -52,15 +57,18 @@ class AdapterStore:
         threads: _core.CpuThreads | None,
         *,
         batch_invariant: bool,
+        send: Send = torch.from_numpy,
     ) -> None:
         self._model, self._config, self._dtype = model, config, dtype
-        self._threads = threads
+        self._threads, self._device = threads, next(iter(model.parameters())).device
         self._step = AdapterStep()
         self._names: dict[int, str] = {}
         self.lora_ranks: dict[int, int] = {}
         self._layers: dict[int, AdaptedLinear] = {}
         self._parts = adaptable_parts(model)
+        self._kept: dict[int, torch.dtype] = {}
         for linear in adaptable_linears(model):
+            self._kept[id(linear)] = _kept(config.dtype, linear, dtype)
             adapted = AdaptedLinear(linear, self._step, is_always_on=batch_invariant)
             linear.adapters = self._layers[id(linear)] = adapted
         if batch_invariant:
@@ -69,6 +77,14 @@ class AdapterStore:
         self._decoder: DecoderWithAdapters | None = None
         if model.decoder_kernel is not None:
             model.decoder_kernel = self._decoder = DecoderWithAdapters(model.decoder_kernel, self._step)
+        self._table: DeviceTable | None = None
+        if threads is None and runs_fused_on(self._device):
+            if config.dtype not in ("auto", str(dtype).removeprefix("torch.")):
+                raise ConfigError(
+                    f"lora_dtype is {config.dtype}, but on a GPU adapters are kept in what the model computes in, "
+                    f"{str(dtype).removeprefix('torch.')}: leave it out"
+                )
+            self._step.table = self._table = DeviceTable(self._widths(), send)
         for number, module in enumerate(config.modules, 1):
             self.add(number, module.name, Path(module.path))
 
@@ -97,25 +113,50 @@ class AdapterStore:
         """
         with torch.inference_mode():
             read = read_adapter(name, folder, self._model, self._parts, self._config.max_lora_rank)
-            deltas = [matrices.as_delta() for matrices in read]
-        made = {
-            layer: LinearDelta(of_layer, self._dtype, self._threads) for layer, of_layer in by_layer(deltas).items()
-        }
-        size = sum(delta.nbytes for delta in made.values())
-        about = f"{len(deltas)} modules, {size / 2**20:.1f} MiB, from {folder}"
-        in_one_call = None if self._decoder is None else self._decoder.make_adapter(made)
+            deltas = by_layer([matrices.as_delta() for matrices in read])
+            install, size = self._make(name, number, deltas)
+        about = f"{len(read)} modules, {size / 2**20:.1f} MiB, from {folder}"
         rank = max(matrices.down.shape[0] for matrices in read)
-        return partial(self._install, number, name, made, in_one_call, rank, about)
+        return partial(self._install, number, name, install, rank, about)
 
-    def _install(
-        self,
-        number: int,
-        name: str,
-        made: Mapping[int, LinearDelta],
-        in_one_call: _core.CpuAdapter | None,
-        rank: int,
-        about: str,
-    ) -> None:
+    def _make(
+        self, name: str, number: int, deltas: Mapping[int, Sequence[ModuleDelta]]
+    ) -> tuple[Callable[[], object], int]:
+        """The products where they are computed, by the ``id`` of the layer: what puts them into place, and their bytes.
+
+        Raises:
+            ConfigError: The device has no memory for them.
+        """
+        if self._table is not None:
+            try:
+                placed = {layer: TableDelta(each, self._dtype, self._device) for layer, each in deltas.items()}
+            except torch.OutOfMemoryError as error:
+                raise ConfigError(
+                    f"adapter {name!r}: {self._device} has no memory for it ({str(error).splitlines()[0]}); remove "
+                    "another, or lower gpu_memory_utilization"
+                ) from error
+            return partial(self._table.put, number, placed), sum(delta.nbytes for delta in placed.values())
+        made = {
+            layer: LinearDelta(each, self._dtype, self._kept[layer], self._threads, self._device)
+            for layer, each in deltas.items()
+        }
+        in_one_call = None if self._decoder is None else self._decoder.make_adapter(made)
+        return partial(self._put, number, made, in_one_call), sum(delta.nbytes for delta in made.values())
+
+    def _put(self, number: int, made: Mapping[int, LinearDelta], in_one_call: _core.CpuAdapter | None) -> None:
+        for layer, delta in made.items():
+            self._layers[layer].deltas[number] = delta
+        if self._decoder is not None:
+            self._decoder.put(number, in_one_call)
+
+    def _widths(self) -> dict[int, tuple[int, int]]:
+        """Of each layer, by its ``id``: how many parts it has, and the outputs of the widest."""
+        outputs: dict[int, list[int]] = {}
+        for part in self._parts.values():
+            outputs.setdefault(id(part.linear), []).append(part.num_outputs)
+        return {layer: (len(of_parts), max(of_parts)) for layer, of_parts in outputs.items()}
+
+    def _install(self, number: int, name: str, install: Callable[[], object], rank: int, about: str) -> None:
         if number in self._names:
             return
         most = self._config.max_cpu_loras
@@ -124,10 +165,7 @@ class AdapterStore:
                 f"adapter {name!r}: {len(self._names)} adapters are in memory and in use, and max_cpu_loras is {most}: "
                 "raise it, or remove one"
             )
-        for layer, delta in made.items():
-            self._layers[layer].deltas[number] = delta
-        if self._decoder is not None:
-            self._decoder.put(number, in_one_call)
+        install()
         self._names[number], self.lora_ranks[number] = name, rank
         logger.info("adapter %s: %s", name, about)
 
@@ -138,11 +176,33 @@ class AdapterStore:
         self.lora_ranks.pop(number, None)
         if self._decoder is not None:
             self._decoder.remove(number)
+        if self._table is not None:
+            self._table.remove(number)
         for layer in self._layers.values():
             layer.deltas.pop(number, None)
         return True
 
-    def begin_step(self, adapters: npt.NDArray[np.int64], query_start_loc: npt.NDArray[np.int32]) -> None:
+    def bytes_to_come(self) -> int:
+        """What adapters of the largest rank may yet take: as many as may be in memory, or else run at once."""
+        config = self._config
+        num_more = max((config.max_cpu_loras or config.max_loras) - len(self._names), 0)
+        # Down to the ranks each layer has its inputs for every part, up from them each part has its outputs.
+        numbers = sum(sum(part.own_shape) for part in self._parts.values()) * config.max_lora_rank
+        return num_more * numbers * self._dtype.itemsize
+
+    def warm_up(self) -> None:
+        """Run every kind of product once, so that no request waits for a compiler; nothing is added."""
+        if self._table is not None:
+            self._table.warm_up([layer.linear for layer in self._layers.values()], self._dtype, self._device)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the step that runs has adapters."""
+        return bool(self._step.runs)
+
+    def begin_step(
+        self, adapters: npt.NDArray[np.int64], query_start_loc: npt.NDArray[np.int32], stage: Send | None = None
+    ) -> None:
         """Say which adapters the rows of the step have that runs next; see ``AdapterStep.begin``.
 
         Raises:
@@ -150,7 +210,16 @@ class AdapterStore:
         """
         self._step.runs = ()
         if adapters.any():
-            unknown = set(adapters.tolist()) - {0, *self._names}
+            unknown = set(adapters.tolist()).difference(self._names, (0,))
             if unknown:
                 raise RuntimeError(f"a request names adapter {min(unknown)}, which is not loaded")
-            self._step.begin(adapters, query_start_loc)
+            self._step.begin(adapters, query_start_loc, stage)
+
+
+def _kept(name: str, linear: Linear, dtype: torch.dtype) -> torch.dtype:
+    """What the matrices for a layer are kept in: over weights of 8 bits or fewer 16 bits are more exact than these."""
+    if name != "auto":
+        return torch.float32 if name == "float32" else torch.bfloat16
+    kernel = linear.kernel
+    is_quantized = kernel is not None and 0 < kernel.nbytes < 1.5 * linear.weight.numel()
+    return torch.bfloat16 if is_quantized else dtype

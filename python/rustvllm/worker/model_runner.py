@@ -144,7 +144,8 @@ class GPUModelRunner:
         self.input_batch.update(output, step)
         if self.adapters is not None:
             of_requests = self.input_batch.adapters(step.int32("idx_mapping", output.num_reqs))
-            self.adapters.begin_step(of_requests, step.int32("query_start_loc", output.num_reqs + 1))
+            starts = step.int32("query_start_loc", output.num_reqs + 1)
+            self.adapters.begin_step(of_requests, starts, None if self.streams is None else step.stage)
         num_tokens, num_sampled = output.total_num_scheduled_tokens, output.num_sampled
         # A copy: what the batch remembers of the rows outlives the step.
         rows = step.int32("sampled_rows", num_sampled).copy()
@@ -330,7 +331,8 @@ class GPUModelRunner:
 
     def _stage_forward(self, output: SchedulerOutput, step: StepBuffers) -> Callable[[], Tensor]:
         """What runs the model over a step and gives hidden states, to be called once the step was sent."""
-        if self.graphs is not None and (replay := self.graphs.stage(output, step)) is not None:
+        graphs = None if self.adapters is not None and self.adapters.is_on else self.graphs
+        if graphs is not None and (replay := graphs.stage(output, step)) is not None:
             return replay
         unknown = self._unknown_ids(output, step)
 

@@ -39,7 +39,7 @@ from rustvllm.worker.graphs.recorder import CannotCaptureError, make_graph_recor
 from rustvllm.worker.graphs.step_graphs import StepGraphs
 from rustvllm.worker.input_batch import FollowerBatch, InputBatch
 from rustvllm.worker.model_runner import GPUModelRunner
-from rustvllm.worker.step_buffers import BufferSpec, StepBuffers
+from rustvllm.worker.step_buffers import BufferSpec, StepBuffers, send_array
 from rustvllm.worker.step_memory import step_bytes
 from rustvllm.worker.streams import make_streams
 
@@ -140,7 +140,10 @@ class Worker:
         adapters = None
         if self.config.lora is not None:
             invariant = self.config.device.batch_invariant
-            adapters = AdapterStore(model, self.config.lora, self.dtype, self._threads, batch_invariant=invariant)
+            send = partial(send_array, device=self.device)
+            adapters = AdapterStore(
+                model, self.config.lora, self.dtype, self._threads, batch_invariant=invariant, send=send
+            )
         block_size = self.config.cache.block_size
         make_batch = InputBatch if self.group.rank == 0 and self.stage.is_last else FollowerBatch
         input_batch = make_batch(
@@ -299,7 +302,11 @@ class Worker:
         Raises:
             ModelLoadError: A CUDA graph cannot be captured.
         """
-        self._loaded().profile_run([1, 1, 3], self.cache_dtype)
+        runner = self._loaded()
+        runner.profile_run([1, 1, 3], self.cache_dtype)
+        if runner.adapters is not None:
+            with torch.inference_mode(), runner.computing():
+                runner.adapters.warm_up()
         self.capture_graphs()
 
     def capture_graphs(self) -> None:
@@ -485,12 +492,13 @@ class Worker:
         elsewhere = total - free - torch.cuda.memory_reserved(self.device)  # contexts, libraries, other processes
         share = self.config.cache.gpu_memory_utilization
         penalties = runner.input_batch.penalty_bytes
-        budget = int(total * share) - peak - elsewhere - graphs - penalties
+        adapters = 0 if runner.adapters is None else runner.adapters.bytes_to_come()
+        budget = int(total * share) - peak - elsewhere - graphs - penalties - adapters
         logger.info(
             "%.2f GiB for the KV cache: %.2f x %.2f GiB less %.2f for weights and the largest step, %.2f for CUDA "
-            "graphs, %.2f for penalties and %.2f that others hold",
+            "graphs, %.2f for penalties, %.2f for adapters to come and %.2f that others hold",
             *(budget / 2**30, share, total / 2**30, peak / 2**30, graphs / 2**30, penalties / 2**30),
-            elsewhere / 2**30,
+            *(adapters / 2**30, elsewhere / 2**30),
         )
         return budget
 

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rustvllm.config import ParallelConfig
 from rustvllm.config.engine_args import EngineArgs
+from rustvllm.config.lora import LoRAConfig, check_adapters
 from rustvllm.config.parallel import check_split
 from rustvllm.exceptions import ConfigError
 
@@ -66,6 +68,18 @@ def folder(tmp_path: Path) -> str:
 
 def args(folder: str, **options: Any) -> EngineArgs:
     return EngineArgs(model=folder, load_format="dummy", skip_tokenizer_init=True, device="cpu", **options)
+
+
+def test_gpus_that_share_a_model_take_no_adapters() -> None:
+    config: Any = SimpleNamespace(
+        model=SimpleNamespace(model_impl="rustvllm", served_model_name=("m",), model="m"),
+        device=SimpleNamespace(device="cuda"),
+        parallel=SimpleNamespace(num_ranks=2),
+    )
+    with pytest.raises(ConfigError, match="2 processes share the model: adapters are added on one GPU only"):
+        check_adapters(config, LoRAConfig())
+    config.parallel.num_ranks = 1
+    check_adapters(config, LoRAConfig())
 
 
 def test_several_ranks_are_asked_for(folder: str) -> None:

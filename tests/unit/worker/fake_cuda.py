@@ -392,6 +392,37 @@ def _per_row(*names):
     return check
 
 
+def _adapters(bound, grid):
+    _dtype(bound, "ranks_ptr", torch.float32)
+    _dtype(bound, "rows_ptr", torch.int32)
+    _dtype(bound, "tile_ptr", torch.int32)
+    _dtype(bound, "table_ptr", torch.int64)
+    _dense(bound, "ranks_ptr", "rows_ptr", "tile_ptr")
+    assert bound["tile_ptr"].shape == (grid[0], 3)
+    assert bound["table_ptr"].stride() == (bound["table_stride"], 1)
+    splits, rows, ranks = bound["ranks_ptr"].shape
+    assert bound["rows_ptr"].shape == (rows,)
+    assert (bound["split_stride"], bound["ranks_stride"]) == (rows * ranks, ranks)
+    return splits, ranks
+
+
+def _shrink(bound, grid):
+    splits, ranks = _adapters(bound, grid)
+    assert bound["x_ptr"].stride() == (bound["x_stride"], 1)
+    assert bound["x_ptr"].shape[1] == bound["in_features"] <= splits * bound["SPLIT_FEATURES"]
+    assert bound["SPLIT_FEATURES"] % bound["TILE_FEATURES"] == 0
+    assert grid[1:] == (ranks // bound["TILE_RANKS"], splits)
+
+
+def _expand(bound, grid):
+    splits, _ = _adapters(bound, grid)
+    assert bound["num_splits"] == splits
+    assert bound["out_ptr"].stride() == (bound["out_stride"], 1)
+    assert bound["bias_ptr"].dtype == bound["out_ptr"].dtype
+    assert bound["HAS_BIAS"] == (bound["bias_ptr"].dim() == 1)
+    assert bound["table_ptr"].shape[1] == bound["FIRST_PART"] + grid[2] * bound["PART_COLUMNS"]
+
+
 LAUNCH_CHECKS = {
     "_norm_kernel": _norm,
     "_rotary_kernel": _rotary,
@@ -400,6 +431,8 @@ LAUNCH_CHECKS = {
     "_list_kernel": _list_tiles,
     "_rotary_write_kernel": _rotary_write,
     "_bend_kernel": _gated,
+    "_shrink_kernel": _shrink,
+    "_expand_kernel": _expand,
     "_penalties_kernel": _penalties,
     "_draw_kernel": _per_row("out_ptr", "seed_ptr", "position_ptr"),
     "_truncate_kernel": _per_row("top_k_ptr", "top_p_ptr"),

@@ -7,6 +7,7 @@ it is the same one.
 import contextlib
 import functools
 import importlib.util
+import json
 from dataclasses import replace
 
 import pytest
@@ -17,9 +18,12 @@ if importlib.util.find_spec("triton") is None:
 
 from fake_cuda import DEVICE, FakeCuda, on_fake_cuda, use_fake_cuda
 from fake_streams import FakeRecorder
+from torch._subclasses.fake_tensor import FakeTensor
 
 from rustvllm import LLMEngine, SamplingParams, StructuredOutputsParams
 from rustvllm.config.engine_args import EngineArgs
+from rustvllm.lora import store as store_module
+from rustvllm.lora.request import LoRARequest
 from rustvllm.worker import worker as worker_module
 
 A = 66
@@ -175,6 +179,52 @@ def test_no_mask_of_a_grammar_waits(engine, cuda):
     limited = greedy(structured_outputs=StructuredOutputsParams(regex="a+"))
     generate(engine(), [limited, greedy()])
     assert "bitwise_and" in cuda.operations, "bits of a mask were looked at"
+    assert cuda.faults == []
+
+
+@pytest.fixture
+def adapter(tmp_path, monkeypatch):
+    """The folder of an adapter for the first of the embedded model's two layers, with gains."""
+    from safetensors.torch import save_file
+
+    tensors, rank = {}, 4
+    with torch.utils._python_dispatch._disable_current_modes():
+        for module, num_inputs, num_outputs in (("attn.c_attn", 192, 576), ("mlp.c_proj", 768, 192)):
+            name = f"base_model.model.transformer.h.0.{module}.lora_"
+            tensors[f"{name}A.weight"] = torch.ones(rank, num_inputs)
+            tensors[f"{name}B.weight"] = torch.ones(num_outputs, rank)
+        save_file(tensors, tmp_path / "adapter_model.safetensors")
+    targets = r"transformer\.h\.0\..*(c_attn|mlp\.c_proj)"
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"bias": "none"}), encoding="utf-8")
+    read = store_module.read_adapter
+
+    def read_for_real(*arguments):
+        with torch.utils._python_dispatch._disable_current_modes():
+            return read(*arguments)
+
+    monkeypatch.setattr(store_module, "read_adapter", read_for_real)
+    monkeypatch.setattr(FakeTensor, "data_ptr", lambda tensor: 64)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_no_step_with_adapters_waits_and_only_those_run_without_graphs(engine, cuda, graphs, adapter):
+    running = engine(graphs=graphs, enable_lora=True, max_loras=2)
+    requests = [LoRARequest("one", 1, adapter), None, LoRARequest("two", 2, adapter)]
+    for index, request in enumerate(requests):
+        running.add_request(f"r{index}", {"prompt_token_ids": PROMPTS[index]}, greedy(), lora_request=request)
+    while running.has_unfinished_requests():
+        for output in running.step():
+            assert output.error is None, output.error
+    assert cuda.launches.count("_shrink_kernel") == cuda.launches.count("_expand_kernel") > 0
+    assert cuda.launches.count("_shrink_kernel") % 2 == 0, "two layers of each step, for both adapters at once"
+    assert "_list_kernel" not in cuda.launches, "no step ran in a graph"
+    assert cuda.faults == []
+    cuda.forget()
+    generate(running, [greedy()])
+    assert "_shrink_kernel" not in cuda.launches
+    assert ("_list_kernel" in cuda.launches) == graphs
     assert cuda.faults == []
 
 
