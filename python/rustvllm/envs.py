@@ -12,7 +12,7 @@ ENGINE_SECRET = "RUSTVLLM_ENGINE_SECRET"  # noqa: S105 -- a name, not the secret
 LINEAR_KERNELS = ("torch", "onednn", "core")
 ACTIVATIONS = ("float", "int8")
 DECODERS = ("core", "modules")
-CPU_INSTRUCTIONS = ("portable", "avx2", "avx-vnni", "avx512", "avx512-vnni", "amx")
+CPU_INSTRUCTIONS = ("portable", "avx2", "avx-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx")
 LOGGING_FORMATS = ("text", "json")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -140,8 +140,8 @@ def activations() -> str | None:
 def cpu_instructions() -> str | None:
     """``RUSTVLLM_CPU_INSTRUCTIONS``: the most that the CPU's kernels use of the processor (default: all that it has).
 
-    portable, avx2, avx-vnni, avx512, avx512-vnni or amx, each with those before it; for tests and comparisons. The core
-    reads it when it first looks for an instruction.
+    portable, avx2, avx-vnni, avx512, avx512-vnni, avx512-bf16 or amx, each with those before it; for tests and
+    comparisons. The core reads it when it first looks for an instruction.
     """
     name = os.environ.get("RUSTVLLM_CPU_INSTRUCTIONS", "").strip().lower() or None
     if name is not None and name not in CPU_INSTRUCTIONS:

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 const VARIABLE: &str = "RUSTVLLM_CPU_INSTRUCTIONS";
 
 /// Levels, each with all that come before it.
-const LEVELS: [&str; 6] = ["portable", "avx2", "avx-vnni", "avx512", "avx512-vnni", "amx"];
+const LEVELS: [&str; 7] = ["portable", "avx2", "avx-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx"];
 
 /// Whether the environment allows a level.
 fn allows(level: &str) -> bool {
@@ -42,6 +42,8 @@ checks! {
     have_avx512: "avx512", ["avx512f" "avx2" "fma"];
     /// Products of whole numbers with AVX-512.
     have_avx512_vnni: "avx512-vnni", ["avx512f" "avx512bw" "avx512vl" "avx512vnni" "avx2" "fma"];
+    /// Products of numbers of 16 bits with AVX-512.
+    have_avx512_bf16: "avx512-bf16", ["avx512f" "avx512bw" "avx512bf16" "avx2" "fma"];
 }
 
 /// The matrix unit for `bf16`; the system must permit its registers, too.

@@ -171,6 +171,30 @@ impl Kernel {
         return false;
     }
 
+    /// Whether this machine multiplies pairs of numbers of 16 bits, in the order in which this kernel packs them then.
+    pub(crate) fn has_pairs(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.name == "avx512" && crate::pairs::available().is_some();
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
+
+    /// What multiplies rows of 16 bits by weights of `bf16` where the matrix unit does not: `avx512-bf16`, or this kernel,
+    /// which widens both.
+    #[must_use]
+    pub fn bf16_name(&self) -> &'static str {
+        if self.has_pairs() { "avx512-bf16" } else { self.name }
+    }
+
+    /// Whether the machine has `avx512-bf16` products that are wrong, and so are not used.
+    #[must_use]
+    pub fn is_bf16_refused(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.name == "avx512" && crate::pairs::is_refused();
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
+
     /// What computes products of 8-bit weights with rounded activations, of few rows and of many: `avx512-vnni` and `amx-int8`,
     /// for example. Weights of 4 bits are computed as few rows are.
     #[must_use]

@@ -56,6 +56,8 @@ pub mod norm;
 mod norm_row;
 mod number;
 pub mod packed;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 mod portable;
 mod product;
 pub mod reading;

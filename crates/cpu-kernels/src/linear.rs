@@ -7,13 +7,15 @@
 
 use std::cell::RefCell;
 
+use half::bf16;
+
 #[cfg(target_arch = "x86_64")]
 use crate::tiled;
 use crate::{
     attention::TokenRows,
     element::Element,
     finish::{Activation, Finish},
-    lines::Lines,
+    lines::{Lines, Plain},
     lora::Addition,
     packed::{LinearError, PackedLinear, WeightKind, check_rows, quantized::ReadyScales},
     product::{CHUNK, Product, ProductFn, Products},
@@ -143,9 +145,26 @@ pub(crate) fn adapted_linear<X: Element, O: Element>(
                 _ if layer.kind.rounds_activations() => {
                     Activations::Rounded(round_for(layer, &x, rows.len(), threads, arranged)?)
                 }
-                // One row lies as chunks do.
+                None if layer.multiplies_narrow() => match X::as_bf16(x.data) {
+                    // One row lies as chunks do.
+                    Some(data) if rows.len() == 1 => Activations::Narrow(data.as_ptr()),
+                    _ => {
+                        let copy = copy_narrow::<X>;
+                        Activations::Narrow(arrange(
+                            &x,
+                            rows.len(),
+                            layer.in_features,
+                            threads,
+                            arranged,
+                            copy,
+                        )?)
+                    }
+                },
                 Some(data) if rows.len() == 1 => Activations::Chunks(data.as_ptr()),
-                _ => Activations::Chunks(arrange(&x, rows.len(), layer.in_features, threads, arranged)?),
+                _ => {
+                    let copy = copy_wide::<X>;
+                    Activations::Chunks(arrange(&x, rows.len(), layer.in_features, threads, arranged, copy)?)
+                }
             };
             let whole = Block {
                 layer,
@@ -228,19 +247,20 @@ fn gather<'a, X: Element>(
     TokenRows { data: gathered, stride: order.len() }
 }
 
-/// Put rows into chunks, `[chunk][row][CHUNK]`, as 32 bits: rows of a tile then lie side by side wherever they came from,
-/// and on addresses that do not compete for the same few places of the nearest cache.
-fn arrange<X: Element>(
+/// Put rows into chunks, `[chunk][row][CHUNK]`, as numbers that `copy` writes: rows of a tile then lie side by side wherever
+/// they came from, and on addresses that do not compete for the same few places of the nearest cache.
+fn arrange<X: Element, A: Plain>(
     x: &TokenRows<'_, X>,
     num_rows: usize,
     row: usize,
     threads: &Threads,
     arranged: &mut Option<Lines>,
-) -> Result<*const f32, LinearError> {
+    copy: impl Fn(&[X], &mut [A]) + Sync,
+) -> Result<*const A, LinearError> {
     let num_chunks = row.div_ceil(CHUNK);
-    let num_bytes = num_chunks * CHUNK * num_rows * 4;
+    let num_bytes = num_chunks * CHUNK * num_rows * size_of::<A>();
     let memory = LinearError::Memory { num_bytes, out_features: num_rows, in_features: row };
-    let start = Lines::at_least(num_bytes, arranged).ok_or(memory)?.as_mut_slice::<f32>().as_mut_ptr();
+    let start = Lines::at_least(num_bytes, arranged).ok_or(memory)?.as_mut_slice::<A>().as_mut_ptr();
     let target = Target(start);
     threads.for_each(num_chunks, num_rows * row >= MIN_SHARED_ROWS, |chunk| {
         let inputs = chunk * CHUNK..row.min((chunk + 1) * CHUNK);
@@ -250,23 +270,35 @@ fn arrange<X: Element>(
             let to = unsafe {
                 std::slice::from_raw_parts_mut(target.at((chunk * num_rows + i) * CHUNK), from.len())
             };
-            match X::as_f32(from) {
-                Some(from) => to.copy_from_slice(from),
-                None => to.iter_mut().zip(from).for_each(|(to, x)| *to = x.widen()),
-            }
+            copy(from, to);
         }
     });
     Ok(start.cast_const())
 }
 
+/// Rows as 32 bits.
+fn copy_wide<X: Element>(from: &[X], to: &mut [f32]) {
+    match X::as_f32(from) {
+        Some(from) => to.copy_from_slice(from),
+        None => to.iter_mut().zip(from).for_each(|(to, x)| *to = x.widen()),
+    }
+}
+
+/// Rows of 16 bits as they are.
+fn copy_narrow<X: Element>(from: &[X], to: &mut [bf16]) {
+    if let Some(from) = X::as_bf16(from) {
+        to.copy_from_slice(from);
+    }
+}
+
 /// Memory that parts write at different places.
-struct Target(*mut f32);
+struct Target<A>(*mut A);
 
 // SAFETY: the parts see to it, see `arrange`.
-unsafe impl Sync for Target {}
+unsafe impl<A> Sync for Target<A> {}
 
-impl Target {
-    fn at(&self, offset: usize) -> *mut f32 {
+impl<A> Target<A> {
+    fn at(&self, offset: usize) -> *mut A {
         self.0.wrapping_add(offset)
     }
 }
@@ -275,6 +307,8 @@ impl Target {
 enum Activations {
     /// `[chunk][row][CHUNK]`
     Chunks(*const f32),
+    /// Likewise, of 16 bits.
+    Narrow(*const bf16),
     Rounded(RoundedRows),
     #[cfg(target_arch = "x86_64")]
     Tiles(tiled::Arranged),
@@ -304,7 +338,7 @@ impl<O: Element> Block<'_, O> {
     /// The most rows that are summed in registers at once.
     fn tile_rows(&self) -> usize {
         match self.a {
-            Activations::Chunks(_) => self.products.f32.len(),
+            Activations::Chunks(_) | Activations::Narrow(_) => self.products.f32.len(),
             Activations::Rounded(_) => w8a8::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
             Activations::Tiles(_) => tiled::PAIR_ROWS,
@@ -330,6 +364,8 @@ impl<O: Element> Block<'_, O> {
         match &self.a {
             // SAFETY: the caller gives rows and a panel that lie in the arrays; `sums` was made with room for the rows.
             &Activations::Chunks(a) => unsafe { self.sum_chunks(a, panel, tiles, start, scratch) },
+            // SAFETY: likewise.
+            &Activations::Narrow(a) => unsafe { self.sum_narrow(a, panel, tiles, start, sums) },
             // SAFETY: the caller gives rows and a panel that lie in the arrays; `sums` has room for the rows, which were
             // rounded for this layer's kind.
             Activations::Rounded(a) => unsafe {
@@ -360,15 +396,16 @@ impl<O: Element> Block<'_, O> {
         start: impl Fn(usize) -> usize,
         scratch: &mut Scratch,
     ) {
-        let first_row = start(tiles.start);
         let sums = scratch.sums.as_mut_ptr().cast::<f32>();
         let (layer, products) = (self.layer, self.products);
-        let outputs = layer.kernel.panel();
         let (num_k, step) = (layer.in_features, layer.step());
         let weights = layer.panel_weights(panel);
         let (direct, widened, widen): (&[ProductFn], &[ProductFn], _) = match layer.kind {
             WeightKind::F32 | WeightKind::Quantized(_) => (products.f32, products.f32, None),
-            WeightKind::Bf16 => (products.bf16, products.f32, Some(products.widen_bf16)),
+            WeightKind::Bf16 => {
+                let (direct, widen) = layer.bf16_products();
+                (direct, products.f32, Some(widen))
+            }
             WeightKind::Int8 { .. } => (products.int8, products.wide_int8, Some(products.widen_int8)),
             WeightKind::W8A8 { .. } => unreachable!("their rows are rounded"),
         };
@@ -390,30 +427,92 @@ impl<O: Element> Block<'_, O> {
                 layer.widen_quantized(form, panel, k..k + len, &mut scratch.ready, wide);
                 b = scratch.wide.as_ptr().cast();
             }
-            // One tile asks for its own weights a little ahead; several share out the next chunk among them.
-            let (ahead, ahead_step) = if tiles.len() == 1 {
-                (weights.wrapping_add(k * step + AHEAD), step)
-            } else {
-                (weights.wrapping_add((k + len) * step), (CHUNK * step).div_ceil(tiles.len() * len))
-            };
-            for (index, tile) in tiles.clone().enumerate() {
-                let rows = start(tile)..start(tile + 1);
-                let what = Product {
-                    a: a.wrapping_add(k / CHUNK * CHUNK * self.num_rows + rows.start * CHUNK),
-                    chunk_stride: self.num_rows * CHUNK,
-                    first_k: k,
-                    num_k: len,
+            // SAFETY: the caller's tiles lie in `a` and in `sums`; the weights of `len` inputs are at `b`.
+            unsafe { self.sum_tiles(forms, a, k, len, b, panel, tiles.clone(), &start, sums) };
+        }
+    }
+
+    /// Sums of the tiles' rows of 16 bits, in registers.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::sum_chunks`], for a layer that multiplies such rows.
+    unsafe fn sum_narrow(
+        &self,
+        a: *const bf16,
+        panel: usize,
+        tiles: std::ops::Range<usize>,
+        start: impl Fn(usize) -> usize,
+        sums: *mut f32,
+    ) {
+        let (num_k, step) = (self.layer.in_features, self.layer.step());
+        let weights = self.layer.panel_weights(panel);
+        let together = if tiles.len() == 1 { num_k } else { CHUNK };
+        for k in (0..num_k).step_by(together) {
+            let len = together.min(num_k - k);
+            let b = weights.wrapping_add(k * step);
+            // SAFETY: the caller's tiles lie in `a` and in `sums`; the panel has `len` more inputs.
+            unsafe {
+                self.sum_tiles(
+                    self.layer.narrow_products(),
+                    a,
+                    k,
+                    len,
                     b,
-                    c: sums.wrapping_add((rows.start - first_row) * outputs),
-                    scales: layer.panel_scales(panel),
-                    group_size: layer.group_size(),
-                    ahead: ahead.wrapping_add(index * ahead_step * len),
-                    ahead_step,
-                };
-                // SAFETY: a tile has at least one row and at most as many as there are forms; its activations are in `a`,
-                // its sums in `sums`, the weights of `len` inputs at `b`.
-                unsafe { forms[rows.len() - 1](&what) };
-            }
+                    panel,
+                    tiles.clone(),
+                    &start,
+                    sums,
+                );
+            };
+        }
+    }
+
+    /// The products of the tiles' rows with `len` inputs from `k` on, whose weights are at `b`.
+    ///
+    /// # Safety
+    ///
+    /// Rows and inputs lie in the arrays, in which `a` has the rows in chunks; `sums` are of the first row of `tiles`.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a product")]
+    unsafe fn sum_tiles<A>(
+        &self,
+        forms: &[ProductFn<A>],
+        a: *const A,
+        k: usize,
+        len: usize,
+        b: *const u8,
+        panel: usize,
+        tiles: std::ops::Range<usize>,
+        start: &impl Fn(usize) -> usize,
+        sums: *mut f32,
+    ) {
+        let layer = self.layer;
+        let (outputs, step) = (layer.kernel.panel(), layer.step());
+        let weights = layer.panel_weights(panel);
+        let first_row = start(tiles.start);
+        // One tile asks for its own weights a little ahead; several share out the next chunk among them.
+        let (ahead, ahead_step) = if tiles.len() == 1 {
+            (weights.wrapping_add(k * step + AHEAD), step)
+        } else {
+            (weights.wrapping_add((k + len) * step), (CHUNK * step).div_ceil(tiles.len() * len))
+        };
+        for (index, tile) in tiles.enumerate() {
+            let rows = start(tile)..start(tile + 1);
+            let what = Product {
+                a: a.wrapping_add(k / CHUNK * CHUNK * self.num_rows + rows.start * CHUNK),
+                chunk_stride: self.num_rows * CHUNK,
+                first_k: k,
+                num_k: len,
+                b,
+                c: sums.wrapping_add((rows.start - first_row) * outputs),
+                scales: layer.panel_scales(panel),
+                group_size: layer.group_size(),
+                ahead: ahead.wrapping_add(index * ahead_step * len),
+                ahead_step,
+            };
+            // SAFETY: a tile has at least one row and at most as many as there are forms; its activations are in `a`,
+            // its sums in `sums`, the weights of `len` inputs at `b`.
+            unsafe { forms[rows.len() - 1](&what) };
         }
     }
 

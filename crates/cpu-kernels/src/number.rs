@@ -26,6 +26,9 @@ pub trait Number: Copy + Send + Sync + sealed::Sealed + 'static {
     /// These numbers as `f32`, where they are 32 bits.
     #[doc(hidden)]
     fn as_f32(numbers: &[Self]) -> Option<&[f32]>;
+    /// These numbers as `bf16`, where they are 16 bits.
+    #[doc(hidden)]
+    fn as_bf16(numbers: &[Self]) -> Option<&[bf16]>;
     /// # Safety
     ///
     /// See `Simd`: as many elements as it has lanes may be read, and the machine has its instructions.
@@ -50,6 +53,9 @@ impl Number for f32 {
     fn as_f32(numbers: &[Self]) -> Option<&[f32]> {
         Some(numbers)
     }
+    fn as_bf16(_numbers: &[Self]) -> Option<&[bf16]> {
+        None
+    }
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> S::V {
         // SAFETY: the caller lets a vector of elements be read at `from`, and has found the instructions of `S`.
@@ -73,6 +79,9 @@ impl Number for bf16 {
     }
     fn as_f32(_numbers: &[Self]) -> Option<&[f32]> {
         None
+    }
+    fn as_bf16(numbers: &[Self]) -> Option<&[bf16]> {
+        Some(numbers)
     }
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> S::V {

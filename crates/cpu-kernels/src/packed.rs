@@ -3,8 +3,9 @@
 //! The outputs are cut into panels of twice the lanes of the kernel (32 with AVX-512, 16 with AVX2); a panel holds, for one
 //! input after the other, the weights of its outputs side by side, so that a product reads it from its first byte to its
 //! last. What the last panel lacks is zeros. In a panel of `bf16` outputs `i` and `i + lanes` are neighbours: one vector of
-//! memory becomes two of numbers without moving any across lanes. Where activations are rounded, too ([`WeightKind::W8A8`]),
-//! four inputs of an output are neighbours, which one instruction sums, and the inputs are padded to whole blocks.
+//! memory becomes two of numbers without moving any across lanes; on a processor that multiplies such numbers two inputs of an
+//! output are ([`PackedLinear::pairs`]). Where activations are rounded, too ([`WeightKind::W8A8`]), four inputs of an output
+//! are neighbours, which one instruction sums, and the inputs are padded to whole blocks.
 
 mod error;
 mod matrix;
@@ -13,15 +14,20 @@ mod whole;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use half::bf16;
+
 pub(crate) use self::error::check_rows;
 pub use self::{
     error::LinearError,
     matrix::{Matrix, WeightElement},
     quantized::{Quantized, QuantizedRow, ScaleForm, ZeroForm},
 };
+#[cfg(target_arch = "x86_64")]
+use crate::pairs::{self, Pairs};
 use crate::{
     kernel::Kernel,
     lines::{Lines, Plain},
+    product::{ProductFn, WidenFn},
     threads::Threads,
     w8a8::dot::QUAD,
 };
@@ -111,6 +117,8 @@ pub struct PackedLinear {
     pub(crate) bias: Option<Lines>,
     /// Which input of the layer the weights at each place belong to; None: the one of that place.
     pub(crate) input_order: Option<Box<[u32]>>,
+    /// Whether two inputs of an output lie side by side.
+    has_pairs: bool,
     is_packed: Vec<bool>,
     num_packed: usize,
     /// From so many rows on the matrix unit computes.
@@ -165,6 +173,7 @@ impl PackedLinear {
         let memory = || LinearError::Memory { num_bytes, out_features, in_features };
         let weights = Lines::new(weight_bytes).ok_or_else(memory)?;
         let scales = Lines::new(scale_bytes).ok_or_else(memory)?;
+        let has_pairs = kind == WeightKind::Bf16 && kernel.has_pairs() && in_features.is_multiple_of(2);
         let is_packed = vec![false; out_features];
         let (bias, input_order, num_packed) = (None, None, 0);
         let matrix_rows = AtomicUsize::new(usize::MAX);
@@ -177,6 +186,7 @@ impl PackedLinear {
             scales,
             bias,
             input_order,
+            has_pairs,
             is_packed,
             num_packed,
             matrix_rows,
@@ -242,6 +252,38 @@ impl PackedLinear {
             + self.bias.as_ref().map_or(0, Lines::num_bytes)
             + self.input_order.as_ref().map_or(0, |order| size_of_val(&**order))
             + self.is_packed.len()
+    }
+
+    /// What multiplies weights of which two inputs of an output lie side by side; None: these do not lie so.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn pairs(&self) -> Option<&'static Pairs> {
+        if self.has_pairs { pairs::available() } else { None }
+    }
+
+    /// The products of weights of 16 bits with rows of 32, by the number of rows, and what widens such weights.
+    pub(crate) fn bf16_products(&self) -> (&'static [ProductFn], WidenFn) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(pairs) = self.pairs() {
+            return (pairs.f32, pairs.widen);
+        }
+        (self.kernel.products.bf16, self.kernel.products.widen_bf16)
+    }
+
+    /// Whether products take rows of 16 bits as they are.
+    pub(crate) fn multiplies_narrow(&self) -> bool {
+        !self.narrow_products().is_empty()
+    }
+
+    /// The products of such rows, by their number; none: rows are widened.
+    pub(crate) fn narrow_products(&self) -> &'static [ProductFn<bf16>] {
+        #[cfg(target_arch = "x86_64")]
+        return self.pairs().map_or(&[], |pairs| pairs.bf16);
+        #[cfg(not(target_arch = "x86_64"))]
+        return &[];
+    }
+
+    fn order(&self) -> PanelOrder {
+        PanelOrder { kind: self.kind, has_pairs: self.has_pairs, panel: self.kernel.panel() }
     }
 
     /// Bytes of one input's weights in a panel.
@@ -384,7 +426,7 @@ impl PackedLinear {
     ) {
         /// Inputs that are moved together: their lines stay near while they fill.
         const TOGETHER: usize = 32;
-        let (panel, in_features, kind) = (self.kernel.panel(), self.in_features, self.kind);
+        let (panel, in_features, order) = (self.kernel.panel(), self.in_features, self.order());
         let first_panel = first_row / panel;
         let num_panels =
             if rows.num_rows == 0 { 0 } else { (first_row + rows.num_rows).div_ceil(panel) - first_panel };
@@ -398,8 +440,15 @@ impl PackedLinear {
             for k in (0..in_features).step_by(TOGETHER) {
                 let inputs = k..in_features.min(k + TOGETHER);
                 for row in given.clone() {
+                    let output = row - start;
+                    if order.has_pairs {
+                        for k in inputs.clone() {
+                            weights[order.place(k, output)] = keep(rows.get(row - first_row, k));
+                        }
+                        continue;
+                    }
                     // An output's weights of neighbouring inputs lie a panel apart, in either kind.
-                    let places = weights[place(kind, k, row - start, panel)..].iter_mut().step_by(panel);
+                    let places = weights[order.place(k, output)..].iter_mut().step_by(panel);
                     match rows.run(row - first_row, inputs.clone()) {
                         Some(run) => places.zip(run).for_each(|(place, &x)| *place = keep(x)),
                         None => places
@@ -420,7 +469,7 @@ impl PackedLinear {
         threads: &Threads,
     ) -> Result<(), LinearError> {
         let (panel, in_features, num_groups) = (self.kernel.panel(), self.in_features, self.num_groups());
-        let (kind, padded_inputs) = (self.kind, self.padded_inputs());
+        let (order, padded_inputs) = (self.order(), self.padded_inputs());
         let weights = Shared(self.weights.as_mut_slice::<i8>());
         let scales = Shared(self.scales.as_mut_slice::<f32>());
         let refused = std::sync::Mutex::new(None);
@@ -444,7 +493,7 @@ impl PackedLinear {
                     // A group of zeros stays one; so does one whose scale is too small for a number.
                     let x = if scale > 0.0 { rows.get(index, k).widen() / scale } else { 0.0 };
                     let rounded = x.round_ties_even().clamp(-127.0, 127.0) as i8;
-                    let at = start * padded_inputs + place(kind, k, output, panel);
+                    let at = start * padded_inputs + order.place(k, output);
                     // SAFETY: a row's places are written by one thread, here of its weights.
                     unsafe { weights.set(at, rounded) };
                 }
@@ -479,7 +528,7 @@ impl PackedLinear {
         }
         for k in 0..self.in_features {
             let x = &mut out[self.input_of(k)];
-            let at = start * self.padded_inputs() + place(self.kind, k, row - start, panel);
+            let at = start * self.padded_inputs() + self.order().place(k, row - start);
             *x = match self.kind {
                 WeightKind::F32 => self.weights.as_slice::<f32>()[at],
                 WeightKind::Bf16 => f32::from_bits(u32::from(self.weights.as_slice::<u16>()[at]) << 16),
@@ -494,12 +543,25 @@ impl PackedLinear {
     }
 }
 
-/// Where in a panel the weight of input `k` and output `i` lies; not of [`Quantized`].
-fn place(kind: WeightKind, k: usize, i: usize, panel: usize) -> usize {
-    match kind {
-        WeightKind::F32 | WeightKind::Int8 { .. } => k * panel + i,
-        WeightKind::Bf16 => k * panel + i % (panel / 2) * 2 + i / (panel / 2),
-        WeightKind::W8A8 { .. } | WeightKind::Quantized(_) => k / QUAD * QUAD * panel + i * QUAD + k % QUAD,
+/// The order of a panel's weights.
+#[derive(Clone, Copy)]
+struct PanelOrder {
+    kind: WeightKind,
+    has_pairs: bool,
+    panel: usize,
+}
+
+impl PanelOrder {
+    /// Where the weight of input `k` and output `i` lies; not of [`Quantized`].
+    fn place(self, k: usize, i: usize) -> usize {
+        let panel = self.panel;
+        let neighbours = |count: usize| k / count * count * panel + i * count + k % count;
+        match self.kind {
+            WeightKind::F32 | WeightKind::Int8 { .. } => k * panel + i,
+            WeightKind::Bf16 if self.has_pairs => neighbours(2),
+            WeightKind::Bf16 => k * panel + i % (panel / 2) * 2 + i / (panel / 2),
+            WeightKind::W8A8 { .. } | WeightKind::Quantized(_) => neighbours(QUAD),
+        }
     }
 }
 

@@ -17,10 +17,10 @@ pub(crate) const CHUNK: usize = 128;
 /// Vectors of a panel: its outputs are twice the lanes.
 pub(crate) const PANEL_VECTORS: usize = 2;
 
-/// What one call computes.
-pub(crate) struct Product {
+/// What one call computes, of activations of `A`.
+pub(crate) struct Product<A = f32> {
     /// Activations in chunks, `[chunk][row][CHUNK]`, from the first row of this call on.
-    pub(crate) a: *const f32,
+    pub(crate) a: *const A,
     /// Elements from one chunk to the next.
     pub(crate) chunk_stride: usize,
     /// The inputs: from `first_k`, where a chunk begins, as many as `num_k`.
@@ -41,7 +41,7 @@ pub(crate) struct Product {
 }
 
 /// A compiled form of [`product`] for a number of rows.
-pub(crate) type ProductFn = unsafe fn(&Product);
+pub(crate) type ProductFn<A = f32> = unsafe fn(&Product<A>);
 /// Turns weights (second argument: how many steps of k) into `f32` panels of the same order.
 pub(crate) type WidenFn = unsafe fn(*const u8, usize, *mut f32);
 

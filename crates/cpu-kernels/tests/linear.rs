@@ -225,7 +225,7 @@ fn bits(out: &[f32]) -> Vec<u32> {
     out.iter().map(|x| x.to_bits()).collect()
 }
 
-fn product(packed: &PackedLinear, x: &[f32], threads: &Threads) -> Vec<f32> {
+fn product<X: Element>(packed: &PackedLinear, x: &[X], threads: &Threads) -> Vec<f32> {
     let (inputs, outputs) = (packed.in_features(), packed.out_features());
     let num_rows = x.len() / inputs;
     let mut out = vec![0.0; num_rows * outputs];
@@ -239,10 +239,19 @@ fn product(packed: &PackedLinear, x: &[f32], threads: &Threads) -> Vec<f32> {
 /// one reading, on any number of threads.
 #[test]
 fn a_row_alone_has_the_same_bits_as_in_company() {
+    rows_keep_their_bits::<f32>();
+}
+
+#[test]
+fn a_row_of_16_bits_alone_has_the_same_bits_as_in_company() {
+    rows_keep_their_bits::<bf16>();
+}
+
+fn rows_keep_their_bits<X: Element>() {
     const MOST: usize = 601;
     let (outputs, inputs) = (70, 300);
     let all_threads: Vec<Threads> = (1..=3).map(|n| Threads::new(n).unwrap()).collect();
-    let x = numbers(7, MOST * inputs);
+    let x: Vec<X> = narrowed(7, MOST * inputs);
     for form in Form::all() {
         for kind in kinds(48) {
             let layer = layer(form, kind, (outputs, inputs), true, 3);
@@ -259,18 +268,44 @@ fn a_row_alone_has_the_same_bits_as_in_company() {
     }
 }
 
+/// A checkpoint's numbers of 16 bits may be kept as they are or widened.
+#[test]
+fn weights_of_16_bits_give_the_bits_of_the_same_numbers_in_32() {
+    let threads = Threads::new(2).unwrap();
+    for kernel in Kernel::available() {
+        let form = Form { kernel, has_matrix_unit: false };
+        for (outputs, inputs) in [(70, 300), (33, 127)] {
+            let narrow = layer(form, WeightKind::Bf16, (outputs, inputs), true, 11);
+            let mut wide = PackedLinear::for_kernel(kernel, outputs, inputs, WeightKind::F32).unwrap();
+            wide.pack_rows(0, Matrix::new(&narrow.weights, outputs, inputs).unwrap(), &threads).unwrap();
+            wide.set_bias(Some(&narrow.bias)).unwrap();
+            let x = numbers(12, 61 * inputs);
+            for num_rows in [1, 2, 3, 14, 15, 28, 29, 42, 61] {
+                let x = &x[..num_rows * inputs];
+                let found = bits(&product(&narrow.packed, x, &threads));
+                assert!(found == bits(&product(&wide, x, &threads)), "{}: {num_rows} rows", form.name());
+            }
+        }
+    }
+}
+
 #[test]
 fn what_is_no_number_stays_in_its_row() {
+    not_numbers_stay_in_their_row::<f32>();
+    not_numbers_stay_in_their_row::<bf16>();
+}
+
+fn not_numbers_stay_in_their_row<X: Element>() {
     let threads = Threads::new(1).unwrap();
     let (outputs, inputs, num_rows) = (37, 150, 20);
     for form in Form::all() {
         for kind in kinds(32) {
             let layer = layer(form, kind, (outputs, inputs), false, 5);
-            let good = numbers(9, num_rows * inputs);
+            let good: Vec<X> = narrowed(9, num_rows * inputs);
             let clean = product(&layer.packed, &good, &threads);
             for bad in [f32::NAN, f32::INFINITY] {
                 let mut x = good.clone();
-                x[11 * inputs + 149] = bad;
+                x[11 * inputs + 149] = X::narrow(bad);
                 let out = product(&layer.packed, &x, &threads);
                 for (i, row) in out.chunks(outputs).enumerate() {
                     if i == 11 {

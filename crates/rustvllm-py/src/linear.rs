@@ -105,6 +105,13 @@ impl CpuLinear {
         (kernel.w8a8_names(), kernel.w8a8_refused())
     }
 
+    /// What multiplies `bf16` by `bf16` without the matrix unit, and whether something faster is there but wrong.
+    #[staticmethod]
+    fn bf16_kernel() -> (&'static str, bool) {
+        let kernel = Kernel::best_for_products();
+        (kernel.bf16_name(), kernel.is_bf16_refused())
+    }
+
     /// Whether this machine's matrix unit multiplies packed weights.
     #[staticmethod]
     fn has_matrix_unit() -> bool {

@@ -77,6 +77,13 @@ class PackedLinear:
         Each is compared with plain code before its first use, and not used unless the results have the same bits.
         """
     @staticmethod
+    def bf16_kernel() -> tuple[str, bool]:
+        """What multiplies bfloat16 rows by ``bf16`` weights without the matrix unit, and whether a better one fails.
+
+        Names are "avx512-bf16", which sums products of 16-bit numbers, and those of ``kernel``, which widen both. The
+        first is compared with plain code before its first use, and not used where its sums are wrong.
+        """
+    @staticmethod
     def has_matrix_unit() -> bool:
         """Whether this machine has a matrix unit (AMX) that multiplies packed weights."""
     def set_matrix_rows(self, num_rows: int | None) -> None:

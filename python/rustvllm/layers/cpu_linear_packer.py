@@ -283,9 +283,12 @@ class LinearPacker:
                 packed = head if has_stored_numbers and module.weight is embedding else None
                 self._shrink(module, packed)
         self._log_summary(time.perf_counter() - begin)
+        kernels = [module.kernel for module in model.modules() if isinstance(module, Linear)]
+        kernels += [] if heads else [head]
         if self._options.round_activations:
-            kernels = [module.kernel for module in model.modules() if isinstance(module, Linear)]
-            _log_rounding([*kernels, *([] if heads else [head])])
+            _log_rounding(kernels)
+        if _model_dtype(model) == torch.bfloat16:
+            _log_narrow_products(kernels)
         return None if heads else head
 
     def _pack(self, linear: Linear) -> None:
@@ -491,6 +494,19 @@ class LinearPacker:
             sum(copies for _, copies, _ in self._packed) / 2**20,
             sum(second for _, _, second in self._packed) / 2**20,
             seconds,
+        )
+
+
+def _log_narrow_products(kernels: Sequence[LinearKernel | None]) -> None:
+    """Say what multiplies bfloat16 by bfloat16, where anything does."""
+    count = sum(isinstance(kernel, CoreLinear) and kernel.packed.kind == "bf16" for kernel in kernels)
+    if not count:
+        return
+    name, is_refused = _core.PackedLinear.bf16_kernel()
+    logger.debug("weights of bfloat16: rows of bfloat16 meet them in %s products in %d layers", name, count)
+    if is_refused:
+        logger.warning(
+            "weights of bfloat16: the avx512-bf16 products are not used, because on this processor their sums are wrong"
         )
 
 

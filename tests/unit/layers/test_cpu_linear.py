@@ -399,3 +399,15 @@ def test_the_log_names_what_computes_rounded_activations(threads, monkeypatch, c
         "code"
         for name in refused
     ]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_the_log_names_products_of_bfloat16_that_are_wrong(threads, monkeypatch, caplog, is_refused):
+    found = SimpleNamespace(bf16_kernel=lambda: ("avx512", is_refused))
+    monkeypatch.setattr("rustvllm.layers.cpu_linear_packer._core", SimpleNamespace(PackedLinear=found))
+    with caplog.at_level("DEBUG", logger="rustvllm"):
+        pack(threads, Model(torch.bfloat16), options=LinearOptions("core"), tied=False)
+        pack(threads, Model(torch.float32), options=LinearOptions("core"), tied=False)
+    lines = [record.getMessage() for record in caplog.records if "weights of bfloat16" in record.getMessage()]
+    assert lines[0] == "weights of bfloat16: rows of bfloat16 meet them in avx512 products in 3 layers"
+    assert ["are wrong" in line for line in lines[1:]] == [True] * is_refused

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,13 +188,51 @@ def test_rounded_products_have_the_same_bits_with_fewer_instructions():
 
     bits, best = run("")
     assert len(bits.splitlines()) == 3
-    for level in ("portable", "avx2", "avx-vnni", "avx512", "avx512-vnni"):
+    for level in ("portable", "avx2", "avx-vnni", "avx512", "avx512-vnni", "avx512-bf16"):
         found, names = run(level)
+        kernel = level.removesuffix("-vnni").removesuffix("-bf16")
         assert found == bits, level
-        assert names[0] in ("portable", level.removesuffix("-vnni"), "avx2")
+        assert names[0] in ("portable", kernel, "avx2")
         assert "amx-int8" not in names
         if best[0] == "avx512":
-            assert names[0] == {"avx-vnni": "avx2"}.get(level, level.removesuffix("-vnni"))
+            assert names[0] == {"avx-vnni": "avx2"}.get(level, kernel)
+
+
+NARROW_PRODUCT = """
+import sys
+import numpy as np
+from rustvllm import _core
+weight, x = (np.random.default_rng(i).standard_normal((rows, 320), np.float32) for i, rows in enumerate((70, 40)))
+weight, x = ((numbers.view(np.uint32) >> 16).astype(np.uint16) for numbers in (weight, x))
+layer = _core.PackedLinear(_core.CpuThreads(2), 70, 320, "bf16")
+layer.pack_rows(0, weight)
+out = np.empty((40, 70), np.float32)
+layer.forward(x, out)
+for row in range(40):
+    alone = np.empty((1, 70), np.float32)
+    layer.forward(x[row : row + 1], alone)
+    assert (alone == out[row]).all(), row
+wide = [(numbers.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for numbers in (weight, x)]
+error = np.abs(out - wide[1] @ wide[0].T) / (np.abs(wide[1]) @ np.abs(wide[0]).T)
+assert error.max() < 1e-6, error.max()
+print(*_core.PackedLinear.bf16_kernel())
+"""
+"""Rows of bfloat16 times weights of bfloat16, against sums in 64 bits; prints what computed them."""
+
+
+def test_products_of_bfloat16_are_right_with_fewer_instructions():
+    """Each level in a process of its own; one that the machine lacks computes with what there is."""
+
+    def run(level):
+        environment = {**os.environ, "RUSTVLLM_CPU_INSTRUCTIONS": level}
+        command = [sys.executable, "-c", NARROW_PRODUCT]
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        return found.stdout.split()
+
+    has_instructions = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+    for level in ("portable", "avx2", "avx512-vnni"):
+        assert run(level)[0] in ("portable", "avx2", "avx512")
+    assert run("avx512-bf16") == [("avx512-bf16" if has_instructions else run("avx512-vnni")[0]), "False"]
 
 
 def test_threads_are_shared_with_attention():

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::{
     LinearError, MIN_SHARED_WEIGHTS, PackedLinear, Quantized, QuantizedRow, ScaleForm, Shared, WeightKind,
-    ZeroForm, place,
+    ZeroForm,
 };
 use crate::threads::Threads;
 
@@ -42,7 +42,7 @@ impl PackedLinear {
             self.num_packed -= usize::from(std::mem::replace(is_packed, false));
         }
         let (panel, in_features, num_groups) = (self.kernel.panel(), self.in_features, self.num_groups());
-        let (kind, padded_inputs) = (self.kind, self.padded_inputs());
+        let (order, padded_inputs) = (self.order(), self.padded_inputs());
         let weights = Shared(self.weights.as_mut_slice::<i8>());
         let all_scales = Shared(self.scales.as_mut_slice::<f32>());
         let refused = Mutex::new(None);
@@ -63,7 +63,7 @@ impl PackedLinear {
                     return;
                 }
                 for (k, number) in numbers.iter().enumerate() {
-                    weights[place(kind, k, row - start, panel)] = *number;
+                    weights[order.place(k, row - start)] = *number;
                 }
                 for (places, scale) in panel_scales.chunks_exact_mut(panel).zip(&scales) {
                     places[row - start] = *scale;
