@@ -31,6 +31,8 @@ use crate::{
 
 /// Rows that are handed out together: a multiple of what any form computes at once.
 pub(crate) const TILE_ROWS: usize = 16;
+/// Rows that lie together for forms that compute a few at once: a multiple of 6, 4, 3 and 2.
+const BUNDLE: usize = 12;
 /// How far ahead of their use weights are asked for where they are used but once.
 const AHEAD: usize = 8192;
 
@@ -56,7 +58,31 @@ pub(crate) fn round_for<X: Element>(
         WeightKind::Quantized(form) if form.has_offsets() => Some(blocks_per_group(layer)),
         _ => None,
     };
-    round_rows(x, num_rows, layer.in_features(), layer.kind().block(), sums_of, threads, room)
+    let takes_all = chosen(layer.kernel().w8a8, usize::MAX, variant_of(layer)).takes_any_rows;
+    let bundle = if takes_all { num_rows } else { BUNDLE.min(num_rows) };
+    round_rows(x, num_rows, layer.in_features(), layer.kind().block(), bundle, sums_of, threads, room)
+}
+
+fn variant_of(layer: &PackedLinear) -> Variant {
+    let quantized = if let WeightKind::Quantized(form) = layer.kind() { Some(form) } else { None };
+    Variant {
+        block: layer.kind().block(),
+        is_halves: quantized.is_some_and(|form| form.bits == 4),
+        has_mins: quantized.is_some_and(Quantized::has_offsets),
+    }
+}
+
+/// Rows that are computed at once: at most `most`, and of one bundle.
+fn tiles(
+    rows: std::ops::Range<usize>,
+    bundle: usize,
+    most: usize,
+) -> impl Iterator<Item = std::ops::Range<usize>> + Clone {
+    (rows.start / bundle..rows.end.div_ceil(bundle)).flat_map(move |index| {
+        let (start, end) = (rows.start.max(index * bundle), rows.end.min((index + 1) * bundle));
+        let (len, count) = (end - start, (end - start).div_ceil(most));
+        (0..count).map(move |tile| start + len * tile / count..start + len * (tile + 1) / count)
+    })
 }
 
 /// Sums of some rows and one panel, to `[row][output]`.
@@ -75,19 +101,16 @@ pub(crate) unsafe fn sum(
 ) {
     let (outputs, block) = (layer.kernel().panel(), layer.kind().block());
     let quantized = if let WeightKind::Quantized(form) = layer.kind() { Some(form) } else { None };
-    let variant = Variant {
-        block,
-        is_halves: quantized.is_some_and(|form| form.bits == 4),
-        has_mins: quantized.is_some_and(Quantized::has_offsets),
-    };
+    let variant = variant_of(layer);
     let form = chosen(layer.kernel().w8a8, num_rows, variant);
     let num_blocks = layer.padded_inputs() / block;
     let blocks_per_group = blocks_per_group(layer);
     let weights = layer.panel_weights(panel);
-    let num_tiles = num_rows.div_ceil(form.most_rows(variant));
+    let tiles = tiles(first_row..first_row + num_rows, rows.bundle(), form.most_rows(variant));
+    let num_tiles = tiles.clone().count();
     let block_bytes = layer.panel_bytes() / num_blocks;
     // One tile asks for its own weights a little ahead; several, and several passes, share out the next panel among them.
-    let passes = form.passes(num_rows.div_ceil(num_tiles), outputs);
+    let passes = form.passes(outputs);
     let (ahead, share) = if num_tiles * passes == 1 {
         (weights.wrapping_add(AHEAD), block_bytes)
     } else {
@@ -107,10 +130,8 @@ pub(crate) unsafe fn sum(
         } else {
             layer.panel_scales(panel)
         };
-        for tile in 0..num_tiles {
-            let start = num_rows * tile / num_tiles;
-            let tile_rows = num_rows * (tile + 1) / num_tiles - start;
-            let (row, offset) = (first_row + start, blocks.start * rows.num_rows());
+        for (tile, tile_rows) in tiles.clone().enumerate() {
+            let (row, offset) = (tile_rows.start, blocks.start * rows.bundle());
             let ahead_pass = share * num_blocks;
             let ahead = ahead.wrapping_add(tile * passes * ahead_pass);
             let what = Product {
@@ -118,15 +139,15 @@ pub(crate) unsafe fn sum(
                 scales: rows.scales(row).wrapping_add(offset),
                 starts: rows.starts(row).wrapping_add(offset),
                 group_sums: rows.group_sums(first_group, row),
-                num_rows: tile_rows,
-                row_stride: rows.num_rows(),
+                num_rows: tile_rows.len(),
+                row_stride: rows.bundle(),
                 num_blocks: blocks.len(),
                 blocks_per_group,
                 weights: weights.wrapping_add(blocks.start * block_bytes),
                 panel: outputs,
                 weight_scales,
                 weight_mins: ready.mins.as_ptr(),
-                sums: sums.wrapping_add(start * outputs),
+                sums: sums.wrapping_add((row - first_row) * outputs),
                 is_first: first_group == 0,
                 ahead: ahead.wrapping_add(blocks.start * share),
                 ahead_step: share,
@@ -136,7 +157,7 @@ pub(crate) unsafe fn sum(
             };
             // SAFETY: a tile has at least one row and at most as many as there are products; the caller gives rows that were
             // rounded for the layer and sums with room for them; a form is chosen only where its instructions were found.
-            unsafe { form.product(variant, tile_rows)(&what) };
+            unsafe { form.product(variant, tile_rows.len())(&what) };
         }
     }
 }

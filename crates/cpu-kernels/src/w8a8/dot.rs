@@ -54,23 +54,20 @@ pub(crate) trait Dot {
         unsafe { Self::Lanes::fma(a, b, c) }
     }
 
-    /// What a block's sums of such weights begin with; `starts` as in [`Self::start`], or 0 for weights that are counted
-    /// from 0.
+    /// What a block's sums of such weights begin with; `starts` as in [`Self::start`], of which a sixteenth is −8 times the
+    /// sum of the activations, or 0 for weights that are counted from 0.
     unsafe fn half_start(starts: *const i32) -> Self::HalfSums;
-    /// Weights of 4 bits, without a sign, in the upper halves of [`QUAD`] bytes for each lane; perhaps 16 times each.
+    /// Weights of 4 bits, without a sign, in the upper halves of [`QUAD`] bytes for each lane.
     unsafe fn upper(from: *const u8) -> Self::Halves;
     /// Those in the lower halves.
     unsafe fn lower(from: *const u8) -> Self::Halves;
     unsafe fn add_half(sums: Self::HalfSums, weights: Self::Halves, inputs: Self::Inputs) -> Self::HalfSums;
-    /// A block's sums, of at most 32 inputs, with a sixteenth of what the upper ones began with.
-    unsafe fn whole(lower: Self::HalfSums, upper: Self::HalfSums, starts: *const i32) -> Self::Sums;
+    /// A block's sums, of at most 32 inputs.
+    unsafe fn whole(sums: Self::HalfSums, starts: *const i32) -> Self::Sums;
 }
 
 /// The lower halves of bytes.
 const LOWER: i8 = 15;
-/// The upper ones.
-#[cfg(target_arch = "x86_64")]
-const UPPER: i8 = !LOWER;
 
 /// What the compiler makes of arrays.
 pub(crate) struct PortableDot<const N: usize>;
@@ -133,10 +130,10 @@ impl<const N: usize> Dot for PortableDot<N> {
         })
     }
     #[inline(always)]
-    unsafe fn whole(lower: [i32; N], upper: [i32; N], starts: *const i32) -> [i32; N] {
+    unsafe fn whole(sums: [i32; N], starts: *const i32) -> [i32; N] {
         // SAFETY: the caller lets a number be read at `starts`.
         let start = unsafe { *starts } >> 4;
-        std::array::from_fn(|i| lower[i] + upper[i] + start)
+        sums.map(|sum| sum + start)
     }
 }
 
@@ -211,10 +208,9 @@ impl Dot for Avx2Dot {
         unsafe { _mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, inputs)) }
     }
     #[inline(always)]
-    unsafe fn whole(lower: __m256i, upper: __m256i, starts: *const i32) -> __m256i {
+    unsafe fn whole(sums: __m256i, starts: *const i32) -> __m256i {
         // SAFETY: the caller promises a machine with AVX2, and a number that may be read.
         unsafe {
-            let sums = _mm256_add_epi16(lower, upper);
             let start = _mm256_srai_epi32::<4>(_mm256_set1_epi32(*starts));
             _mm256_add_epi32(_mm256_madd_epi16(sums, _mm256_set1_epi16(1)), start)
         }
@@ -226,13 +222,12 @@ impl Dot for Avx2Dot {
 const SIGNS: i8 = i8::MIN;
 
 /// Entries of both forms of `vpdpbusd`, which adds four products to a lane at once, one factor without a sign: weights of 8
-/// bits and 128, or weights of 4 bits. Those of upper halves stay there, as 16 times what they are, and their sums move down
-/// together.
+/// bits and 128, or weights of 4 bits.
 #[cfg(target_arch = "x86_64")]
 macro_rules! vnni {
     (
         $name:ident, $lanes:ty, $vector:ty, $float:ty, $feature:literal,
-        $load:ident, $splat_8:ident, $splat_32:ident, $xor:ident, $and:ident, $dot:ident, $shift:ident, $add:ident, $convert:ident
+        $load:ident, $splat_8:ident, $splat_32:ident, $xor:ident, $and:ident, $dot:ident, $shift:ident, $convert:ident
     ) => {
         #[doc = concat!("`vpdpbusd` of ", $feature, ".")]
         pub(crate) struct $name;
@@ -273,12 +268,12 @@ macro_rules! vnni {
             #[inline(always)]
             unsafe fn half_start(starts: *const i32) -> $vector {
                 // SAFETY: the caller promises a machine with the instructions, and a number that may be read.
-                unsafe { $splat_32(*starts) }
+                unsafe { $splat_32(*starts >> 4) }
             }
             #[inline(always)]
             unsafe fn upper(from: *const u8) -> $vector {
                 // SAFETY: the caller promises a machine with the instructions, and weights of all lanes that may be read.
-                unsafe { $and($load(from.cast()), $splat_8(UPPER)) }
+                unsafe { $and($shift::<4>($load(from.cast())), $splat_8(LOWER)) }
             }
             #[inline(always)]
             unsafe fn lower(from: *const u8) -> $vector {
@@ -291,9 +286,8 @@ macro_rules! vnni {
                 unsafe { $dot(sums, weights, inputs) }
             }
             #[inline(always)]
-            unsafe fn whole(lower: $vector, upper: $vector, _: *const i32) -> $vector {
-                // SAFETY: the caller promises a machine with the instructions; no memory is touched.
-                unsafe { $add(lower, $shift::<4>(upper)) }
+            unsafe fn whole(sums: $vector, _: *const i32) -> $vector {
+                sums
             }
         }
     };
@@ -312,8 +306,7 @@ vnni!(
     _mm512_xor_si512,
     _mm512_and_si512,
     _mm512_dpbusd_epi32,
-    _mm512_srai_epi32,
-    _mm512_add_epi32,
+    _mm512_srli_epi16,
     _mm512_cvtepi32_ps
 );
 #[cfg(target_arch = "x86_64")]
@@ -329,7 +322,6 @@ vnni!(
     _mm256_xor_si256,
     _mm256_and_si256,
     _mm256_dpbusd_avx_epi32,
-    _mm256_srai_epi32,
-    _mm256_add_epi32,
+    _mm256_srli_epi16,
     _mm256_cvtepi32_ps
 );

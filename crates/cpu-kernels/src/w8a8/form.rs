@@ -10,7 +10,7 @@ use super::{
 };
 use super::{
     dot::{Dot, PortableDot},
-    product::{Product, ProductFn, product},
+    product::{Product, ProductFn, VECTORS, product},
 };
 use crate::simd::Simd;
 #[cfg(target_arch = "x86_64")]
@@ -51,10 +51,10 @@ pub(crate) struct Form {
     /// Rows below which another form is faster.
     least_rows: usize,
     /// Whether one product takes any number of rows.
-    takes_any_rows: bool,
+    pub(super) takes_any_rows: bool,
     products: Products,
-    /// Outputs that are computed at once, for each number of rows.
-    outputs: &'static [usize],
+    /// Outputs that are computed at once.
+    outputs: usize,
     is_right: OnceLock<bool>,
 }
 
@@ -69,9 +69,9 @@ impl Form {
         self.products(variant)[if self.takes_any_rows { 0 } else { num_rows - 1 }]
     }
 
-    /// How often the product for a number of rows goes through a panel.
-    pub(crate) fn passes(&self, num_rows: usize, panel: usize) -> usize {
-        panel / self.outputs[if self.takes_any_rows { 0 } else { num_rows - 1 }]
+    /// How often the product goes through a panel.
+    pub(crate) fn passes(&self, panel: usize) -> usize {
+        panel / self.outputs
     }
 
     /// For some weights.
@@ -190,7 +190,7 @@ fn trial_rows(
 /// Entry points: the one place where a product gets its instruction set.
 macro_rules! forms {
     (
-        $static:ident, $module:ident, $name:literal, $dot:ty, [$($rows:literal by $vectors:literal)*], $is_detected:expr
+        $static:ident, $module:ident, $name:literal, $dot:ty, [$($rows:literal)*], $is_detected:expr
         $(, $features:literal)?
     ) => {
         mod $module {
@@ -199,26 +199,19 @@ macro_rules! forms {
             ///
             /// See [`product`].
             $(#[target_feature(enable = $features)])?
-            unsafe fn rows<
-                const ROWS: usize,
-                const VECTORS: usize,
-                const BLOCK: usize,
-                const HALVES: bool,
-                const MINS: bool,
-            >(
+            unsafe fn rows<const ROWS: usize, const BLOCK: usize, const HALVES: bool, const MINS: bool>(
                 what: &Product,
             ) {
                 // SAFETY: the caller gives arrays as `Product` says; a form is used only where its instructions were found.
-                unsafe { product::<$dot, ROWS, VECTORS, BLOCK, HALVES, MINS>(what) }
+                unsafe { product::<$dot, ROWS, BLOCK, HALVES, MINS>(what) }
             }
-            pub(super) static OUTPUTS: &[usize] = &[$($vectors * <<$dot as Dot>::Lanes as Simd>::LANES),*];
             pub(super) static PRODUCTS: Products = [
-                &[$(rows::<$rows, $vectors, 16, false, false>),*],
-                &[$(rows::<$rows, $vectors, 16, false, true>),*],
-                &[$(rows::<$rows, $vectors, 32, false, false>),*],
-                &[$(rows::<$rows, $vectors, 32, false, true>),*],
-                &[$(rows::<$rows, $vectors, 32, true, false>),*],
-                &[$(rows::<$rows, $vectors, 32, true, true>),*],
+                &[$(rows::<$rows, 16, false, false>),*],
+                &[$(rows::<$rows, 16, false, true>),*],
+                &[$(rows::<$rows, 32, false, false>),*],
+                &[$(rows::<$rows, 32, false, true>),*],
+                &[$(rows::<$rows, 32, true, false>),*],
+                &[$(rows::<$rows, 32, true, true>),*],
             ];
         }
         static $static: Form = Form {
@@ -227,7 +220,7 @@ macro_rules! forms {
             least_rows: 1,
             takes_any_rows: false,
             products: $module::PRODUCTS,
-            outputs: $module::OUTPUTS,
+            outputs: VECTORS * <<$dot as Dot>::Lanes as Simd>::LANES,
             is_right: OnceLock::new(),
         };
     };
@@ -247,7 +240,7 @@ static UNIT: Form = Form {
         &[unit::product::<32, true, false>],
         &[unit::product::<32, true, true>],
     ],
-    outputs: &[unit::PANEL],
+    outputs: unit::PANEL,
     is_right: OnceLock::new(),
 };
 #[cfg(target_arch = "x86_64")]
@@ -256,7 +249,7 @@ forms!(
     vnni_512,
     "avx512-vnni",
     Vnni512Dot,
-    [1 by 2 2 by 2 3 by 2 4 by 2 5 by 1 6 by 1 7 by 1 8 by 1],
+    [1 2 3 4 5 6],
     instructions::have_avx512_vnni,
     "avx512f,avx512bw,avx512vnni,avx2,fma"
 );
@@ -266,14 +259,14 @@ forms!(
     vnni_256,
     "avx-vnni",
     Vnni256Dot,
-    [1 by 2 2 by 2 3 by 2 4 by 2],
+    [1 2 3 4],
     instructions::have_avx_vnni,
     "avxvnni,avx2,fma"
 );
 #[cfg(target_arch = "x86_64")]
-forms!(AVX2, avx2, "avx2", Avx2Dot, [1 by 2 2 by 2 3 by 2 4 by 2], instructions::have_avx2, "avx2,fma");
-forms!(PORTABLE, portable, "portable", PortableDot<8>, [1 by 2 2 by 2], || true);
-forms!(SCALAR, scalar, "scalar", PortableDot<1>, [1 by 2], || true);
+forms!(AVX2, avx2, "avx2", Avx2Dot, [1 2 3 4], instructions::have_avx2, "avx2,fma");
+forms!(PORTABLE, portable, "portable", PortableDot<8>, [1 2], || true);
+forms!(SCALAR, scalar, "scalar", PortableDot<1>, [1], || true);
 
 #[cfg(test)]
 mod tests {
@@ -283,7 +276,7 @@ mod tests {
     unsafe fn off_by_one<const ROWS: usize, const MINS: bool>(what: &Product) {
         // SAFETY: the caller gives arrays as `Product` says, and the sums have `ROWS` rows.
         unsafe {
-            product::<PortableDot<8>, ROWS, 2, 32, true, MINS>(what);
+            product::<PortableDot<8>, ROWS, 32, true, MINS>(what);
             if ROWS == 2 {
                 *what.sums.add(what.panel + 3) += 1.0;
             }
@@ -296,7 +289,7 @@ mod tests {
         least_rows: 1,
         takes_any_rows: false,
         products: [&[], &[], &[], &[], &[off_by_one::<1, false>, off_by_one::<2, false>], &[]],
-        outputs: &[16, 16],
+        outputs: 16,
         is_right: OnceLock::new(),
     };
     static ABSENT: Form = Form {
@@ -305,7 +298,7 @@ mod tests {
         least_rows: 1,
         takes_any_rows: false,
         products: [&[]; 6],
-        outputs: &[],
+        outputs: 16,
         is_right: OnceLock::new(),
     };
 

@@ -11,6 +11,8 @@ use crate::simd::Simd;
 
 /// Bytes that are asked for at once.
 pub(super) const LINE: usize = 64;
+/// Vectors of outputs that are computed at once: each activation that is read meets so many weights.
+pub(super) const VECTORS: usize = 2;
 /// How far ahead of their use weights are asked for to come into the first cache.
 const NEAR: usize = 1024;
 
@@ -58,18 +60,17 @@ pub(crate) struct Product {
 /// A compiled form of [`product`] for a number of rows.
 pub(crate) type ProductFn = unsafe fn(&Product);
 
-/// The sums of `ROWS` rows, `VECTORS` vectors of outputs at a time, in blocks of `BLOCK` inputs, of weights of 8 bits or of 4
+/// The sums of `ROWS` rows, [`VECTORS`] vectors of outputs at a time, in blocks of `BLOCK` inputs, of weights of 8 bits or of 4
 /// (`HALVES`), with a minimum for each group or without (`MINS`).
 ///
 /// # Safety
 ///
-/// The arrays are as [`Product`] says, with `ROWS` rows; the panel is a multiple of `VECTORS` vectors; the machine has the
+/// The arrays are as [`Product`] says, with `ROWS` rows; the panel is a multiple of [`VECTORS`] vectors; the machine has the
 /// instructions of `D`.
 #[inline(always)]
 pub(crate) unsafe fn product<
     D: Dot,
     const ROWS: usize,
-    const VECTORS: usize,
     const BLOCK: usize,
     const HALVES: bool,
     const MINS: bool,
@@ -80,9 +81,9 @@ pub(crate) unsafe fn product<
         // SAFETY: the caller gives arrays as `Product` says, with `ROWS` rows, and a panel that is a multiple of the vectors.
         unsafe {
             if what.blocks_per_group == 1 {
-                outputs::<D, ROWS, VECTORS, BLOCK, HALVES, MINS, true>(what, first);
+                outputs::<D, ROWS, BLOCK, HALVES, MINS, true>(what, first);
             } else {
-                outputs::<D, ROWS, VECTORS, BLOCK, HALVES, MINS, false>(what, first);
+                outputs::<D, ROWS, BLOCK, HALVES, MINS, false>(what, first);
             }
         }
     }
@@ -93,12 +94,11 @@ pub(crate) unsafe fn product<
 ///
 /// # Safety
 ///
-/// As [`product`], with `VECTORS` vectors of outputs from `first` on.
+/// As [`product`], with [`VECTORS`] vectors of outputs from `first` on.
 #[inline(always)]
 unsafe fn outputs<
     D: Dot,
     const ROWS: usize,
-    const VECTORS: usize,
     const BLOCK: usize,
     const HALVES: bool,
     const MINS: bool,
@@ -112,8 +112,9 @@ unsafe fn outputs<
     unsafe {
         let zero = D::Lanes::splat(0.0);
         let places = what.sums.add(first);
+        // Where each block is a group its totals stay in registers, which then need not hold sums of groups.
         let mut totals = [[zero; VECTORS]; ROWS];
-        if !what.is_first {
+        if SINGLE && !what.is_first {
             for r in 0..ROWS {
                 for n in 0..VECTORS {
                     totals[r][n] = D::Lanes::load(places.add(r * what.panel + n * lanes));
@@ -127,6 +128,7 @@ unsafe fn outputs<
         let mut ahead = what.ahead.wrapping_add(first / (VECTORS * lanes) * what.ahead_pass);
         let (mut left_of_group, mut group_sums) = (what.blocks_per_group, what.group_sums);
         let mut scales_ahead = what.scales_ahead;
+        let mut has_totals = !what.is_first;
         for left in (0..what.num_blocks).rev() {
             for line in (0..what.ahead_step).step_by(LINE) {
                 D::Lanes::prefetch(ahead.wrapping_add(line));
@@ -140,9 +142,9 @@ unsafe fn outputs<
                 scales_ahead = scales_ahead.wrapping_add(what.scales_ahead_step);
             }
             let sums = if HALVES {
-                half_bytes::<D, ROWS, VECTORS, BLOCK, MINS>(&mut weights, what.panel, numbers, starts)
+                half_bytes::<D, ROWS, BLOCK, MINS>(&mut weights, what.panel, numbers, starts)
             } else {
-                whole_bytes::<D, ROWS, VECTORS, BLOCK>(&mut weights, what.panel, numbers, starts)
+                whole_bytes::<D, ROWS, BLOCK>(&mut weights, what.panel, numbers, starts)
             };
             for r in 0..ROWS {
                 let scale = D::Lanes::splat(*scales.add(r));
@@ -160,16 +162,28 @@ unsafe fn outputs<
                 for n in 0..VECTORS {
                     let scale = D::Lanes::load(weight_scales.add(n * lanes));
                     for r in 0..ROWS {
-                        totals[r][n] = D::fma(groups[r][n], scale, totals[r][n]);
-                    }
-                    if MINS {
-                        let min = D::Lanes::load(what.weight_mins.wrapping_add(offset + n * lanes));
-                        for r in 0..ROWS {
-                            totals[r][n] = D::fma(min, D::Lanes::splat(*group_sums.add(r)), totals[r][n]);
+                        let place = places.add(r * what.panel + n * lanes);
+                        let before = if SINGLE {
+                            totals[r][n]
+                        } else if has_totals {
+                            D::Lanes::load(place)
+                        } else {
+                            zero
+                        };
+                        let mut total = D::fma(groups[r][n], scale, before);
+                        if MINS {
+                            let min = D::Lanes::load(what.weight_mins.wrapping_add(offset + n * lanes));
+                            total = D::fma(min, D::Lanes::splat(*group_sums.add(r)), total);
+                        }
+                        if SINGLE {
+                            totals[r][n] = total;
+                        } else {
+                            D::Lanes::store(place, total);
                         }
                     }
                 }
                 groups = [[zero; VECTORS]; ROWS];
+                has_totals = true;
                 weight_scales = weight_scales.wrapping_add(what.panel);
                 offset += what.panel;
                 if MINS {
@@ -178,9 +192,11 @@ unsafe fn outputs<
                 left_of_group = what.blocks_per_group;
             }
         }
-        for r in 0..ROWS {
-            for n in 0..VECTORS {
-                D::Lanes::store(places.add(r * what.panel + n * lanes), totals[r][n]);
+        if SINGLE {
+            for r in 0..ROWS {
+                for n in 0..VECTORS {
+                    D::Lanes::store(places.add(r * what.panel + n * lanes), totals[r][n]);
+                }
             }
         }
     }
@@ -192,7 +208,7 @@ unsafe fn outputs<
 ///
 /// As [`product`], with a block from `weights` and `numbers` on.
 #[inline(always)]
-unsafe fn whole_bytes<D: Dot, const ROWS: usize, const VECTORS: usize, const BLOCK: usize>(
+unsafe fn whole_bytes<D: Dot, const ROWS: usize, const BLOCK: usize>(
     weights: &mut *const u8,
     panel: usize,
     numbers: *const i8,
@@ -224,19 +240,11 @@ unsafe fn whole_bytes<D: Dot, const ROWS: usize, const VECTORS: usize, const BLO
 
 /// A block's sums of weights of 4 bits: of the numbers as they are where groups have a minimum (`MINS`), else of 8 less.
 ///
-/// Upper and lower halves are summed apart, so that fewer sums wait for the one before.
-///
 /// # Safety
 ///
 /// As [`product`], with a block from `weights` and `numbers` on.
 #[inline(always)]
-unsafe fn half_bytes<
-    D: Dot,
-    const ROWS: usize,
-    const VECTORS: usize,
-    const BLOCK: usize,
-    const MINS: bool,
->(
+unsafe fn half_bytes<D: Dot, const ROWS: usize, const BLOCK: usize, const MINS: bool>(
     weights: &mut *const u8,
     panel: usize,
     numbers: *const i8,
@@ -250,11 +258,10 @@ unsafe fn half_bytes<
         // Without closures around instructions: one that is not inlined would be compiled without them.
         let first = if MINS { &raw const NOTHING } else { starts };
         let step = usize::from(!MINS);
-        let mut uppers = [[D::half_start(first); VECTORS]; ROWS];
+        let mut sums = [[D::half_start(first); VECTORS]; ROWS];
         for r in 1..ROWS {
-            uppers[r] = [D::half_start(first.add(r * step)); VECTORS];
+            sums[r] = [D::half_start(first.add(r * step)); VECTORS];
         }
-        let mut lowers = [[D::half_start(&raw const NOTHING); VECTORS]; ROWS];
         for quads in 0..BLOCK / (2 * QUAD) {
             let from = from.wrapping_add(quads * panel * QUAD);
             let mut lower = [D::lower(from); VECTORS];
@@ -263,20 +270,20 @@ unsafe fn half_bytes<
                 lower[n] = D::lower(from.add(n * bytes));
                 upper[n] = D::upper(from.add(n * bytes));
             }
-            for r in 0..ROWS {
-                let of_lower = D::inputs(numbers.add(r * BLOCK + 2 * quads * QUAD));
-                let of_upper = D::inputs(numbers.add(r * BLOCK + (2 * quads + 1) * QUAD));
-                for n in 0..VECTORS {
-                    lowers[r][n] = D::add_half(lowers[r][n], lower[n], of_lower);
-                    uppers[r][n] = D::add_half(uppers[r][n], upper[n], of_upper);
+            for (half, weights) in [lower, upper].iter().enumerate() {
+                for r in 0..ROWS {
+                    let inputs = D::inputs(numbers.add(r * BLOCK + (2 * quads + half) * QUAD));
+                    for n in 0..VECTORS {
+                        sums[r][n] = D::add_half(sums[r][n], weights[n], inputs);
+                    }
                 }
             }
         }
         *weights = from.wrapping_add(BLOCK / (2 * QUAD) * panel * QUAD);
-        let mut out = [[D::whole(lowers[0][0], uppers[0][0], first); VECTORS]; ROWS];
+        let mut out = [[D::whole(sums[0][0], first); VECTORS]; ROWS];
         for r in 0..ROWS {
             for n in 0..VECTORS {
-                out[r][n] = D::whole(lowers[r][n], uppers[r][n], first.add(r * step));
+                out[r][n] = D::whole(sums[r][n], first.add(r * step));
             }
         }
         out
