@@ -50,12 +50,12 @@ def main() -> None:
         for document in itertools.islice(documents(arguments.seed, held_out=arguments.held_out), arguments.count):
             print(document.text, end="\n\n")
     elif arguments.command == "train":
-        from tiny_model.train import Recipe, publish
+        from tiny_model.train import Recipe, make_model, publish
         from tiny_model.train import train as run
 
         recipe = Recipe()
         recipe = replace(recipe, steps=arguments.steps or recipe.steps, seed=arguments.seed or recipe.seed)
-        model, tokenizer, record = run(recipe, arguments.work, max_minutes=arguments.max_minutes)
+        model, tokenizer, record = run(recipe, arguments.work, make_model, max_minutes=arguments.max_minutes)
         publish(model, tokenizer, arguments.out)
         print(f"wrote {arguments.out}: {record['parameters']:,} parameters, final loss {record['final_loss']}")
     else:

@@ -6,20 +6,22 @@ import itertools
 import json
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 import torch
 import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from tiny_model.corpus import SPECIAL_TOKENS, documents
 from tiny_model.tokenizer import stop_token_ids, tokenizer_config, train_tokenizer
+
+Model = TypeVar("Model", bound=PreTrainedModel)
 
 IGNORED = -100  # label of a position that is padding
 
@@ -141,9 +143,14 @@ def make_model(recipe: Recipe, tokenizer: Tokenizer) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config)
 
 
-def make_optimizers(model: GPT2LMHeadModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers, AdamW for embeddings, biases and norms."""
-    matrices = [parameter for name, parameter in model.named_parameters() if parameter.ndim == 2 and ".h." in name]
+    embedding = model.get_input_embeddings().weight
+    matrices = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == 2 and parameter is not embedding and "wpe" not in name
+    ]
     inside = {id(parameter) for parameter in matrices}
     others = [parameter for parameter in model.parameters() if id(parameter) not in inside]
     return [
@@ -158,12 +165,15 @@ def make_optimizers(model: GPT2LMHeadModel, recipe: Recipe) -> list[torch.optim.
     ]
 
 
-def train(recipe: Recipe, work: Path, *, max_minutes: float) -> tuple[GPT2LMHeadModel, Tokenizer, dict[str, Any]]:
+def train(
+    recipe: Recipe, work: Path, make: Callable[[Recipe, Tokenizer], Model], *, max_minutes: float
+) -> tuple[Model, Tokenizer, dict[str, Any]]:
     """Train a tokenizer and a model.
 
     Args:
         recipe: what to do.
         work: folder for the log and for checkpoints (every 200 steps).
+        make: gives the model that is trained, whose head is its embedding.
         max_minutes: wall-clock limit. When the steps would not fit, the decay starts early and fewer steps are made; the
             record says how many, and the same recipe with that number of steps does the same again.
 
@@ -178,7 +188,7 @@ def train(recipe: Recipe, work: Path, *, max_minutes: float) -> tuple[GPT2LMHead
         document.text for document in itertools.islice(documents(recipe.seed), recipe.tokenizer_documents)
     )
     tokenizer_seconds = time.monotonic() - started
-    model = make_model(recipe, tokenizer)
+    model = make(recipe, tokenizer)
     optimizers = make_optimizers(model, recipe)
     packer = Packer(recipe.seed, tokenizer)
     started, cpu_started = time.monotonic(), time.process_time()
@@ -262,10 +272,11 @@ def processor_name() -> str:
     return next(names, platform.processor() or "unknown")
 
 
-def save_weights(model: GPT2LMHeadModel, path: Path, dtype: torch.dtype) -> None:
+def save_weights(model: PreTrainedModel, path: Path, dtype: torch.dtype) -> None:
     """Write the weights under the names of the Hugging Face hub; the head is tied to the embedding and not written."""
+    prefix = model.base_model_prefix
     weights = {
-        f"transformer.{name}": tensor.to(dtype).contiguous() for name, tensor in model.transformer.state_dict().items()
+        f"{prefix}.{name}": tensor.to(dtype).contiguous() for name, tensor in model.base_model.state_dict().items()
     }
     save_file(weights, path, metadata={"format": "pt"})
     path.chmod(0o644)
