@@ -1,6 +1,6 @@
 """What smaller weights and rounded activations cost on the CPU: perplexity, and how often the likeliest token changes.
 
-    python benches/python/quantization_cost.py --text FILE [--model FOLDER] [--variants float32 bfloat16 int8 int8-g64]
+    python benches/python/quantization_cost.py --text FILE [--model FOLDER] [--variants float32 bfloat16 int8 int4-g32]
         [--num-windows 32] [--output-json FILE]
 
 Perplexity of a text in windows of the model's length, each token but the first predicted from those before it in its
@@ -27,6 +27,9 @@ VARIANTS: dict[str, dict[str, str]] = {
     "int8": {"dtype": "float32", "quantization": "int8"},
     "int8-g32": {"dtype": "float32", "quantization": "int8-g32"},
     "int8-g64": {"dtype": "float32", "quantization": "int8-g64"},
+    "int4-g32": {"dtype": "float32", "quantization": "int4-g32"},
+    "int4-g64": {"dtype": "float32", "quantization": "int4-g64"},
+    "int4-g128": {"dtype": "float32", "quantization": "int4-g128"},
 }
 FLOAT_ACTIVATIONS = "-float"
 """Ends the name of a variant whose activations are not rounded."""
@@ -55,8 +58,10 @@ def main() -> None:
             share = 100 * float((ids == other).double().mean())
             report["variants"][name]["same_first_token_as_float_activations_percent"] = round(share, 3)
     plain = report["variants"].get("float32")
-    for found in report["variants"].values() if plain else ():
+    for name, found in report["variants"].items() if plain else ():
         found["perplexity_change_percent"] = round(100 * (found["perplexity"] / plain["perplexity"] - 1), 4)
+        share = 100 * float((first_ids[name] == first_ids["float32"]).double().mean())
+        found["same_first_token_as_float32_percent"] = round(share, 3)
     publish(report, args.output_json)
 
 
