@@ -1,7 +1,8 @@
 //! Products of the GPT-2-small shapes with packed weights, as JSON: `cargo run --release -p rustvllm-benches --example cpu_linear`.
 //!
 //! Each time is the lower quarter of several, over weights that take turns so that none stays near, as in a step of a model. In the
-//! same run: reading as many bytes, and the machine's peak of fused multiply-adds, both with as many threads.
+//! same run: the speed of reading, and the machine's peaks of products from registers, both with as many threads.
+//! `bf16-rows` are weights of `bf16` times rows of `bf16`; all others meet rows of 32 bits.
 //! `cpu_linear [threads] [kind,…] [rows,…] [kernel] [inputsxoutputs,…]`
 
 use std::{
@@ -10,8 +11,8 @@ use std::{
 };
 
 use cpu_kernels::{
-    Epilogue, Kernel, Matrix, OutRows, PackedLinear, Quantized, QuantizedRow, ScaleForm, Threads, TokenRows,
-    WeightKind, ZeroForm, linear,
+    Element, Epilogue, Kernel, Matrix, OutRows, PackedLinear, PeakKind, Quantized, QuantizedRow, ScaleForm,
+    Threads, TokenRows, WeightKind, ZeroForm, bf16, linear, peak, read_once,
 };
 
 /// Inputs and outputs.
@@ -33,14 +34,16 @@ fn main() {
         Kernel::available().iter().find(|kernel| kernel.name() == name).expect("a kernel of this machine");
     let threads = Threads::new(num_threads).expect("threads");
     println!("{{\"threads\": {num_threads}, \"kernel\": \"{name}\",");
-    println!(" \"read_gb_per_s\": {:.1},", read_speed(num_threads));
-    println!(" \"peak_gflop_per_s\": {:.1},", peak(num_threads));
+    println!(" \"read_gb_per_s\": {:.1},", read_speed(&threads));
+    for (name, kind) in [("f32", PeakKind::F32), ("bf16", PeakKind::Bf16), ("int8", PeakKind::Int8)] {
+        println!(" \"peak_gflop_per_s_{name}\": {:.1},", peak(kind, &threads).unwrap_or(0.0) / 1e9);
+    }
     println!(" \"products\": [");
     let mut first = true;
     for kind in argument(1, "f32,bf16,int8").split(',') {
         let (weight_kind, bytes) = match kind {
             "f32" => (WeightKind::F32, 4),
-            "bf16" => (WeightKind::Bf16, 2),
+            "bf16" | "bf16-rows" => (WeightKind::Bf16, 2),
             "int8" => (WeightKind::Int8 { group_size: 1 << 24 }, 1),
             "w8a8" => (WeightKind::W8A8 { group_size: 1 << 24 }, 1),
             "w8a8-32" => (WeightKind::W8A8 { group_size: 32 }, 1),
@@ -67,16 +70,11 @@ fn main() {
                 })
                 .collect();
             for &m in &rows {
-                let x: Vec<f32> = (0..m * inputs).map(|i| (i % 13) as f32 / 6.0 - 1.0).collect();
-                let mut out = vec![0.0_f32; m * outputs];
-                let mut turn = 0;
-                let time = typical(|| {
-                    turn += 1;
-                    let x = TokenRows { data: &x, stride: inputs };
-                    let to = OutRows { data: &mut out, stride: outputs };
-                    linear(&layers[turn % copies], x, m, &Epilogue::default(), &threads, to)
-                        .expect("arrays that fit");
-                });
+                let time = if kind == "bf16-rows" {
+                    time_of::<bf16>(&layers, m, &threads)
+                } else {
+                    time_of::<f32>(&layers, m, &threads)
+                };
                 let gflops = (2 * m * inputs * outputs) as f64 / time / 1e9;
                 let gb = layers[0].num_bytes() as f64 / time / 1e9;
                 let comma = if first { "" } else { ",\n" };
@@ -89,6 +87,21 @@ fn main() {
         }
     }
     println!("\n]}}");
+}
+
+/// Seconds of a product with so many rows, of weights that take turns.
+fn time_of<X: Element + Default>(layers: &[PackedLinear], num_rows: usize, threads: &Threads) -> f64 {
+    let (inputs, outputs) = (layers[0].in_features(), layers[0].out_features());
+    let x: Vec<X> = (0..num_rows * inputs).map(|i| X::narrow((i % 13) as f32 / 6.0 - 1.0)).collect();
+    let mut out = vec![X::narrow(0.0); num_rows * outputs];
+    let mut turn = 0;
+    typical(|| {
+        turn += 1;
+        let x = TokenRows { data: &x, stride: inputs };
+        let to = OutRows { data: &mut out, stride: outputs };
+        linear(&layers[turn % layers.len()], x, num_rows, &Epilogue::default(), threads, to)
+            .expect("arrays that fit");
+    })
 }
 
 /// `768x2304`
@@ -138,104 +151,19 @@ fn typical(mut call: impl FnMut()) -> f64 {
     times[times.len() / 4]
 }
 
-/// 10⁹ bytes a second, read by all threads together, in large pages as weights are, from memory that no cache near holds.
-fn read_speed(num_threads: usize) -> f64 {
-    const LEN: usize = (480 << 20) / 8;
-    let mut data: Vec<u64> = Vec::with_capacity(LEN);
-    #[cfg(target_os = "linux")]
-    {
-        use rustix::mm::{Advice, madvise};
-        let start = data.as_mut_ptr().cast::<u8>();
-        let skipped = start.align_offset(2 << 20);
-        // SAFETY: memory of the vector, from its first large page on; how it is paged changes nothing in it.
-        let _ = unsafe { madvise(start.add(skipped).cast(), LEN * 8 - skipped, Advice::LinuxHugepage) };
+/// 10⁹ bytes a second, read by all threads together with a loop that asks ahead, from memory that no cache near holds.
+fn read_speed(threads: &Threads) -> f64 {
+    const OUTPUTS: usize = 61_440;
+    const INPUTS: usize = 2048;
+    let mut layer = PackedLinear::new(OUTPUTS, INPUTS, WeightKind::F32).expect("memory");
+    let rows = vec![1.0_f32; 1024 * INPUTS];
+    for first in (0..OUTPUTS).step_by(1024) {
+        layer
+            .pack_rows(first, Matrix::new(&rows, 1024, INPUTS).expect("a matrix"), threads)
+            .expect("good weights");
     }
-    data.resize(LEN, 1);
     let time = typical(|| {
-        std::thread::scope(|scope| {
-            for part in data.chunks(LEN.div_ceil(num_threads)) {
-                scope.spawn(move || {
-                    let mut sums = [0_u64; 64];
-                    for piece in part.chunks_exact(64) {
-                        for (sum, x) in sums.iter_mut().zip(piece) {
-                            *sum = sum.wrapping_add(*x);
-                        }
-                    }
-                    black_box(sums)
-                });
-            }
-        });
+        black_box(read_once(&layer, threads));
     });
-    (LEN * 8) as f64 / time / 1e9
-}
-
-/// 10⁹ floating-point operations a second, by all threads together and from registers alone.
-fn peak(num_threads: usize) -> f64 {
-    const ROUNDS: usize = 2_000_000;
-    let time = typical(|| {
-        std::thread::scope(|scope| {
-            for _ in 0..num_threads {
-                scope.spawn(|| black_box(multiply_adds(ROUNDS)));
-            }
-        });
-    });
-    (num_threads * ROUNDS * multiply_adds(0) * 2) as f64 / time / 1e9
-}
-
-/// So many rounds, each of as many multiplications as are returned.
-fn multiply_adds(rounds: usize) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f") {
-            // SAFETY: just detected.
-            return unsafe { x86::avx512(rounds) };
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            // SAFETY: just detected.
-            return unsafe { x86::avx2(rounds) };
-        }
-    }
-    let mut sums = [1.0_f32; 64];
-    for _ in 0..rounds {
-        let x = black_box(0.5_f32);
-        for sum in &mut sums {
-            *sum = *sum * x + 0.25;
-        }
-    }
-    black_box(sums);
-    64
-}
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::{
-        arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps, _mm512_fmadd_ps, _mm512_set1_ps},
-        hint::black_box,
-    };
-
-    #[target_feature(enable = "avx512f")]
-    pub(super) fn avx512(rounds: usize) -> usize {
-        let mut sums = [_mm512_set1_ps(1.0); 16];
-        let (x, y) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(0.25)));
-        for _ in 0..rounds {
-            for sum in &mut sums {
-                *sum = _mm512_fmadd_ps(*sum, x, y);
-            }
-        }
-        black_box(sums);
-        16 * 16
-    }
-
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) fn avx2(rounds: usize) -> usize {
-        let mut sums = [_mm256_set1_ps(1.0); 12];
-        let (x, y) = (_mm256_set1_ps(black_box(0.5)), _mm256_set1_ps(black_box(0.25)));
-        for _ in 0..rounds {
-            for sum in &mut sums {
-                *sum = _mm256_fmadd_ps(*sum, x, y);
-            }
-        }
-        black_box(sums);
-        12 * 8
-    }
+    layer.num_bytes() as f64 / time / 1e9
 }

@@ -6,6 +6,11 @@ the others are stopped (SIGSTOP). Two measurements: 32 prompts of 128 tokens wit
 of 128 with 128 and with 1, whose difference is the time per token. How to install the others and convert the model:
 docs/benchmarks.md.
 
+The report also has what the machine allows ("ceilings"), measured before and after while all engines are stopped: how
+fast as many threads read packed weights with a loop that asks ahead, and the operations per second that they reach from
+registers; and what follows for the model in rustvllm's form, if nothing but weights were read and nothing but their
+products computed (no attention, no norms).
+
 With ``--adapters N`` neighbours of the batch have different ones of N adapters of rank 16, the single stream has the
 first, and the batch is also measured with one token each: what is left is decoding.
 
@@ -28,6 +33,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bench_report import new_report, publish
+from cpu_ceilings import machine_rates, model_ceilings
 from lora_folders import write_adapters
 from tiny_checkpoint import write_gpt2_small, write_llama_160m, write_qwen3_0_6b, write_qwen3_1_7b
 
@@ -143,8 +149,10 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
     return same / sum(map(len, ours))
 
 
-def compare(engines: Mapping[str, Engine], args: argparse.Namespace, vocab_size: int) -> dict[str, Any]:
-    """Turns of all engines: every run, medians, and ours over theirs turn by turn."""
+def compare(engines: Mapping[str, Engine], args: argparse.Namespace, model: Path) -> dict[str, Any]:
+    """Turns of all engines: every run, medians, ours over theirs turn by turn, and over what the machine allows."""
+    vocab_size = vocab_size_of(model)
+    rates = [machine_rates(args.num_threads)]
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
     agreed: dict[str, list[float]] = {name: [] for name in engines}
     for turn in range(-1, args.turns):  # the first warms up
@@ -160,6 +168,19 @@ def compare(engines: Mapping[str, Engine], args: argparse.Namespace, vocab_size:
         name: {key: statistics.median(run[key] for run in of_one) for key in of_one[0]} for name, of_one in runs.items()
     }
     first = next(iter(engines))
+    rates.append(machine_rates(args.num_threads))
+    best_rates = {name: max(found[name] for found in rates) for name in rates[0]}
+    ceilings = model_ceilings(
+        json.loads((model if model.is_dir() else model.parent).joinpath("config.json").read_text()),
+        kind_of_weights(args),
+        best_rates,
+        (args.num_prompts, args.input_len, args.output_len),
+    )
+    shares = {
+        key: ceiling / medians[first][key] if key.endswith(("ms", "per_token")) else medians[first][key] / ceiling
+        for key, ceiling in ceilings.items()
+        if key in medians[first]
+    }
     ratios = {
         name: {
             key: statistics.median(ours[key] / theirs[key] for ours, theirs in zip(runs[first], of_one, strict=True))
@@ -169,6 +190,9 @@ def compare(engines: Mapping[str, Engine], args: argparse.Namespace, vocab_size:
         if name != first
     }
     return {
+        "machine_rates": rates,
+        "ceilings": ceilings,
+        f"shares_of_the_ceilings_that_{first}_reaches": shares,
         "runs": runs,
         "medians": medians,
         f"ratios_of_{first}": ratios,
@@ -176,6 +200,11 @@ def compare(engines: Mapping[str, Engine], args: argparse.Namespace, vocab_size:
             name: statistics.mean(of_one) for name, of_one in agreed.items() if of_one
         },
     }
+
+
+def kind_of_weights(args: argparse.Namespace) -> str:
+    """Of rustvllm: f32, bf16, or what ``--quantization`` says."""
+    return args.quantization or {"float32": "f32", "bfloat16": "bf16"}[args.dtype]
 
 
 def vocab_size_of(model: Path) -> int:
@@ -251,7 +280,7 @@ def main() -> None:
         for text in [f"rustvllm={sys.executable}", *args.engine]:
             name, _, where = text.partition("=")
             python, _, converted = where.partition(":")
-            settings = common | {"converted": converted}
+            settings = common | {"name": name, "converted": converted}
             if name == "rustvllm" and args.quantization:
                 settings["quantization"] = args.quantization
             environment = environment_of(name, python, args.num_threads)
@@ -273,7 +302,7 @@ def main() -> None:
             "num_threads": args.num_threads,
             "max_num_seqs": args.max_num_seqs,
             "load_seconds": {name: engine.load_seconds for name, engine in engines.items()},
-            **compare(engines, args, vocab_size),
+            **compare(engines, args, model),
         }
     publish(report, args.output_json)
 

@@ -1,4 +1,7 @@
-"""CTranslate2, by ``Generator.generate_batch``; its converted model is in ``settings["converted"]``."""
+"""CTranslate2, by ``Generator.generate_batch``; its converted model is in ``settings["converted"]``.
+
+Computes in what the engine's name says after a dash (``ctranslate2-int8``), else in the dtype asked for.
+"""
 
 from typing import Any
 
@@ -11,8 +14,9 @@ def load(settings: dict[str, Any]) -> Generate:
     from transformers import GPT2TokenizerFast
 
     names = GPT2TokenizerFast.from_pretrained(settings["model"]).convert_ids_to_tokens(range(settings["vocab_size"]))
+    compute_type = settings["name"].partition("-")[2] or settings["dtype"]
     generator = ctranslate2.Generator(
-        settings["converted"], device="cpu", compute_type=settings["dtype"], intra_threads=settings["num_threads"]
+        settings["converted"], device="cpu", compute_type=compute_type, intra_threads=settings["num_threads"]
     )
 
     def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:

@@ -58,6 +58,7 @@ mod number;
 pub mod packed;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
+pub mod peak;
 mod portable;
 mod product;
 pub mod reading;
@@ -91,6 +92,7 @@ pub use packed::{
     LinearError, Matrix, PackedLinear, Quantized, QuantizedRow, ScaleForm, WeightElement, WeightKind,
     ZeroForm,
 };
+pub use peak::{PeakKind, peak};
 pub use reading::read_once;
 pub use rotary::{Rotary, RotaryError};
 pub use threads::Threads;

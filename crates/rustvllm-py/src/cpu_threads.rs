@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ::cpu_kernels::{Threads, threads::DEFAULT_SPIN};
+use ::cpu_kernels::{PeakKind, Threads, peak, threads::DEFAULT_SPIN};
 use pyo3::{
     exceptions::{PyOSError, PyValueError},
     prelude::*,
@@ -45,6 +45,20 @@ impl CpuThreads {
     #[getter]
     fn num_threads(&self) -> usize {
         self.threads.num_threads()
+    }
+
+    /// Operations per second that all threads reach from registers, for measurements.
+    fn peak(&self, py: Python<'_>, kind: &str) -> PyResult<Option<f64>> {
+        let kind = match kind {
+            "f32" => PeakKind::F32,
+            "bf16" => PeakKind::Bf16,
+            "int8" => PeakKind::Int8,
+            _ => {
+                let message = format!("kind is {kind:?}, but it must be f32, bf16 or int8");
+                return Err(PyValueError::new_err(message));
+            }
+        };
+        Ok(py.detach(|| peak(kind, &self.threads)))
     }
 }
 

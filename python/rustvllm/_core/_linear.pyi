@@ -20,6 +20,12 @@ class CpuThreads:
         """
     @property
     def num_threads(self) -> int: ...
+    def peak(self, kind: Literal["f32", "bf16", "int8"]) -> float | None:
+        """Operations per second that all threads reach from registers, two to a product; for measurements.
+
+        None where the processor has no instruction that adds such products. The matrix unit is not measured. Raises
+        ``ValueError`` for another kind.
+        """
 
 @final
 class PackedLinear:

@@ -235,6 +235,14 @@ def test_products_of_bfloat16_are_right_with_fewer_instructions():
     assert run("avx512-bf16") == [("avx512-bf16" if has_instructions else run("avx512-vnni")[0]), "False"]
 
 
+def test_what_the_processor_reaches_is_measured():
+    peaks = [_core.CpuThreads(1).peak(kind) for kind in ("f32", "bf16", "int8")]
+    assert all(peak is None or peak > 1e8 for peak in peaks)
+    assert (peaks[0] is None) == (_core.PackedLinear.kernel() not in ("avx512", "avx2"))
+    with pytest.raises(ValueError, match="kind is 'int4', but it must be f32, bf16 or int8"):
+        _core.CpuThreads(1).peak("int4")
+
+
 def test_threads_are_shared_with_attention():
     threads = _core.CpuThreads(3, spin_us=0)
     assert _core.CpuAttention(threads).num_threads == threads.num_threads == 3
