@@ -3,6 +3,8 @@
 Computes in what the engine's name says after a dash (``ctranslate2-int8``), else in the dtype asked for.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 from worker import Generate, serve
@@ -11,9 +13,8 @@ from worker import Generate, serve
 def load(settings: dict[str, Any]) -> Generate:
     """A generator in the dtype asked for; it takes tokens by name."""
     import ctranslate2
-    from transformers import GPT2TokenizerFast
 
-    names = GPT2TokenizerFast.from_pretrained(settings["model"]).convert_ids_to_tokens(range(settings["vocab_size"]))
+    names = json.loads((Path(settings["converted"]) / "vocabulary.json").read_text(encoding="utf-8"))
     compute_type = settings["name"].partition("-")[2] or settings["dtype"]
     generator = ctranslate2.Generator(
         settings["converted"], device="cpu", compute_type=compute_type, intra_threads=settings["num_threads"]

@@ -182,6 +182,16 @@ class CoreLinear:
         """Whether the processor has a matrix unit that the core's products can use."""
         return _core.PackedLinear.has_matrix_unit()
 
+    @staticmethod
+    def is_as_fast_as_the_processor(dtype: torch.dtype) -> bool:
+        """Whether no other product can be much faster: the core multiplies such numbers by the widest instructions that
+        there are, and reads weights as fast as memory is, on a processor without a matrix unit.
+        """
+        if _core.PackedLinear.has_matrix_unit() or _core.PackedLinear.kernel() != "avx512":
+            return False
+        narrow = _core.PackedLinear.bf16_kernel()[0] == "avx512-bf16"
+        return dtype is torch.float32 or (dtype is torch.bfloat16 and narrow)
+
     @property
     def takes_matrix_unit(self) -> bool:
         """Whether ``use_matrix_unit`` decides anything: for rounded activations the core knows itself when it pays."""

@@ -309,8 +309,10 @@ class LinearPacker:
                 self._to_tune.setdefault((_shape(weight), None, "bf16"), []).append(linear)
             linear.release_weight()
             return
-        if name is None and weight.dtype in CORE_DTYPES and NOT_WORTH_PACKING <= weight.numel() < NOT_WORTH_MEASURING:
-            name = "core"
+        if name is None and weight.dtype in CORE_DTYPES and weight.numel() >= NOT_WORTH_PACKING:
+            # A measurement beside other work may be wrong, and a layer that is not the core's is not in the one call.
+            is_best = CoreLinear.is_as_fast_as_the_processor(weight.dtype)
+            name = "core" if is_best or weight.numel() < NOT_WORTH_MEASURING else None
         if name is None and weight.dtype in CORE_DTYPES and _is_measured(_shape(weight)):
             name = "core"
             self._to_measure.setdefault(_shape(weight), []).append(linear)
@@ -443,7 +445,7 @@ class LinearPacker:
     def _reading_rate(self) -> float:
         """Bytes per second that all threads together read from packed weights, one layer after the other."""
         kernels: list[CoreLinear] = []
-        for linears in self._to_measure.values():
+        for linears in (*self._to_measure.values(), *self._to_tune.values()):
             kernels += map(_core_kernel, linears)
         sizes = [kernel.nbytes for kernel in kernels]
         while sum(sizes) > MOST_READ and len(sizes) > 1:

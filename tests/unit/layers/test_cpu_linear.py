@@ -411,3 +411,28 @@ def test_the_log_names_products_of_bfloat16_that_are_wrong(threads, monkeypatch,
     lines = [record.getMessage() for record in caplog.records if "weights of bfloat16" in record.getMessage()]
     assert lines[0] == "weights of bfloat16: rows of bfloat16 meet them in avx512 products in 3 layers"
     assert ["are wrong" in line for line in lines[1:]] == [True] * is_refused
+
+
+@pytest.mark.parametrize("is_best", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layers_are_the_cores_without_a_measurement_where_nothing_can_be_faster(threads, monkeypatch, is_best, dtype):
+    measured = []
+
+    def record(contenders, *args):
+        measured.append(list(contenders))
+        return measure(contenders, *args)
+
+    monkeypatch.setattr("rustvllm.layers.cpu_linear_packer.measure", record)
+    monkeypatch.setattr(CoreLinear, "is_as_fast_as_the_processor", staticmethod(lambda _: is_best))
+    model = Model(dtype)
+    pack(threads, model, tied=False)
+    assert len(measured) == (0 if is_best else 1)
+    assert not is_best or all(isinstance(layer.kernel, CoreLinear) for layer in model.layers)
+
+
+def test_what_is_as_fast_as_the_processor():
+    is_wide = _core.PackedLinear.kernel() == "avx512" and not CoreLinear.has_matrix_unit()
+    narrow = _core.PackedLinear.bf16_kernel()[0] == "avx512-bf16"
+    assert CoreLinear.is_as_fast_as_the_processor(torch.float32) == is_wide
+    assert CoreLinear.is_as_fast_as_the_processor(torch.bfloat16) == (is_wide and narrow)
+    assert not CoreLinear.is_as_fast_as_the_processor(torch.float16)

@@ -239,7 +239,7 @@ def test_what_the_processor_reaches_is_measured():
     peaks = [_core.CpuThreads(1).peak(kind) for kind in ("f32", "bf16", "int8")]
     assert all(peak is None or peak > 1e8 for peak in peaks)
     assert (peaks[0] is None) == (_core.PackedLinear.kernel() not in ("avx512", "avx2"))
-    with pytest.raises(ValueError, match="kind is 'int4', but it must be f32, bf16 or int8"):
+    with pytest.raises(ValueError, match='kind is "int4", but it must be f32, bf16 or int8'):
         _core.CpuThreads(1).peak("int4")
 
 
