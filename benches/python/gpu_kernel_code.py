@@ -147,6 +147,11 @@ def launch_sampler() -> None:
     truncation.apply_top_n_sigma(logits, ones)
     draw.draw(logits, ids, ids)
     draw.counter_uniform(ids, ids)
+    inputs, ids = torch.zeros((5, 16), dtype=torch.int32), torch.zeros((3, 16), dtype=torch.int32)
+    static = draw.StaticDraws(ones, inputs[:2], inputs[2], inputs[3], inputs[4], ids, ids[0], ids[1])
+    for dtype in (torch.float32, torch.bfloat16):
+        draw.argmax(logits.to(dtype))
+        draw.choose(logits.to(dtype), static)
 
 
 def launch_layers() -> None:

@@ -21,8 +21,10 @@ few = settings(max_examples=12, derandomize=True, deadline=None)
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """So that small vocabularies have several."""
-    for module in (penalties, truncation, draw):
+    for module in (penalties, truncation):
         monkeypatch.setattr(module, "MAX_BLOCK", 256)
+    monkeypatch.setattr(draw, "PART", 128)
+    monkeypatch.setattr(draw, "BLOCK", 32)
 
 
 def make_logits(seed, num_rows, vocab_size, device, kind="plain"):
@@ -164,6 +166,61 @@ def test_draws_are_the_samplers(kind, device, monkeypatch):
     run()
     assert num_rows > 20
     assert num_different == 0, "these seeds have no number within rounding of a border"
+
+
+def static_draws(num, device, temperatures, seeds, *, has_last=True):
+    """As a graph has them: parts of wider arrays, of which a row is written in each step."""
+    inputs = torch.zeros((5, num + 3), dtype=torch.int32, device=device)
+    inputs[0, :num] = torch.arange(num) * 7 + 5
+    inputs[1, :num] = torch.arange(num).flip(0)
+    halves = seeds.view(torch.int32).view(num, 2).T
+    inputs[2:4, :num] = halves.to(device)
+    inputs[4] = 1
+    return draw.StaticDraws(
+        temperatures=temperatures.to(device), seeds=inputs[2:4, :num], positions=inputs[0, :num], rows=inputs[1, :num],
+        which=inputs[4], sampled=torch.full((3, num + 2), -9, dtype=torch.int32, device=device),
+        last_token_ids=torch.full((num + 1,), -9, dtype=torch.int32, device=device) if has_last else None,
+        counters=torch.zeros(num + 1, dtype=torch.int32, device=device),
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of numpy, in which the interpreter computes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_a_graph_chooses_is_what_a_step_without_would(device, dtype):
+    num, vocab_size = 7, 500
+    logits = make_logits(4, num, vocab_size, device).to(dtype)
+    logits[1, 130] = torch.nan
+    logits[2] = -torch.inf
+    logits[3, 300] = torch.inf
+    logits[6, 100:140] = logits[6].max() + 1  # equal ones, in two parts
+    temperatures = torch.tensor([0.7, 1.0, 1.0, 2.0, 0.0, 1.3, 0.0])
+    seeds = torch.tensor([1, 2, 3, 4, 5, -(2**62) - 12345, 2**63 - 1])
+    draws = static_draws(num, device, temperatures, seeds)
+    other = static_draws(num, device, temperatures, seeds)
+    draw.choose(logits, draws)
+    draw.choose(logits, draws)  # counters are as they were
+    reference.choose(logits, other)
+    assert torch.equal(draws.sampled, other.sampled)
+    assert torch.equal(draws.last_token_ids, other.last_token_ids)
+    ids = draws.sampled[1, :num].tolist()
+    assert (ids[1:4], ids[6]) == ([-1, -1, 300], 100)
+    assert draws.last_token_ids[:num].flip(0).tolist() == [max(i, 0) for i in ids]
+    assert not draws.counters.any()
+    drawn = [0, 5]
+    tempered = logits[drawn].float() / temperatures[drawn, None].to(device)
+    positions = draws.positions[drawn].long()
+    assert draw.draw(tempered, seeds[drawn].to(device), positions).tolist() == [ids[i] for i in drawn]
+    assert draw.argmax(logits[4:5]).tolist() == [ids[4]]
+    assert ids[0] != int(logits[0].argmax()) or ids[5] != int(logits[5].argmax()), "something was drawn"
+    without = static_draws(num, device, temperatures, seeds, has_last=False)
+    draw.choose(logits, without)
+    assert torch.equal(without.sampled, draws.sampled)
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties", "masked"])
+def test_the_largest_is_the_first_of_equals(kind, device):
+    logits = make_logits(8, 5, 700, device, kind)
+    assert draw.argmax(logits).tolist() == logits.cpu().numpy().argmax(-1).tolist()
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of numpy, in which the interpreter computes

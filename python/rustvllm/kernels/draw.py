@@ -1,11 +1,18 @@
-"""One token per row, by inverting the cumulative distribution at a number that depends on (seed, position) alone.
+"""One token per row: of the largest logit, or drawn by inverting the cumulative distribution at a number of its own.
 
-The number is that of ``rustvllm.sample.random.counter_uniform``, bit for bit, and the distribution is run through in
-the order of the vocabulary, as ``rustvllm.sample.sampler`` does it: so a request draws here what it would draw there,
-unless its number lies within rounding (about 1e-7 of the mass) of the border between two tokens.
+That number depends on (seed, position) alone; it is that of ``rustvllm.sample.random.counter_uniform``, bit for bit,
+and the distribution is run through in the order of the vocabulary, as ``rustvllm.sample.sampler`` does it: so a request
+draws here what it would draw there, unless its number lies within rounding (about 1e-7 of the mass) of the border
+between two tokens.
+
+A row's vocabulary is cut into parts of one size, which are read side by side. The program that ends last, as a counter
+tells it, chooses among the parts, and reads once more the one that holds the token. So a row's token depends on that
+row alone.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -14,7 +21,9 @@ from torch import Tensor
 
 from rustvllm.kernels.tuning import LAUNCH_OPTIONS, power_of_two
 
-MAX_BLOCK = 2048
+PART, BLOCK = 4096, 1024
+"""Ids of a part, and of those that are read at a time; the first is a multiple of the second."""
+_GREEDY_TEMPERATURE = tl.constexpr(1e-5)  # as ``sample.metadata`` has it
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)
@@ -52,12 +61,105 @@ def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     Returns:
         int64 ``[m]``.
     """
-    num_rows, vocab_size = logits.shape
-    out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    if num_rows:
-        block = min(power_of_two(vocab_size), MAX_BLOCK)
-        _draw_kernel[(num_rows,)](out, logits, seeds, positions, vocab_size, BLOCK=block, num_warps=8, **LAUNCH_OPTIONS)
+    out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    _choose(out, logits, "drawn", seeds=seeds, positions=positions)
     return out
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """The id of the largest logit of each row, the first of equals; −1 where ``draw`` gives it.
+
+    Args:
+        logits: float ``[m, vocab_size]``, contiguous.
+
+    Returns:
+        int64 ``[m]``.
+    """
+    out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    _choose(out, logits, "greedy")
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class StaticDraws:
+    """What ``choose`` reads and writes besides logits, in memory that stays where it is.
+
+    Attributes:
+        temperatures: float32 ``[n]``; a row whose temperature is below 1e-5 takes its largest logit.
+        seeds: int32 ``[2, n]``, or rows of a wider array: the lower halves of int64 numbers, then the upper ones.
+        positions: int32 ``[n]``, of the token to be drawn in its own sequence.
+        rows: int32 ``[n]``, where each token stands in ``last_token_ids``.
+        which: int32 ``[1]`` or more: the row of ``sampled`` that is written.
+        sampled: int32 ``[num_sets, n]`` or wider.
+        last_token_ids: int32, gets each token, 0 in the place of −1; None: tokens are not kept there.
+        counters: int32 ``[n]`` or more, zeros before and after.
+    """
+
+    temperatures: Tensor
+    seeds: Tensor
+    positions: Tensor
+    rows: Tensor
+    which: Tensor
+    sampled: Tensor
+    last_token_ids: Tensor | None
+    counters: Tensor
+
+
+def choose(logits: Tensor, draws: StaticDraws) -> None:
+    """The token of each row, as ``draw`` would give it after the temperature, to where a graph leaves it.
+
+    Args:
+        logits: float ``[n, vocab_size]``, contiguous.
+        draws: See there.
+    """
+    _choose(draws.sampled, logits, "each", draws=draws)
+
+
+def _choose(
+    out: Tensor,
+    logits: Tensor,
+    kind: str,
+    *,
+    seeds: Tensor | None = None,
+    positions: Tensor | None = None,
+    draws: StaticDraws | None = None,
+) -> None:
+    num_rows, vocab_size = logits.shape
+    if not num_rows:
+        return
+    num_parts = triton.cdiv(vocab_size, PART)
+    device = logits.device
+    counters = torch.zeros(num_rows, dtype=torch.int32, device=device) if draws is None else draws.counters
+    part_values = torch.empty((2, num_rows, num_parts), dtype=torch.float64, device=device)
+    part_ids = torch.empty((num_rows, num_parts), dtype=torch.int32, device=device)
+    nothing = part_ids
+    _draw_kernel[(num_rows, num_parts)](
+        out,
+        logits,
+        nothing if seeds is None else seeds,
+        nothing if positions is None else positions,
+        part_values[0],
+        part_values[1],
+        part_ids,
+        counters,
+        nothing if draws is None else draws.temperatures,
+        nothing if draws is None else draws.seeds[0],
+        nothing if draws is None else draws.seeds[1],
+        nothing if draws is None else draws.positions,
+        nothing if draws is None else draws.rows,
+        nothing if draws is None else draws.which,
+        nothing if draws is None or draws.last_token_ids is None else draws.last_token_ids,
+        vocab_size,
+        0 if draws is None else out.stride(0),
+        num_parts,
+        KIND=kind,
+        HAS_LAST=draws is not None and draws.last_token_ids is not None,
+        PART=PART,
+        BLOCK=BLOCK,
+        PARTS=power_of_two(num_parts),
+        num_warps=4,
+        **LAUNCH_OPTIONS,
+    )
 
 
 @triton.jit
@@ -85,48 +187,133 @@ def _uniform_kernel(out_ptr, seed_ptr, position_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _draw_kernel(out_ptr, logits_ptr, seed_ptr, position_ptr, vocab_size, BLOCK: tl.constexpr):
+def _score(row, token, end, temperature, HAS_TEMPERATURE: tl.constexpr):
+    """Logits in float32 after the temperature; −∞ from ``end`` on."""
+    logit = tl.load(row + token, mask=token < end, other=float("-inf")).to(tl.float32)
+    if HAS_TEMPERATURE:
+        logit = tl.div_rn(logit, temperature)
+    return logit
+
+
+_UNALIGNED = [
+    "seed_ptr", "position_ptr", "max_ptr", "sum_ptr", "id_ptr", "counter_ptr", "temperature_ptr", "seed_low_ptr",
+    "seed_high_ptr", "static_position_ptr", "row_ptr", "which_ptr",
+]  # fmt: skip
+
+
+# The number of rows must not choose the code; part of the arrays begin somewhere in a larger one.
+@triton.jit(do_not_specialize=["out_stride"], do_not_specialize_on_alignment=_UNALIGNED)
+def _draw_kernel(
+    out_ptr,
+    logits_ptr,
+    seed_ptr,
+    position_ptr,
+    max_ptr,
+    sum_ptr,
+    id_ptr,
+    counter_ptr,
+    temperature_ptr,
+    seed_low_ptr,
+    seed_high_ptr,
+    static_position_ptr,
+    row_ptr,
+    which_ptr,
+    last_ptr,
+    vocab_size,
+    out_stride,
+    num_parts,
+    KIND: tl.constexpr,
+    HAS_LAST: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+):
     index = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     row = logits_ptr + index * vocab_size
     offset = tl.arange(0, BLOCK)
+    end = tl.minimum((part + 1) * PART, vocab_size)
+    has_temperature: tl.constexpr = KIND == "each"
+    is_drawn = KIND == "drawn"
+    temperature = 1.0
+    if has_temperature:
+        temperature = tl.load(temperature_ptr + index)
+        is_drawn = temperature >= _GREEDY_TEMPERATURE
+        temperature = tl.where(is_drawn, temperature, 1.0)
 
-    top = tl.full((BLOCK,), float("-inf"), tl.float32)
+    # Each lane's largest, where it is first, and what all weigh next to it.
+    highest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    first = tl.full((BLOCK,), 0, tl.int32) + vocab_size
+    total = tl.zeros((BLOCK,), tl.float32)
     num_nan = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, vocab_size, BLOCK):
-        token = start + offset
-        logit = tl.load(row + token, mask=token < vocab_size, other=float("-inf"))
-        top = tl.maximum(top, logit)
-        num_nan += tl.where(logit != logit, 1, 0)
-    highest = tl.max(top, 0)
-
-    # An infinite or missing maximum makes every weight NaN or none, and no target is below such a total.
-    total = tl.zeros((), tl.float64)
-    first_top = tl.full((BLOCK,), 0, tl.int32) + vocab_size
-    for start in range(0, vocab_size, BLOCK):
-        token = start + offset
-        logit = tl.load(row + token, mask=token < vocab_size, other=float("-inf"))
-        total += tl.sum(tl.exp(logit - highest), 0).to(tl.float64)
-        first_top = tl.minimum(first_top, tl.where((logit == highest) & (token < vocab_size), token, vocab_size))
-    target = total * _uniform(tl.load(seed_ptr + index), tl.load(position_ptr + index))
-
-    # The block at whose end the running sum is above the target for the first time, and the sum before it.
-    running = tl.zeros((), tl.float64)
-    before = running
-    block_start = tl.zeros((), tl.int32)
-    for start in range(0, vocab_size, BLOCK):
-        token = start + offset
-        logit = tl.load(row + token, mask=token < vocab_size, other=float("-inf"))
-        is_beyond = running > target
-        before = tl.where(is_beyond, before, running)
-        block_start = tl.where(is_beyond, block_start, start)
-        running += tl.sum(tl.exp(logit - highest), 0).to(tl.float64)
-    token = block_start + offset
-    weight = tl.exp(tl.load(row + token, mask=token < vocab_size, other=float("-inf")) - highest)
-    inside = tl.sum(tl.where(before + tl.cumsum(weight.to(tl.float64), 0) <= target, 1, 0), 0)
-    # Blocks and tokens are summed apart: what rounding leaves beyond the last possible token belongs to that.
-    last = tl.max(tl.where(weight > 0, offset, 0), 0)
-    drawn = block_start + tl.minimum(inside, last)
-
-    token = tl.where(target < total, drawn, tl.min(first_top, 0))
-    is_number = (highest > float("-inf")) & (tl.sum(num_nan, 0) == 0)
-    tl.store(out_ptr + index, tl.where(is_number, token, -1).to(tl.int64))
+    for start in range(0, PART, BLOCK):
+        token = part * PART + start + offset
+        score = _score(row, token, end, temperature, has_temperature)
+        num_nan += tl.where(score != score, 1, 0)
+        first = tl.where(score > highest, token, first)
+        larger = tl.maximum(highest, score)
+        shift = tl.where(larger == float("-inf"), 0.0, larger)
+        if KIND != "greedy":
+            total = total * tl.exp(highest - shift) + tl.exp(score - shift)
+        highest = larger
+    part_max = tl.max(highest, 0)
+    part_first = tl.min(tl.where(highest == part_max, first, vocab_size), 0)
+    # Where the largest is infinite the sum is NaN; then no target lies below it.
+    shift = tl.where(part_max == float("-inf"), 0.0, part_max)
+    part_sum = tl.sum((total * tl.exp(highest - shift)).to(tl.float64), 0)
+    place = index * num_parts + part
+    tl.store(max_ptr + place, part_max.to(tl.float64))
+    tl.store(sum_ptr + place, part_sum)
+    tl.store(id_ptr + place, tl.where(tl.sum(num_nan, 0) > 0, -1, part_first))
+    # The one thread that stored counts after it; who counts last sees what all have stored.
+    tl.debug_barrier()
+    if tl.atomic_add(counter_ptr + index, 1, sem="acq_rel") == num_parts - 1:
+        tl.store(counter_ptr + index, 0)
+        which = tl.arange(0, PARTS)
+        is_part = which < num_parts
+        places = index * num_parts + which
+        maxima = tl.load(max_ptr + places, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+        sums = tl.load(sum_ptr + places, mask=is_part, other=0.0, cache_modifier=".cg")
+        firsts = tl.load(id_ptr + places, mask=is_part, other=vocab_size, cache_modifier=".cg")
+        top = tl.max(maxima, 0)
+        chosen = tl.min(tl.where(maxima == top, firsts, vocab_size), 0)
+        is_number = (top > float("-inf")) & (tl.min(firsts, 0) >= 0)
+        if is_drawn & is_number:
+            # Parts without a possible token weigh nothing.
+            weights = tl.where(maxima > float("-inf"), sums * tl.exp((maxima - top).to(tl.float32)).to(tl.float64), 0.0)
+            running = tl.cumsum(weights, 0)
+            all_weight = tl.max(tl.where(is_part, running, 0.0), 0)
+            if has_temperature:
+                low = tl.load(seed_low_ptr + index).to(tl.uint32, bitcast=True).to(tl.uint64)
+                high = tl.load(seed_high_ptr + index).to(tl.uint32, bitcast=True).to(tl.uint64)
+                uniform = _uniform(low | (high << 32), tl.load(static_position_ptr + index))
+            else:
+                uniform = _uniform(tl.load(seed_ptr + index), tl.load(position_ptr + index))
+            target = all_weight * uniform
+            if target < all_weight:
+                # The first part at whose end the running sum is above the target, the sum before it, and its tokens.
+                mine = tl.min(tl.where((running > target) & is_part, which, PARTS), 0)
+                before = tl.max(tl.where(which < mine, running, 0.0), 0)
+                unit = tl.sum(tl.where(which == mine, weights / tl.where(sums > 0, sums, 1.0), 0.0), 0)
+                part_top = tl.max(tl.where(which == mine, maxima, float("-inf")), 0).to(tl.float32)
+                end = tl.minimum((mine + 1) * PART, vocab_size)
+                found = vocab_size
+                last = mine * PART
+                for start in range(0, PART, BLOCK):
+                    token = mine * PART + start + offset
+                    weight = tl.exp(_score(row, token, end, temperature, has_temperature) - part_top)
+                    weight = weight.to(tl.float64) * unit
+                    inside = before + tl.cumsum(weight, 0)
+                    is_beyond = (inside > target) & (weight > 0)
+                    found = tl.minimum(found, tl.min(tl.where(is_beyond, token, vocab_size), 0))
+                    last = tl.maximum(last, tl.max(tl.where(weight > 0, token, 0), 0))
+                    before += tl.sum(weight, 0)
+                # Parts and tokens are summed apart: what rounding leaves beyond the last possible token belongs to it.
+                chosen = tl.where(found < vocab_size, found, last)
+        chosen = tl.where(is_number, chosen, -1)
+        target_ptr = out_ptr + index
+        if has_temperature:
+            target_ptr += tl.load(which_ptr).to(tl.int64) * out_stride
+        tl.store(target_ptr, chosen.to(out_ptr.dtype.element_ty))
+        if HAS_LAST:
+            tl.store(last_ptr + tl.load(row_ptr + index), tl.maximum(chosen, 0))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rustvllm.kernels.fp8 import MAX as FP8_MAX
+
+if TYPE_CHECKING:
+    from rustvllm.kernels.draw import StaticDraws
 
 
 def encode_e4m3(x: Tensor) -> Tensor:
@@ -225,3 +228,34 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     running = logits.double().softmax(-1).cumsum(-1)
     target = uniforms[:, None] * running[:, -1:]
     return (running <= target).sum(-1)
+
+
+def _uniform(seed: int, position: int) -> float:
+    """See ``draw.counter_uniform``, of the lower 64 bits of a seed."""
+    mask, golden = 2**64 - 1, 0x9E3779B97F4A7C15
+
+    def mix(x: int) -> int:
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & mask
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
+        return x ^ x >> 31
+
+    state = mix(seed + golden & mask)
+    state = mix(state ^ position * golden & mask)
+    return float(mix(state + golden & mask) >> 11) * 2.0**-53
+
+
+def choose(logits: Tensor, draws: StaticDraws) -> None:
+    """See ``draw.choose``; row by row."""
+    for index, row in enumerate(logits.float()):
+        token_id = int(row.argmax())
+        is_number = bool(row[token_id] > -torch.inf)
+        if is_number and draws.temperatures[index] >= 1e-5:
+            low, high = draws.seeds[:, index].tolist()
+            seed = (low & 0xFFFFFFFF) | (high & 0xFFFFFFFF) << 32
+            uniform = torch.tensor([_uniform(seed, int(draws.positions[index]))], dtype=torch.float64)
+            tempered = row / draws.temperatures[index]
+            if bool(tempered.double().softmax(0).isfinite().all()):
+                token_id = int(draw(tempered[None], uniform))
+        draws.sampled[draws.which[0], index] = token_id if is_number else -1
+        if draws.last_token_ids is not None:
+            draws.last_token_ids[draws.rows[index]] = token_id if is_number else 0

@@ -167,21 +167,34 @@ class CausalLM(nn.Module, ABC):
         del name
         return False
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Logits of some rows: ``[num_rows, hidden_size]`` → ``[num_rows, vocab_size]``.
 
         Every rank calls it; the numbers are those of the first, the others' are undefined.
-        """
-        return whole_logits(self.group, self.own_logits(hidden), self.vocab_size)
 
-    def own_logits(self, hidden: Tensor) -> Tensor:
+        Args:
+            hidden: As the last layer leaves it.
+            out: Where they may be put; who gives it looks at what is returned.
+        """
+        return whole_logits(self.group, self.own_logits(hidden, out), self.vocab_size)
+
+    def own_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Those of this rank's part of the vocabulary."""
+        if out is not None and self.group.size == 1 and (weight := self._plain_head()) is not None:
+            return torch.mm(hidden, weight.t(), out=out)
         if self.lm_head is not None:
             logits: Tensor = self.lm_head(hidden)
             return logits
         if self.head_kernel is not None:
             return self.head_kernel.forward(hidden, None, None)
         return plain_linear(hidden, self.embed_tokens.weight)
+
+    def _plain_head(self) -> Tensor | None:
+        """The head's weight, if its product with that is all there is to it."""
+        if self.lm_head is None:
+            return self.embed_tokens.weight if self.head_kernel is None else None
+        is_plain = self.lm_head.kernel is None and self.lm_head.adapters is None and self.lm_head.bias is None
+        return self.lm_head.weight if is_plain else None
 
     def untie_head(self) -> Linear:
         """Give the model a head of its own, because a checkpoint has one that differs from the embedding."""

@@ -71,6 +71,12 @@ class SamplingMetadata:
     processed: ProcessedLogits | None = None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether each row asks for its largest logit, or for a draw by a temperature, and for nothing else."""
+        more = (self.masked_rows, self.penalties, self.rules, self.processors, self.logprobs, self.processed)
+        return not self.filters and all(each is None for each in more)
+
+    @property
     def all_greedy(self) -> bool:
         """Whether an argmax is all there is to draw."""
         return self.random_rows is None

@@ -67,6 +67,8 @@ class Sampler:
         Returns:
             int64 ``[n]``, each in ``[0, vocab_size)``, or ``NO_TOKEN``, or ``PROCESSOR_FAILED``.
         """
+        if metadata.all_greedy and metadata.is_plain and runs_fused(logits) and logits.is_contiguous():
+            return argmax(logits)
         logits = logits.to(torch.float32)
         if metadata.rules is not None:
             ban_tokens(logits, metadata.rules)
@@ -107,11 +109,15 @@ def argmax(logits: Tensor) -> Tensor:
     """The id of the largest logit of each row, the first of equals.
 
     Args:
-        logits: float32 ``[n, vocab_size]``.
+        logits: float32 ``[n, vocab_size]``; where kernels run, of any kind of floats.
 
     Returns:
         int64 ``[n]``; ``NO_TOKEN`` where the largest is NaN, which counts as larger than anything, or minus infinity.
     """
+    if runs_fused(logits) and logits.is_contiguous():
+        from rustvllm.kernels import draw
+
+        return draw.argmax(logits)
     if logits.device.type == "cpu":
         values = logits.numpy()
         ids = values.argmax(-1)  # ten times as fast as torch's

@@ -111,6 +111,11 @@ class InputBatch:
         """Block tables of the requests of a step, int32 ``[num_reqs, blocks of the longest sequence]``."""
         return self.block_table[:, : -(-max_seq_len // block_size)].index_select(0, rows)
 
+    def draws(self, rows: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Temperatures and seeds of the requests in some rows, float32 and int64 ``[n]``."""
+        floats, ints = self._float["temperature"], self._int["seed"]
+        return self._sampling_float[rows, floats], self._sampling_int[rows, ints]
+
     def sampling_metadata(
         self,
         rows: npt.NDArray[np.int32],

@@ -32,6 +32,7 @@ from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.device_output import DeviceStepOutput, bring_to_host
 from rustvllm.worker.draft_rows import draft_rows
+from rustvllm.worker.graphs.sampling import StepResult
 from rustvllm.worker.graphs.step_graphs import StepGraphs
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers, send_array
@@ -54,6 +55,7 @@ class _ExecutedStep:
     rows: npt.NDArray[np.int32]
     metadata: SamplingMetadata
     drafts: DeviceDrafts | None = None  # None if there are none: a row of logits for each sample
+    sampled: Tensor | None = None  # int32 [num_sampled]: a graph chose; None: it is to be done
     prompt_logprobs: GatheredPromptLogprobs | None = None  # None if no request asks for them
 
 
@@ -154,10 +156,10 @@ class GPUModelRunner:
         if num_sampled:
             of_logits = draft_rows(output, step.arrays)
             drafts = None if of_logits is None else DeviceDrafts(of_logits, step)
-            indices = step.int32("logits_indices", num_logits)
+            places = step.int32("logits_indices", num_logits)
             metadata = self.input_batch.sampling_metadata(
                 rows if of_logits is None else rows[of_logits.requests],
-                step.arrays["positions"][indices] + 1,
+                step.arrays["positions"][places] + 1,
                 step,
                 drafts,
             )
@@ -168,20 +170,27 @@ class GPUModelRunner:
         if self.block_copier is not None:
             self.block_copier.execute(output, step)
         self.forward_ns = monotonic_ns()
-        hidden = forward()
+        result = forward()
+        hidden, logits, sampled = result.hidden, result.logits, result.sampled
         if not self.model.stage.is_last:
             self._executed = _ExecutedStep(output.buffer_index, None, rows, metadata)
             return  # the last stage has what is left to do of the step
-        of_prompts = None if asked is None else self._score_prompts(hidden, asked)
-        logits = None
-        if num_sampled:
-            if num_logits < num_tokens:  # otherwise every token is sampled, in order
-                hidden = hidden[step.on_device("logits_indices", num_logits)]
-            logits = self.model.compute_logits(hidden)
+        of_prompts = None if asked is None or hidden is None else self._score_prompts(hidden, asked)
+        indices = None  # every token is sampled, in order
+        if num_logits < num_tokens:
+            indices = step.on_device("logits_indices", num_logits)
+        if not num_sampled:
+            logits = sampled = None
+        elif logits is not None:
+            logits = logits if indices is None else logits[indices]
+        elif hidden is not None:
+            logits = self.model.compute_logits(hidden if indices is None else hidden[indices])
+        if indices is not None or not metadata.is_plain:
+            sampled = None
         # Masks of structured output are made meanwhile, and looked for when it is over.
         has_end = self.streams is not None and output.num_structured_output_reqs > 0
         self._forward_end = self.streams.compute.record_event() if has_end and self.streams is not None else None
-        self._executed = _ExecutedStep(output.buffer_index, logits, rows, metadata, drafts, of_prompts)
+        self._executed = _ExecutedStep(output.buffer_index, logits, rows, metadata, drafts, sampled, of_prompts)
 
     def is_forward_done(self) -> bool:
         """Whether the device has the logits of the step just executed; asked for those with structured output alone."""
@@ -209,6 +218,9 @@ class GPUModelRunner:
     ) -> ModelRunnerOutput | DeviceStepOutput:
         if executed.logits is None:
             return self._hand_over(executed, torch.empty((0, 1), dtype=torch.int32, device=self.device))
+        if executed.sampled is not None and grammar_output is None:
+            # There is nothing to count: what is counted would have kept the graph from choosing.
+            return self._hand_over(executed, executed.sampled[:, None])
         metadata, wanted = executed.metadata, executed.metadata.logprobs
         candidates: Tensor | None = None
         if wanted is not None:  # the sampler may write into the logits
@@ -312,6 +324,7 @@ class GPUModelRunner:
         if not self.model.stage.is_last:
             return
         logits = self.model.compute_logits(hidden[send(starts[1:] - 1)])
+        self.sampler.sample(logits, SamplingMetadata())
         ones = np.ones(lens.size, np.float32)
         rows = np.arange(lens.size)
         self.sampler.sample(
@@ -329,22 +342,21 @@ class GPUModelRunner:
         """See ``StepGraphs.size_for``."""
         return 0 if self.graphs is None else self.graphs.size_for(output)
 
-    def _stage_forward(self, output: SchedulerOutput, step: StepBuffers) -> Callable[[], Tensor]:
-        """What runs the model over a step and gives hidden states, to be called once the step was sent."""
+    def _stage_forward(self, output: SchedulerOutput, step: StepBuffers) -> Callable[[], StepResult]:
+        """What runs the model over a step, to be called once the step was sent."""
         graphs = None if self.adapters is not None and self.adapters.is_on else self.graphs
         if graphs is not None and (replay := graphs.stage(output, step)) is not None:
             return replay
         unknown = self._unknown_ids(output, step)
 
-        def forward() -> Tensor:
+        def forward() -> StepResult:
             input_ids = step.on_device("input_ids", output.total_num_scheduled_tokens)
             if unknown is not None and self.last_token_ids is not None:
                 places, rows = unknown
                 input_ids = input_ids.index_copy(0, places, self.last_token_ids[rows])
             positions = step.on_device("positions", output.total_num_scheduled_tokens)
             plan = self.backend.plan(self._attention_metadata(output, step))
-            hidden: Tensor = self.model(input_ids, positions, self.kv_caches, plan)
-            return hidden
+            return StepResult(self.model(input_ids, positions, self.kv_caches, plan))
 
         return forward
 

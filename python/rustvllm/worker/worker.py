@@ -22,6 +22,7 @@ from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
 from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.layers.fused import runs_fused_on
 from rustvllm.logger import init_logger
 from rustvllm.lora.merging import changes_by
 from rustvllm.lora.store import AdapterStore
@@ -36,6 +37,7 @@ from rustvllm.worker.dense_layers import make_batch_invariant, make_linear_packe
 from rustvllm.worker.graphs.context import GraphContext
 from rustvllm.worker.graphs.decode_graphs import default_capture_sizes
 from rustvllm.worker.graphs.recorder import CannotCaptureError, make_graph_recorder
+from rustvllm.worker.graphs.sampling import GraphSampling
 from rustvllm.worker.graphs.step_graphs import StepGraphs
 from rustvllm.worker.input_batch import FollowerBatch, InputBatch
 from rustvllm.worker.model_runner import GPUModelRunner
@@ -268,7 +270,7 @@ class Worker:
         with self._explained_start(f"a KV cache of {num_blocks} blocks"):
             runner.kv_caches = [self._zeros(shape) for _ in range(runner.model.kv_cache_spec.num_layers)]
         runner.block_copier = BlockCopier(runner.kv_caches, num_cpu_blocks, streams=runner.streams)
-        runner.graphs = self._make_graphs(runner.kv_caches)
+        runner.graphs = self._make_graphs(runner.kv_caches, num_sets)
         runner.step_buffers = [
             StepBuffers(buffer_spec, device=self.device, streams=runner.streams) for _ in range(num_sets)
         ]
@@ -377,7 +379,7 @@ class Worker:
             torch.set_num_threads(1)
         return make_linear_packer(self.config, outline, self.dtype, self._threads)
 
-    def _make_graphs(self, kv_caches: Sequence[Tensor]) -> StepGraphs | None:
+    def _make_graphs(self, kv_caches: Sequence[Tensor], num_sets: int) -> StepGraphs | None:
         """The graphs over a KV cache, not captured yet; None where no step runs in one."""
         runner, sizes = self._loaded(), self.config.cuda_graphs.capture_sizes
         recorder = make_graph_recorder(self.device)
@@ -387,8 +389,9 @@ class Worker:
             logger.info("CUDA graphs: none, attention by %s cannot be captured", runner.backend.name)
             return None
         scheduler = self.config.scheduler
+        sizes = default_capture_sizes(scheduler.max_num_seqs) if sizes is None else sizes
         return StepGraphs(
-            default_capture_sizes(scheduler.max_num_seqs) if sizes is None else sizes,
+            sizes,
             min(self.config.cuda_graphs.max_mixed_tokens, scheduler.max_num_batched_tokens),
             GraphContext(
                 recorder=recorder,
@@ -398,7 +401,25 @@ class Worker:
                 block_table=runner.input_batch.block_table,
                 last_token_ids=runner.last_token_ids,
                 block_size=self.config.cache.block_size,
+                sampling=self._make_sampling(max(sizes), num_sets),
             ),
+        )
+
+    def _make_sampling(self, max_rows: int, num_sets: int) -> GraphSampling | None:
+        """How graphs of decodes sample; None: where ranks compute the logits, and where no kernel chooses."""
+        if self.group.size > 1 or not self.stage.is_last or not runs_fused_on(self.device):
+            return None
+        from rustvllm.kernels.draw import choose
+
+        runner = self._loaded()
+        return GraphSampling(
+            max_rows=max_rows,
+            vocab_size=runner.model.vocab_size,
+            dtype=self.dtype,
+            device=self.device,
+            num_sets=num_sets,
+            parameters=runner.input_batch.draws,
+            choose=choose,
         )
 
     @contextmanager
@@ -507,7 +528,7 @@ class Worker:
         runner = self._loaded()
         spec, block_size = runner.model.kv_cache_spec, self.config.cache.block_size
         cache = self._zeros(spec.layer_shape(2, block_size))
-        graphs = self._make_graphs([cache] * spec.num_layers)
+        graphs = self._make_graphs([cache] * spec.num_layers, num_sets=1)
         if graphs is None:
             return 0
         torch.cuda.empty_cache()  # as a capture does: what the run before left would count as gained

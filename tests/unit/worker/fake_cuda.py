@@ -423,6 +423,35 @@ def _expand(bound, grid):
     assert bound["table_ptr"].shape[1] == bound["FIRST_PART"] + grid[2] * bound["PART_COLUMNS"]
 
 
+def _draw(bound, grid):
+    rows, parts = grid[:2]
+    _dense(bound, "logits_ptr")
+    _dtype(bound, "logits_ptr", *FLOATS)
+    _numel(bound, "logits_ptr", rows * bound["vocab_size"])
+    assert parts == bound["num_parts"]
+    assert parts * bound["PART"] >= bound["vocab_size"]
+    assert bound["PARTS"] >= parts
+    assert bound["PART"] % bound["BLOCK"] == 0
+    for name, dtype in (("max_ptr", torch.float64), ("sum_ptr", torch.float64), ("id_ptr", torch.int32)):
+        _dtype(bound, name, dtype)
+        _numel(bound, name, rows * parts)
+    _dtype(bound, "counter_ptr", torch.int32)
+    _numel(bound, "counter_ptr", rows)
+    of_rows = {"greedy": (), "drawn": (("seed_ptr", torch.int64), ("position_ptr", torch.int64))}.get(bound["KIND"])
+    if of_rows is None:
+        of_rows = [(name, torch.int32) for name in ("seed_low_ptr", "seed_high_ptr", "static_position_ptr", "row_ptr")]
+        of_rows += [("temperature_ptr", torch.float32)]
+        _dtype(bound, "which_ptr", torch.int32)
+        assert bound["out_ptr"].stride(0) == bound["out_stride"] >= rows
+    _dtype(bound, "out_ptr", torch.int32 if bound["KIND"] == "each" else torch.int64)
+    for name, dtype in of_rows:
+        _dtype(bound, name, dtype)
+        _numel(bound, name, rows)
+        assert bound[name].stride(-1) == 1
+    if bound["HAS_LAST"]:
+        _dtype(bound, "last_ptr", torch.int32)
+
+
 LAUNCH_CHECKS = {
     "_norm_kernel": _norm,
     "_rotary_kernel": _rotary,
@@ -434,7 +463,7 @@ LAUNCH_CHECKS = {
     "_shrink_kernel": _shrink,
     "_expand_kernel": _expand,
     "_penalties_kernel": _penalties,
-    "_draw_kernel": _per_row("out_ptr", "seed_ptr", "position_ptr"),
+    "_draw_kernel": _draw,
     "_truncate_kernel": _per_row("top_k_ptr", "top_p_ptr"),
     "_top_n_sigma_kernel": _per_row("top_n_sigma_ptr"),
 }

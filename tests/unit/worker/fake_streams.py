@@ -161,12 +161,12 @@ class FakeGraph:
 
     def __init__(self, forward):
         self._forward = forward
-        self.hidden = forward()
+        self.result = forward()
         self.num_replays = 0
 
     def replay(self):
         self.num_replays += 1
-        self.hidden.copy_(self._forward())
+        self.result.copy_(self._forward())
 
 
 class FakeRecorder:

@@ -1,5 +1,6 @@
 """Graphs on a fake recorder: their sizes, padding that touches no request, when they are captured."""
 
+import importlib.util
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,10 +12,12 @@ from naive_schedule import NaiveEngine, Request
 
 from rustvllm.attention.static_batch import StaticAttentionBackend
 from rustvllm.attention.torch_backend import TorchAttentionBackend
+from rustvllm.worker.graphs import step_graphs
 from rustvllm.worker.graphs.context import GraphContext
 from rustvllm.worker.graphs.decode_graphs import default_capture_sizes
 from rustvllm.worker.graphs.mixed_graphs import MixedSize
 from rustvllm.worker.graphs.recorder import CannotCaptureError, make_graph_recorder
+from rustvllm.worker.graphs.sampling import GraphSampling
 from rustvllm.worker.graphs.step_graphs import StepGraphs
 
 
@@ -25,8 +28,21 @@ def model(request, tmp_path_factory):
     return load(folder)
 
 
-def make_graphs(engine, recorder, sizes, max_mixed_tokens):
+def make_graphs(engine, recorder, sizes, max_mixed_tokens, *, samples=False):
     runner = engine.runner
+    sampling = None
+    if samples:
+        from rustvllm.kernels import reference
+
+        sampling = GraphSampling(
+            max_rows=max(sizes),
+            vocab_size=runner.model.vocab_size,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            num_sets=2,
+            parameters=runner.input_batch.draws,
+            choose=reference.choose,
+        )
     context = GraphContext(
         recorder=recorder,
         model=runner.model,
@@ -35,16 +51,17 @@ def make_graphs(engine, recorder, sizes, max_mixed_tokens):
         block_table=runner.input_batch.block_table,
         last_token_ids=runner.last_token_ids,
         block_size=engine.block_size,
+        sampling=sampling,
     )
     return StepGraphs(sizes, max_mixed_tokens, context)
 
 
-def make_engine(model, sizes=(1, 2, 4, 8), max_mixed_tokens=0, **options):
+def make_engine(model, sizes=(1, 2, 4, 8), max_mixed_tokens=0, *, samples=False, **options):
     """A naive engine whose steps run in graphs: decodes, and with ``max_mixed_tokens`` others."""
     engine = NaiveEngine(model, attention_backend="torch", **options)
     engine.runner.backend = StaticTorchBackend(model.kv_cache_spec, torch.float32)
     recorder = FakeRecorder()
-    engine.runner.graphs = make_graphs(engine, recorder, sizes, max_mixed_tokens)
+    engine.runner.graphs = make_graphs(engine, recorder, sizes, max_mixed_tokens, samples=samples)
     return engine, recorder
 
 
@@ -71,9 +88,63 @@ def test_steps_in_graphs_give_what_they_give_without(model, sizes):
         assert any(s.num_reqs > 3 for s in decodes), "and so do batches beyond the largest"
 
 
+ASKED = [
+    {}, {"temperature": 0.8, "seed": 3}, {"temperature": 1.5, "seed": -(2**61)},
+    {"temperature": 0.8, "top_k": 5, "seed": 2}, {"temperature": 0.9, "seed": 8}, {"repetition_penalty": 1.5}, {},
+    {"temperature": 0.7, "seed": 2**62 + 9}, {},
+]  # fmt: skip
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="what is chosen with is a module of kernels")
+@pytest.mark.parametrize("asked", [ASKED[:3], ASKED[4:5] + ASKED[6:], ASKED])
+def test_graphs_that_sample_give_what_steps_without_do(model, asked):
+    def run(engine):
+        lengths = [3, 9, 17, 5, 6, 30, 2, 4, 8]
+        given = zip(prompts(97, lengths), asked, strict=False)
+        requests = [Request(p, 10 + i, params, arrives=i // 3) for i, (p, params) in enumerate(given)]
+        engine.run(requests)
+        return [r.output for r in requests]
+
+    expected = run(NaiveEngine(model, attention_backend="torch"))
+    engine, recorder = make_engine(model, samples=True)
+    sample, sampled_after = engine.runner.sampler.sample, []
+    engine.runner.sampler.sample = lambda *args: sampled_after.append(1) or sample(*args)
+    assert run(engine) == expected
+    replays = sum(graph.num_replays for graph in recorder.graphs)
+    assert replays > 8
+    has_more = any(set(each) - {"temperature", "seed"} for each in asked)
+    without = len([s for s in engine.steps if s.num_sampled]) - replays
+    assert (len(sampled_after) == without) != has_more, "the sampler is for what graphs do not do"
+    assert all(graph.result.shape[1] == 97 for graph in recorder.graphs), "they end in logits"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="what is chosen with is a module of kernels")
+def test_the_memory_of_what_they_leave_counts(model, monkeypatch):
+    monkeypatch.setattr(step_graphs, "_measure", lambda device, sizes, capture: 1000)
+    engine, _ = make_engine(model, samples=True)
+    logits, tokens, counters = 8 * 97 * 4, 2 * 8 * 4, 8 * 4
+    assert engine.runner.graphs.measure(torch.device("cpu")) == 1000 + logits + tokens + counters
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="what is chosen with is a module of kernels")
+def test_a_decode_next_to_a_piece_of_one_token_is_sampled_alone(model):
+    """A step of single tokens of which one is not the last of its prompt: its logits are not looked at."""
+
+    def run(engine):
+        requests = [Request(p, 5) for p in prompts(97, [1, 4])]
+        engine.run(requests)
+        return [r.output for r in requests]
+
+    expected = run(NaiveEngine(model, attention_backend="torch"))
+    engine, recorder = make_engine(model, samples=True, chunk=1)
+    assert run(engine) == expected
+    assert any(0 < s.num_sampled < s.num_reqs for s in engine.steps)
+    assert sum(graph.num_replays for graph in recorder.graphs) == len([s for s in engine.steps if s.num_reqs])
+
+
 def mixed_replays(recorder, engine):
     """Replays of mixed graphs: those with a hidden state for more rows than any graph of decodes has."""
-    return sum(graph.num_replays for graph in recorder.graphs if graph.hidden.shape[0] >= 16)
+    return sum(graph.num_replays for graph in recorder.graphs if graph.result.shape[0] >= 16)
 
 
 @pytest.mark.parametrize("max_mixed_tokens", [32, 64])
@@ -116,7 +187,7 @@ def test_mixed_graphs_are_captured_ahead_for_few_requests(model):
     assert mixed.sizes[-1] == MixedSize(40, rows)
     seen = []
     engine.runner.graphs.capture_all(lambda done, total: seen.append((done, total)))
-    assert [graph.hidden.shape[0] for graph in recorder.graphs] == [40, 32, 16, 2, 1]
+    assert [graph.result.shape[0] for graph in recorder.graphs] == [40, 32, 16, 2, 1]
     assert seen == [(done, 5) for done in range(1, 6)]
     assert all(not cache.any() for cache in engine.runner.kv_caches), "captures write nothing"
 
@@ -174,7 +245,7 @@ def test_graphs_are_captured_ahead_the_largest_first(model):
     seen = []
     engine.runner.graphs.capture_all(lambda done, total: seen.append((done, total)))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert [graph.hidden.shape[0] for graph in recorder.graphs] == [8, 4, 2, 1]
+    assert [graph.result.shape[0] for graph in recorder.graphs] == [8, 4, 2, 1]
     engine.runner.graphs.capture_all()
     outputs(engine, [4, 7])
     assert len(recorder.graphs) == 4, "each once"

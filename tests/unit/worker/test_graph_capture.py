@@ -24,7 +24,7 @@ def cuda(monkeypatch):
 
     class Rerun:
         def __init__(self, graph, hidden):
-            self.hidden = hidden
+            self.result = hidden
 
     monkeypatch.setattr(recorder_module, "_CapturedGraph", Rerun)
     return FakeTorchCuda(monkeypatch)
@@ -130,7 +130,7 @@ def test_what_breaks_in_no_way_is_captured(cuda):
 
     graph = CUDAGraphRecorder(torch.device("cpu")).capture(forward)
     assert calls == [0, "error", 0], "once as it is, once to see whether it waits, once captured"
-    assert graph.hidden.tolist() == [1, 1]
+    assert graph.result.tolist() == [1, 1]
     assert (cuda.num_captures, cuda.underway) == (1, 0)
 
 

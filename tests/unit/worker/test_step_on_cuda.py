@@ -155,6 +155,57 @@ def test_no_step_waits_for_the_device(engine, cuda, kind, graphs):
     assert cuda.faults == []
 
 
+@pytest.mark.parametrize("kind", ["greedy", "drawn", "greedy and drawn", "top_k and top_p"])
+def test_a_decode_is_one_replay(engine, cuda, monkeypatch, kind):
+    """What a graph holds costs one launch; in addition there is the copy of its inputs, and the list of new blocks."""
+    running = engine(graphs=True)
+    runner = running.engine_core.core.executor._runner
+    generate(running, KINDS[kind])  # captures
+    in_graphs, outside, steps = [], [], []
+
+    def take():
+        seen = cuda.launches + cuda.operations
+        cuda.forget()
+        return seen
+
+    def apart(replay):
+        def replay_apart():
+            outside.extend(take())
+            replay()
+            in_graphs.append(take())
+
+        return replay_apart
+
+    def noted(execute, sample):
+        def execute_noted(output):
+            steps.append((output.max_num_scheduled_tokens, output.num_block_table_updates))
+            outside.clear()
+            execute(output)
+
+        def sample_noted(*args):
+            result = sample(*args)
+            steps[-1] += ([*outside, *take()],)
+            return result
+
+        return execute_noted, sample_noted
+
+    for graph in runner.recorder.graphs:
+        monkeypatch.setattr(graph, "replay", apart(graph.replay))
+    execute, sample = noted(runner.execute_model, runner.sample_tokens)
+    monkeypatch.setattr(runner, "execute_model", execute)
+    monkeypatch.setattr(runner, "sample_tokens", sample)
+    cuda.forget()
+    generate(running, KINDS[kind])
+    assert len(in_graphs) == len(steps), "each step is a replay"
+    assert any("_draw_kernel" in names for names in in_graphs), "graphs choose"
+    decodes = [names for longest, num_updates, names in steps if longest == 1 and not num_updates]
+    assert decodes
+    if kind == "top_k and top_p":
+        assert all("_truncate_kernel" in names for names in decodes), "the sampler does what graphs do not"
+    else:
+        assert decodes == [["copy_"]] * len(decodes)
+
+
 def test_attention_sends_the_tiles_of_prompts_alone(engine, cuda):
     generate(engine(), KINDS["greedy"])
     assert cuda.launches.count("_attention_kernel") > 6, "two layers of more than three steps"

@@ -157,9 +157,9 @@ class GemmaLM(CausalLM):
         blocks = (layer.outline(rotary) for layer, rotary in layers if isinstance(layer, GemmaLayer))
         return PreNormDecoder(tuple(blocks), self.norm)
 
-    def own_logits(self, hidden: Tensor) -> Tensor:
+    def own_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """See ``CausalLM.own_logits``; they are capped softly where the configuration asks for it."""
-        return cap_logits(super().own_logits(hidden), self.logit_cap)
+        return cap_logits(super().own_logits(hidden, out), self.logit_cap)
 
 
 def gemma_attention(

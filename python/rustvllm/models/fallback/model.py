@@ -200,7 +200,7 @@ class TransformersForCausalLM(CausalLM):
         finally:
             self._step.plan, self._step.kv_caches = None, ()
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:  # noqa: ARG002 -- makes its own
         """Logits of some rows, with whatever the architecture does between its decoder and its logits."""
         output = self._output_type(last_hidden_state=hidden[None])
         with self._decoder.returning(output):

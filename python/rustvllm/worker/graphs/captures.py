@@ -20,13 +20,13 @@ Size = TypeVar("Size")
 class _Uncaptured:
     """A forward pass that runs anew at each replay."""
 
-    hidden: Tensor
+    result: Tensor
 
     def __init__(self, forward: Callable[[], Tensor]) -> None:
         self._forward = forward
 
     def replay(self) -> None:
-        self.hidden = self._forward()
+        self.result = self._forward()
 
 
 class Captures(Generic[Size]):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rustvllm.attention.static_batch import StaticAttentionBackend
 from rustvllm.worker.graphs.recorder import GraphRecorder
+from rustvllm.worker.graphs.sampling import GraphSampling
 
 if TYPE_CHECKING:
     from rustvllm.models.interface import CausalLM
@@ -28,6 +29,7 @@ class GraphContext:
         last_token_ids: int32 ``[max_num_seqs + 1]``, what was sampled last in each row: it stands in for a −1 among the
             input ids. None when there are no such.
         block_size: Tokens per KV block.
+        sampling: How graphs of decodes go on from the hidden states; None: these are what they leave.
     """
 
     recorder: GraphRecorder
@@ -37,6 +39,7 @@ class GraphContext:
     block_table: Tensor
     last_token_ids: Tensor | None
     block_size: int
+    sampling: GraphSampling | None = None
 
     @property
     def null_row(self) -> int:

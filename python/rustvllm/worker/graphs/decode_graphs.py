@@ -2,7 +2,8 @@
 
 A graph computes over memory that stays where it is. A step of only single tokens is padded to the next size: its
 numbers go into the static inputs, its graph is replayed, and the hidden states of its requests are the first rows of
-what that left. Steps with a piece of a prompt are in ``mixed_graphs``; batches beyond the largest size run without.
+what that left, or (``sampling``) the logits and the tokens. Steps with a piece of a prompt are in ``mixed_graphs``;
+batches beyond the largest size run without.
 
 Static inputs are written in the stream that replays, so a write waits for the replay that last read them, and a replay
 for the write. A padding row writes to no slot (−1) and reads one slot of the null block.
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 MAX_DEFAULT_SIZE = 512
 """The largest size that is captured by default."""
-_INPUT_IDS, _POSITIONS, _SLOTS, _SEQ_LENS, _ROWS = range(5)
+_INPUT_IDS, _POSITIONS, _SLOTS, _SEQ_LENS, _ROWS, _TEMPERATURES, _SEEDS, _UPPER_SEEDS, _SET = range(9)
+_NUM_WITHOUT_SAMPLING = _TEMPERATURES
 
 
 def default_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -64,27 +66,36 @@ class DecodeGraphs:
         largest = self.sizes[-1]
         # Rows of a multiple of 16 numbers: kernels read whole lines of what begins on one.
         device, width = block_table.device, -(-largest // 16) * 16
-        self._inputs = torch.zeros((5, width), dtype=torch.int32, device=device)
+        self._num_inputs = _NUM_WITHOUT_SAMPLING if context.sampling is None else _SET + 1
+        self._inputs = torch.zeros((self._num_inputs, width), dtype=torch.int32, device=device)
 
     def size_for(self, output: SchedulerOutput) -> int | None:
         """Requests of the graph that a step may run in; None if it must run without one."""
         if self._captures.has_failed or output.max_num_scheduled_tokens != 1 or output.num_reqs > self.sizes[-1]:
             return None
+        if self._context.sampling is not None and output.num_prompt_logprobs:
+            return None  # hidden states are asked for
         return self.sizes[bisect_left(self.sizes, output.num_reqs)]
 
     def stage(self, output: SchedulerOutput, step: StepBuffers, size: int) -> Tensor:
-        """The inputs of a step, padded to ``size`` requests: int32 ``[5, size]``, to be looked at once it was sent."""
+        """The inputs of a step, padded to ``size`` requests: int32 ``[n, size]``, to be looked at once it was sent."""
         inputs = self._padding(size)
         num_reqs = output.num_reqs
         inputs[_INPUT_IDS, :num_reqs] = step.int32("input_ids", num_reqs)
         inputs[_POSITIONS, :num_reqs] = step.int32("positions", num_reqs)
         inputs[_SLOTS, :num_reqs] = step.int32("slot_mapping", num_reqs)
         inputs[_SEQ_LENS, :num_reqs] = step.int32("seq_lens", num_reqs)
-        inputs[_ROWS, :num_reqs] = step.int32("idx_mapping", num_reqs)
+        rows = inputs[_ROWS, :num_reqs] = step.int32("idx_mapping", num_reqs)
+        if self._context.sampling is not None:
+            temperatures, seeds = self._context.sampling.parameters(rows)
+            inputs[_TEMPERATURES, :num_reqs] = temperatures.view(np.int32)
+            # The halves of each number, the lower one first.
+            inputs[_SEEDS : _UPPER_SEEDS + 1, :num_reqs] = seeds.view(np.int32).reshape(num_reqs, 2).T
+            inputs[_SET] = output.buffer_index
         return step.stage(inputs)
 
     def run(self, staged: Tensor) -> Tensor:
-        """The hidden states of a step, ``[size, hidden_size]``; they last until the next step.
+        """The hidden states of a step, or its logits, ``[size, width]``; they last until the next step.
 
         Args:
             staged: What ``stage`` gave.
@@ -93,7 +104,7 @@ class DecodeGraphs:
         graph = self._captures.of(size)
         self._inputs[:, :size].copy_(staged)
         graph.replay()
-        return graph.hidden
+        return graph.result
 
     @torch.inference_mode()
     def capture_all(self, on_progress: Callable[[int, int], object] = lambda _done, _all: None) -> None:
@@ -134,10 +145,24 @@ class DecodeGraphs:
             known = self._context.last_token_ids.index_select(0, rows)
             input_ids = torch.where(input_ids < 0, known, input_ids)
         hidden: Tensor = self._context.model(input_ids, positions, self._context.kv_caches, plan)
-        return hidden
+        if (sampling := self._context.sampling) is None:
+            return hidden
+        from rustvllm.kernels.draw import StaticDraws
+
+        draws = StaticDraws(
+            temperatures=self._inputs[_TEMPERATURES, :size].view(torch.float32),
+            seeds=self._inputs[_SEEDS : _UPPER_SEEDS + 1, :size],
+            positions=self._inputs[_SEQ_LENS, :size],
+            rows=rows,
+            which=self._inputs[_SET],
+            sampled=sampling.sampled,
+            last_token_ids=self._context.last_token_ids,
+            counters=sampling.counters,
+        )
+        return sampling.forward(self._context.model, hidden, draws)
 
     def _padding(self, size: int) -> npt.NDArray[np.int32]:
-        inputs = np.zeros((5, size), np.int32)
+        inputs = np.zeros((self._num_inputs, size), np.int32)
         inputs[_SLOTS] = -1
         inputs[_SEQ_LENS] = 1
         inputs[_ROWS] = self._context.null_row

@@ -111,7 +111,7 @@ class MixedGraphs:
         graph = self._captures.of(size)
         self._inputs[: staged.shape[0]].copy_(staged)
         graph.replay()
-        return graph.hidden
+        return graph.result
 
     def common_sizes(self) -> list[MixedSize]:
         """Those that are captured ahead, descending."""

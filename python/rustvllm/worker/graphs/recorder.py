@@ -12,8 +12,8 @@ from torch import Tensor
 class Graph(Protocol):
     """A captured forward pass."""
 
-    hidden: Tensor
-    """Where it leaves its result, ``[size, hidden_size]``; overwritten by the next replay of any graph."""
+    result: Tensor
+    """Where it leaves its result, ``[size, width]``; overwritten by the next replay of any graph."""
 
     def replay(self) -> None:
         """Launch it in the current stream."""
@@ -60,11 +60,11 @@ class CUDAGraphRecorder:
         try:
             # Other threads of the process may use CUDA meanwhile; what they launch is not ours to capture.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                hidden = forward()
+                result = forward()
         finally:
             torch.cuda.set_stream(current)  # where a capture breaks, torch may leave its own current
         current.wait_stream(self._stream)
-        return _CapturedGraph(graph, hidden)
+        return _CapturedGraph(graph, result)
 
 
 def _check(forward: Callable[[], Tensor]) -> None:
@@ -86,9 +86,9 @@ def _check(forward: Callable[[], Tensor]) -> None:
 
 
 class _CapturedGraph:
-    def __init__(self, graph: torch.cuda.CUDAGraph, hidden: Tensor) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, result: Tensor) -> None:
         self._graph = graph
-        self.hidden = hidden
+        self.result = result
 
     def replay(self) -> None:
         self._graph.replay()

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from rustvllm.worker.graphs.context import GraphContext
 from rustvllm.worker.graphs.decode_graphs import DecodeGraphs
 from rustvllm.worker.graphs.graph_memory import MemoryReading, graph_bytes
 from rustvllm.worker.graphs.mixed_graphs import MixedGraphs
 from rustvllm.worker.graphs.recorder import Graph
+from rustvllm.worker.graphs.sampling import StepResult
 
 if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput
@@ -36,6 +36,7 @@ class StepGraphs:
     """
 
     def __init__(self, decode_sizes: Sequence[int], max_mixed_tokens: int, context: GraphContext) -> None:
+        self._sampling = context.sampling
         self.decodes = DecodeGraphs(decode_sizes, context)
         self.mixed = MixedGraphs(max_mixed_tokens, context) if max_mixed_tokens else None
 
@@ -46,8 +47,8 @@ class StepGraphs:
         mixed = None if self.mixed is None else self.mixed.size_for(output)
         return 0 if mixed is None else mixed.num_tokens
 
-    def stage(self, output: SchedulerOutput, step: StepBuffers) -> Callable[[], Tensor] | None:
-        """What runs a step in its graph and gives the hidden states of its tokens, to be called once the step was sent.
+    def stage(self, output: SchedulerOutput, step: StepBuffers) -> Callable[[], StepResult] | None:
+        """What runs a step in its graph and gives what that left of its tokens, to be called once the step was sent.
 
         Returns:
             None: the step runs without a graph.
@@ -55,12 +56,15 @@ class StepGraphs:
         num_tokens = output.total_num_scheduled_tokens
         if (size := self.decodes.size_for(output)) is not None:
             staged = self.decodes.stage(output, step, size)
-            return lambda: self.decodes.run(staged)[:num_tokens]
+            if (sampling := self._sampling) is None:
+                return lambda: StepResult(self.decodes.run(staged)[:num_tokens])
+            sampled = sampling.sampled[output.buffer_index, :num_tokens]
+            return lambda: StepResult(None, self.decodes.run(staged)[:num_tokens], sampled)
         mixed = self.mixed
         if mixed is None or (mixed_size := mixed.size_for(output)) is None:
             return None
         inputs = mixed.stage(output, step, mixed_size)
-        return lambda: mixed.run(inputs, mixed_size)[:num_tokens]
+        return lambda: StepResult(mixed.run(inputs, mixed_size)[:num_tokens])
 
     def num_ahead(self) -> int:
         """Graphs that ``capture_all`` captures."""
@@ -84,7 +88,7 @@ class StepGraphs:
         Raises:
             CannotCaptureError: See ``GraphRecorder.capture``; what else it raises, likewise.
         """
-        num_bytes = 0
+        num_bytes = 0 if self._sampling is None else self._sampling.num_bytes
         if self.mixed is not None:
             num_bytes += _measure(device, self.mixed.sizes, self.mixed.capture)
         return num_bytes + _measure(device, self.decodes.sizes, self.decodes.capture)

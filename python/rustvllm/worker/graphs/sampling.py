@@ -1,0 +1,93 @@
+"""What a graph of decodes does after the model: the head, and a token for each request that asks for no more than that.
+
+Greedy requests and those that are drawn by a temperature alone get their tokens there. The logits stay where the graph
+leaves them, so a step whose requests ask for more (filters, penalties, masks, log-probabilities) is sampled from those
+after it, and what the graph chose is written over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from rustvllm.kernels.draw import StaticDraws
+    from rustvllm.models.interface import CausalLM
+
+RowParameters = Callable[[npt.NDArray[np.int32]], tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]
+"""Temperatures and seeds of the requests in some persistent rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step's forward pass left on the device; all of it lasts until the next step.
+
+    Attributes:
+        hidden: ``[num_tokens, hidden_size]``; None where a graph went on from there.
+        logits: Then ``[num_tokens, vocab_size]``.
+        sampled: Then int32 ``[num_tokens]``, negative where there is none: of requests that ask for no more than a
+            temperature. It lasts until the step's set of buffers is used again.
+    """
+
+    hidden: Tensor | None
+    logits: Tensor | None = None
+    sampled: Tensor | None = None
+
+
+class GraphSampling:
+    """See the module.
+
+    Args:
+        max_rows: Of a graph.
+        vocab_size: Of the model.
+        dtype: Of its logits.
+        device: Where all lies.
+        num_sets: Of step buffers.
+        parameters: Of requests.
+        choose: See ``kernels.draw.choose``.
+
+    Attributes:
+        sampled: int32 ``[num_sets, max_rows]``: what was chosen in the step of each set of buffers. A set is used again
+            only when the host has what its last step sampled.
+        counters: int32 ``[max_rows]``, of ``choose``.
+        parameters: As given.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_rows: int,
+        vocab_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_sets: int,
+        parameters: RowParameters,
+        choose: Callable[[Tensor, StaticDraws], None],
+    ) -> None:
+        self.sampled = torch.zeros((num_sets, max_rows), dtype=torch.int32, device=device)
+        self.counters = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self.parameters = parameters
+        self._logits = torch.zeros((max_rows, vocab_size), dtype=dtype, device=device)
+        self._choose = choose
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all that stays where it is."""
+        return self.sampled.nbytes + self.counters.nbytes + self._logits.nbytes
+
+    def forward(self, model: CausalLM, hidden: Tensor, draws: StaticDraws) -> Tensor:
+        """Logits of some hidden states ``[n, hidden_size]``, where they stay; the tokens go where ``draws`` says."""
+        logits = self._logits[: hidden.shape[0]]
+        computed = model.compute_logits(hidden, out=logits)
+        if computed.dtype != logits.dtype:  # some models make theirs in float32; each graph keeps its own then
+            logits = computed.contiguous()
+        elif computed is not logits:
+            logits.copy_(computed)
+        self._choose(logits, draws)
+        return logits
