@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +51,8 @@ class AttentionMetadata:
         has_padding: Whether ``slot_mapping`` holds −1.
         table_rows: int32 ``[num_reqs]`` on the device, the row of ``block_table`` of each request, for backends that
             take them; None: there are those of the requests, in order.
+        stage: Puts an array on the device together with the rest of the step, which is not sent yet: for what a plan
+            works out on the host. None: the step is there already.
         on_device: ``query_start_loc`` and ``seq_lens`` once more, where a device has them already; None: it does not.
     """
 
@@ -61,3 +64,4 @@ class AttentionMetadata:
     has_padding: bool = False
     table_rows: Tensor | None = None
     on_device: tuple[Tensor, Tensor] | None = None
+    stage: Callable[[npt.NDArray[np.int32]], Tensor] | None = None

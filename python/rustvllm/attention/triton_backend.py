@@ -4,14 +4,14 @@ Prompts and pieces of prompts are cut into tiles of tokens; requests with one ne
 sizes of their own, and their keys are split when they are too few to fill the device. With ``batch_invariant`` there
 is one size and nothing is split: then no bit of a token's result depends on other requests or on its prompt's chunks.
 
-Planning sends the tiles of prompts to the device in one small array, and the lengths where they are not there yet. A
-step whose inputs stay where they are is planned once and sends nothing, so it can be captured in a CUDA graph; where it
-has pieces of prompts, the device itself cuts them into tiles.
+Planning sends the tiles of prompts to the device, with the rest of the step where that is not sent yet, and the lengths
+where they are not there. A step whose inputs stay where they are is planned once and sends nothing, so it can be
+captured in a CUDA graph; where it has pieces of prompts, the device itself cuts them into tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,13 +66,19 @@ class TritonAttentionBackend:
         # As many programs as ``num_splits`` makes of a step in parts, which are no more than two for a multiprocessor.
         size = PROGRAMS_PER_PROCESSOR * tuning.num_processors(device)
         self._counters = None if batch_invariant else torch.zeros(size, dtype=torch.int32, device=device)
+        self.head_counts: set[tuple[int, int]] = (
+            set()
+        )  # of queries and of keys, of all layers that were computed so far
         self._slopes: dict[tuple[float, ...], Tensor] = {}
         self._counting = torch.empty(0, dtype=torch.int32, device=device)
         self._zeros = self._counting
 
     def plan(self, metadata: AttentionMetadata) -> TritonAttentionPlan:
         """Lengths and tiles to the device; see ``AttentionBackend.plan``."""
-        return TritonAttentionPlan(self, _Batch.of(metadata, self))
+        plan = TritonAttentionPlan(self, _Batch.of(metadata, self))
+        if metadata.stage is not None:
+            plan.stage_launches(metadata.stage)
+        return plan
 
     def plan_static(self, batch: StaticDecodeBatch) -> TritonAttentionPlan:
         """See ``StaticAttentionBackend.plan_static``; how keys are split follows from the batch's size alone."""
@@ -222,6 +228,7 @@ class TritonAttentionPlan:
         self._backend = backend
         self._batch = batch
         self._launches: dict[tuple[int, int], list[_Launch]] = {}  # by heads of queries and of keys
+        self._stage: Callable[[npt.NDArray[np.int32]], Tensor] | None = None
 
     def forward(
         self,
@@ -299,13 +306,27 @@ class TritonAttentionPlan:
             )
         return out
 
+    def stage_launches(self, stage: Callable[[npt.NDArray[np.int32]], Tensor]) -> None:
+        """Work out what layers will launch that have as many heads as earlier ones, while tiles can be staged."""
+        self._stage = stage
+        for counts in tuple(self._backend.head_counts):
+            self._launches_for(*counts)
+        self._stage = None
+
     def _launches_for(self, num_heads: int, num_kv_heads: int) -> list[_Launch]:
         """Made for the first layer, used by all that have as many heads."""
         launches = self._launches.get((num_heads, num_kv_heads))
         if launches is None:
             launches = list(self._make_launches(num_heads // num_kv_heads, num_kv_heads))
             self._launches[num_heads, num_kv_heads] = launches
+            self._backend.head_counts.add((num_heads, num_kv_heads))
         return launches
+
+    def _send(self, *arrays: npt.NDArray[np.integer]) -> Tensor:
+        """The arrays one after the other, int32 on the device, with the rest of the step if that is to be sent yet."""
+        if self._stage is None:
+            return _send(self._backend.device, *arrays)
+        return self._stage(np.concatenate(arrays).astype(np.int32))
 
     def _make_launches(self, group_size: int, num_kv_heads: int) -> list[_Launch]:
         backend, batch = self._backend, self._batch
@@ -321,7 +342,7 @@ class TritonAttentionPlan:
         cut_requests, cut_tokens = _cut(batch, np.flatnonzero(in_tiles), tokens_per_tile(config, group_size)[0])
         decodes = np.flatnonzero(~in_tiles)
         num_tiles, num_decodes = cut_requests.size, decodes.size
-        sent = _send(backend.device, cut_requests, cut_tokens, decodes)
+        sent = self._send(cut_requests, cut_tokens, decodes)
         launches = [_Launch(self._tiles(sent[:num_tiles], sent[num_tiles : 2 * num_tiles]), config, 1)]
         if num_decodes:
             longest = int(batch.host_seq_lens[decodes].max())

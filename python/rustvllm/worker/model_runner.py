@@ -348,6 +348,9 @@ class GPUModelRunner:
         if graphs is not None and (replay := graphs.stage(output, step)) is not None:
             return replay
         unknown = self._unknown_ids(output, step)
+        planned = None
+        if self.backend.takes_table_rows:  # which looks at nothing of the device
+            planned = self.backend.plan(self._attention_metadata(output, step))
 
         def forward() -> StepResult:
             input_ids = step.on_device("input_ids", output.total_num_scheduled_tokens)
@@ -355,7 +358,7 @@ class GPUModelRunner:
                 places, rows = unknown
                 input_ids = input_ids.index_copy(0, places, self.last_token_ids[rows])
             positions = step.on_device("positions", output.total_num_scheduled_tokens)
-            plan = self.backend.plan(self._attention_metadata(output, step))
+            plan = planned or self.backend.plan(self._attention_metadata(output, step))
             return StepResult(self.model(input_ids, positions, self.kv_caches, plan))
 
         return forward
@@ -413,6 +416,7 @@ class GPUModelRunner:
             on_device=None
             if self.streams is None
             else (step.on_device("query_start_loc", num_reqs + 1), step.on_device("seq_lens", num_reqs)),
+            stage=step.stage if self.streams is not None and self.backend.takes_table_rows else None,
         )
 
     def _apply_grammar(self, executed: _ExecutedStep, logits: Tensor, grammar: GrammarOutput) -> None:

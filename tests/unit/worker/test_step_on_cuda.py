@@ -21,6 +21,7 @@ from fake_streams import FakeRecorder
 from torch._subclasses.fake_tensor import FakeTensor
 
 from rustvllm import LLMEngine, SamplingParams, StructuredOutputsParams
+from rustvllm.attention.triton_backend import TritonAttentionPlan
 from rustvllm.config.engine_args import EngineArgs
 from rustvllm.lora import store as store_module
 from rustvllm.lora.request import LoRARequest
@@ -206,10 +207,19 @@ def test_a_decode_is_one_replay(engine, cuda, monkeypatch, kind):
         assert decodes == [["copy_"]] * len(decodes)
 
 
-def test_attention_sends_the_tiles_of_prompts_alone(engine, cuda):
-    generate(engine(), KINDS["greedy"])
+def test_attention_sends_nothing_of_its_own(engine, cuda, monkeypatch):
+    """Tiles of prompts are a part of the step, once it is known how many heads layers have."""
+    running = engine()
+    generate(running, KINDS["greedy"])
+    cuda.forget()
+    tiles = []
+    send = TritonAttentionPlan._send
+    monkeypatch.setattr(TritonAttentionPlan, "_send", lambda *args: tiles.append(1) or send(*args))
+    generate(running, KINDS["greedy"])
     assert cuda.launches.count("_attention_kernel") > 6, "two layers of more than three steps"
-    assert cuda.pinned_by.count("triton_backend.py") == 2, "once for each step with a piece of a prompt"
+    assert len(tiles) == 2, "once for each step with a piece of a prompt"
+    assert "triton_backend.py" not in cuda.pinned_by
+    assert cuda.faults == []
 
 
 @pytest.mark.parametrize("mode", ["processed_logprobs"])
