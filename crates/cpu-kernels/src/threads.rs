@@ -355,6 +355,69 @@ mod tests {
         }
     }
 
+    /// Which thread did each part, when every thread is in its first part before any goes on.
+    fn who_did(
+        threads: &Threads,
+        num_parts: usize,
+        work: impl Fn(usize) + Sync,
+    ) -> Vec<std::thread::ThreadId> {
+        let all_began = std::sync::Barrier::new(threads.num_threads());
+        let did = Mutex::new(vec![None; num_parts]);
+        threads.for_each(num_parts, true, |part| {
+            let me = std::thread::current().id();
+            let is_first = {
+                let mut did = did.lock().unwrap_or_else(PoisonError::into_inner);
+                let is_first = !did.contains(&Some(me));
+                did[part] = Some(me);
+                is_first
+            };
+            if is_first {
+                all_began.wait();
+            }
+            work(part);
+        });
+        did.into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+            .into_iter()
+            .map(|who| who.expect("done"))
+            .collect()
+    }
+
+    #[test]
+    fn each_thread_begins_with_a_stretch_of_its_own() {
+        for num_threads in [2, 3, 5, 8] {
+            let threads = Threads::new(num_threads).expect("threads start");
+            for num_parts in [num_threads, 2 * num_threads + 1, 97] {
+                let who = who_did(&threads, num_parts, |_| {});
+                // The first part of each stretch is done by a thread of its own; stretches differ by a part at most.
+                let firsts: Vec<usize> =
+                    (0..num_threads).map(|thread| num_parts * thread / num_threads).collect();
+                let owners: std::collections::HashSet<_> = firsts.iter().map(|&first| who[first]).collect();
+                assert_eq!(owners.len(), num_threads, "{num_threads} threads, {num_parts} parts");
+                let ends = firsts.iter().skip(1).chain([&num_parts]);
+                let lens: Vec<usize> = firsts.iter().zip(ends).map(|(first, end)| end - first).collect();
+                assert!(lens.iter().max() <= lens.iter().min().map(|len| len + 1).as_ref(), "{lens:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_slow_thread_has_not_begun_is_done_by_others() {
+        const NUM_PARTS: usize = 40;
+        let threads = Threads::new(4).expect("threads start");
+        let num_done = AtomicUsize::new(0);
+        let who = who_did(&threads, NUM_PARTS, |part| {
+            // The thread of the last stretch comes back when all parts but its own first one are done.
+            if part == 30 {
+                while num_done.load(Ordering::Acquire) < NUM_PARTS - 1 {
+                    std::thread::yield_now();
+                }
+            }
+            num_done.fetch_add(1, Ordering::AcqRel);
+        });
+        assert_eq!(who.iter().filter(|&&one| one == who[30]).count(), 1);
+    }
+
     #[test]
     fn callers_at_the_same_time_each_get_their_own() {
         let threads = Threads::with_spin(3, Duration::from_micros(20)).expect("threads");

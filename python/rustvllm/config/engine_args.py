@@ -145,7 +145,10 @@ class EngineArgs(EngineFlags):
             lora=self._create_lora_config(),
             parallel=self._create_parallel_config(device),
             device=DeviceConfig(
-                device=device, attention_backend=self.attention_backend, batch_invariant=self.batch_invariant
+                device=device,
+                attention_backend=self.attention_backend,
+                batch_invariant=self.batch_invariant,
+                cpu_threads=self.cpu_threads,
             ),
             cuda_graphs=self._create_cuda_graph_config(),
             load=load,

@@ -23,6 +23,8 @@ from rustvllm.exceptions import ConfigError, InvalidRequestError
 DTYPES = ("float32", "float16", "bfloat16")
 """Names of the tensor types a model can compute in."""
 DEVICES = ("cpu", "cuda")
+MOST_CPU_THREADS = 1024
+"""As many as the core starts."""
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 """What the KV cache holds: numbers of the model's dtype, or of eight bits (both names are e4m3)."""
 MAX_SWAP_SPACE = 1 << 20
@@ -338,15 +340,21 @@ class DeviceConfig:
         attention_backend: ``triton`` (on CUDA), ``cpu`` (the core's kernels), ``torch`` (anywhere), or ``auto``:
             Triton's or the core's where they can compute. Under ``TRITON_INTERPRET=1`` Triton's run on the CPU.
         batch_invariant: A request's logits are bit-identical whatever else is in the batch.
+        cpu_threads: Threads that compute on a CPU, of each rank; None: ``OMP_NUM_THREADS``, or as the machine allows.
     """
 
     device: str = "cpu"
     attention_backend: str = "auto"
     batch_invariant: bool = False
+    cpu_threads: int | None = None
 
     def __post_init__(self) -> None:
         require_choice("device", self.device, DEVICES)
         require_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        if self.cpu_threads is not None:
+            require_int("cpu_threads", self.cpu_threads, 1, MOST_CPU_THREADS)
+            if self.device != "cpu":
+                raise ConfigError(f"cpu_threads is {self.cpu_threads}, but device is {self.device}: it is for the CPU")
         attention_backends.check_device(self.attention_backend, self.device, batch_invariant=self.batch_invariant)
 
 

@@ -101,6 +101,13 @@ class EngineFlags:
         group="model",
     )
     batch_invariant: bool = arg("logits are bit-identical whatever else is in the batch", False, group="model")
+    cpu_threads: int | None = arg(
+        "threads that compute on a CPU, of each rank (default: OMP_NUM_THREADS, or one per physical core that the "
+        "process may run on, within its quota; one for a model below 32 MiB)",
+        None,
+        type=parse_number,
+        group="model",
+    )
     kv_cache_dtype: str = arg(
         "auto: as the model computes; fp8 (fp8_e4m3): eight bits a number, on CUDA", "auto", group="cache"
     )

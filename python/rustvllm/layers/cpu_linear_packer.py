@@ -310,7 +310,7 @@ class LinearPacker:
             linear.release_weight()
             return
         if name is None and weight.dtype in CORE_DTYPES and weight.numel() >= NOT_WORTH_PACKING:
-            # A measurement beside other work may be wrong, and a layer that is not the core's is not in the one call.
+            # A measurement next to other work may be wrong, and a layer that is not the core's is not in the one call.
             is_best = CoreLinear.is_as_fast_as_the_processor(weight.dtype)
             name = "core" if is_best or weight.numel() < NOT_WORTH_MEASURING else None
         if name is None and weight.dtype in CORE_DTYPES and _is_measured(_shape(weight)):

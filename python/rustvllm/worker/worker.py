@@ -64,7 +64,8 @@ CPU_CACHE_CAP = 4
 """On CPU the default cache holds at most this many times what ``max_num_seqs`` sequences of ``max_model_len`` need."""
 SINGLE_THREAD_BYTES = 32 << 20
 """A model with fewer bytes of parameters is run by one thread: its products are so short that threads cost more in
-waiting for each other than they save, and on a busy machine thirty times as much. ``OMP_NUM_THREADS`` overrides it."""
+waiting for each other than they save, and on a busy machine thirty times as much. ``cpu_threads`` overrides it, and so
+does ``OMP_NUM_THREADS``."""
 CPU_CACHE_SHARE_OF_AVAILABLE = 0.9
 """Of the memory that is free now, the most that the default CPU cache takes."""
 
@@ -443,12 +444,14 @@ class Worker:
             ) from error
 
     def _set_num_threads(self, model: CausalLM) -> None:
-        if self.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ:
+        num_threads = self.config.device.cpu_threads
+        if self.device.type != "cpu" or (num_threads is None and "OMP_NUM_THREADS" in os.environ):
             return
-        size = sum(parameter.nbytes for parameter in model.parameters())
-        # torch counts logical cores and knows no quota; more threads than cores make every product slower.
-        own_cores = max(1, host_resources.num_compute_threads() // self.config.parallel.num_sharers)
-        num_threads = 1 if size < SINGLE_THREAD_BYTES else own_cores
+        if num_threads is None:
+            size = sum(parameter.nbytes for parameter in model.parameters())
+            # torch counts logical cores and knows no quota; more threads than cores make every product slower.
+            own_cores = max(1, host_resources.num_compute_threads() // self.config.parallel.num_sharers)
+            num_threads = 1 if size < SINGLE_THREAD_BYTES else own_cores
         torch.set_num_threads(num_threads)
         logger.info("torch computes with %d thread%s", num_threads, "" if num_threads == 1 else "s")
 

@@ -112,6 +112,8 @@ def test_without_chunked_prefill_the_default_budget_holds_a_prompt(model):
         ({"batch_invariant": True, "dtype": "float16"}, "batch_invariant is for .* but dtype is float16"),
         ({"batch_invariant": True, "attention_backend": "torch"}, "set attention_backend to cpu or auto"),
         ({"batch_invariant": "yes"}, "batch_invariant must be true or false, got 'yes'"),
+        ({"cpu_threads": 0}, "cpu_threads must be at least 1, got 0"),
+        ({"cpu_threads": 2.5}, "cpu_threads"),
         ({"scheduling_policy": "x"}, "scheduling_policy must be one of"),
         ({"gpu_memory_utilization": 0}, "gpu_memory_utilization"),
         ({"num_gpu_blocks_override": 8}, "set max_model_len to 112 or less"),

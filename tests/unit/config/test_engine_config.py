@@ -79,6 +79,9 @@ MODEL = {
         (DeviceConfig, "device", "tpu", "cpu, cuda, got 'tpu'"),
         (LoadConfig, "quantization", "hqq", "int8-g128, int4-g32, int4-g64, int4-g128, gguf, awq, gptq, .*, got 'hqq'"),
         (DeviceConfig, "attention_backend", "flash", "auto, triton, cpu, torch, got 'flash'"),
+        (DeviceConfig, "cpu_threads", 0, "at least 1, got 0"),
+        (DeviceConfig, "cpu_threads", 1025, "at most 1024, got 1025"),
+        (DeviceConfig, "cpu_threads", "2", "integer"),
         (LoadConfig, "load_format", "pt", "got 'pt'"),
     ],
 )
@@ -234,3 +237,8 @@ def test_what_the_cores_products_are_needed_for_is_for_the_cpu():
         EngineConfig(
             model=ModelConfig(**MODEL), device=DeviceConfig(device="cuda"), load=LoadConfig(quantization="int8-g64")
         )
+
+
+def test_threads_of_the_cpu_are_for_the_cpu():
+    with pytest.raises(ConfigError, match="cpu_threads is 2, but device is cuda: it is for the CPU"):
+        DeviceConfig(device="cuda", cpu_threads=2)

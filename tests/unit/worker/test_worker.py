@@ -34,6 +34,7 @@ def make(tmp_path, monkeypatch):
         dtype="auto",
         device="cpu",
         preemption_mode="recompute",
+        cpu_threads=None,
         **cache,
     ):
         base = GPT2 if architecture.startswith("GPT2") else LLAMA
@@ -57,7 +58,9 @@ def make(tmp_path, monkeypatch):
                 max_num_seqs=8, max_num_batched_tokens=256, preemption_mode=preemption_mode, async_scheduling=False
             ),
             parallel=ParallelConfig(),
-            device=SimpleNamespace(device=device, attention_backend="auto", batch_invariant=False),
+            device=SimpleNamespace(
+                device=device, attention_backend="auto", batch_invariant=False, cpu_threads=cpu_threads
+            ),
             cuda_graphs=CUDAGraphConfig(),
             load=LoadConfig(load_format="dummy"),
             lora=None,
@@ -253,6 +256,20 @@ def test_small_models_run_on_one_thread(make, monkeypatch, limit, expected):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     worker._set_num_threads(worker.runner.model)
     assert chosen == [expected], "what the user says stands"
+
+
+@pytest.mark.parametrize("of_the_environment", [None, "2"])
+def test_as_many_threads_compute_as_the_flag_says(make, monkeypatch, of_the_environment):
+    chosen = [1]
+    if of_the_environment is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", of_the_environment)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: chosen[-1])
+    worker = make(cpu_threads=3)
+    assert chosen == [1, 3]
+    assert worker._threads.num_threads == 3
 
 
 def test_the_largest_batch_is_within_the_limits(make):
