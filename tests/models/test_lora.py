@@ -490,6 +490,13 @@ WRONG = {
     "use_dora": (lambda f: edit_config(f, use_dora="yes"), "use_dora must be true or false"),
     "biases": (lambda f: edit_config(f, bias="all"), "bias is 'all'"),
     "whole modules": (lambda f: edit_config(f, modules_to_save=["lm_head"]), "modules_to_save"),
+    "biases of the matrices": (lambda f: edit_config(f, lora_bias=True), "lora_bias is True .* not served"),
+    "one for some tokens alone (aLoRA)": (
+        lambda f: edit_config(f, alora_invocation_tokens=[5, 6]), r"alora_invocation_tokens is \[5, 6\] .* not served",
+    ),
+    "layers that are there twice": (
+        lambda f: edit_config(f, layer_replication=[[0, 2], [1, 2]]), "layer_replication is .* not served",
+    ),
     "another method": (lambda f: edit_config(f, peft_type="IA3"), "only LORA is served"),
     "a start that changes the base": (lambda f: edit_config(f, init_lora_weights="pissa_niter_4"), "pissa"),
     "a bad expression": (lambda f: edit_config(f, target_modules="("), "cannot be read"),

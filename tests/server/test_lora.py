@@ -3,12 +3,15 @@
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 
 import httpx
 import pytest
 from server_process import REAL, ServerProcess
 
 from rustvllm import LLM, SamplingParams
+from rustvllm.cli.chat import chat
 from rustvllm.lora.request import LoRARequest
 
 pytest.importorskip("peft", reason="peft is not installed")
@@ -20,8 +23,6 @@ GREEDY = {"temperature": 0, "max_tokens": 16}
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory, repository):
     """Two folders, and what the embedded model says with each and alone."""
-    import sys
-
     import torch
     import transformers
 
@@ -100,6 +101,43 @@ def test_adapters_are_models(server, adapters):
             assert text == contents["polite"]
 
     asyncio.run(everything())
+
+
+def test_a_conversation_in_the_terminal_names_an_adapter(server, capsys):
+    said = {}
+    for name in (None, "polite", "team/wild ü"):
+        flags = ["--url", f"{server.url}/v1", "--temperature", "0", "--max-tokens", "16", "-q", "Tell me a story."]
+        assert chat([*flags, *([] if name is None else ["--model-name", name])]) == 0
+        said[name] = capsys.readouterr().out
+    assert len({*said.values()}) == 3, said
+    assert chat(["--url", f"{server.url}/v1", "--model-name", "none", "-q", "Tell me a story."]) == 1
+    assert "none" in capsys.readouterr().err
+
+
+def test_lines_of_a_file_name_adapters(adapters, tmp_path):
+    requests, texts = adapters
+    asked = [(name, prompt) for prompt in PROMPTS for name in ("polite", "team/wild ü", "nobody's")]
+    lines = [
+        {
+            "custom_id": str(index), "method": "POST", "url": "/v1/completions",
+            "body": {"model": name, "prompt": prompt, **GREEDY},
+        }
+        for index, (name, prompt) in enumerate(asked)
+    ]  # fmt: skip
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    command = [sys.executable, "-m", "rustvllm.cli.main", "run-batch", "-i", "in.jsonl", "-o", "out.jsonl"]
+    done = subprocess.run(
+        [*command, *flags_of(requests)], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=110
+    )
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(found) == len(asked), done.stderr
+    for (name, prompt), answer in zip(asked, found, strict=True):
+        body = answer["response"]["body"]
+        if name in texts:
+            assert body["choices"][0]["text"] == texts[name][PROMPTS.index(prompt)]
+        else:
+            assert answer["response"]["status_code"] == 404
+            assert "nobody's" in json.dumps(body)
 
 
 @pytest.mark.parametrize("name", ["polit", "polite/", "../x", "a=b", "POLITE", "polite\u0000", "ü"])
