@@ -29,6 +29,11 @@ fn measure(decoding: &mut Decoding, steps: u64, part: Part) -> Duration {
 /// Schedule, update and both, for so many decodes, and a prompt of `prefill_tokens` in each step.
 fn steps(criterion: &mut Criterion, group: &str, num_running: u32, prefill_tokens: u32) {
     let options = DecodingOptions { prefill_tokens, ..DecodingOptions::new(num_running) };
+    run(criterion, group, options);
+}
+
+fn run(criterion: &mut Criterion, group: &str, options: DecodingOptions) {
+    let DecodingOptions { num_running, prefill_tokens, .. } = options;
     let mut decoding = Decoding::new(options).expect("a valid configuration");
     println!(
         "{num_running} running decodes and {prefill_tokens} prompt tokens in each step, pool of {} blocks of {BLOCK_SIZE} tokens",
@@ -56,6 +61,15 @@ fn decodes(criterion: &mut Criterion) {
 fn decodes_and_a_prompt(criterion: &mut Criterion) {
     for num_running in [64, 256] {
         steps(criterion, "step with 2048 prompt tokens", num_running, 2048);
+    }
+}
+
+/// Decodes whose drafts are looked for and run: 16 of each, found in each step, or none, where nothing repeats.
+fn decodes_with_drafts(criterion: &mut Criterion) {
+    for (group, repeats) in
+        [("step with 16 drafts of each", true), ("step that looks for drafts in vain", false)]
+    {
+        run(criterion, group, DecodingOptions { num_drafts: 16, repeats, ..DecodingOptions::new(256) });
     }
 }
 
@@ -88,5 +102,5 @@ fn admission(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, decodes, decodes_and_a_prompt, admission);
+criterion_group!(benches, decodes, decodes_and_a_prompt, decodes_with_drafts, admission);
 criterion_main!(benches);

@@ -1,112 +1,226 @@
-"""Tokens per second with drafts and without, by turns: text that repeats itself, that does not, that is predicted.
+"""Tokens per second with drafts and without, by turns, of texts that are known beforehand.
 
-    python benches/python/speculation.py                      # the model in the package, 1 and 8 streams
-    python benches/python/speculation.py --model gpt2 --method ngram --rounds 5
+    python benches/python/speculation.py --text repeating random --streams 1 8 32 --output-json report.json
+    python benches/python/speculation.py --text edited --prediction --quantization int8
 
-Text repeats because its prompt does and the model goes on greedily; it does not at temperature 1 among ids that were
-drawn at random. Predicted text is drawn at temperature 1 among all ids and has a prediction in which every sixteenth
-token is wrong. Each setting is an engine of its own in this process; they take turns, and each figure is the median.
+The model has the shape of GPT-2 small and is made so that it says a given text (``scripted_text.py``): it repeats
+itself, repeats nothing, alternates, lies, or is the next version of a source file. ``sampled`` is what a model of any
+kind draws at temperature 1 among 1,000 ids; with ``--embedded`` that is the one in the package, whose steps are short.
+
+Each setting is an engine of its own in this process; they take turns step by step, so that what else the machine does
+meets all, and each figure is the median over the rounds, ratios those of one round. What is measured is decoding, from
+the first token on. All engines compute with the core's products, unless ``RUSTVLLM_LINEAR_KERNEL`` says otherwise, so
+that drafts are all that differs. Requests have salts of their own, so that no answer is a draft of another one, unless
+``--shared``.
 """
 
 import argparse
-import json
-import platform
+import os
 import random
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from importlib.metadata import version
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-from rustvllm import LLM, PromptType, SamplingParams
+import torch
+from bench_report import new_report, publish
+from scripted_text import Text, texts, use_tokenizer
+from tiny_checkpoint import SCRIPT_SCALE, write_gpt2_small
 
-REPEATING = "one two three four five six seven eight nine ten. " * 3
-NUM_ALLOWED = 1000
+from rustvllm import LLM, SamplingParams
+
+DATA = Path(__file__).resolve().parents[3] / "shared/data"
+COUNTERS = ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_withheld_draft_tokens", "num_draft_pauses")
+MAX_MODEL_LEN = 1536
+
+
+class Scripted:
+    """One engine whose model says what a script says.
+
+    Args:
+        folder: Of the model; None: the one in the package.
+        options: Of ``LLM``.
+    """
+
+    def __init__(self, folder: str | None, **options: Any) -> None:
+        # Each engine would choose by measurements of its own, which may differ by chance.
+        os.environ.setdefault("RUSTVLLM_LINEAR_KERNEL", "core")
+        self.llm = LLM(folder, enable_prefix_caching=False, seed=0, **options)
+        executor: Any = self.llm.llm_engine.engine_core.core.executor
+        worker = executor._worker  # noqa: SLF001 -- its weights are what is to be said
+        self._model = worker.runner.model if folder is not None else None
+
+    def say(self, script: list[int]) -> None:
+        """From now on this is what follows."""
+        embedding, positions = self._model.embed_tokens.weight, self._model.wpe.weight
+        with torch.inference_mode():
+            positions[: len(script)] = SCRIPT_SCALE * embedding[torch.tensor(script)]
+
+    def begin(
+        self, prompts: list[dict[str, Any]], num_tokens: int | list[int], allowed: list[int] | None = None
+    ) -> None:
+        """Queue prompts with the lengths of their answers; ``step`` answers them."""
+        self.wall = self.cpu = 0.0
+        self.times: list[list[tuple[float, float]]] = []
+        self.token_ids: list[list[int]] = []
+        lengths = [num_tokens] * len(prompts) if isinstance(num_tokens, int) else num_tokens
+        for prompt, length in zip(prompts, lengths, strict=True):
+            self.add(prompt, length, allowed)
+
+    def add(self, prompt: dict[str, Any], num_tokens: int, allowed: list[int] | None = None) -> None:
+        """One more."""
+        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+        index = len(self.token_ids)
+        if allowed is not None:
+            params = replace(params, temperature=1, seed=allowed[index], allowed_token_ids=allowed)
+        self.llm.llm_engine.add_request(str(index), prompt, params)
+        self.times.append([])
+        self.token_ids.append([])
+
+    def drop(self) -> None:
+        """Leave what is not answered yet."""
+        self.llm.llm_engine.abort_all()
+
+    def step(self) -> bool:
+        """One step, timed; whether there is another one."""
+        engine = self.llm.llm_engine
+        wall, cpu = time.perf_counter(), time.process_time()
+        outputs = engine.step()
+        self.wall += time.perf_counter() - wall
+        self.cpu += time.process_time() - cpu
+        for output in outputs:
+            index, ids = int(output.request_id), output.outputs[0].token_ids
+            self.times[index] += [(self.wall, self.cpu)] * (len(ids) - len(self.times[index]))
+            self.token_ids[index] = list(ids)
+        return engine.has_unfinished_requests()
+
+    def counters(self) -> dict[str, int]:
+        """What was drafted, accepted and withheld so far."""
+        counters = self.llm.llm_engine.engine_core.core.scheduler.stats()
+        return {name: counters[name] for name in COUNTERS}
+
+
+def prompts_of(text: Text, num_streams: int, turn: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One prompt for each stream."""
+    prompts: list[dict[str, Any]] = []
+    for stream in range(num_streams):
+        prompt: dict[str, Any] = {"prompt_token_ids": text.of_stream(stream)}
+        if not args.shared:
+            prompt["cache_salt"] = f"{turn} {stream}"
+        if args.prediction:
+            prompt["prediction"] = list(text.expected)
+        prompts.append(prompt)
+    return prompts
+
+
+def measure(engines: dict[str, Scripted], name: str, num_streams: int, args: argparse.Namespace) -> dict[str, Any]:
+    """One text with so many streams at once, by turns."""
+    make = texts(args.corpus)["random" if name == "sampled" else name]
+    runs: dict[str, list[tuple[float, float]]] = {each: [] for each in engines}
+    parts: dict[str, list[list[float]]] = {each: [] for each in engines}
+    before: dict[str, dict[str, int]] = {}
+    for turn in range(-1, args.rounds):  # the first warms up
+        text = make(turn + 1, args.tokens + 7 * num_streams)
+        if turn == 0:
+            before = {each: engine.counters() for each, engine in engines.items()}
+        num_tokens = min(args.tokens, len(text.answer) - 7 * (num_streams - 1))
+        allowed = random.Random(turn).sample(range(10, 2000), 1000) if name == "sampled" else None
+        expected = [text.answer[7 * stream :][:num_tokens] for stream in range(num_streams)]
+        for engine in engines.values():
+            if allowed is None:
+                engine.say(text.script())
+            engine.begin(prompts_of(text, num_streams, f"{name} {num_streams} {turn}", args), num_tokens, allowed)
+        unfinished = list(engines.values())
+        while unfinished:
+            unfinished = [engine for engine in unfinished if engine.step()]
+        for each, engine in engines.items():
+            if allowed is None and engine.token_ids != expected:
+                raise SystemExit(f"{each}: the model did not say the text {name!r}")
+            if turn >= 0:
+                first = [
+                    statistics.median(column) for column in zip(*(of_one[0] for of_one in engine.times), strict=True)
+                ]
+                last = [max(column) for column in zip(*(of_one[-1] for of_one in engine.times), strict=True)]
+                num_decoded = num_streams * (num_tokens - 1)
+                wall, cpu = (num_decoded / (end - begin) for begin, end in zip(first, last, strict=True))
+                runs[each].append((wall, cpu))
+                parts[each].append(speeds_of_parts([wall for wall, _ in engine.times[0]]))
+    pairs = list(zip(runs["with"], runs["without"], strict=True))
+    ratios = [with_[0] / without[0] for with_, without in pairs]
+    report: dict[str, Any] = {
+        "text": name,
+        "streams": num_streams,
+        "tokens_per_second": {each: round(statistics.median(wall for wall, _ in of), 1) for each, of in runs.items()},
+        "ratio": round(statistics.median(ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "ratio_of_processor_time": round(statistics.median(with_[1] / without[1] for with_, without in pairs), 3),
+    }
+    for each, engine in engines.items():
+        if each != "without":
+            after = engine.counters()
+            report[f"counted {each}"] = {key: after[key] - before[each][key] for key in COUNTERS}
+    if name == "alternating":
+        report["tokens_per_second_of_parts"] = {
+            each: [round(statistics.median(column), 1) for column in zip(*of_all, strict=True)]
+            for each, of_all in parts.items()
+        }
+    return report
+
+
+def speeds_of_parts(times: list[float], part: int = 200) -> list[float]:
+    """Tokens per second of each 200 tokens of a stream."""
+    ends = [times[0], *times[part - 1 :: part]]
+    return [part / (end - begin) for begin, end in pairwise(ends)]
 
 
 def main() -> None:
     """Measure, and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="folder or name (default: the model in the package)")
-    parser.add_argument("--load-format", default="auto", help="dummy: a model of that shape without its weights")
+    parser.add_argument("--text", nargs="+", default=["repeating", "random"], help="names of scripted_text.py")
     parser.add_argument("--method", default="auto", help="ngram, suffix or auto")
     parser.add_argument("--num-speculative-tokens", type=int, default=16)
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--tokens", type=int, default=128, help="per stream")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--tokens", type=int, default=256, help="per stream")
     parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    speculation = {"method": arguments.method, "num_speculative_tokens": arguments.num_speculative_tokens}
-    common = {"model": arguments.model, "load_format": arguments.load_format, "max_model_len": 512}
-    engines = {
-        "without": LLM(**common),
-        "with": LLM(**common, speculative_config=speculation),
-    }
-    results = []
-    for text in ("repeating", "random", "predicted"):
-        for num_streams in arguments.streams:
-            speeds: dict[str, list[float]] = {name: [] for name in engines}
-            before = stats_of(engines["with"])
-            for turn in range(arguments.rounds + 1):
-                for name, llm in engines.items():
-                    speed = tokens_per_second(llm, text, num_streams, arguments.tokens, turn)
-                    if turn:  # the first one warms up
-                        speeds[name].append(speed)
-            after = stats_of(engines["with"])
-            medians = {name: statistics.median(values) for name, values in speeds.items()}
-            counted = {name: after[name] - before[name] for name in after}
-            results.append(
-                {
-                    "text": text,
-                    "streams": num_streams,
-                    "tokens_per_second": {name: round(value, 1) for name, value in medians.items()},
-                    "range": {name: [round(min(values), 1), round(max(values), 1)] for name, values in speeds.items()},
-                    "ratio": round(medians["with"] / medians["without"], 3),
-                    **counted,
-                }
-            )
-            print(json.dumps(results[-1]), file=sys.stderr)
-    about = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
-    about |= {name: version(name) for name in ("rustvllm", "torch")}
-    print(json.dumps({"about": about, "speculation": speculation, "tokens": arguments.tokens, "results": results}))
-
-
-def tokens_per_second(llm: LLM, text: str, num_streams: int, num_tokens: int, turn: int) -> float:
-    """One turn of one engine."""
-    prompts: list[PromptType] = [f"{stream} {turn}. {REPEATING}" for stream in range(num_streams)]
-    # Seeds of its own: an answer that was given before would not be random to who keeps answers.
-    params = [params_of(text, 1000 * turn + stream, num_tokens) for stream in range(num_streams)]
-    if text == "predicted":
-        answers = llm.generate(prompts, params, use_tqdm=False)
-        prompts = [
-            {"prompt": str(prompt), "prediction": edited(answer.outputs[0].token_ids)}
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
-    began = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    seconds = time.perf_counter() - began
-    return sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
-
-
-def edited(token_ids: Sequence[int]) -> list[int]:
-    """An answer of which every sixteenth token is another one."""
-    return [abs(token_id - 1) if index % 16 == 8 else token_id for index, token_id in enumerate(token_ids)]
-
-
-def params_of(text: str, seed: int, num_tokens: int) -> SamplingParams:
-    """How one stream's text comes about."""
-    if text == "repeating":
-        return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-    if text == "predicted":
-        return SamplingParams(temperature=1, seed=seed, max_tokens=num_tokens, ignore_eos=True)
-    allowed = random.Random(seed).sample(range(10, 2000), NUM_ALLOWED)
-    return SamplingParams(temperature=1, seed=seed, max_tokens=num_tokens, ignore_eos=True, allowed_token_ids=allowed)
-
-
-def stats_of(llm: LLM) -> dict[str, int]:
-    """What was drafted, accepted and withheld so far."""
-    names = ("num_draft_tokens", "num_accepted_tokens", "num_withheld_draft_tokens", "num_draft_pauses")
-    counters = llm.llm_engine.engine_core.scheduler.stats()
-    return {name: counters[name] for name in names}
+    parser.add_argument("--quantization", help="of the weights")
+    parser.add_argument("--prediction", action="store_true", help="requests say what they expect")
+    parser.add_argument("--shared", action="store_true", help="answers may be drafts of other requests")
+    parser.add_argument("--always", action="store_true", help="measure also without the controller")
+    parser.add_argument("--embedded", action="store_true", help="measure the model in the package, with --text sampled")
+    parser.add_argument("--model", type=Path, help="folder of the checkpoint, made if it is not there")
+    parser.add_argument("--tokenizer", type=Path, default=DATA / "gpt2-tokenizer", help="GPT-2's")
+    parser.add_argument("--corpus", type=Path, help="a text file, for --text ordinary")
+    parser.add_argument("--output-json", type=Path)
+    args = parser.parse_args()
+    use_tokenizer(args.tokenizer)
+    speculation: dict[str, Any] = {"method": args.method, "num_speculative_tokens": args.num_speculative_tokens}
+    if args.method == "ngram":
+        speculation |= {"prompt_lookup_min": 3, "prompt_lookup_max": 5}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.model or Path(temporary) / "gpt2-small"
+        common: dict[str, Any] = {"quantization": args.quantization, "max_num_seqs": max(args.streams)}
+        if not args.embedded:
+            if not (folder / "config.json").exists():
+                write_gpt2_small(folder, args.tokenizer, num_positions=MAX_MODEL_LEN)
+            common["max_model_len"] = MAX_MODEL_LEN
+        name = None if args.embedded else str(folder)
+        engines = {
+            "without": Scripted(name, **common),
+            "with": Scripted(name, **common, speculative_config=speculation),
+        }
+        if args.always:
+            engines["always"] = Scripted(name, **common, speculative_config={**speculation, "adaptive": False})
+        results = []
+        for name in args.text:
+            for num_streams in args.streams:
+                results.append(measure(engines, name, num_streams, args))
+                print(results[-1], file=sys.stderr, flush=True)
+    report = {**new_report(), "speculation": speculation, "quantization": args.quantization, "results": results}
+    publish(report, args.output_json)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Any engine can load them.
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 
 Weights = dict[str, npt.NDArray[np.float32]]
+
+SCRIPT_SCALE = 250.0
+"""A position's embedding as a multiple of that of the token to come: it drowns out all that the layers add."""
 
 
 def write_tiny_llama(
@@ -132,10 +136,18 @@ def write_llama(folder: Path, shape: dict[str, int], family: str = "llama") -> P
     return folder
 
 
-def write_gpt2_small(folder: Path, tokenizer: Path) -> Path:
-    """GPT-2 small's shape (124 million parameters, float32, 498 MB) with GPT-2's tokenizer."""
+def write_gpt2_small(folder: Path, tokenizer: Path, *, num_positions: int = 1024, script: Sequence[int] = ()) -> Path:
+    """GPT-2 small's shape (124 million parameters, float32, 498 MB) with GPT-2's tokenizer.
+
+    Args:
+        folder: Made, with parents.
+        tokenizer: A folder with a tokenizer.json.
+        num_positions: Tokens of prompt and output together.
+        script: What the model is to say: at place ``p`` the id that it draws greedily after ``p + 1`` tokens, whatever
+            they are. It computes as much as any model of the shape.
+    """
     vocab_size = copy_tokenizer(tokenizer, folder)
-    hidden_size, num_layers, num_positions = 768, 12, 1024
+    hidden_size, num_layers = 768, 12
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -162,6 +174,8 @@ def write_gpt2_small(folder: Path, tokenizer: Path) -> Path:
         "wte.weight": matrix(vocab_size, hidden_size),
         "wpe.weight": matrix(num_positions, hidden_size),
     }
+    if len(script) > 0:
+        weights["wpe.weight"][: len(script)] = SCRIPT_SCALE * weights["wte.weight"][np.asarray(script)]
     norms = ["ln_f"]
     for layer in range(num_layers):
         norms += [f"h.{layer}.ln_1", f"h.{layer}.ln_2"]

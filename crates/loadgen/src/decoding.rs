@@ -11,8 +11,8 @@ use std::{
 };
 
 use scheduler::{
-    ConfigError, RequestKey, Scheduler, SchedulerConfig, SchedulerError, SchedulerOutput, SchedulingPolicy,
-    TokenRows, egress::Consumer,
+    ConfigError, DrafterConfig, DraftingMethod, RequestKey, Scheduler, SchedulerConfig, SchedulerError,
+    SchedulerOutput, SchedulingPolicy, SuffixLimits, TokenRows, egress::Consumer,
 };
 
 use crate::replay_target::{new_request, with_buffers};
@@ -34,6 +34,9 @@ const MAX_STEPS_IN_FLIGHT: u32 = 2;
 /// Running requests, and tokens of a prompt, at most: what `SchedulerConfig` allows, less the room for the rest.
 const MAX_NUM_RUNNING: u32 = 1 << 15;
 const MAX_PREFILL_TOKENS: u32 = 1 << 20;
+const MAX_NUM_DRAFTS: u32 = 64;
+/// What is sampled where nothing repeats counts up to here, and begins again much later than a request ends.
+const NUM_IDS: u64 = 1 << 30;
 
 /// What to keep running.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,6 +49,10 @@ pub struct DecodingOptions {
     pub steps_in_flight: u32,
     /// Who is admitted first.
     pub scheduling_policy: SchedulingPolicy,
+    /// Drafts of each decode and step at most, looked for among its own tokens; 0 = none are made.
+    pub num_drafts: u32,
+    /// Whether what is sampled repeats itself, so that drafts are found and are right; else no three tokens come twice.
+    pub repeats: bool,
 }
 
 impl DecodingOptions {
@@ -57,6 +64,8 @@ impl DecodingOptions {
             prefill_tokens: 0,
             steps_in_flight: 1,
             scheduling_policy: SchedulingPolicy::default(),
+            num_drafts: 0,
+            repeats: true,
         }
     }
 
@@ -70,6 +79,7 @@ impl DecodingOptions {
         between("num_running", self.num_running, 1, MAX_NUM_RUNNING)?;
         between("prefill_tokens", self.prefill_tokens, 0, MAX_PREFILL_TOKENS)?;
         between("steps_in_flight", self.steps_in_flight, 1, MAX_STEPS_IN_FLIGHT)?;
+        between("num_drafts", self.num_drafts, 0, MAX_NUM_DRAFTS)?;
         // Prompts whose step is in flight, and those whose row cannot be used again before such a step is updated.
         let prompts = if self.prefill_tokens > 0 { 2 * self.steps_in_flight - 1 } else { 0 };
         let num_blocks = self.num_running * (PROMPT_TOKENS + BLOCK_SIZE + OUTPUT_TOKENS).div_ceil(BLOCK_SIZE)
@@ -81,9 +91,22 @@ impl DecodingOptions {
             max_steps_in_flight: self.steps_in_flight,
             scheduling_policy: self.scheduling_policy,
             max_num_batched_tokens: TOKEN_BUDGET
-                .max(TOKENS_PER_DECODE * self.num_running + self.prefill_tokens),
+                .max(TOKENS_PER_DECODE * self.num_running + self.prefill_tokens)
+                .max((1 + self.num_drafts) * self.num_running + self.prefill_tokens),
+            num_speculative_tokens: self.num_drafts,
+            drafter: (self.num_drafts > 0).then(drafter_config),
             ..SchedulerConfig::new(num_blocks, MAX_MODEL_LEN.max(self.prefill_tokens + 1))
         })
+    }
+}
+
+/// As `--speculative-config '{"method": "auto", "adaptive": false}'` has it: all that is found runs.
+fn drafter_config() -> DrafterConfig {
+    DrafterConfig {
+        method: DraftingMethod::Suffix(SuffixLimits { max_match: 24, max_factor: 1.0, min_share: 0.1 }),
+        caps: Vec::new(),
+        num_archived_requests: 10_000,
+        adaptive: false,
     }
 }
 
@@ -106,6 +129,7 @@ pub struct Decoding {
     options: DecodingOptions,
     in_flight: VecDeque<SchedulerOutput>,
     num_added: u64,
+    num_sampled: u64,
 }
 
 impl Decoding {
@@ -122,6 +146,7 @@ impl Decoding {
             options,
             in_flight: VecDeque::new(),
             num_added: 0,
+            num_sampled: 0,
         };
         decoding.refill();
         Ok(decoding)
@@ -133,7 +158,7 @@ impl Decoding {
         self.scheduler.config().num_blocks
     }
 
-    /// Run one step of the steady state: so many decodes, and the prompt if each step has one. Handing that in, reading
+    /// Run one step of the steady state: so many decodes (and drafts of them), and the prompt if each step has one. Handing that in, reading
     /// the outputs and replacing what has ended are off the clock.
     ///
     /// # Panics
@@ -146,6 +171,8 @@ impl Decoding {
             let start = Instant::now();
             let scheduled = self.schedule();
             let between = Instant::now();
+            self.sample();
+            let begin_update = Instant::now();
             self.update();
             let end = Instant::now();
             self.drain();
@@ -155,7 +182,7 @@ impl Decoding {
                 self.refill();
             }
             if let Some(output) = steady {
-                return (output, StepTimes { schedule: between - start, update: end - between });
+                return (output, StepTimes { schedule: between - start, update: end - begin_update });
             }
         }
     }
@@ -191,7 +218,8 @@ impl Decoding {
         let num_prompts = u32::from(prefill_tokens > 0);
         output.num_reqs == num_running + num_prompts
             && output.num_new_reqs == num_prompts
-            && output.total_num_scheduled_tokens == num_running + prefill_tokens
+            && (self.options.num_drafts > 0
+                || output.total_num_scheduled_tokens == num_running + prefill_tokens)
     }
 
     /// Requests that have not finished, the prompts of the steps in flight aside.
@@ -206,17 +234,37 @@ impl Decoding {
         Some(output)
     }
 
-    /// Update the oldest step in flight with a made-up token per row.
+    /// Make up the tokens of the oldest step in flight: one for each row, and one for each column where there are drafts,
+    /// of which the first half is right.
+    fn sample(&mut self) {
+        let Some(output) = self.in_flight.front() else { return };
+        let most = self.num_columns(output) as u64;
+        self.sampled.clear();
+        for _ in 0..output.num_sampled {
+            for column in 0..most {
+                self.num_sampled += 1;
+                let token_id = if self.options.repeats { 7 } else { (self.num_sampled % NUM_IDS) as i32 };
+                self.sampled.push(if column > most / 2 { -1 } else { token_id });
+            }
+        }
+    }
+
+    fn num_columns(&self, output: &SchedulerOutput) -> usize {
+        let has_drafts = output.num_logits > output.num_sampled;
+        if has_drafts { 1 + self.options.num_drafts as usize } else { 1 }
+    }
+
+    /// Update the oldest step in flight.
     fn update(&mut self) {
         let Some(output) = self.in_flight.pop_front() else { return };
-        self.sampled.resize(output.num_sampled as usize, 7);
-        self.scheduler
-            .update_from_output(&output, TokenRows::column(&self.sampled))
-            .expect("the oldest step in flight");
+        let num_columns = self.num_columns(&output);
+        let rows = TokenRows { token_ids: &self.sampled, num_columns };
+        self.scheduler.update_from_output(&output, rows).expect("the oldest step in flight");
     }
 
     fn update_all(&mut self) {
         while !self.in_flight.is_empty() {
+            self.sample();
             self.update();
         }
         self.drain();

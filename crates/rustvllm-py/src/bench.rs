@@ -50,7 +50,12 @@ fn bench_step<'py>(
     scheduling_policy: &str,
 ) -> PyResult<Bound<'py, PyDict>> {
     let scheduling_policy = scheduling_policy_of(scheduling_policy)?;
-    let options = DecodingOptions { num_running, prefill_tokens, steps_in_flight, scheduling_policy };
+    let options = DecodingOptions {
+        prefill_tokens,
+        steps_in_flight,
+        scheduling_policy,
+        ..DecodingOptions::new(num_running)
+    };
     let cost = interruptible(py, |keep_going| loadgen::step_cost(options, num_steps, keep_going))?.map_err(
         |error| match error {
             StepCostError::Scheduler(error) => scheduler_error(&error),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rustvllm import _core
 from rustvllm.cli.bench.arguments import whole_number
+from rustvllm.cli.bench.known_texts import known_texts
 from rustvllm.cli.bench.machine import machine, require_release_build, versions
 from rustvllm.cli.bench.report import check_output
 from rustvllm.cli.parser import FlexibleArgumentParser
@@ -75,6 +76,22 @@ def random_prompts(llm: "LLM", count: int, input_len: int) -> list[Any]:
     source = random.Random(model.seed)
     ids = range(min(FIRST_ID, model.vocab_size - 1), model.vocab_size)
     return [{"prompt_token_ids": source.choices(ids, k=input_len)} for _ in range(count)]
+
+
+def known_prompts(name: str, llm: "LLM", count: int, input_len: int) -> list[Any]:
+    """Prompts of :func:`known_texts`, cut to ``input_len`` tokens, the same for the same ``--seed``.
+
+    Raises:
+        ConfigError: The model has no tokenizer, or one that needs fewer tokens for the texts.
+    """
+    config = llm.llm_engine.config.model
+    if llm.llm_engine.tokenizer is None:
+        raise ConfigError(f"--dataset-name {name} needs a tokenizer: leave out --skip-tokenizer-init")
+    texts = known_texts(name, count, input_len, config.seed)  # a word has a token at least
+    token_ids = [llm.get_tokenizer().encode(text)[:input_len] for text in texts]
+    if (shortest := min(map(len, token_ids))) < input_len:
+        raise ConfigError(f"--dataset-name {name}: a text has {shortest} tokens and not the --input-len {input_len}")
+    return [{"prompt_token_ids": ids} for ids in token_ids]
 
 
 def describe(llm: "LLM", args: argparse.Namespace) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from rustvllm import _core
 from rustvllm.cli.api_client import ApiClient
 from rustvllm.cli.bench.arguments import seconds, whole_number
+from rustvllm.cli.bench.known_texts import DRAFT_DATASETS, known_texts
 from rustvllm.cli.bench.lengths import DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN, choose_lengths
 from rustvllm.cli.bench.machine import require_release_build
 from rustvllm.cli.bench.progress import LoadProgress
@@ -26,7 +27,7 @@ from rustvllm.exceptions import ConfigError, RequestFailedError
 
 PROGRAM: Final = "rustvllm bench serve"
 ENDPOINTS: Final = ("/v1/completions", "/v1/chat/completions")
-DATASETS: Final = ("random", "prefix", "sharegpt", "trace")
+DATASETS: Final = ("random", "prefix", *DRAFT_DATASETS, "sharegpt", "trace")
 API_KEY_VARIABLES: Final = ("RUSTVLLM_API_KEY", "OPENAI_API_KEY")
 """Where the server's key is looked for, in this order; never on the command line, which other users can read."""
 DEFAULT_VOCAB_SIZE: Final = 256
@@ -82,7 +83,12 @@ def make_parser() -> FlexibleArgumentParser:
     )
 
     data = parser.add_argument_group("data set")
-    data.add_argument("--dataset-name", choices=DATASETS, default=DATASETS[0], help="(default: %(default)s)")
+    data.add_argument(
+        "--dataset-name",
+        choices=DATASETS,
+        default=DATASETS[0],
+        help="repeat and edit: texts whose answers drafts may foresee (default: %(default)s)",
+    )
     data.add_argument("--dataset-path", metavar="FILE", help="of sharegpt (JSON) or trace (Mooncake's or Azure's)")
     lengths = (
         ("--random-input-len", "--input-len", "prompt", DEFAULT_INPUT_LEN),
@@ -94,7 +100,8 @@ def make_parser() -> FlexibleArgumentParser:
             other,
             type=whole_number(0),
             metavar="N",
-            help=f"tokens of each {what}, of random and prefix (default: {default}, fewer if the context is shorter)",
+            help=f"tokens of each {what}, of random and prefix; of repeat and edit about so many (default: {default}, "
+            "of random and prefix fewer if the context is shorter)",
         )
     data.add_argument(
         "--prefix-len",
@@ -221,7 +228,7 @@ def bench_serve(argv: Sequence[str]) -> int:
 
 
 def _check_data_set(args: argparse.Namespace) -> None:
-    if args.dataset_name not in ("random", "prefix") and args.dataset_path is None:
+    if args.dataset_name in ("sharegpt", "trace") and args.dataset_path is None:
         raise ConfigError(f"--dataset-name {args.dataset_name} needs --dataset-path FILE")
 
 
@@ -253,6 +260,11 @@ def _data_set(args: argparse.Namespace, base_url: str, model: str, api_key: str 
                 "num_prefixes": args.num_prefixes or (10 if is_prefix else 1),
             },
         }
+    if name in DRAFT_DATASETS:
+        input_len, output_len = args.random_input_len or DEFAULT_INPUT_LEN, args.random_output_len or DEFAULT_OUTPUT_LEN
+        # About two tokens to a word of them.
+        shown = known_texts(name, args.num_prompts, input_len // 2, args.seed)
+        return {"texts": [(text, output_len) for text in shown]}
     if name == "trace":
         return {"vocab_size": vocab_size, "trace": args.dataset_path}
     texts = read_sharegpt(args.dataset_path, args.num_prompts, args.seed, args.sharegpt_output_len, args.tokenizer)

@@ -4,10 +4,12 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rustvllm.cli.bench.arguments import whole_number
-from rustvllm.cli.bench.offline import describe, make_llm, make_parser, parse, random_prompts
+from rustvllm.cli.bench.known_texts import DRAFT_DATASETS
+from rustvllm.cli.bench.offline import describe, known_prompts, make_llm, make_parser, parse, random_prompts
 from rustvllm.cli.bench.report import publish
 from rustvllm.exceptions import ConfigError
 from rustvllm.sampling_params import SamplingParams
@@ -31,11 +33,17 @@ def bench_throughput(argv: Sequence[str]) -> int:
     """
     parser = make_parser(
         "rustvllm bench throughput",
-        "Measure offline throughput: random prompts, handed to LLM.generate all at once; greedy, EOS ignored.",
+        "Measure offline throughput: prompts handed to LLM.generate all at once; greedy, EOS ignored.",
         input_len=128,
         output_len=128,
     )
     parser.add_argument("--num-prompts", type=whole_number(1), default="100", metavar="N", help="(default: 100)")
+    parser.add_argument(
+        "--dataset-name",
+        choices=("random", *DRAFT_DATASETS),
+        default="random",
+        help="repeat and edit: texts whose answers drafts may foresee (default: %(default)s)",
+    )
     parser.add_argument(
         "--compare",
         choices=["transformers"],
@@ -45,9 +53,11 @@ def bench_throughput(argv: Sequence[str]) -> int:
     args = parse(parser, argv)
     llm = make_llm(args)
     try:
-        prompts = random_prompts(llm, args.num_prompts + 1, args.input_len)
+        name = args.dataset_name
+        make = random_prompts if name == "random" else partial(known_prompts, name)
+        prompts = make(llm, args.num_prompts + 1, args.input_len)
         measure(llm, [prompts.pop()], args.output_len)  # what is done once is not measured
-        report = describe(llm, args) | measure(llm, prompts, args.output_len)
+        report = describe(llm, args) | {"dataset_name": name} | measure(llm, prompts, args.output_len)
         if args.compare:
             report["comparison"] = compare(llm, prompts, args)
     finally:
@@ -59,11 +69,14 @@ def bench_throughput(argv: Sequence[str]) -> int:
 def measure(llm: "LLM", prompts: list[Any], output_len: int) -> dict[str, Any]:
     """All prompts at once."""
     params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+    before = _draft_counters(llm)
     begin = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     elapsed = time.perf_counter() - begin
     num_input = sum(len(output.prompt_ids) for output in outputs)
     num_output = sum(len(output.outputs[0].token_ids) for output in outputs)
+    after = _draft_counters(llm)
+    drafts = {name: after[name] - before[name] for name in after}
     return {
         "num_requests": len(outputs),
         "elapsed_time": elapsed,
@@ -72,7 +85,16 @@ def measure(llm: "LLM", prompts: list[Any], output_len: int) -> dict[str, Any]:
         "requests_per_second": len(outputs) / elapsed,
         "tokens_per_second": (num_input + num_output) / elapsed,
         "output_tokens_per_second": num_output / elapsed,
+        **drafts,
     }
+
+
+def _draft_counters(llm: "LLM") -> dict[str, int]:
+    """What was drafted and accepted so far; nothing without drafts."""
+    if llm.llm_engine.config.speculation is None:
+        return {}
+    counters = llm.llm_engine.engine_core.core.scheduler.stats()
+    return {name: int(counters[name]) for name in ("num_draft_tokens", "num_accepted_tokens")}
 
 
 def compare(llm: "LLM", prompts: list[Any], args: argparse.Namespace) -> dict[str, Any]:

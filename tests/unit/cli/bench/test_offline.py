@@ -44,6 +44,18 @@ def test_throughput_compared_with_transformers(capsys, monkeypatch):
     assert "transformers: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["repeat", "edit"])
+def test_throughput_of_texts_that_drafts_may_foresee(capsys, name):
+    argv = ["--device", "cpu", "--input-len", "96", "--output-len", "40", "--num-prompts", "2", "--dataset-name", name]
+    report = run(capsys, "throughput", *argv)
+    assert (report["dataset_name"], report["total_num_tokens"]) == (name, 2 * 136)
+    assert "num_draft_tokens" not in report
+    config = '{"method": "auto", "adaptive": false}'
+    report = run(capsys, "throughput", *argv, "--speculative-config", config)
+    assert (report["dataset_name"], report["total_output_tokens"]) == (name, 80)
+    assert 0 < report["num_accepted_tokens"] <= report["num_draft_tokens"]
+
+
 def test_nothing_to_compare_with(capsys):
     assert main(["bench", "throughput", *SIM, "--compare", "transformers"]) != 0
     assert "--executor sim has none" in capsys.readouterr().err

@@ -90,6 +90,28 @@ def test_what_is_sent(capsys, serve, monkeypatch):
     assert "ignore_eos" not in body
 
 
+def test_texts_that_drafts_may_foresee(capsys, serve):
+    server = serve(WHOLE)
+    lengths = ["--random-input-len", "96", "--random-output-len", "9"]
+    sent = {}
+    for name in ("repeat", "edit"):
+        for _ in range(2):
+            run(capsys, server, "--dataset-name", name, "--seed", "3", *lengths)
+        bodies = [body for _, body in server.requests[-8:]]
+        assert {body["max_tokens"] for body in bodies} == {9}
+        prompts = [body["prompt"] for body in bodies]
+        assert sorted(prompts[:4]) == sorted(prompts[4:]), "a seed says which"
+        assert len(set(prompts)) == 4
+        sent[name] = prompts[0]
+    words = sent["repeat"].split()
+    assert len(words) == 48
+    assert words[:12] * 4 == words
+    asked, *rows = sent["edit"].splitlines()
+    old = asked.rstrip(":").split()[-1]
+    assert any(old in row.split() for row in rows)
+    assert 40 <= len(sent["edit"].split()) <= 48
+
+
 def test_sharegpt_and_traces(capsys, serve, tmp_path):
     conversations = tmp_path / "c.json"
     turns = [{"value": "Hello there"}, {"value": "Hi"}]
