@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import logging
+import re
 from operator import attrgetter
 
 import pytest
@@ -226,6 +227,41 @@ def test_the_page_of_the_command_line(capsys, tmp_path):
     assert "16 tokens cached" in page, "the second time"
     assert "FINISHED_LENGTH_CAPPED" in page
     check_trace(path.read_text())
+
+
+SPECULATION = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "adaptive": False}
+REPEATING = "Tom had a red ball. Tom had a red ball. Tom had a red"
+
+
+def test_drafts_are_told_with_what_became_of_them():
+    told = []
+    with LLM(trace=told.append, max_model_len=128, speculative_config=SPECULATION) as llm:
+        [output] = llm.generate(
+            REPEATING, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True), use_tqdm=False
+        )
+        counted = llm.llm_engine.engine_core.core.scheduler.stats()
+    journey = RequestJourney.of(output.request_id, told).records
+    verified = told_of(journey, "verified")
+    sums = [
+        sum(record.extras[name] for record in verified)
+        for name in ("num_draft_tokens", "num_accepted_tokens", "num_rejected_tokens")
+    ]
+    assert sums[:2] == [counted["num_draft_tokens"], counted["num_accepted_tokens"]]
+    assert 0 < sums[1] < sums[0] == sums[1] + sums[2]
+    for record in verified:
+        [scheduled] = [each for each in told_of(journey, "scheduled") if each.step == record.step]
+        assert scheduled.extras["num_draft_tokens"] == record.extras["num_draft_tokens"]
+        tokens = [each for each in told_of(journey, "token") if each.step == record.step]
+        assert 1 <= len(tokens) <= 1 + record.extras["num_accepted_tokens"]  # fewer where the answer ends
+
+
+def test_the_page_shows_drafts(capsys):
+    config = json.dumps(SPECULATION)
+    code = trace([REPEATING, "--max-tokens", "40", "--speculative-config", config, "--color", "never"])
+    page = capsys.readouterr().out
+    assert code == 0
+    assert re.search(r"drafts +\d drafted: \d accepted, \d rejected", page)
+    assert max(map(len, page.splitlines())) <= WIDTH
 
 
 def test_every_scene_as_json(capsys):

@@ -31,6 +31,8 @@ pub(crate) fn event_dict<'py>(py: Python<'py>, event: &RequestEvent) -> PyResult
     dict.set_item("num_scheduled_tokens", event.num_scheduled_tokens)?;
     dict.set_item("num_computed_tokens", event.num_computed_tokens)?;
     dict.set_item("num_tokens", event.num_tokens)?;
+    dict.set_item("num_draft_tokens", event.num_draft_tokens)?;
+    dict.set_item("num_accepted_tokens", event.num_accepted_tokens)?;
     dict.set_item("num_cached_tokens", event.num_cached_tokens)?;
     dict.set_item("num_blocks", event.num_blocks)?;
     dict.set_item("new_block_ids", block_ids(&event.new_block_ids))?;

@@ -43,6 +43,7 @@ class JourneyPage:
         self._step: list[TraceRecord] = []
         self._mine: dict[int, TraceRecord] = {}
         self._tokens: dict[int, list[TraceRecord]] = {}
+        self._verified: dict[int, TraceRecord] = {}
         self._steps: dict[int, list[TraceRecord]] = {}
         self._absent: list[int] = []
         self._detokenise_ns: int | None = None
@@ -79,7 +80,7 @@ class JourneyPage:
         """The next request."""
         self._request_id = request_id
         self._status, self._num_computed, self._blocks = "", 0, []
-        self._mine, self._tokens, self._steps, self._absent = {}, {}, {}, []
+        self._mine, self._tokens, self._verified, self._steps, self._absent = {}, {}, {}, {}, []
         self._began_ns, self._detokenise_ns, self._is_answered = 0, None, False
         self._write("")
         shown = repr(prompt) if len(prompt) <= 70 else f"{prompt[:67]!r}..."
@@ -143,6 +144,8 @@ class JourneyPage:
                 self._show_queue(record)
             case "schedule", _:
                 self._mine[record.step or 0] = record
+            case "sample", "verified":
+                self._verified[record.step or 0] = record
             case "sample", _:
                 self._tokens.setdefault(record.step or 0, []).append(record)
             case "update", _:
@@ -196,6 +199,14 @@ class JourneyPage:
             f"{ran.extras['prepare_us']:.0f}, forward {ran.extras['forward_us']:.0f}, sample "
             f"{sampled.extras['sample_us']:.0f}{in_device} µs",
         )
+        if verified := self._verified.pop(step, None):
+            facts = verified.extras
+            self._line(
+                "  drafts",
+                None,
+                f"{facts['num_draft_tokens']} drafted: {facts['num_accepted_tokens']} accepted, "
+                f"{facts['num_rejected_tokens']} rejected",
+            )
         tokens = self._tokens.pop(step, [])
         if not tokens:
             self._line("  update", updated.duration_ns, f"{self._race(mine)}  the prompt goes on: no token")

@@ -27,6 +27,8 @@ pub enum RequestEventKind {
     Scheduled,
     /// A step gave it a token.
     Token,
+    /// A step has verified its drafts; the tokens that it gave follow.
+    Drafts,
 }
 
 impl RequestEventKind {
@@ -37,6 +39,7 @@ impl RequestEventKind {
             Self::Status => "status",
             Self::Scheduled => "scheduled",
             Self::Token => "token",
+            Self::Drafts => "drafts",
         }
     }
 }
@@ -57,6 +60,10 @@ pub struct RequestEvent {
     pub status: RequestStatus,
     /// Tokens that it runs in this step; 0 unless it was scheduled.
     pub num_scheduled_tokens: u32,
+    /// Drafts among these; for verified drafts how many there were.
+    pub num_draft_tokens: u32,
+    /// Of verified drafts, those that were kept.
+    pub num_accepted_tokens: u32,
     /// Tokens with KV when the step is done.
     pub num_computed_tokens: u32,
     /// Prompt and known output.
@@ -114,11 +121,12 @@ impl Scheduler {
         }
         let now = monotonic_ns();
         for index in 0..self.steps[set].entries.len() {
-            let Entry { tenant, num_scheduled_tokens, block_table_start, .. } =
+            let Entry { tenant, num_scheduled_tokens, num_draft_tokens, block_table_start, .. } =
                 self.steps[set].entries[index];
             let mut event = self.event(RequestEventKind::Scheduled, tenant.slot, now);
             let table = &self.requests[tenant.slot as usize].block_table;
             event.num_scheduled_tokens = num_scheduled_tokens;
+            event.num_draft_tokens = num_draft_tokens.into();
             event.num_blocks = table.len() as u32;
             if block_table_start != UNCHANGED {
                 event.new_block_ids.extend_from_slice(&table[block_table_start as usize..]);
@@ -135,6 +143,21 @@ impl Scheduler {
         }
     }
 
+    /// A step has verified a request's drafts.
+    pub(crate) fn record_drafts(
+        &mut self,
+        slot: u32,
+        num_draft_tokens: u32,
+        num_accepted_tokens: u32,
+        now: u64,
+    ) {
+        if self.events.with_tokens {
+            let event = self.event(RequestEventKind::Drafts, slot, now);
+            let step = self.events.updated_step;
+            self.record(RequestEvent { step, num_draft_tokens, num_accepted_tokens, ..event });
+        }
+    }
+
     fn event(&self, kind: RequestEventKind, slot: u32, timestamp_ns: u64) -> RequestEvent {
         let request = &self.requests[slot as usize];
         RequestEvent {
@@ -144,6 +167,8 @@ impl Scheduler {
             request_id: request.cold.request_id.to_string(),
             status: request.status,
             num_scheduled_tokens: 0,
+            num_draft_tokens: 0,
+            num_accepted_tokens: 0,
             num_computed_tokens: request.num_computed_tokens,
             num_tokens: request.num_tokens,
             num_cached_tokens: request.num_cached_tokens,

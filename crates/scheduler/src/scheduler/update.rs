@@ -290,6 +290,7 @@ impl Scheduler {
             self.stats.num_draft_tokens += u64::from(num_drafts);
             self.stats.num_accepted_tokens += u64::from(num_used - 1);
             self.handle.shared.metrics.observe_accepted(num_used - 1);
+            self.record_drafts(slot, num_drafts, num_used - 1, now);
         }
         let request = &mut self.requests[slot as usize];
         if request.status != RequestStatus::Preempted {

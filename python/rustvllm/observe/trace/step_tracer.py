@@ -115,11 +115,18 @@ class StepTracer:
         if event["kind"] == "token":
             layer, what, timestamp_ns = "sample", "token", done_ns or timestamp_ns
             extras = {"token_id": event["token_id"]}
+        elif event["kind"] == "drafts":
+            layer, what, timestamp_ns = "sample", "verified", done_ns or timestamp_ns
+            num_drafts, num_accepted = event["num_draft_tokens"], event["num_accepted_tokens"]
+            extras = {"num_draft_tokens": num_drafts, "num_accepted_tokens": num_accepted}
+            extras["num_rejected_tokens"] = num_drafts - num_accepted
         elif event["kind"] == "scheduled":
             layer, what = "schedule", "scheduled"
             extras = {"num_scheduled_tokens": event["num_scheduled_tokens"], "num_blocks": event["num_blocks"]}
             if event["new_block_ids"]:
                 extras["new_block_ids"] = event["new_block_ids"]
+            if event["num_draft_tokens"]:
+                extras["num_draft_tokens"] = event["num_draft_tokens"]
             if event["num_cached_tokens"]:
                 extras["num_cached_tokens"] = event["num_cached_tokens"]
         elif status.startswith("FINISHED"):

@@ -125,6 +125,10 @@ function remember({ rank, state }) {
     hits: since('prefix_cache_hits'),
     allQueries: stats.prefix_cache_queries,
     allHits: stats.prefix_cache_hits,
+    drafts: since('num_draft_tokens'),
+    accepted: since('num_accepted_tokens'),
+    allDrafts: stats.num_draft_tokens,
+    allAccepted: stats.num_accepted_tokens,
     blocks: stats.num_usable_blocks,
     memory: memoryOf(shown.server, [{ state }]),
   });
@@ -142,7 +146,7 @@ function combined(ranks) {
     const mean = (of, weight) => { const total = sum(weight); return total ? sum((sample) => of(sample) * weight(sample)) / total : 0; };
     return {
       time: each[0].time,
-      ...Object.fromEntries(['generation', 'prompt', 'running', 'waiting', 'queries', 'hits', 'allQueries', 'allHits', 'blocks', 'memory']
+      ...Object.fromEntries(['generation', 'prompt', 'running', 'waiting', 'queries', 'hits', 'allQueries', 'allHits', 'drafts', 'accepted', 'allDrafts', 'allAccepted', 'blocks', 'memory']
         .map((name) => [name, sum((sample) => sample[name])])),
       steps,
       phases: each[0].phases.map((_phase, phase) => mean((sample) => sample.phases[phase], (sample) => sample.steps)),
@@ -215,6 +219,7 @@ const TILES = [
   ['itl', 'time between tokens', latencyTile('itl'), 'itl_p50', 'forward', 'Median of the last minute (ITL); the line is the last hour'],
   ['usage', 'KV cache in use', (s) => [(s.usage * 100).toFixed(1), '%'], (s) => s.usage, 'shared', 'Share of the KV blocks that requests hold'],
   ['hits', 'prefix cache hits', (s) => [s.allQueries ? ((100 * s.allHits) / s.allQueries).toFixed(1) : '–', s.allQueries ? '% of prompts' : ''], (s) => (s.queries ? s.hits / s.queries : 0), 'cached', 'Share of the prompt tokens that were found in the prefix cache since the start'],
+  ['drafts', 'drafts kept', (s) => [s.allDrafts ? ((100 * s.allAccepted) / s.allDrafts).toFixed(1) : '–', s.allDrafts ? `% of ${formatNumber(s.allDrafts)}` : ''], (s) => (s.drafts ? s.accepted / s.drafts : 0), 'cached', 'Share of the drafts (guessed tokens) that steps ran and that were right, since the start'],
   ['step', 'step', (s) => (s.steps ? formatTime(s.total).split(' ') : ['–', '']), (s) => s.total, 'forward', 'Mean time of a step'],
   ['errors', 'errors', (_, { recent }) => [formatNumber(totalOf(recent, 'errors')), `failed · ${formatNumber(totalOf(recent, 'refused'))} refused`], 'errors', 'bad', 'Requests that failed, and those that the queue had no room for, since the start; the line is the last hour'],
   ['preemptions', 'preemptions', (_, { recent }) => [formatNumber(totalOf(recent, 'preemptions')), 'since the start'], 'preemptions', 'warn', 'Times that a request gave its KV blocks to others; the line is the last hour'],

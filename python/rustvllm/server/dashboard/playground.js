@@ -242,11 +242,15 @@ function takeRecords(mine, { records }) {
       const known = stepOf(mine, step), cached = extras.num_cached_tokens && !mine.marks.scheduled ? `, ${extras.num_cached_tokens} from the prefix cache` : '';
       mine.marks.scheduled ??= time;
       const isPrompt = !mine.marks.token;
-      const runs = `${extras.num_scheduled_tokens} token${extras.num_scheduled_tokens === 1 ? '' : 's'}${isPrompt ? ' of the prompt' : ''}${cached}`;
+      const drafts = extras.num_draft_tokens ? `, ${extras.num_draft_tokens} of them drafted` : '';
+      const runs = `${extras.num_scheduled_tokens} token${extras.num_scheduled_tokens === 1 ? '' : 's'}${isPrompt ? ' of the prompt' : ''}${cached}${drafts}`;
       const added = extras.new_block_ids?.length ? ` +${extras.new_block_ids.length}` : '';
       known.row = addRow(mine, [at, String(step), runs, counters, `${extras.num_blocks}${added}`, '', '', '', '']);
       if (extras.new_block_ids?.length) known.row.children[4].title = `new blocks: ${extras.new_block_ids.join(' ')}`;
       if (known.schedule !== undefined) known.row.children[5].textContent = formatTime(known.schedule);
+    } else if (event === 'verified') {
+      const { row } = stepOf(mine, step);
+      if (row) row.children[2].append(` (${extras.num_accepted_tokens} accepted, ${extras.num_rejected_tokens} rejected)`);
     } else if (event === 'token') {
       mine.marks.token ??= time;
       const { row } = stepOf(mine, step);
