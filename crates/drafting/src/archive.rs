@@ -104,8 +104,10 @@ impl Archive {
             }
             let (start, end) = (page % self.max_pages * PAGE, number % (self.max_pages * PAGE));
             if self.seeds[page % self.max_pages] == seed {
-                matches
-                    .add(Match { end, length: common_suffix(&self.tokens[start..end], tokens, max_match) });
+                let length = common_suffix(&self.tokens[start..end], tokens, max_match);
+                if length >= KEY_TOKENS.min(max_match) {
+                    matches.add(Match { end, length });
+                }
                 if matches.is_settled() {
                     break;
                 }

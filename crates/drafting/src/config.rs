@@ -22,6 +22,8 @@ pub enum DraftingMethod {
     },
     /// What stood behind the longest matches of the suffix, token by token by the vote of several.
     Suffix(SuffixLimits),
+    /// What a second model says, where the step runs: here it is decided how many tokens it guesses of whom.
+    Model,
 }
 
 /// Drafts per request at most while so many requests run.
@@ -99,6 +101,7 @@ impl DrafterConfig {
                 }
                 Ok(())
             }
+            DraftingMethod::Model => Ok(()),
         }
     }
 

@@ -6,13 +6,43 @@ use crate::{
     archive::Archive,
     brake::Brake,
     choice::{Candidate, Chooser, PlainStep},
-    config::DrafterConfig,
+    config::{DrafterConfig, DraftingMethod},
     costs::StepCosts,
     history::History,
 };
 
 /// After so many steps for which no draft was worth it, steps may overlap until one would be.
 const PATIENCE: u32 = 8;
+
+/// What steps take, by what kind of step it is.
+#[derive(Debug, Default)]
+struct DraftingCosts {
+    /// Of steps that were alone, from the plan to the end.
+    alone: StepCosts,
+    /// Of those of them whose drafts a second model makes, which takes time of its own; `None`: none does.
+    with_model: Option<StepCosts>,
+    /// Of steps that overlapped, from the end of one to the end of the next.
+    overlapping: StepCosts,
+}
+
+impl DraftingCosts {
+    /// What a step of so many tokens takes without drafts (ns): overlapping the one before it, where steps do.
+    fn plain_ns(&self, num_tokens: u32) -> Option<f32> {
+        match (self.alone.expected(num_tokens), self.overlapping.expected(num_tokens)) {
+            (Some(alone), Some(overlapping)) => Some(alone.min(overlapping)),
+            (alone, overlapping) => alone.or(overlapping),
+        }
+    }
+
+    /// What is known of steps with drafts beyond `num_tokens`.
+    fn with_drafts(&self, num_tokens: u32) -> &StepCosts {
+        match &self.with_model {
+            Some(costs) if costs.expected(num_tokens + 1).is_some() => costs,
+            _ if self.alone.expected(num_tokens).is_some() => &self.alone,
+            _ => &self.overlapping,
+        }
+    }
+}
 
 /// A step that is planned but for its drafts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -49,10 +79,7 @@ pub struct Drafter {
     config: DrafterConfig,
     num_speculative_tokens: u32,
     archive: Option<Archive>,
-    /// Of steps that were alone, from the plan to the end.
-    costs: StepCosts,
-    /// Of steps that overlapped, from the end of one to the end of the next.
-    overlapping_costs: StepCosts,
+    costs: DraftingCosts,
     brake: Brake,
     chooser: Chooser,
     round: Round,
@@ -79,11 +106,12 @@ impl Drafter {
     pub fn new(config: DrafterConfig, num_speculative_tokens: u32) -> Self {
         let archive = config.num_archived_tokens().map(Archive::new);
         Self {
-            config,
             num_speculative_tokens,
             archive,
-            costs: StepCosts::default(),
-            overlapping_costs: StepCosts::default(),
+            costs: DraftingCosts {
+                with_model: matches!(config.method, DraftingMethod::Model).then(StepCosts::default),
+                ..DraftingCosts::default()
+            },
             brake: Brake::default(),
             chooser: Chooser::default(),
             round: Round::default(),
@@ -97,6 +125,7 @@ impl Drafter {
             clock: 0.0,
             num_idle_rounds: 0,
             num_withheld: 0,
+            config,
         }
     }
 
@@ -174,17 +203,13 @@ impl Drafter {
     /// Keep back what would not pay.
     fn choose(&mut self) {
         let Round { num_rows, num_tokens, overlaps, .. } = self.round;
-        let is_measured = overlaps || !self.costs.is_stale(num_tokens);
-        let plain_ns = self.plain_ns(num_tokens).filter(|_| is_measured && !self.brake.is_on());
+        let is_measured = overlaps || !self.costs.alone.is_stale(num_tokens);
+        let plain_ns = self.costs.plain_ns(num_tokens).filter(|_| is_measured && !self.brake.is_on());
         let Some(ns) = plain_ns else { return self.withhold_all() };
         let is_looked_at = self.num_others + self.candidates.len() as u32 >= num_rows;
         let credit = if is_looked_at { self.others_credit } else { 0.0 };
         let plain = PlainStep { num_rows, num_tokens, ns, credit };
-        let costs = match self.costs.expected(num_tokens) {
-            Some(_) => &self.costs,
-            None => &self.overlapping_costs,
-        };
-        self.chooser.choose(costs, plain, &mut self.candidates);
+        self.chooser.choose(self.costs.with_drafts(num_tokens), plain, &mut self.candidates);
     }
 
     fn withhold_all(&mut self) {
@@ -197,19 +222,12 @@ impl Drafter {
         self.candidates.iter().map(|candidate| candidate.num_drafts).sum()
     }
 
-    /// What a step of so many tokens takes without drafts (ns): overlapping the one before it, where steps do.
-    fn plain_ns(&self, num_tokens: u32) -> Option<f32> {
-        match (self.costs.expected(num_tokens), self.overlapping_costs.expected(num_tokens)) {
-            (Some(alone), Some(overlapping)) => Some(alone.min(overlapping)),
-            (alone, overlapping) => alone.or(overlapping),
-        }
-    }
-
     /// What this step takes, in steps without drafts: by what is expected, which noise does not move.
     fn expected_steps(&self) -> f64 {
         let num_drafts = self.num_chosen();
-        let expected = self.costs.expected(self.round.num_tokens + num_drafts);
-        match (expected, self.plain_ns(self.round.num_tokens)) {
+        let num_tokens = self.round.num_tokens;
+        let expected = self.costs.with_drafts(num_tokens).expected(num_tokens + num_drafts);
+        match (expected, self.costs.plain_ns(num_tokens)) {
             (Some(ns), Some(plain_ns)) if num_drafts > 0 => f64::from(ns / plain_ns).max(1.0),
             _ => 1.0,
         }
@@ -232,7 +250,7 @@ impl Drafter {
             if let Some((last, at_ns)) = last_end
                 && last + 1 == step
             {
-                self.overlapping_costs.measure(num_tokens, now_ns.saturating_sub(at_ns));
+                self.costs.overlapping.measure(num_tokens, now_ns.saturating_sub(at_ns));
             }
             return;
         }
@@ -241,11 +259,15 @@ impl Drafter {
         }
         let ns = now_ns.saturating_sub(round.now_ns);
         if num_tokens > round.num_tokens
-            && let Some(plain_ns) = self.plain_ns(round.num_tokens)
+            && let Some(plain_ns) = self.costs.plain_ns(round.num_tokens)
         {
             self.brake.observe(num_generated, ns, num_sampled, plain_ns);
         }
-        self.costs.measure(num_tokens, ns);
+        let has_drafts = num_tokens > round.num_tokens;
+        match &mut self.costs.with_model {
+            Some(costs) if has_drafts => costs.measure(num_tokens, ns),
+            _ => self.costs.alone.measure(num_tokens, ns),
+        }
     }
 
     /// What was decided so far.

@@ -8,7 +8,7 @@ use crate::{
     matches::SuffixLimits,
     ngram::NgramIndex,
     prediction::Prediction,
-    suffix::SuffixIndex,
+    suffix::{MatchedBy, NUM_KINDS, SuffixIndex},
 };
 
 /// After so many tokens for which nothing was found, one in so many is looked for.
@@ -19,7 +19,16 @@ const STRIDE: usize = 4;
 enum Index {
     Ngram(NgramIndex),
     Suffix(SuffixIndex),
+    /// A second model guesses.
+    Model,
 }
+
+/// Stands for a guess that a second model makes when the step runs.
+pub const UNKNOWN_GUESS: i32 = -1;
+
+/// Tokens after which a second model whose guesses are not run is believed as little known as at first: it may have
+/// got better since.
+const FORGOTTEN_AFTER: usize = 512;
 
 /// Where guesses come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,14 +36,26 @@ enum Source {
     Own,
     Archive,
     Prediction,
+    Model,
+}
+
+impl Index {
+    fn append(&mut self, tokens: &[i32]) {
+        match self {
+            Self::Ngram(ngram) => ngram.append(tokens),
+            Self::Suffix(suffix) => suffix.append(tokens),
+            Self::Model => {}
+        }
+    }
 }
 
 /// The tokens of a request, indexed, and how right its drafts were. The tokens themselves stay with the request.
 #[derive(Clone, Debug)]
 pub struct History {
     index: Index,
-    /// Of what the index says, and of what the archive does.
-    estimate: Estimate,
+    /// Of what the index says, by how many tokens it was found, and of what the archive does.
+    estimates: [Estimate; NUM_KINDS],
+    matched_by: MatchedBy,
     archive_estimate: Estimate,
     prediction: Option<Prediction>,
     /// What was guessed last, whether it ran or not, and how many tokens there were then.
@@ -47,6 +68,8 @@ pub struct History {
     num_archived: usize,
     /// Times in a row that nothing was found.
     num_misses: u32,
+    /// Tokens when guesses of a second model were last verified.
+    verified_at: usize,
     pub(crate) credit: Credit,
 }
 
@@ -64,14 +87,13 @@ impl History {
         let mut index = match config.method {
             DraftingMethod::Ngram { min, max } => Index::Ngram(NgramIndex::new(min, max, seed)),
             DraftingMethod::Suffix(limits) => Index::Suffix(SuffixIndex::new(limits, num_tokens, seed)),
+            DraftingMethod::Model => Index::Model,
         };
-        match &mut index {
-            Index::Ngram(ngram) => ngram.append(prompt),
-            Index::Suffix(suffix) => suffix.append(prompt),
-        }
+        index.append(prompt);
         Self {
             index,
-            estimate: Estimate::default(),
+            estimates: [Estimate::default(); NUM_KINDS],
+            matched_by: MatchedBy::default(),
             archive_estimate: Estimate::default(),
             prediction: Prediction::new(prediction, prompt.len(), seed),
             guessed: Vec::new(),
@@ -80,6 +102,7 @@ impl History {
             seed,
             num_archived: prompt.len(),
             num_misses: 0,
+            verified_at: prompt.len(),
             credit: Credit::default(),
         }
     }
@@ -90,7 +113,7 @@ impl History {
         match (self.source, &self.prediction) {
             (Source::Prediction, Some(prediction)) => prediction.estimate,
             (Source::Archive, _) => self.archive_estimate,
-            _ => self.estimate,
+            _ => self.estimates[self.matched_by as usize],
         }
     }
 
@@ -113,10 +136,7 @@ impl History {
     ) {
         self.learn(tokens);
         let within = |estimate: Estimate| if is_choosy { limit.min(estimate.reach()) } else { limit };
-        match &mut self.index {
-            Index::Ngram(ngram) => ngram.append(tokens),
-            Index::Suffix(suffix) => suffix.append(tokens),
-        }
+        self.index.append(tokens);
         let first = drafts.len();
         if let Some(prediction) = &mut self.prediction {
             let limit = within(prediction.estimate);
@@ -125,18 +145,32 @@ impl History {
         self.source = Source::Prediction;
         if drafts.len() == first && self.may_search(tokens.len()) {
             self.source = Source::Own;
-            let limit = within(self.estimate);
+            if matches!(self.index, Index::Model) {
+                self.source = Source::Model;
+                if tokens.len() >= self.verified_at + FORGOTTEN_AFTER {
+                    self.estimates[self.matched_by as usize] = Estimate::default();
+                    self.verified_at = tokens.len();
+                }
+            }
             match &self.index {
                 Index::Ngram(ngram) => drafts.extend(ngram.following(tokens).iter().take(limit)),
-                Index::Suffix(suffix) => suffix.propose(tokens, limit, drafts),
+                Index::Suffix(suffix) => self.matched_by = suffix.propose(tokens, limit, drafts),
+                Index::Model => drafts.resize(first + limit, UNKNOWN_GUESS),
             }
+            drafts.truncate(first + within(self.estimates[self.matched_by as usize]));
         }
-        if drafts.len() == first
+        // What three tokens say of other answers counts more than what two say of this one.
+        let num_weak = drafts.len() - first;
+        let is_weak = self.source == Source::Own && self.matched_by == MatchedBy::Few;
+        if (num_weak == 0 || is_weak)
             && self.may_search(tokens.len())
             && let (Some(archive), Some(limits)) = (archive, self.limits())
         {
-            self.source = Source::Archive;
             archive.propose(self.seed, &limits, tokens, within(self.archive_estimate), drafts);
+            if num_weak == 0 || drafts.len() > first + num_weak {
+                self.source = Source::Archive;
+                drafts.drain(first..first + num_weak);
+            }
         }
         self.num_misses = if drafts.len() == first { self.num_misses.saturating_add(1) } else { 0 };
         self.guessed.clear();
@@ -144,8 +178,20 @@ impl History {
         self.guessed_at = tokens.len();
     }
 
+    /// A step has run the first guesses: so many were right, and the one behind them was wrong if `missed`. Of guesses
+    /// that are known here nothing new.
+    pub fn verify(&mut self, num_right: u32, missed: bool) {
+        if self.source == Source::Model {
+            self.estimates[self.matched_by as usize].observe(num_right, missed);
+            self.verified_at = self.guessed_at;
+        }
+    }
+
     /// Compare what was guessed last with what came, also where the guess was not run.
     fn learn(&mut self, tokens: &[i32]) {
+        if self.source == Source::Model {
+            return; // They were not known here.
+        }
         let came = tokens.get(self.guessed_at..).unwrap_or_default();
         let known = came.len().min(self.guessed.len());
         let right =
@@ -154,7 +200,7 @@ impl History {
             let estimate = match (self.source, &mut self.prediction) {
                 (Source::Prediction, Some(prediction)) => &mut prediction.estimate,
                 (Source::Archive, _) => &mut self.archive_estimate,
-                _ => &mut self.estimate,
+                _ => &mut self.estimates[self.matched_by as usize],
             };
             estimate.observe(right as u32, right < known);
         }
@@ -176,7 +222,7 @@ impl History {
     fn limits(&self) -> Option<SuffixLimits> {
         match &self.index {
             Index::Suffix(suffix) => Some(suffix.limits()),
-            Index::Ngram(_) => None,
+            Index::Ngram(_) | Index::Model => None,
         }
     }
 }

@@ -48,8 +48,8 @@ pub use config::{DrafterConfig, DrafterConfigError, DraftingMethod, MAX_NGRAM_LE
 pub use costs::StepCosts;
 pub use drafter::{Drafter, DrafterStats, Round};
 pub use estimate::Estimate;
-pub use history::History;
+pub use history::{History, UNKNOWN_GUESS};
 pub use matches::{MAX_MATCH_TOKENS, SuffixLimits};
 pub use ngram::NgramIndex;
 pub use prediction::Prediction;
-pub use suffix::SuffixIndex;
+pub use suffix::{MatchedBy, SuffixIndex};

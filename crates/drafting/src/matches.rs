@@ -46,11 +46,8 @@ impl Matches {
         Self { voters: [Match::default(); MAX_VOTERS], count: 0, max_match }
     }
 
-    /// Take one in, if it is long enough to say anything.
+    /// Take one in.
     pub(crate) fn add(&mut self, found: Match) {
-        if found.length < KEY_TOKENS.min(self.max_match) {
-            return;
-        }
         let voters = &mut self.voters;
         let place = voters[..self.count].iter().position(|other| other.length < found.length);
         let place = place.unwrap_or(self.count);
@@ -60,6 +57,11 @@ impl Matches {
             voters[place] = found;
             self.count = (self.count + 1).min(MAX_VOTERS);
         }
+    }
+
+    /// Whether there is none yet.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
     }
 
     /// Whether no further match can change anything.
@@ -80,6 +82,9 @@ impl Matches {
         if self.count == 0 {
             return;
         }
+        // A long match says more than many short ones: those of less than three quarters of its length have no vote.
+        let longest = self.voters[0].length;
+        self.count = self.voters[..self.count].iter().filter(|voter| 4 * voter.length >= 3 * longest).count();
         let (first, total) = (drafts.len(), self.count);
         let longest = self.voters[0].length as f64;
         let limit = (limits.max_factor * longest).min(limit as f64) as usize;

@@ -45,7 +45,7 @@ impl Prediction {
         if tokens.is_empty() {
             return None;
         }
-        let mut places = Places::new(tokens.len(), seed);
+        let mut places = Places::new(KEY_TOKENS, tokens.len(), seed);
         places.append(tokens);
         let expected = Arc::new(Expected { tokens: tokens.into(), places });
         let (next, estimate) = (Some(0), Estimate::default());

@@ -1,14 +1,26 @@
 //! `SuffixIndex`: where a request held the same tokens before, newest first, and what the longest matches say follows.
+//!
+//! Places are found by eight tokens, where there are some, so that a long match is found behind any number of short
+//! ones; else by three; else by two.
 
 use crate::matches::{KEY_TOKENS, MAX_LINKS, MAX_MATCH_TOKENS, Match, Matches, SuffixLimits, common_suffix};
+
+/// Tokens of the keys that are tried before and after `KEY_TOKENS`.
+const LONG_KEY_TOKENS: usize = 8;
+const SHORT_KEY_TOKENS: usize = 2;
+
+/// Places that are looked at by a long or a short key.
+const FEW_LINKS: usize = 8;
 
 const SMALLEST_HEAD: usize = 1 << 8;
 const LARGEST_HEAD: usize = 1 << 17;
 
-/// A chain of places for each triple of tokens: 4 bytes per token, and a table of the newest.
+/// A chain of places for each few tokens: 4 bytes per token, and a table of the newest.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
-    /// By the hash of a triple, one past its newest end's last token; 0: none.
+    /// So many tokens.
+    key_tokens: usize,
+    /// By their hash, one past the newest end's last token; 0: none.
     head: Vec<u32>,
     /// By end, the end before it with the same hash.
     previous: Vec<u32>,
@@ -17,26 +29,26 @@ pub(crate) struct Places {
 
 impl Places {
     /// Without tokens, for about `num_tokens`.
-    pub(crate) fn new(num_tokens: usize, seed: u64) -> Self {
+    pub(crate) fn new(key_tokens: usize, num_tokens: usize, seed: u64) -> Self {
         let num_heads = num_tokens.next_power_of_two().clamp(SMALLEST_HEAD, LARGEST_HEAD);
-        Self { head: vec![0; num_heads], previous: vec![0], seed }
+        Self { key_tokens, head: vec![0; num_heads], previous: vec![0], seed }
     }
 
-    /// Take in what `tokens` holds beyond what it held before; the last triple stays out: nothing follows it.
+    /// Take in what `tokens` holds beyond what it held before; the last key stays out: nothing follows it.
     pub(crate) fn append(&mut self, tokens: &[i32]) {
         for end in self.previous.len()..tokens.len() {
             let mut link = 0;
-            if end >= KEY_TOKENS {
-                let bucket = self.bucket(&tokens[end - KEY_TOKENS..end]);
+            if end >= self.key_tokens {
+                let bucket = self.bucket(&tokens[end - self.key_tokens..end]);
                 link = std::mem::replace(&mut self.head[bucket], end as u32);
             }
             self.previous.push(link);
         }
     }
 
-    /// Ends of triples that may be the last one of `tokens`, newest first: of all with the same hash.
+    /// Ends of keys that may be the last one of `tokens`, newest first: of all with the same hash.
     pub(crate) fn ends(&self, tokens: &[i32]) -> impl Iterator<Item = usize> {
-        let key = tokens.len().checked_sub(KEY_TOKENS).map(|first| &tokens[first..]);
+        let key = tokens.len().checked_sub(self.key_tokens).map(|first| &tokens[first..]);
         let newest = key.map_or(0, |key| self.head[self.bucket(key)]);
         let not_none = |end: u32| (end != 0).then_some(end as usize);
         std::iter::successors(not_none(newest), move |&end| not_none(self.previous[end]))
@@ -54,39 +66,70 @@ pub(crate) fn hash_key(seed: u64, key: &[i32]) -> u64 {
     })
 }
 
+/// By how many tokens a place was found: the more, the more it says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum MatchedBy {
+    /// Two.
+    Few,
+    /// Three to seven.
+    #[default]
+    Some,
+    /// Eight or more.
+    Many,
+}
+
+/// Kinds of `MatchedBy`.
+pub(crate) const NUM_KINDS: usize = 3;
+
 /// The places of a request's own tokens.
 #[derive(Clone, Debug)]
 pub struct SuffixIndex {
     limits: SuffixLimits,
+    long: Places,
     places: Places,
+    short: Places,
 }
 
 impl SuffixIndex {
     /// An index without tokens, for about `num_tokens`.
     #[must_use]
     pub fn new(limits: SuffixLimits, num_tokens: usize, seed: u64) -> Self {
-        Self { limits, places: Places::new(num_tokens, seed) }
+        let of = |key_tokens| Places::new(key_tokens, num_tokens, seed);
+        Self { limits, long: of(LONG_KEY_TOKENS), places: of(KEY_TOKENS), short: of(SHORT_KEY_TOKENS) }
     }
 
     pub(crate) fn limits(&self) -> SuffixLimits {
         self.limits
     }
 
-    /// Take in what `tokens` holds beyond what it held before; the last triple stays out: it is what is looked for.
+    /// Take in what `tokens` holds beyond what it held before; the last key stays out: it is what is looked for.
     pub fn append(&mut self, tokens: &[i32]) {
+        self.long.append(tokens);
         self.places.append(tokens);
+        self.short.append(tokens);
     }
 
-    /// Append to `drafts` at most `limit` tokens that may follow.
-    pub fn propose(&self, tokens: &[i32], limit: usize, drafts: &mut Vec<i32>) {
-        if tokens.len() <= KEY_TOKENS {
-            return;
-        }
+    /// Append to `drafts` at most `limit` tokens that may follow. Returns by how many tokens they were found.
+    pub fn propose(&self, tokens: &[i32], limit: usize, drafts: &mut Vec<i32>) -> MatchedBy {
         let max_match = self.limits.max_match.min(MAX_MATCH_TOKENS) as usize;
         let mut matches = Matches::new(max_match);
-        for end in self.places.ends(tokens).take(MAX_LINKS) {
-            matches.add(Match { end, length: common_suffix(&tokens[..end], tokens, max_match) });
-            if matches.is_settled() {
+        let mut matched_by = MatchedBy::Few;
+        for (places, num_links, key) in [
+            (&self.long, FEW_LINKS, MatchedBy::Many),
+            (&self.places, MAX_LINKS, MatchedBy::Some),
+            (&self.short, FEW_LINKS, MatchedBy::Few),
+        ] {
+            for end in places.ends(tokens).take(num_links) {
+                let length = common_suffix(&tokens[..end], tokens, max_match);
+                if length >= places.key_tokens.min(max_match) {
+                    matches.add(Match { end, length });
+                }
+                if matches.is_settled() {
+                    break;
+                }
+            }
+            if !matches.is_empty() {
+                matched_by = key;
                 break;
             }
         }
@@ -95,5 +138,6 @@ impl SuffixIndex {
             Some(&token_id) => Some(token_id),
             None => guessed.get(place - tokens.len()).copied(),
         });
+        matched_by
     }
 }

@@ -92,7 +92,7 @@ fn a_size_is_measured_again_after_a_while() {
 #[test]
 fn an_estimate_follows_what_was_right() {
     let mut estimate = Estimate::default();
-    assert!((estimate.acceptance() - 0.5).abs() < 1e-6);
+    assert!((estimate.acceptance() - 0.25).abs() < 1e-6);
     for _ in 0..20 {
         estimate.observe(4, false);
     }

@@ -34,7 +34,7 @@ proptest! {
             found.clear();
             index.propose(&tokens[..end], 100, &mut found);
             let longest = longest_match(&tokens[..end]).min(16);
-            let expected = if longest >= 3 { 2 * longest } else { 0 };
+            let expected = if longest >= 2 { 2 * longest } else { 0 };
             prop_assert_eq!(found.len(), expected, "after {:?}", &tokens[..end]);
         }
     }
@@ -76,6 +76,6 @@ fn one_token_repeated_is_searched_in_few_links() {
         index.append(&tokens[..end]);
         found.clear();
         index.propose(&tokens[..end], 4, &mut found);
-        assert_eq!(found.len(), if end > 3 { 4 } else { 0 }, "after {end} tokens");
+        assert_eq!(found.len(), if end > 2 { 4 } else { 0 }, "after {end} tokens");
     }
 }

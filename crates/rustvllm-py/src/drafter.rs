@@ -34,8 +34,9 @@ impl PyDrafterConfig {
                 max_factor: suffix_decoding_max_spec_factor,
                 min_share: suffix_decoding_min_token_prob,
             }),
+            "draft_model" => DraftingMethod::Model,
             other => {
-                let message = format!("method must be 'ngram' or 'suffix', got {other:?}");
+                let message = format!("method must be 'ngram', 'suffix' or 'draft_model', got {other:?}");
                 return Err(PyValueError::new_err(message));
             }
         };

@@ -140,7 +140,7 @@ class DrafterConfig:
     def __new__(
         cls,
         *,
-        method: Literal["ngram", "suffix"],
+        method: Literal["ngram", "suffix", "draft_model"],
         prompt_lookup_min: int = 5,
         prompt_lookup_max: int = 5,
         suffix_decoding_max_tree_depth: int = 24,

@@ -47,7 +47,7 @@ from rustvllm.config.gguf_file import is_gguf
 from rustvllm.config.lora import LoRAConfig, folders_to_merge, make_lora_config
 from rustvllm.config.model_folder import read_model_config, resolve_dtype
 from rustvllm.config.quantized_folders import check_method, read_quantization
-from rustvllm.config.speculation import make_speculation_config
+from rustvllm.config.speculation import SpeculationConfig, make_speculation_config
 from rustvllm.exceptions import ConfigError
 from rustvllm.logger import init_logger
 
@@ -137,11 +137,13 @@ class EngineArgs(EngineFlags):
             merge_lora=folders_to_merge(self.merge_lora),
         )
         model = self._create_model_config(device, load)
+        speculation = make_speculation_config(self.speculative_config)
         return EngineConfig(
             model=model,
             cache=cache,
             scheduler=self._create_scheduler_config(usage, device, model.max_model_len),
-            speculation=make_speculation_config(self.speculative_config),
+            speculation=speculation,
+            draft_model=None if speculation is None else self._create_draft_model_config(speculation, model, load),
             lora=self._create_lora_config(),
             parallel=self._create_parallel_config(device),
             device=DeviceConfig(
@@ -357,6 +359,18 @@ class EngineArgs(EngineFlags):
                 f"quantization is {load.quantization}, but {found.name} is a GGUF file: leave quantization out"
             )
         return dataclasses.replace(model, max_logprobs=self.max_logprobs, logprobs_mode=self.logprobs_mode)
+
+    def _create_draft_model_config(
+        self, speculation: SpeculationConfig, target: ModelConfig, load: LoadConfig
+    ) -> ModelConfig | None:
+        """The second model of ``speculation``, if that has one, in the dtype of the first."""
+        if speculation.model is None:
+            return None
+        with_weights = load.load_format != "dummy" and self.executor != "sim"
+        found = hub.resolve_model(speculation.model, speculation.revision, load.download_dir, with_weights=with_weights)
+        return read_model_config(
+            found.path, model=found.name, dtype=target.dtype, seed=target.seed, tokenizer_path=found.path
+        )
 
     def _create_scheduler_config(self, usage: UsageContext, device: str, max_model_len: int) -> SchedulerConfig:
         default_tokens, default_seqs = default_budget(usage, device)

@@ -17,7 +17,7 @@ from rustvllm.config.attention_backends import ATTENTION_BACKENDS
 from rustvllm.config.lora import LoRAConfig, check_adapters, check_merging
 from rustvllm.config.parallel import ParallelConfig, check_split, check_stages
 from rustvllm.config.quantized_folders import FOLDER_METHODS, SAME_METHODS
-from rustvllm.config.speculation import SpeculationConfig
+from rustvllm.config.speculation import SpeculationConfig, check_draft_model
 from rustvllm.exceptions import ConfigError, InvalidRequestError
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -458,7 +458,7 @@ class EngineConfig:
 
     With ``sim`` no model is loaded: its steps are simulated. When and what each step ran goes to ``step_trace_file``.
     With ``log_stats`` times and sizes of requests and steps are counted. With ``speculation`` steps run drafts.
-    With ``lora`` requests may name adapters.
+    With ``lora`` requests may name adapters. ``draft_model`` is the second model of ``speculation``, if that has one.
     """
 
     model: ModelConfig
@@ -473,6 +473,7 @@ class EngineConfig:
     step_trace_file: Path | None = None
     log_stats: bool = True
     speculation: SpeculationConfig | None = None
+    draft_model: ModelConfig | None = None
     lora: LoRAConfig | None = None
 
     def __post_init__(self) -> None:
@@ -495,6 +496,8 @@ class EngineConfig:
             check_merging(self)
         if self.lora is not None:
             check_adapters(self, self.lora)
+        if self.draft_model is not None:
+            check_draft_model(self, self.draft_model)
         if self.parallel.num_ranks > 1:
             self._check_ranks()
         backend, device = self.device.attention_backend, self.device.device

@@ -1,21 +1,31 @@
 """``--speculative-config``: which drafts an engine makes, by vLLM's names, and what it does not have."""
 
+from __future__ import annotations
+
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from rustvllm.exceptions import ConfigError
 
-METHODS: Final = ("ngram", "suffix", "auto")
-"""``auto`` is what drafts best without a model: ``suffix`` with its defaults."""
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rustvllm.config.engine_config import EngineConfig, ModelConfig
+
+METHODS: Final = ("ngram", "suffix", "auto", "draft_model")
+"""``auto`` is what drafts best without a model: ``suffix`` with more drafts per token of the match."""
 MAX_SPECULATIVE_TOKENS: Final = 64
 MAX_MATCH_TOKENS: Final = 64
 MAX_NGRAM_LENGTHS: Final = 16
 """Lengths that ``ngram`` keeps apart at most: each is an index of its own."""
 _AUTO_TOKENS: Final = 16
+_AUTO_SPEC_FACTOR: Final = 4.0
+"""The controller withholds what does not pay, so more may be found."""
 _MOST: Final = 2**31 - 1
 _NEEDS_MODEL: Final = (
-    "draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash", "ngram_gpu", "custom_class",
+    "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash", "ngram_gpu", "custom_class",
 )  # fmt: skip
 """What vLLM has besides."""
 _NGRAM: Final = ("prompt_lookup_min", "prompt_lookup_max")
@@ -26,17 +36,19 @@ _SUFFIX: Final = (
     "suffix_decoding_min_token_prob",
 )
 _KEYS: Final = (
-    "method", "model", "num_speculative_tokens", *_NGRAM, *_SUFFIX, "num_speculative_tokens_per_batch_size",
+    "method", "model", "revision", "num_speculative_tokens", *_NGRAM, *_SUFFIX, "num_speculative_tokens_per_batch_size",
     "disable_by_batch_size", "rejection_sample_method", "adaptive",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig:
-    """Drafts that the scheduler makes out of a request's own tokens, checked by sampling.
+    """Drafts, checked by sampling: the scheduler makes them out of tokens that it holds, or a second model does.
 
     Attributes:
-        method: ``ngram`` or ``suffix``.
+        method: ``ngram``, ``suffix`` or ``draft_model``.
+        model: Name of the second model; None: there is none.
+        revision: Of it, on the hub.
         num_speculative_tokens: Drafts per request and step at most.
         prompt_lookup_min: Shortest suffix that ``ngram`` looks for.
         prompt_lookup_max: Longest.
@@ -48,8 +60,10 @@ class SpeculationConfig:
         adaptive: Fewer drafts, or none, where more would not pay.
     """
 
-    method: str
+    method: Literal["ngram", "suffix", "draft_model"]
     num_speculative_tokens: int
+    model: str | None = None
+    revision: str | None = None
     prompt_lookup_min: int = 5
     prompt_lookup_max: int = 5
     suffix_decoding_max_tree_depth: int = 24
@@ -60,8 +74,8 @@ class SpeculationConfig:
     adaptive: bool = True
 
     def __post_init__(self) -> None:
-        if self.method not in ("ngram", "suffix"):
-            raise ConfigError(f"speculative_config: method must be ngram or suffix, got {self.method!r}")
+        if self.method not in ("ngram", "suffix", "draft_model"):
+            raise ConfigError(f"speculative_config: method must be ngram, suffix or draft_model, got {self.method!r}")
         _require_int("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_SPECULATIVE_TOKENS)
         shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
         _require_int("prompt_lookup_max", longest, 1, MAX_MATCH_TOKENS)
@@ -98,6 +112,8 @@ def make_speculation_config(given: object) -> SpeculationConfig | None:
     method = _method_of(given)
     _refuse_what_is_not_there(given)
     numbers: dict[str, Any] = {key: given[key] for key in _SUFFIX if given.get(key) is not None}
+    if method == "auto":
+        numbers.setdefault("suffix_decoding_max_spec_factor", _AUTO_SPEC_FACTOR)
     shortest, longest = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
     if shortest is not None or longest is not None:
         numbers["prompt_lookup_min"] = longest if shortest is None else shortest
@@ -109,15 +125,59 @@ def make_speculation_config(given: object) -> SpeculationConfig | None:
         num_tokens = numbers.get("suffix_decoding_max_tree_depth", SpeculationConfig.suffix_decoding_max_tree_depth)
     if num_tokens is None:
         raise ConfigError(
-            "speculative_config: ngram needs num_speculative_tokens, the most drafts per request and step"
+            f"speculative_config: {method} needs num_speculative_tokens, the most drafts per request and step"
         )
     return SpeculationConfig(
-        method="suffix" if method == "auto" else method,
+        method="suffix" if method == "auto" else cast("Literal['ngram', 'suffix', 'draft_model']", method),
         num_speculative_tokens=num_tokens,
+        model=given["model"] if method == "draft_model" else None,
+        revision=given.get("revision"),
         caps=_caps_of(given),
         adaptive=given.get("adaptive", True),
         **numbers,
     )
+
+
+def check_draft_model(config: EngineConfig, draft: ModelConfig) -> None:
+    """Refuse a second model whose guesses mean nothing to the first, and what it is not built for.
+
+    Raises:
+        ConfigError: Says what contradicts ``draft_model``, and what to do.
+    """
+    name, target, parallel = f"speculative_config: draft_model {draft.model!r}", config.model, config.parallel
+    if draft.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"{name} has {draft.vocab_size} token ids and {target.model!r} has {target.vocab_size}: both must have the "
+            "same vocabulary"
+        )
+    vocabularies = [_vocabulary(path) for path in (draft.path, target.path)]
+    if None not in vocabularies and vocabularies[0] != vocabularies[1]:
+        raise ConfigError(
+            f"{name} and {target.model!r} have tokenizers of other ids: both must have the same vocabulary"
+        )
+    if draft.max_model_len < target.max_model_len:
+        raise ConfigError(
+            f"{name} was made for {draft.max_model_len} tokens, but max_model_len is {target.max_model_len}: set it to "
+            f"{draft.max_model_len} or less"
+        )
+    refused = {
+        f"device={config.device.device}: a second model runs on the CPU only, so far": config.device.device != "cpu",
+        "executor=sim, which has no models": config.sim is not None,
+        "tensor_parallel_size or pipeline_parallel_size above 1: it is not shared by ranks": parallel.num_ranks > 1,
+        "async_scheduling: its guesses follow a token that is known": config.scheduler.async_scheduling,
+    }
+    for reason, is_asked in refused.items():
+        if is_asked:
+            raise ConfigError(f"{name} cannot be combined with {reason}; leave one out")
+
+
+def _vocabulary(path: Path) -> Any:
+    """The ids of a folder's tokenizer, and None where none is found there."""
+    try:
+        content = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
+        return content["model"]["vocab"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _method_of(given: Mapping[Any, Any]) -> str:
@@ -127,7 +187,12 @@ def _method_of(given: Mapping[Any, Any]) -> str:
     if method is None:
         method = "draft_model" if model is not None else None
     if method in METHODS:
-        if model not in (None, "ngram", "[ngram]"):
+        if method == "draft_model":
+            if not isinstance(model, str) or not model:
+                raise ConfigError(
+                    f"speculative_config: draft_model needs model, a name or folder of the second model, got {model!r}"
+                )
+        elif model not in (None, "ngram", "[ngram]"):
             raise ConfigError(f"speculative_config: {method} needs no model, got model {model!r}: leave it out")
         return str(method)
     there = f"what there is: {', '.join(METHODS)}"

@@ -126,7 +126,7 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, num_cpu_blocks: int
 
 def _drafter_config(speculation: SpeculationConfig) -> _core.DrafterConfig:
     return _core.DrafterConfig(
-        method="ngram" if speculation.method == "ngram" else "suffix",
+        method=speculation.method,
         prompt_lookup_min=speculation.prompt_lookup_min,
         prompt_lookup_max=speculation.prompt_lookup_max,
         suffix_decoding_max_tree_depth=speculation.suffix_decoding_max_tree_depth,

@@ -31,6 +31,7 @@ from rustvllm.sample.prompt_logprobs import GatheredPromptLogprobs, prompt_logpr
 from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.device_output import DeviceStepOutput, bring_to_host
+from rustvllm.worker.draft_model import DraftModel
 from rustvllm.worker.draft_rows import draft_rows
 from rustvllm.worker.graphs.sampling import StepResult
 from rustvllm.worker.graphs.step_graphs import StepGraphs
@@ -86,6 +87,7 @@ class GPUModelRunner:
     Attributes:
         kv_caches: One per layer; like what follows, put there when the memory is taken.
         block_copier: Moves blocks of them.
+        draft_model: Guesses tokens; None: no second model does.
         step_buffers: The sets that the scheduler writes.
         graphs: Steps run in them where there is one of their size; None disables graphs.
         forward_ns: When the model began to run the last step (ns, monotonic).
@@ -115,6 +117,7 @@ class GPUModelRunner:
         self.sampler = Sampler()
         self.kv_caches: list[Tensor] = []
         self.block_copier: BlockCopier | None = None
+        self.draft_model: DraftModel | None = None
         self.step_buffers: list[StepBuffers] = []
         self.graphs: StepGraphs | None = None
         self.forward_ns = 0
@@ -148,6 +151,10 @@ class GPUModelRunner:
             of_requests = self.input_batch.adapters(step.int32("idx_mapping", output.num_reqs))
             starts = step.int32("query_start_loc", output.num_reqs + 1)
             self.adapters.begin_step(of_requests, starts, None if self.streams is None else step.stage)
+        if self.draft_model is not None:  # on the CPU alone, which reads the arrays as they are
+            self.input_batch.write_block_table()
+            self._move_blocks(output, step)
+            self.draft_model.guess(output, step, self.input_batch.block_table)
         num_tokens, num_sampled = output.total_num_scheduled_tokens, output.num_sampled
         # A copy: what the batch remembers of the rows outlives the step.
         rows = step.int32("sampled_rows", num_sampled).copy()
@@ -167,8 +174,8 @@ class GPUModelRunner:
         forward = self._stage_forward(output, step)
         step.send()
         self.input_batch.write_block_table()
-        if self.block_copier is not None:
-            self.block_copier.execute(output, step)
+        if self.draft_model is None:
+            self._move_blocks(output, step)
         self.forward_ns = monotonic_ns()
         result = forward()
         hidden, logits, sampled = result.hidden, result.logits, result.sampled
@@ -191,6 +198,10 @@ class GPUModelRunner:
         has_end = self.streams is not None and output.num_structured_output_reqs > 0
         self._forward_end = self.streams.compute.record_event() if has_end and self.streams is not None else None
         self._executed = _ExecutedStep(output.buffer_index, logits, rows, metadata, drafts, sampled, of_prompts)
+
+    def _move_blocks(self, output: SchedulerOutput, step: StepBuffers) -> None:
+        if self.block_copier is not None:
+            self.block_copier.execute(output, step)
 
     def is_forward_done(self) -> bool:
         """Whether the device has the logits of the step just executed; asked for those with structured output alone."""

@@ -34,6 +34,7 @@ from rustvllm.worker import host_allocator, host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.cpu_decoder import use_core_decoder
 from rustvllm.worker.dense_layers import make_batch_invariant, make_linear_packer
+from rustvllm.worker.draft_model import load_draft_model
 from rustvllm.worker.graphs.context import GraphContext
 from rustvllm.worker.graphs.decode_graphs import default_capture_sizes
 from rustvllm.worker.graphs.recorder import CannotCaptureError, make_graph_recorder
@@ -110,9 +111,11 @@ class Worker:
 
     @property
     def num_bytes_per_block(self) -> int:
-        """Bytes of one KV block over all layers."""
-        spec = self._loaded().model.kv_cache_spec
-        return spec.bytes_per_block(self.config.cache.block_size, self.cache_dtype.itemsize)
+        """Bytes of one KV block over all layers, those of a second model included."""
+        runner = self._loaded()
+        models = [runner.model, *([] if runner.draft_model is None else [runner.draft_model.model])]
+        block_size, itemsize = self.config.cache.block_size, self.cache_dtype.itemsize
+        return sum(model.kv_cache_spec.bytes_per_block(block_size, itemsize) for model in models)
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -183,6 +186,11 @@ class Worker:
             adapters=adapters,
         )
         self.runner.sampler = Sampler(None if self._threads is None else CpuDraw(self._threads))
+        if self.config.draft_model is not None:
+            assert self._threads is not None  # of a model on the CPU
+            self.runner.draft_model = load_draft_model(
+                self.config, self.config.draft_model, self.dtype, self._available_memory(), self._threads
+            )
 
     def determine_num_blocks(self) -> int:
         """KV blocks, the null block included.
@@ -270,7 +278,13 @@ class Worker:
         shape = runner.model.kv_cache_spec.layer_shape(num_blocks, self.config.cache.block_size)
         with self._explained_start(f"a KV cache of {num_blocks} blocks"):
             runner.kv_caches = [self._zeros(shape) for _ in range(runner.model.kv_cache_spec.num_layers)]
-        runner.block_copier = BlockCopier(runner.kv_caches, num_cpu_blocks, streams=runner.streams)
+        caches = runner.kv_caches
+        if (draft_model := runner.draft_model) is not None:
+            spec = draft_model.model.kv_cache_spec
+            shape = spec.layer_shape(num_blocks, self.config.cache.block_size)
+            draft_model.kv_caches = [self._zeros(shape) for _ in range(spec.num_layers)]
+            caches = [*caches, *draft_model.kv_caches]
+        runner.block_copier = BlockCopier(caches, num_cpu_blocks, streams=runner.streams)
         runner.graphs = self._make_graphs(runner.kv_caches, num_sets)
         runner.step_buffers = [
             StepBuffers(buffer_spec, device=self.device, streams=runner.streams) for _ in range(num_sets)

@@ -24,6 +24,9 @@ def test_defaults_of_each_method():
     )
     auto = make_speculation_config({"method": "auto"})
     assert (auto.method, auto.num_speculative_tokens, auto.adaptive) == ("suffix", 16, True)
+    assert auto.suffix_decoding_max_spec_factor == 4.0
+    once = make_speculation_config({"method": "auto", "suffix_decoding_max_spec_factor": 1.0})
+    assert once.suffix_decoding_max_spec_factor == 1.0
 
 
 @pytest.mark.parametrize(
@@ -59,10 +62,10 @@ def test_caps_are_read_in_their_order():
         ("ngram", "must be an object"),
         (NGRAM | {"num_tokens": 3}, "unknown key 'num_tokens'; the keys are method, model"),
         ({"method": "ngram"}, "ngram needs num_speculative_tokens"),
-        ({"num_speculative_tokens": 3}, "method must be one of ngram, suffix, auto, got None"),
-        ({"method": "lookahead"}, "method must be one of ngram, suffix, auto, got 'lookahead'"),
+        ({"num_speculative_tokens": 3}, "method must be one of ngram, suffix, auto, draft_model, got None"),
+        ({"method": "lookahead"}, "method must be one of ngram, suffix, auto, draft_model, got 'lookahead'"),
         ({"method": "eagle"}, "method 'eagle' is not supported yet; what there is: ngram, suffix, auto"),
-        ({"model": "some/model", "num_speculative_tokens": 3}, "method 'draft_model' is not supported yet"),
+        ({"model": "some/model"}, "draft_model needs num_speculative_tokens"),
         ({"method": "mtp"}, "method 'mtp' is not supported yet"),
         (NGRAM | {"model": "some/model"}, "ngram needs no model"),
         (NGRAM | {"num_speculative_tokens": 65}, "num_speculative_tokens must be an integer between 1 and 64, got 65"),

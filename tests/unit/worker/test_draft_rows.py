@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from rustvllm.sample.metadata import SamplingMetadata
+from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.draft_rows import NO_DRAFT, DraftRows, draft_rows
 from rustvllm.worker.step_buffers import StepBuffers
 from rustvllm.worker.verify import DeviceDrafts, add_counts, last_tokens
@@ -94,3 +96,61 @@ def test_endings_move_on_by_the_drafts_before_a_row():
     endings = torch.tensor([[1, 2, 3], [1, 2, 3], [1, 2, 3], [8, 9, 10]])
     pushed = drafts.push(endings, torch.tensor([0, 2, 3, 5]))
     assert pushed.tolist() == [[1, 2, 3], [3, 4, 5], [4, 5, 6], [9, 10, 7]]
+
+
+NUM_IDS, NUM_REQUESTS, NUM_DRAFTS, NUM_DRAWN = 10, 500, 3, 100_000
+MOST_CHI_SQUARE = 27.9
+"""Nine degrees of freedom exceed it once in a thousand times."""
+
+
+def drawn_with_drafts(accept, adversary):
+    """How often each id was given in steps whose drafts an adversary chose, after what had been given before."""
+    logits = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5, -2.0, -2.5])
+    counts = np.zeros(NUM_IDS, np.int64)
+    positions = np.zeros(NUM_REQUESTS, np.int64)
+    newest = np.zeros(NUM_REQUESTS, np.int64)
+    sampler = Sampler()
+    num_kept = 0
+    while counts.sum() < NUM_DRAWN:
+        rows = make_rows([[adversary(int(token_id))] * NUM_DRAFTS for token_id in newest])
+        num_rows = len(rows.requests)
+        metadata = SamplingMetadata(
+            random_rows=torch.arange(num_rows),
+            temperature=torch.ones(num_rows),
+            seeds=torch.from_numpy(rows.requests + 17),
+            positions=torch.from_numpy(positions[rows.requests] + rows.depths),
+        )
+        sampled = sampler.sample(logits.repeat(num_rows, 1), metadata).numpy().astype(np.int32)
+        ids = accept(rows, sampled)
+        given = ids[ids >= 0]
+        num_kept += given.size - NUM_REQUESTS
+        counts += np.bincount(given, minlength=NUM_IDS)
+        lengths = (ids >= 0).sum(axis=1)
+        positions += lengths
+        newest = ids[np.arange(NUM_REQUESTS), lengths - 1].astype(np.int64)
+    assert num_kept > 0, "drafts were accepted"
+    expected = counts.sum() * logits.softmax(0).numpy()
+    return ((counts - expected) ** 2 / expected).sum()
+
+
+ADVERSARIES = {
+    "the likeliest": lambda newest: 0,
+    "the least likely": lambda newest: NUM_IDS - 1,
+    "the same again": lambda newest: newest,
+    "another one": lambda newest: (newest + 1) % NUM_IDS,
+}
+
+
+@pytest.mark.parametrize("adversary", ADVERSARIES)
+def test_no_adversary_bends_what_is_drawn(adversary):
+    assert drawn_with_drafts(DraftRows.accept, ADVERSARIES[adversary]) < MOST_CHI_SQUARE
+
+
+def test_the_count_would_see_a_draft_that_is_kept_though_another_id_was_drawn():
+    def keep_first(rows, sampled):
+        ids = rows.accept(sampled)
+        wrong = (rows.drafts[:, 0] != ids[:, 0]) & (np.arange(len(ids)) % 100 == 0)
+        ids[wrong, 0] = rows.drafts[wrong, 0]
+        return ids
+
+    assert drawn_with_drafts(keep_first, ADVERSARIES["the least likely"]) > MOST_CHI_SQUARE

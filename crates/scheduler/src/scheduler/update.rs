@@ -293,6 +293,11 @@ impl Scheduler {
             self.record_drafts(slot, num_drafts, num_used - 1, now);
         }
         let request = &mut self.requests[slot as usize];
+        if num_drafts > 0
+            && let Some(history) = &mut request.cold.history
+        {
+            history.verify(num_used - 1, num_rejected > 0);
+        }
         if request.status != RequestStatus::Preempted {
             // Their positions are computed again, with other tokens.
             request.retract(num_rejected, self.config.block_size);
