@@ -187,6 +187,9 @@ fn read_proof(body: &mut Reader<'_>) -> Result<Option<Proof>, DecodeError> {
 pub(crate) enum Side {
     Client,
     Engine,
+    /// Of a model on several nodes: see `node_handshake.rs`.
+    Node,
+    Head,
 }
 
 /// The secret that both sides of a TCP connection know.
@@ -212,6 +215,8 @@ impl Secret {
         mac.update(match side {
             Side::Client => b"rustvllm client ",
             Side::Engine => b"rustvllm engine ",
+            Side::Node => b"rustvllm node   ",
+            Side::Head => b"rustvllm head   ",
         });
         mac.update(engine_nonce);
         mac.update(client_nonce);

@@ -15,6 +15,7 @@
 //! | `wire.rs`, `frame.rs` | values as bytes; frames, and reading them from a stream |
 //! | `message.rs`, `request_codec.rs`, `outputs_codec.rs` | what frames say |
 //! | `handshake.rs`, `facts.rs` | who may talk; what a front end learns of the engine |
+//! | `node_handshake.rs` | the same between the nodes of one model |
 //! | `endpoint.rs`, `key.rs` | where an engine listens; whose a request is |
 //! | `outbox.rs`, `notifier.rs` | bytes on their way; the eventfd that wakes a sleeper |
 //! | `server.rs`, `engine_thread.rs`, `connection.rs` | the engine's side: its owner's face, its thread, one client's connection |
@@ -45,6 +46,7 @@ mod key;
 mod logprobs_codec;
 mod message;
 mod metrics_codec;
+mod node_handshake;
 mod notifier;
 mod outbox;
 mod outputs_codec;
@@ -73,6 +75,7 @@ pub use key::{COUNTER_BITS, MAX_CLIENT_INDEX, client_of, counter_of, key_of};
 pub use message::{
     ClientMessage, EngineMessage, MAX_QUERY_BYTES, MAX_QUERY_KIND_BYTES, MAX_REPLY_BYTES, QueryOutcome,
 };
+pub use node_handshake::{NODE_PROTOCOL_VERSION, NodeHandshakeError, prove_to_head, welcome_node};
 pub use notifier::Notifier;
 pub use placement::{MAX_REMEMBERED, Placement, slack};
 pub use prefix_table::{PrefixHasher, PrefixTable};

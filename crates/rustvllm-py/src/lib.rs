@@ -25,6 +25,7 @@ mod logprobs;
 mod lora;
 mod meeting;
 mod metrics;
+mod node_link;
 mod norms;
 #[cfg(links_older_glibc)]
 mod older_glibc;
@@ -60,6 +61,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     scheduler_output::register(module)?;
     meeting::register(module)?;
     step_channel::register(module)?;
+    node_link::register(module)?;
     inspection::register(module)?;
     grammar::register(module)?;
     grammar_spec::register(module)?;

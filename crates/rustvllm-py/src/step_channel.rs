@@ -8,7 +8,7 @@ use std::{
 };
 
 use ::step_channel::{
-    LineView, MAX_READERS, ReadError, Reader, StepArrays, StepFrame, Watch, WriteError, Writer,
+    LineView, MAX_READERS, NodeLink, ReadError, Reader, StepArrays, StepFrame, Watch, WriteError, Writer,
 };
 use pyo3::{
     exceptions::{PyKeyError, PyOSError, PyTimeoutError, PyTypeError, PyValueError},
@@ -87,6 +87,19 @@ pub(crate) struct StepWriter {
 }
 
 impl StepWriter {
+    /// Send every frame to a node as well; see `NodeLink.lead`.
+    pub(crate) fn add_node(&self, link: &NodeLink, first: usize, count: usize) -> PyResult<()> {
+        let writer = &mut self.lock().0;
+        let num_readers = self.watch.lines().len();
+        if first < 1 || count < 1 || first + count > num_readers + 1 || writer.number() != 0 {
+            return Err(PyValueError::new_err(format!(
+                "{count} ranks from {first} on do not lie within 1 to {num_readers}, or a frame was published"
+            )));
+        }
+        link.lead(writer, first, count);
+        Ok(())
+    }
+
     fn lock(&self) -> MutexGuard<'_, (Writer, Sets)> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -338,10 +351,12 @@ pub(crate) fn seconds(limit: f64) -> PyResult<Duration> {
     Err(PyValueError::new_err(message))
 }
 
-fn write_error(error: &WriteError) -> PyErr {
+pub(crate) fn write_error(error: &WriteError) -> PyErr {
     match error {
         WriteError::Late { .. } => PyTimeoutError::new_err(error.to_string()),
-        WriteError::GivenUp => SchedulerStateError::new_err(error.to_string()),
+        WriteError::GivenUp | WriteError::OutOfTurn { .. } | WriteError::Node { .. } => {
+            SchedulerStateError::new_err(error.to_string())
+        }
         WriteError::Frame(_) => PyValueError::new_err(error.to_string()),
         WriteError::Memory(_) => PyOSError::new_err(error.to_string()),
     }

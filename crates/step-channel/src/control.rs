@@ -62,6 +62,8 @@ pub(crate) struct Control {
     /// The last frame that is there.
     pub(crate) published: Gate,
     pub(crate) lines: [Line; MAX_READERS],
+    /// How often a reader took a frame, did what one says, or failed: a node has the head know then.
+    pub(crate) news: Gate,
 }
 
 impl Control {
@@ -150,6 +152,7 @@ mod loom_tests {
             slot_bytes: AtomicU64::new(0),
             published: Gate::default(),
             lines,
+            news: Gate::default(),
         };
         control.published.raise(first.wrapping_sub(1));
         Model { control, slots: std::array::from_fn(|_| UnsafeCell::new(0)) }
@@ -205,6 +208,23 @@ mod loom_tests {
     #[test]
     fn two_readers_each_get_every_frame() {
         run(2, 2, 1);
+    }
+
+    #[test]
+    fn who_waits_for_news_hears_of_two_readers() {
+        loom::model(|| {
+            let news = Arc::new(Gate::default());
+            let readers: Vec<_> = (0..2)
+                .map(|_| {
+                    let news = Arc::clone(&news);
+                    thread::spawn(move || news.count())
+                })
+                .collect();
+            assert_eq!(news.wait(|number| number == 2, Duration::ZERO, None), Some(2));
+            for reader in readers {
+                reader.join().expect("no reader panicked");
+            }
+        });
     }
 
     #[test]

@@ -109,8 +109,8 @@ impl Filling {
         Ok(())
     }
 
-    /// Write the head: the frame is complete.
-    pub(crate) fn finish(self, number: u32, command: u32) {
+    /// Write the head: the frame is complete. Its bytes.
+    pub(crate) fn finish(self, number: u32, command: u32) -> usize {
         // SAFETY: the words were written above, and nothing else touches the slot.
         let words = unsafe {
             std::slice::from_raw_parts(self.start.add(HEAD_BYTES).cast::<u64>().as_ptr(), self.num_words)
@@ -118,6 +118,7 @@ impl Filling {
         let head = Head { number, command, num_words: self.num_words as u64, digest: digest(words) };
         // SAFETY: the slot is longer than a head, aligned, and ours.
         unsafe { self.start.cast::<Head>().write(head) };
+        HEAD_BYTES + self.num_words * 8
     }
 }
 

@@ -27,6 +27,17 @@ impl Gate {
     pub(crate) fn raise(&self, to: u32) {
         // Release: publishes what was written before.
         self.number.store(to, Ordering::Release);
+        self.wake();
+    }
+
+    /// Let the number be one more than it was; several sides may.
+    pub(crate) fn count(&self) {
+        // Release: publishes what was written before.
+        self.number.add(1, Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
         // SeqCst, as the fence of `wait`: either this side sees the sleeper, or the sleeper sees the number.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {

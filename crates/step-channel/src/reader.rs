@@ -113,6 +113,7 @@ impl Reader {
     pub fn take(&mut self) {
         self.taken = self.taken.wrapping_add(1);
         self.line().taken.raise(self.taken);
+        self.control().news.count();
     }
 
     /// What the last taken frame says is done.
@@ -120,11 +121,13 @@ impl Reader {
         let line = self.line();
         line.value.store(value, Ordering::Relaxed); // published by the number
         line.done.raise(self.taken);
+        self.control().news.count();
     }
 
     /// Say that this rank cannot follow any more.
     pub fn fail(&self) {
         self.line().failed.store(1, Ordering::Relaxed);
+        self.control().news.count();
     }
 
     /// Say what this rank waits in from now on; 0: in nothing.

@@ -23,6 +23,10 @@ impl Word {
         self.0.store(value, order);
     }
 
+    pub(crate) fn add(&self, more: u32, order: Ordering) {
+        self.0.fetch_add(more, order);
+    }
+
     /// Sleep while the number is `seen`, for so long at most; it may end sooner.
     pub(crate) fn sleep_while(&self, seen: u32, at_most: Option<Duration>) {
         use rustix::thread::futex;
@@ -55,6 +59,10 @@ impl Word {
 
     pub(crate) fn store(&self, value: u32, order: Ordering) {
         self.value.store(value, order);
+    }
+
+    pub(crate) fn add(&self, more: u32, order: Ordering) {
+        self.value.fetch_add(more, order);
     }
 
     pub(crate) fn sleep_while(&self, seen: u32, _at_most: Option<Duration>) {

@@ -16,6 +16,7 @@ use crate::{
     memory::{Mapping, Memory, PAGE},
     step_frame::{STEP_HEAD_BYTES, StepArrays, StepFrame},
     sync::Ordering,
+    wire::{SLOT, Wire},
 };
 
 /// "ranks" and the version of what follows.
@@ -24,6 +25,9 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"ranks\0\0\x01");
 const FIRST_SLOT_BYTES: usize = 4096;
 /// Between two looks whether the channel was given up, while a reader is waited for.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// How long a frame of another writer may wait for a slot: that one says when it was too long.
+const RELAY_LIMIT: Duration = Duration::from_secs(1_000_000);
 
 /// What kept a frame from being published, or its end from being seen.
 #[derive(Debug, Error)]
@@ -47,6 +51,22 @@ pub enum WriteError {
     /// The kernel.
     #[error("the step channel's memory: {0}")]
     Memory(#[from] io::Error),
+    /// A node's connection.
+    #[error("the connection to the node of ranks {first} and up: {source}")]
+    Node {
+        /// Its first rank.
+        first: usize,
+        /// What it says.
+        source: io::Error,
+    },
+    /// A frame that another writer made and that cannot be the next.
+    #[error("frame {got} came after frame {number}")]
+    OutOfTurn {
+        /// The last one.
+        number: u32,
+        /// The one that came.
+        got: u32,
+    },
 }
 
 /// What a reader says of itself, at one moment.
@@ -115,7 +135,11 @@ impl Watch {
             .collect()
     }
 
-    fn control(&self) -> &Control {
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn control(&self) -> &Control {
         // SAFETY: the mapping is long enough, aligned to a page, made of zeros at first, which are a `Control`, and
         // lives as long as `self`; every field is atomic.
         unsafe { self.control.start().cast::<Control>().as_ref() }
@@ -131,6 +155,8 @@ pub struct Writer {
     slot_bytes: usize,
     number: u32,
     blocked: Duration,
+    /// Other nodes, each with its first rank: their connections write the lines of their ranks here.
+    nodes: Vec<(usize, Arc<Wire>)>,
 }
 
 impl Writer {
@@ -153,6 +179,7 @@ impl Writer {
             slot_bytes: FIRST_SLOT_BYTES,
             number: 0,
             blocked: Duration::ZERO,
+            nodes: Vec::new(),
         };
         let control = writer.control();
         control.num_readers.store(num_readers as u32, Ordering::Relaxed);
@@ -190,7 +217,48 @@ impl Writer {
     /// While a frame is on its way.
     pub fn make_room(&mut self, arrays: &StepArrays) -> Result<(), WriteError> {
         assert!(self.control().is_taken(self.number), "a frame is on its way");
-        let needed = (HEAD_BYTES + STEP_HEAD_BYTES + arrays.num_bytes()).next_multiple_of(4096);
+        self.make_room_for(HEAD_BYTES + STEP_HEAD_BYTES + arrays.num_bytes())
+    }
+
+    /// Send every frame to a node as well, whose ranks are `first` (from 1) and `count - 1` after it.
+    ///
+    /// # Panics
+    /// The channel has fewer ranks, or a frame was published already.
+    pub(crate) fn add_wire(&mut self, first: usize, count: usize, wire: Arc<Wire>) {
+        let num_readers = self.control().lines().len();
+        assert!(first >= 1 && first + count <= num_readers + 1, "ranks {first} and {count} of {num_readers}");
+        assert_eq!(self.number, 0, "a node came after the first frame");
+        self.nodes.push((first, wire));
+    }
+
+    /// Publish a frame that another writer made, as it lies in that one's slot.
+    ///
+    /// # Errors
+    /// It is not the one after the last, `give_up` was called, or the kernel gives no memory.
+    pub(crate) fn relay(&mut self, slot: &[u8]) -> Result<(), WriteError> {
+        let number = self.number.wrapping_add(1);
+        let got = slot.first_chunk::<4>().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+        if got != number || slot.len() < HEAD_BYTES {
+            return Err(WriteError::OutOfTurn { number: self.number, got });
+        }
+        if slot.len() > self.slot_bytes {
+            // Slots move: nothing may be on its way in the old ones.
+            self.wait(self.number, RELAY_LIMIT, |deadline| {
+                self.control().wait_free(self.number.wrapping_add(NUM_SLOTS), deadline)
+            })?;
+            self.make_room_for(slot.len())?;
+        }
+        self.wait(number, RELAY_LIMIT, |deadline| self.control().wait_free(number, deadline))?;
+        // SAFETY: the slot lies within the mapping and is as long, by the check above; every reader has taken what was
+        // in it, and reads it again only after `publish`.
+        unsafe { self.slot(number).as_ptr().copy_from_nonoverlapping(slot.as_ptr(), slot.len()) };
+        self.number = number;
+        self.control().publish(number);
+        Ok(())
+    }
+
+    fn make_room_for(&mut self, num_bytes: usize) -> Result<(), WriteError> {
+        let needed = num_bytes.next_multiple_of(4096);
         if needed <= self.slot_bytes {
             return Ok(());
         }
@@ -260,9 +328,14 @@ impl Writer {
         // reads it again only after `publish`.
         let mut filling = unsafe { Filling::new(self.slot(number), self.slot_bytes) };
         write(&mut filling)?;
-        filling.finish(number, command);
+        let num_bytes = filling.finish(number, command);
         self.number = number;
         self.control().publish(number);
+        for (first, node) in &self.nodes {
+            // SAFETY: the frame that was just written; the slot is written again only once the node's ranks took it.
+            let slot = unsafe { std::slice::from_raw_parts(self.slot(number).as_ptr(), num_bytes) };
+            node.send(SLOT, slot).map_err(|source| WriteError::Node { first: *first, source })?;
+        }
         Ok(number)
     }
 
@@ -282,7 +355,7 @@ impl Writer {
         let end = Instant::now() + limit;
         loop {
             let Err(index) = wait(Some(end.min(Instant::now() + LOOK))) else { return Ok(()) };
-            if self.watch.given_up.load(Ordering::Relaxed) {
+            if self.watch.is_given_up() {
                 return Err(WriteError::GivenUp);
             }
             if Instant::now() >= end {

@@ -47,6 +47,7 @@ from rustvllm._core._sampling import draw_kernel as draw_kernel
 from rustvllm._core._sampling import draw_token_ids as draw_token_ids
 from rustvllm._core._sampling import mask_logits as mask_logits
 from rustvllm._core._step_channel import FollowedStep as FollowedStep
+from rustvllm._core._step_channel import NodeLink as NodeLink
 from rustvllm._core._step_channel import RankMeeting as RankMeeting
 from rustvllm._core._step_channel import StepReader as StepReader
 from rustvllm._core._step_channel import StepWriter as StepWriter

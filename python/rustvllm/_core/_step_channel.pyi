@@ -58,6 +58,42 @@ class StepWriter:
         """For how many seconds this side has waited for slots; it waits while one is waited for."""
 
 @final
+class NodeLink:
+    """A connection between the head and another node of a model, whose other side has proved to know the secret.
+
+    Both constructors take a connected TCP socket, which the caller still has to close, and raise PermissionError when
+    the secrets differ, TimeoutError after ``limit`` seconds, ValueError when something else or another version is
+    there, ConnectionError when the connection ends.
+    """
+
+    @staticmethod
+    def welcome(fd: int, secret: bytes, limit: float) -> NodeLink:
+        """The head's end."""
+    @staticmethod
+    def prove(fd: int, secret: bytes, limit: float) -> NodeLink:
+        """A node's end."""
+    @property
+    def own_host(self) -> str:
+        """This side's address on the connection."""
+    def send(self, text: str) -> None:
+        """Send a text; ConnectionError when the connection has ended."""
+    def receive(self, limit: float) -> str | None:
+        """Wait so many seconds for the next text; ConnectionError says why there will be none."""
+    def lead(self, writer: StepWriter, first: int, count: int) -> None:
+        """Have this node get every frame that the writer publishes; its ranks are ``first`` and ``count - 1`` after it.
+
+        ValueError for ranks that the channel does not have, or after the first frame.
+        """
+    def follow(self, num_ranks: int) -> int:
+        """Have a step channel for this node's ranks, into which comes what the head publishes; its descriptor."""
+    def give_up(self) -> None:
+        """End the channel of this node's ranks."""
+    def close(self) -> None:
+        """Say that nothing more comes from this side; what was sent arrives."""
+    def cut(self) -> None:
+        """End the connection on both sides."""
+
+@final
 class StepReader:
     """The end of a rank that follows. One thread reads."""
 
