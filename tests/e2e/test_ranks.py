@@ -8,6 +8,7 @@ import contextlib
 import gc
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -205,6 +206,43 @@ def test_a_stopped_rank_is_named(pair: LLM) -> None:
     assert f"worker rank 1 (node 0, pid {rank.pid}) is stopped and is in no collective" in report
     assert "no step ended for 0." in report
     assert stalls.look() is None
+
+
+def test_the_layer_and_the_python_stack_of_a_rank_are_known(pair: LLM) -> None:
+    """A rank is stopped in the middle of steps until the other one waits for it within a layer."""
+    executor, [rank] = executor_of(pair), ranks_of(os.getpid())
+    stack = executor._ranks.processes[0].stack()
+    assert re.search(r'worker/process\.py", line \d+ in run', stack), stack
+    found: list[tuple[Any, Any, str]] = []
+    is_over = threading.Event()
+
+    def stop_and_look() -> None:
+        while not found and not is_over.is_set():
+            rank.suspend()
+            time.sleep(0.05)
+            [own, other] = executor.rank_views()
+            if own.waits_in == "all_reduce" and own.layer >= 0:
+                found.append((own, other, executor.stalls.describe()))
+            rank.resume()
+            time.sleep(0.01)
+
+    looker = threading.Thread(target=stop_and_look)
+    looker.start()
+    params = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+    deadline = time.monotonic() + 30
+    while not found and time.monotonic() < deadline:
+        tokens(pair, params, prompts(1))
+    is_over.set()
+    looker.join()
+    assert found, "the other rank was never waited for in a layer"
+    [(own, other, words)] = found
+    num_layers = executor._worker.runner.model.kv_cache_spec.num_layers
+    assert own.layer < num_layers
+    assert other.state == "stopped"
+    assert words.startswith("worker rank 1 (node 0, pid")
+    assert words.endswith(
+        f"; rank 0 (node 0, pid {os.getpid()}) is running and waits in all_reduce of layer {own.layer}"
+    )
 
 
 def test_a_rank_that_is_killed_is_named_and_the_others_end(pair: LLM) -> None:

@@ -126,7 +126,7 @@ def toy_executors(monkeypatch):
     """Every toy executor made during the test, in order."""
     made = []
 
-    def make(config):
+    def make(config, _node_secret=None):
         made.append(ToyExecutor(config))
         return made[-1]
 

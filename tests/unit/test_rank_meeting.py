@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rustvllm import _core
-from rustvllm.distributed import rendezvous
+from rustvllm.distributed import meetings
 from rustvllm.distributed.rank_group import RankGroup
 from rustvllm.exceptions import SchedulerStateError
 
@@ -113,7 +113,7 @@ def test_ranks_look_for_each_other_longer_where_each_has_a_processor(monkeypatch
     asked = []
     monkeypatch.setattr(_core, "RankMeeting", lambda size, *, spin_us: asked.append((size, spin_us)))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    rendezvous.make_meeting(2)
-    rendezvous.make_meeting(3)
-    rendezvous.make_meeting(2, 4)  # those of another stage compute, too
+    meetings.make_meeting(2)
+    meetings.make_meeting(3)
+    meetings.make_meeting(2, 4)  # those of another stage compute, too
     assert asked[0][1] > asked[1][1] == asked[2][1] > 0

@@ -186,14 +186,20 @@ class EngineArgs(EngineFlags):
         parallel = ParallelConfig(
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
+            nnodes=self.nnodes,
+            node_rank=self.node_rank,
+            master_addr=self.master_addr,
+            master_port=self.master_port,
             distributed_executor_backend=self.distributed_executor_backend,
             distributed_timeout_seconds=self.distributed_timeout_seconds,
         )
-        size = parallel.tensor_parallel_size
-        if size > 1 and device == "cuda" and size > (num_gpus := len(devices.visible_gpus())):
+        size, each = parallel.tensor_parallel_size, min(parallel.tensor_parallel_size, parallel.ranks_per_node)
+        if each > 1 and device == "cuda" and each > (num_gpus := len(devices.visible_gpus())):
+            nodes = f" on each of {parallel.nnodes} nodes" if parallel.nnodes > 1 else ""
             raise ConfigError(
-                f"tensor_parallel_size is {size}, but {num_gpus} CUDA devices can be used here: lower it to {num_gpus} "
-                "or less, or set device to cpu"
+                f"tensor_parallel_size is {size}, which needs {each} CUDA devices{nodes}, but {num_gpus} can be used "
+                f"here: lower it to {num_gpus * parallel.nnodes} or less, divide the ranks among more machines "
+                "(nnodes), or set device to cpu"
             )
         return parallel
 

@@ -7,6 +7,7 @@ from typing import Any
 from rustvllm.config import CacheConfig, LoRAConfig, ModelConfig, PreemptionMode, SchedulerConfig
 from rustvllm.config.flags import arg, parse_json_object, parse_max_model_len, parse_number
 from rustvllm.config.lora import LORA_DTYPES
+from rustvllm.config.parallel import DEFAULT_MASTER_ADDR, DEFAULT_MASTER_PORT
 
 
 @dataclass(kw_only=True)
@@ -217,9 +218,26 @@ class EngineFlags:
         type=parse_number,
         group="parallel",
     )
+    nnodes: int = arg(
+        "machines that hold one model together, each as many ranks: the same command line on each, with --node-rank, "
+        "and --headless on all but the first; -n",
+        1,
+        type=parse_number,
+        group="parallel",
+    )
+    node_rank: int = arg(
+        "which of these machines this is; 0 is the head, where the engine decides; -r",
+        0,
+        type=parse_number,
+        group="parallel",
+    )
+    master_addr: str = arg(
+        "name or address of the head, where it listens for the other machines", DEFAULT_MASTER_ADDR, group="parallel"
+    )
+    master_port: int = arg("its port there", DEFAULT_MASTER_PORT, type=parse_number, group="parallel")
     distributed_executor_backend: str | None = arg(
-        "uni: one rank, in the engine's process; mp: the others in processes of this machine (default: as many ranks "
-        "need)",
+        "uni: one rank, in the engine's process; mp: the others in processes of these machines; ray: the others where "
+        "Ray places them (needs rustvllm[ray]) (default: uni or mp, as many ranks need)",
         group="parallel",
     )
     distributed_timeout_seconds: float | None = arg(

@@ -10,14 +10,16 @@ from rustvllm.exceptions import ConfigError
 MAX_RANKS: Final = 64
 """Processes that hold one model at most: the step channel has no place for more."""
 MAX_DATA_PARALLEL_SIZE: Final = 64
-EXECUTOR_BACKENDS: Final = ("uni", "mp")
+EXECUTOR_BACKENDS: Final = ("uni", "mp", "ray")
+DEFAULT_MASTER_ADDR: Final = "127.0.0.1"
+DEFAULT_MASTER_PORT: Final = 29501
 DEFAULT_STALL_TIMEOUT_SECONDS: Final = 60.0
+_LAST_PORT: Final = 65535
 _CHANNEL_SLOTS: Final = 4
 """Steps that the channel to the other ranks holds; one more would wait for a rank that waits for this one."""
 _LAYERS: Final = ("num_hidden_layers", "n_layer", "num_layers")
 _MLP_WIDTHS: Final = ("intermediate_size", "ffn_dim", "n_inner")
 _REFUSED_BACKENDS: Final = {
-    "ray": "ranks are not placed by Ray yet",
     "external_launcher": "ranks are not started by another launcher yet",
 }
 
@@ -30,8 +32,12 @@ class ParallelConfig:
         tensor_parallel_size: Ranks that share each layer.
         pipeline_parallel_size: Groups of layers, each of ranks of its own.
         data_parallel_size: Engines on this machine, each with the whole model; they divide its processors.
+        nnodes: Machines that hold one model together, each as many ranks.
+        node_rank: Which of them this is; 0 is the head, whose engine decides.
+        master_addr: Where the head listens for the others: a name or an address of its own.
+        master_port: Likewise.
         distributed_executor_backend: ``uni``: one rank, in the engine's process; ``mp``: the others in processes of
-            this machine; None: whichever the number of ranks needs.
+            these machines; ``ray``: the others where Ray places them; None: whichever the number of ranks needs.
         distributed_timeout_seconds: How long a rank may wait for another; None: as torch has it.
         stall_timeout: Seconds without progress after which the ranks that are behind are named; 0: never.
     """
@@ -39,6 +45,10 @@ class ParallelConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = DEFAULT_MASTER_ADDR
+    master_port: int = DEFAULT_MASTER_PORT
     distributed_executor_backend: str | None = None
     distributed_timeout_seconds: float | None = None
     stall_timeout: float = DEFAULT_STALL_TIMEOUT_SECONDS
@@ -48,13 +58,16 @@ class ParallelConfig:
             "tensor_parallel_size": MAX_RANKS,
             "pipeline_parallel_size": MAX_RANKS,
             "data_parallel_size": MAX_DATA_PARALLEL_SIZE,
+            "nnodes": MAX_RANKS,
+            "node_rank": MAX_RANKS - 1,
+            "master_port": _LAST_PORT,
         }
         for name, limit in limits.items():
-            value = getattr(self, name)
+            value, least = getattr(self, name), 0 if name == "node_rank" else 1
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ConfigError(f"{name} must be an integer, got {value!r} ({type(value).__name__})")
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+            if value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
             if value > limit:
                 raise ConfigError(f"{name} must be at most {limit}, got {value}")
         if self.num_ranks > MAX_RANKS:
@@ -63,12 +76,33 @@ class ParallelConfig:
                 f"{self.pipeline_parallel_size} is {self.num_ranks} ranks, but at most {MAX_RANKS} hold one model: "
                 "lower one of them"
             )
+        self._check_nodes()
         self._check_backend()
         timeout: Any = self.distributed_timeout_seconds
         if timeout is not None and (
             isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 1 <= timeout <= 86400
         ):
             raise ConfigError(f"distributed_timeout_seconds must be between 1 and 86400 seconds, got {timeout!r}")
+
+    def _check_nodes(self) -> None:
+        address: Any = self.master_addr
+        if not isinstance(address, str) or not address:
+            raise ConfigError(f"master_addr must be the name or an address of the head, got {address!r}")
+        if self.num_ranks % self.nnodes:
+            raise ConfigError(
+                f"nnodes {self.nnodes} does not divide the {self.num_ranks} ranks (tensor_parallel_size "
+                f"{self.tensor_parallel_size} times pipeline_parallel_size {self.pipeline_parallel_size}); "
+                f"{_divisors(self.num_ranks)}"
+            )
+        if self.node_rank >= self.nnodes:
+            raise ConfigError(
+                f"node_rank is {self.node_rank}, but nnodes is {self.nnodes}: node ranks are 0 to {self.nnodes - 1}"
+            )
+        if self.nnodes > 1 and self.data_parallel_size > 1:
+            raise ConfigError(
+                f"nnodes {self.nnodes} and data_parallel_size {self.data_parallel_size}: an engine on several nodes is "
+                "started by itself, and others reach it with --engine-address; leave one of them out"
+            )
 
     def _check_backend(self) -> None:
         backend: Any = self.distributed_executor_backend
@@ -85,6 +119,11 @@ class ParallelConfig:
             raise ConfigError(
                 f"distributed_executor_backend must be one of {', '.join(EXECUTOR_BACKENDS)}, got {backend!r}"
             )
+        if backend == "ray" and self.nnodes > 1:
+            raise ConfigError(
+                f"distributed_executor_backend is ray, which chooses the machines itself, but nnodes is {self.nnodes}: "
+                "leave nnodes out (1), or set the backend to mp"
+            )
         if backend == "uni" and self.num_ranks > 1:
             size = "tensor_parallel_size" if self.tensor_parallel_size > 1 else "pipeline_parallel_size"
             raise ConfigError(
@@ -98,9 +137,15 @@ class ParallelConfig:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def ranks_per_node(self) -> int:
+        """Ranks that each machine has; Ray gives each its devices, as if it were alone."""
+        return 1 if self.distributed_executor_backend == "ray" else self.num_ranks // self.nnodes
+
+    @property
     def num_sharers(self) -> int:
         """Processes of this machine that divide its processors and its memory among them."""
-        return self.data_parallel_size * self.num_ranks
+        is_placed = self.distributed_executor_backend == "ray"  # several may be on one machine
+        return self.data_parallel_size * (self.num_ranks if is_placed else self.ranks_per_node)
 
     @property
     def steps_ahead(self) -> int:

@@ -71,7 +71,7 @@ REFUSED: Final[Mapping[str, str]] = {
     _DEVICES: "--decode-context-parallel-size,-dcp=1 --prefill-context-parallel-size,-pcp=1 --enable-dbo "
     "--ubatch-size=0 --enable-hc-sp --worker-cls=auto --worker-extension-cls= --device-ids "
     "--enable-batch-sharded-sampling --dcp-q-replicate",
-    _HOSTS: "--nnodes,-n=1 --node-rank,-r=0 --data-parallel-rank,-dpn --data-parallel-start-rank,-dpr=0 "
+    _HOSTS: "--data-parallel-rank,-dpn --data-parallel-start-rank,-dpr=0 "
     "--data-parallel-size-local,-dpl --data-parallel-address,-dpa --data-parallel-rpc-port,-dpp "
     "--data-parallel-backend,-dpb=mp --data-parallel-hybrid-lb,-dph --data-parallel-external-lb,-dpe "
     "--data-parallel-multi-port-external-lb,-dpm --enable-scale-out",
@@ -156,7 +156,7 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "--replayssm-buffer-len",
     _DEVICES: "--dcp-comm-backend --dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size "
     "--dbo-decode-token-threshold --dbo-prefill-token-threshold --dp-sync-interval "
-    "--disable-nccl-for-dp-synchronization --disable-custom-all-reduce --master-addr --master-port "
+    "--disable-nccl-for-dp-synchronization --disable-custom-all-reduce "
     "--cpu-distributed-timeout-seconds --max-parallel-loading-workers",
     "processes are bound by taskset or numactl, and threads follow that": (
         "--numa-bind --numa-bind-nodes --numa-bind-cpus"
@@ -182,6 +182,8 @@ ALIASES: Final[Mapping[str, str]] = {
     "-q": "--quantization",
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
     "-cc": "--compilation-config",
     "-sc": "--speculative-config",
     "--device-memory-utilization": "--gpu-memory-utilization",

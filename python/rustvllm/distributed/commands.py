@@ -25,6 +25,13 @@ class Command(IntEnum):
 
 WAITS = ("", "all_reduce", "all_gather", "receive", "send", "a collective")
 """What a rank may wait in, by the number that it says; the last stands for all others."""
+_LAYER_BIT = 8
+"""From here on the number has the layer, from 1; 0: it is for none."""
+
+
+def wait_of(activity: int) -> tuple[str, int]:
+    """What a rank waits in, and for which layer, from 0 (-1: none), by the number that it says."""
+    return WAITS[min(activity & 0xFF, len(WAITS) - 1)], (activity >> _LAYER_BIT) - 1
 
 
 class ReportedTime(CollectiveTime):
@@ -34,6 +41,7 @@ class ReportedTime(CollectiveTime):
 
     def __init__(self, reader: _core.StepReader) -> None:
         self._reader = reader
+        self.layer = -1  # before the other fields: one of them reads it
         super().__init__()
 
     @property
@@ -44,4 +52,9 @@ class ReportedTime(CollectiveTime):
     @current.setter
     def current(self, name: str) -> None:
         self._current = name
-        self._reader.note_activity(WAITS.index(name) if name in WAITS else len(WAITS) - 1)
+        if not name:
+            self._reader.note_activity(0)
+            return
+        kind = WAITS.index(name) if name in WAITS else len(WAITS) - 1
+        layer = self.layer if name == "all_reduce" else -1
+        self._reader.note_activity(kind | (layer + 1) << _LAYER_BIT)

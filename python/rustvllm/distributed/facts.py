@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 import struct
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +22,42 @@ def start_facts(config: EngineConfig) -> dict[str, str]:
         "torch": importlib.metadata.version("torch"),
         "model": model_fingerprint(config.model.path),
     }
+
+
+def node_facts(config: EngineConfig) -> dict[str, str]:
+    """What a node has in its own way and must have like the head: the facts above, its byte order, and its flags."""
+    parallel, device = config.parallel, config.device
+    return start_facts(config) | {
+        "byte order": sys.byteorder,
+        "nnodes": str(parallel.nnodes),
+        "tensor_parallel_size": str(parallel.tensor_parallel_size),
+        "pipeline_parallel_size": str(parallel.pipeline_parallel_size),
+        "device": device.device,
+        "dtype": config.model.dtype,
+        "quantization": str(config.load.quantization),
+        "kv_cache_dtype": config.cache.kv_cache_dtype,
+        "block_size": str(config.cache.block_size),
+        "batch_invariant": str(device.batch_invariant),
+    }
+
+
+def node_difference(theirs: Mapping[str, str], node: str, own: Mapping[str, str], head: str) -> str | None:
+    """The first fact in which a node differs from the head, with both values; None: there is none.
+
+    Args:
+        theirs: Of the node.
+        node: What messages call it.
+        own: Of the head.
+        head: What messages call that.
+    """
+    for name, value in own.items():
+        if theirs.get(name) != value:
+            what = "model (a fingerprint of its files)" if name == "model" else name
+            return (
+                f"{node} has {what} {theirs.get(name)}, {head} has {value}: install the same, load the same and give "
+                "the same flags on every node"
+            )
+    return None
 
 
 def difference(own: Mapping[str, str], theirs: Mapping[str, str], rank: int) -> str | None:

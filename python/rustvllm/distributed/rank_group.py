@@ -27,11 +27,13 @@ class CollectiveTime:
         seconds: In those that ended.
         calls: How many ended.
         current: The name of the one that has not ended; empty: none.
+        layer: Of the model, from 0, for which the last one that belongs to a layer was begun; -1: none was.
     """
 
     seconds: float = 0.0
     calls: int = 0
     current: str = ""
+    layer: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,16 @@ class RankGroup:
     timeout_seconds: float = 1800.0
     time: CollectiveTime = field(default_factory=CollectiveTime, compare=False)
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, written into ``tensor`` (any shape, the same on each rank)."""
+    def all_reduce(self, tensor: Tensor, layer: int = -1) -> Tensor:
+        """The sum over all ranks, written into ``tensor`` (any shape, the same on each rank).
+
+        Args:
+            tensor: This rank's summand.
+            layer: Of the model, which it is for: what is said of a rank that waits too long.
+        """
         if self.group is None:
             return tensor
+        self.time.layer = layer
         if self.meeting is not None and tensor.dtype in _ADDED_IN_MEETINGS and tensor.is_contiguous():
             with timed(self.time, "all_reduce"):
                 numbers = tensor.detach()

@@ -5,9 +5,11 @@ The group is not torch's default one: a program that embeds the engine may have 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,19 +22,20 @@ from rustvllm.distributed.stages import RankPlace, Stage, StageLink
 
 HOST = "127.0.0.1"
 """Where the ranks of one machine meet."""
+_SILENCE_MILLISECONDS = 5000
+"""As long as the connection of two nodes allows (``crates/step-channel/src/node_link.rs``)."""
 DEFAULT_TIMEOUT_SECONDS = 1800.0
 """Of a collective, as torch has it for gloo."""
 
-_SPIN_US, _CROWDED_SPIN_US = 200, 20
 
-
-def open_store(world_size: int, timeout_seconds: float) -> c10d.TCPStore:
-    """Rank 0's store, on a port of the loopback that the system chooses (``store.port``)."""
-    with socket.socket() as listener:  # torch alone would listen on every interface
-        listener.bind((HOST, 0))
+def open_store(world_size: int, timeout_seconds: float, host: str = HOST) -> c10d.TCPStore:
+    """Rank 0's store, on a port of its address ``host`` that the system chooses (``store.port``)."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:  # torch alone would listen on every interface
+        listener.bind((host, 0))
         listener.listen()
         return c10d.TCPStore(
-            HOST,
+            host,
             listener.getsockname()[1],
             world_size,
             is_master=True,
@@ -42,31 +45,11 @@ def open_store(world_size: int, timeout_seconds: float) -> c10d.TCPStore:
         )
 
 
-def join_store(port: int, world_size: int, timeout_seconds: float) -> c10d.TCPStore:
+def join_store(port: int, world_size: int, timeout_seconds: float, host: str = HOST) -> c10d.TCPStore:
     """The same as another rank sees it."""
     return c10d.TCPStore(
-        HOST, port, world_size, is_master=False, timeout=timedelta(seconds=timeout_seconds), wait_for_workers=False
+        host, port, world_size, is_master=False, timeout=timedelta(seconds=timeout_seconds), wait_for_workers=False
     )
-
-
-def make_meeting(size: int, num_processes: int | None = None) -> _core.RankMeeting:
-    """Memory that CPU ranks of this machine share, as their first sees it; the others inherit its descriptor.
-
-    Args:
-        size: Ranks that meet.
-        num_processes: That compute at the same time; None: these.
-    """
-    return _core.RankMeeting(size, spin_us=_spin_us(num_processes or size))
-
-
-def join_meeting(fd: int, rank: int, num_processes: int) -> _core.RankMeeting:
-    """The same as another rank sees it."""
-    return _core.RankMeeting.join(fd, rank, spin_us=_spin_us(num_processes))
-
-
-def _spin_us(num_processes: int) -> int:
-    """How long a rank looks for another: a moment where that may need its processor, else longer than ranks differ."""
-    return _SPIN_US if len(os.sched_getaffinity(0)) >= num_processes else _CROWDED_SPIN_US
 
 
 def join(
@@ -78,6 +61,7 @@ def join(
     *,
     in_rank_order: bool = False,
     meeting: _core.RankMeeting | None = None,
+    host: str = HOST,
 ) -> tuple[RankGroup, Stage]:
     """The ranks that share this one's layers, and its stage; returns when those are there that it has to do with.
 
@@ -89,23 +73,47 @@ def join(
         time: Likewise.
         in_rank_order: Likewise.
         meeting: Likewise.
+        host: Likewise.
 
     Raises:
         RuntimeError: A rank did not come, or the network is not usable.
     """
     spent = CollectiveTime() if time is None else time
+    before = _descriptors()
     group = RankGroup(time=spent)
     if place.tensor_size > 1:
         own_store = c10d.PrefixStore(f"tp{place.stage}", store)
         group = make_group(
             own_store, place.tensor_rank, place.tensor_size, device, timeout_seconds, spent,
-            in_rank_order=in_rank_order, meeting=meeting,
+            in_rank_order=in_rank_order, meeting=meeting, host=host,
         )  # fmt: skip
     if place.num_stages == 1:
+        _notice_silence(host, before)
         return group, Stage()
     line = c10d.PrefixStore(f"pp{place.tensor_rank}", store)
-    gloo = _gloo(line, place.stage, place.num_stages, timedelta(seconds=timeout_seconds))
+    gloo = _gloo(line, place.stage, place.num_stages, timedelta(seconds=timeout_seconds), host)
+    _notice_silence(host, before)
     return group, Stage(place.stage, place.num_stages, StageLink(gloo, place.stage, spent))
+
+
+def _descriptors() -> set[int]:
+    return {int(place.name) for place in Path("/proc/self/fd").iterdir()}
+
+
+def _notice_silence(host: str, before: set[int]) -> None:
+    """Have the kernel end connections to machines that are gone without a word: gloo would wait for them.
+
+    Args:
+        host: This rank's address; the loopback's peers are never gone so.
+        before: Descriptors that were open before the connections were made.
+    """
+    for number in _descriptors() - before if host != HOST else ():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            if connection.getsockname()[0] == host and connection.getpeername():
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MILLISECONDS)
 
 
 def make_group(
@@ -118,6 +126,8 @@ def make_group(
     *,
     in_rank_order: bool = False,
     meeting: _core.RankMeeting | None = None,
+    host: str = HOST,
+    by_gloo: bool = False,
 ) -> RankGroup:
     """The group of ranks that share layers; returns when each is there.
 
@@ -130,6 +140,8 @@ def make_group(
         time: Counts what this rank spends in collectives.
         in_rank_order: See ``RankGroup``.
         meeting: Likewise.
+        host: This rank's address, where gloo listens for the others.
+        by_gloo: Gloo carries CUDA tensors too, through the host's memory: several ranks can share a device so.
 
     Raises:
         RuntimeError: A rank did not come, or the network is not usable.
@@ -137,13 +149,13 @@ def make_group(
     timeout = timedelta(seconds=timeout_seconds)
     group = dist.ProcessGroup(store, rank, size)
     backend: Any
-    if device.type == "cuda":
+    if device.type == "cuda" and not by_gloo:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout  # noqa: SLF001 -- torch has no other name for it
         backend = dist.ProcessGroupNCCL(store, rank, size, options)
         kind = dist.ProcessGroup.BackendType.NCCL
     else:
-        backend = _gloo(store, rank, size, timeout)
+        backend = _gloo(store, rank, size, timeout, host)
         kind = dist.ProcessGroup.BackendType.GLOO
     group._set_default_backend(kind)  # noqa: SLF001 -- what torch's own new_group calls
     group._register_backend(torch.device(device.type), kind, backend)  # noqa: SLF001 -- likewise
@@ -151,11 +163,11 @@ def make_group(
     return RankGroup(rank, size, group, in_rank_order, meeting, timeout_seconds, spent)
 
 
-def _gloo(store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.ProcessGroupGloo:
-    """Gloo on the loopback alone: its connections know no secret."""
+def _gloo(store: c10d.Store, rank: int, size: int, timeout: timedelta, host: str) -> c10d.ProcessGroupGloo:
+    """Gloo on one address alone: its connections know no secret."""
     kind: Any = c10d.ProcessGroupGloo  # the stub lacks its options
     options = kind._Options()  # noqa: SLF001 -- torch has no other names for these
-    options._devices = [kind.create_device(hostname=HOST)]  # noqa: SLF001 -- likewise
+    options._devices = [kind.create_device(hostname=host)]  # noqa: SLF001 -- likewise
     options._timeout = timeout  # noqa: SLF001 -- likewise
     options._threads = 1  # noqa: SLF001 -- likewise
     group: c10d.ProcessGroupGloo = kind(store, rank, size, options)

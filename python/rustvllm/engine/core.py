@@ -74,13 +74,21 @@ class EngineCore:
         on_step_error: Called with that text, before any request is known to have failed.
     """
 
-    def __init__(self, config: EngineConfig, tracer: Tracer | None = None, *, has_clients: bool = False) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        tracer: Tracer | None = None,
+        *,
+        has_clients: bool = False,
+        node_secret: bytes | None = None,
+    ) -> None:
         """Load the model and take the memory of the KV cache.
 
         Args:
             config: What engine.
             tracer: Gets a record of every step and request; None disables tracing.
             has_clients: Requests come from other processes.
+            node_secret: What other nodes of the model must know; None: as the environment says.
 
         Raises:
             ModelLoadError: The weights cannot be read or do not fit the configuration.
@@ -88,7 +96,7 @@ class EngineCore:
                 memory as ``swap_space`` says, or the step trace cannot be written.
         """
         step_trace = None if config.step_trace_file is None else StepTrace(config.step_trace_file)
-        started = start_engine(config)
+        started = start_engine(config, node_secret)
         self.config, self.executor, self.scheduler = started.config, started.executor, started.scheduler
         self.num_blocks, self.num_cpu_blocks = started.num_blocks, started.num_cpu_blocks
         self.startup_phases = started.phases

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = build(EngineConfig, order["config"])
         overlap = config.scheduler.async_scheduling
         tracer = make_tracer(config.tracing, order["name"], owns_file=False, has_overlap=overlap)
-        core = EngineCore(config, tracer, has_clients=True)
+        core = EngineCore(config, tracer, has_clients=True, node_secret=_secret(order))
         server = _listen(core, order)
         core.on_step_error = server.note_step_error
         reporter = _make_reporter(core, order.get("rank", 0))
@@ -123,7 +123,7 @@ def _make_reporter(core: EngineCore, rank: int) -> StatReporter | None:
 
 
 def _listen(core: EngineCore, order: Mapping[str, Any]) -> "_core.EngineServer":
-    address, secret = EngineAddress.parse(order["address"]), order.get("secret")
+    address = EngineAddress.parse(order["address"])
     info = dump_info(core.config)
     try:
         if address.path is not None:
@@ -131,11 +131,17 @@ def _listen(core: EngineCore, order: Mapping[str, Any]) -> "_core.EngineServer":
         return _core.EngineServer(
             core.handle,
             tcp_address=address.resolve(),
-            secret=None if secret is None else base64.b64decode(secret),
+            secret=_secret(order),
             info=info,
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"the engine cannot listen on {address}: {error}") from error
+
+
+def _secret(order: Mapping[str, Any]) -> bytes | None:
+    """What clients over TCP, and other nodes of the model, must know."""
+    secret = order.get("secret")
+    return None if secret is None else base64.b64decode(secret)
 
 
 class _Stop:

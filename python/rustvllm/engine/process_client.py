@@ -13,7 +13,7 @@ from rustvllm import _core
 from rustvllm.config import EngineConfig
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
-from rustvllm.process.address import EngineAddress
+from rustvllm.process.address import EngineAddress, read_secret
 from rustvllm.process.config_json import load_config
 from rustvllm.process.engine_child import EngineProcess
 from rustvllm.process.health import EngineHealth, health_of
@@ -48,7 +48,8 @@ class ProcessClient:
         self._directory = choose_run_directory()
         self._address = EngineAddress(path=self._directory / SOCKET_NAME.format(rank=0))
         self._process = EngineProcess(self._directory, "auto" if config.sim is None else "sim")
-        self._process.load(config, self._address)
+        secret = read_secret(None) if config.parallel.nnodes > 1 else None  # for other nodes of the model
+        self._process.load(config, self._address, secret)
 
     def wait_until_ready(self) -> None:
         """Wait until the model is loaded.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig, SpeculationConfig
+from rustvllm.exceptions import ConfigError
 from rustvllm.logger import init_logger
 
 if TYPE_CHECKING:
@@ -35,8 +36,12 @@ class StartedEngine:
     phases: dict[str, float]
 
 
-def start_engine(config: EngineConfig) -> StartedEngine:
+def start_engine(config: EngineConfig, node_secret: bytes | None = None) -> StartedEngine:
     """Load the model and take the memory of the KV cache.
+
+    Args:
+        config: Of the engine.
+        node_secret: What other nodes of the model must know; None: as the environment says.
 
     Raises:
         ModelLoadError: The weights cannot be read or do not fit the configuration.
@@ -45,7 +50,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
     """
     phases: dict[str, float] = {}
     phase = _Stopwatch(phases)
-    executor = make_executor(config)
+    executor = make_executor(config, node_secret)
     phase.ended("executor")
     executor.load_model()
     phase.ended("load model")
@@ -66,16 +71,21 @@ def start_engine(config: EngineConfig) -> StartedEngine:
     return StartedEngine(config, executor, scheduler, num_blocks, num_cpu_blocks, phases)
 
 
-def make_executor(config: EngineConfig) -> "Executor":
+def make_executor(config: EngineConfig, node_secret: bytes | None = None) -> "Executor":
     """Imported here: torch takes seconds, and a wrong configuration is refused before it; a simulation needs none."""
     if config.sim is not None:
         from rustvllm.executor.sim import SimExecutor
 
         return SimExecutor(config, config.sim)
+    if config.parallel.node_rank:
+        raise ConfigError(
+            f"node_rank is {config.parallel.node_rank}, but the engine runs on node 0: start this node with rustvllm "
+            "serve --headless and the same flags"
+        )
     if config.parallel.num_ranks > 1:
         from rustvllm.executor.multiproc import MultiProcExecutor
 
-        return MultiProcExecutor(config)
+        return MultiProcExecutor(config, node_secret)
     from rustvllm.executor.uniproc import UniProcExecutor
 
     return UniProcExecutor(config)

@@ -22,16 +22,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from rustvllm import _core, envs
-from rustvllm.distributed import agreement, facts, rendezvous
+from rustvllm.distributed import agreement, facts, meetings, nodes, rendezvous
 from rustvllm.distributed.commands import Command
 from rustvllm.distributed.rank_group import RankGroup
 from rustvllm.distributed.stages import RankPlace, Stage
-from rustvllm.exceptions import DeviceFailedError, RustVLLMError, SchedulerStateError
+from rustvllm.exceptions import ConfigError, DeviceFailedError, RustVLLMError, SchedulerStateError
+from rustvllm.executor.head import Head
 from rustvllm.executor.ranks import Ranks
+from rustvllm.executor.ray import RayPlacement
 from rustvllm.executor.stalled_ranks import RankView, StallReporter
 from rustvllm.executor.steps_ahead import AwaitedStep, StepAhead
 from rustvllm.executor.uniproc import UniProcExecutor
 from rustvllm.logger import init_logger
+from rustvllm.process.address import read_secret
 from rustvllm.process.config_json import plain
 from rustvllm.worker.process import follower_config
 from rustvllm.worker.worker import Worker, resolve_device
@@ -51,22 +54,25 @@ logger = init_logger(__name__)
 
 _JOIN_SECONDS = 60.0
 """For a rank to import torch and join, on a busy machine."""
+_NODE_SECONDS = 60.0
+"""For the other nodes to come, unless ``distributed_timeout_seconds`` says more or less."""
 _NEWS_SECONDS = 1.0
 """A collective fails a moment before the end of the rank that broke it is known."""
 
 
 class MultiProcExecutor(UniProcExecutor):
-    """The executor of several ranks on one machine. Starts them at once.
+    """The executor of several ranks, on this machine and on others. Starts or awaits them at once.
 
     Args:
         config: Of the engine.
+        secret: That other nodes must know; None: as the environment says.
 
     Raises:
-        ConfigError: A rank differs from this one in what all must have alike.
-        ModelLoadError: A rank did not come.
+        ConfigError: A rank or node differs from this one in what all must have alike.
+        ModelLoadError: A rank or node did not come.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, secret: bytes | None = None) -> None:
         parallel = config.parallel
         size, tensor_size, num_stages = (
             parallel.num_ranks, parallel.tensor_parallel_size, parallel.pipeline_parallel_size
@@ -77,25 +83,32 @@ class MultiProcExecutor(UniProcExecutor):
         self._limit = timeout
         self._writer = _core.StepWriter(size - 1)
         device = resolve_device(config.device.device)
+        placement = RayPlacement(config) if parallel.distributed_executor_backend == "ray" else None
+        self._head = head = self._make_head(config, secret, placement)
+        own = nodes.NodeShare(0, 1 if head is None else head.nnodes, tensor_size, num_stages)
+        self._host = head.host if head is not None else rendezvous.HOST
         # Each stage has its own; this rank takes part in that of the last, and makes the others' memory only.
-        meets = device.type == "cpu" and tensor_size > 1
-        self._meetings = [rendezvous.make_meeting(tensor_size, size) for _ in range(num_stages if meets else 0)]
-        self._ranks = Ranks(size, self._writer, self._meetings)
-        self._end = weakref.finalize(self, _end, self._ranks, self._writer)
+        self._meetings = meetings.make_meetings(own, device.type)
+        self._ranks = Ranks(len(own.ranks), self._writer, self._meetings)
+        self._end = weakref.finalize(self, _end, self._ranks, self._writer, head, placement)
         with self._ended_on_error():
-            store = rendezvous.open_store(size, timeout)
+            if head is not None:
+                if placement is not None:
+                    placement.start(head.port)
+                self._take_nodes(head, parallel.distributed_timeout_seconds or _NODE_SECONDS, device)
+            store = rendezvous.open_store(size, timeout, self._host)
             self._ranks.order(
                 {
                     "tensor_size": tensor_size,
                     "num_stages": num_stages,
                     "config": plain(follower_config(config)),
                     "facts": facts.start_facts(config),
-                    "channel_fd": self._writer.fileno(),
-                    "meeting_fds": [meeting.fileno() for meeting in self._meetings],
+                    "host": self._host,
                     "port": store.port,
                     "timeout": timeout,
                     "device": device.type,
-                }
+                },
+                self._host,
             )
             self._ranks.wait_for_hellos(_JOIN_SECONDS)
             place = RankPlace(0, tensor_size, num_stages)
@@ -106,6 +119,35 @@ class MultiProcExecutor(UniProcExecutor):
         self.stalls = StallReporter(self._ranks, self._writer, self._group.time, stall, place)
         pids = ", ".join(str(process.pid) for process in self._ranks.processes)
         logger.info("%d ranks hold the model; those that follow have pid %s", size, pids)
+
+    def _make_head(self, config: EngineConfig, secret: bytes | None, placement: RayPlacement | None) -> Head | None:
+        """Where other nodes come to; None: there are none."""
+        parallel = config.parallel
+        if placement is not None:
+            placed = dataclasses.replace(config, parallel=placement.parallel)
+            return Head(placed.parallel, placement.secret, facts.node_facts(placed), takes_any_port=True)
+        if parallel.nnodes == 1:
+            return None
+        secret = secret or read_secret(None)
+        if secret is None:
+            raise ConfigError(
+                f"nnodes is {parallel.nnodes}, and nodes must know a secret of 16 bytes or more: set "
+                "RUSTVLLM_ENGINE_SECRET, or --engine-secret-file, on each"
+            )
+        return Head(parallel, secret, facts.node_facts(config))
+
+    def _take_nodes(self, head: Head, seconds: float, device: torch.device) -> None:
+        for node in head.wait(seconds):
+            first, count = node.ranks[0].rank, len(node.ranks)
+            node.link.lead(self._writer, first, count)
+            ranks = [rank.rank for rank in node.ranks]
+            nodes.say(node.link, taken={"ranks": ranks, "nnodes": head.nnodes, "device": device.type})
+            self._ranks.add_node(node)
+        logger.info(
+            "%d nodes hold the model; nothing guards the tensors between them, which go over the network of %s",
+            head.nnodes,
+            head.host,
+        )
 
     def load_model(self) -> None:
         """Load the weights, each rank its own; see ``UniProcExecutor.load_model``."""
@@ -268,11 +310,12 @@ class MultiProcExecutor(UniProcExecutor):
         """No process is left behind by a start that fails."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(Exception):
                 self._writer.give_up()
+            self._ranks.tell_nodes(str(error))
             self._ranks.stop(0.0)
-            self._end.detach()
+            self._end()
             raise
 
     def _join(
@@ -280,14 +323,17 @@ class MultiProcExecutor(UniProcExecutor):
     ) -> tuple[RankGroup, Stage]:
         """Join the others in a thread: a rank that ends meanwhile would be waited for without end."""
         made: list[tuple[RankGroup, Stage] | BaseException] = []
-        meeting = self._meetings[place.stage] if self._meetings else None
+        meeting = self._meetings.get(place.stage)
         done = threading.Event()
 
         def make() -> None:
             try:
                 made.append(
-                    rendezvous.join(store, place, device, self._limit, in_rank_order=in_rank_order, meeting=meeting)
-                )
+                    rendezvous.join(
+                        store, place, device, self._limit,
+                        in_rank_order=in_rank_order, meeting=meeting, host=self._host,
+                    )
+                )  # fmt: skip
             except BaseException as error:  # noqa: BLE001 -- raised again in the caller's thread
                 made.append(error)
             done.set()
@@ -302,10 +348,14 @@ class MultiProcExecutor(UniProcExecutor):
         return made[0]
 
 
-def _end(ranks: Ranks, writer: _core.StepWriter) -> None:
+def _end(ranks: Ranks, writer: _core.StepWriter, head: Head | None, placement: RayPlacement | None) -> None:
     """Have the ranks end in good order if they can, and in any case."""
-    if ranks.death is None:
+    if head is not None:
+        head.close()
+    if ranks.death is None and not ranks.is_stopping:
         with contextlib.suppress(Exception):
             writer.publish(Command.SHUTDOWN, [], 1.0)
     writer.close()
-    ranks.stop(0.0 if ranks.death is not None else 5.0)
+    ranks.stop(0.0 if ranks.death is not None or ranks.is_stopping else 5.0)
+    if placement is not None:
+        placement.close()

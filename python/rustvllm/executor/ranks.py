@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from rustvllm.distributed import nodes
 from rustvllm.exceptions import DeviceFailedError, ModelLoadError, RustVLLMError
 from rustvllm.logger import init_logger
 from rustvllm.process.child import ChildProcess, as_exception
 
 if TYPE_CHECKING:
     from rustvllm import _core
+    from rustvllm.executor.node_ranks import NodeRanks, RemoteRank
 
 logger = init_logger(__name__)
 
 _NO_DIRECTORY = Path("/dev/null/no-directory")
 """A rank has no files, so there is none to remove."""
+HOST = "127.0.0.1"
+"""Where the ranks of one machine meet."""
+_STACK_SECONDS = 1.0
+"""For a rank to write its stack."""
 _END_SECONDS = 5.0
 """For ranks to end after a shutdown, before they are killed."""
 
@@ -33,25 +39,54 @@ class RankProcess(ChildProcess):
     Args:
         rank: From 1.
         pass_fds: Descriptors that it inherits: of the step channel, and of the meeting if there is one.
+        node_rank: Of this machine.
 
     Attributes:
         rank: As given.
+        node_rank: As given.
         error: What it raised, if it could say so.
     """
 
-    def __init__(self, rank: int, pass_fds: Sequence[int]) -> None:
+    def __init__(self, rank: int, pass_fds: Sequence[int], node_rank: int = 0) -> None:
         super().__init__("rustvllm.worker.process", f"worker rank {rank}", _NO_DIRECTORY, pass_fds=pass_fds)
-        self.rank = rank
+        self.rank, self.node_rank = rank, node_rank
+        self._stack_fd = -1
         self.error: RustVLLMError | None = None
 
     @property
     def place(self) -> str:
         """How messages name it."""
-        return f"worker rank {self.rank} (node 0, pid {self.pid})"
+        return f"worker rank {self.rank} (node {self.node_rank}, pid {self.pid})"
+
+    @property
+    def state(self) -> str:
+        """What the kernel says of it; see ``state_of``."""
+        return state_of(self.pid)
+
+    def stack(self) -> str:
+        """Its Python stack, which it writes into memory of its own, whatever it does; or why it is not known."""
+        place = Path(f"/proc/{self.pid}/fd/{self._stack_fd}")
+        try:
+            before = place.stat().st_size
+            self.signal(signal.SIGUSR1)
+            deadline = time.monotonic() + _STACK_SECONDS
+            while time.monotonic() < deadline:
+                time.sleep(_STACK_SECONDS / 10)
+                if text := place.read_bytes()[before:]:
+                    return text.decode(errors="replace").rstrip()
+        except OSError as error:
+            return f"unknown ({error})"
+        return f"unknown: it wrote none within {_STACK_SECONDS:g} s"
+
+    def said(self) -> Iterator[dict[str, Any]]:
+        """What it says, until it says nothing any more."""
+        while (status := self._read_status()) is not None:
+            self._stack_fd = status.get("ready", {}).get("stack_fd", self._stack_fd)
+            yield status
 
     def listen(self, on_hello: Callable[[int], object]) -> None:
         """Hear what it says until it has ended."""
-        while (status := self._read_status()) is not None:
+        for status in self.said():
             if "ready" in status:
                 on_hello(self.rank)
             self.death = status.get("death", self.death)
@@ -75,16 +110,24 @@ class Ranks:
     The end of one is the end of all: what waits for it in a collective would wait in vain.
 
     Args:
-        size: Ranks of the group, rank 0 included.
+        size: Ranks of this machine, rank 0 included.
         writer: Of the step channel; it is given up when a rank ends.
-        meetings: Where CPU ranks add; likewise. None of them: torch carries all tensors.
+        meetings: Where CPU ranks add, by stage; likewise. None of them: torch carries all tensors.
 
     Attributes:
-        processes: Of ranks 1, 2, ….
+        processes: Of ranks 1, 2, …; those of other machines once they were added.
     """
 
-    def __init__(self, size: int, writer: _core.StepWriter, meetings: Sequence[_core.RankMeeting] = ()) -> None:
-        self._writer, self._meetings = writer, tuple(meetings)
+    def __init__(
+        self, size: int, writer: _core.StepWriter, meetings: Mapping[int, _core.RankMeeting] = MappingProxyType({})
+    ) -> None:
+        self._writer, self._meetings = writer, tuple(meetings.values())
+        self._own_order = {
+            "channel_fd": writer.fileno(),
+            "meeting_fds": {str(stage): meeting.fileno() for stage, meeting in meetings.items()},
+            "num_neighbours": size,
+            "own_host": HOST,
+        }
         self._lock = threading.Lock()
         self._death: str | None = None
         self._error: RustVLLMError | None = None
@@ -92,21 +135,44 @@ class Ranks:
         self._is_stopping = False
         self._on_death: list[Callable[[], object]] = []
         self._hellos: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self.processes: list[RankProcess] = []
+        self.processes: list[RankProcess | RemoteRank] = []
+        self._nodes: list[NodeRanks] = []
         try:
             pass_fds = [writer.fileno(), *(meeting.fileno() for meeting in self._meetings)]
-            self.processes.extend(RankProcess(rank, pass_fds) for rank in range(1, size))
+            own = [RankProcess(rank, pass_fds) for rank in range(1, size)]
+            self.processes.extend(own)
         except BaseException:
             self.stop(0.0)
             raise
-        for process in self.processes:
+        for process in own:
             name = f"rustvllm-rank-{process.rank}"
             threading.Thread(target=self._hear, args=(process,), name=name, daemon=True).start()
 
-    def order(self, order: Mapping[str, Any]) -> None:
-        """Send every rank the same order, with its own number."""
+    def add_node(self, node: NodeRanks) -> None:
+        """Take the ranks of another machine as well, in the order of nodes."""
+        self._nodes.append(node)
+        self.processes.extend(node.ranks)
+        arguments = (self._hellos.put, self._on_end)
+        name = f"rustvllm-node-{node.node_rank}"
+        threading.Thread(target=node.listen, args=arguments, name=name, daemon=True).start()
+
+    def tell_nodes(self, failure: str) -> None:
+        """Tell other machines why all ranks end."""
+        for node in self._nodes:
+            nodes.say(node.link, failed=failure)
+
+    def order(self, order: Mapping[str, Any], host: str | None = None) -> None:
+        """Send every rank the same order, with its own number.
+
+        Args:
+            order: What ranks read; of the first one a node adds what is its own.
+            host: This machine's address, where there are other nodes.
+        """
         for process in self.processes:
-            process.order({**order, "rank": process.rank})
+            own = self._own_order if "config" in order and isinstance(process, RankProcess) else {}
+            if own and host is not None:
+                own = own | {"own_host": host}
+            process.order({**order, **own, "rank": process.rank, **({"seat": process.rank} if own else {})})
 
     def wait_for_hellos(self, seconds: float) -> None:
         """Wait until every rank has said that it joins.
@@ -141,6 +207,11 @@ class Ranks:
         """Which rank ended first, and why; None: all run."""
         return self._death
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether they are to end."""
+        return self._is_stopping
+
     def check(self, seconds: float = 0.0) -> None:
         """Raise when a rank has ended; its end may be waited for, if something points to it.
 
@@ -159,22 +230,31 @@ class Ranks:
         """Have every process end; those that have not after so many seconds are killed."""
         with self._lock:
             self._is_stopping = True
+        if seconds:
+            for node in self._nodes:
+                nodes.say(node.link, end=True)
         deadline = time.monotonic() + seconds
         for process in self.processes:
             if not process.wait(max(0.0, deadline - time.monotonic())):
                 process.kill()
         for process in self.processes:
             process.close()
+        for node in self._nodes:
+            node.link.close()
 
     def _hear(self, process: RankProcess) -> None:
         with contextlib.suppress(OSError, ValueError):  # the pipe was closed
             process.listen(self._hellos.put)
+        self._on_end(process)
+
+    def _on_end(self, process: RankProcess | RemoteRank) -> None:
         with self._lock:
             if self._is_stopping or self._death is not None:
                 return
             self._error, self._death = process.error, process.end_in_words
             callbacks = list(self._on_death)
         logger.error("%s; the other ranks end with it", self._death)
+        self.tell_nodes(self._death)
         self._writer.give_up()
         for meeting in self._meetings:
             meeting.give_up()
@@ -197,9 +277,3 @@ def state_of(pid: int) -> str:
     letter = text.rpartition(")")[2].split()[:1]
     names = {"R": "running", "S": "sleeping", "T": "stopped", "t": "stopped by a debugger", "D": "waiting for a disk"}
     return names.get(letter[0] if letter else "", "gone")
-
-
-def ask_for_stack(pid: int) -> None:
-    """Have a rank write its Python stack to standard error."""
-    with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGUSR1)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rustvllm.distributed.commands import WAITS
+from rustvllm.distributed.commands import wait_of
 from rustvllm.distributed.stages import ONE_STAGE, RankPlace
-from rustvllm.executor.ranks import ask_for_stack, state_of
 from rustvllm.logger import init_logger
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class RankView:
         collectives: How many ended.
         stage: Which group of layers it has, from 0.
         num_stages: How many there are.
+        node_rank: The machine that it is on.
+        layer: Of the model, for which it waits; -1: for none.
     """
 
     rank: int
@@ -48,13 +51,16 @@ class RankView:
     collectives: int
     stage: int = 0
     num_stages: int = 1
+    node_rank: int = 0
+    layer: int = -1
 
     def __str__(self) -> str:
         name = "rank 0" if self.rank == 0 else f"worker rank {self.rank}"
         if self.num_stages > 1:
             name += f" of stage {self.stage}"
-        where = f"waits in {self.waits_in}" if self.waits_in else "is in no collective"
-        return f"{name} (node 0, pid {self.pid}) is {self.state} and {where}"
+        of_layer = f" of layer {self.layer}" if self.layer >= 0 else ""
+        where = f"waits in {self.waits_in}{of_layer}" if self.waits_in else "is in no collective"
+        return f"{name} (node {self.node_rank}, pid {self.pid}) is {self.state} and {where}"
 
 
 class StallReporter:
@@ -106,28 +112,38 @@ class StallReporter:
             self._own.calls,
             self._first.stage,
             self._first.num_stages,
+            layer=self._own.layer if self._own.current == "all_reduce" else -1,
         )
+        waits = [wait_of(line["activity"]) for line in self._writer.lines()]
         return [own] + [
             RankView(
                 process.rank,
                 process.pid,
-                state_of(process.pid),
+                process.state,
                 age,
-                WAITS[min(line["activity"], len(WAITS) - 1)],
+                name,
                 line["activity_ns"] / 1e9,
                 line["activities"],
                 replace(self._first, rank=process.rank).stage,
                 self._first.num_stages,
+                process.node_rank,
+                layer,
             )
-            for process, line, age in zip(self._ranks.processes, self._writer.lines(), ages, strict=True)
+            for process, line, (name, layer), age in zip(
+                self._ranks.processes, self._writer.lines(), waits, ages, strict=True
+            )
         ]
 
     def describe(self) -> str:
-        """Who is behind, in words: ranks that are stopped, else those that run a step and wait for none, else all."""
+        """Who is behind, in words, and what the others wait in.
+
+        These are ranks that are stopped, else those that run a step and wait for none, else all.
+        """
         views = self.views()
         behind = [view for view in views if view.state.startswith("stopped")]
         behind = behind or [view for view in views if view.step_age and not view.waits_in] or views
-        return "; ".join(str(view) for view in behind)
+        others = [view for view in views if view not in behind and view.waits_in]
+        return "; ".join(map(str, behind + others))
 
     def look(self) -> str | None:
         """The report, once the group has made no progress for as long as the timeout; once for each stall."""
@@ -159,6 +175,13 @@ class StallReporter:
             if report is None:
                 continue
             logger.error("%s", report)
+            logger.error("the Python stack of rank 0:\n%s", stack_of_main_thread())
             for process in self._ranks.processes:
-                if not state_of(process.pid).startswith("stopped"):
-                    ask_for_stack(process.pid)
+                if not process.state.startswith("stopped"):
+                    logger.error("the Python stack of %s:\n%s", process.place, process.stack())
+
+
+def stack_of_main_thread() -> str:
+    """Where this process's main thread is, as a traceback has it."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 -- Python's only name for it
+    return "unknown" if frame is None else "".join(traceback.format_stack(frame)).rstrip()

@@ -242,6 +242,7 @@ class RowLinear(Linear):
 
     Attributes:
         group: The ranks.
+        layer: Of the model, from 0, once ``number_layers`` was called; -1 before.
         shards: What this one holds of the parameters.
 
     Raises:
@@ -253,6 +254,7 @@ class RowLinear(Linear):
         part = even_part(group, in_features, "features")
         super().__init__(part.count, out_features, bias=bias)
         self.group = group
+        self.layer = -1
         self.shards: Mapping[str, Shard] = {}
         if self.group.size > 1:
             has_bias = self.group.rank == 0
@@ -299,7 +301,15 @@ class RowLinear(Linear):
 
     def sum_over_ranks(self, product: Tensor) -> Tensor:
         """The layer's result: the ranks' products, added into ``product``, ``[..., out_features]``."""
-        return self.group.all_reduce(product)
+        return self.group.all_reduce(product, self.layer)
+
+
+def number_layers(model: nn.Module) -> None:
+    """Have each map that ranks add for know its layer, by the name that the checkpoint has for it."""
+    for name, module in model.named_modules():
+        numbers = [part for part in name.split(".") if part.isdecimal()]
+        if isinstance(module, RowLinear) and numbers:
+            module.layer = int(numbers[0])
 
 
 class VocabEmbedding(Embedding):

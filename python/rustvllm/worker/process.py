@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import faulthandler
 import logging
+import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 
 from rustvllm import _core, envs
 from rustvllm.config import EngineConfig
-from rustvllm.distributed import agreement, facts, rendezvous
+from rustvllm.distributed import agreement, facts, meetings, rendezvous
 from rustvllm.distributed.commands import Command, ReportedTime
 from rustvllm.distributed.stages import RankPlace
 from rustvllm.exceptions import ConfigError, RustVLLMError, SchedulerStateError
@@ -47,8 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     serving_output.begin()
     link = ParentLink.from_command_line("python -m rustvllm.worker.process", argv)
-    # Rank 0 asks for this process's stack when it hangs; the answer goes to standard error.
-    faulthandler.register(signal.SIGUSR1)
+    # Rank 0 asks for this process's stack when it hangs, and reads it here, which needs nothing of this process.
+    stack = os.fdopen(os.memfd_create("rustvllm-stack"), "wb", buffering=0)
+    faulthandler.register(signal.SIGUSR1, file=stack)
     reader: _core.StepReader | None = None
     has_joined = False
     try:
@@ -60,17 +62,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         rank, size = place.rank, place.tensor_size * place.num_stages
         if (unlike := facts.difference(facts.start_facts(config), order["facts"], rank)) is not None:
             raise ConfigError(unlike)
-        reader = _core.StepReader(order["channel_fd"], rank)
+        reader = _core.StepReader(order["channel_fd"], order["seat"])
         device = torch.device(order["device"])
-        store = rendezvous.join_store(order["port"], size, order["timeout"])
-        link.say_ready(link.age, {}, rank=rank)  # to join: what is loaded is answered on the channel
+        store = rendezvous.join_store(order["port"], size, order["timeout"], order["host"])
+        link.say_ready(
+            link.age, {}, rank=rank, stack_fd=stack.fileno()
+        )  # to join: what is loaded is answered on the channel
         in_rank_order, spent = config.device.batch_invariant, ReportedTime(reader)
         meeting = None
-        if fds := order["meeting_fds"]:
-            meeting = rendezvous.join_meeting(fds[place.stage], place.tensor_rank, size)
+        if (fd := order["meeting_fds"].get(str(place.stage))) is not None:
+            meeting = meetings.join_meeting(fd, place.tensor_rank, order["num_neighbours"])
         group, stage = rendezvous.join(
-            store, place, device, order["timeout"], spent, in_rank_order=in_rank_order, meeting=meeting
-        )
+            store, place, device, order["timeout"], spent,
+            in_rank_order=in_rank_order, meeting=meeting, host=order["own_host"],
+        )  # fmt: skip
         has_joined = True
         worker = Worker(config, _core.SAMPLING_FLOAT_COLUMNS, _core.SAMPLING_INT_COLUMNS, group, stage)
         Follower(worker, reader, link.receive).run()

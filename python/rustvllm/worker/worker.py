@@ -23,6 +23,7 @@ from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
 from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.layers.fused import runs_fused_on
+from rustvllm.layers.parallel import number_layers
 from rustvllm.logger import init_logger
 from rustvllm.lora.merging import changes_by
 from rustvllm.lora.store import AdapterStore
@@ -101,7 +102,7 @@ class Worker:
         self.group, self.stage = group, stage
         self._float_columns = tuple(float_columns)
         self._int_columns = tuple(int_columns)
-        self.device = resolve_device(config.device.device, group.rank)
+        self.device = resolve_device(config.device.device, group.rank % config.parallel.ranks_per_node)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # an embedding program may have made another one the current one
         self.dtype = resolve_dtype(config.model.dtype, self.device, config.model.hf_config)
@@ -140,6 +141,7 @@ class Worker:
             self.stage,
             partial(changes_by, merged) if (merged := self.config.load.merge_lora) else None,
         )
+        number_layers(model)
         if self._threads is not None:
             use_core_norms(model, self._threads)
             use_core_decoder(model)

@@ -47,9 +47,20 @@ def test_ranks_hold_several_kv_heads_each_or_several_ranks_hold_one(size: int, k
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1, got 0"),
         ({"tensor_parallel_size": True}, r"tensor_parallel_size must be an integer, got True \(bool\)"),
         ({"tensor_parallel_size": 65}, "tensor_parallel_size must be at most 64, got 65"),
-        ({"distributed_executor_backend": "ray"}, "'ray' is not supported yet: ranks are not placed by Ray"),
+        (
+            {"distributed_executor_backend": "ray", "tensor_parallel_size": 2, "nnodes": 2},
+            "is ray, which chooses the machines itself, but nnodes is 2",
+        ),
+        ({"nnodes": 3, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "the 4 ranks .+; 1, 2, 4 would"),
+        ({"nnodes": 0}, "nnodes must be at least 1, got 0"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "node_rank": 2}, "node_rank is 2, but nnodes is 2"),
+        ({"node_rank": -1}, "node_rank must be at least 0, got -1"),
+        ({"master_port": 65536}, "master_port must be at most 65535, got 65536"),
+        ({"master_addr": ""}, "master_addr must be the name or an address of the head, got ''"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "data_parallel_size": 2}, "nnodes 2 and data_parallel_size 2"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "uni, which is one rank"),
         ({"distributed_executor_backend": "external_launcher"}, "not supported yet: ranks are not started by another"),
-        ({"distributed_executor_backend": "mpi"}, "must be one of uni, mp, got 'mpi'"),
+        ({"distributed_executor_backend": "mpi"}, "must be one of uni, mp, ray, got 'mpi'"),
         ({"distributed_executor_backend": object}, "classes of executors are not taken"),
         ({"distributed_executor_backend": "uni", "tensor_parallel_size": 2}, "uni, which is one rank"),
         ({"distributed_timeout_seconds": 0.5}, "must be between 1 and 86400 seconds, got 0.5"),
@@ -86,6 +97,8 @@ def test_several_ranks_are_asked_for(folder: str) -> None:
     assert args(folder).create_engine_config().parallel == ParallelConfig()
     config = args(folder, tensor_parallel_size=2, distributed_executor_backend="mp").create_engine_config()
     assert config.parallel.num_sharers == 2
+    apart = args(folder, tensor_parallel_size=2, nnodes=2, master_addr="10.0.0.1").create_engine_config().parallel
+    assert (apart.ranks_per_node, apart.num_sharers) == (1, 1), "each machine's processors are its own rank's"
 
 
 @pytest.mark.parametrize(

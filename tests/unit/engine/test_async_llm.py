@@ -454,7 +454,7 @@ class SlowExecutor(ToyExecutor):
         super().execute_model(output)
         print("step", flush=True)
 
-engine_start.make_executor = SlowExecutor
+engine_start.make_executor = lambda config, _node_secret: SlowExecutor(config)
 args = EngineArgs(model=sys.argv[2], load_format="dummy", device="cpu", max_num_seqs=8, block_size=4)
 engine = AsyncLLM.from_engine_config(args.create_engine_config("api_server"))
 engine._client._core.executor.step_seconds = float(sys.argv[3])

@@ -286,7 +286,7 @@ def test_a_pool_too_small_says_what_fits(make, toy_executors, monkeypatch):
 
     real = engine_start.make_executor
 
-    def small(config):
+    def small(config, _node_secret=None):
         executor = real(config)
         executor.determine_num_blocks = lambda: 5
         return executor

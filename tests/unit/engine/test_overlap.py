@@ -73,7 +73,7 @@ def make(monkeypatch):
     """Makes engines over scripted executors; the last one made is ``make.executor``."""
     engines = []
 
-    def make_executor(config):
+    def make_executor(config, _node_secret=None):
         make.executor = ScriptedExecutor(config, config.sim)
         return make.executor
 

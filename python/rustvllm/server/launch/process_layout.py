@@ -25,6 +25,7 @@ class ProcessLayout:
         in_one_process: API and engine are threads of one process.
         addresses: Where engines are; empty: in a private directory of this server's.
         secret: What TCP needs.
+        follows_head: This is a node of a model whose engine is on another machine.
     """
 
     num_api_processes: int = 1
@@ -33,6 +34,7 @@ class ProcessLayout:
     in_one_process: bool = False
     addresses: tuple[EngineAddress, ...] = ()
     secret: bytes | None = field(default=None, repr=False)
+    follows_head: bool = False
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "ProcessLayout":
@@ -50,11 +52,17 @@ class ProcessLayout:
             raise ConfigError("--stall-action end needs a --stall-timeout of more than 0 seconds, got 0")
         if args.data_parallel_size == 0:
             raise ConfigError("--data-parallel-size must be at least 1, got 0")
+        if getattr(args, "node_rank", 0):
+            return cls._of_follower(args)
         if args.disable_frontend_multiprocessing:
             _refuse_what_needs_processes(args, is_headless=is_headless)
             return cls(in_one_process=True)
         addresses = tuple(EngineAddress.parse(text) for text in args.engine_address or ())
-        secret = read_secret(args.engine_secret_file) if any(address.is_tcp for address in addresses) else None
+        nnodes = getattr(args, "nnodes", 1)
+        needs_secret = nnodes > 1 or any(address.is_tcp for address in addresses)
+        secret = read_secret(args.engine_secret_file) if needs_secret else None
+        if nnodes > 1:
+            _check_node_secret(secret, nnodes)
         if addresses:
             check_addresses(addresses, secret)
             _check_count(args.data_parallel_size, len(addresses), is_headless=is_headless)
@@ -68,6 +76,36 @@ class ProcessLayout:
             starts_engines=is_headless or not addresses,
             addresses=addresses,
             secret=secret,
+        )
+
+    @classmethod
+    def _of_follower(cls, args: argparse.Namespace) -> "ProcessLayout":
+        """A machine that serves nothing: its ranks are started for an engine on another one."""
+        if not args.headless:
+            raise ConfigError(
+                f"--node-rank {args.node_rank} is a machine whose engine is on node 0, so it serves no API: add "
+                "--headless"
+            )
+        others = {
+            "--engine-address": bool(args.engine_address),
+            "--disable-frontend-multiprocessing": args.disable_frontend_multiprocessing,
+        }
+        for flag, is_given in others.items():
+            if is_given:
+                raise ConfigError(
+                    f"--node-rank {args.node_rank} follows the engine of node 0 and has none of its own: leave {flag} "
+                    "out"
+                )
+        secret = read_secret(args.engine_secret_file)
+        _check_node_secret(secret, getattr(args, "nnodes", 1))
+        return cls(num_api_processes=0, num_engines=0, secret=secret, follows_head=True)
+
+
+def _check_node_secret(secret: bytes | None, nnodes: int) -> None:
+    if secret is None:
+        raise ConfigError(
+            f"--nnodes {nnodes} needs a secret of 16 bytes or more that each machine knows: set "
+            "RUSTVLLM_ENGINE_SECRET, or --engine-secret-file; make one with: openssl rand -hex 32"
         )
 
 

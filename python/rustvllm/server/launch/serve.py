@@ -57,7 +57,7 @@ def run_server(args: argparse.Namespace, engine_factory: "EngineFactory | None" 
         serving_output.detach_handlers()
         layout = ProcessLayout.from_args(args)
         settings = ServerSettings.from_args(args)
-        if layout.starts_engines and engine_factory is None:
+        if (layout.starts_engines or layout.follows_head) and engine_factory is None:
             _check_engine_flags(args)
         register_secrets([*settings.api_keys, (layout.secret or b"").decode(errors="replace")])
         if layout.num_api_processes:
@@ -70,6 +70,10 @@ def run_server(args: argparse.Namespace, engine_factory: "EngineFactory | None" 
         if listener is not None and (engine_factory is not None or layout.in_one_process):
             factory = engine_factory or (lambda: _build_engine(args))
             exit_code, engine_stopped = _serve_in_this_process(settings, listener, factory)
+        elif layout.follows_head:
+            from rustvllm.server.launch.follow import follow_head
+
+            exit_code, engine_stopped = follow_head(args, layout, restarts=settings.restart_engine), False
         else:
             exit_code, engine_stopped = Launcher(args, layout, settings, listener).run(), False
     except RustVLLMError as exc:
