@@ -149,6 +149,7 @@ def run_round(number: int, moment: str, chance: random.Random, size: int, stages
             streams = [Stream(url) for _ in range(NUM_STREAMS)]
             for stream in streams:
                 stream.has_begun.wait(60)
+            result["failures"] += metrics_failures(url, size)
             time.sleep(chance.uniform(0.0, 0.3))
         else:
             deadline = time.monotonic() + START_SECONDS
@@ -196,6 +197,19 @@ def run_round(number: int, moment: str, chance: random.Random, size: int, stages
     finally:
         server.close()
     return result
+
+
+def metrics_failures(url: str, size: int) -> list[str]:
+    """What is wrong with what /metrics says of ranks that run."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(str(parts.hostname), int(parts.port or 0), timeout=10)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    running = re.findall(r'^vllm:rank_running\{.*rank="(\d+)",node="0",.*\} 1\.0$', text, re.MULTILINE)
+    collectives = re.findall(r"^vllm:rank_collectives_total\{.*\} ([1-9]\d*)\.0$", text, re.MULTILINE)
+    if running != [str(rank) for rank in range(size)] or len(collectives) != size:
+        return [f"/metrics has {running} as running ranks, and {len(collectives)} with collectives"]
+    return []
 
 
 def wait_until_back(url: str, server: Server, before: set[int], size: int) -> float:

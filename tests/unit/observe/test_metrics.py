@@ -107,6 +107,25 @@ def test_names_with_quotes_and_another_prefix_survive_the_text(llm):
     assert PrometheusText(config, name).render([]) == ""
 
 
+def test_each_of_several_ranks_has_its_series(llm):
+    states = [
+        {"rank": rank, "node_rank": rank, "stage": 0, "state": state, "step_age": age, "collective_seconds": 2.5,
+         "collectives": 40}
+        for rank, state, age in ((0, "running", 0.0), (1, "sleeping", 0.0), (2, "stopped", 61.5))
+    ]  # fmt: skip
+    text = PrometheusText(llm.llm_engine.config, "m").render([], ranks={0: states})
+    families = {family.name: family for family in parse_text(text)}
+    running = {sample.labels["rank"]: sample.value for sample in families["vllm:rank_running"].samples}
+    assert running == {"0": 1, "1": 1, "2": 0}
+    [*_, late] = families["vllm:rank_step_age_seconds"].samples
+    assert (late.labels, late.value) == (
+        {"model_name": "m", "engine": "0", "rank": "2", "node": "2", "stage": "0"},
+        61.5,
+    )
+    assert {sample.value for sample in families["vllm:rank_collective_seconds"].samples} == {2.5}
+    assert {sample.value for sample in families["vllm:rank_collectives"].samples} == {40}
+
+
 class Recorder(StatLogger):
     """Keeps what it gets."""
 

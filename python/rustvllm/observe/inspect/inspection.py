@@ -27,7 +27,7 @@ from rustvllm.process.resident_memory import resident_bytes
 
 logger = init_logger(__name__)
 
-KINDS: Final = ("state", "journey")
+KINDS: Final = ("state", "journey", "ranks")
 MAX_REQUESTS: Final = 256
 """Rows of requests at most."""
 MAX_CELLS: Final = 65_536
@@ -97,6 +97,8 @@ class Inspection:
             raise InvalidRequestError(f"the payload of the query {query.kind!r} is not JSON: {error}") from error
         if not isinstance(wanted, dict):
             raise InvalidRequestError(f"the payload of the query {query.kind!r} must be an object, got {wanted!r:.80}")
+        if query.kind == "ranks":
+            return {"ranks": self._engine.executor.rank_states()}
         return self._state(wanted) if query.kind == "state" else self._watch.answer(wanted)
 
     def _state(self, wanted: Mapping[str, Any]) -> dict[str, Any]:

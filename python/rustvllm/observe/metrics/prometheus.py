@@ -5,8 +5,9 @@ part of a line is put together once, so that a scrape is a pass over the numbers
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from typing import Any, Final
 
 from rustvllm.config import METRICS_PREFIX, EngineConfig
 from rustvllm.observe.metrics.counters import EngineMetrics, HistogramValues
@@ -42,6 +43,7 @@ class PrometheusText:
         self,
         engines: Sequence[EngineMetrics],
         adapters: Mapping[int, tuple[Sequence[str], Sequence[str]]] | None = None,
+        ranks: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
         *,
         openmetrics: bool = False,
     ) -> str:
@@ -50,6 +52,7 @@ class PrometheusText:
         Args:
             engines: What each has counted.
             adapters: By engine the names of the adapters of its running and of its waiting requests.
+            ranks: By engine how each of its several ranks is, as ``Executor.rank_states`` says it.
             openmetrics: Render OpenMetrics 1.0 instead of text 0.0.4; they differ in the heads of counters, and an end.
         """
         out: list[str] = []
@@ -66,6 +69,7 @@ class PrometheusText:
                 out += lines
         out += self._cache_config(engines, openmetrics=openmetrics)
         out += self._adapters(adapters or {}, openmetrics=openmetrics)
+        out += self._ranks(ranks or {}, openmetrics=openmetrics)
         if openmetrics:
             out.append("# EOF\n")
         return "".join(out)
@@ -111,6 +115,47 @@ class PrometheusText:
             }
             out.append(f"{self._prefix}lora_requests_info{{{_labels(labels)}}} {time.time()}\n")
         return out
+
+    def _ranks(self, ranks: Mapping[int, Sequence[Mapping[str, Any]]], *, openmetrics: bool) -> list[str]:
+        out: list[str] = []
+        for name, kind, about, number in _OF_RANKS if ranks else ():
+            out += self._head(name, kind, about, openmetrics=openmetrics)
+            end = "_total" if kind == "counter" else ""
+            for engine, states in ranks.items():
+                for state in states:
+                    labels = {"model_name": self._model_name, "engine": str(engine), "rank": str(state["rank"])}
+                    labels |= {"node": str(state["node_rank"]), "stage": str(state["stage"])}
+                    out.append(f"{self._prefix}{name}{end}{{{_labels(labels)}}} {number(state)}\n")
+        return out
+
+
+_OF_RANKS: Final[Sequence[tuple[str, str, str, Callable[[Mapping[str, Any]], float]]]] = (
+    (
+        "rank_running",
+        "gauge",
+        "1 while the process of a rank of the model lives and is not stopped.",
+        lambda state: float(state["state"] in ("running", "sleeping", "waiting for a disk")),
+    ),
+    (
+        "rank_step_age_seconds",
+        "gauge",
+        "Seconds since the last progress of a rank that has something to do; 0 without.",
+        lambda state: float(state["step_age"]),
+    ),
+    (
+        "rank_collective_seconds",
+        "counter",
+        "Seconds of a rank in collectives: what it waits for others, and what tensors take on their way.",
+        lambda state: float(state["collective_seconds"]),
+    ),
+    (
+        "rank_collectives",
+        "counter",
+        "Collectives of a rank that have ended.",
+        lambda state: float(state["collectives"]),
+    ),
+)
+"""Series of ranks: name, kind, help, number."""
 
 
 def _lines(starts: Sequence[str], number: float | HistogramValues) -> list[str]:
