@@ -1,17 +1,19 @@
 """How long a step takes from the engine to a rank in another process, over the step channel.
 
-    python benches/python/step_channel.py [--rows 256] [--num-steps 2000] [--pause-us 20 300 3000] [--cpus 0 1]
+    python benches/python/step_channel.py [--rows 256] [--num-steps 2000] [--pause-us 20 300 3000] [--cpus 0 1] [--tcp]
 
 A scheduler plans steps of N decoding requests; each is published (``publish_step``) while one process waits for it, as
 a rank does that follows. Latency is from before the call to when the other process has the step's arrays in its own
 memory, by the clock that both share. ``--pause-us`` is the time between two steps: within 50 us the reader still looks
 for the next one, after that it sleeps and has to be woken. ``--cpus`` keeps the two apart: a kernel may wake the reader
-where the writer runs, which then waits for it. Prints JSON.
+where the writer runs, which then waits for it. With ``--tcp`` the other process is a node of its own: the frame goes
+over a connection of the loopback into a channel there, and the rank's answers come back. Prints JSON.
 """
 
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from rustvllm import _core
 
 STEP, SHUTDOWN = 5, 9
 SECONDS = 10.0
+SECRET = b"for a benchmark alone"
 
 
 def make_scheduler(rows: int) -> tuple[Any, list[dict[str, Any]], list[dict[str, Any]]]:
@@ -38,9 +41,13 @@ def make_scheduler(rows: int) -> tuple[Any, list[dict[str, Any]], list[dict[str,
     return _core.Scheduler(config, both[0]), both[0], both[1]
 
 
-def follow(rows: int, fd: int) -> None:
+def follow(rows: int, fd: int, port: int | None) -> None:
     """Read steps, and print when each was there (ns)."""
     _, _, sets = make_scheduler(rows)
+    if port is not None:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            link = _core.NodeLink.prove(connection.fileno(), SECRET, SECONDS)
+        fd = link.follow(1)
     reader = _core.StepReader(fd, 1)
     reader.register(sets)
     arrived = []
@@ -56,15 +63,22 @@ def follow(rows: int, fd: int) -> None:
     sys.stdout.write(json.dumps(arrived) + "\n")
 
 
-def measure(rows: int, num_steps: int, pause_us: float, cpus: list[int] | None) -> dict[str, Any]:
+def measure(rows: int, num_steps: int, pause_us: float, cpus: list[int] | None, *, tcp: bool) -> dict[str, Any]:
     """Latencies in microseconds."""
     scheduler, sets, _ = make_scheduler(rows)
     writer = _core.StepWriter(1)
     writer.register(sets)
     command = [sys.executable, __file__, "--rows", str(rows), "--follow", str(writer.fileno())]
     command += [] if cpus is None else ["--cpus", *map(str, cpus)]
+    listener = socket.create_server(("127.0.0.1", 0)) if tcp else None
+    if listener is not None:
+        command += ["--port", str(listener.getsockname()[1])]
     with subprocess.Popen(command, pass_fds=(writer.fileno(),), stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
+        if listener is not None:
+            connection, _ = listener.accept()
+            link = _core.NodeLink.welcome(connection.fileno(), SECRET, SECONDS)
+            link.lead(writer, 1, 1)
         child.stdout.readline()
         for index in range(rows):
             scheduler.add_request(str(index), [1 + index % 7] * 16, max_tokens=4000)
@@ -89,6 +103,7 @@ def measure(rows: int, num_steps: int, pause_us: float, cpus: list[int] | None) 
     latencies = (np.asarray(arrived) - np.asarray(sent))[warm:] / 1e3
     took = np.asarray(calls)[warm:] / 1e3
     return {
+        "over": "tcp" if tcp else "memory",
         "rows": rows,
         "steps": num_steps,
         "pause_us": pause_us,
@@ -106,14 +121,17 @@ def main() -> None:
     parser.add_argument("--num-steps", type=int, default=2000)
     parser.add_argument("--pause-us", type=float, nargs="+", default=[20.0, 300.0, 3000.0])
     parser.add_argument("--cpus", type=int, nargs=2, help="one processor for each of the two processes")
+    parser.add_argument("--tcp", action="store_true", help="the other process is another node")
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--follow", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cpus is not None:
         os.sched_setaffinity(0, {args.cpus[0 if args.follow is None else 1]})
     if args.follow is not None:
-        follow(args.rows, args.follow)
+        follow(args.rows, args.follow, args.port)
         return
-    print(json.dumps([measure(args.rows, args.num_steps, pause, args.cpus) for pause in args.pause_us], indent=2))
+    found = [measure(args.rows, args.num_steps, pause, args.cpus, tcp=args.tcp) for pause in args.pause_us]
+    print(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":
