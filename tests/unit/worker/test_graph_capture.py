@@ -7,10 +7,11 @@ from fake_streams import RaceDetector, StaticTorchBackend
 
 from rustvllm import LLMEngine, SamplingParams
 from rustvllm.config.engine_args import EngineArgs
-from rustvllm.exceptions import EngineDeadError, ModelLoadError
+from rustvllm.exceptions import DeviceFailedError, EngineDeadError, ModelLoadError
 from rustvllm.models.gpt2 import GPT2LMHeadModel
 from rustvllm.worker import worker as worker_module
 from rustvllm.worker.graphs import recorder as recorder_module
+from rustvllm.worker.graphs.captures import Captures
 from rustvllm.worker.graphs.graph_memory import MemoryReading, graph_bytes
 from rustvllm.worker.graphs.recorder import CannotCaptureError, CUDAGraphRecorder
 
@@ -150,6 +151,23 @@ def test_memory_that_is_not_there_is_no_refusal(cuda):
 
 
 MiB = 1 << 20
+
+
+@pytest.mark.parametrize(("in_capture", "error"), [(False, torch.OutOfMemoryError), (True, DeviceFailedError)])
+def test_memory_that_a_late_capture_lacks_ends_the_engine_only_if_it_was_begun(cuda, in_capture, error):
+    """Before a capture it is a step that finds no memory, which ends its own requests."""
+
+    def forward():
+        if cuda._is_capturing or not in_capture:
+            raise torch.OutOfMemoryError("no 2 GiB")
+        return torch.zeros(1)
+
+    captures = Captures(CUDAGraphRecorder(torch.device("cpu")), lambda size: forward, str)
+    with pytest.raises(error, match="no 2 GiB"):
+        captures.of(4)
+    assert captures.has_failed, "the next steps run without"
+    assert cuda.num_captures == in_capture
+    assert cuda.current is cuda.default
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rustvllm.exceptions import DeviceFailedError
 from rustvllm.logger import init_logger
-from rustvllm.worker.graphs.recorder import CannotCaptureError, Graph, GraphRecorder
+from rustvllm.worker.graphs.recorder import CannotCaptureError, Graph, GraphRecorder, WarmUpMemoryError
 
 logger = init_logger(__name__)
 
@@ -60,6 +60,7 @@ class Captures(Generic[Size]):
 
         Raises:
             DeviceFailedError: It failed while it was captured.
+            WarmUpMemoryError: There is no memory for the step.
         """
         if (graph := self._graphs.get(size)) is not None:
             return graph
@@ -67,6 +68,8 @@ class Captures(Generic[Size]):
             return self.capture(size)
         except CannotCaptureError:
             return _Uncaptured(self._prepare(size))
+        except WarmUpMemoryError:
+            raise
         except RuntimeError as error:
             raise DeviceFailedError(
                 f"a CUDA graph of {self._describe(size)} failed while it was captured ({str(error).splitlines()[0]}), "

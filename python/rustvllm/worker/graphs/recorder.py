@@ -29,6 +29,7 @@ class GraphRecorder(Protocol):
         Raises:
             CannotCaptureError: It waits for the device or has memory copied by the host, which no graph holds; nothing
                 was captured, and everything goes on without.
+            WarmUpMemoryError: There is no memory to run it; what runs next goes on.
             RuntimeError: It failed while it was captured; what the device does afterwards is not to be relied on.
         """
         ...
@@ -36,6 +37,10 @@ class GraphRecorder(Protocol):
 
 class CannotCaptureError(RuntimeError):
     """A forward pass does what no CUDA graph can hold; the message says what."""
+
+
+class WarmUpMemoryError(torch.OutOfMemoryError):
+    """There is no memory for a forward pass that was to be captured: no capture was begun."""
 
 
 class CUDAGraphRecorder:
@@ -53,9 +58,12 @@ class CUDAGraphRecorder:
         """See ``GraphRecorder.capture``."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            forward()  # compiles, sends what is sent once
-            _check(forward)
+        try:
+            with torch.cuda.stream(self._stream):
+                forward()  # compiles, sends what is sent once
+                _check(forward)
+        except torch.OutOfMemoryError as error:
+            raise WarmUpMemoryError(str(error)) from error
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads of the process may use CUDA meanwhile; what they launch is not ours to capture.
