@@ -54,6 +54,7 @@ class FakeCuda(TorchDispatchMode):
         pinned_by: Files that had memory pinned, likewise.
         fetched: What a copy from the device finds there.
         sizes: Of those copies.
+        made_current: Devices that were made the current one.
     """
 
     def __init__(self, *, fetched=1):
@@ -64,7 +65,7 @@ class FakeCuda(TorchDispatchMode):
         self._is_watching = False
         self.current = "compute"
         self.fetched, self.faults, self.launches, self.operations, self.sizes = fetched, [], [], [], []
-        self.pinned_by = []
+        self.pinned_by, self.made_current = [], []
         self.streams = DeviceStreams(
             **{name: FakeStream(self, name) for name in ("compute", "inputs", "outputs", "swaps")},
             use=self._use,
@@ -233,7 +234,7 @@ def use_fake_cuda(monkeypatch, cuda, recorder=None):
     monkeypatch.setattr(worker_module, "make_graph_recorder", lambda device: recorder)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (64 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", cuda.made_current.append)
 
 
 def _launcher(cuda):

@@ -222,6 +222,12 @@ def test_attention_sends_nothing_of_its_own(engine, cuda, monkeypatch):
     assert cuda.faults == []
 
 
+def test_its_device_becomes_the_current_one(engine, cuda):
+    """A program that embeds the engine may have had another."""
+    engine()
+    assert set(cuda.made_current) == {DEVICE}
+
+
 @pytest.mark.parametrize("mode", ["processed_logprobs"])
 def test_no_mode_of_logprobs_waits(engine, cuda, mode):
     ended = generate(engine(logprobs_mode=mode), KINDS["logprobs"])
