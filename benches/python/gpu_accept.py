@@ -3,15 +3,16 @@
     python benches/python/gpu_accept.py --output-json gpu_accept.json [--budget 520] [--sections kernels greedy]
     python benches/python/gpu_accept.py --dry-run        # without a GPU: tiny shapes, Triton's interpreter
 
-Run it in a clone whose core is built; it needs transformers, and neither network nor checkpoint. Each section is a
-process of its own, so that an error which a device does not survive spoils no other, and what a section had found when
-its time ran out is kept. Those about correctness run side by side, then each about speed alone.
+Run it in a clone whose core is built; it needs transformers and peft, and neither network nor checkpoint. Each section
+is a process of its own, so that an error which a device does not survive spoils no other, and what a section had found
+when its time ran out is kept. Those about correctness run side by side, then each about speed alone.
 
 kernels    every Triton kernel against its reference: attention in twelve shapes, a captured plan over other lengths, a
            cache beyond 2^31 numbers, layers, what comes before attention, the sampler's at 151,936 ids
 greedy     engines over three small checkpoints, judged by transformers' logits: eager, graphs, overlap, pieces of
            prompts, prefix cache, preemption both ways, late capture, bfloat16
 sampling   every kind of parameter: twice, and with overlap and graphs as in order
+features   drafts, adapters, a grammar, a quantised checkpoint, each in engines with graphs
 capture_*  a model that waits for the device runs without graphs, and right; one that does so in captures alone ends the
            start with the remedy
 toolchain  without a C compiler torch's operations take over
@@ -31,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 CORRECTNESS = {
-    "kernels": 200, "greedy": 220, "sampling": 160, "capture_ahead": 100, "capture_late": 100, "capture_measured": 100,
-    "capture_broken": 100, "toolchain": 100,
+    "kernels": 200, "greedy": 220, "sampling": 160, "features": 160, "capture_ahead": 100, "capture_late": 100,
+    "capture_measured": 100, "capture_broken": 100, "toolchain": 100,
 }  # fmt: skip
 SPEED = {"perf": 220, "micro": 80}
 """Seconds that each section has at most."""
@@ -148,7 +149,7 @@ def run_section(name: str, file: Path, seconds: float) -> int:
 
     torch.set_num_threads(1 if DRY else 4)
     found.put(facts={"torch": torch.__version__, "device": "cpu" if DRY else torch.cuda.get_device_name()})
-    from gpu_acceptance import engines, kernels, speed
+    from gpu_acceptance import engines, features, kernels, speed
 
     with torch.inference_mode():
         if name in CAPTURES:
@@ -156,7 +157,7 @@ def run_section(name: str, file: Path, seconds: float) -> int:
         else:
             sections = {
                 "kernels": kernels.kernels, "greedy": engines.greedy, "sampling": engines.sampling,
-                "toolchain": engines.toolchain, "perf": speed.perf, "micro": speed.micro,
+                "features": features.features, "toolchain": engines.toolchain, "perf": speed.perf, "micro": speed.micro,
             }  # fmt: skip
             found.attempt(name, sections[name])
     return 0

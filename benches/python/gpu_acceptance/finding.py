@@ -16,7 +16,7 @@ DRY = "--dry-run" in sys.argv
 """Tiny shapes on the CPU, kernels in Triton's interpreter."""
 DEVICE = torch.device("cpu") if DRY else torch.device("cuda", 0)
 ROOT = Path(__file__).resolve().parents[3]
-for _folder in ("tests/kernels", "tests/models", "tests/unit/worker"):  # ragged batches, small checkpoints
+for _folder in ("tests/kernels", "tests/models", "tests/unit/worker", "tests"):  # ragged batches, small checkpoints
     sys.path.append(str(ROOT / _folder))
 
 

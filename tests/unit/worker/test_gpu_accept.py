@@ -10,8 +10,8 @@ import pytest
 
 SCRIPT = Path(__file__).parents[3] / "benches" / "python" / "gpu_accept.py"
 SECTIONS = {
-    "kernels", "greedy", "sampling", "capture_ahead", "capture_late", "capture_measured", "capture_broken", "toolchain",
-    "perf", "micro",
+    "kernels", "greedy", "sampling", "features", "capture_ahead", "capture_late", "capture_measured", "capture_broken",
+    "toolchain", "perf", "micro",
 }  # fmt: skip
 
 
