@@ -17,7 +17,9 @@ from naive_schedule import NaiveEngine, Request
 
 from rustvllm import _core
 from rustvllm.config import LoadConfig
+from rustvllm.config.checkpoint_forms import kept_layers, read_forms
 from rustvllm.config.model_folder import read_model_config
+from rustvllm.layers.cpu_embedding import BlockEmbedding, PackedEmbedding
 from rustvllm.layers.cpu_linear import CoreLinear
 from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
 from rustvllm.layers.linear import Linear
@@ -139,6 +141,42 @@ def test_layers_take_little_more_than_their_blocks(kind, bits, tmp_path):
     assert len(whole_layers(model)) == len(linears)
     stored = sum(linear.weight.numel() for linear in linears) * bits / 8
     assert stored < sum(kernel.nbytes for kernel in whole_layers(model)) <= 1.1 * stored
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("variant", ["llama", "llama-tied", "gpt2-untied"])
+def test_embeddings_are_looked_up_in_their_blocks_or_in_the_head(kind, variant, tmp_path):
+    path = tmp_path / "m.gguf"
+    large = {"n_embd": 256, "n_inner": 512} if variant == "gpt2-untied" else LARGE
+    reference = write(path, variant, lambda _: kind, **large)
+    model = load(path)
+    table = model.embed_tokens
+    assert isinstance(table.kernel, PackedEmbedding if variant == "llama-tied" else BlockEmbedding)
+    assert table.weight.device.type == "meta", "its numbers are there twice"
+    ids = torch.tensor([[3, 96, 0], [7, 3, 50]])
+    expected = reference.get_input_embeddings().weight[ids]
+    torch.testing.assert_close(table(ids), expected.detach(), atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("kinds", [{"": "Q8_0"}, Q4_K_M, {"": "Q5_K"}], ids=["Q8_0", "Q4_K_M", "Q5_K"])
+@pytest.mark.parametrize("variant", ["llama", "llama-tied"])
+def test_what_is_kept_takes_what_is_predicted(kinds, variant, tmp_path):
+    path = tmp_path / "m.gguf"
+    reference = write(
+        path, variant, lambda name: next((k for part, k in kinds.items() if part in name), "Q4_K"), **LARGE
+    )
+    model = load(path)
+    kernels = {id(k): k.nbytes for k in [*whole_layers(model), *([model.head_kernel] if model.lm_head is None else [])]}
+    if isinstance(model.embed_tokens.kernel, BlockEmbedding):
+        kernels[0] = model.embed_tokens.kernel.nbytes
+    norms = sum(4 * parameter.numel() for parameter in reference.parameters() if parameter.dim() == 1)
+    predicted = sum(layer.num_bytes for layer in kept_layers(read_forms(path), 4))
+    assert predicted == pytest.approx(sum(kernels.values()) + norms, rel=0.05)
+    read = [layer for layer in kept_layers(read_forms(path), 4) if layer.is_read]
+    assert sum(layer.num_parameters for layer in read) == sum(
+        parameter.numel() for name, parameter in reference.named_parameters()
+        if "embed_tokens" not in name or variant == "llama-tied"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])

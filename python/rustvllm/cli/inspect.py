@@ -10,13 +10,14 @@ from typing import Any, Final
 
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.config import ModelConfig, hub
-from rustvllm.config.checkpoint_forms import read_forms, resident_bytes
+from rustvllm.config.checkpoint_forms import kept_layers, read_forms
 from rustvllm.config.gguf_file import is_gguf
 from rustvllm.config.model_folder import read_model_config
 from rustvllm.config.quantized_folders import read_quantization
 from rustvllm.exceptions import RustVLLMError
 from rustvllm.text.tokenizer import read_chat_template
 from rustvllm.worker.host_resources import memory_limit
+from rustvllm.worker.token_time import best_token_seconds
 
 _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _LENGTHS: Final = (2048, 8192, 32768)
@@ -59,9 +60,9 @@ def describe(model: str, revision: str | None = None) -> dict[str, Any]:
     for form in forms:
         bytes_of[form.kind] += form.num_bytes
     num_bytes = sum(bytes_of.values())
-    is_tied = not any(form.name in ("output.weight", "lm_head.weight") for form in forms)
     template = read_chat_template(found.path)
-    weights = {dtype: resident_bytes(forms, size, is_tied=is_tied) for dtype, size in _ITEM_BYTES.items()}
+    kept = {dtype: kept_layers(forms, size) for dtype, size in _ITEM_BYTES.items()}
+    weights = {dtype: sum(layer.num_bytes for layer in layers) for dtype, layers in kept.items()}
     lengths = sorted({*(length for length in _LENGTHS if length < config.max_model_len), config.max_model_len})
     memory = memory_limit()
     return {
@@ -80,6 +81,7 @@ def describe(model: str, revision: str | None = None) -> dict[str, Any]:
         "tools": template is not None and "tools" in template,
         "weights_bytes": weights,
         "kv_cache_bytes": {str(length): {d: _kv_bytes(config, length, d) for d in _ITEM_BYTES} for length in lengths},
+        "best_token_ms": round(1e3 * best_token_seconds(kept[config.dtype], config.hidden_size, config.num_layers), 3),
         "memory_bytes": memory,
         "runs": weights[config.dtype] + _kv_bytes(config, lengths[0], config.dtype) < memory,
     }
@@ -107,6 +109,9 @@ def _lines(facts: Mapping[str, Any]) -> list[str]:
         "runs" if facts["runs"] else "does not fit in its default type; see --dtype bfloat16 and --quantization int8"
     )
     lines.append(f"  this CPU    {_size(facts['memory_bytes'])} of memory: {verdict}")
+    lines.append(
+        f"  speed       {facts['best_token_ms']:.2f} ms for a token of one stream at best, by products timed here"
+    )
     return lines
 
 

@@ -20,6 +20,8 @@ _FUSED: Final = re.compile(
     r"(blk\.\d+\.|.*layers\.\d+\.\w+\.)(?:(attn_[qkv]|[qkv]_proj)|ffn_gate|ffn_up|gate_proj|up_proj)\.weight"
 )
 """Maps of checkpoints that are one layer here."""
+_HEADS: Final = ("output.weight", "lm_head.weight")
+_POSITIONS: Final = ("position_embd.weight", "wpe.weight", "embed_positions.weight")
 _WORD_BITS: Final = 32
 _FEW_BITS: Final = 4
 _BLOCK: Final = 32
@@ -69,34 +71,62 @@ def read_forms(path: Path, how: StoredQuantization | None = None) -> list[Stored
     return forms if how is None else _joined(forms, how)
 
 
-_BF16_BYTES = 2
+_BF16_BYTES: Final = 2
 
 
-def resident_bytes(forms: Sequence[StoredForm], item_bytes: int, *, is_tied: bool) -> int:
-    """What the weights take on the CPU.
+@dataclass(frozen=True, slots=True)
+class KeptLayer:
+    """What is one layer on the CPU, perhaps of several tensors, in the form in which it is kept.
 
-    Whole numbers with scales stay as they are, if all that one layer is fused of is such, and so do dense layers in
-    bfloat16; everything else is held in the model's type, an embedding in any case.
+    Attributes:
+        num_parameters: Numbers that it holds.
+        form: How whole numbers have their scales; None: they are floating-point numbers.
+        item_bytes: Of a number in floating point.
+        is_read: Whether every token reads all of it: an embedding that is not the head is looked up in.
+        stored_bytes: What it takes, if it stays as it is stored: such an embedding in blocks does.
+    """
+
+    num_parameters: int
+    form: NumberForm | None
+    item_bytes: int
+    is_read: bool
+    stored_bytes: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes, without what its last panel lacks."""
+        if self.stored_bytes is not None:
+            return self.stored_bytes
+        if self.form is None:
+            return self.num_parameters * self.item_bytes
+        return self.form.num_bytes(1, self.num_parameters)  # rows are whole groups
+
+
+def kept_layers(forms: Sequence[StoredForm], item_bytes: int) -> list[KeptLayer]:
+    """What the weights become on the CPU.
+
+    Whole numbers with scales stay as they are, if all that one layer is fused of is such, and so do layers and
+    embeddings in bfloat16; everything else is held in the model's type.
 
     Args:
         forms: Of the checkpoint.
         item_bytes: Of a number in the model's type.
-        is_tied: Whether the embedding is the head, too: whole numbers are packed for both.
     """
+    is_tied = not any(form.name in _HEADS for form in forms)
     layers: dict[str, list[StoredForm]] = {}
     for form in forms:
         layers.setdefault(_FUSED.sub(_fused_name, form.name), []).append(form)
-    total = 0
+    kept: list[KeptLayer] = []
     for parts in layers.values():
-        num_parameters = sum(part.num_parameters for part in parts)
         found = [part.form for part in parts if part.form is not None]
         common = common_form(found) if len(found) == len(parts) else None
         is_narrow = item_bytes > _BF16_BYTES and all(part.kind == "BF16" for part in parts)
-        if common is not None and (is_tied or not parts[0].is_embedding):
-            total += common.num_bytes(1, num_parameters)  # rows are whole groups
-        else:
-            total += num_parameters * (_BF16_BYTES if is_narrow else item_bytes)
-    return total
+        is_looked_up = parts[0].name.endswith(_POSITIONS) or (parts[0].is_embedding and not is_tied)
+        count = sum(part.num_parameters for part in parts)
+        stays = is_looked_up and parts[0].kind in WHOLE_TYPES
+        stored = sum(part.num_bytes for part in parts) if stays else None
+        kept.append(KeptLayer(count, common, _BF16_BYTES if is_narrow else item_bytes, not is_looked_up, stored))
+    return kept
 
 
 def _fused_name(match: re.Match[str]) -> str:

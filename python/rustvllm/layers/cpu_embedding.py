@@ -1,4 +1,4 @@
-"""Embeddings on the CPU in another form than the model computes in: in bfloat16, or packed for the head."""
+"""Embeddings on the CPU in another form than the model computes in: bfloat16, blocks of a file, packed for the head."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rustvllm import _core
 from rustvllm.layers.cpu_linear import CoreLinear
 
 
@@ -41,3 +42,34 @@ class PackedEmbedding:
         vectors = torch.empty((ids.numel(), self._packed.in_features), dtype=torch.float32)
         self._packed.unpack_rows(ids.flatten().to(torch.int64).numpy(), vectors.numpy())
         return vectors.view(*ids.shape, self._packed.in_features).to(self._dtype)
+
+
+class BlockEmbedding:
+    """Vectors out of a GGUF file's blocks, which are unpacked when they are looked up; see ``EmbeddingKernel``.
+
+    Args:
+        type_name: Of the blocks.
+        shape: Vectors and their width.
+        row_bytes: Of a vector's blocks.
+        dtype: Of the vectors that are looked up.
+    """
+
+    def __init__(self, type_name: str, shape: tuple[int, int], row_bytes: int, dtype: torch.dtype) -> None:
+        self._type_name, self._width, self._dtype = type_name, shape[1], dtype
+        self._rows = torch.empty((shape[0], row_bytes), dtype=torch.uint8, device="cpu")
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the blocks."""
+        return self._rows.nbytes
+
+    def fill(self, first_row: int, rows: Tensor) -> None:
+        """Take some vectors' blocks, uint8 ``[rows, row_bytes]``."""
+        self._rows[first_row : first_row + rows.shape[0]] = rows
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """See ``EmbeddingKernel.forward``."""
+        rows = F.embedding(ids.flatten(), self._rows)
+        vectors = torch.empty((ids.numel(), self._width), dtype=torch.float32)
+        _core.unpack_blocks(self._type_name, rows.view(-1).numpy(), vectors.view(-1).numpy())
+        return vectors.view(*ids.shape, self._width).to(self._dtype)

@@ -170,7 +170,9 @@ class LinearPacker:
         kept = [weight for weight in linears if weight is not embedding and self._keeps_bf16(weight)]
         self._as_stored = Bf16Layers(self._threads, kept, [tensor for tensor, _ in forms])
         for module in model.modules():
-            if isinstance(module, Embedding) and storage_of(module.weight) in self._bf16:
+            if isinstance(module, Embedding) and (table := whole.form_of(module.weight)) is not None:
+                self._saved_table_bytes += module.weight.nbytes - table.num_bytes(*_shape(module.weight))
+            elif isinstance(module, Embedding) and storage_of(module.weight) in self._bf16:
                 self._saved_table_bytes += module.weight.nbytes // 2
             if not isinstance(module, Linear) or module.weight is embedding:
                 continue
@@ -205,10 +207,6 @@ class LinearPacker:
         if self._as_stored is not None and self._as_stored.takes(target):
             return True
         return self._whole is not None and self._whole.form_of(target) is not None
-
-    def is_enough(self, target: Tensor) -> bool:
-        """Whether a tensor that was given so need not be filled."""
-        return self._whole is None or self._whole.is_enough(target)
 
     def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
         """Take rows of a tensor as they are stored; see ``WholeLayers.pack_blocks``."""
@@ -372,6 +370,8 @@ class LinearPacker:
         dtype = table.weight.dtype
         if isinstance(packed, CoreLinear):
             table.kernel = PackedEmbedding(packed, dtype)
+        elif self._whole is not None and (kept := self._whole.take_table(table.weight)) is not None:
+            table.kernel = kept
         elif storage_of(table.weight) in self._bf16:
             table.kernel = NarrowEmbedding(table.weight.to(torch.bfloat16), dtype)
         else:

@@ -1,4 +1,4 @@
-"""Dense layers whose stored numbers are whole ones with scales: packed as they are, while they are read.
+"""Dense layers and embeddings whose stored numbers are whole ones with scales: packed as they are, while they are read.
 
 Blocks of GGUF files, and the numbers of AWQ, GPTQ and compressed-tensors, come here by rows, on their way from the
 file, so neither is anything rounded a second time nor is the whole weight there as floating-point numbers. A layer that
@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from rustvllm import _core
 from rustvllm.config.whole_forms import NumberForm, common_form
 from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.cpu_embedding import BlockEmbedding, PackedEmbedding
 from rustvllm.layers.cpu_linear import CoreLinear, kind_of
-from rustvllm.layers.linear import Linear
+from rustvllm.layers.linear import Embedding, Linear
 
 _FEW_BITS = 4
 _MIDDLE_4 = 8
@@ -45,7 +46,7 @@ class WholeLayers:
     Args:
         threads: Which the products use.
         model: With or without memory.
-        embedding: The model's, if that is the head, too: it is packed for the head, and filled for its look-ups.
+        embedding: The model's, if that is the head, too; others are looked up alone, and keep their blocks.
         forms: Every tensor of the model that is stored, with how its numbers have scales; None: they are not whole
             ones.
         round_activations: Whether they meet activations that are rounded to 8 bits, where their groups allow it.
@@ -65,8 +66,7 @@ class WholeLayers:
         found: dict[int, list[WholeForm | None]] = {}
         for tensor, form in forms:
             found.setdefault(storage_of(tensor), []).append(form)
-        weights = [module.weight for module in model.modules() if isinstance(module, Linear)]
-        self._embedding = None if embedding is None else storage_of(embedding)
+        weights = [module.weight for module in model.modules() if isinstance(module, Linear | Embedding)]
         self._forms: dict[int, WholeForm] = {}
         self._shapes: dict[int, tuple[int, int]] = {}
         for weight in [*weights, *([] if embedding is None else [embedding])]:
@@ -74,6 +74,9 @@ class WholeLayers:
                 self._forms[storage_of(weight)] = common
                 self._shapes[storage_of(weight)] = (weight.shape[0], weight.shape[1])
         self._packed: dict[int, _core.PackedLinear] = {}
+        looked_up = [module.weight for module in model.modules() if isinstance(module, Embedding)]
+        self._only_looked_up = {storage_of(table) for table in looked_up if table is not embedding}
+        self._blocks: dict[int, BlockEmbedding] = {}
 
     def __len__(self) -> int:
         return len(self._forms)
@@ -88,10 +91,6 @@ class WholeLayers:
         counts = Counter((form.numbers.bits, form.numbers.group_size) for form in self._forms.values())
         return ", ".join(f"{count} in {bits} bits, groups of {group}" for (bits, group), count in counts.most_common())
 
-    def is_enough(self, target: Tensor) -> bool:
-        """Whether the layer computes without the tensor itself: all but an embedding that is the head do."""
-        return storage_of(target) != self._embedding
-
     def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
         """Take rows of a layer's weight, or of a part of it.
 
@@ -104,6 +103,9 @@ class WholeLayers:
         Raises:
             ModelLoadError: A scale is not finite.
         """
+        if storage_of(target) in self._only_looked_up:
+            self._table_of(target, type_name, rows.shape[1]).fill(first_row, rows)
+            return
         packed, offset = self._packed_of(target)
         try:
             packed.pack_blocks(offset + first_row, type_name, rows.numpy())
@@ -168,6 +170,21 @@ class WholeLayers:
                 packed.set_input_order(form.input_order.numpy().astype(np.uint32))
             self._packed[key] = packed
         return packed, int(target.storage_offset()) // in_features
+
+    def _table_of(self, target: Tensor, type_name: str, row_bytes: int) -> BlockEmbedding:
+        """An embedding's blocks, with room for all of them: no product reads them, so they stay as they are."""
+        key = storage_of(target)
+        if key not in self._blocks:
+            shape = (target.shape[0], target.shape[1])
+            self._blocks[key] = BlockEmbedding(type_name, shape, row_bytes, target.dtype)
+        return self._blocks[key]
+
+    def take_table(self, table: Tensor) -> BlockEmbedding | PackedEmbedding | None:
+        """What looks vectors up in an embedding that was given and is not the head; None: it is not one of these."""
+        if (blocks := self._blocks.pop(storage_of(table), None)) is not None:
+            return blocks
+        packed = self.take(table, None)
+        return None if packed is None else PackedEmbedding(packed, table.dtype)
 
     def take(self, weight: Tensor, bias: Tensor | None) -> CoreLinear | None:
         """The kernel of a layer whose rows were all given; None: it is not one of these."""

@@ -51,10 +51,6 @@ class BlockPacker(Protocol):
         """Whether rows of this tensor are wanted."""
         ...
 
-    def is_enough(self, target: Tensor) -> bool:
-        """Whether the tensor itself need not be filled then."""
-        ...
-
     def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
         """Take rows of a tensor in blocks."""
         ...
@@ -136,7 +132,8 @@ def fill_from_checkpoint(
         for name, source in sorted(sources.items(), key=lambda item: (item[1].file, item[1].offset)):
             target, cut = targets.pop(name), match.slices.get(name)
             for piece, place in _pieces(source, target, cut):
-                _fill(reader, piece, place, block_packer)
+                # What is compared below must be there.
+                _fill(reader, piece, place, block_packer, is_compared=name in tied)
                 del place
             if cut is not None and block_packer is not None and block_packer.takes(target):
                 _pack_missing(source, target, cut, block_packer)
@@ -152,7 +149,7 @@ def fill_from_checkpoint(
                     alias,
                 )
                 for piece, place in _pieces(source, model.untie(alias), cut):
-                    _fill(reader, piece, place, None)
+                    _fill(reader, piece, place, None, is_compared=False)
 
 
 def _pieces(source: StoredTensor, target: Tensor, cut: Slices | None) -> Iterator[tuple[StoredTensor, Tensor]]:
@@ -184,22 +181,27 @@ def _whole_shape(target: Tensor, cut: Slices | None) -> tuple[int, ...]:
     return tuple(target.shape) if cut is None else cut.whole_shape(tuple(target.shape))
 
 
-def _fill(reader: TensorReader, source: StoredTensor, target: Tensor, packer: BlockPacker | None) -> None:
+def _fill(
+    reader: TensorReader, source: StoredTensor, target: Tensor, packer: BlockPacker | None, *, is_compared: bool
+) -> None:
+    """Give a tensor to what packs it, and fill it where nothing does or it is looked at again."""
     taker = packer if packer is not None and packer.takes(target) else None
     if isinstance(source, QuantizedTensor):
-        _fill_quantized(reader, source, target, taker)
+        _fill_quantized(reader, source, target, taker, is_compared=is_compared)
     elif taker is not None:
-        _pack(reader, source, target, taker)
+        _pack(reader, source, target, taker, is_compared=is_compared)
     else:
         reader.read_into(source, target)
 
 
-def _fill_quantized(reader: TensorReader, source: QuantizedTensor, target: Tensor, packer: BlockPacker | None) -> None:
+def _fill_quantized(
+    reader: TensorReader, source: QuantizedTensor, target: Tensor, packer: BlockPacker | None, *, is_compared: bool
+) -> None:
     turned = target.t() if source.is_turned else target
     if packer is not None:
         for begin, numbers, scales, zeros in whole_rows(reader, source):
             packer.pack_whole(turned, begin, numbers, scales, zeros)
-        if packer.is_enough(target):
+        if not is_compared:
             return
     for begin, rows in dense_rows(reader, source):
         turned[begin : begin + rows.shape[0]].copy_(rows)
@@ -215,11 +217,13 @@ def _equals(reader: TensorReader, source: StoredTensor, other: Tensor) -> bool:
     )
 
 
-def _pack(reader: TensorReader, source: StoredTensor, target: Tensor, packer: BlockPacker) -> None:
+def _pack(
+    reader: TensorReader, source: StoredTensor, target: Tensor, packer: BlockPacker, *, is_compared: bool
+) -> None:
     turned = target.t() if source.is_turned else target
     for begin, rows in reader.blocks(source, target.device):
         packer.pack_blocks(turned, begin, source.dtype, rows)
-        if not packer.is_enough(target):
+        if is_compared:
             reader.unpack_into(source, begin, rows, turned)
 
 

@@ -1,0 +1,147 @@
+"""What loading a checkpoint on the CPU costs: its time over that of reading its files, and its memory over their size.
+
+    python benches/python/file_loading.py model-Q4_K_M.gguf awq-folder … [--turns 3] [--serve]
+
+Each turn of each checkpoint is a process of its own. It reads the files into new memory, 16 MiB at a time with one
+thread, gives that back, imports torch and makes an ``LLM`` of a small KV cache. Of that it says: seconds of reading;
+of importing torch and what the engine imports with it; of loading the weights (``load_model``, from the headers to the
+measured products); of the whole ``LLM`` after the import. ``memory_mb`` is what the process has more in pages without
+a file after loading than before, ``most_mb`` the most of all its pages meanwhile. Files are read once before, so they
+are in the page cache. With ``--serve`` also the seconds until ``rustvllm serve`` is ready, and of a bare ``import
+torch`` just before.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench_report import new_report, publish
+from measured_server import rustvllm_server
+
+PIECE = 16 << 20
+KV_BYTES = 256 << 20
+MAX_MODEL_LEN = 512
+
+
+def files_of(model: Path) -> list[Path]:
+    """Where its weights lie."""
+    return [model] if model.is_file() else sorted(model.glob("*.safetensors"))
+
+
+def read(files: Sequence[Path]) -> float:
+    """Seconds to read files into new memory."""
+    size = sum(file.stat().st_size for file in files)
+    begin, done = time.perf_counter(), 0
+    with mmap.mmap(-1, size) as memory, memoryview(memory) as view:
+        for file in files:
+            descriptor, offset = os.open(file, os.O_RDONLY), 0
+            while got := os.preadv(descriptor, [view[done : done + PIECE]], offset):
+                done, offset = done + got, offset + got
+            os.close(descriptor)
+        return time.perf_counter() - begin
+
+
+def status(name: str) -> float:
+    """A figure of this process, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024 / 1e6
+
+
+def turn(model: Path, dtype: str) -> dict[str, float]:
+    """One process's figures."""
+    processor = time.process_time()
+    reading = read(files_of(model))
+    reading_processor = time.process_time() - processor
+    begin = time.perf_counter()
+    import rustvllm.executor  # noqa: F401, I001 -- before anything loads torch: it says how torch's threads wait
+    import torch  # noqa: F401
+
+    from rustvllm import LLM
+    from rustvllm.worker import model_runner, worker  # noqa: F401
+
+    imported = time.perf_counter()
+    figures: dict[str, float] = {}
+    load = worker.Worker.load_model
+
+    def measured(self: worker.Worker) -> None:
+        before, anonymous = status("VmRSS"), status("RssAnon")
+        Path("/proc/self/clear_refs").write_text("5")  # the most so far is forgotten
+        started, processor = time.perf_counter(), time.process_time()
+        load(self)
+        figures["loading_seconds"] = time.perf_counter() - started
+        figures["loading_processor_seconds"] = time.process_time() - processor
+        figures["memory_mb"], figures["most_mb"] = status("RssAnon") - anonymous, status("VmHWM") - before
+
+    worker.Worker.load_model = measured  # type: ignore[method-assign]
+    LLM(
+        str(model),
+        dtype=dtype,
+        device="cpu",
+        skip_tokenizer_init=True,
+        max_model_len=MAX_MODEL_LEN,
+        kv_cache_memory_bytes=KV_BYTES,
+    )
+    ready = time.perf_counter() - imported
+    before = {"reading_seconds": reading, "reading_processor_seconds": reading_processor}
+    return {**before, "import_seconds": imported - begin, **figures, "ready_seconds": ready}
+
+
+def serve(model: Path, dtype: str) -> dict[str, float]:
+    """Seconds until a server is ready, and of a bare import of torch just before."""
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    torch = time.perf_counter() - begin
+    flags = ["--dtype", dtype, "--skip-tokenizer-init", "--max-model-len", str(MAX_MODEL_LEN)]
+    with rustvllm_server([str(model), *flags, "--kv-cache-memory-bytes", str(KV_BYTES)]) as server:
+        return {"import_torch_seconds": torch, "serve_ready_seconds": server.ready_after}
+
+
+def measure(model: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """All turns of one checkpoint, and what follows from them."""
+    size = sum(file.stat().st_size for file in files_of(model)) / 1e6
+    read(files_of(model))
+    runs: list[dict[str, float]] = []
+    for _ in range(args.turns):
+        command = [sys.executable, __file__, "--dtype", args.dtype, "--one", str(model)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        run = json.loads(done.stdout.splitlines()[-1])
+        runs.append(run | (serve(model, args.dtype) if args.serve else {}))
+        print(model.name, {key: round(value, 3) for key, value in runs[-1].items()}, file=sys.stderr, flush=True)
+    median = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+    return {
+        "file_mb": round(size, 1),
+        "median": median,
+        "loading_over_reading": statistics.median(run["loading_seconds"] / run["reading_seconds"] for run in runs),
+        "memory_over_file": median["memory_mb"] / size,
+        "most_over_file": median["most_mb"] / size,
+        "runs": runs,
+    }
+
+
+def main() -> None:
+    """Measure all, print JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("models", type=Path, nargs="+", help="GGUF files and folders of safetensors")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--serve", action="store_true", help="start a server, too")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--output-json", type=Path)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(turn(args.models[0], args.dtype)), flush=True)
+        return
+    models = {str(model.name): measure(model, args) for model in args.models}
+    publish({**new_report(), "dtype": args.dtype, "models": models}, args.output_json)
+
+
+if __name__ == "__main__":
+    main()
