@@ -9,6 +9,7 @@
 
 mod error;
 mod matrix;
+mod quads;
 pub(crate) mod quantized;
 mod whole;
 

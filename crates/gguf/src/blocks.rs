@@ -13,52 +13,67 @@ pub(crate) type LevelBlock = fn(&[u8], &mut [i8], &mut [[u8; 2]; 8]) -> (f32, f3
 
 /// The number of 16 bits that lies at `at`.
 pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+    /// What the exponent of a number of 32 bits has in addition.
+    const BIAS: u32 = (127 - 15) << 23;
+    let bits = u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+    if !matches!(bits & 0x7c00, 0 | 0x7c00) {
+        // Nearly all are such; looking for the machine's instruction, as `half` does each time, takes longer than this.
+        return f32::from_bits(u32::from(bits & 0x8000) << 16 | ((u32::from(bits & 0x7fff) << 13) + BIAS));
+    }
+    f16::from_bits(bits).to_f32()
 }
 
-/// The halves of 16 bytes: the low ones, then the high ones.
-fn nibbles(bytes: &[u8]) -> [u8; 32] {
+/// The halves of 16 bytes, which begin at `at`: the low ones, then the high ones.
+fn nibbles(bytes: &[u8], at: usize) -> [u8; 32] {
     let mut out = [0; 32];
     let (low, high) = out.split_at_mut(16);
-    for ((byte, low), high) in bytes.iter().zip(low).zip(high) {
-        (*low, *high) = (byte & 15, byte >> 4);
-    }
+    // An array: of a slice of any length the loops would take one byte at a time.
+    let bytes = bytes[at..].as_chunks::<16>().0[0];
+    low.iter_mut().zip(bytes).for_each(|(low, byte)| *low = byte & 15);
+    high.iter_mut().zip(bytes).for_each(|(high, byte)| *high = byte >> 4);
     out
+}
+
+/// The 32 numbers of a small block.
+fn thirty_two(numbers: &mut [i8]) -> &mut [i8; 32] {
+    &mut numbers.as_chunks_mut().0[0]
 }
 
 /// The halves of 16 bytes, each with a fifth bit from the four bytes at `high_at`.
 fn fives(bytes: &[u8], high_at: usize) -> [u8; 32] {
     let high = &bytes[high_at..high_at + 4];
-    let high = u32::from_le_bytes([high[0], high[1], high[2], high[3]]);
-    let mut out = nibbles(&bytes[high_at + 4..]);
-    for (i, q) in out.iter_mut().enumerate() {
-        *q |= ((high >> i & 1) as u8) << 4;
+    let mut out = nibbles(bytes, high_at + 4);
+    for (eight, high) in out.as_chunks_mut::<8>().0.iter_mut().zip(high) {
+        *eight = (u64::from_le_bytes(*eight) | fifth_bits(*high)).to_le_bytes();
     }
     out
+}
+
+/// Of eight bits, the lowest first, a byte each: 16 where it is set.
+fn fifth_bits(bits: u8) -> u64 {
+    /// In each byte another bit of the eight.
+    const ONE_EACH: u64 = 0x8040_2010_0804_0201;
+    let set = (u64::from(bits) * 0x0101_0101_0101_0101) & ONE_EACH;
+    // What is not 0 reaches the highest bit of its byte, and none goes beyond.
+    ((set + 0x7f7f_7f7f_7f7f_7f7f) & 0x8080_8080_8080_8080) >> 3
 }
 
 /// `d`, then the halves: d · (q − 8).
 pub(crate) fn q4_0_whole(bytes: &[u8], numbers: &mut [i8], scale: &mut dyn FnMut(usize, f32)) {
     scale(0, f16_at(bytes, 0));
-    for (x, q) in numbers.iter_mut().zip(nibbles(&bytes[2..])) {
-        *x = q as i8 - 8;
-    }
+    *thirty_two(numbers) = nibbles(bytes, 2).map(|q| q as i8 - 8);
 }
 
 /// `d`, fifth bits, halves: d · (q − 16).
 pub(crate) fn q5_0_whole(bytes: &[u8], numbers: &mut [i8], scale: &mut dyn FnMut(usize, f32)) {
     scale(0, f16_at(bytes, 0));
-    for (x, q) in numbers.iter_mut().zip(fives(bytes, 2)) {
-        *x = q as i8 - 16;
-    }
+    *thirty_two(numbers) = fives(bytes, 2).map(|q| q as i8 - 16);
 }
 
 /// `d`, then bytes: d · q.
 pub(crate) fn q8_0_whole(bytes: &[u8], numbers: &mut [i8], scale: &mut dyn FnMut(usize, f32)) {
     scale(0, f16_at(bytes, 0));
-    for (x, byte) in numbers.iter_mut().zip(&bytes[2..]) {
-        *x = *byte as i8;
-    }
+    *thirty_two(numbers) = bytes[2..].as_chunks::<32>().0[0].map(u8::cast_signed);
 }
 
 /// 128 bytes of low halves, 64 of upper pairs of bits, 16 scales, `d`: d · scale · (q − 32), a scale for each 16.
@@ -110,7 +125,7 @@ pub(crate) fn q6_k(bytes: &[u8], out: &mut [f32]) {
 /// `d`, `m`, halves: d · q + m.
 pub(crate) fn q4_1(bytes: &[u8], out: &mut [f32]) {
     let (d, m) = (f16_at(bytes, 0), f16_at(bytes, 2));
-    for (x, q) in out.iter_mut().zip(nibbles(&bytes[4..])) {
+    for (x, q) in out.iter_mut().zip(nibbles(bytes, 4)) {
         *x = d * f32::from(q) + m;
     }
 }
@@ -125,12 +140,12 @@ pub(crate) fn q5_1(bytes: &[u8], out: &mut [f32]) {
 
 pub(crate) fn q4_1_whole(bytes: &[u8], numbers: &mut [i8], group: &mut dyn FnMut(usize, f32, f32)) {
     group(0, f16_at(bytes, 0), -f16_at(bytes, 2));
-    numbers.iter_mut().zip(nibbles(&bytes[4..])).for_each(|(x, q)| *x = q as i8);
+    *thirty_two(numbers) = nibbles(bytes, 4).map(u8::cast_signed);
 }
 
 pub(crate) fn q5_1_whole(bytes: &[u8], numbers: &mut [i8], group: &mut dyn FnMut(usize, f32, f32)) {
     group(0, f16_at(bytes, 0), -f16_at(bytes, 2));
-    numbers.iter_mut().zip(fives(bytes, 4)).for_each(|(x, q)| *x = q as i8);
+    *thirty_two(numbers) = fives(bytes, 4).map(u8::cast_signed);
 }
 
 /// Of eight groups of 32 the scale and the minimum, 6 bits each, out of 12 bytes.
@@ -192,10 +207,19 @@ fn k_levels(
     numbers: &mut [i8],
     factors: &mut [[u8; 2]; 8],
 ) -> (f32, f32) {
-    for ((group, numbers), factors) in numbers.chunks_exact_mut(32).enumerate().zip(factors) {
+    for (group, factors) in factors.iter_mut().enumerate() {
         *factors = scale_and_min(&bytes[4..16], group);
-        for (i, x) in numbers.iter_mut().enumerate() {
-            *x = k_number(halves, group, i, high(group, i)) as i8;
+    }
+    // 32 bytes have the low halves of one group and the high ones of the next.
+    let (pairs, _) = numbers.as_chunks_mut::<64>();
+    let (halves, _) = halves.as_chunks::<32>();
+    for (pair, (numbers, halves)) in pairs.iter_mut().zip(halves).enumerate() {
+        let (first, second) = numbers.split_at_mut(32);
+        for (i, (x, byte)) in first.iter_mut().zip(halves).enumerate() {
+            *x = (high(2 * pair, i) | byte & 15) as i8;
+        }
+        for (i, (x, byte)) in second.iter_mut().zip(halves).enumerate() {
+            *x = (high(2 * pair + 1, i) | byte >> 4) as i8;
         }
     }
     (f16_at(bytes, 0), f16_at(bytes, 2))
@@ -208,6 +232,33 @@ fn k_block(bytes: &[u8], halves: &[u8], high: impl Fn(usize, usize) -> u8, out: 
         let (scale, min) = (d * scale, dmin * min);
         for (i, x) in out.iter_mut().enumerate() {
             *x = scale * f32::from(k_number(halves, group, i, high(group, i))) - min;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::{f16_at, fifth_bits};
+
+    #[test]
+    fn every_number_of_16_bits_is_widened_as_it_is() {
+        for bits in 0..=u16::MAX {
+            let expected = f16::from_bits(bits).to_f32();
+            let found = f16_at(&bits.to_le_bytes(), 0);
+            assert!(
+                found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(),
+                "{bits:#06x}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_eight_bits_become_eight_bytes() {
+        for bits in 0..=u8::MAX {
+            let expected: Vec<_> = (0..8).map(|i| (bits >> i & 1) << 4).collect();
+            assert_eq!(fifth_bits(bits).to_le_bytes()[..], expected, "{bits:#04x}");
         }
     }
 }

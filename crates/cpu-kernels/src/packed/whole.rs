@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::{
     LinearError, MIN_SHARED_WEIGHTS, PackedLinear, Quantized, QuantizedRow, ScaleForm, Shared, WeightKind,
-    ZeroForm,
+    ZeroForm, quads,
 };
 use crate::threads::Threads;
 
@@ -43,7 +43,8 @@ impl PackedLinear {
         }
         let (panel, in_features, num_groups) = (self.kernel.panel(), self.in_features, self.num_groups());
         let (order, padded_inputs) = (self.order(), self.padded_inputs());
-        let weights = Shared(self.weights.as_mut_slice::<i8>());
+        let is_by_quads = matches!(self.kind, WeightKind::W8A8 { .. });
+        let weights = Shared(self.weights.as_mut_slice::<u8>());
         let all_scales = Shared(self.scales.as_mut_slice::<f32>());
         let refused = Mutex::new(None);
         let first_panel = first_row / panel;
@@ -62,8 +63,12 @@ impl PackedLinear {
                     *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(row);
                     return;
                 }
-                for (k, number) in numbers.iter().enumerate() {
-                    weights[order.place(k, row - start)] = *number;
+                if is_by_quads {
+                    quads::place_bytes(&numbers, row - start, panel, weights);
+                } else {
+                    for (k, number) in numbers.iter().enumerate() {
+                        weights[order.place(k, row - start)] = number.cast_unsigned();
+                    }
                 }
                 for (places, scale) in panel_scales.chunks_exact_mut(panel).zip(&scales) {
                     places[row - start] = *scale;
