@@ -242,6 +242,31 @@ def draws(found: Finding) -> None:
     wrong[0], wrong[1, 5], wrong[2] = torch.nan, torch.nan, -torch.inf
     none = draw.draw(wrong, seeds[:3], positions[:3]).tolist()
     found.check("draws", same and share <= 0.02 and none == [-1] * 3, share_that_differs=share, no_number=none)
+    found.attempt("tokens of a graph", chosen, logits.to(FP32 if DRY else BF16), seeds, positions)
+
+
+def chosen(found: Finding, logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> None:
+    """What a graph leaves, replayed, is what is drawn without one; every third row takes its largest logit."""
+    rows = logits.shape[0]
+    temperatures = 0.8 + 0.01 * torch.arange(rows, device=DEVICE)
+    temperatures[::3] = 0.0
+    inputs = torch.zeros((4, rows), dtype=torch.int32, device=DEVICE)
+    inputs[0], inputs[1] = positions, torch.arange(rows, device=DEVICE)
+    inputs[2], inputs[3] = (halves := seeds.view(torch.int32).view(rows, 2).T)[0], halves[1]
+    ids, last = torch.full((2, 2, rows), -9, dtype=torch.int32, device=DEVICE)
+    counters = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+    which = torch.ones(1, dtype=torch.int32, device=DEVICE)
+    draws_ = draw.StaticDraws(temperatures, inputs[2:], inputs[0], inputs[1], which, ids, last[0], counters)
+    replay = replayed(lambda: draw.choose(logits, draws_))
+    replay()
+    synchronize()
+    expected = draw.argmax(logits)
+    drawn = temperatures > 0
+    tempered = logits.float() / torch.where(drawn, temperatures, 1.0)[:, None]
+    expected = torch.where(drawn, draw.draw(tempered, seeds, positions), expected)
+    largest = torch.equal(expected[::3], logits[::3].float().argmax(1))
+    same = torch.equal(ids[1], expected.int()) and torch.equal(last[0], ids[1]) and bool((ids[0] == -9).all())
+    found.check("tokens of a graph", same and largest and not bool(counters.any()), same=same, largest=largest)
 
 
 def penalised(found: Finding) -> None:

@@ -32,16 +32,16 @@ def make_graphs(engine, recorder, sizes, max_mixed_tokens, *, samples=False):
     runner = engine.runner
     sampling = None
     if samples:
-        from rustvllm.kernels import reference
+        from rustvllm.kernels import draw, reference
 
         sampling = GraphSampling(
             max_rows=max(sizes),
             vocab_size=runner.model.vocab_size,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
+            dtype=runner.model.embed_tokens.weight.dtype,
+            device=runner.device,
             num_sets=2,
             parameters=runner.input_batch.draws,
-            choose=reference.choose,
+            choose=reference.choose if runner.device.type == "cpu" else draw.choose,
         )
     context = GraphContext(
         recorder=recorder,
@@ -292,8 +292,9 @@ def test_who_can_be_captured(model):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("samples", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_real_graphs_give_what_steps_give_without(model, dtype):
+def test_real_graphs_give_what_steps_give_without(model, dtype, samples):
     on_gpu = model.to(device="cuda", dtype=dtype)
     try:
         lengths = [3, 9, 17, 5, 6, 30, 2]
@@ -301,7 +302,7 @@ def test_real_graphs_give_what_steps_give_without(model, dtype):
         engine = NaiveEngine(on_gpu, block_size=16, attention_backend="triton")
         runner = engine.runner
         recorder = make_graph_recorder(runner.device)
-        runner.graphs = make_graphs(engine, recorder, (1, 2, 4, 8), 64)
+        runner.graphs = make_graphs(engine, recorder, (1, 2, 4, 8), 64, samples=samples)
         runner.graphs.capture_all()
         assert all(not cache.any() for cache in runner.kv_caches), "captures write nothing"
         _, logits = outputs(engine, lengths)
