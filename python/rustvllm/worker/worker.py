@@ -22,7 +22,6 @@ from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
 from rustvllm.layers.cpu_norm import use_core_norms
-from rustvllm.layers.fused import runs_fused_on
 from rustvllm.layers.parallel import number_layers
 from rustvllm.logger import init_logger
 from rustvllm.lora.merging import changes_by
@@ -39,7 +38,7 @@ from rustvllm.worker.draft_model import load_draft_model
 from rustvllm.worker.graphs.context import GraphContext
 from rustvllm.worker.graphs.decode_graphs import default_capture_sizes
 from rustvllm.worker.graphs.recorder import CannotCaptureError, make_graph_recorder
-from rustvllm.worker.graphs.sampling import GraphSampling
+from rustvllm.worker.graphs.sampling import make_sampling
 from rustvllm.worker.graphs.step_graphs import StepGraphs
 from rustvllm.worker.input_batch import FollowerBatch, InputBatch
 from rustvllm.worker.model_runner import GPUModelRunner
@@ -287,10 +286,11 @@ class Worker:
             draft_model.kv_caches = [self._zeros(shape) for _ in range(spec.num_layers)]
             caches = [*caches, *draft_model.kv_caches]
         runner.block_copier = BlockCopier(caches, num_cpu_blocks, streams=runner.streams)
-        runner.graphs = self._make_graphs(runner.kv_caches, num_sets)
-        runner.step_buffers = [
-            StepBuffers(buffer_spec, device=self.device, streams=runner.streams) for _ in range(num_sets)
-        ]
+        with self._explained_start("what steps and graphs read and leave"):
+            runner.graphs = self._make_graphs(runner.kv_caches, num_sets)
+            runner.step_buffers = [
+                StepBuffers(buffer_spec, device=self.device, streams=runner.streams) for _ in range(num_sets)
+            ]
         logger.info(
             "KV cache: %d blocks of %d tokens, %.1f MiB on %s",
             num_blocks,
@@ -418,25 +418,10 @@ class Worker:
                 block_table=runner.input_batch.block_table,
                 last_token_ids=runner.last_token_ids,
                 block_size=self.config.cache.block_size,
-                sampling=self._make_sampling(max(sizes), num_sets),
+                sampling=make_sampling(
+                    runner.model, runner.input_batch.draws, self.dtype, self.device, max(sizes), num_sets
+                ),
             ),
-        )
-
-    def _make_sampling(self, max_rows: int, num_sets: int) -> GraphSampling | None:
-        """How graphs of decodes sample; None: where ranks compute the logits, and where no kernel chooses."""
-        if self.group.size > 1 or not self.stage.is_last or not runs_fused_on(self.device):
-            return None
-        from rustvllm.kernels.draw import choose
-
-        runner = self._loaded()
-        return GraphSampling(
-            max_rows=max_rows,
-            vocab_size=runner.model.vocab_size,
-            dtype=self.dtype,
-            device=self.device,
-            num_sets=num_sets,
-            parameters=runner.input_batch.draws,
-            choose=choose,
         )
 
     @contextmanager

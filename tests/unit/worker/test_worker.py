@@ -64,6 +64,7 @@ def make(tmp_path, monkeypatch):
             cuda_graphs=CUDAGraphConfig(),
             load=LoadConfig(load_format="dummy"),
             lora=None,
+            draft_model=None,
         )  # fmt: skip
         worker = Worker(config, FLOAT_COLUMNS, INT_COLUMNS)
         worker.load_model()
@@ -374,4 +375,16 @@ def test_no_memory_for_the_cache_says_what_to_lower(make, monkeypatch):
 
     monkeypatch.setattr(worker, "_zeros", no_memory)
     with pytest.raises(ModelLoadError, match=r"in a KV cache of 10 blocks \(tried 2 GiB\); lower gpu_memory"):
+        worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
+
+
+@pytest.mark.parametrize("what", ["StepBuffers", "make_graph_recorder"])
+def test_no_memory_for_what_steps_read_says_what_to_lower(make, monkeypatch, what):
+    def refuse(*args, **options):
+        raise torch.OutOfMemoryError("no 155 MiB")
+
+    worker = make()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(worker_module, what, refuse)
+    with pytest.raises(ModelLoadError, match=r"read and leave \(no 155 MiB\); lower gpu_memory_utilization"):
         worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)

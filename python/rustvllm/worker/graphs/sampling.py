@@ -16,6 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rustvllm.layers.fused import runs_fused_on
+
 if TYPE_CHECKING:
     from rustvllm.kernels.draw import StaticDraws
     from rustvllm.models.interface import CausalLM
@@ -91,3 +93,25 @@ class GraphSampling:
             logits.copy_(computed)
         self._choose(logits, draws)
         return logits
+
+
+def make_sampling(
+    model: CausalLM, parameters: RowParameters, dtype: torch.dtype, device: torch.device, max_rows: int, num_sets: int
+) -> GraphSampling | None:
+    """How the graphs of a model sample; the arguments are those of ``GraphSampling``.
+
+    None where several ranks compute the logits, and where no kernel chooses.
+    """
+    if model.group.size > 1 or not model.stage.is_last or not runs_fused_on(device):
+        return None
+    from rustvllm.kernels.draw import choose
+
+    return GraphSampling(
+        max_rows=max_rows,
+        vocab_size=model.vocab_size,
+        dtype=dtype,
+        device=device,
+        num_sets=num_sets,
+        parameters=parameters,
+        choose=choose,
+    )
