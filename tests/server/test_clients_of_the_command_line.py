@@ -64,6 +64,40 @@ def test_one_thing_is_said(capsys, url):
     assert capsys.readouterr().out == expected_text(len([BOS, *b"Hi"]), 4) + "\n"
 
 
+def test_calls_are_shown_and_the_next_line_answers_them(capsys, monkeypatch, silent, tmp_path):
+    parts = [
+        {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"a": 1}'}},
+        {"index": 1, "id": "call_2", "type": "function", "function": {"name": "now", "arguments": "{}"}},
+    ]
+    deltas = [{"reasoning": "Hm"}, *({"tool_calls": [part]} for part in parts)]
+    events = [json.dumps({"choices": [{"delta": delta}]}) for delta in deltas]
+    silent.body = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode()
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    (tmp_path / "tools.json").write_text(json.dumps(tools))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("One and one?\n2\n"))
+    silent.seen.clear()
+    arguments = ["--url", silent.url, "--model-name", "m", "--tools", str(tmp_path / "tools.json")]
+    assert main(["chat", *arguments]) == 0
+    assert capsys.readouterr().out == '(Hm)\n[add {"a": 1}]\n[now {}]\n' * 2
+    first, second = [body for _, _, body in silent.seen]
+    assert first["tools"] == second["tools"] == tools
+    assert second["messages"][1]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    given = [{"role": "tool", "tool_call_id": name, "content": "2"} for name in ("call_1", "call_2")]
+    assert second["messages"][2:] == given
+
+
+@pytest.mark.parametrize(("text", "says"), [(None, "No such file"), ("{", "Expecting"), ("{}", "a JSON list of tools")])
+def test_a_file_that_holds_no_tools_is_named(capsys, silent, tmp_path, text, says):
+    path = tmp_path / "tools.json"
+    if text is not None:
+        path.write_text(text)
+    assert main(["chat", "--url", silent.url, "--tools", str(path), "-q", "Hi"]) == 1
+    message = capsys.readouterr().err
+    assert str(path) in message
+    assert says in message
+
+
 def test_lines_of_the_input_are_a_conversation(capsys, monkeypatch, silent):
     silent.body = b'data: {"choices": [{"delta": {"content": "Oh"}}]}\n\n: alive\n\ndata: [DONE]\n\n'
     monkeypatch.setattr(sys, "stdin", io.StringIO("One\n\nTwo\n"))

@@ -125,6 +125,19 @@ def test_what_the_server_refuses_is_said(browser: Chromium) -> None:
     browser.evaluate("document.querySelector('#max_tokens').value = 3")
 
 
+def test_an_answer_obeys_the_schema_under_parameters(browser: Chromium) -> None:
+    browser.click("#clear")
+    browser.evaluate("document.querySelector('#schema').value = '{', document.querySelector('#max_tokens').value = 40")
+    browser.type("#prompt", "Once")
+    browser.press("Enter")
+    browser.wait_for("document.querySelector('.turn.error')?.textContent.includes('JSON schema')")
+    browser.click("#clear")
+    browser.evaluate("""document.querySelector('#schema').value = '{"enum": ["a mouse", "a fox"]}'""")
+    ask(browser, "Who is it?")
+    assert browser.text(".turn.model").removeprefix("model").strip() in ('"a mouse"', '"a fox"')
+    browser.evaluate("document.querySelector('#schema').value = '', document.querySelector('#max_tokens').value = 3")
+
+
 def test_an_answer_that_was_cut_says_so_and_a_full_context_drops_the_oldest_turns(browser: Chromium) -> None:
     browser.click("#clear")
     browser.evaluate(

@@ -1,7 +1,10 @@
 """``rustvllm chat``: a conversation with a server."""
 
+import json
 import sys
 from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
 
 from rustvllm.cli.api_client import ApiClient, ApiError, add_client_flags, make_client, sampling
 from rustvllm.cli.dialogue import EXIT_FAILURE, hold_dialogue
@@ -27,16 +30,38 @@ def chat(argv: Sequence[str]) -> int:
     add_client_flags(parser)
     parser.add_argument("--system-prompt", metavar="TEXT", help="begin the conversation with it")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="say this, print the answer and end")
+    parser.add_argument(
+        "--tools",
+        type=Path,
+        metavar="FILE",
+        help="a JSON list of tools: calls are shown, and the next line answers them",
+    )
     args = parser.parse_args(argv)
     try:
         client = make_client(args)
+        tools = {} if args.tools is None else {"tools": read_tools(args.tools)}
     except ApiError as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return EXIT_FAILURE
-    conversation = Conversation(client, args.system_prompt, sampling(args))
+    conversation = Conversation(client, args.system_prompt, {**sampling(args), **tools})
     if args.quick is None and sys.stdin.isatty():
         print("Type a message, or /help for the commands.")
     return hold_dialogue(PROGRAM, args.quick, conversation.answer, conversation.command)
+
+
+def read_tools(path: Path) -> list[Any]:
+    """The tools of a file, as requests have them; a server says what is wrong with one.
+
+    Raises:
+        ApiError: The file cannot be read, or is not a JSON list.
+    """
+    try:
+        tools = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ApiError(f"--tools {path}: {error}") from error
+    if not isinstance(tools, list):
+        raise ApiError(f"--tools {path}: expected a JSON list of tools, got {type(tools).__name__}")
+    return tools
 
 
 class Conversation:
@@ -55,7 +80,7 @@ class Conversation:
 
     def _begin(self, system_prompt: str | None) -> None:
         self._system_prompt = system_prompt
-        self.messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": system_prompt}] if system_prompt else []
 
     def command(self, line: str) -> bool:
         """Do what a line with a slash asks for; False ends the conversation."""
@@ -78,13 +103,19 @@ class Conversation:
         return True
 
     def answer(self, text: str) -> Generator[str]:
-        """Say something, and hear the answer piece by piece; thoughts stand before it in brackets.
+        """Say something, and hear the answer piece by piece; thoughts stand before it in brackets, calls behind it.
+
+        What is said behind calls is what they gave.
 
         Raises:
             ApiError: The server cannot be reached or refuses; then nothing was said.
         """
-        self.messages.append({"role": "user", "content": text})
+        num_before = len(self.messages)
+        open_calls = self.messages[-1].get("tool_calls", ()) if self.messages else ()
+        given = [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in open_calls]
+        self.messages += given or [{"role": "user", "content": text}]
         said: list[str] = []
+        calls: list[dict[str, Any]] = []
         is_thinking = False
         try:
             body = {"messages": self.messages, **self._parameters}
@@ -94,15 +125,32 @@ class Conversation:
                         yield thought if is_thinking else f"({thought}"
                         is_thinking = True
                     piece = choice["delta"].get("content") or ""
-                    if piece and is_thinking:
+                    parts = choice["delta"].get("tool_calls") or []
+                    if (piece or parts) and is_thinking:
                         is_thinking = False
                         yield ")\n"
                     said.append(piece)
                     yield piece
+                    for part in parts:
+                        yield _show(part, calls)
             if is_thinking:
                 yield ")"
+            if calls:
+                yield "]"
         finally:
-            if any(said):
-                self.messages.append({"role": "assistant", "content": "".join(said)})
+            if any(said) or calls:
+                answer = {"role": "assistant", "content": "".join(said) or None}
+                self.messages.append({**answer, "tool_calls": calls} if calls else answer)
             else:
-                self.messages.pop()
+                del self.messages[num_before:]
+
+
+def _show(part: dict[str, Any], calls: list[dict[str, Any]]) -> str:
+    """Put a part of a call with the calls so far; returns what is shown of it."""
+    function = part["function"]
+    if part["index"] < len(calls):
+        calls[part["index"]]["function"]["arguments"] += function["arguments"]
+        return str(function["arguments"])
+    shown = "]\n[" if calls else "["
+    calls.append({"id": part["id"], "type": "function", "function": dict(function)})
+    return f"{shown}{function['name']} {function['arguments']}"

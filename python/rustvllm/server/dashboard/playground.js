@@ -46,6 +46,17 @@ function forgetOldest(prompt) {
   return forgotten;
 }
 
+function responseFormat(text) {
+  if (text === '') return undefined;
+  let schema;
+  try {
+    schema = JSON.parse(text);
+  } catch (error) {
+    throw new Error(`JSON schema: ${error.message}`);
+  }
+  return { type: 'json_schema', json_schema: { name: 'answer', schema } };
+}
+
 function bodyOf(prompt, id) {
   const isChat = byId('endpoint').value === 'chat', stop = byId('stop-text').value;
   const body = {
@@ -58,6 +69,7 @@ function bodyOf(prompt, id) {
     top_p: numberIn('top_p'),
     seed: numberIn('seed'),
     stop: stop === '' ? undefined : stop.replaceAll('\\n', '\n'),
+    response_format: responseFormat(byId('schema').value.trim()),
   };
   return isChat ? { ...body, messages: [...conversation.flatMap(({ messages }) => messages), { role: 'user', content: prompt }] } : { ...body, prompt };
 }
