@@ -350,6 +350,25 @@ fn where_thoughts_come_once_their_marker_is_text_later() {
 }
 
 #[test]
+fn calls_that_only_look_like_those_of_a_format_are_not_taken_for_it() {
+    let found = |template: &str| TurnFormat::of_template(template).map(|format| format.name);
+    for (template, expected) in [
+        ("{{ tools }}<｜tool▁call▁begin｜>' + tc['type'] + '<｜tool▁sep｜>'", Some("deepseek_v3")),
+        ("{{ tools }}</' + dsml_token + 'function_calls>", Some("deepseek_v32")),
+        ("{{ tools }}<|tool_list_start|>[", Some("lfm2")),
+        ("{{ tools }}<tool_calls>[{", Some("jamba")),
+        ("{{ tools }}<tool_calls>\n{", None),
+        ("{{ tools }}{\"tool_name\": \"f\", \"parameters\": {}}", None),
+        ("{{ tools }}<function=f><parameter=k>", Some("qwen3_coder")),
+        ("{{ tools }}<function=example_function_name>{\"k\": 1}</function>", None),
+        ("{{ tools }}{%- set begin = ns_token ~ '<tool_call>' %}", None),
+        ("{{ tools }}<atem:invoke name=\"f\"> \"parameters\": ", None),
+    ] {
+        assert_eq!(found(template), expected, "{template}");
+    }
+}
+
+#[test]
 fn what_is_held_back_is_bounded() {
     let mut parser = parser("hermes", None);
     parser.push("<tool_call>{\"arguments\": {\"a\": \"");

@@ -222,7 +222,7 @@ const PYTHONIC: TurnFormat = TurnFormat {
 const LISTED: TurnFormat = TurnFormat {
     name: "jamba",
     aliases: &["hunyuan_a13b"],
-    signs: &["<tool_calls>"],
+    signs: &["<tool_calls>["],
     open: &["<tool_calls>"],
     bare: None,
     syntax: CallSyntax::Object { arguments: "arguments" },
@@ -253,12 +253,16 @@ const FUNCTION_GEMMA: TurnFormat = TurnFormat {
     ids: CallIds::Random,
 };
 
+/// Signs of templates whose calls look like those of a format and are others: Cohere's, functionary's, `MiniMax` M3's.
+const FOREIGN_SIGNS: &[&str] =
+    &["\"tool_name\": ", "<function=example_function_name>{", "<atem:invoke", "ns_token ~ '<tool_call>'"];
+
 /// The first whose sign a template has is the template's: those with signs of their own come first.
 const FORMATS: &[TurnFormat] = &[
     TurnFormat {
         name: "deepseek_v3",
         aliases: &[],
-        signs: &["tool['type'] + '<｜tool▁sep｜>'"],
+        signs: &["['type'] + '<｜tool▁sep｜>'"],
         open: &["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"],
         bare: None,
         syntax: CallSyntax::Named { separator: "\n```json\n", writes_objects: false },
@@ -328,7 +332,7 @@ const FORMATS: &[TurnFormat] = &[
     TurnFormat {
         name: "deepseek_v32",
         aliases: &[],
-        signs: &["<｜DSML｜"],
+        signs: &["<｜DSML｜", "dsml_token + 'function_calls>"],
         open: &[
             "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"",
             "<｜DSML｜function_calls><｜DSML｜invoke name=\"",
@@ -424,7 +428,7 @@ const FORMATS: &[TurnFormat] = &[
     TurnFormat {
         name: "lfm2",
         aliases: &[],
-        signs: &["<|tool_call_start|>"],
+        signs: &["<|tool_call_start|>", "<|tool_list_start|>"],
         open: &["<|tool_call_start|>"],
         bare: None,
         closers: &["]", "<|tool_call_end|>"],
@@ -511,6 +515,9 @@ impl TurnFormat {
     #[must_use]
     pub fn of_template(template: &str) -> Option<&'static Self> {
         if !template.contains("tools") && !template.contains("tool_calls") {
+            return None;
+        }
+        if FOREIGN_SIGNS.iter().any(|sign| template.contains(sign)) {
             return None;
         }
         FORMATS.iter().find(|format| format.signs.iter().any(|sign| template.contains(sign)))
