@@ -1,5 +1,6 @@
 """Streams against a race detector: what copies and steps must wait for, and that it is noticed when they do not."""
 
+import importlib.util
 import re
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from rustvllm.exceptions import EngineDeadError
 from rustvllm.worker import worker as worker_module
 from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.device_output import DeviceStepOutput
+from rustvllm.worker.graphs.sampling import GraphSampling
 from rustvllm.worker.step_buffers import StepBuffers
 from rustvllm.worker.step_output import ModelRunnerOutput
 
@@ -93,9 +95,9 @@ SWAPPING = {
 }  # fmt: skip
 
 
-def generate(engine):
+def generate(engine, params=PARAMS):
     for index, prompt in enumerate(PROMPTS):
-        engine.add_request(f"r{index}", prompt, PARAMS[index % len(PARAMS)])
+        engine.add_request(f"r{index}", prompt, params[index % len(params)])
     outputs = {}
     while engine.has_unfinished_requests():
         for output in engine.step():
@@ -125,6 +127,42 @@ def test_nothing_races_and_the_tokens_are_the_same(engine, expected, overlap, gr
     assert all(detector.num_accesses[name] > 10 for name in ("host", "compute", "inputs", "outputs"))
     if recorder is not None:
         assert sum(graph.num_replays for graph in recorder.graphs) > 10
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="what is chosen with is a module of kernels")
+@pytest.mark.parametrize("has_own_rows", [True, False])
+def test_tokens_that_graphs_choose_are_fetched_before_they_are_written_over(engine, monkeypatch, has_own_rows):
+    """Each set of step buffers has a row for them; with one row for all, a replay would write what is being fetched."""
+    from rustvllm.kernels import reference
+
+    def make_sampling(model, parameters, dtype, device, max_rows, num_sets):
+        made = GraphSampling(
+            max_rows=max_rows, vocab_size=model.vocab_size, dtype=dtype, device=device, num_sets=num_sets,
+            parameters=parameters, choose=reference.choose,
+        )  # fmt: skip
+        if not has_own_rows:
+            made.sampled = made.sampled[:1].expand(num_sets, -1)
+        return made
+
+    plain = make_engine(attention_backend="torch")
+    expected = generate(plain, PARAMS[:2])
+    plain.shutdown()
+    monkeypatch.setattr(worker_module, "make_sampling", make_sampling)
+    detector, recorder = RaceDetector(), FakeRecorder()
+    running = engine(detector, recorder, async_scheduling=True)
+    sampler = running.engine_core.core.executor._runner.sampler
+    sample, num_sampled_after = sampler.sample, []
+    sampler.sample = lambda *args: num_sampled_after.append(1) or sample(*args)
+    with detector:
+        outputs = generate(running, PARAMS[:2])
+    decodes = [graph for graph in recorder.graphs if graph.result.shape[1] > 1000]
+    assert sum(graph.num_replays for graph in decodes) > 5, "graphs ended in logits"
+    assert len(num_sampled_after) < sum(graph.num_replays for graph in recorder.graphs)
+    if has_own_rows:
+        assert outputs == expected
+        assert detector.races == []
+    else:
+        assert any("outputs" in race and "compute" in race for race in detector.races)
 
 
 def test_swaps_race_with_nothing(engine, expected):
