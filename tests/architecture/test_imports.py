@@ -16,6 +16,7 @@ CORE_IMPORTERS = (
     "rustvllm.attention.selector",
     "rustvllm.cli.bench",
     "rustvllm.cli.collect_env",
+    "rustvllm.cli.token_time",
     "rustvllm.config.gguf_file",
     "rustvllm.distributed",
     "rustvllm.engine",

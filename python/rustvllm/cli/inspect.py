@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rustvllm.cli.parser import FlexibleArgumentParser
+from rustvllm.cli.token_time import best_token_seconds
 from rustvllm.config import ModelConfig, hub
 from rustvllm.config.checkpoint_forms import kept_layers, read_forms
 from rustvllm.config.gguf_file import is_gguf
@@ -17,7 +18,6 @@ from rustvllm.config.quantized_folders import read_quantization
 from rustvllm.exceptions import RustVLLMError
 from rustvllm.text.tokenizer import read_chat_template
 from rustvllm.worker.host_resources import memory_limit
-from rustvllm.worker.token_time import best_token_seconds
 
 _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _LENGTHS: Final = (2048, 8192, 32768)

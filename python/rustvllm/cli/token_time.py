@@ -16,7 +16,7 @@ from rustvllm.worker.host_resources import num_compute_threads
 
 SAMPLE_BYTES: Final = 96 << 20
 """Of a form are measured together: more than processors keep near them."""
-MEASURE_SECONDS: Final = 0.15
+MEASURE_SECONDS: Final = 0.08
 """A form is measured so long."""
 STEP_SECONDS: Final = 0.25e-3
 """What a step takes besides: scheduling, sampling, the answer."""

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from rustvllm.cli import token_time
 from rustvllm.config.checkpoint_forms import KeptLayer
 from rustvllm.config.whole_forms import NumberForm
-from rustvllm.worker import token_time
 
 FORMS = [
     None,
@@ -46,8 +46,6 @@ def test_what_is_looked_up_and_what_is_small_takes_none():
 
 
 def test_torch_is_not_needed():
-    program = (
-        "import sys; import rustvllm.worker.token_time; import rustvllm.cli.inspect; print('torch' in sys.modules)"
-    )
+    program = "import sys; import rustvllm.cli.token_time; import rustvllm.cli.inspect; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "False"
