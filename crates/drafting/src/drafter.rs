@@ -259,6 +259,7 @@ impl Drafter {
         }
         let ns = now_ns.saturating_sub(round.now_ns);
         if num_tokens > round.num_tokens
+            && self.config.adaptive
             && let Some(plain_ns) = self.costs.plain_ns(round.num_tokens)
         {
             self.brake.observe(num_generated, ns, num_sampled, plain_ns);
