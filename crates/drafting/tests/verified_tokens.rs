@@ -48,7 +48,7 @@ impl Vocabulary {
 
 fn streams() -> Vec<Stream> {
     let mut words = Vocabulary(HashMap::new());
-    let drafter = include_str!("../src/drafter.rs");
+    let drafter = include_str!("data/drafter.txt");
     let without_comments: String = drafter
         .lines()
         .filter(|line| !line.contains("///"))
@@ -61,7 +61,7 @@ fn streams() -> Vec<Stream> {
         .map(|row| format!("{{\"id\": {row}, \"name\": \"n{}\", \"is_open\": {}}}\n", row % 7, row % 3 == 0))
         .collect();
     let table = rows.concat();
-    let history = include_str!("../src/history.rs");
+    let history = include_str!("data/history.txt");
     let (first, second) = history.split_at(history.len() / 2);
     [
         ("a file without its comments", drafter, without_comments.as_str()),

@@ -120,6 +120,22 @@ def gather_logprobs(raw: Tensor, token_ids: Tensor, metadata: LogprobsMetadata) 
     own = raw.gather(1, sampled)  # [m, 1]
     ranks = (raw > own).sum(dim=-1) + 1  # [m]
     most = min(int(metadata.num_logprobs.max()), raw.shape[-1])
-    values, ids = raw.topk(most, dim=-1)  # [m, most], largest first
+    values, ids = largest(raw, most)  # [m, most]
     all_ids = torch.cat((sampled, ids), dim=1).to(torch.int32)
     return GatheredLogprobs(metadata, (all_ids, torch.cat((own, values), dim=1), ranks.to(torch.int32)))
+
+
+def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest numbers of each row and their places, largest first, and of equal ones the first place first.
+
+    ``topk`` alone takes and orders equal ones by how many are asked for, which other rows may decide.
+
+    Args:
+        values: float32 ``[m, n]``.
+        count: How many, at most ``n``.
+    """
+    bits = values.contiguous().view(torch.int32)
+    ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(torch.int64)  # as the numbers are
+    places = torch.arange(values.shape[-1], device=values.device)
+    ids = ordered.mul_(2**32).sub_(places).topk(count, dim=-1).indices
+    return values.gather(-1, ids), ids

@@ -15,9 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rustvllm.sample.logprobs import largest
+
 MAX_ROWS = 256
-MAX_ELEMENTS = 1 << 24
-"""At most so many rows of logits, and so many logits (64 MiB in float32), exist at a time; a single row always may."""
+MAX_ELEMENTS = 1 << 22
+"""At most so many rows of logits, and so many logits (16 MiB in float32, and 64 for putting them in order), exist at a
+time; a single row always may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ def prompt_logprobs(
         own_ids = targets[start:end, None].to(torch.int64)  # [m, 1]
         own = logprobs.gather(1, own_ids)
         ranks = (logprobs > own).sum(dim=-1) + 1
-        top, top_ids = logprobs.topk(int(widths.max()) - 1, dim=-1)
+        top, top_ids = largest(logprobs, int(widths.max()) - 1)
         ids = torch.cat((own_ids, top_ids), dim=1).to(torch.int32)
         tensors += (ids, torch.cat((own, top), dim=1), ranks.to(torch.int32))
     return GatheredPromptLogprobs(wanted, width_of_row, tuple(tensors))

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from rustvllm.sample.logprobs import LogprobsMetadata, ProcessedLogits, gather_logprobs, raw_logits, raw_logprobs
+from rustvllm.sample.logprobs import (
+    LogprobsMetadata,
+    ProcessedLogits,
+    gather_logprobs,
+    largest,
+    raw_logits,
+    raw_logprobs,
+)
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.sampler import Sampler
 
@@ -88,3 +95,15 @@ def test_processed_ones_are_what_is_drawn_from():
     Sampler().sample(logits.clone(), SamplingMetadata(logprobs=wanted, processed=greedy))
     assert torch.equal(greedy.values, logits[[0, 1, 3]])
     assert torch.equal(raw_logits(logits, wanted), logits[[0, 1, 3]])
+
+
+def test_of_equal_candidates_the_first_ids_are_taken_however_many_are_asked_for():
+    random = np.random.default_rng(5)
+    values = torch.from_numpy(random.integers(-4, 3, (40, 300)).astype(np.float32) / 4 - 1)
+    values[3, :7] = -torch.inf
+    for count in (1, 3, 5, 20, 300):
+        found, ids = largest(values, count)
+        for row, of_row in enumerate(values.tolist()):
+            expected = sorted(range(300), key=lambda place, of_row=of_row: (-of_row[place], place))[:count]
+            assert ids[row].tolist() == expected
+            assert found[row].tolist() == [of_row[place] for place in expected]
