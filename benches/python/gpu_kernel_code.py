@@ -29,6 +29,7 @@ from rustvllm.attention.triton_backend import TritonAttentionBackend
 from rustvllm.kernels import (
     activation,
     draw,
+    known_ids,
     lora,
     matmul,
     norm,
@@ -182,6 +183,7 @@ def launch_tiles() -> None:
     starts, tiles = torch.tensor([0, 40, 41, 41], dtype=torch.int32), torch.zeros((2, 8), dtype=torch.int32)
     tile_list.list_tiles(*tiles, starts, 8, skip_decodes=True)
     tile_list.list_decodes(*tiles[:, :3], starts)
+    known_ids.known_ids(*tiles, starts)
 
 
 BENT = {"sliding_window": 100, "soft_cap": 30.0, "alibi_slopes": [0.5] * 8}

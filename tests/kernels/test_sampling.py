@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rustvllm.kernels import draw, penalties, reference, truncation
+from rustvllm.kernels.known_ids import known_ids
 from rustvllm.sample import penalties as penalties_module
 from rustvllm.sample import sampler as sampler_module
 from rustvllm.sample.metadata import Penalties, SamplingMetadata
@@ -215,6 +216,19 @@ def test_what_a_graph_chooses_is_what_a_step_without_would(device, dtype):
     without = static_draws(num, device, temperatures, seeds, has_last=False)
     draw.choose(logits, without)
     assert torch.equal(without.sampled, draws.sampled)
+
+
+@pytest.mark.parametrize("num_ids", [0, 1, 300])
+def test_ids_that_only_the_device_knows(num_ids, device):
+    generator = torch.Generator().manual_seed(num_ids)
+    both = torch.randint(-3, 5, (2, num_ids), generator=generator, dtype=torch.int32).to(device)
+    ids, rows = both[0].clamp(min=-1), both[1].clamp(min=0)
+    last = torch.arange(5, dtype=torch.int32, device=device) + 70
+    out = known_ids(ids, rows, last)
+    assert torch.equal(out, torch.where(ids < 0, last[rows.long()], ids))
+    assert out.dtype == torch.int32
+    if num_ids == 300:
+        assert 0 < int((out >= 70).sum()) < 300
 
 
 @pytest.mark.parametrize("kind", ["plain", "ties", "masked"])

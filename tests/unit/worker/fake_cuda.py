@@ -424,6 +424,15 @@ def _expand(bound, grid):
     assert bound["table_ptr"].shape[1] == bound["FIRST_PART"] + grid[2] * bound["PART_COLUMNS"]
 
 
+def _known_ids(bound, grid):
+    for name in ("out_ptr", "id_ptr", "row_ptr", "last_ptr"):
+        _dtype(bound, name, torch.int32)
+        _dense(bound, name)
+    for name in ("out_ptr", "id_ptr", "row_ptr"):
+        _numel(bound, name, bound["num_ids"])
+    assert grid[0] * bound["BLOCK"] >= bound["num_ids"]
+
+
 def _draw(bound, grid):
     rows, parts = grid[:2]
     _dense(bound, "logits_ptr")
@@ -465,6 +474,7 @@ LAUNCH_CHECKS = {
     "_expand_kernel": _expand,
     "_penalties_kernel": _penalties,
     "_draw_kernel": _draw,
+    "_known_ids_kernel": _known_ids,
     "_truncate_kernel": _per_row("top_k_ptr", "top_p_ptr"),
     "_top_n_sigma_kernel": _per_row("top_n_sigma_ptr"),
 }

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from rustvllm.attention.static_batch import StaticAttentionBackend
+from rustvllm.layers.fused import runs_fused
 from rustvllm.worker.graphs.recorder import GraphRecorder
 from rustvllm.worker.graphs.sampling import GraphSampling
 
@@ -40,6 +42,16 @@ class GraphContext:
     last_token_ids: Tensor | None
     block_size: int
     sampling: GraphSampling | None = None
+
+    def known_ids(self, input_ids: Tensor, rows: Tensor) -> Tensor:
+        """A step's ids, int32 ``[n]``, with what was sampled last in its row, ``[n]``, in the place of a −1."""
+        if self.last_token_ids is None:
+            return input_ids
+        if runs_fused(input_ids):
+            from rustvllm.kernels.known_ids import known_ids
+
+            return known_ids(input_ids, rows, self.last_token_ids)
+        return torch.where(input_ids < 0, self.last_token_ids.index_select(0, rows), input_ids)
 
     @property
     def null_row(self) -> int:

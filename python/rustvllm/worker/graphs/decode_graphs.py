@@ -141,9 +141,7 @@ class DecodeGraphs:
     def _forward(self, size: int, plan: AttentionPlan) -> Tensor:
         """What a graph does, from the static inputs on."""
         input_ids, positions, rows = (self._inputs[part, :size] for part in (_INPUT_IDS, _POSITIONS, _ROWS))
-        if self._context.last_token_ids is not None:
-            known = self._context.last_token_ids.index_select(0, rows)
-            input_ids = torch.where(input_ids < 0, known, input_ids)
+        input_ids = self._context.known_ids(input_ids, rows)
         hidden: Tensor = self._context.model(input_ids, positions, self._context.kv_caches, plan)
         if (sampling := self._context.sampling) is None:
             return hidden

@@ -154,10 +154,7 @@ class MixedGraphs:
 
     def _forward(self, of_tokens: Tensor, plan: StaticMixedPlan) -> Tensor:
         """What a graph does, from the static inputs on."""
-        input_ids = of_tokens[_INPUT_IDS]
-        if self._context.last_token_ids is not None:
-            known = self._context.last_token_ids.index_select(0, of_tokens[_TOKEN_ROWS])
-            input_ids = torch.where(input_ids < 0, known, input_ids)
+        input_ids = self._context.known_ids(of_tokens[_INPUT_IDS], of_tokens[_TOKEN_ROWS])
         plan.begin_step()
         hidden: Tensor = self._context.model(input_ids, of_tokens[_POSITIONS], self._context.kv_caches, plan)
         return hidden
