@@ -538,11 +538,11 @@ class EngineConfig:
             f"model_impl=transformers: {model.architecture} runs by transformers' code, which is not split": (
                 model.model_impl == "transformers"
             ),
-            "enable_lora: adapters are not split over ranks yet": self.lora is not None,
             "async_scheduling: ranks learn a sampled token with the step after it": self.scheduler.async_scheduling,
         }
         if num_stages > 1:
             refused |= {
+                "enable_lora: the layers of one adapter lie in several stages": self.lora is not None,
                 "device=cuda: stages hand their rows on by the CPU only, so far": self.device.device == "cuda",
                 "speculative_config: a draft follows a token that is known": self.speculation is not None,
             }

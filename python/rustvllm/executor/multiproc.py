@@ -26,7 +26,7 @@ from rustvllm.distributed import agreement, facts, meetings, nodes, rendezvous
 from rustvllm.distributed.commands import Command
 from rustvllm.distributed.rank_group import RankGroup
 from rustvllm.distributed.stages import RankPlace, Stage
-from rustvllm.exceptions import ConfigError, DeviceFailedError, RustVLLMError, SchedulerStateError
+from rustvllm.exceptions import ConfigError, DeviceFailedError, ModelLoadError, RustVLLMError, SchedulerStateError
 from rustvllm.executor.head import Head
 from rustvllm.executor.ranks import Ranks
 from rustvllm.executor.ray import RayPlacement
@@ -196,10 +196,22 @@ class MultiProcExecutor(UniProcExecutor):
         self.stalls.start()
 
     def add_adapter(self, number: int, name: str, path: str) -> None:
-        """Load an adapter on every rank; see ``UniProcExecutor.add_adapter``."""
+        """Load an adapter on every rank, or on none; see ``UniProcExecutor.add_adapter``.
+
+        Raises:
+            ModelLoadError: Another rank cannot load it. What this one cannot load is raised as it is there.
+        """
         self._ranks.order({"adapter": {"number": number, "name": name, "path": path}})
-        with self._by_all(Command.ADD_ADAPTER):
-            super().add_adapter(number, name, path)
+        try:
+            with self._by_all(Command.ADD_ADAPTER):
+                super().add_adapter(number, name, path)
+            failed = [rank for rank, line in enumerate(self._writer.lines(), 1) if line["value"]]
+            if failed:
+                raise ModelLoadError(f"worker rank {failed[0]} cannot load the adapter {name!r}; its log says why")
+        except RustVLLMError:
+            if self._ranks.death is None:
+                self.remove_adapter(number)
+            raise
 
     def prepare_adapter(self, number: int, name: str, path: str) -> Callable[[], None]:
         """Nothing before all ranks read it together, which they do between two steps."""

@@ -136,10 +136,18 @@ class Follower:
         elif command is Command.WARM_UP:
             self._worker.warm_up()
         elif command is Command.ADD_ADAPTER:
-            adapter = self._receive()["adapter"]
-            self._worker.adapters.add(adapter["number"], adapter["name"], Path(adapter["path"]))
+            return self._add_adapter(self._receive()["adapter"])
         elif command is Command.REMOVE_ADAPTER:
             return int(self._worker.adapters.remove(words[0]))
+        return 0
+
+    def _add_adapter(self, adapter: Mapping[str, Any]) -> int:
+        """0: it is loaded; 1: it cannot be, and steps go on without it."""
+        try:
+            self._worker.adapters.add(adapter["number"], adapter["name"], Path(adapter["path"]))
+        except RustVLLMError as error:
+            logger.warning("this rank cannot load the adapter %r: %s", adapter["name"], error)
+            return 1
         return 0
 
     def _initialize_cache(self, cache: Mapping[str, Any]) -> None:

@@ -105,7 +105,15 @@ def test_several_ranks_are_asked_for(folder: str) -> None:
     ("options", "says"),
     [
         ({"async_scheduling": True}, "async_scheduling: ranks learn a sampled token"),
-        ({"enable_lora": True}, "enable_lora: adapters are not split"),
+        (
+            {
+                "enable_lora": True,
+                "pipeline_parallel_size": 2,
+                "tensor_parallel_size": 1,
+                "hf_overrides": {"num_hidden_layers": 2},
+            },
+            "enable_lora: the layers of one adapter lie in several stages",
+        ),
         ({"executor": "sim"}, "executor=sim, which has no ranks"),
         ({"tensor_parallel_size": 5}, "does not divide the 12 attention heads"),
     ],
