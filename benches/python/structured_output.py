@@ -90,6 +90,7 @@ def times(entries: list[Entry], folder: Path) -> dict[str, Any]:
     compiles: list[float] = []
     masks: list[float] = []
     masks_again: list[float] = []
+    counts = [0, 0, 0]
     for spec, texts in obeying(entries):
         for text in texts:
             try:
@@ -101,8 +102,20 @@ def times(entries: list[Entry], folder: Path) -> dict[str, Any]:
             if is_taken:
                 masks += mask_us
                 masks_again += again_us
-    again = quantiles(masks_again)
-    return {"compile_us": quantiles(compiles), "mask_us": quantiles(masks), "mask_us_of_second_request": again}
+                *found, is_followed = timer.forced(spec, text)
+                if is_followed:
+                    counts = [total + count for total, count in zip(counts, found, strict=True)]
+    num_tokens, num_forced, num_runs = counts
+    return {
+        "compile_us": quantiles(compiles),
+        "mask_us": quantiles(masks),
+        "mask_us_of_second_request": quantiles(masks_again),
+        "forced_percent": round(100 * num_forced / num_tokens, 2),
+        "steps_saved_percent": {
+            "one step at a time": round(100 * num_forced / num_tokens, 2),
+            "overlapping steps": round(100 * (num_forced - num_runs) / num_tokens, 2),
+        },
+    }
 
 
 def obeying(entries: list[Entry]) -> Iterator[tuple[_core.GrammarSpec, list[str]]]:

@@ -112,6 +112,20 @@ def test_neither_company_nor_overlap_nor_preemption_changes_a_token(expected, op
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
+def test_forced_tokens_are_those_that_the_mask_leaves_without_them(expected, async_scheduling):
+    results, stats = generate(async_scheduling=async_scheduling)
+    assert results == expected
+    assert stats["num_forced_tokens"] > 10
+    # Who asks for log-probabilities gets each token from the model.
+    sampled, stats_of_sampled = generate(
+        params=[params.clone(logprobs=0) for params in PARAMS], async_scheduling=async_scheduling
+    )
+    assert stats_of_sampled["num_forced_tokens"] == 0
+    assert sampled == results
+    assert stats["num_generation_tokens"] == stats_of_sampled["num_generation_tokens"]
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
 def test_steps_go_on_without_a_row_whose_masks_take_long(monkeypatch, async_scheduling):
     properties = {f"property_{index}": {"type": "integer"} for index in range(2000)}
     wanted = StructuredOutputsParams(

@@ -66,6 +66,7 @@ OURS = [
     ("spec_decode_num_withheld_draft_tokens", "counter", ()),
     ("spec_decode_num_pauses", "counter", ()),
     ("spec_decode_paused", "gauge", ()),
+    ("grammar_forced_tokens", "counter", ()),
     *SPECULATION,
 ]
 

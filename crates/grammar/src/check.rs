@@ -7,8 +7,9 @@ use scheduler::{GrammarKind, GrammarSpec};
 use toktrie::{ApproximateTokEnv, TokEnv};
 
 use crate::{
-    compile::{compile, limits},
+    compile::compile,
     error::GrammarError,
+    limits::limits,
     matcher::Matcher,
     vocabulary::{Pieces, quiet_factory},
 };

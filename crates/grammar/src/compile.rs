@@ -1,34 +1,25 @@
-//! A `GrammarSpec` as the library's grammar, and the library's limits.
+//! A `GrammarSpec` as the library's grammar.
 
-use llguidance::{
-    ParserFactory,
-    api::{ParserLimits, TopLevelGrammar},
-};
+use std::sync::Arc;
+
+use llguidance::{ParserFactory, api::TopLevelGrammar};
 use scheduler::{GrammarKind, GrammarSpec};
 use serde_json::{Map, Value, json};
+use toktrie::TokEnv;
 
 use crate::{
-    MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_PROPERTIES, MAX_REGEX_BYTES, error::GrammarError, gbnf,
-    guarded::guarded, lint, matcher::Matcher,
+    MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES,
+    error::GrammarError,
+    gbnf,
+    guarded::guarded,
+    limits::limits,
+    lint,
+    matcher::Matcher,
+    vocabulary::{Pieces, quiet_factory},
 };
 
 /// Whitespace in JSON: so much in a row at most, else a model may go on with it until its tokens are spent.
 const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
-
-/// What a grammar may cost. Fuel is counted work, so a grammar compiles or does not whatever else the machine does.
-pub(crate) fn limits() -> ParserLimits {
-    ParserLimits {
-        initial_lexer_fuel: 1_000_000,
-        step_lexer_fuel: 200_000,
-        step_max_items: 50_000,
-        // An object has four for each property that may be left out.
-        max_items_in_row: 5 * MAX_PROPERTIES,
-        max_grammar_size: 500_000,
-        max_lexer_states: 50_000,
-        verbose_errors: false,
-        ..ParserLimits::default()
-    }
-}
 
 /// Compile a grammar for a vocabulary.
 ///
@@ -36,12 +27,23 @@ pub(crate) fn limits() -> ParserLimits {
 /// Why it cannot be enforced.
 pub(crate) fn compile(spec: &GrammarSpec, factory: &ParserFactory) -> Result<Matcher, GrammarError> {
     let grammar = grammar_of(spec)?;
-    let mut matcher = guarded(|| {
+    let mut matcher = begin(grammar.clone(), factory)?;
+    let mut mask = matcher.mask();
+    if matcher.has_failed() && factory.tok_env().tokenize_is_canonical() {
+        // More has to follow than can be followed at once: token by token it is.
+        let pieces: TokEnv = Arc::new(Pieces(factory.tok_env().tok_trie().clone()));
+        matcher = begin(grammar, &quiet_factory(&pieces, &[], limits())?)?;
+        mask = matcher.mask();
+    }
+    // Where nothing is left to say, the library has stopped already; a mask tells whether there is a first token.
+    if mask?.num_set() > 0 { Ok(matcher) } else { Err(GrammarError::NoText) }
+}
+
+fn begin(grammar: TopLevelGrammar, factory: &ParserFactory) -> Result<Matcher, GrammarError> {
+    guarded(|| {
         let parser = factory.create_parser(grammar);
         parser.map(Matcher::new).map_err(|error| GrammarError::refused(&error.to_string()))
-    })?;
-    // Where nothing is left to say, the library has stopped already; a mask tells whether there is a first token.
-    if matcher.mask()?.num_set() > 0 { Ok(matcher) } else { Err(GrammarError::NoText) }
+    })
 }
 
 /// The grammar in the library's terms, its size checked first.

@@ -24,7 +24,7 @@ use crate::{
     error::GrammarError,
     matcher::Matcher,
     room::{Charge, Room},
-    sample::{Matching, Sample, Verdict, lock},
+    sample::{Ahead, Matching, Sample, Verdict, lock},
     thinking::Thinking,
     vocabulary::Vocabulary,
     work_queue::{Threads, WorkQueue},
@@ -37,6 +37,8 @@ pub const MAX_WAITING_COMPILES: usize = 1024;
 const COMPILE_STACK_BYTES: usize = 16 << 20;
 const MASK_STACK_BYTES: usize = 4 << 20;
 const COMPILE_NICENESS: i32 = 5;
+/// Tokens at most that are appended to a request at once: telling them holds up the others.
+const MAX_FORCED_TOKENS: usize = 512;
 /// What computes masks that take long leaves processors to steps and to other masks.
 const SLOW_MASK_NICENESS: i32 = 5;
 
@@ -149,6 +151,12 @@ impl Grammars {
         self.vocabulary.num_mask_words()
     }
 
+    /// Whether no request has a grammar.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.samples.is_empty()
+    }
+
     /// Take in who came and who left, once a step was planned.
     pub fn take_news(&mut self, scheduler: &mut Scheduler) {
         for news in scheduler.take_grammar_news() {
@@ -187,6 +195,43 @@ impl Grammars {
         let masks = if own.sample.is_slow() { &self.slow_masks } else { &self.masks };
         if own.tell(key, scheduler, masks) {
             self.told_at = Instant::now();
+        }
+    }
+
+    /// Take in the tokens that came, before a step is planned, while none is in flight: tokens that have to follow are
+    /// appended, a request whose grammar is complete ends, and threads make the masks of the others. What a step has in
+    /// flight, or has masks that take long, is left for later.
+    pub fn look_ahead(&mut self, scheduler: &mut Scheduler) {
+        if scheduler.is_step_in_flight() {
+            return;
+        }
+        for (&key, own) in self.samples.iter_mut().filter(|(_, own)| !own.is_gate && !own.may_be_held()) {
+            let tokens = scheduler.output_tokens_from(key, own.num_told);
+            if tokens.is_empty() {
+                continue;
+            }
+            self.told_at = Instant::now();
+            own.note(&tokens);
+            match own.sample.look_ahead(self.vocabulary.eos_token_ids()) {
+                Ahead::Open => {}
+                Ahead::Tokens(forced) => {
+                    let forced = ids_of(&forced);
+                    let count = scheduler.force_tokens(None, key, &forced);
+                    own.note(&forced[..count]);
+                    let is_end =
+                        count > 0 && own.sample.look_ahead(self.vocabulary.eos_token_ids()) == Ahead::End;
+                    if is_end && count == forced.len() {
+                        scheduler.complete(key);
+                        continue;
+                    }
+                }
+                Ahead::End => {
+                    scheduler.complete(key);
+                    continue;
+                }
+            }
+            // It is never full.
+            let _ = self.masks.push(own.sample.clone(), usize::MAX);
         }
     }
 
@@ -245,8 +290,8 @@ impl Grammars {
     }
 
     /// Give the masks of a step's samples to `take`: the place among the step's samples, what may follow, and the mask.
-    /// Samples that may be anything are left out, and those whose mask is not there are withheld, unless the step has no
-    /// other rows.
+    /// Samples that may be anything are left out. Those whose mask is not there are withheld, unless the step has no other
+    /// rows, and so are those for which tokens were appended that have to follow.
     pub fn take_masks(
         &mut self,
         scheduler: &mut Scheduler,
@@ -268,9 +313,20 @@ impl Grammars {
                 take(constrained.place, Verdict::Late, &[]);
                 continue;
             }
+            let key = constrained.key;
+            let mut is_forced = false;
             let mut settle = |matching: Option<&Matching>| match matching {
                 Some(matching) if matching.verdict() == Verdict::Free => {}
-                Some(matching) => take(constrained.place, matching.verdict(), matching.mask()),
+                Some(matching) if force(scheduler, output, key, matching.forced()) => {
+                    is_forced = true;
+                    take(constrained.place, Verdict::Late, &[]);
+                }
+                Some(matching) => {
+                    if matching.verdict() == Verdict::Complete {
+                        scheduler.complete(key); // sooner than by the outcome of the step
+                    }
+                    take(constrained.place, matching.verdict(), matching.mask());
+                }
                 // It runs without a matcher: no mask can be given in its place.
                 None => take(constrained.place, Verdict::Rejected, &[]),
             };
@@ -278,8 +334,21 @@ impl Grammars {
                 Some(own) => own.sample.settle(self.vocabulary.eos_token_ids(), settle),
                 None => settle(None),
             }
+            if is_forced {
+                self.tell(key, scheduler); // what follows them may be worked out while the step runs
+            }
         }
     }
+}
+
+/// Whether tokens that have to follow were appended to a request, in the place of the one that a step would give it.
+fn force(scheduler: &mut Scheduler, output: &SchedulerOutput, key: RequestKey, forced: &[u32]) -> bool {
+    scheduler.force_tokens(Some(output), key, &ids_of(forced)) > 0
+}
+
+/// As many of them as are appended at once.
+fn ids_of(forced: &[u32]) -> Vec<i32> {
+    forced.iter().take(MAX_FORCED_TOKENS).map(|&token| token as i32).collect()
 }
 
 impl DoneMasks {
@@ -322,14 +391,19 @@ impl Constrained {
         self.is_late || self.sample.is_slow()
     }
 
+    /// Its request has further tokens.
+    fn note(&mut self, tokens: &[i32]) {
+        self.num_told += tokens.len();
+        self.sample.push(tokens.iter().map(|&token| token as u32));
+    }
+
     /// Have the mask behind the tokens that are known computed; false if there are no new ones.
     fn tell(&mut self, key: RequestKey, scheduler: &Scheduler, masks: &WorkQueue<Arc<Sample>>) -> bool {
         let tokens = scheduler.output_tokens_from(key, self.num_told);
         if tokens.is_empty() {
             return false;
         }
-        self.num_told += tokens.len();
-        self.sample.push(tokens.into_iter().map(|token| token as u32));
+        self.note(&tokens);
         // It is never full. Gates are done in no time, but in turn: the owner waits for both alike.
         let _ = masks.push(self.sample.clone(), usize::MAX);
         true

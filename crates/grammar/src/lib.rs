@@ -16,8 +16,11 @@ mod error;
 mod gbnf;
 mod grammars;
 mod guarded;
+mod limits;
 mod lint;
 mod matcher;
+#[cfg(test)]
+mod naive_masks;
 mod relax;
 mod room;
 mod sample;
@@ -25,6 +28,8 @@ mod thinking;
 mod thread_time;
 mod timing;
 mod vocabulary;
+#[cfg(test)]
+mod whole_requests;
 mod work_queue;
 
 pub use check::{accepts, check};
@@ -34,7 +39,7 @@ pub use grammars::{Grammars, MAX_WAITING_COMPILES};
 pub use lint::{Places, check_tools, relax_tool};
 pub use relax::{Relaxed, relax};
 pub use sample::{Matching, Verdict};
-pub use timing::{MaskTimes, time_masks};
+pub use timing::{ForcedShare, MaskTimes, count_forced, time_masks};
 pub use vocabulary::{LoadTokenizer, Vocabulary};
 
 /// Most bytes of a grammar's text. The largest of 11,306 real schemas has 938 KB.

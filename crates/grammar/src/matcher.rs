@@ -69,6 +69,18 @@ impl Matcher {
         })
     }
 
+    /// The tokens that have to follow, as the tokenizer writes their text; none where there is a choice, or where the
+    /// tokenizer does not write texts as they are.
+    ///
+    /// # Errors
+    /// The grammar has become too complex to follow.
+    pub(crate) fn forced_tokens(&mut self) -> Result<Vec<u32>, GrammarError> {
+        guarded(|| {
+            let is_over = self.parser.stopped() || !self.parser.token_env.tokenize_is_canonical();
+            Ok(if is_over { Vec::new() } else { self.parser.compute_ff_tokens() })
+        })
+    }
+
     /// Whether the output may end here.
     ///
     /// # Errors
@@ -85,6 +97,11 @@ impl Matcher {
     /// Whether it was stopped because the grammar is complete.
     pub(crate) fn is_complete(&self) -> bool {
         self.parser.stopped() && self.parser.stop_reason().is_ok()
+    }
+
+    /// Whether the grammar has become too complex to follow.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.parser.parser.get_error().is_some()
     }
 
     /// Forget the tokens, but not what was found out about the grammar.

@@ -1,6 +1,7 @@
 //! One sample of a request under a grammar: the tokens that it got, and what the next one may be.
 
 use std::{
+    collections::VecDeque,
     sync::{
         Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
@@ -43,6 +44,17 @@ impl Verdict {
     }
 }
 
+/// What is known of the next tokens of a sample before there is a mask.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Ahead {
+    /// Nothing.
+    Open,
+    /// These have to follow; there may be none.
+    Tokens(Vec<u32>),
+    /// None can follow: the grammar is complete.
+    End,
+}
+
 /// A matcher and the mask behind the tokens that it has seen.
 pub struct Matching {
     /// `None`: what is not thought may be anything.
@@ -52,6 +64,11 @@ pub struct Matching {
     hides_eos: bool,
     mask: Vec<u32>,
     verdict: Verdict,
+    /// What has to follow: the grammar leaves one text, and these are its tokens, none where it leaves a choice. `None`:
+    /// that was not looked at yet.
+    forced: Option<VecDeque<u32>>,
+    /// Tokens came, and what may follow them was not computed yet.
+    is_behind: bool,
     /// `None`: what it takes of memory is not counted.
     charge: Option<Charge>,
 }
@@ -74,8 +91,9 @@ impl Matching {
     ) -> Self {
         let mask = vec![0; num_words];
         let verdict = Verdict::Masked;
-        let mut matching = Self { matcher, thinking, hides_eos, mask, verdict, charge: None };
-        matching.compute_mask(eos_token_ids);
+        let (forced, is_behind, charge) = (None, true, None);
+        let mut matching = Self { matcher, thinking, hides_eos, mask, verdict, forced, is_behind, charge };
+        matching.settle(eos_token_ids);
         matching
     }
 
@@ -94,20 +112,50 @@ impl Matching {
 
     /// Take tokens that were sampled, and compute what may follow.
     pub(crate) fn advance(&mut self, tokens: &[u32], eos_token_ids: &[u32]) {
+        self.take(tokens);
+        self.settle(eos_token_ids);
+    }
+
+    /// Take tokens, and tell what is known before there is a mask, which takes longer.
+    pub(crate) fn look_ahead(&mut self, tokens: &[u32], eos_token_ids: &[u32]) -> Ahead {
+        self.take(tokens);
+        if self.verdict == Verdict::Complete {
+            return Ahead::End;
+        }
+        let may_think = self.thinking.as_ref().is_some_and(|thinking| thinking.next() != Next::Grammar);
+        if self.verdict.is_end() || may_think || !self.find_forced(eos_token_ids) {
+            return Ahead::Open;
+        }
+        Ahead::Tokens(self.forced.iter().flatten().copied().collect())
+    }
+
+    fn take(&mut self, tokens: &[u32]) {
         for &token in tokens {
             if self.verdict.is_end() {
                 return;
             }
+            self.is_behind = true;
             let is_thought = self.thinking.as_mut().is_some_and(|thinking| thinking.take(token));
             let Some(matcher) = self.matcher.as_mut().filter(|_| !is_thought) else { continue };
-            if matcher.is_stopped() || matcher.take(token).is_err() {
+            let expected = self.forced.as_mut().and_then(VecDeque::pop_front);
+            self.forced = self.forced.take().filter(|rest| !rest.is_empty());
+            if expected.is_some_and(|expected| expected != token)
+                || matcher.is_stopped()
+                || matcher.take(token).is_err()
+            {
                 self.verdict = Verdict::Rejected;
             } else if matcher.is_stopped() {
                 self.verdict = if matcher.is_complete() { Verdict::Complete } else { Verdict::Rejected };
             }
         }
-        self.compute_mask(eos_token_ids);
-        self.count_bytes();
+    }
+
+    /// Compute what may follow the tokens that came.
+    fn settle(&mut self, eos_token_ids: &[u32]) {
+        if std::mem::take(&mut self.is_behind) {
+            self.compute_mask(eos_token_ids);
+            self.count_bytes();
+        }
     }
 
     fn count_bytes(&mut self) {
@@ -122,6 +170,14 @@ impl Matching {
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         self.verdict
+    }
+
+    /// The tokens that have to follow, in their order; none where there is a choice, or where thoughts may come first.
+    #[must_use]
+    pub fn forced(&self) -> &[u32] {
+        let may_think = self.thinking.as_ref().is_some_and(|thinking| thinking.next() != Next::Grammar);
+        let forced = self.forced.as_ref().filter(|_| self.verdict == Verdict::Masked && !may_think);
+        forced.map_or(&[], |forced| forced.as_slices().0)
     }
 
     /// The ids that may follow: bit `i % 32` of word `i / 32` is for id `i`.
@@ -166,11 +222,30 @@ impl Matching {
         }
     }
 
+    /// Look whether the grammar leaves one text; false when it has become too complex to follow.
+    fn find_forced(&mut self, eos_token_ids: &[u32]) -> bool {
+        let Some(matcher) = self.matcher.as_mut().filter(|_| self.forced.is_none()) else { return true };
+        let Ok(tokens) = matcher.forced_tokens() else { return false };
+        // An end is not text.
+        self.forced = Some(tokens.into_iter().take_while(|token| !eos_token_ids.contains(token)).collect());
+        true
+    }
+
     fn compute_mask_of_grammar(&mut self, eos_token_ids: &[u32]) {
-        let Some(matcher) = &mut self.matcher else {
+        if self.matcher.is_none() {
             self.verdict = Verdict::Free;
             return;
-        };
+        }
+        if !self.find_forced(eos_token_ids) {
+            self.verdict = Verdict::Rejected;
+            return;
+        }
+        if let Some(&token) = self.forced.as_ref().and_then(VecDeque::front) {
+            self.mask.fill(0);
+            self.allow(token, true);
+            return;
+        }
+        let Some(matcher) = &mut self.matcher else { return };
         let Ok(allowed) = matcher.mask() else {
             self.verdict = Verdict::Rejected;
             return;
@@ -239,7 +314,7 @@ impl Sample {
         let mut matching = lock(&self.matching);
         let tokens = std::mem::take(&mut *lock(&self.pending));
         if let Some(matching) = &mut *matching
-            && !tokens.is_empty()
+            && (!tokens.is_empty() || matching.is_behind)
         {
             let began = thread_time();
             matching.advance(&tokens, eos_token_ids);
@@ -248,6 +323,14 @@ impl Sample {
             }
         }
         look(matching.as_ref())
+    }
+
+    /// Take the tokens that came and tell what is known before there is a mask; not where a thread is at it.
+    pub(crate) fn look_ahead(&self, eos_token_ids: &[u32]) -> Ahead {
+        let Ok(mut matching) = self.matching.try_lock() else { return Ahead::Open };
+        let Some(matching) = &mut *matching else { return Ahead::Open };
+        let tokens = std::mem::take(&mut *lock(&self.pending));
+        matching.look_ahead(&tokens, eos_token_ids)
     }
 
     /// One of its masks took long.
@@ -270,8 +353,12 @@ impl Sample {
     /// Whether the mask behind all tokens that came is there, without waiting.
     pub(crate) fn is_settled(&self) -> bool {
         // What takes tokens holds the matching before and while it does.
-        let matching = self.matching.try_lock();
-        !matches!(matching, Err(TryLockError::WouldBlock)) && lock(&self.pending).is_empty()
+        let matching = match self.matching.try_lock() {
+            Err(TryLockError::WouldBlock) => return false,
+            Err(TryLockError::Poisoned(matching)) => matching.into_inner(),
+            Ok(matching) => matching,
+        };
+        matching.as_ref().is_none_or(|matching| !matching.is_behind) && lock(&self.pending).is_empty()
     }
 }
 

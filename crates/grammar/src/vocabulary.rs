@@ -6,7 +6,7 @@ use llguidance::{ParserFactory, api::ParserLimits, earley::SlicedBiasComputer};
 use output::Tokenizer;
 use toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
-use crate::{compile::limits, error::GrammarError};
+use crate::{error::GrammarError, limits::limits};
 
 /// Reads the tokenizer and the ids that end an answer, or says why it cannot.
 pub type LoadTokenizer = Box<dyn Fn() -> Result<(Arc<Tokenizer>, Vec<u32>), String> + Send + Sync>;
@@ -57,6 +57,11 @@ impl Vocabulary {
         self.read.get_or_init(|| self.build()).as_ref().map(|read| &read.factory).map_err(Clone::clone)
     }
 
+    /// The bytes that the grammars see of some ids.
+    pub(crate) fn bytes_of(&self, ids: &[u32]) -> Result<Vec<u8>, GrammarError> {
+        Ok(self.factory()?.tok_env().tok_trie().decode_raw(ids))
+    }
+
     fn build(&self) -> Result<Read, GrammarError> {
         let (tokenizer, mut eos_token_ids) =
             (self.load)().map_err(|message| GrammarError::refused(&message))?;
@@ -71,7 +76,8 @@ impl Vocabulary {
         if !eos_token_ids.is_empty() {
             trie = trie.with_eos_tokens(&eos_token_ids);
         }
-        let env: TokEnv = Arc::new(Pieces(trie));
+        let round_trips = PROBES.iter().all(|text| canonical(&tokenizer, &trie, text).is_some());
+        let env: TokEnv = Arc::new(Text { trie, tokenizer, round_trips });
         let factory = quiet_factory(&env, &SlicedBiasComputer::json_slices(), limits())?;
         Ok(Read { factory, eos_token_ids })
     }
@@ -86,6 +92,43 @@ fn word(tokenizer: &Tokenizer, eos_token_ids: &[u32], token_id: u32) -> Vec<u8> 
         return [&[marker], format!("[{token_id}]").as_bytes()].concat();
     }
     if is_special || eos_token_ids.contains(&token_id) { [&[marker], &*bytes].concat() } else { bytes }
+}
+
+/// Texts as they stand within others: a tokenizer that adds something to one of them, a space in front, gives no tokens
+/// that could be appended to an output.
+const PROBES: [&str; 6] = ["name", " name", "\": \"", "{\"a\": 1}", "\n", "é"];
+
+/// The trie, and the tokenizer: where a grammar leaves one text, its tokens are those that the tokenizer makes of it.
+struct Text {
+    trie: TokTrie,
+    tokenizer: Arc<Tokenizer>,
+    round_trips: bool,
+}
+
+impl TokenizerEnv for Text {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    fn tokenize_bytes(&self, text: &[u8]) -> Vec<TokenId> {
+        let own = |text: &str| {
+            canonical(&self.tokenizer, &self.trie, text)
+                .unwrap_or_else(|| self.trie.greedy_tokenize(text.as_bytes()))
+        };
+        self.trie.tokenize_with_greedy_fallback(text, own)
+    }
+
+    fn tokenize_is_canonical(&self) -> bool {
+        self.round_trips
+    }
+}
+
+/// The tokenizer's ids of a text, unless their bytes are not those of the text: a special token is not the text that it
+/// is written as.
+fn canonical(tokenizer: &Tokenizer, trie: &TokTrie, text: &str) -> Option<Vec<TokenId>> {
+    let ids = tokenizer.encode(text, false).ok()?;
+    let is_known = |&id: &TokenId| (id as usize) < trie.vocab_size();
+    (ids.iter().all(is_known) && trie.decode_raw(&ids) == text.as_bytes()).then_some(ids)
 }
 
 /// The trie alone: no text is tokenised, so no tokens are forced.

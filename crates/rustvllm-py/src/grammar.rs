@@ -1,8 +1,8 @@
 //! `_core.Grammars`: the masks of structured output.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use ::grammar::{Grammars, Verdict, Vocabulary, time_masks};
+use ::grammar::{Grammars, Verdict, Vocabulary, count_forced, time_masks};
 use ::scheduler::{
     COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, REJECTED_BY_GRAMMAR, Scheduler, WITHHELD_SAMPLE,
 };
@@ -82,6 +82,18 @@ impl PyGrammars {
         Ok(())
     }
 
+    /// Append tokens that have to follow, and end requests whose grammars are complete, without the interpreter; before a
+    /// step is planned.
+    fn look_ahead(&mut self, py: Python<'_>) -> PyResult<()> {
+        let Self { inner, scheduler, .. } = self;
+        if !inner.is_empty() {
+            let mut scheduler = scheduler.bind(py).try_borrow_mut()?;
+            let scheduler = scheduler.owned();
+            py.detach(|| look_ahead(inner, scheduler));
+        }
+        Ok(())
+    }
+
     /// Hold requests back whose masks take long and are not there, from steps that are planned from now on; returns whether
     /// one is.
     fn hold_slow(&mut self, py: Python<'_>) -> PyResult<bool> {
@@ -129,6 +141,10 @@ impl PyGrammars {
         write_start(&mut self.verdicts, &self.verdicts_of_rows)?;
         Ok(self.places_of_rows.len())
     }
+}
+
+fn look_ahead(grammars: &mut Grammars, scheduler: &mut Scheduler) {
+    grammars.look_ahead(scheduler);
 }
 
 /// The scheduler has one owner: what other threads get of it is the whole of it.
@@ -182,6 +198,7 @@ fn write_start(array: &mut PyBuffer<i32>, values: &[i32]) -> PyResult<()> {
 #[pyclass(frozen, name = "MaskTimer", module = "rustvllm._core")]
 struct PyMaskTimer {
     vocabulary: Vocabulary,
+    tokenizer: Arc<::output::Tokenizer>,
 }
 
 #[pymethods]
@@ -189,8 +206,23 @@ impl PyMaskTimer {
     #[new]
     fn new(tokenizer: &PyTokenizer, eos_token_ids: Vec<u32>, vocab_size: u32) -> Self {
         let tokenizer = tokenizer.inner.clone();
-        let load = move || Ok((tokenizer.clone(), eos_token_ids.clone()));
-        Self { vocabulary: Vocabulary::new(Box::new(load), vocab_size) }
+        let own = tokenizer.clone();
+        let load = move || Ok((own.clone(), eos_token_ids.clone()));
+        Self { vocabulary: Vocabulary::new(Box::new(load), vocab_size), tokenizer }
+    }
+
+    /// Of a text: its tokens, those that a grammar forces, how many rows of these there are, and whether the text was taken.
+    fn forced(
+        &self,
+        py: Python<'_>,
+        spec: &PyGrammarSpec,
+        text: &str,
+    ) -> PyResult<(usize, usize, usize, bool)> {
+        let spec = spec.shared();
+        let encode = |rest: &str| self.tokenizer.encode(rest, false).unwrap_or_default();
+        let share = py.detach(|| count_forced(&self.vocabulary, &spec, text, encode));
+        let share = share.map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok((share.num_tokens, share.num_forced, share.num_runs, share.is_taken))
     }
 
     /// Microseconds to compile a grammar, those of each mask along a text for the first request and for the second one, and

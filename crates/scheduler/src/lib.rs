@@ -29,7 +29,7 @@
 //! | `step_rows.rs`, `token_rows.rs`, `logprobs.rs`, `prompt_logprobs.rs` | what a step gave |
 //! | `outgoing.rs` | what is on its way to the output side |
 //! | `kv_cache_manager.rs`, `extra_keys.rs` | which blocks a request has, gets and shares |
-//! | `request.rs`, `request_limits.rs`, `request_queue.rs` | a request; what it must keep to; who waits |
+//! | `request.rs`, `forced.rs`, `request_limits.rs`, `request_queue.rs` | a request; its tokens that no step gave; what it must keep to; who waits |
 //! | `fair_queue.rs`, `fair_clock.rs`, `standing.rs`, `payer.rs` | who waits under FAIR; whose turn it is; where a request stands; who is charged |
 //! | `sampling_params.rs`, `sampling_extras.rs` | the tables of sampling parameters: numbers; lists |
 //! | `beam_search.rs` | a search of several beams: which go on (`scheduler/beams.rs`: their requests and blocks) |
@@ -46,6 +46,7 @@ mod error;
 mod extra_keys;
 mod fair_clock;
 mod fair_queue;
+mod forced;
 mod grammar;
 mod handle;
 mod histogram;

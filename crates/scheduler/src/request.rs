@@ -11,6 +11,7 @@ use kvblocks::{BlockHash, BlockId, CpuBlockId};
 use crate::{
     beam_search::Seat,
     extra_keys::ExtraKeys,
+    forced::ForcedTokens,
     grammar::GrammarSpec,
     output::{PredictedDrafts, RequestKey},
     payer::Payer,
@@ -184,6 +185,8 @@ pub(crate) struct Cold {
     pub(crate) uses_grammar: bool,
     /// `None` although it uses one: the front end that handed it in keeps the grammar.
     pub(crate) grammar: Option<Arc<GrammarSpec>>,
+    /// Tokens that no step has told yet: the next one that it is in does.
+    pub(crate) untold: ForcedTokens,
     /// What became of the drafts of its prediction, until its next record says so.
     pub(crate) predicted: PredictedDrafts,
     /// One per full block of tokens known so far (empty without prefix caching).
@@ -317,6 +320,11 @@ impl Request {
             num_registered_blocks: 0,
             num_cached_tokens: 0,
         }
+    }
+
+    /// Whether a token ends it, whatever its length.
+    pub(crate) fn ends_with(&self, token_id: i32) -> bool {
+        token_id == self.eos_token_id || self.cold.params.stop_token_ids.contains(&token_id)
     }
 
     /// Append a token that was sampled.

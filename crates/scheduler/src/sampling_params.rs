@@ -225,6 +225,18 @@ sampling_table! {
     }
 }
 
+impl SamplingParams {
+    /// Whether its tokens may come from elsewhere than the model: nothing is said or kept of each that is sampled.
+    #[expect(clippy::float_cmp, reason = "a penalty that changes nothing has exactly this value")]
+    pub(crate) fn takes_tokens_unseen(&self) -> bool {
+        self.num_logprobs < 0
+            && self.num_prompt_logprobs < 0
+            && (self.presence_penalty, self.frequency_penalty) == (0.0, 0.0)
+            && self.repetition_penalty == 1.0
+            && self.extras.is_none()
+    }
+}
+
 #[cfg(test)]
 #[expect(clippy::float_cmp, reason = "numbers that are handed on, not computed")]
 mod tests {

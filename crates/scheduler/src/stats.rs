@@ -90,6 +90,8 @@ counters! {
     num_accepted_tokens,
     /// Samples that were not drawn in their step, because what they may be was not known yet.
     num_withheld_samples,
+    /// Tokens that a grammar left no choice about, and that no step was spent on.
+    num_forced_tokens,
     /// Drafts that were found and not run, because they would not have paid.
     num_withheld_draft_tokens,
     /// How often drafts were switched off for a while, because they cost more than they gave.

@@ -7,6 +7,7 @@
 use kvblocks::{BlockCopies, BlockId};
 
 use crate::{
+    forced::ForcedTokens,
     kv_cache_manager::KVCacheManager,
     output::SchedulerOutput,
     prompt_logprobs::PromptSpan,
@@ -36,6 +37,8 @@ pub(crate) struct Entry {
     pub(crate) sampled: bool,
     /// Its token was called off after the plan was made.
     pub(crate) is_withheld: bool,
+    /// Told with the step's tokens.
+    pub(crate) forced: ForcedTokens,
     /// New or resumed: the worker learns its parameters.
     pub(crate) is_new: bool,
 }
@@ -225,6 +228,7 @@ impl Step {
                 num_draft_tokens: 0,
                 sampled: true,
                 is_withheld: false,
+                forced: ForcedTokens::default(),
                 is_new: false,
             });
             request.num_computed_tokens = computed + 1;
@@ -287,6 +291,7 @@ impl Step {
             num_draft_tokens: 0,
             sampled,
             is_withheld: false,
+            forced: std::mem::take(&mut request.cold.untold),
             is_new: row.is_new,
         };
         if request.cold.wants_prompt_logprobs {

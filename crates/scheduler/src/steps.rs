@@ -6,8 +6,8 @@ use std::{
 };
 
 use crate::{
-    config::SchedulerConfig, error::SchedulerError, output::SchedulerOutput, step::Step,
-    step_buffers::StepBuffers,
+    config::SchedulerConfig, error::SchedulerError, forced::ForcedTokens, output::SchedulerOutput,
+    request::Tenant, step::Step, step_buffers::StepBuffers,
 };
 
 /// See the module docs. Indexed by set.
@@ -112,6 +112,16 @@ impl Steps {
         let set = output.buffer_index as usize;
         let is_in_flight = self.in_flight.contains(&set);
         self.sets.get_mut(set).filter(|step| is_in_flight && step.output == *output)
+    }
+
+    /// What steps in flight are to tell of a request's forced tokens, oldest first; they tell it no more.
+    pub(crate) fn take_forced(&mut self, tenant: Tenant) -> Vec<ForcedTokens> {
+        let mut found = Vec::new();
+        for &set in &self.in_flight {
+            let own = self.sets[set].entries.iter_mut().filter(|entry| entry.tenant == tenant);
+            found.extend(own.map(|entry| std::mem::take(&mut entry.forced)));
+        }
+        found
     }
 
     /// The set of `output`, which must be the oldest step in flight.

@@ -8,26 +8,16 @@ mod common;
 mod naive;
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{HashMap, VecDeque},
     time::Duration,
 };
 
-use common::{Random, mix, scheduler, setting};
+use common::{Coverage, Random, mix, scheduler, setting};
 use naive::{NaiveConfig, NaiveRequest, NaiveScheduler, NaiveStep, Status};
 use scheduler::{
     ExtraKeys, NewRequest, Payer, PreemptionMode, RequestKey, SamplingParams, Scheduler, SchedulerConfig,
     SchedulerOutput, SchedulingPolicy, StepRows, TokenRows, egress::Consumer, monotonic_ns,
 };
-
-/// What the runs met: a comparison that never saw a case says nothing about it.
-#[derive(Default)]
-struct Coverage(BTreeMap<&'static str, u64>);
-
-impl Coverage {
-    fn count(&mut self, what: &'static str, number: usize) {
-        *self.0.entry(what).or_default() += number as u64;
-    }
-}
 
 struct World {
     config: SchedulerConfig,
@@ -264,6 +254,7 @@ impl World {
             return;
         }
         let id = self.ids[self.patience.next() as usize % self.ids.len()].clone();
+        self.force(&id, None);
         let is_held = self.patience.chance(50);
         self.real.hold_back(self.keys[&id], is_held);
         self.naive.hold(&id, is_held);
@@ -273,13 +264,26 @@ impl World {
     /// Call off some tokens of the step that was planned last.
     fn withhold(&mut self, output: &SchedulerOutput, step: &NaiveStep) {
         for id in &step.sampled {
-            if self.patience.chance(5) {
-                let is_withheld = self.real.withhold_sample(output, self.keys[id]);
-                assert_eq!(is_withheld, self.naive.withhold(id), "request {id}: withheld");
-                self.coverage.count("withheld", usize::from(is_withheld));
+            match self.patience.between(0, 19) {
+                0 => self.force(id, Some(output)),
+                1 => {
+                    let is_withheld = self.real.withhold_sample(output, self.keys[id]);
+                    assert_eq!(is_withheld, self.naive.withhold(id), "request {id}: withheld");
+                    self.coverage.count("withheld", usize::from(is_withheld));
+                }
+                _ => {}
             }
         }
         self.check_state();
+    }
+
+    /// Some tokens are known that no step gives.
+    fn force(&mut self, id: &str, planned: Option<&SchedulerOutput>) {
+        let bits = self.patience.next();
+        let tokens: Vec<i32> = (0..bits >> 8 & 7).map(|bit| (bits >> bit & 1) as i32).collect();
+        let num_forced = self.real.force_tokens(planned, self.keys[id], &tokens);
+        assert_eq!(num_forced, self.naive.force(id, &tokens, planned.is_some()), "request {id}: forced");
+        self.coverage.count(if planned.is_some() { "forced in a step" } else { "forced" }, num_forced);
     }
 
     fn compile_grammar(&mut self, id: &str) {
@@ -586,6 +590,8 @@ fn every_step_equals_the_naive_one() {
         ("waited too long", 100),
         ("held back", 500),
         ("withheld", 500),
+        ("forced", 100),
+        ("forced in a step", 500),
     ] {
         let met = total.0.get(what).copied().unwrap_or(0);
         assert!(met >= least, "the runs hardly ever met {what}: {met}");

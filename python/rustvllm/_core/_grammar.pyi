@@ -59,6 +59,11 @@ class MaskTimer:
         Raises ``ValueError`` when it cannot be enforced. Releases the interpreter.
         """
 
+    def forced(self, spec: GrammarSpec, text: str) -> tuple[int, int, int, bool]:
+        """Of a text: its tokens, those that ``spec`` leaves no choice about, how many rows of these there are, and
+        whether the text was taken. Raises as ``time`` does.
+        """
+
 @final
 class Grammars:
     """The grammars of an engine's requests, compiled and made into masks by threads of the core.
@@ -82,6 +87,10 @@ class Grammars:
         """
     def take_news(self) -> None:
         """Have the grammars of requests compiled that came, and drop those of requests that left."""
+    def look_ahead(self) -> None:
+        """Append tokens that have to follow, and end requests whose grammars are complete; before a step is planned.
+        Releases the interpreter.
+        """
     def hold_slow(self) -> bool:
         """Hold requests back that were withheld or whose masks take long, while these are not there; True while one is.
         Before a step is planned.

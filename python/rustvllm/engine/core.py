@@ -129,6 +129,7 @@ class EngineCore:
         self.watch.begin_step()
         if len(self._launched) < self.max_concurrent_batches:
             schedule_ns = monotonic_ns()
+            self._grammars.look_ahead()
             is_one_held = self._grammars.hold_slow()
             output = self.scheduler.schedule()
             if output is None and is_one_held and not self._launched:

@@ -41,6 +41,10 @@ class GrammarMasks:
         """Have the grammars of new requests compiled, and drop those of requests that have left."""
         self._core.take_news()
 
+    def look_ahead(self) -> None:
+        """Append tokens that have to follow, and end requests whose grammars are complete: before a step is planned."""
+        self._core.look_ahead()
+
     def hold_slow(self) -> bool:
         """Hold requests back that were withheld or whose masks take long, while these are not there; True if one is."""
         return self._core.hold_slow()

@@ -18,7 +18,8 @@ class GrammarOutput:
         places: int32 ``[n]``, which of the step's samples.
         verdicts: int32 ``[n]``; 0, or the negative number that stands for a sample without a token: −2 what was
             sampled is refused, −5 the grammar is complete, −6 there is no room for the grammar any more, −7 its mask is
-            late, and the sample is withheld: the request gets its token from a later step.
+            late, or tokens that have to follow have its place: it is withheld, and the request gets its token from a
+            later step.
     """
 
     bitmask: npt.NDArray[np.int32]

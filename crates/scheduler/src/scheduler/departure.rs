@@ -64,7 +64,7 @@ impl Scheduler {
         self.leave(slot, FinishReason::Abort, RequestError::None, RequestStatus::FinishedAborted, aborted);
     }
 
-    /// End a live request that is complete: its front end has found a stop string.
+    /// End a live request that is complete: its front end has found a stop string, or its grammar takes nothing more.
     pub(crate) fn stop(&mut self, slot: u32, left: &mut Vec<u32>) {
         self.leave(slot, FinishReason::Stop, RequestError::None, RequestStatus::FinishedStopped, left);
     }

@@ -3,8 +3,10 @@
 
 use super::Scheduler;
 use crate::{
+    clock::monotonic_ns,
+    forced::ForcedTokens,
     grammar::{ConstrainedSample, GrammarNews},
-    output::{RequestKey, SchedulerOutput},
+    output::{RequestError, RequestKey, SchedulerOutput},
     request::{Request, RequestStatus, Tenant},
     step::Entry,
 };
@@ -56,6 +58,89 @@ impl Scheduler {
         request.retract(1, self.config.block_size);
         self.stats.num_withheld_samples += 1;
         true
+    }
+
+    /// Append tokens that have to follow: the request's next row computes them like a prompt, and no step is spent on each.
+    /// Either while no step has the request, or, with one that was just planned, in the place of the token that it would
+    /// give. The step that has it next emits them before its own token. Returns how many there are, and 0, with
+    /// nothing changed, where they would save no step or may not be: none before the last that the request may have and
+    /// before one that ends it, or in the place of a token one alone; another step in flight that counts on the token; a
+    /// request that others are to fork; one whose tokens are weighed, counted or told with their log-probabilities
+    /// where the model gives them.
+    pub fn force_tokens(
+        &mut self,
+        planned: Option<&SchedulerOutput>,
+        key: RequestKey,
+        token_ids: &[i32],
+    ) -> usize {
+        let Some(slot) = self.requests.slot_of_key(key) else { return 0 };
+        let request: &mut Request = &mut self.requests[slot as usize];
+        let room = request.max_total_tokens.saturating_sub(request.num_tokens + 1) as usize;
+        let goes_on = token_ids.iter().take(room).take_while(|&&token_id| !request.ends_with(token_id));
+        let count = goes_on.count();
+        let may_be = request.status == RequestStatus::Running
+            && request.num_steps_in_flight == u8::from(planned.is_some())
+            && request.cold.num_fork_children == 0
+            && request.cold.seat.is_none()
+            && request.cold.params.takes_tokens_unseen();
+        if !may_be || count < 1 + usize::from(planned.is_some()) {
+            return 0;
+        }
+        if let Some(output) = planned {
+            let tenant = Tenant { slot, epoch: request.epoch };
+            let Some(step) = self.steps.of_mut(output) else { return 0 };
+            let entry = step.entries.iter_mut().find(|entry| entry.tenant == tenant);
+            let is_one =
+                |entry: &&mut Entry| entry.sampled && !entry.is_withheld && entry.num_draft_tokens == 0;
+            let Some(entry) = entry.filter(is_one) else { return 0 };
+            // What the step computes stays computed, as of a prompt that goes on.
+            entry.is_withheld = true;
+            entry.forced.extend(request.num_tokens, count as u32);
+        } else {
+            request.cold.untold.extend(request.num_tokens, count as u32);
+        }
+        for &token_id in &token_ids[..count] {
+            request.push_token(token_id);
+        }
+        request.num_expected_tokens = request.num_tokens;
+        request.cold.draft_token_ids.clear(); // they would follow another token
+        self.stats.num_forced_tokens += count as u64;
+        count
+    }
+
+    /// End a request whose grammar is complete, its tokens told: nothing that steps in flight give can follow.
+    pub fn complete(&mut self, key: RequestKey) {
+        let Some(slot) = self.requests.slot_of_key(key) else { return };
+        let tenant = Tenant { slot, epoch: self.requests[slot as usize].epoch };
+        let now = monotonic_ns();
+        for forced in self.steps.take_forced(tenant) {
+            self.emit_forced(slot, forced, now);
+        }
+        let untold = std::mem::take(&mut self.requests[slot as usize].cold.untold);
+        self.emit_forced(slot, untold, now);
+        let mut left = Vec::new();
+        self.stop(slot, &mut left);
+        self.drop_finished();
+        for slot in left {
+            self.requests.free(slot);
+        }
+        self.publish();
+    }
+
+    /// Tell tokens that a request has without a step that gave them.
+    pub(crate) fn emit_forced(&mut self, slot: u32, forced: ForcedTokens, now: u64) {
+        let mut token_ids = vec![0; forced.len()];
+        self.requests[slot as usize].copy_tokens(forced.start(), &mut token_ids);
+        for token_id in token_ids {
+            self.record_token(slot, token_id, now);
+            self.emit(slot, token_id, None, -1, RequestError::None, now);
+        }
+    }
+
+    /// Whether a step is in flight.
+    #[must_use]
+    pub fn is_step_in_flight(&self) -> bool {
+        self.steps.oldest().is_some()
     }
 
     /// Whether a token of a request is under way.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::Scheduler;
 use crate::{
     clock::monotonic_ns,
+    forced::ForcedTokens,
     grammar::GrammarNews,
     handle::{Message, PromptWork, RESERVED_OUTPUT_TOKENS},
     output::{EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, RequestKey},
@@ -182,6 +183,7 @@ impl Scheduler {
             admitted_before: is_follower,
             draft_token_ids: Vec::with_capacity(self.config.num_speculative_tokens as usize),
             history: work.history,
+            untold: ForcedTokens::default(),
             predicted: PredictedDrafts::NONE,
             cpu_blocks: Vec::new(),
             swapped_out_in: 0,

@@ -48,6 +48,7 @@ impl Scheduler {
         request.num_computed_tokens -= entry.num_scheduled_tokens;
         request.num_expected_tokens -= entry.num_placeholders();
         request.num_steps_in_flight -= 1;
+        request.cold.untold = entry.forced;
         if let Some(span) = step.remove_prompt_span(entry.tenant) {
             request.unask_prompt_logprobs(span);
         }

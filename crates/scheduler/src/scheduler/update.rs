@@ -137,6 +137,7 @@ impl Scheduler {
             if request.epoch != entry.tenant.epoch
                 || !entry.sampled
                 || entry.is_withheld
+                || !entry.forced.is_empty()
                 || entry.num_draft_tokens > 0
                 || request.status != RequestStatus::Running
                 || !request.is_introduced
@@ -174,10 +175,14 @@ impl Scheduler {
             return 0; // It left while the step ran.
         }
         request.num_steps_in_flight -= 1;
+        let is_beam = request.cold.seat.is_some();
+        if !entry.forced.is_empty() {
+            self.emit_forced(slot, entry.forced, now);
+        }
         if entry.is_withheld {
             return 0;
         }
-        if entry.sampled && request.cold.seat.is_some() {
+        if entry.sampled && is_beam {
             return self.take_candidates(entry, sample, sampled, logprobs, now);
         }
         let status = if entry.sampled {

@@ -6,6 +6,8 @@
 pub mod beam_search;
 pub mod model;
 
+use std::collections::BTreeMap;
+
 use scheduler::{NewRequest, SamplingParams, Scheduler, SchedulerConfig, StepBuffers};
 
 /// A small, fast, good enough generator (splitmix64), so that a seed names a run for ever.
@@ -24,6 +26,16 @@ impl Random {
 
     pub fn chance(&mut self, percent: u32) -> bool {
         self.between(1, 100) <= percent
+    }
+}
+
+/// What the runs of a comparison met: one that never saw a case says nothing about it.
+#[derive(Default)]
+pub struct Coverage(pub BTreeMap<&'static str, u64>);
+
+impl Coverage {
+    pub fn count(&mut self, what: &'static str, number: usize) {
+        *self.0.entry(what).or_default() += number as u64;
     }
 }
 

@@ -28,4 +28,34 @@ impl NaiveScheduler {
         self.request(arrival).num_computed_tokens -= 1;
         true
     }
+
+    /// Tokens of a request are known before a step gives them: of one that no step has, or (`is_planned`) in the place of
+    /// the token of the newest step, which has then computed a part of what there is to compute. Never the last token
+    /// that the request may have, nor one that ends it; in the place of a token two at least; returns how many.
+    pub fn force(&mut self, id: &str, tokens: &[i32], is_planned: bool) -> usize {
+        let Some(arrival) = self.arrival_of(id) else { return 0 };
+        let request = &self.requests[&arrival];
+        let new = &request.new;
+        let room = request.max_total_tokens(&self.config).saturating_sub(request.tokens.len() + 1);
+        let ends = |token: &i32| new.eos_token_id == Some(*token) || new.stop_token_ids.contains(token);
+        let taken: Vec<i32> = tokens.iter().copied().take(room).take_while(|token| !ends(token)).collect();
+        let is_awaited = self.requests.values().any(|child| child.parent == Some(arrival));
+        let is_alone = self.rows_in_flight(arrival).count() == usize::from(is_planned);
+        let saves_steps = taken.len() > usize::from(is_planned);
+        if request.status != Status::Running || is_awaited || !is_alone || !saves_steps {
+            return 0;
+        }
+        if is_planned {
+            let newest = self.in_flight.last_mut().expect("it is in one");
+            let row = newest.rows.iter_mut().find(|row| row.arrival == arrival);
+            let Some(row) = row.filter(|row| row.sampled && !row.is_withheld && row.num_drafts == 0) else {
+                return 0;
+            };
+            row.is_withheld = true;
+        }
+        let request = self.request(arrival);
+        request.tokens.extend(&taken);
+        request.next_drafts.clear();
+        taken.len()
+    }
 }

@@ -25,6 +25,8 @@ pub(crate) struct Coverage {
     pub(crate) settled_ends: u64,
     pub(crate) held: u64,
     pub(crate) withheld: u64,
+    pub(crate) forced: u64,
+    pub(crate) forced_in_steps: u64,
 }
 
 impl Coverage {
@@ -50,6 +52,8 @@ impl Coverage {
         self.settled_ends += other.settled_ends;
         self.held += other.held;
         self.withheld += other.withheld;
+        self.forced += other.forced;
+        self.forced_in_steps += other.forced_in_steps;
     }
 
     /// A run that did not meet the hard cases proves nothing.
@@ -78,5 +82,7 @@ impl Coverage {
         at_least("ends that a front end settled", self.settled_ends, 1_000);
         at_least("requests that were held back", self.held, 1_000);
         at_least("tokens that were called off", self.withheld, 1_000);
+        at_least("tokens that were forced between steps", self.forced, 1_000);
+        at_least("tokens that were forced in the place of others", self.forced_in_steps, 1_000);
     }
 }

@@ -42,6 +42,7 @@ impl World {
             return;
         }
         let id = running[self.patience.between(0, running.len() as u32 - 1) as usize].clone();
+        self.force(&id, None);
         // What left meanwhile has no key, and none is wanted for it.
         if let Some(key) = self.key_of(&id) {
             self.scheduler.hold_back(key, true);
@@ -58,22 +59,44 @@ impl World {
         }
     }
 
-    /// Some tokens of the step that was just planned are called off; in which rows.
-    pub(super) fn withhold(&mut self, output: &SchedulerOutput) -> Vec<u32> {
+    /// Some tokens of the step that was just planned are called off, some because others that follow are known; in which
+    /// rows, and whether what the token was to be made of is computed once more.
+    pub(super) fn withhold(&mut self, output: &SchedulerOutput) -> Vec<(u32, bool)> {
         let view = self.scheduler.step_view(output).expect("in flight");
         let mut withheld = Vec::new();
         for row in view.scheduled {
-            if self.patience.chance(5)
-                && let Some(key) = self.key_of(&row.request_id)
-                && self.scheduler.withhold_sample(output, key)
-            {
+            let Some(key) = self.key_of(&row.request_id).filter(|_| self.patience.chance(10)) else {
+                continue;
+            };
+            let is_taken_back = self.patience.chance(50);
+            let is_called_off = if is_taken_back {
+                self.scheduler.withhold_sample(output, key)
+            } else {
+                self.force(&row.request_id, Some(output)) > 0
+            };
+            if is_called_off {
                 let state = self.scheduler.request_state(&row.request_id).expect("it runs");
-                withheld.push(state.row.expect("it runs"));
+                withheld.push((state.row.expect("it runs"), is_taken_back));
             }
+            self.coverage.withheld += u64::from(is_called_off && is_taken_back);
         }
-        self.coverage.withheld += withheld.len() as u64;
         self.scheduler.check_invariants();
         withheld
+    }
+
+    /// Tokens of a request are known before a step gives them; how many.
+    fn force(&mut self, request_id: &str, planned: Option<&SchedulerOutput>) -> usize {
+        let state = self.scheduler.request_state(request_id);
+        let (Some(key), Some(state)) = (self.key_of(request_id), state) else { return 0 };
+        let count = self.patience.between(1, 6) as usize;
+        let num_known = state.token_ids.len() - state.num_prompt_tokens as usize;
+        let tokens = &self.live[&key].tokens;
+        let tokens: Vec<i32> = tokens.iter().skip(num_known).take(count).copied().collect();
+        let num_forced = self.scheduler.force_tokens(planned, key, &tokens);
+        let coverage = &mut self.coverage;
+        let met = if planned.is_some() { &mut coverage.forced_in_steps } else { &mut coverage.forced };
+        *met += num_forced as u64;
+        num_forced
     }
 
     fn key_of(&self, request_id: &str) -> Option<RequestKey> {

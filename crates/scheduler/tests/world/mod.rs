@@ -44,8 +44,8 @@ struct Flight {
     output: SchedulerOutput,
     /// What the model gave, when it has run.
     sampled: Option<Vec<i32>>,
-    /// Rows whose tokens were called off.
-    withheld: Vec<u32>,
+    /// Rows whose tokens were called off, and whether these are drawn once more.
+    withheld: Vec<(u32, bool)>,
 }
 
 pub(crate) struct World {
@@ -435,7 +435,8 @@ impl World {
         if let Some(flight) = self.flights.iter_mut().find(|flight| flight.sampled.is_none()) {
             let arrays = self.scheduler.buffers(&flight.output).expect("in flight");
             flight.sampled = Some(self.model.execute(&flight.output, arrays));
-            flight.withheld.iter().for_each(|&row| self.model.take_back(row));
+            let again = flight.withheld.iter().filter(|(_, is_taken_back)| *is_taken_back);
+            again.for_each(|&(row, _)| self.model.take_back(row));
         }
     }
 

@@ -52,7 +52,8 @@ impl World {
             let other = self.scheduler.step_view(&flight.output).expect("in flight");
             for row in other.scheduled.iter().filter(|row| row.sampled) {
                 let state = self.scheduler.request_state(&row.request_id);
-                if state.and_then(|state| state.row).is_some_and(|number| flight.withheld.contains(&number)) {
+                let called_off = |number| flight.withheld.iter().any(|&(row, _)| row == number);
+                if state.and_then(|state| state.row).is_some_and(called_off) {
                     continue; // Its token was called off: there is none to wait for.
                 }
                 let is_in_both = view.scheduled.iter().any(|own| own.request_id == row.request_id);
