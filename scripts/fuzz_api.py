@@ -40,6 +40,15 @@ Case = Any
 
 NEEDED = frozenset({"model", "prompt", "messages", "stream"})
 ROLES = ("user", "assistant", "system")
+SCHEMAS: tuple[Any, ...] = (
+    True,
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False},
+    {"enum": ["x", 1, None]},
+    {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+    {"not": {"type": "string"}},
+)
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMAS[1]}}
+NAMED = {"type": "function", "function": {"name": "f"}}
 SENSIBLE: dict[str, Callable[[random.Random], Any]] = {
     "n": lambda choice: choice.randint(1, 4),
     "best_of": lambda choice: choice.choice([None, 4]),
@@ -67,8 +76,32 @@ SENSIBLE: dict[str, Callable[[random.Random], Any]] = {
     "stream_options": lambda choice: choice.choice([None, {"include_usage": True, "continuous_usage_stats": True}]),
     "cache_salt": lambda choice: choice.choice([None, "salt"]),
     "suffix": lambda _: None,
-    "tool_choice": lambda choice: choice.choice([None, "none"]),
-    "response_format": lambda choice: choice.choice([None, {"type": "text"}]),
+    "tools": lambda choice: choice.choice([None, [TOOL], [{**TOOL, "function": {**TOOL["function"], "strict": True}}]]),
+    "tool_choice": lambda choice: choice.choice([None, "none", "auto", "required", NAMED]),
+    "parallel_tool_calls": lambda choice: choice.choice([None, True, False]),
+    "response_format": lambda choice: choice.choice(
+        [
+            *[None] * 3,
+            {"type": "text"},
+            {"type": "json_object"},
+            {"type": "json_schema", "json_schema": {"name": "s", "schema": choice.choice(SCHEMAS), "strict": True}},
+            {"type": "json_schema", "json_schema": {"name": "s", "schema": choice.choice(SCHEMAS)}},
+            {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": choice.choice(SCHEMAS)}},
+        ]
+    ),
+    "structured_outputs": lambda choice: choice.choice(
+        [
+            *[None] * 5,
+            {"json": choice.choice(SCHEMAS), "disable_any_whitespace": True},
+            {"regex": choice.choice(["[a-c]{3}", "(a|b)+", "\\d{1,4}x?"])},
+            {"choice": ["yes", "no"]},
+            {"grammar": 'root ::= "a" root | "b"'},
+            {"grammar": 'start: "a" start | "b"'},
+            {"json_object": True},
+        ]
+    ),
+    "thinking_token_budget": lambda choice: choice.choice([None, -1, 0, 5]),
+    "reasoning_effort": lambda choice: choice.choice([None, "none", "low"]),
     "modalities": lambda choice: choice.choice([None, ["text"]]),
     "prompt": lambda choice: choice.choice(
         ["Once", ["a", "b"], [1, 2, 3], [[5], [6, 7]], " " * 90, "\u00e9\U0001f600"]

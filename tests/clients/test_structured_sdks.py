@@ -33,6 +33,19 @@ def test_langchain_parses_structured_output(answers, method):
     assert is_animal(found["parsed"])
 
 
+def test_required_calls_are_valid_or_cut_by_length(answers):
+    num_whole = 0
+    for answer in answers["langchain"]["required"]:
+        if answer["finish_reason"] == "length":
+            continue
+        assert answer["finish_reason"] == "tool_calls"
+        [[name, arguments]] = answer["calls"]
+        assert name == "note_animal"
+        assert is_animal(arguments)
+        num_whole += 1
+    assert num_whole > 0, "all were cut"
+
+
 def test_litellm_gets_what_its_schema_says(answers):
     found = answers["litellm"]["schema"]
     assert found["finish_reason"] == "stop"

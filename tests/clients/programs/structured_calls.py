@@ -21,6 +21,25 @@ class Animal(BaseModel, extra="forbid"):
     legs: int = Field(ge=2, le=4)
 
 
+TOOL = {
+    "type": "function",
+    "function": {"name": "note_animal", "description": "Note it.", "parameters": Animal.model_json_schema()},
+}
+REQUIRED_SEEDS = range(8)
+
+
+def langchain_required(url, name):
+    """What ``bind_tools`` with ``required`` brings: arguments of whole calls, and why the answer ended."""
+    found = []
+    for seed in REQUIRED_SEEDS:
+        asked = {"base_url": f"{url}/v1", "api_key": "none", "model": name, "seed": seed, "max_retries": 0}
+        model = ChatOpenAI(**asked, max_tokens=200, temperature=1.0)
+        answer = model.bind_tools([TOOL], tool_choice="required", parallel_tool_calls=False).invoke(PROMPT)
+        calls = [[call["name"], call["args"]] for call in answer.tool_calls]
+        found.append({"calls": calls, "finish_reason": answer.response_metadata["finish_reason"]})
+    return found
+
+
 def langchain(url, name):
     asked = {"base_url": f"{url}/v1", "api_key": "none", "model": name, "seed": 3, "max_retries": 0}
     model = ChatOpenAI(**asked, max_tokens=200, temperature=1.0)
@@ -44,7 +63,8 @@ def lite(url, name):
 
 def main():
     url, name = sys.argv[1:]
-    print(json.dumps({"langchain": langchain(url, name), "litellm": lite(url, name)}))
+    of_langchain = langchain(url, name) | {"required": langchain_required(url, name)}
+    print(json.dumps({"langchain": of_langchain, "litellm": lite(url, name)}))
 
 
 if __name__ == "__main__":
