@@ -104,7 +104,8 @@ class WholeLayers:
             ModelLoadError: A scale is not finite.
         """
         if storage_of(target) in self._only_looked_up:
-            self._table_of(target, type_name, rows.shape[1]).fill(first_row, rows)
+            table, offset = self._table_of(target, type_name, rows.shape[1])
+            table.fill(offset + first_row, rows)
             return
         packed, offset = self._packed_of(target)
         try:
@@ -171,13 +172,16 @@ class WholeLayers:
             self._packed[key] = packed
         return packed, int(target.storage_offset()) // in_features
 
-    def _table_of(self, target: Tensor, type_name: str, row_bytes: int) -> BlockEmbedding:
-        """An embedding's blocks, with room for all of them: no product reads them, so they stay as they are."""
+    def _table_of(self, target: Tensor, type_name: str, row_bytes: int) -> tuple[BlockEmbedding, int]:
+        """An embedding's blocks, with room for all of them, and the first row of the given part.
+
+        No product reads the blocks, so they stay as they are. A rank's part of a vocabulary comes in pieces.
+        """
         key = storage_of(target)
+        shape = self._shapes[key]
         if key not in self._blocks:
-            shape = (target.shape[0], target.shape[1])
             self._blocks[key] = BlockEmbedding(type_name, shape, row_bytes, target.dtype)
-        return self._blocks[key]
+        return self._blocks[key], int(target.storage_offset()) // shape[1]
 
     def take_table(self, table: Tensor) -> BlockEmbedding | PackedEmbedding | None:
         """What looks vectors up in an embedding that was given and is not the head; None: it is not one of these."""
