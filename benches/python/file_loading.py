@@ -136,6 +136,8 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
+    if missing := [str(model) for model in args.models if not model.exists()]:
+        parser.error(f"there is no {missing[0]}")
     if args.one:
         print(json.dumps(turn(args.models[0], args.dtype)), flush=True)
         return

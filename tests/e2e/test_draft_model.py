@@ -139,11 +139,16 @@ def test_the_controller_tires_of_a_model_that_is_never_right(tmp_path):
     shutil.copytree(embedded_model_path(), folder)
     weights = load_file(folder / "model.safetensors")
     save_file({name: tensor.flip(-1).contiguous() for name, tensor in weights.items()}, folder / "model.safetensors")
-    pair = Pair(make(None, **ORDINARY), make({**SAME, "model": str(folder)}, **ORDINARY))
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
-    drafted, accepted = pair.compare(params, [STORY])
-    assert accepted <= drafted // 4
-    assert 0 < drafted < 60
+    counts = []
+    for adaptive in (False, True):
+        config = {**SAME, "model": str(folder), "adaptive": adaptive}
+        pair = Pair(make(None, **ORDINARY), make(config, **ORDINARY))
+        counts.append(pair.compare(params, [STORY]))
+    (all_drafted, all_accepted), (drafted, _) = counts
+    assert all_accepted <= all_drafted // 4
+    assert all_drafted > 400, "without the controller each step runs guesses"
+    assert drafted < 60
 
 
 def test_its_cache_counts_as_memory_of_a_block():

@@ -9,6 +9,7 @@ import pytest
 
 LEAST = {
     "kv_write": 3,
+    "large_caches": 1,
     "layers": 8,
     "lora": 7,
     "models": 3,
