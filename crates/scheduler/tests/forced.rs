@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use common::{request, scheduler};
 use scheduler::{
-    FinishReason, RequestKey, SamplingExtras, SamplingParams, Scheduler, SchedulerConfig, SchedulerOutput,
-    TokenList, TokenRows, egress::Consumer,
+    FinishReason, NewRequest, RequestKey, SamplingExtras, SamplingParams, Scheduler, SchedulerConfig,
+    SchedulerOutput, SchedulingPolicy, TokenList, TokenRows, egress::Consumer,
 };
 
 const MAX_TOKENS: u32 = 12;
@@ -128,4 +128,32 @@ fn where_each_token_is_looked_at_the_model_gives_it() {
     for key in keys {
         assert_eq!(scheduler.force_tokens(None, key, &[4, 5]), 0);
     }
+}
+
+/// It had its turn in the step being planned, and gives it back to a more important one.
+#[test]
+fn who_is_taken_out_of_the_step_being_planned_tells_its_tokens_later() {
+    let config = SchedulerConfig {
+        block_size: 4,
+        scheduling_policy: SchedulingPolicy::Priority,
+        ..SchedulerConfig::new(4, 12)
+    };
+    let mut scheduler = scheduler(&config, config.num_buffer_sets());
+    let mut consumer = scheduler.take_consumer().expect("taken once");
+    let victim = NewRequest { priority: 5, ..request(&scheduler, "v", vec![1; 3], 6) };
+    let key = victim.key;
+    scheduler.handle().add_request(victim).expect("a request that fits");
+    let (output, _) = plan(&mut scheduler);
+    assert_eq!(run(&mut scheduler, &mut consumer, &output), [7]);
+    let urgent = request(&scheduler, "w", vec![2; 4], 5);
+    scheduler.handle().add_request(urgent).expect("a request that fits");
+    let (output, _) = plan(&mut scheduler);
+    assert_eq!(run(&mut scheduler, &mut consumer, &output), [7, 7]);
+    assert_eq!(scheduler.force_tokens(None, key, &[5, 6]), 2);
+    let (output, num_tokens) = plan(&mut scheduler);
+    assert_eq!((num_tokens, scheduler.waiting_request_ids()), (1, vec!["v".into()]), "w took its block");
+    assert_eq!(run(&mut scheduler, &mut consumer, &output), [7], "of w");
+    scheduler.handle().abort_requests(["w"]);
+    let (output, _) = plan(&mut scheduler);
+    assert_eq!(run(&mut scheduler, &mut consumer, &output), [-1, 5, 6, 7], "the end of w, and its own");
 }
