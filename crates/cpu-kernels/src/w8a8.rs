@@ -106,10 +106,8 @@ pub(crate) unsafe fn sum(
     let num_blocks = layer.padded_inputs() / block;
     let blocks_per_group = blocks_per_group(layer);
     let weights = layer.panel_weights(panel);
-    let (all, most) = (first_row..first_row + num_rows, form.most_rows(variant));
-    // One row takes little time, of which looking for tiles would be a part.
-    let is_single = num_rows == 1;
-    let num_tiles = if is_single { 1 } else { tiles(all.clone(), rows.bundle(), most).count() };
+    let tiles = tiles(first_row..first_row + num_rows, rows.bundle(), form.most_rows(variant));
+    let num_tiles = tiles.clone().count();
     let block_bytes = layer.panel_bytes() / num_blocks;
     // One tile asks for its own weights a little ahead; several, and several passes, share out the next panel among them.
     let passes = form.passes(outputs);
@@ -118,27 +116,21 @@ pub(crate) unsafe fn sum(
     } else {
         (weights.wrapping_add(layer.panel_bytes()), block_bytes.div_ceil(num_tiles * passes))
     };
-    // Scales of 32 bits are read where they lie, and those of 16 where it is done once; others are made ready for some groups
-    // at a time.
-    let narrow_scales = match quantized {
-        Some(quantized) if form.reads_f16 && num_tiles == 1 => layer.narrow_scales(quantized, panel),
-        _ => std::ptr::null(),
-    };
-    let is_widened = quantized.is_some() && narrow_scales.is_null();
-    let together = if is_widened { GROUPS_TOGETHER } else { usize::MAX };
+    // Scales of 32 bits are read where they lie; others are made ready for some groups at a time.
+    let together = if quantized.is_some() { GROUPS_TOGETHER } else { usize::MAX };
     let num_groups = layer.num_groups();
     let scale_bytes = layer.panel_scale_bytes();
     for first_group in (0..num_groups).step_by(together) {
         let groups = first_group..num_groups.min(first_group.saturating_add(together));
         let blocks =
             groups.start * blocks_per_group..num_blocks.min(groups.end.saturating_mul(blocks_per_group));
-        let weight_scales = if let Some(form) = quantized.filter(|_| is_widened) {
+        let weight_scales = if let Some(form) = quantized {
             layer.ready_scales(form, panel, groups.clone(), ready);
             ready.scales.as_ptr()
         } else {
             layer.panel_scales(panel)
         };
-        let compute = |tile: usize, tile_rows: std::ops::Range<usize>| {
+        for (tile, tile_rows) in tiles.clone().enumerate() {
             let (row, offset) = (tile_rows.start, blocks.start * rows.bundle());
             let ahead_pass = share * num_blocks;
             let ahead = ahead.wrapping_add(tile * passes * ahead_pass);
@@ -154,7 +146,6 @@ pub(crate) unsafe fn sum(
                 weights: weights.wrapping_add(blocks.start * block_bytes),
                 panel: outputs,
                 weight_scales,
-                narrow_scales,
                 weight_mins: ready.mins.as_ptr(),
                 sums: sums.wrapping_add((row - first_row) * outputs),
                 is_first: first_group == 0,
@@ -167,11 +158,6 @@ pub(crate) unsafe fn sum(
             // SAFETY: a tile has at least one row and at most as many as there are products; the caller gives rows that were
             // rounded for the layer and sums with room for them; a form is chosen only where its instructions were found.
             unsafe { form.product(variant, tile_rows.len())(&what) };
-        };
-        if is_single {
-            compute(0, all.clone());
-        } else {
-            tiles(all.clone(), rows.bundle(), most).enumerate().for_each(|(tile, rows)| compute(tile, rows));
         }
     }
 }

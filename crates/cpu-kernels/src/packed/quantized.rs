@@ -311,15 +311,6 @@ for_instructions!(widened, widen_inputs, widened_avx512, widened_avx2, (
 ));
 
 impl PackedLinear {
-    /// The scales of a panel, `[group][output]`, where they are `f16` and groups have nothing besides; null: they are not.
-    pub(crate) fn narrow_scales(&self, form: Quantized, panel: usize) -> *const u16 {
-        if form.scales != ScaleForm::F16 || form.zeros != ZeroForm::Middle {
-            return std::ptr::null();
-        }
-        let bytes = form.bytes_of_scales(self.num_groups()) * self.kernel.panel();
-        self.scales.as_slice::<u8>()[panel * bytes..][..bytes].as_ptr().cast()
-    }
-
     /// Scales and minima of some groups of a panel, at most [`GROUPS_TOGETHER`]; in two levels from a multiple of
     /// [`LEVEL_GROUPS`] on.
     pub(crate) fn ready_scales(

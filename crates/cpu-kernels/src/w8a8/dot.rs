@@ -9,8 +9,6 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-use half::f16;
-
 #[cfg(target_arch = "x86_64")]
 use crate::{avx2::Avx2, avx512::Avx512};
 use crate::{portable::Portable, simd::Simd};
@@ -54,21 +52,6 @@ pub(crate) trait Dot {
     ) -> <Self::Lanes as Simd>::V {
         // SAFETY: the caller promises a machine with the instructions of the lanes.
         unsafe { Self::Lanes::fma(a, b, c) }
-    }
-
-    /// Whether [`Self::load_f16`] is an instruction of its own.
-    const READS_F16: bool = false;
-
-    /// A number of 16 bits (`f16`) of each lane, exactly.
-    unsafe fn load_f16(from: *const u16) -> <Self::Lanes as Simd>::V {
-        let mut wide = [0.0_f32; 16];
-        // SAFETY: the caller lets a number of each lane be read, of which no instruction set has more than 16.
-        unsafe {
-            for (lane, wide) in wide.iter_mut().enumerate().take(Self::Lanes::LANES) {
-                *wide = f16::from_bits(from.add(lane).read_unaligned()).to_f32();
-            }
-            Self::Lanes::load(wide.as_ptr())
-        }
     }
 
     /// What a block's sums of such weights begin with; `starts` as in [`Self::start`], of which a sixteenth is −8 times the
@@ -244,7 +227,7 @@ const SIGNS: i8 = i8::MIN;
 macro_rules! vnni {
     (
         $name:ident, $lanes:ty, $vector:ty, $float:ty, $feature:literal,
-        [$($f16:item)*], $load:ident, $splat_8:ident, $splat_32:ident, $xor:ident, $and:ident, $dot:ident, $shift:ident, $convert:ident
+        $load:ident, $splat_8:ident, $splat_32:ident, $xor:ident, $and:ident, $dot:ident, $shift:ident, $convert:ident
     ) => {
         #[doc = concat!("`vpdpbusd` of ", $feature, ".")]
         pub(crate) struct $name;
@@ -256,8 +239,6 @@ macro_rules! vnni {
             type Sums = $vector;
             type Halves = $vector;
             type HalfSums = $vector;
-
-            $($f16)*
 
             #[inline(always)]
             unsafe fn start(starts: *const i32) -> $vector {
@@ -319,14 +300,6 @@ vnni!(
     __m512i,
     __m512,
     "AVX-512",
-    [
-        const READS_F16: bool = true;
-        #[inline(always)]
-        unsafe fn load_f16(from: *const u16) -> __m512 {
-            // SAFETY: the caller promises a machine with AVX-512, and 16 numbers that may be read.
-            unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
-        }
-    ],
     _mm512_loadu_si512,
     _mm512_set1_epi8,
     _mm512_set1_epi32,
@@ -343,7 +316,6 @@ vnni!(
     __m256i,
     __m256,
     "AVX-VNNI, for processors without AVX-512",
-    [],
     _mm256_loadu_si256,
     _mm256_set1_epi8,
     _mm256_set1_epi32,

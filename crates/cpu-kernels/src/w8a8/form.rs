@@ -3,8 +3,6 @@
 
 use std::sync::OnceLock;
 
-use half::f16;
-
 #[cfg(target_arch = "x86_64")]
 use super::{
     dot::{Avx2Dot, Vnni256Dot, Vnni512Dot},
@@ -57,8 +55,6 @@ pub(crate) struct Form {
     products: Products,
     /// Outputs that are computed at once.
     outputs: usize,
-    /// Whether scales of 16 bits are best read as they are, where weights are used once.
-    pub(super) reads_f16: bool,
     is_right: OnceLock<bool>,
 }
 
@@ -90,12 +86,11 @@ impl Form {
                 let each: Vec<usize> = (1..=self.products(variant).len()).collect();
                 let rows = if self.takes_any_rows { &[1, 16, 19] } else { each.as_slice() };
                 rows.iter().all(|&num_rows| {
+                    let found = trial(self.product(variant, num_rows), num_rows, variant);
                     let plain = SCALAR.products(variant)[0];
                     let expected: Vec<u32> =
                         (0..num_rows).flat_map(|row| trial_row(plain, row, num_rows, variant)).collect();
-                    let product = self.product(variant, num_rows);
-                    let narrow: &[bool] = if self.reads_f16 { &[false, true] } else { &[false] };
-                    narrow.iter().all(|&are_narrow| trial(product, num_rows, variant, are_narrow) == expected)
+                    found == expected
                 })
             })
         })
@@ -133,13 +128,13 @@ const TRIAL_BLOCKS: usize = 11;
 const TRIAL_BLOCKS_PER_GROUP: usize = 3;
 
 /// Bits of a small product's sums, whose numbers are the largest and the smallest ones, and others between.
-fn trial(product: ProductFn, num_rows: usize, variant: Variant, are_narrow: bool) -> Vec<u32> {
-    trial_rows(product, 0, num_rows, num_rows, variant, are_narrow)
+fn trial(product: ProductFn, num_rows: usize, variant: Variant) -> Vec<u32> {
+    trial_rows(product, 0, num_rows, num_rows, variant)
 }
 
 /// One row of the same product.
 fn trial_row(product: ProductFn, row: usize, num_rows: usize, variant: Variant) -> Vec<u32> {
-    trial_rows(product, row, 1, num_rows, variant, false)
+    trial_rows(product, row, 1, num_rows, variant)
 }
 
 fn trial_rows(
@@ -148,7 +143,6 @@ fn trial_rows(
     count: usize,
     num_rows: usize,
     Variant { block, .. }: Variant,
-    are_narrow: bool,
 ) -> Vec<u32> {
     const EXTREMES: [i8; 6] = [-128, 127, -127, -1, 0, 1];
     let mut state = 1_u32;
@@ -162,9 +156,7 @@ fn trial_rows(
     let sum = |block: &[i8]| block.iter().map(|&number| i32::from(number)).sum::<i32>();
     let starts: Vec<i32> = numbers.chunks(block).map(|block| -128 * sum(block)).collect();
     let groups = TRIAL_BLOCKS.div_ceil(TRIAL_BLOCKS_PER_GROUP);
-    let narrow_scales: Vec<u16> =
-        (0..groups * TRIAL_PANEL).map(|_| f16::from_f32(f32::from(byte()) / 91.0).to_bits()).collect();
-    let weight_scales: Vec<f32> = narrow_scales.iter().map(|&bits| f16::from_bits(bits).to_f32()).collect();
+    let weight_scales: Vec<f32> = (0..groups * TRIAL_PANEL).map(|_| f32::from(byte()) / 91.0).collect();
     let weight_mins: Vec<f32> = (0..groups * TRIAL_PANEL).map(|_| f32::from(byte()) / 17.0).collect();
     let group_sums: Vec<f32> = (0..groups * num_rows).map(|_| f32::from(byte()) / 3.0).collect();
     let mut sums = vec![0.0_f32; count * TRIAL_PANEL];
@@ -180,7 +172,6 @@ fn trial_rows(
         weights: weights.as_ptr().cast(),
         panel: TRIAL_PANEL,
         weight_scales: weight_scales.as_ptr(),
-        narrow_scales: if are_narrow { narrow_scales.as_ptr() } else { std::ptr::null() },
         weight_mins: weight_mins.as_ptr(),
         sums: sums.as_mut_ptr(),
         is_first: true,
@@ -230,7 +221,6 @@ macro_rules! forms {
             takes_any_rows: false,
             products: $module::PRODUCTS,
             outputs: VECTORS * <<$dot as Dot>::Lanes as Simd>::LANES,
-            reads_f16: <$dot as Dot>::READS_F16,
             is_right: OnceLock::new(),
         };
     };
@@ -251,7 +241,6 @@ static UNIT: Form = Form {
         &[unit::product::<32, true, true>],
     ],
     outputs: unit::PANEL,
-    reads_f16: false,
     is_right: OnceLock::new(),
 };
 #[cfg(target_arch = "x86_64")]
@@ -301,7 +290,6 @@ mod tests {
         takes_any_rows: false,
         products: [&[], &[], &[], &[], &[off_by_one::<1, false>, off_by_one::<2, false>], &[]],
         outputs: 16,
-        reads_f16: false,
         is_right: OnceLock::new(),
     };
     static ABSENT: Form = Form {
@@ -311,7 +299,6 @@ mod tests {
         takes_any_rows: false,
         products: [&[]; 6],
         outputs: 16,
-        reads_f16: false,
         is_right: OnceLock::new(),
     };
 

@@ -41,8 +41,6 @@ pub(crate) struct Product {
     pub(crate) panel: usize,
     /// Its scales, `[group][output]`.
     pub(crate) weight_scales: *const f32,
-    /// The same as `f16`, in the place of those; null: those are to be read.
-    pub(crate) narrow_scales: *const u16,
     /// Its minima, likewise, less than nothing where they are taken away; only where weights have a minimum.
     pub(crate) weight_mins: *const f32,
     /// `[row][output]`: what is added to, or written.
@@ -125,7 +123,7 @@ unsafe fn outputs<
         }
         let mut groups = [[zero; VECTORS]; ROWS];
         let (mut numbers, mut scales, mut starts) = (what.numbers, what.scales, what.starts);
-        let (mut weight_scales, mut offset) = (what.weight_scales.wrapping_add(first), first);
+        let (mut weight_scales, mut offset) = (what.weight_scales.add(first), first);
         let mut weights = what.weights.add(first * QUAD);
         let mut ahead = what.ahead.wrapping_add(first / (VECTORS * lanes) * what.ahead_pass);
         let (mut left_of_group, mut group_sums) = (what.blocks_per_group, what.group_sums);
@@ -162,11 +160,7 @@ unsafe fn outputs<
             left_of_group -= 1;
             if SINGLE || left_of_group == 0 || left == 0 {
                 for n in 0..VECTORS {
-                    let scale = if what.narrow_scales.is_null() {
-                        D::Lanes::load(weight_scales.wrapping_add(n * lanes))
-                    } else {
-                        D::load_f16(what.narrow_scales.wrapping_add(offset + n * lanes))
-                    };
+                    let scale = D::Lanes::load(weight_scales.add(n * lanes));
                     for r in 0..ROWS {
                         let place = places.add(r * what.panel + n * lanes);
                         let before = if SINGLE {
