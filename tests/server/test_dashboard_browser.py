@@ -1,4 +1,7 @@
-"""The live page in a real browser: a key, an idle engine, a chat with its journey, a stop, an engine that dies."""
+"""The live page in a real browser: a key, an idle engine, a chat with its journey, a stop, an engine that dies.
+
+No test needs another: they may be dealt out to several processes, each of which has a server and a browser of its own.
+"""
 
 import itertools
 import json
@@ -23,32 +26,59 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def browser(server: ServerProcess) -> Iterator[Chromium]:
+def opened(server: ServerProcess) -> Iterator[Chromium]:
+    """A browser whose page knows the key. Nothing that the page does is an error or against its policy."""
     assert PROGRAM is not None
     with Chromium(PROGRAM) as browser:
         browser.open(server.url + "/dashboard")
+        give_key(browser)
         yield browser
+        wrong = [line for line in browser.console if line.startswith("uncaught") or "Content Security Policy" in line]
+        assert wrong == []
+        assert browser.evaluate(
+            "performance.getEntriesByType('resource').every(({name}) => name.startsWith(location.origin))"
+        )
 
 
-def test_it_asks_for_the_key_and_keeps_it_in_the_tab(browser: Chromium) -> None:
+@pytest.fixture
+def browser(opened: Chromium) -> Chromium:
+    """The same, with the playground as it is at first."""
+    opened.click("#clear")
+    values = {"endpoint": "chat", "max_tokens": "", "schema": "", "seed": "7", "prompt": ""}
+    opened.evaluate(
+        f"Object.entries({json.dumps(values)}).forEach(([id, value]) => document.getElementById(id).value = value)"
+    )
+    return opened
+
+
+def give_key(browser: Chromium) -> None:
+    """Type the key into the form that asks for it."""
     browser.wait_for("!document.querySelector('#key-form').hidden")
-    browser.type("#key", "wrong")
-    browser.press("Enter")
-    browser.wait_for("document.querySelector('#key').value === ''")
-    browser.wait_for("!document.querySelector('#key-form').hidden && !sessionStorage.getItem('rustvllm-key')")
     browser.type("#key", "secret")
     browser.press("Enter")
     browser.wait_for("document.querySelector('#status').textContent === 'idle'")
-    assert browser.evaluate("document.querySelector('#key-form').hidden")
-    assert browser.evaluate("document.cookie") == ""
-    assert "secret" not in browser.evaluate("JSON.stringify(localStorage)")
-    assert browser.text("#model") == "rustvllm-tiny"
-    assert browser.evaluate("!document.querySelector('#idle').hidden"), "nothing runs, and it says so"
-    assert "400 of 16 tokens" in browser.text("#blocks-count")
+
+
+def test_it_asks_for_the_key_and_keeps_it_in_the_tab(server: ServerProcess) -> None:
+    assert PROGRAM is not None
+    with Chromium(PROGRAM) as browser:
+        browser.open(server.url + "/dashboard")
+        browser.wait_for("!document.querySelector('#key-form').hidden")
+        browser.type("#key", "wrong")
+        browser.press("Enter")
+        browser.wait_for("document.querySelector('#key').value === ''")
+        browser.wait_for("!document.querySelector('#key-form').hidden && !sessionStorage.getItem('rustvllm-key')")
+        give_key(browser)
+        assert browser.evaluate("document.querySelector('#key-form').hidden")
+        assert browser.evaluate("document.cookie") == ""
+        assert "secret" not in browser.evaluate("JSON.stringify(localStorage)")
+        assert browser.text("#model") == "rustvllm-tiny"
+        assert browser.evaluate("!document.querySelector('#idle').hidden"), "nothing runs, and it says so"
+        assert "400 of 16 tokens" in browser.text("#blocks-count")
 
 
 def test_a_chat_streams_next_to_its_journey(browser: Chromium) -> None:
-    browser.evaluate("document.querySelector('#max_tokens').value = 12, document.querySelector('#seed').value = 7")
+    browser.evaluate("document.querySelector('#max_tokens').value = 12")
     browser.type("#prompt", "Tell me a <b>story</b> about a fox.")
     browser.press("Enter")
     browser.wait_for("document.querySelector('#usage').textContent.includes('tokens/s')")
@@ -97,7 +127,6 @@ def test_the_ranks_of_a_model_on_several_are_listed(browser: Chromium) -> None:
 
 
 def test_a_request_that_is_stopped_is_aborted(browser: Chromium, server: ServerProcess) -> None:
-    browser.click("#clear")
     browser.evaluate(
         "document.querySelector('#endpoint').value = 'completion', document.querySelector('#max_tokens').value = 480"
     )
@@ -117,16 +146,13 @@ def test_a_request_that_is_stopped_is_aborted(browser: Chromium, server: ServerP
 
 
 def test_what_the_server_refuses_is_said(browser: Chromium) -> None:
-    browser.click("#clear")
     browser.evaluate("document.querySelector('#max_tokens').value = 100000")
     browser.type("#prompt", "Once")
     browser.press("Enter")
     browser.wait_for("document.querySelector('.turn.error')?.textContent.includes('max_tokens')")
-    browser.evaluate("document.querySelector('#max_tokens').value = 3")
 
 
 def test_an_answer_obeys_the_schema_under_parameters(browser: Chromium) -> None:
-    browser.click("#clear")
     browser.evaluate("document.querySelector('#schema').value = '{', document.querySelector('#max_tokens').value = 40")
     browser.type("#prompt", "Once")
     browser.press("Enter")
@@ -134,15 +160,12 @@ def test_an_answer_obeys_the_schema_under_parameters(browser: Chromium) -> None:
     browser.click("#clear")
     browser.evaluate("""document.querySelector('#schema').value = '{"enum": ["a mouse", "a fox"]}'""")
     ask(browser, "Who is it?")
-    assert browser.text(".turn.model").removeprefix("model").strip() in ('"a mouse"', '"a fox"')
-    browser.evaluate("document.querySelector('#schema').value = '', document.querySelector('#max_tokens').value = 3")
+    answer = browser.evaluate("document.querySelectorAll('.turn')[1].lastChild.data")
+    assert answer in ('"a mouse"', '"a fox"')
 
 
 def test_an_answer_that_was_cut_says_so_and_a_full_context_drops_the_oldest_turns(browser: Chromium) -> None:
-    browser.click("#clear")
-    browser.evaluate(
-        "document.querySelector('#endpoint').value = 'chat', document.querySelector('#max_tokens').value = 3"
-    )
+    browser.evaluate("document.querySelector('#max_tokens').value = 3")
     ask(browser, "Tell me a story.")
     assert browser.text(".cut").startswith("stopped at 3 tokens: max_tokens")
     assert "stopped at 3 tokens" in browser.text("#usage")
@@ -198,6 +221,7 @@ def test_it_fits(browser: Chromium, width: int, height: int) -> None:
 
 
 def test_an_operator_sees_percentiles_errors_memory_and_the_hour(browser: Chromium) -> None:
+    ask(browser, "Tell me a story.")
     tile = "document.querySelector('#tile-{} .value').innerText".format
     browser.wait_for(f"{tile('ttft')}.includes('p99')")
     browser.wait_for(f"{tile('itl')}.includes('p99')")
@@ -244,17 +268,7 @@ def test_an_engine_that_dies_is_told_and_its_successor_serves(browser: Chromium,
         "['restarting', 'dead'].some((word) => document.querySelector('#status').textContent.includes(word))"
     )
     browser.wait_for("document.querySelector('#status').textContent === 'idle'", timeout=90)
-    browser.click("#clear")
     browser.type("#prompt", "Once upon")
     browser.press("Enter")
     browser.wait_for("document.querySelector('#journey-rows').textContent.includes('finished')")
     assert browser.evaluate("document.querySelectorAll('.turn.error').length") == 0
-
-
-def test_the_page_ran_without_an_error(browser: Chromium) -> None:
-    """The last of the module: nothing that the page did was an error or against its policy."""
-    wrong = [line for line in browser.console if line.startswith("uncaught") or "Content Security Policy" in line]
-    assert wrong == []
-    assert browser.evaluate(
-        "performance.getEntriesByType('resource').every(({name}) => name.startsWith(location.origin))"
-    )
