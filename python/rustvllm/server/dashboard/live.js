@@ -254,6 +254,7 @@ function showTiles(samples) {
   const newest = samples.at(-1);
   // A mean over two seconds is easier to read than a number that jumps.
   const late = samples.slice(-5), mean = (name) => late.reduce((sum, sample) => sum + sample[name], 0) / late.length;
+  byId('tile-drafts').hidden = !newest?.allDrafts; // nothing to tell where nothing is drafted
   for (const [id, , value, spark, colour] of TILES) {
     const tile = byId(`tile-${id}`);
     if (newest) {
