@@ -25,6 +25,7 @@ import triton
 from triton.backends.nvidia import compiler
 
 from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
+from rustvllm.attention.static_batch import StaticDraftBatch
 from rustvllm.attention.triton_backend import TritonAttentionBackend
 from rustvllm.kernels import (
     activation,
@@ -39,6 +40,7 @@ from rustvllm.kernels import (
     tile_list,
     truncation,
     tuning,
+    verify,
 )
 
 CAPABILITIES = (80, 90, 100)
@@ -128,6 +130,17 @@ def launch_attention(head_dim: int, dtype: torch.dtype, *, fp8: bool = False, **
     backend.plan(step).forward(*qkv.split([8, 2, 2], 1), cache, 0.1, **options)
 
 
+def launch_draft_attention(head_dim: int, dtype: torch.dtype, width: int) -> None:
+    """A graph of two requests with so many tokens each."""
+    backend = TritonAttentionBackend(KVCacheSpec(1, 2, head_dim), dtype, CPU)
+    of_requests, slots = torch.zeros(3, dtype=torch.int32), torch.zeros(2 * width, dtype=torch.int32)
+    table = torch.zeros(2, 64, dtype=torch.int32)
+    batch = StaticDraftBatch(16, table, of_requests[:2], slots, of_requests, of_requests[:2], 1024, width)
+    qkv = torch.zeros(2 * width, 12, head_dim, dtype=dtype)
+    cache = torch.zeros(2, 8, 16, 2, head_dim, dtype=dtype)
+    backend.plan_static_drafts(batch).forward(*qkv.split([8, 2, 2], 1), cache, 0.1)
+
+
 def launch_rotary_write(head_dim: int, *, norms: bool, fp8: bool, by_head: bool = False) -> None:
     """A step of four tokens of 8 heads over 2 KV heads, or of 4 over 4 whose quarters are turned."""
     heads, turned = (4, head_dim // 4) if by_head else (8, head_dim)
@@ -153,6 +166,7 @@ def launch_sampler() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         draw.argmax(logits.to(dtype))
         draw.choose(logits.to(dtype), static)
+    verify.verify(*ids[:2], torch.zeros(5, dtype=torch.int32), 4, ids, ids[2], which=ids[0], rows=ids[1])
 
 
 def launch_layers() -> None:
@@ -193,6 +207,10 @@ CASES: dict[str, Callable[[], None]] = {
     "attention 256 bfloat16": lambda: launch_attention(256, torch.bfloat16),
     "attention 64 float16 fp8 bent": lambda: launch_attention(64, torch.float16, fp8=True, **BENT),
     "attention 128 bfloat16 fp8": lambda: launch_attention(128, torch.bfloat16, fp8=True),
+    "attention 64 bfloat16 with drafts": lambda: launch_draft_attention(64, torch.bfloat16, 4),
+    "attention 128 bfloat16 with drafts": lambda: launch_draft_attention(128, torch.bfloat16, 8),
+    "attention 128 bfloat16 with many drafts": lambda: launch_draft_attention(128, torch.bfloat16, 17),
+    "attention 256 bfloat16 with drafts": lambda: launch_draft_attention(256, torch.bfloat16, 8),
     "rotary and write 128": lambda: launch_rotary_write(128, norms=False, fp8=False),
     "norms, rotary and write 128": lambda: launch_rotary_write(128, norms=True, fp8=False),
     "rotary and write 64 by head": lambda: launch_rotary_write(64, norms=False, fp8=False, by_head=True),

@@ -16,11 +16,31 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not made for this platform", allow_module_level=True)
 sys.path.append(str(Path(__file__).parents[2] / "benches" / "python"))
 
-from gpu_kernel_code import CASES, Launches, costs, launch_adapters, launch_attention, launch_rotary_write
+from gpu_kernel_code import (
+    CASES,
+    Launches,
+    costs,
+    launch_adapters,
+    launch_attention,
+    launch_draft_attention,
+    launch_rotary_write,
+)
 
 from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
 from rustvllm.attention.triton_backend import TritonAttentionBackend
-from rustvllm.kernels import activation, draw, known_ids, lora, matmul, norm, penalties, rotary, tile_list, truncation
+from rustvllm.kernels import (
+    activation,
+    draw,
+    known_ids,
+    lora,
+    matmul,
+    norm,
+    penalties,
+    rotary,
+    tile_list,
+    truncation,
+    verify,
+)
 
 SHARED_BYTES = {90: 227 << 10, 80: 99 << 10}
 """Of Hopper; and the least that any GPU has that untuned sizes are for."""
@@ -52,6 +72,21 @@ def test_attention(launches, head_dim, dtype, fp8):
     if launches.target.arch == 90:
         assert "wgmma" in prompts.asm["ptx"], "Hopper's matrix instructions lie idle"
     assert "mma.sync" in decodes.asm["ptx"]
+
+
+@pytest.mark.parametrize("width", [2, 8, 17])
+def test_attention_of_steps_with_drafts(launches, width):
+    launch_draft_attention(128, torch.bfloat16, width)
+    _, rows = check(launches, at_least=2)  # written, and one kernel for all requests
+    assert "mma" in rows.asm["ptx"]
+
+
+def test_steps_with_any_drafts_are_verified_by_the_same_code(launches):
+    for num_reqs, width, offset in ((1, 5, 0), (3, 8, 1), (64, 6, 3)):
+        ids = torch.zeros((2, num_reqs * width + 4), dtype=torch.int32)[:, offset:]
+        starts = torch.zeros(num_reqs + 1, dtype=torch.int32)
+        verify.verify(*ids, starts, width, ids, ids[0], which=starts, rows=starts)
+    assert launches.variants() == {"_verify_kernel": 1}
 
 
 def test_steps_of_all_sizes_run_the_same_code(launches):
@@ -119,7 +154,9 @@ def test_everything_else(launches):
     starts, tiles = torch.tensor([0, 4, 4], dtype=torch.int32), torch.zeros((2, 3), dtype=torch.int32)
     tile_list.list_tiles(*tiles, starts, 4, skip_decodes=True)
     tile_list.list_decodes(*tiles[:, :2], starts)
-    check(launches, at_least=15)
+    verify.verify(*tiles, starts, 4, tiles, tiles[0], which=starts, rows=starts)
+    verify.verify(*tiles, starts, 4, tiles, tiles[0])
+    check(launches, at_least=17)
 
 
 @pytest.mark.slow

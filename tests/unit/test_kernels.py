@@ -17,6 +17,7 @@ LEAST = {
     "rotary_write": 3,
     "sampling": 3,
     "tile_list": 5,
+    "verify": 17,
 }
 """How many tests of a file the interpreter has to run at least: with fewer it would say nothing."""
 

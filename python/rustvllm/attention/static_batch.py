@@ -62,6 +62,35 @@ class StaticMixedBatch:
     max_seq_len: int
 
 
+@dataclass(frozen=True, slots=True)
+class StaticDraftBatch:
+    """Decodes with drafts, in memory that is filled anew before every replay.
+
+    All tensors are on the device and never move; nothing of them may be read on the host. Requests beyond a step's are
+    padding: they begin where the step's tokens end, and have no token and length 0. Tokens beyond a step's have slot
+    −1; what is computed for them is never read.
+
+    Attributes:
+        block_size: Tokens per block.
+        block_table: int32 ``[num_rows, max_blocks]``; entries beyond a sequence are stale.
+        table_rows: int32 ``[num_reqs]``, the row of each request.
+        slot_mapping: int32 ``[num_reqs * width]``, of each new token.
+        query_start_loc: int32 ``[num_reqs + 1]``, where each request's new tokens begin.
+        seq_lens: int32 ``[num_reqs]``, new tokens included.
+        max_seq_len: What no entry of ``seq_lens`` exceeds, in any replay.
+        width: New tokens of a request at most.
+    """
+
+    block_size: int
+    block_table: Tensor
+    table_rows: Tensor
+    slot_mapping: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    max_seq_len: int
+    width: int
+
+
 class StaticMixedPlan(AttentionPlan, Protocol):
     """The attention of a captured mixed step."""
 
@@ -84,4 +113,8 @@ class StaticAttentionBackend(Protocol):
 
     def plan_static_mixed(self, batch: StaticMixedBatch) -> StaticMixedPlan:
         """As ``plan_static``, of a step with pieces of prompts."""
+        ...
+
+    def plan_static_drafts(self, batch: StaticDraftBatch) -> AttentionPlan:
+        """As ``plan_static``, of a step with drafts."""
         ...

@@ -1,8 +1,9 @@
 """Paged attention by the Triton kernels: what a CUDA device uses.
 
 Prompts and pieces of prompts are cut into tiles of tokens; requests with one new token are tiles of their own, with
-sizes of their own, and their keys are split when they are too few to fill the device. With ``batch_invariant`` there
-is one size and nothing is split: then no bit of a token's result depends on other requests or on its prompt's chunks.
+sizes of their own, and their keys are split when they are too few to fill the device. So are those of requests with
+drafts in a CUDA graph, each of which has tiles of its own, whatever the others have. With ``batch_invariant`` there is
+one size and nothing is split: then no bit of a token's result depends on other requests or on its prompt's chunks.
 
 Planning sends the tiles of prompts to the device, with the rest of the step where that is not sent yet, and the lengths
 where they are not there. A step whose inputs stay where they are is planned once and sends nothing, so it can be
@@ -12,7 +13,7 @@ captured in a CUDA graph; where it has pieces of prompts, the device itself cuts
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from torch import Tensor
 from rustvllm.attention.backend import HeadNorms
 from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
 from rustvllm.attention.scores import ScoreOptions
-from rustvllm.attention.static_batch import StaticDecodeBatch, StaticMixedBatch
+from rustvllm.attention.static_batch import StaticDecodeBatch, StaticDraftBatch, StaticMixedBatch
 from rustvllm.kernels import tuning
 from rustvllm.kernels.kv_write import kv_write
 from rustvllm.kernels.paged_attention import (
@@ -39,6 +40,8 @@ from rustvllm.kernels.tile_list import list_decodes, list_tiles, num_tiles
 TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PROGRAMS_PER_PROCESSOR = 2
 """Programs of a decode that a multiprocessor is given before keys are split no further."""
+MAX_DRAFT_ROWS = 64
+"""Rows of a tile of a request with drafts at most: tokens times the heads that share a KV head."""
 
 
 class TritonAttentionBackend:
@@ -114,6 +117,21 @@ class TritonAttentionBackend:
                 num_tokens=num_tokens,
             ),
         )
+
+    def plan_static_drafts(self, batch: StaticDraftBatch) -> TritonDraftPlan:
+        """See ``StaticAttentionBackend.plan_static_drafts``; how keys are split follows from the room for requests."""
+        num_reqs, num_tokens = batch.seq_lens.shape[0], batch.slot_mapping.shape[0]
+        of_step = _Batch(
+            block_table=batch.block_table,
+            table_rows=batch.table_rows,
+            slot_mapping=batch.slot_mapping,
+            query_start_loc=batch.query_start_loc,
+            seq_lens=batch.seq_lens,
+            query_lens=np.zeros(num_reqs, np.int32),  # not known here
+            host_seq_lens=np.full(num_reqs, batch.max_seq_len, np.int32),
+            num_tokens=num_tokens,
+        )
+        return TritonDraftPlan(self, of_step, batch.width)
 
     @property
     def counters(self) -> Tensor | None:
@@ -387,6 +405,29 @@ class TritonMixedPlan(TritonAttentionPlan):
         list_tiles(cut.requests, cut.first_tokens, starts, tile_tokens, skip_decodes=bool(decodes))
         for tiles in decodes:
             list_decodes(tiles.requests, tiles.first_tokens, starts)
+
+
+class TritonDraftPlan(TritonAttentionPlan):
+    """A step of a CUDA graph with drafts: as many tiles for each request as its most tokens need."""
+
+    def __init__(self, backend: TritonAttentionBackend, batch: _Batch, width: int) -> None:
+        super().__init__(backend, batch)
+        self._width = width
+
+    def _make_launches(self, group_size: int, num_kv_heads: int) -> list[_Launch]:
+        backend, batch = self._backend, self._batch
+        config = backend.prompt_config
+        if not backend.batch_invariant:
+            rows = min(tuning.power_of_two(self._width * group_size), MAX_DRAFT_ROWS)
+            config = backend.decode_config
+            config = replace(config, rows=max(rows, config.rows))
+        tile_tokens = tokens_per_tile(config, group_size)[0]
+        num_parts = -(-self._width // tile_tokens)
+        length = batch.seq_lens.shape[0] * num_parts
+        tile = torch.arange(length, dtype=torch.int32, device=backend.device)
+        num_splits = backend.num_splits(length, num_kv_heads, int(batch.host_seq_lens.max()))
+        tiles = self._tiles(tile // num_parts, tile % num_parts * tile_tokens)
+        return [_Launch(tiles, config, num_splits, backend.counters)]
 
 
 def _cut(

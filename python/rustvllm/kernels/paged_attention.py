@@ -11,7 +11,7 @@ number of parts that its keys are split into; all three are the caller's choice.
 
 With ``num_splits`` above 1 a tile's keys are shared by so many programs: a few long sequences then fill a device that
 they would leave idle. The one that ends last, as a counter tells it, puts the results of all together, in one order
-whichever that is. The memory for it is for decodes: rows times parts.
+whichever that is. The memory for it is for few tiles: their rows times parts.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def paged_attention(
         alibi_slopes: float32 ``[num_heads]``: times the distance, subtracted from the score; None for none.
         key_scale: What keys in eight bits are multiplied by.
         value_scale: likewise.
-        num_splits: Parts that keys are split into; above 1 each tile has one token.
+        num_splits: Parts that keys are split into.
         counters: int32, zeros before and after, at least the number of tiles times that of KV heads where there are
             several parts; None: the caller never splits, and the code for it is left out.
 
@@ -117,7 +117,7 @@ def paged_attention(
         raise ValueError(f"{num_tiles} tiles of {num_kv_heads} KV heads in parts need as many counters: {num_counters}")
     partial_out = partial_max = partial_sum = _nothing(out.device)
     if num_splits > 1:
-        shape = (num_tiles, num_heads, num_splits)
+        shape = (num_tiles * block_q, num_heads, num_splits)
         partial_out = torch.empty((*shape, head_dim), dtype=torch.float32, device=out.device)
         partial_max, partial_sum = torch.empty((2, *shape), dtype=torch.float32, device=out.device)
     head_dim_padded = max(16, power_of_two(head_dim))
@@ -255,6 +255,7 @@ def _attention_kernel(
 
     # Tiles of keys from the first one that the first token sees to the last one that the last token sees.
     num_visible = num_computed + tl.minimum(first_token + TILE_TOKENS, num_new)
+    num_visible = tl.where(first_token < num_new, num_visible, 0)  # a tile beyond its request's tokens sees none
     first_tile = 0
     if HAS_WINDOW:
         first_tile = tl.maximum(num_computed + first_token - window + 1, 0) // TILE_KEYS
@@ -308,7 +309,8 @@ def _attention_kernel(
     if MAY_SPLIT:
         is_whole = num_splits == 1
         if num_splits > 1:
-            place = (tile.to(tl.int64) * num_heads + head) * num_splits + tl.program_id(2)
+            first = ((tile.to(tl.int64) * TILE_TOKENS + row // GROUP_SIZE) * num_heads + head) * num_splits
+            place = first + tl.program_id(2)
             tl.store(partial_max_ptr + place, highest, mask=is_row)
             tl.store(partial_sum_ptr + place, total, mask=is_row)
             # A part without keys adds 0; a NaN must propagate.
@@ -320,7 +322,6 @@ def _attention_kernel(
             is_whole = tl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1
             if is_whole:
                 tl.store(counter, 0)
-                first = (tile.to(tl.int64) * num_heads + head) * num_splits
                 highest = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
                 for split in range(num_splits):
                     part_sum = tl.load(partial_sum_ptr + first + split, mask=is_row, other=0.0, cache_modifier=".cg")

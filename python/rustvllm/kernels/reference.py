@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -259,3 +260,28 @@ def choose(logits: Tensor, draws: StaticDraws) -> None:
         draws.sampled[draws.which[0], index] = token_id if is_number else -1
         if draws.last_token_ids is not None:
             draws.last_token_ids[draws.rows[index]] = token_id if is_number else 0
+
+
+def verify(
+    sampled: Tensor,
+    input_ids: Tensor,
+    query_start_loc: Tensor,
+    width: int,
+    out: Tensor,
+    last_token_ids: Tensor,
+    *,
+    which: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> None:
+    """See ``verify.verify``; request by request."""
+    target = (out if which is None else out[int(which[0])]).view(-1)
+    starts = query_start_loc.tolist()
+    for request, (begin, end) in enumerate(pairwise(starts)):
+        given: list[int] = []
+        for place in range(begin, end):
+            given.append(int(sampled[place]))
+            if place + 1 == end or given[-1] != int(input_ids[place + 1]):
+                break
+        target[request * width : (request + 1) * width] = torch.tensor(given + [-1] * (width - len(given)))
+        known = [token_id for token_id in given if token_id >= 0]
+        last_token_ids[request if rows is None else int(rows[request])] = known[-1] if known else 0

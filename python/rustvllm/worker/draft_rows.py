@@ -38,6 +38,16 @@ class DraftRows:
         return np.flatnonzero(self.depths == 0)
 
     @property
+    def starts(self) -> npt.NDArray[np.int32]:
+        """The first row of logits of each sample, and one past the last row, int32 ``[num_sampled + 1]``."""
+        return np.append(self.first, self.depths.size).astype(np.int32)
+
+    @property
+    def ids(self) -> npt.NDArray[np.int32]:
+        """The draft before the token of each row of logits, int32 ``[n]``; ``NO_DRAFT`` where there is none."""
+        return np.where(self.depths > 0, self.drafts[self.requests, self.depths - 1], NO_DRAFT).astype(np.int32)
+
+    @property
     def places(self) -> npt.NDArray[np.int64]:
         """Where the token of each row of logits stands among the step's ids ``[num_sampled, 1 + d]``, int64 ``[n]``."""
         return np.asarray(self.requests * (1 + self.drafts.shape[1]) + self.depths)

@@ -8,9 +8,9 @@ only when they come in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +30,15 @@ if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput
 
 
+_Send = Callable[[npt.NDArray[Any]], Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class _SampledRows:
     rows: npt.NDArray[np.int32]
     random: npt.NDArray[np.int64] | None  # which of them are not greedy; None if all are greedy
     metadata: SamplingMetadata  # what it says of them, without what depends on the step
+    is_lasting: bool  # whether the next step finds what the metadata holds
     any_min_tokens: bool
     any_penalties: bool
     rules: SelectedRules | None
@@ -132,8 +136,10 @@ class InputBatch:
             drafts: What of these tokens is guessed; None if nothing is, so that each row is there once.
         """
         sampled = self._sampled_last
-        if sampled is None or not np.array_equal(sampled.rows, rows):
-            sampled = self._sampled_last = self._parameters(rows)
+        if sampled is None or not sampled.is_lasting or not np.array_equal(sampled.rows, rows):
+            # Each step with drafts has other rows of logits: what is sent for it alone goes with the rest of it.
+            send = step.stage if drafts is not None and self.device.type == "cuda" else self._send
+            sampled = self._sampled_last = self._parameters(rows, send)
         masked_rows = masked_ids = penalties = None
         if sampled.any_min_tokens:
             ints = self._sampling_int[rows]
@@ -151,37 +157,38 @@ class InputBatch:
             processors=self.extras.processors.arrange(rows),
         )
 
-    def _parameters(self, rows: npt.NDArray[np.int32]) -> _SampledRows:
+    def _parameters(self, rows: npt.NDArray[np.int32], send: _Send) -> _SampledRows:
         """What does not change from step to step while the same rows are sampled."""
         floats, ints = self._sampling_float[rows], self._sampling_int[rows]
         temperature = floats[:, self._float["temperature"]]
         random = np.flatnonzero(temperature >= GREEDY_TEMPERATURE)
-        logprobs = self._logprobs(ints[:, self._int["num_logprobs"]])
+        logprobs = _logprobs(ints[:, self._int["num_logprobs"]], send)
         metadata = SamplingMetadata(logprobs=logprobs)
         if random.size:
             metadata = SamplingMetadata(
-                random_rows=self._send(random),
-                temperature=self._send(temperature[random]),
-                seeds=self._send(ints[random, self._int["seed"]]),
-                filters=self._filters(floats[random], ints[random]),
+                random_rows=send(random),
+                temperature=send(temperature[random]),
+                seeds=send(ints[random, self._int["seed"]]),
+                filters=self._filters(floats[random], ints[random], send),
                 logprobs=logprobs,
             )
         return _SampledRows(
             rows,
             random if random.size else None,
             metadata,
+            is_lasting=send == self._send,
             any_min_tokens=bool((ints[:, self._int["min_tokens"]] > 0).any()),
             any_penalties=bool((self._counts.slots(rows) >= 0).any()),
             rules=self.extras.rules.select(rows),
         )
 
-    def _filters(self, floats: npt.NDArray[np.float32], ints: npt.NDArray[np.int64]) -> dict[str, Tensor]:
+    def _filters(self, floats: npt.NDArray[np.float32], ints: npt.NDArray[np.int64], send: _Send) -> dict[str, Tensor]:
         """Those that some of the rows ask for."""
         filters = {}
         for number in FILTERS:
             values = ints[:, self._int[number.name]] if number.is_integer else floats[:, self._float[number.name]]
             if (values != number.default).any():
-                filters[number.name] = self._send(values)
+                filters[number.name] = send(values)
         return filters
 
     def count(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:
@@ -279,12 +286,6 @@ class InputBatch:
             prompt_mask=prompt_mask,
         )
 
-    def _logprobs(self, num_logprobs: npt.NDArray[np.int64]) -> LogprobsMetadata | None:
-        which = np.flatnonzero(num_logprobs >= 0)
-        if not which.size:
-            return None
-        return LogprobsMetadata(self._send(which), which.astype(np.int32), num_logprobs[which].astype(np.int32))
-
     def _send(self, array: npt.NDArray[np.generic]) -> Tensor:
         return send_array(array, self.device)
 
@@ -308,6 +309,13 @@ class FollowerBatch(InputBatch):
 
     def _drop(self, rows: npt.NDArray[np.int32]) -> None:
         pass
+
+
+def _logprobs(num_logprobs: npt.NDArray[np.int64], send: _Send) -> LogprobsMetadata | None:
+    which = np.flatnonzero(num_logprobs >= 0)
+    if not which.size:
+        return None
+    return LogprobsMetadata(send(which), which.astype(np.int32), num_logprobs[which].astype(np.int32))
 
 
 def _expand(counts: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

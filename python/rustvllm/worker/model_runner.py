@@ -39,7 +39,7 @@ from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers, send_array
 from rustvllm.worker.step_output import ModelRunnerOutput, make_output
 from rustvllm.worker.streams import DeviceStreams, Event
-from rustvllm.worker.verify import DeviceDrafts, last_tokens
+from rustvllm.worker.verify import DeviceDrafts
 
 if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput
@@ -56,7 +56,7 @@ class _ExecutedStep:
     rows: npt.NDArray[np.int32]
     metadata: SamplingMetadata
     drafts: DeviceDrafts | None = None  # None if there are none: a row of logits for each sample
-    sampled: Tensor | None = None  # int32 [num_sampled]: a graph chose; None: it is to be done
+    sampled: Tensor | None = None  # int32 [num_sampled, c]: a graph chose; None: it is to be done
     prompt_logprobs: GatheredPromptLogprobs | None = None  # None if no request asks for them
 
 
@@ -231,7 +231,7 @@ class GPUModelRunner:
             return self._hand_over(executed, torch.empty((0, 1), dtype=torch.int32, device=self.device))
         if executed.sampled is not None and grammar_output is None:
             # There is nothing to count: what is counted would have kept the graph from choosing.
-            return self._hand_over(executed, executed.sampled[:, None])
+            return self._hand_over(executed, executed.sampled)
         metadata, wanted = executed.metadata, executed.metadata.logprobs
         candidates: Tensor | None = None
         if wanted is not None:  # the sampler may write into the logits
@@ -283,8 +283,7 @@ class GPUModelRunner:
             else:
                 self.input_batch.count(rows[drawn], token_ids[send_array(drawn, self.device)])
         else:
-            ids = drafts.accept(sampled)
-            last = last_tokens(ids)
+            ids, last = drafts.accept(sampled)
             if drawn is None:
                 self.input_batch.count_accepted(rows, ids)
             else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rustvllm.layers.fused import runs_fused
 from rustvllm.worker.draft_rows import NO_TOKEN, DraftRows
 from rustvllm.worker.step_buffers import StepBuffers
 
@@ -30,9 +31,24 @@ class DeviceDrafts:
         self._drafts = step.stage(rows.drafts)
         self._requests = step.stage(rows.requests)
         self._depths = step.stage(rows.depths)
+        self._ids, self._starts = step.stage(rows.ids), step.stage(rows.starts)
 
-    def accept(self, sampled: Tensor) -> Tensor:
-        """See ``DraftRows.accept``: int32 ``[n]`` to int32 ``[num_sampled, 1 + d]``."""
+    def accept(self, sampled: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``DraftRows.accept``: int32 ``[n]`` to int32 ``[num_sampled, 1 + d]``.
+
+        Behind it the last id of each sample, int32 ``[num_sampled]``, 0 where there is none.
+        """
+        if runs_fused(sampled):
+            from rustvllm.kernels.verify import verify
+
+            ids = sampled.new_empty((self._drafts.shape[0], 1 + self._drafts.shape[1]))
+            last = sampled.new_empty(ids.shape[0])
+            verify(sampled, self._ids, self._starts, ids.shape[1], ids, last)
+            return ids, last
+        ids = self._accept(sampled)
+        return ids, last_tokens(ids)
+
+    def _accept(self, sampled: Tensor) -> Tensor:
         num_samples, num_columns = self._drafts.shape
         ids = sampled.new_full((num_samples * (1 + num_columns),), NO_TOKEN)
         ids = ids.index_copy(0, self._places, sampled).view(num_samples, 1 + num_columns)

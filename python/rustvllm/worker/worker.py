@@ -37,6 +37,7 @@ from rustvllm.worker.dense_layers import make_batch_invariant, make_linear_packe
 from rustvllm.worker.draft_model import load_draft_model
 from rustvllm.worker.graphs.context import GraphContext
 from rustvllm.worker.graphs.decode_graphs import default_capture_sizes
+from rustvllm.worker.graphs.draft_graphs import draft_sizes
 from rustvllm.worker.graphs.recorder import CannotCaptureError, make_graph_recorder
 from rustvllm.worker.graphs.sampling import make_sampling
 from rustvllm.worker.graphs.step_graphs import StepGraphs
@@ -407,6 +408,10 @@ class Worker:
             return None
         scheduler = self.config.scheduler
         sizes = default_capture_sizes(scheduler.max_num_seqs) if sizes is None else sizes
+        speculation = self.config.speculation
+        most = 0 if speculation is None else speculation.num_speculative_tokens
+        of_drafts = draft_sizes(scheduler.max_num_seqs, most)
+        largest = max([*sizes, *(size.num_tokens for size in of_drafts)])
         return StepGraphs(
             sizes,
             min(self.config.cuda_graphs.max_mixed_tokens, scheduler.max_num_batched_tokens),
@@ -419,9 +424,10 @@ class Worker:
                 last_token_ids=runner.last_token_ids,
                 block_size=self.config.cache.block_size,
                 sampling=make_sampling(
-                    runner.model, runner.input_batch.draws, self.dtype, self.device, max(sizes), num_sets
+                    runner.model, runner.input_batch.draws, self.dtype, self.device, largest, num_sets
                 ),
             ),
+            of_drafts,
         )
 
     @contextmanager

@@ -344,7 +344,7 @@ def _attention(bound, grid):
     assert bound["HEAD_DIM_PADDED"] >= max(16, bound["HEAD_DIM"])
     assert bound["TILE_ROWS"] >= bound["TILE_TOKENS"] * bound["GROUP_SIZE"]
     if bound["num_splits"] > 1:
-        parts = grid[0] * bound["NUM_KV_HEADS"] * bound["GROUP_SIZE"] * bound["num_splits"]
+        parts = grid[0] * bound["TILE_TOKENS"] * bound["NUM_KV_HEADS"] * bound["GROUP_SIZE"] * bound["num_splits"]
         _numel(bound, "partial_out_ptr", parts * bound["HEAD_DIM"])
         _numel(bound, "partial_max_ptr", parts)
         _numel(bound, "partial_sum_ptr", parts)
@@ -433,6 +433,22 @@ def _known_ids(bound, grid):
     assert grid[0] * bound["BLOCK"] >= bound["num_ids"]
 
 
+def _verify(bound, grid):
+    names = ["out_ptr", "last_ptr", "sampled_ptr", "id_ptr", "start_ptr", "which_ptr", "row_ptr"]
+    for name in names:
+        _dtype(bound, name, torch.int32)
+        assert bound[name].stride(-1) == 1
+    num_reqs, width = bound["num_reqs"], bound["width"]
+    _numel(bound, "start_ptr", num_reqs + 1)
+    _numel(bound, "out_ptr", num_reqs * width)
+    assert bound["id_ptr"].shape[0] <= bound["sampled_ptr"].shape[0]
+    assert grid[0] * bound["REQUESTS"] >= num_reqs
+    assert bound["COLUMNS"] >= width
+    if bound["HAS_SETS"]:
+        assert bound["out_ptr"].stride(0) == bound["out_stride"] >= num_reqs * width
+    _numel(bound, "row_ptr" if bound["HAS_ROWS"] else "last_ptr", num_reqs)
+
+
 def _draw(bound, grid):
     rows, parts = grid[:2]
     _dense(bound, "logits_ptr")
@@ -474,6 +490,7 @@ LAUNCH_CHECKS = {
     "_expand_kernel": _expand,
     "_penalties_kernel": _penalties,
     "_draw_kernel": _draw,
+    "_verify_kernel": _verify,
     "_known_ids_kernel": _known_ids,
     "_truncate_kernel": _per_row("top_k_ptr", "top_p_ptr"),
     "_top_n_sigma_kernel": _per_row("top_n_sigma_ptr"),

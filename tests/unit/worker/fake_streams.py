@@ -188,6 +188,9 @@ class StaticTorchBackend(TorchAttentionBackend):
     def plan_static_mixed(self, batch):
         return _StaticMixedPlan(self, batch)
 
+    def plan_static_drafts(self, batch):
+        return _StaticDraftPlan(self, batch)
+
 
 class _StaticPlan:
     def __init__(self, backend, batch):
@@ -238,3 +241,20 @@ class _StaticMixedPlan:
             step = (x[:num_tokens] for x in (query, key, value))
             out[:num_tokens] = plan.forward(*step, kv_cache, scale, **options)
         return out
+
+
+class _StaticDraftPlan(_StaticMixedPlan):
+    """As a captured one, which no step begins: each forward pass reads what the device has then."""
+
+    def begin_step(self):
+        batch = self._batch
+        starts, seq_lens = batch.query_start_loc.numpy(), batch.seq_lens.numpy()
+        num_reqs = int((seq_lens > 0).sum())
+        assert not seq_lens[num_reqs:].any()
+        assert (starts[num_reqs:] == starts[num_reqs]).all(), "padding has no tokens"
+        assert np.diff(starts).max() <= batch.width
+        self._lengths = starts[: num_reqs + 1].copy(), seq_lens[:num_reqs].copy()
+
+    def forward(self, *args, **options):
+        self.begin_step()
+        return super().forward(*args, **options)

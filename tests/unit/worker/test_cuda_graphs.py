@@ -32,7 +32,7 @@ def make_graphs(engine, recorder, sizes, max_mixed_tokens, *, samples=False):
     runner = engine.runner
     sampling = None
     if samples:
-        from rustvllm.kernels import draw, reference
+        from rustvllm.kernels import draw, reference, verify
 
         sampling = GraphSampling(
             max_rows=max(sizes),
@@ -42,6 +42,7 @@ def make_graphs(engine, recorder, sizes, max_mixed_tokens, *, samples=False):
             num_sets=2,
             parameters=runner.input_batch.draws,
             choose=reference.choose if runner.device.type == "cpu" else draw.choose,
+            verify=reference.verify if runner.device.type == "cpu" else verify.verify,
         )
     context = GraphContext(
         recorder=recorder,
@@ -122,7 +123,7 @@ def test_graphs_that_sample_give_what_steps_without_do(model, asked):
 def test_the_memory_of_what_they_leave_counts(model, monkeypatch):
     monkeypatch.setattr(step_graphs, "_measure", lambda device, sizes, capture: 1000)
     engine, _ = make_engine(model, samples=True)
-    logits, tokens, counters = 8 * 97 * 4, 2 * 8 * 4, 8 * 4
+    logits, tokens, counters = 8 * 97 * 4, 3 * 8 * 4, 8 * 4
     assert engine.runner.graphs.measure(torch.device("cpu")) == 1000 + logits + tokens + counters
 
 

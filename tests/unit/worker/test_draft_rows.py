@@ -10,7 +10,7 @@ from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.draft_rows import NO_DRAFT, DraftRows, draft_rows
 from rustvllm.worker.step_buffers import StepBuffers
-from rustvllm.worker.verify import DeviceDrafts, add_counts, last_tokens
+from rustvllm.worker.verify import DeviceDrafts, add_counts
 
 
 class Staging(StepBuffers):
@@ -51,14 +51,14 @@ def test_drafts_are_kept_while_they_are_what_was_sampled(seed):
     sampled = random.integers(0, 2, len(rows.requests)).astype(np.int32)
     sampled[random.random(sampled.size) < 0.1] = -1  # no number among the logits
     expected = accepted_one_by_one(all_drafts, sampled)
-    on_device = DeviceDrafts(rows, Staging()).accept(torch.from_numpy(sampled))
+    on_device, last = DeviceDrafts(rows, Staging()).accept(torch.from_numpy(sampled))
     for ids in (rows.accept(sampled), on_device.numpy()):
         assert ids.dtype == np.int32
         assert ids.shape == (len(all_drafts), 1 + rows.drafts.shape[1])
         padded = [kept + [-1] * (ids.shape[1] - len(kept)) for kept in expected]
         assert ids.tolist() == padded
     known = [[token_id for token_id in kept if token_id >= 0] for kept in expected]
-    assert last_tokens(on_device).tolist() == [kept[-1] if kept else 0 for kept in known]
+    assert last.tolist() == [kept[-1] if kept else 0 for kept in known]
 
 
 def test_rows_are_read_from_the_arrays_of_a_step():
@@ -76,6 +76,8 @@ def test_rows_are_read_from_the_arrays_of_a_step():
     assert rows.drafts.tolist() == [[11, 12], [NO_DRAFT, NO_DRAFT], [31, NO_DRAFT]]
     assert rows.first.tolist() == [0, 3, 4]
     assert rows.places.tolist() == [0, 1, 2, 3, 6, 7]
+    assert rows.starts.tolist() == [0, 3, 4, 6]
+    assert rows.ids.tolist() == [NO_DRAFT, 11, 12, NO_DRAFT, NO_DRAFT, 31]
     assert draft_rows(SimpleNamespace(num_reqs=4, num_sampled=3, num_logits=3), arrays) is None
 
 

@@ -156,55 +156,79 @@ def test_no_step_waits_for_the_device(engine, cuda, kind, graphs):
     assert cuda.faults == []
 
 
-@pytest.mark.parametrize("kind", ["greedy", "drawn", "greedy and drawn", "top_k and top_p"])
-def test_a_decode_is_one_replay(engine, cuda, monkeypatch, kind):
-    """What a graph holds costs one launch; in addition there is the copy of its inputs, and the list of new blocks."""
-    running = engine(graphs=True)
-    runner = running.engine_core.core.executor._runner
-    generate(running, KINDS[kind])  # captures
-    in_graphs, outside, steps = [], [], []
+class NotedSteps:
+    """What each step does on the device, apart: in its graph, and next to it."""
 
-    def take():
-        seen = cuda.launches + cuda.operations
-        cuda.forget()
-        return seen
+    def __init__(self, cuda, monkeypatch, runner):
+        self._cuda, self._outside = cuda, []
+        self.in_graphs, self.steps = [], []  # names; the step's numbers, and names
+        for graph in runner.recorder.graphs:
+            monkeypatch.setattr(graph, "replay", self._apart(graph.replay))
+        execute, sample = runner.execute_model, runner.sample_tokens
 
-    def apart(replay):
-        def replay_apart():
-            outside.extend(take())
-            replay()
-            in_graphs.append(take())
-
-        return replay_apart
-
-    def noted(execute, sample):
         def execute_noted(output):
-            steps.append((output.max_num_scheduled_tokens, output.num_block_table_updates))
-            outside.clear()
+            numbers = output.max_num_scheduled_tokens, output.num_logits == output.total_num_scheduled_tokens
+            self.steps.append((*numbers, output.num_block_table_updates))
+            self._outside.clear()
             execute(output)
 
         def sample_noted(*args):
             result = sample(*args)
-            steps[-1] += ([*outside, *take()],)
+            self.steps[-1] += ([*self._outside, *self._take()],)
             return result
 
-        return execute_noted, sample_noted
+        monkeypatch.setattr(runner, "execute_model", execute_noted)
+        monkeypatch.setattr(runner, "sample_tokens", sample_noted)
+        cuda.forget()
 
-    for graph in runner.recorder.graphs:
-        monkeypatch.setattr(graph, "replay", apart(graph.replay))
-    execute, sample = noted(runner.execute_model, runner.sample_tokens)
-    monkeypatch.setattr(runner, "execute_model", execute)
-    monkeypatch.setattr(runner, "sample_tokens", sample)
-    cuda.forget()
+    def _take(self):
+        seen = self._cuda.launches + self._cuda.operations
+        self._cuda.forget()
+        return seen
+
+    def _apart(self, replay):
+        def replay_apart():
+            self._outside.extend(self._take())
+            replay()
+            self.in_graphs.append(self._take())
+
+        return replay_apart
+
+
+@pytest.mark.parametrize("kind", ["greedy", "drawn", "greedy and drawn", "top_k and top_p"])
+def test_a_decode_is_one_replay(engine, cuda, monkeypatch, kind):
+    """What a graph holds costs one launch; in addition there is the copy of its inputs, and the list of new blocks."""
+    running = engine(graphs=True)
+    generate(running, KINDS[kind])  # captures
+    noted = NotedSteps(cuda, monkeypatch, running.engine_core.core.executor._runner)
     generate(running, KINDS[kind])
-    assert len(in_graphs) == len(steps), "each step is a replay"
-    assert any("_draw_kernel" in names for names in in_graphs), "graphs choose"
-    decodes = [names for longest, num_updates, names in steps if longest == 1 and not num_updates]
+    assert len(noted.in_graphs) == len(noted.steps), "each step is a replay"
+    assert any("_draw_kernel" in names for names in noted.in_graphs), "graphs choose"
+    decodes = [names for longest, _, num_updates, names in noted.steps if longest == 1 and not num_updates]
     assert decodes
     if kind == "top_k and top_p":
         assert all("_truncate_kernel" in names for names in decodes), "the sampler does what graphs do not"
     else:
         assert decodes == [["copy_"]] * len(decodes)
+
+
+@pytest.mark.parametrize("kind", ["greedy", "drawn", "greedy and drawn", "top_k and top_p"])
+def test_a_step_with_drafts_is_one_replay(engine, cuda, monkeypatch, kind):
+    """It ends in what each request is given; nothing but the copy of its inputs is launched besides."""
+    running = engine(graphs=True, drafts=True)
+    generate(running, KINDS[kind])  # captures
+    noted = NotedSteps(cuda, monkeypatch, running.engine_core.core.executor._runner)
+    generate(running, KINDS[kind])
+    assert len(noted.in_graphs) == len(noted.steps), "each step is a replay"
+    assert any({"_draw_kernel", "_verify_kernel"} <= set(names) for names in noted.in_graphs), "graphs verify"
+    with_drafts = [
+        names for longest, all_sampled, updates, names in noted.steps if longest > 1 and all_sampled and not updates
+    ]
+    assert with_drafts
+    if kind == "top_k and top_p":
+        assert all({"_truncate_kernel", "_verify_kernel"} <= set(names) for names in with_drafts)
+    else:
+        assert with_drafts == [["copy_"]] * len(with_drafts)
 
 
 def test_attention_sends_nothing_of_its_own(engine, cuda, monkeypatch):
@@ -295,11 +319,12 @@ def test_no_step_with_adapters_waits_and_only_those_run_without_graphs(engine, c
     assert cuda.faults == []
 
 
-@pytest.mark.parametrize("kind", ["penalties", "logprobs"])
-def test_no_draft_waits(engine, cuda, kind):
-    ended = generate(engine(drafts=True), KINDS[kind])
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_draft_waits(engine, cuda, kind, graphs):
+    ended = generate(engine(drafts=True, graphs=graphs), KINDS[kind])
     assert all(len(output.token_ids) == 3 for output in ended)
-    assert "cumprod" in cuda.operations, "drafts were compared"
+    assert "_verify_kernel" in cuda.launches, "drafts were compared"
     assert cuda.faults == []
 
 

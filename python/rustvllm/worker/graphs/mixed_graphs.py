@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -29,19 +29,16 @@ from rustvllm.attention.static_batch import StaticMixedBatch, StaticMixedPlan
 from rustvllm.worker.graphs.captures import Captures
 from rustvllm.worker.graphs.context import GraphContext
 from rustvllm.worker.graphs.recorder import Graph
+from rustvllm.worker.graphs.static_inputs import StaticInputs
 
 if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput
     from rustvllm.worker.step_buffers import StepBuffers
 
-Array = TypeVar("Array", Tensor, npt.NDArray[np.int32])
-
 SMALLEST, FEW_REQUESTS = 16, 8
 """Tokens of the smallest graph, and requests of those that are captured ahead."""
 _INPUT_IDS, _POSITIONS, _SLOTS, _TOKEN_ROWS = range(4)
 _STARTS, _SEQ_LENS, _ROWS = range(3)
-_ALIGNMENT = 16
-"""Numbers: kernels read whole lines of what begins on one."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -50,6 +47,11 @@ class MixedSize:
 
     num_tokens: int
     num_reqs: int
+
+    @property
+    def inputs(self) -> StaticInputs:
+        """How they lie; one request more is padding always, and where it ends is said, too."""
+        return StaticInputs(4, self.num_tokens, 3, self.num_reqs + 2)
 
     def __str__(self) -> str:
         return f"{self.num_tokens} tokens of {self.num_reqs} requests"
@@ -73,7 +75,7 @@ class MixedGraphs:
         self._context = context
         self._captures = Captures(context.recorder, self._prepare, str)
         device = context.block_table.device
-        self._inputs = torch.zeros(_num_inputs(self.sizes[-1]), dtype=torch.int32, device=device)
+        self._inputs = torch.zeros(self.sizes[-1].inputs.size, dtype=torch.int32, device=device)
 
     def size_for(self, output: SchedulerOutput) -> MixedSize | None:
         """The graph that a step may run in; None if it must run without one, or as decodes."""
@@ -88,7 +90,7 @@ class MixedGraphs:
     def stage(self, output: SchedulerOutput, step: StepBuffers, size: MixedSize) -> Tensor:
         """The inputs of a step, padded to a size: int32 ``[n]``, to be looked at once it was sent."""
         inputs = _padding(size, output.total_num_scheduled_tokens, self._context.null_row)
-        of_tokens, of_requests = _views(inputs, size)
+        of_tokens, of_requests = size.inputs.views(inputs)
         num_tokens, num_reqs = output.total_num_scheduled_tokens, output.num_reqs
         rows = step.int32("idx_mapping", num_reqs)
         starts = step.int32("query_start_loc", num_reqs + 1)
@@ -137,7 +139,7 @@ class MixedGraphs:
     def _prepare(self, size: MixedSize) -> Callable[[], Tensor]:
         inputs = _padding(size, 0, self._context.null_row)
         self._inputs[: inputs.shape[0]].copy_(torch.from_numpy(inputs))
-        of_tokens, of_requests = _views(self._inputs[: inputs.shape[0]], size)
+        of_tokens, of_requests = size.inputs.views(self._inputs[: inputs.shape[0]])
         num_rows = size.num_reqs + 1
         plan = self._context.backend.plan_static_mixed(
             StaticMixedBatch(
@@ -171,25 +173,10 @@ def _multiples(smallest: int, largest: int, factor: int) -> list[int]:
 
 def _padding(size: MixedSize, num_tokens: int, null_row: int) -> npt.NDArray[np.int32]:
     """Static inputs of no request, that begin behind so many tokens."""
-    inputs = np.zeros(_num_inputs(size), np.int32)
-    of_tokens, of_requests = _views(inputs, size)
+    inputs = np.zeros(size.inputs.size, np.int32)
+    of_tokens, of_requests = size.inputs.views(inputs)
     of_tokens[_SLOTS] = -1
     of_tokens[_TOKEN_ROWS] = null_row
     of_requests[_STARTS] = num_tokens
     of_requests[_ROWS] = null_row
     return inputs
-
-
-def _num_inputs(size: MixedSize) -> int:
-    return 4 * _aligned(size.num_tokens) + 3 * _aligned(size.num_reqs + 2)
-
-
-def _views(inputs: Array, size: MixedSize) -> tuple[Array, Array]:
-    """Of flat inputs: what there is of tokens ``[4, num_tokens]``, and of requests ``[3, num_reqs + 2]`` or more."""
-    width = _aligned(size.num_tokens)
-    of_tokens = inputs[: 4 * width].reshape(4, width)[:, : size.num_tokens]
-    return of_tokens, inputs[4 * width :].reshape(3, _aligned(size.num_reqs + 2))
-
-
-def _aligned(length: int) -> int:
-    return -(-length // _ALIGNMENT) * _ALIGNMENT

@@ -1,8 +1,8 @@
-"""What a graph of decodes does after the model: the head, and a token for each request that asks for no more than that.
+"""What a graph does after the model: the head, and tokens for each request that asks for no more than that.
 
-Greedy requests and those that are drawn by a temperature alone get their tokens there. The logits stay where the graph
-leaves them, so a step whose requests ask for more (filters, penalties, masks, log-probabilities) is sampled from those
-after it, and what the graph chose is written over.
+Greedy requests and those that are drawn by a temperature alone get their tokens there, and of drafts those are kept
+that are right (``verify``). The logits stay where the graph leaves them, so a step whose requests ask for more
+(filters, penalties, masks, log-probabilities) is sampled from those after it, and what the graph chose is written over.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StepResult:
     Attributes:
         hidden: ``[num_tokens, hidden_size]``; None where a graph went on from there.
         logits: Then ``[num_tokens, vocab_size]``.
-        sampled: Then int32 ``[num_tokens]``, negative where there is none: of requests that ask for no more than a
+        sampled: Then int32 ``[num_reqs, c]``, negative where there is none: of requests that ask for no more than a
             temperature. It lasts until the step's set of buffers is used again.
     """
 
@@ -53,12 +53,15 @@ class GraphSampling:
         num_sets: Of step buffers.
         parameters: Of requests.
         choose: See ``kernels.draw.choose``.
+        verify: See ``kernels.verify.verify``.
 
     Attributes:
         sampled: int32 ``[num_sets, max_rows]``: what was chosen in the step of each set of buffers. A set is used again
             only when the host has what its last step sampled.
+        drawn: int32 ``[1, max_rows]``: what was chosen behind each token of a step with drafts.
         counters: int32 ``[max_rows]``, of ``choose``.
         parameters: As given.
+        verify: As given.
     """
 
     def __init__(
@@ -71,17 +74,20 @@ class GraphSampling:
         num_sets: int,
         parameters: RowParameters,
         choose: Callable[[Tensor, StaticDraws], None],
+        verify: Callable[..., None],
     ) -> None:
         self.sampled = torch.zeros((num_sets, max_rows), dtype=torch.int32, device=device)
+        self.drawn = torch.zeros((1, max_rows), dtype=torch.int32, device=device)
         self.counters = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self.parameters = parameters
         self._logits = torch.zeros((max_rows, vocab_size), dtype=dtype, device=device)
         self._choose = choose
+        self.verify = verify
 
     @property
     def num_bytes(self) -> int:
         """Memory of all that stays where it is."""
-        return self.sampled.nbytes + self.counters.nbytes + self._logits.nbytes
+        return self.sampled.nbytes + self.drawn.nbytes + self.counters.nbytes + self._logits.nbytes
 
     def forward(self, model: CausalLM, hidden: Tensor, draws: StaticDraws) -> Tensor:
         """Logits of some hidden states ``[n, hidden_size]``, where they stay; the tokens go where ``draws`` says."""
@@ -105,6 +111,7 @@ def make_sampling(
     if model.group.size > 1 or not model.stage.is_last or not runs_fused_on(device):
         return None
     from rustvllm.kernels.draw import choose
+    from rustvllm.kernels.verify import verify
 
     return GraphSampling(
         max_rows=max_rows,
@@ -114,4 +121,5 @@ def make_sampling(
         num_sets=num_sets,
         parameters=parameters,
         choose=choose,
+        verify=verify,
     )
