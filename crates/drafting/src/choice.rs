@@ -1,6 +1,6 @@
 //! `Chooser`: which of the drafts that were found a step should run.
 
-use crate::costs::{StepCosts, same_class};
+use crate::costs::{StepCosts, last_of_class};
 
 /// What drafts must gain over none, as a factor of tokens per second.
 const LEAST_GAIN: f32 = 1.03;
@@ -34,12 +34,28 @@ pub struct PlainStep {
     pub credit: f32,
 }
 
-/// One draft: the probability that it is reached and right.
-#[derive(Clone, Copy, Debug)]
-struct Draft {
-    survival: f32,
-    depth: u32,
-    candidate: u32,
+/// A draft in 64 bits that sort as drafts are wanted: the likeliest to be reached and right first, then the first ones
+/// of their rows, then by candidate. A row's drafts stay in their order, so what is chosen of each is a prefix.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Draft(u64);
+
+/// Bits of a candidate's index: more than rows that a step may have.
+const CANDIDATE_BITS: u32 = 24;
+
+impl Draft {
+    fn new(survival: f32, depth: u32, candidate: u32) -> Self {
+        // Of numbers that are not negative the bits are in the order of the numbers.
+        let key = u64::from(!survival.to_bits()) << 32;
+        Self(key | u64::from(depth & 0xff) << CANDIDATE_BITS | u64::from(candidate))
+    }
+
+    fn survival(self) -> f32 {
+        f32::from_bits(!((self.0 >> 32) as u32))
+    }
+
+    fn candidate(self) -> usize {
+        (self.0 & ((1 << CANDIDATE_BITS) - 1)) as usize
+    }
 }
 
 /// Scratch of a choice.
@@ -48,6 +64,8 @@ pub struct Chooser {
     drafts: Vec<Draft>,
     /// Tokens that each candidate's row is expected to give beyond the one that it gives anyway.
     gains: Vec<f32>,
+    /// Numbers of drafts that may pay, and what a step with so many takes (ns).
+    edges: Vec<(u32, f32)>,
 }
 
 impl Chooser {
@@ -60,48 +78,71 @@ impl Chooser {
             candidate.num_drafts = 0;
         }
         for draft in &self.drafts[..num_chosen] {
-            candidates[draft.candidate as usize].num_drafts += 1;
+            candidates[draft.candidate()].num_drafts += 1;
         }
     }
 
     /// Sort the drafts, likeliest first; returns how many of them pay.
     fn count(&mut self, costs: &StepCosts, plain: PlainStep, candidates: &[Candidate]) -> usize {
         self.drafts.clear();
-        for (index, candidate) in candidates.iter().enumerate() {
-            let mut survival = 1.0;
-            for depth in 0..candidate.num_drafts {
-                survival *= candidate.acceptance;
-                self.drafts.push(Draft { survival, depth, candidate: index as u32 });
-            }
-        }
-        // A row's drafts stay in their order: what is chosen of each is a prefix.
-        self.drafts.sort_unstable_by(|a, b| {
-            b.survival.total_cmp(&a.survival).then(a.depth.cmp(&b.depth)).then(a.candidate.cmp(&b.candidate))
-        });
-        self.gains.clear();
-        self.gains.resize(candidates.len(), 0.0);
         let others = if plain.num_rows as usize <= candidates.len() { f32::INFINITY } else { plain.credit };
         let (mut best, mut best_rate) = (0, LEAST_GAIN * plain.num_rows as f32 / plain.ns);
+        self.find_edges(costs, plain, candidates, others);
+        let Some(&(most, _)) = self.edges.last() else { return 0 };
+        self.sort(candidates, most as usize);
+        self.gains.clear();
+        self.gains.resize(candidates.len(), 0.0);
         let mut expected_tokens = plain.num_rows as f32;
-        for (index, draft) in self.drafts.iter().enumerate() {
-            expected_tokens += draft.survival;
-            self.gains[draft.candidate as usize] += draft.survival;
-            let size = plain.num_tokens + index as u32 + 1;
-            let is_last = index + 1 == self.drafts.len();
-            if !is_last && same_class(size, size + 1) {
-                continue; // One more costs nothing.
+        let mut done = 0;
+        for &(edge, ns) in &self.edges {
+            for draft in &self.drafts[done..edge as usize] {
+                expected_tokens += draft.survival();
+                self.gains[draft.candidate()] += draft.survival();
             }
-            let Some(ns) = costs.expected(size) else { continue };
+            done = edge as usize;
             let rate = expected_tokens / ns;
             if rate <= best_rate {
                 continue;
             }
             let delays =
                 candidates.iter().zip(&self.gains).map(|(row, gain)| MOST_DELAY * (1.0 + gain) + row.credit);
-            if ns <= plain.ns * delays.fold(MOST_DELAY + others, f32::min) {
-                (best, best_rate) = (index + 1, rate);
+            if ns <= plain.ns * delays.fold(f32::INFINITY, f32::min) {
+                (best, best_rate) = (done, rate);
             }
         }
         best
+    }
+
+    /// One draft more costs nothing but where the next class of sizes begins. Of these numbers of drafts those that
+    /// could pay if all were as likely as the likeliest, and that do not keep rows without drafts waiting.
+    fn find_edges(&mut self, costs: &StepCosts, plain: PlainStep, candidates: &[Candidate], others: f32) {
+        self.edges.clear();
+        let total: u32 = candidates.iter().map(|candidate| candidate.num_drafts).sum();
+        let likeliest = candidates.iter().map(|candidate| candidate.acceptance).fold(0.0, f32::max);
+        let (num_rows, mut edge) = (plain.num_rows as f32, 0);
+        while edge < total {
+            edge = total.min(last_of_class(plain.num_tokens + edge + 1) - plain.num_tokens);
+            let Some(ns) = costs.expected(plain.num_tokens + edge) else { continue };
+            let rate = (num_rows + likeliest * edge as f32) / ns;
+            if rate > LEAST_GAIN * num_rows / plain.ns && ns <= plain.ns * (MOST_DELAY + others) {
+                self.edges.push((edge, ns));
+            }
+        }
+    }
+
+    /// The `most` likeliest drafts, in their order.
+    fn sort(&mut self, candidates: &[Candidate], most: usize) {
+        for (index, candidate) in candidates.iter().enumerate() {
+            let mut survival = 1.0;
+            for depth in 0..candidate.num_drafts {
+                survival *= candidate.acceptance;
+                self.drafts.push(Draft::new(survival, depth, index as u32));
+            }
+        }
+        if most < self.drafts.len() {
+            self.drafts.select_nth_unstable(most);
+            self.drafts.truncate(most);
+        }
+        self.drafts.sort_unstable();
     }
 }

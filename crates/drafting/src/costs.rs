@@ -1,19 +1,22 @@
 //! `StepCosts`: what a step takes, by how many tokens it has.
 
-/// Sizes that are kept apart one by one.
-const NUM_SINGLE: u32 = 16;
+/// Sizes that are kept apart one by one: with few rows each further one counts.
+const NUM_SINGLE: u32 = 64;
 
-/// Classes of size: the single ones, then four for each doubling up to 2³².
-const NUM_CLASSES: usize = NUM_SINGLE as usize + 4 * 28;
+/// Classes of each doubling beyond them.
+const PER_DOUBLING: u32 = 16;
+
+/// Classes of size, up to 2³².
+const NUM_CLASSES: usize = (NUM_SINGLE + PER_DOUBLING * (32 - NUM_SINGLE.ilog2())) as usize;
 
 /// What a new measurement weighs.
 const WEIGHT: f32 = 0.125;
 
-/// What a further token is believed to cost, as a share of the step, where nothing larger was measured.
+/// What a further token is believed to cost where nothing larger was measured, as a share of a step of one token.
 const SHARE_PER_TOKEN: f32 = 0.03;
 
 /// Steps after which a measurement is taken again.
-const MAX_AGE: u64 = 64;
+const MAX_AGE: u64 = 128;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Measured {
@@ -26,12 +29,18 @@ struct Measured {
 #[derive(Clone, Debug)]
 pub struct StepCosts {
     by_class: Vec<Measured>,
+    /// A bit for each class that was measured.
+    known: [u64; NUM_CLASSES.div_ceil(64)],
     num_steps: u64,
 }
 
 impl Default for StepCosts {
     fn default() -> Self {
-        Self { by_class: vec![Measured::default(); NUM_CLASSES], num_steps: 0 }
+        Self {
+            by_class: vec![Measured::default(); NUM_CLASSES],
+            known: [0; NUM_CLASSES.div_ceil(64)],
+            num_steps: 0,
+        }
     }
 }
 
@@ -39,7 +48,9 @@ impl StepCosts {
     /// A step of `num_tokens` tokens took `ns` nanoseconds.
     pub fn measure(&mut self, num_tokens: u32, ns: u64) {
         self.num_steps += 1;
-        let measured = &mut self.by_class[class_of(num_tokens)];
+        let class = class_of(num_tokens);
+        self.known[class / 64] |= 1 << (class % 64);
+        let measured = &mut self.by_class[class];
         measured.count += 1;
         // The first ones count fully, so that a slow start is forgotten.
         let weight = WEIGHT.max(1.0 / measured.count as f32);
@@ -58,18 +69,35 @@ impl StepCosts {
     #[must_use]
     pub fn expected(&self, num_tokens: u32) -> Option<f32> {
         let class = class_of(num_tokens);
-        let is_known = |&class: &usize| self.by_class[class].count > 0;
-        let below = (0..=class).rev().find(is_known)?;
+        let below = self.known_up_to(class)?;
         let (ns, size) = (self.by_class[below].ns, size_of(below) as f32);
         if below == class {
             return Some(ns);
         }
         let more = size_of(class) as f32 - size;
-        let Some(above) = (class..NUM_CLASSES).find(is_known) else {
-            return Some(ns * (1.0 + SHARE_PER_TOKEN * more));
+        let Some(above) = self.known_from(class) else {
+            return Some(ns * (1.0 + more * SHARE_PER_TOKEN / (1.0 + SHARE_PER_TOKEN * (size - 1.0))));
         };
         let slope = (self.by_class[above].ns - ns) / (size_of(above) as f32 - size);
         Some(ns + slope * more)
+    }
+
+    /// The largest class up to this one that was measured.
+    fn known_up_to(&self, class: usize) -> Option<usize> {
+        let word = class / 64;
+        let first = self.known[word] & (u64::MAX >> (63 - class % 64));
+        let rest = self.known[..word].iter().rev().copied();
+        let found = std::iter::once(first).chain(rest).enumerate().find(|&(_, bits)| bits != 0);
+        found.map(|(distance, bits)| 64 * (word - distance) + 63 - bits.leading_zeros() as usize)
+    }
+
+    /// The smallest class from this one on that was measured.
+    fn known_from(&self, class: usize) -> Option<usize> {
+        let word = class / 64;
+        let first = self.known[word] & (u64::MAX << (class % 64));
+        let rest = self.known[word + 1..].iter().copied();
+        let found = std::iter::once(first).chain(rest).enumerate().find(|&(_, bits)| bits != 0);
+        found.map(|(distance, bits)| 64 * (word + distance) + bits.trailing_zeros() as usize)
     }
 }
 
@@ -80,22 +108,58 @@ fn class_of(num_tokens: u32) -> usize {
         return num_tokens as usize - 1;
     }
     let log = num_tokens.ilog2();
-    let quarter = (num_tokens >> (log - 2)) & 3;
-    (NUM_SINGLE + 4 * (log - 4) + quarter) as usize
+    let part = (num_tokens >> (log - PER_DOUBLING.ilog2())) & (PER_DOUBLING - 1);
+    (NUM_SINGLE + PER_DOUBLING * (log - NUM_SINGLE.ilog2()) + part) as usize
 }
 
 /// The smallest size of a class.
 fn size_of(class: usize) -> u64 {
     let class = class as u64;
-    let single = u64::from(NUM_SINGLE);
+    let (single, parts) = (u64::from(NUM_SINGLE), u64::from(PER_DOUBLING));
     if class < single {
         return class + 1;
     }
-    let (log, quarter) = (4 + (class - single) / 4, (class - single) % 4);
-    (4 + quarter) << (log - 2)
+    let log = u64::from(NUM_SINGLE.ilog2()) + (class - single) / parts;
+    (parts + (class - single) % parts) << (log - u64::from(PER_DOUBLING.ilog2()))
 }
 
-/// Whether two sizes cost the same as far as is known here.
-pub(crate) fn same_class(one: u32, other: u32) -> bool {
-    class_of(one) == class_of(other)
+/// The largest size that costs the same as far as is known here.
+pub(crate) fn last_of_class(num_tokens: u32) -> u32 {
+    if num_tokens <= NUM_SINGLE {
+        return num_tokens;
+    }
+    (size_of(class_of(num_tokens) + 1) - 1) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_follow_each_other_and_begin_where_they_say() {
+        for size in 1..5000u32 {
+            let class = class_of(size);
+            assert!(size_of(class) <= u64::from(size), "{size}");
+            assert!(class_of(size + 1) - class <= 1, "{size}");
+            let last = last_of_class(size);
+            assert_eq!((class_of(last), class_of(last + 1)), (class, class + 1), "{size}");
+        }
+        assert_eq!(class_of(u32::MAX), NUM_CLASSES - 1);
+    }
+
+    #[test]
+    fn the_nearest_measurements_are_found_across_words() {
+        let mut costs = StepCosts::default();
+        assert_eq!(costs.expected(500), None);
+        costs.measure(3, 1000);
+        costs.measure(3000, 5000);
+        for size in [3, 4, 64, 65, 500, 2047] {
+            let class = class_of(size);
+            assert_eq!(costs.known_up_to(class), Some(2), "{size}");
+            assert_eq!(costs.known_from(class + usize::from(size == 3)), Some(class_of(3000)), "{size}");
+        }
+        assert_eq!(costs.expected(2), None);
+        assert_eq!(costs.known_from(class_of(4000)), None);
+        assert!(costs.expected(500).is_some_and(|ns| ns > 1000.0 && ns < 5000.0));
+    }
 }

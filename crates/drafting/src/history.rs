@@ -64,6 +64,7 @@ pub struct History {
     source: Source,
     /// What tells requests apart that may not learn of each other.
     seed: u64,
+    num_prompt_tokens: usize,
     /// Tokens of the prompt, and of the answer as far as the archive has it.
     num_archived: usize,
     /// Times in a row that nothing was found.
@@ -100,6 +101,7 @@ impl History {
             guessed_at: 0,
             source: Source::Own,
             seed,
+            num_prompt_tokens: prompt.len(),
             num_archived: prompt.len(),
             num_misses: 0,
             verified_at: prompt.len(),
@@ -152,7 +154,7 @@ impl History {
                     self.verified_at = tokens.len();
                 }
             }
-            match &self.index {
+            match &mut self.index {
                 Index::Ngram(ngram) => drafts.extend(ngram.following(tokens).iter().take(limit)),
                 Index::Suffix(suffix) => self.matched_by = suffix.propose(tokens, limit, drafts),
                 Index::Model => drafts.resize(first + limit, UNKNOWN_GUESS),
@@ -206,10 +208,18 @@ impl History {
         }
     }
 
-    /// Put what was answered since the last time into the archive: whole pieces, and with `is_over` the rest.
+    /// Put what was answered since the last time into the archive: whole pieces, and with `is_over` the rest. What was
+    /// answered before by the same request is there already.
     pub fn archive(&mut self, archive: &mut Archive, tokens: &[i32], is_over: bool) {
         while tokens.len() >= self.num_archived + if is_over { 1 } else { PIECE } {
-            archive.add(self.seed, tokens, self.num_archived);
+            let (first, end) = (self.num_archived, tokens.len().min(self.num_archived + PIECE));
+            let is_there = match &self.index {
+                Index::Suffix(suffix) => suffix.repeats(first, end, self.num_prompt_tokens),
+                Index::Ngram(_) | Index::Model => false,
+            };
+            if !is_there {
+                archive.add(self.seed, tokens, first);
+            }
             self.num_archived += PIECE;
         }
     }

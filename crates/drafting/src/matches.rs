@@ -71,16 +71,16 @@ impl Matches {
 
     /// Append to `drafts` at most `limit` tokens: each is what most of the matches hold, and those that hold another
     /// one have no vote afterwards. `token_at` says what stands at a place, given the tokens that were guessed so far;
-    /// a match that has nothing more has no vote either.
+    /// a match that has nothing more has no vote either. Returns the longest match that holds all of them.
     pub(crate) fn vote(
         mut self,
         limits: &SuffixLimits,
         limit: usize,
         drafts: &mut Vec<i32>,
         token_at: impl Fn(usize, &[i32]) -> Option<i32>,
-    ) {
+    ) -> Option<Match> {
         if self.count == 0 {
-            return;
+            return None;
         }
         // A long match says more than many short ones: those of less than three quarters of its length have no vote.
         let longest = self.voters[0].length;
@@ -105,9 +105,9 @@ impl Matches {
                     break; // All agree, as they mostly do.
                 }
             }
-            let Some(token_id) = best else { return };
+            let Some(token_id) = best else { break };
             if (best_votes as f64) < limits.min_share * total as f64 {
-                return;
+                break;
             }
             let mut kept = 0;
             for (index, other) in held.iter().enumerate() {
@@ -119,6 +119,7 @@ impl Matches {
             self.count = kept;
             drafts.push(token_id);
         }
+        (drafts.len() > first).then_some(self.voters[0])
     }
 }
 

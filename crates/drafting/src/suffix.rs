@@ -34,6 +34,13 @@ impl Places {
         Self { key_tokens, head: vec![0; num_heads], previous: vec![0], seed }
     }
 
+    /// Leave out what comes before `end`: it stood elsewhere before, where it is found.
+    fn skip_to(&mut self, end: usize) {
+        if end > self.previous.len() {
+            self.previous.resize(end, 0);
+        }
+    }
+
     /// Take in what `tokens` holds beyond what it held before; the last key stays out: nothing follows it.
     pub(crate) fn append(&mut self, tokens: &[i32]) {
         for end in self.previous.len()..tokens.len() {
@@ -81,10 +88,28 @@ pub enum MatchedBy {
 /// Kinds of `MatchedBy`.
 pub(crate) const NUM_KINDS: usize = 3;
 
+/// Tokens that are taken in, of those that were followed, when a path is left: what is found by them ends there.
+const LEFT_TOKENS: usize = 2 * MAX_MATCH_TOKENS as usize;
+
+/// A place that the newest tokens have followed.
+#[derive(Clone, Copy, Debug)]
+struct Path {
+    /// Where what may come next stands.
+    place: usize,
+    /// Tokens when that was so.
+    num_tokens: usize,
+    /// Tokens when it was found.
+    from: usize,
+}
+
 /// The places of a request's own tokens.
+///
+/// A path that stays right is followed without a search, once it is as long as any match: its tokens are not even taken
+/// in, since they stood before where the path is.
 #[derive(Clone, Debug)]
 pub struct SuffixIndex {
     limits: SuffixLimits,
+    path: Option<Path>,
     long: Places,
     places: Places,
     short: Places,
@@ -95,7 +120,13 @@ impl SuffixIndex {
     #[must_use]
     pub fn new(limits: SuffixLimits, num_tokens: usize, seed: u64) -> Self {
         let of = |key_tokens| Places::new(key_tokens, num_tokens, seed);
-        Self { limits, long: of(LONG_KEY_TOKENS), places: of(KEY_TOKENS), short: of(SHORT_KEY_TOKENS) }
+        Self {
+            limits,
+            path: None,
+            long: of(LONG_KEY_TOKENS),
+            places: of(KEY_TOKENS),
+            short: of(SHORT_KEY_TOKENS),
+        }
     }
 
     pub(crate) fn limits(&self) -> SuffixLimits {
@@ -104,14 +135,22 @@ impl SuffixIndex {
 
     /// Take in what `tokens` holds beyond what it held before; the last key stays out: it is what is looked for.
     pub fn append(&mut self, tokens: &[i32]) {
+        if self.follow(tokens) {
+            return;
+        }
         self.long.append(tokens);
         self.places.append(tokens);
         self.short.append(tokens);
     }
 
     /// Append to `drafts` at most `limit` tokens that may follow. Returns by how many tokens they were found.
-    pub fn propose(&self, tokens: &[i32], limit: usize, drafts: &mut Vec<i32>) -> MatchedBy {
+    pub fn propose(&mut self, tokens: &[i32], limit: usize, drafts: &mut Vec<i32>) -> MatchedBy {
         let max_match = self.limits.max_match.min(MAX_MATCH_TOKENS) as usize;
+        if let Some(Path { place, .. }) = self.path {
+            let limit = (self.limits.max_factor * max_match as f64).min(limit as f64) as usize;
+            go_on(tokens, place, limit, drafts);
+            return MatchedBy::Many;
+        }
         let mut matches = Matches::new(max_match);
         let mut matched_by = MatchedBy::Few;
         for (places, num_links, key) in [
@@ -134,10 +173,51 @@ impl SuffixIndex {
             }
         }
         // A match that reaches the newest token goes on with what was guessed itself: a loop stays a loop.
-        matches.vote(&self.limits, limit, drafts, |place, guessed| match tokens.get(place) {
+        let found = matches.vote(&self.limits, limit, drafts, |place, guessed| match tokens.get(place) {
             Some(&token_id) => Some(token_id),
             None => guessed.get(place - tokens.len()).copied(),
         });
+        if let Some(found) = found.filter(|found| found.length == max_match && matched_by == MatchedBy::Many)
+        {
+            self.path = Some(Path { place: found.end, num_tokens: tokens.len(), from: tokens.len() });
+        }
         matched_by
+    }
+
+    /// Go on with the path, if there is one and all that came since the last time stood there.
+    fn follow(&mut self, tokens: &[i32]) -> bool {
+        let Some(path) = &mut self.path else { return false };
+        let came = &tokens[path.num_tokens..];
+        let next = path.place + came.len();
+        if tokens[path.place..next] == *came {
+            (path.place, path.num_tokens) = (next, tokens.len());
+            return true;
+        }
+        let skipped = path.num_tokens.saturating_sub(LEFT_TOKENS);
+        if skipped > path.from {
+            for places in [&mut self.long, &mut self.places, &mut self.short] {
+                places.skip_to(skipped);
+            }
+        }
+        self.path = None;
+        false
+    }
+
+    /// Whether the tokens from `first` to `end` are known to have stood before, nowhere before `earliest`.
+    pub(crate) fn repeats(&self, first: usize, end: usize, earliest: usize) -> bool {
+        self.path.is_some_and(|path| {
+            let distance = path.num_tokens - path.place;
+            first >= path.from && end <= path.num_tokens && first - distance >= earliest
+        })
+    }
+}
+
+/// Append `limit` tokens from `place` on; behind the newest token stands what is appended itself.
+fn go_on(tokens: &[i32], place: usize, limit: usize, drafts: &mut Vec<i32>) {
+    let first = drafts.len();
+    let known = &tokens[place..tokens.len().min(place + limit)];
+    drafts.extend_from_slice(known);
+    for index in known.len()..limit {
+        drafts.push(drafts[first + index - known.len()]);
     }
 }

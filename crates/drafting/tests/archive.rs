@@ -157,3 +157,49 @@ fn ngram_keeps_to_a_requests_own_tokens() {
         assert_eq!(steps_of(&mut drafter, &config, &[1, 2, 3], &answer, &mut step), 100);
     }
 }
+
+/// A request that is answered `answer` a few tokens at a time, and what it leaves to others.
+fn answered(archive: &mut Archive, prompt: &[i32], answer: &[i32]) {
+    let config = DrafterConfig {
+        method: DraftingMethod::Suffix(LIMITS),
+        caps: Vec::new(),
+        num_archived_requests: 1,
+        adaptive: false,
+    };
+    let mut history = History::new(&config, prompt, &[], prompt.len() + answer.len(), 1);
+    let mut tokens = prompt.to_vec();
+    for piece in answer.chunks(7) {
+        history.propose(&tokens, 8, false, None, &mut Vec::new());
+        history.archive(archive, &tokens, false);
+        tokens.extend(piece);
+    }
+    history.archive(archive, &tokens, true);
+}
+
+#[test]
+fn what_repeats_the_prompt_is_there_for_others() {
+    let text: Vec<i32> = (100..400).collect();
+    let mut archive = Archive::new(1 << 16);
+    answered(&mut archive, &text, &text);
+    for end in 3..text.len() - 1 {
+        let found = proposed(&archive, 1, &text[..end], 8);
+        assert!(!found.is_empty(), "at {end}");
+        assert_eq!(found, text[end..end + found.len()], "at {end}");
+    }
+}
+
+#[test]
+fn what_an_answer_repeats_of_itself_drives_no_other_out() {
+    let other: Vec<i32> = (100..190).collect();
+    let mut archive = Archive::new(64 * 5);
+    add_all(&mut archive, 1, &other);
+    let answer: Vec<i32> = (200..250).cycle().take(2000).collect();
+    answered(&mut archive, &[7, 8, 9], &answer);
+    assert_eq!(proposed(&archive, 1, &other[..5], 3), [105, 106, 107]);
+    assert_eq!(proposed(&archive, 1, &answer[..5], 3), [205, 206, 207]);
+    // What it goes on with when it leaves its path is there as well.
+    let mut archive = Archive::new(64 * 8);
+    let other_end: Vec<i32> = answer[..300].iter().copied().chain(500..560).collect();
+    answered(&mut archive, &[7, 8, 9], &other_end);
+    assert_eq!(proposed(&archive, 1, &(500..510).collect::<Vec<i32>>(), 3), [510, 511, 512]);
+}

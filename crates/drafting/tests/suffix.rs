@@ -79,3 +79,69 @@ fn one_token_repeated_is_searched_in_few_links() {
         assert_eq!(found.len(), if end > 2 { 4 } else { 0 }, "after {end} tokens");
     }
 }
+
+/// What an index proposes that sees the tokens a few at a time, after each of these.
+fn followed(tokens: &[i32], steps: &[usize], limits: SuffixLimits) -> Vec<(usize, Vec<i32>)> {
+    let mut index = SuffixIndex::new(limits, tokens.len(), 5);
+    let (mut end, mut all) = (0, Vec::new());
+    for step in steps.iter().cycle() {
+        end = (end + step).min(tokens.len());
+        let mut found = Vec::new();
+        index.append(&tokens[..end]);
+        index.propose(&tokens[..end], 12, &mut found);
+        all.push((end, found));
+        if end == tokens.len() {
+            return all;
+        }
+    }
+    all
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    /// A text that goes on with pieces of itself: what is guessed stood behind the same tokens, and nearly always
+    /// behind the longest match, also where a path was left.
+    #[test]
+    fn a_path_that_is_followed_says_what_stood_there(
+        base in Just((0..80).collect::<Vec<i32>>()).prop_shuffle(),
+        pieces in prop::collection::vec((0usize..40, 60usize..300, 400i32..500), 1..6),
+        steps in prop::collection::vec(1usize..18, 1..6),
+    ) {
+        let mut tokens = base;
+        for (start, length, other) in pieces {
+            for place in start..start + length {
+                tokens.push(tokens[place]);
+            }
+            tokens.push(other);
+        }
+        let limits = SuffixLimits { min_share: 0.1, ..LIMITS };
+        let (mut num_long, mut num_found) = (0, 0);
+        for (end, found) in followed(&tokens, &steps, limits) {
+            let longer = [&tokens[..end], &found[..]].concat();
+            let stood = (2..end).any(|at| {
+                tokens[at - 2..at] == tokens[end - 2..end] && longer[at..at + found.len()] == found[..]
+            });
+            prop_assert!(found.is_empty() || stood, "what is guessed stood elsewhere, after {} tokens", end);
+            if longest_match(&tokens[..end]) >= 16 {
+                num_long += 1;
+                num_found += usize::from(found.len() == 12 && found[..1] == [*longer_than_any(&tokens, end)]);
+            }
+        }
+        prop_assert!(num_long > 0 && 10 * num_found >= 9 * num_long, "{} of {}", num_found, num_long);
+    }
+}
+
+/// What stood behind the longest match of the first `end` tokens.
+fn longer_than_any(tokens: &[i32], end: usize) -> &i32 {
+    let length = |at: usize| {
+        tokens[..at]
+            .iter()
+            .rev()
+            .zip(tokens[..end].iter().rev())
+            .take_while(|(one, other)| one == other)
+            .count()
+    };
+    let at = (1..end).max_by_key(|&at| length(at)).expect("there are tokens");
+    &tokens[at]
+}
