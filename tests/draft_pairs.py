@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
-from rustvllm import LLM
+from rustvllm import LLM, SamplingParams
+from rustvllm.sampling_params import StructuredOutputsParams
 
+STORY = "Once upon a time there was a"
+"""A prompt whose answer repeats nothing."""
 PROMPTS = [
     "Tom had a red ball. Tom had a red ball. Tom had a red",
     "One day, a girl named Lily went to the park. One day, a girl named Lily",
@@ -91,6 +94,33 @@ class Pair:
         return drafted, accepted
 
 
+def check_way_to_run(pair, world):
+    """Requests of many kinds at once change no token, and what the world is there for happened."""
+    params = [
+        SamplingParams(max_tokens=LENGTH, **CELLS[cell])
+        for cell in ("greedy", "random", "penalties", "bad words", "min_tokens", "logprobs", "samples", "past EOS")
+    ]
+    drafted, accepted = pair.compare(params, 2 * PROMPTS)
+    assert 0 < accepted < drafted
+    check_world(pair, world)
+
+
+def check_world(pair, world):
+    """What the world is there for happened."""
+    stats = stats_of(pair.speculative)
+    assert stats["num_preemptions"] > 0 or world not in ("preempted", "swapped")
+    assert stats["num_swapped_out"] > 0 or world != "swapped"
+
+
+def check_next_to_a_grammar(pair):
+    """A request with a grammar has no drafts, and its neighbour has."""
+    grammar = StructuredOutputsParams(regex=r"( the cat| and){1,8}\.")
+    params = SamplingParams(temperature=0, max_tokens=30, structured_outputs=grammar)
+    assert pair.compare(params) == (0, 0)
+    drafted, accepted = pair.compare([params, SamplingParams(temperature=0, max_tokens=LENGTH)], 2 * PROMPTS[:1])
+    assert 0 < accepted <= drafted
+
+
 def stats_of(llm):
     return llm.llm_engine.engine_core.core.scheduler.stats()
 
@@ -117,5 +147,5 @@ def make(speculative_config, **engine):
     return LLM(**({"max_model_len": 256} | engine), batch_invariant=True, speculative_config=speculative_config)
 
 
-def pair_of(speculative_config=EVERYTHING, **engine):
-    return Pair(make(None, **engine), make({**speculative_config, "adaptive": False}, **engine))
+def pair_of(speculative_config=EVERYTHING, *, adaptive=False, **engine):
+    return Pair(make(None, **engine), make({**speculative_config, "adaptive": adaptive}, **engine))

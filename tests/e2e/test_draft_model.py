@@ -7,26 +7,31 @@ import sys
 
 import pytest
 
-from draft_pairs import CELLS, LENGTH, ORDINARY, PROMPTS, WORLDS, Pair, make, stats_of
+from draft_pairs import (
+    CELLS,
+    LENGTH,
+    ORDINARY,
+    PROMPTS,
+    STORY,
+    WORLDS,
+    check_next_to_a_grammar,
+    check_way_to_run,
+    make,
+    pair_of,
+    stats_of,
+)
 from rustvllm import LLM, SamplingParams
 from rustvllm.config.hub import embedded_model_path
 from rustvllm.exceptions import ConfigError
 from rustvllm.lora.request import LoRARequest
-from rustvllm.sampling_params import StructuredOutputsParams
 
 SAME = {"method": "draft_model", "model": str(embedded_model_path()), "num_speculative_tokens": 4}
 """The model in the package guesses for itself: greedily it is always right."""
-STORY = "Once upon a time there was a"
-
-
-def pair_of(config=SAME, **engine):
-    options = {**ORDINARY, **engine}
-    return Pair(make(None, **options), make({**config, "adaptive": False}, **options))
 
 
 @pytest.fixture(scope="module")
 def pair():
-    return pair_of(logprobs_mode="processed_logprobs")
+    return pair_of(SAME, **ORDINARY, logprobs_mode="processed_logprobs")
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +69,7 @@ def test_no_parameter_sees_its_guesses(pair, cell):
 
 @pytest.mark.parametrize("world", [world for world in WORLDS if world != "overlapping"])
 def test_no_way_to_run_sees_its_guesses(world, other_model):
-    pair = pair_of({**SAME, "model": str(other_model)}, **WORLDS[world])
-    params = [
-        SamplingParams(max_tokens=LENGTH, **CELLS[cell])
-        for cell in ("greedy", "random", "penalties", "bad words", "min_tokens", "logprobs", "samples", "past EOS")
-    ]
-    drafted, accepted = pair.compare(params, 2 * PROMPTS)
-    assert 0 < accepted < drafted
-    stats = stats_of(pair.speculative)
-    assert stats["num_preemptions"] > 0 or world not in ("preempted", "swapped")
-    assert stats["num_swapped_out"] > 0 or world != "swapped"
+    check_way_to_run(pair_of({**SAME, "model": str(other_model)}, **WORLDS[world]), world)
 
 
 def test_it_goes_on_rightly_after_what_it_did_not_guess(pair):
@@ -95,11 +91,7 @@ def test_it_goes_on_rightly_after_what_it_did_not_guess(pair):
 
 
 def test_a_request_with_a_grammar_or_a_search_has_no_guesses_and_its_neighbour_has(pair):
-    grammar = StructuredOutputsParams(regex=r"( the cat| and){1,8}\.")
-    params = SamplingParams(temperature=0, max_tokens=30, structured_outputs=grammar)
-    assert pair.compare(params) == (0, 0)
-    drafted, accepted = pair.compare([params, SamplingParams(temperature=0, max_tokens=LENGTH)], 2 * PROMPTS[:1])
-    assert 0 < accepted <= drafted
+    check_next_to_a_grammar(pair)
 
 
 def test_a_prediction_is_believed_first(pair):
@@ -142,8 +134,7 @@ def test_the_controller_tires_of_a_model_that_is_never_right(tmp_path):
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     counts = []
     for adaptive in (False, True):
-        config = {**SAME, "model": str(folder), "adaptive": adaptive}
-        pair = Pair(make(None, **ORDINARY), make(config, **ORDINARY))
+        pair = pair_of({**SAME, "model": str(folder)}, adaptive=adaptive, **ORDINARY)
         counts.append(pair.compare(params, [STORY]))
     (all_drafted, all_accepted), (drafted, _) = counts
     assert all_accepted <= all_drafted // 4

@@ -15,9 +15,13 @@ from draft_pairs import (
     LENGTH,
     ORDINARY,
     PROMPTS,
+    STORY,
     SUFFIX,
     WORLDS,
     Pair,
+    check_next_to_a_grammar,
+    check_way_to_run,
+    check_world,
     facts,
     make,
     pair_of,
@@ -27,7 +31,7 @@ from rustvllm import LLM, SamplingParams
 from rustvllm.config.engine_args import AsyncEngineArgs
 from rustvllm.engine.async_llm import AsyncLLM
 from rustvllm.exceptions import ConfigError, InvalidRequestError
-from rustvllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from rustvllm.sampling_params import RequestOutputKind
 from rustvllm.text.prediction import PredictionReader
 
 
@@ -51,16 +55,7 @@ def test_every_parameter_in_one_batch(pair):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_no_way_to_run_sees_drafts(world):
-    pair = pair_of(**WORLDS[world])
-    params = [
-        SamplingParams(max_tokens=LENGTH, **CELLS[cell])
-        for cell in ("greedy", "random", "penalties", "bad words", "min_tokens", "logprobs", "samples", "past EOS")
-    ]
-    drafted, accepted = pair.compare(params, 2 * PROMPTS)
-    assert 0 < accepted < drafted
-    stats = stats_of(pair.speculative)
-    assert stats["num_preemptions"] > 0 or world not in ("preempted", "swapped")
-    assert stats["num_swapped_out"] > 0 or world != "swapped"
+    check_way_to_run(pair_of(**WORLDS[world]), world)
 
 
 @pytest.mark.parametrize("config", [SUFFIX, ARCHIVE], ids=["own", "archive"])
@@ -78,10 +73,6 @@ def test_drafts_save_steps(pair):
     num_steps = after["num_steps"] - before["num_steps"]
     num_tokens = len(output[0].outputs[0].token_ids)
     assert num_steps == num_tokens - (after["num_accepted_tokens"] - before["num_accepted_tokens"]) < num_tokens
-
-
-STORY = "Once upon a time there was a"
-"""A prompt whose answer repeats nothing: drafts come from its prediction alone."""
 
 
 @pytest.mark.parametrize("config", [EVERYTHING, SUFFIX], ids=["ngram", "suffix"])
@@ -125,9 +116,7 @@ def test_a_predicted_answer_survives_whatever_happens(world):
     leaves_room = world != "chunked"  # twelve tokens for twelve requests
     assert accepted > (0.5 * len(prompts) * LENGTH if leaves_room else 0)
     assert drafted >= accepted
-    stats = stats_of(pair.speculative)
-    assert stats["num_preemptions"] > 0 or world not in ("preempted", "swapped")
-    assert stats["num_swapped_out"] > 0 or world != "swapped"
+    check_world(pair, world)
 
 
 def test_each_of_several_requests_has_its_own_prediction():
@@ -220,12 +209,7 @@ def test_a_request_with_a_processor_of_its_own_has_no_drafts(pair):
 
 
 def test_a_request_with_a_grammar_has_no_drafts(pair):
-    params = SamplingParams(
-        temperature=0, max_tokens=30, structured_outputs=StructuredOutputsParams(regex=r"( the cat| and){1,8}\.")
-    )
-    assert pair.compare(params) == (0, 0)
-    drafted, accepted = pair.compare([params, SamplingParams(temperature=0, max_tokens=LENGTH)], 2 * PROMPTS[:1])
-    assert 0 < accepted < drafted, "its neighbour has"
+    check_next_to_a_grammar(pair)
 
 
 def test_the_controller_changes_no_token_either():
