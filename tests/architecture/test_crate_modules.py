@@ -12,7 +12,7 @@ CRATES = {
     "cpu-kernels": ("kernel", "tile"),
     "drafting": ("drafter", "history"),
     "gguf": ("file", "header"),
-    "grammar": ("grammars", "cache"),
+    "grammar": ("compile_jobs", "cache"),
     "ipc": ("client", "client_io"),
     "kvblocks": ("pool", "block"),
     "loadgen": ("replay", "replay_target"),

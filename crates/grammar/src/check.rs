@@ -1,6 +1,6 @@
 //! Whether a grammar can be enforced, asked before a request is handed in: without the model's vocabulary.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use llguidance::ParserFactory;
 use scheduler::{GrammarKind, GrammarSpec};
@@ -11,21 +11,32 @@ use crate::{
     error::GrammarError,
     limits::limits,
     matcher::Matcher,
+    passed::Passed,
+    sample::lock,
     vocabulary::{Pieces, quiet_factory},
 };
 
 /// Compile a grammar over single bytes, and forget it. What passes here fails in an engine only if the vocabulary makes
 /// it too complex.
 ///
-/// Takes a millisecond for most schemas, and half a second for the largest: not for an event loop.
+/// Takes a millisecond for most schemas, and half a second for the largest: not for an event loop. One that passed not
+/// long ago passes at once.
 ///
 /// # Errors
 /// Why it cannot be enforced.
 pub fn check(spec: &GrammarSpec) -> Result<(), GrammarError> {
+    static PASSED: Mutex<Option<Passed>> = Mutex::new(None);
     if spec.kind == GrammarKind::Anything {
         return Ok(());
     }
-    matcher_of_bytes(spec).map(|_| ())
+    // Thoughts before it make no other grammar.
+    let spec = GrammarSpec { thinking: None, ..spec.clone() };
+    if lock(&PASSED).as_ref().is_some_and(|passed| passed.has(&spec)) {
+        return Ok(());
+    }
+    matcher_of_bytes(&spec)?;
+    lock(&PASSED).get_or_insert_default().put(spec);
+    Ok(())
 }
 
 /// Whether a text obeys a grammar as a whole; for tests and measurements.

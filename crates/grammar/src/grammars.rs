@@ -1,9 +1,9 @@
 //! `Grammars`: the grammars of an engine's requests, from their arrival to their last mask.
 //!
-//! The thread that steps the engine owns it. Compile threads make a matcher of each grammar that arrives and then let its
-//! request run. Once a step is planned, mask threads take in the tokens that its requests got and compute what may
-//! follow, during the forward pass. A sample whose mask is not there when that is done is withheld: the step goes on
-//! without it, and its request takes part again once its mask is there.
+//! The thread that steps the engine owns it. Compile threads make a matcher of each grammar from the moment when its
+//! request is handed in, and then let it run. Once a step is planned, mask threads take in the tokens that its requests
+//! got and compute what may follow, during the forward pass. A sample whose mask is not there when that is done is
+//! withheld: the step goes on without it, and its request takes part again once its mask is there.
 
 use std::{
     collections::HashMap,
@@ -14,29 +14,18 @@ use std::{
 };
 
 use scheduler::{
-    ConstrainedSample, EngineHandle, GrammarKind, GrammarNews, GrammarSpec, RequestKey, Scheduler,
-    SchedulerOutput,
+    ConstrainedSample, EngineHandle, GrammarKind, GrammarNews, GrammarProgress, GrammarSpec, GrammarWork,
+    RequestError, RequestKey, Scheduler, SchedulerOutput,
 };
 
 use crate::{
-    cache::Cache,
-    compile::compile,
-    error::GrammarError,
-    matcher::Matcher,
-    room::{Charge, Room},
+    compile_jobs::Compiles,
     sample::{Ahead, Matching, Sample, Verdict, lock},
-    thinking::Thinking,
     vocabulary::Vocabulary,
     work_queue::{Threads, WorkQueue},
 };
 
-/// Grammars that may wait to be compiled; the requests of further ones fail.
-pub const MAX_WAITING_COMPILES: usize = 1024;
-
-/// Recursion of the library's compiler takes 2.5 KB a level of a schema, and more in products of `allOf`.
-const COMPILE_STACK_BYTES: usize = 16 << 20;
 const MASK_STACK_BYTES: usize = 4 << 20;
-const COMPILE_NICENESS: i32 = 5;
 /// Tokens at most that are appended to a request at once: telling them holds up the others.
 const MAX_FORCED_TOKENS: usize = 512;
 /// What computes masks that take long leaves processors to steps and to other masks.
@@ -52,13 +41,15 @@ pub struct Grammars {
     vocabulary: Arc<Vocabulary>,
     handle: EngineHandle,
     samples: HashMap<RequestKey, Constrained>,
-    compiles: WorkQueue<Job>,
+    compiles: Compiles,
     masks: WorkQueue<Arc<Sample>>,
     /// Of samples one of whose masks took long: no other waits behind them.
     slow_masks: WorkQueue<Arc<Sample>>,
     done: Arc<DoneMasks>,
     /// When tokens came last that masks depend on.
     told_at: Instant,
+    /// Tokens that have to follow are appended.
+    forces_tokens: bool,
 }
 
 /// How many masks threads have computed, to be waited for.
@@ -80,25 +71,6 @@ struct Constrained {
     is_late: bool,
 }
 
-/// What the compile threads do.
-#[derive(Debug)]
-enum Job {
-    Compile(CompileJob),
-    /// Keep what a sample whose request has left found out about its grammar.
-    Learn {
-        spec: Arc<GrammarSpec>,
-        sample: Arc<Sample>,
-    },
-}
-
-#[derive(Debug)]
-struct CompileJob {
-    key: RequestKey,
-    spec: Arc<GrammarSpec>,
-    sample: Arc<Sample>,
-    ignores_eos: bool,
-}
-
 impl Grammars {
     /// Start the threads.
     ///
@@ -107,28 +79,7 @@ impl Grammars {
     pub fn start(handle: EngineHandle, vocabulary: Vocabulary) -> io::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let vocabulary = Arc::new(vocabulary);
-        let (compiling, answering) = (vocabulary.clone(), handle.clone());
-        let (cache, room) = (Mutex::new(Cache::default()), Arc::new(Room::default()));
-        let compiles = WorkQueue::start(
-            &Threads {
-                name: "grammar-compile",
-                count: (cores / 2).clamp(1, 2),
-                stack_bytes: COMPILE_STACK_BYTES,
-                niceness: COMPILE_NICENESS,
-            },
-            move |job| match job {
-                Job::Compile(job) => match job.run(&compiling, &cache, &room) {
-                    Ok(()) => answering.grammar_ready(job.key),
-                    Err(GrammarError::NoRoom) => answering.grammars_full(job.key),
-                    Err(_) => answering.grammar_failed(job.key),
-                },
-                Job::Learn { spec, sample } => {
-                    if let Some(matcher) = sample.end().and_then(Matching::into_matcher) {
-                        lock(&cache).learn(&without_thoughts(&spec), matcher);
-                    }
-                }
-            },
-        )?;
+        let compiles = Compiles::start(&handle, vocabulary.clone(), (cores / 2).clamp(1, 2))?;
         let done = Arc::new(DoneMasks::default());
         let start_masks = |name, count, niceness| {
             let (vocabulary, done) = (vocabulary.clone(), done.clone());
@@ -141,8 +92,15 @@ impl Grammars {
         // Two at least: the first slow mask of a request takes one of them.
         let masks = start_masks("grammar-mask", (cores / 2).clamp(2, 4), 0)?;
         let slow_masks = start_masks("grammar-slow-mask", (cores / 2).clamp(1, 2), SLOW_MASK_NICENESS)?;
-        let (samples, told_at) = (HashMap::new(), Instant::now());
-        Ok(Self { vocabulary, handle, samples, compiles, masks, slow_masks, done, told_at })
+        let (samples, told_at, forces_tokens) = (HashMap::new(), Instant::now(), true);
+        Ok(Self { vocabulary, handle, samples, compiles, masks, slow_masks, done, told_at, forces_tokens })
+    }
+
+    /// Append no tokens: those that have to follow are sampled one by one, under masks that allow nothing else.
+    #[must_use]
+    pub fn without_forced_tokens(mut self) -> Self {
+        self.forces_tokens = false;
+        self
     }
 
     /// Words of 32 bits that a mask has.
@@ -161,21 +119,20 @@ impl Grammars {
     pub fn take_news(&mut self, scheduler: &mut Scheduler) {
         for news in scheduler.take_grammar_news() {
             match news {
-                GrammarNews::Arrived { key, spec, ignores_eos } => {
-                    let sample = Arc::new(Sample::new());
-                    let is_gate = spec.kind == GrammarKind::Anything;
-                    let own = Constrained::new(sample.clone(), spec.clone(), is_gate);
-                    self.samples.insert(key, own);
-                    let job = Job::Compile(CompileJob { key, spec, sample, ignores_eos });
-                    if self.compiles.push(job, MAX_WAITING_COMPILES).is_err() {
+                GrammarNews::Arrived { key, spec, ignores_eos, work } => {
+                    let begun = work.and_then(|work| work.into_any().downcast().ok());
+                    let sample: Arc<Sample> =
+                        begun.unwrap_or_else(|| self.compiles.begin(key, &spec, ignores_eos));
+                    if let GrammarProgress::Failed(RequestError::GrammarsFull) = sample.progress() {
                         self.handle.grammars_full(key);
                     }
+                    let is_gate = spec.kind == GrammarKind::Anything;
+                    self.samples.insert(key, Constrained::new(sample, spec, is_gate));
                 }
                 GrammarNews::Left(key) => {
-                    if let Some(Constrained { sample, spec, is_gate: false, .. }) = self.samples.remove(&key)
-                    {
-                        // A full queue: it is forgotten.
-                        let _ = self.compiles.push(Job::Learn { spec, sample }, MAX_WAITING_COMPILES);
+                    let own = self.samples.remove(&key).filter(|own| !own.is_gate);
+                    if let Some(Constrained { sample, spec, .. }) = own {
+                        self.compiles.learn(spec, sample);
                     }
                 }
             }
@@ -214,6 +171,7 @@ impl Grammars {
             own.note(&tokens);
             match own.sample.look_ahead(self.vocabulary.eos_token_ids()) {
                 Ahead::Open => {}
+                Ahead::Tokens(_) if !self.forces_tokens => {}
                 Ahead::Tokens(forced) => {
                     let forced = ids_of(&forced);
                     let count = scheduler.force_tokens(None, key, &forced);
@@ -299,6 +257,7 @@ impl Grammars {
         mut take: impl FnMut(u32, Verdict, &[u32]),
     ) {
         self.begin_masks(scheduler, output);
+        let forces_tokens = self.forces_tokens;
         let samples = scheduler.constrained_samples(output);
         if samples.len() == output.num_reqs as usize {
             self.wait_for_one(&samples);
@@ -317,7 +276,7 @@ impl Grammars {
             let mut is_forced = false;
             let mut settle = |matching: Option<&Matching>| match matching {
                 Some(matching) if matching.verdict() == Verdict::Free => {}
-                Some(matching) if force(scheduler, output, key, matching.forced()) => {
+                Some(matching) if forces_tokens && force(scheduler, output, key, matching.forced()) => {
                     is_forced = true;
                     take(constrained.place, Verdict::Late, &[]);
                 }
@@ -410,113 +369,27 @@ impl Constrained {
     }
 }
 
-impl CompileJob {
-    fn run(
-        &self,
-        vocabulary: &Vocabulary,
-        cache: &Mutex<Cache>,
-        room: &Arc<Room>,
-    ) -> Result<(), GrammarError> {
-        if Arc::strong_count(&self.sample) == 1 {
-            return Ok(()); // Its request has left.
-        }
-        if !room.is_left() {
-            return Err(GrammarError::NoRoom);
-        }
-        let has_grammar = self.spec.kind != GrammarKind::Anything;
-        let matcher = if has_grammar { Some(self.matcher(vocabulary, cache)?) } else { None };
-        let thinking = self.spec.thinking.as_ref().map(|gate| Thinking::new(gate, has_grammar));
-        let (eos, num_words) = (vocabulary.eos_token_ids(), vocabulary.num_mask_words());
-        let matching = Matching::new(matcher, thinking, eos, num_words, self.ignores_eos);
-        self.sample.begin(matching.charged(Charge::new(room.clone())));
-        Ok(())
-    }
-
-    fn matcher(&self, vocabulary: &Vocabulary, cache: &Mutex<Cache>) -> Result<Matcher, GrammarError> {
-        let factory = vocabulary.factory()?;
-        let spec = without_thoughts(&self.spec);
-        let cached = lock(cache).get(&spec);
-        if let Some(matcher) = cached {
-            return Ok(matcher);
-        }
-        let matcher = compile(&spec, factory)?;
-        let own = matcher.deep_clone();
-        lock(cache).put(spec, matcher);
-        Ok(own)
-    }
-}
-
-/// The grammar as the cache knows it: thoughts before it make no other one.
-fn without_thoughts(spec: &Arc<GrammarSpec>) -> Arc<GrammarSpec> {
-    match &spec.thinking {
-        None => spec.clone(),
-        Some(_) => Arc::new(GrammarSpec { thinking: None, ..(**spec).clone() }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use scheduler::{
         GrammarKind, GrammarSpec, NewRequest, RequestKey, SamplingParams, Scheduler, SchedulerConfig,
         StepBuffers, TokenRows,
     };
 
-    use super::{CompileJob, Constrained, Grammars, Sample};
-    use crate::{
-        cache::Cache,
-        check::matcher_of_bytes,
-        error::GrammarError,
-        room::{Charge, MAX_MATCHER_BYTES, Room},
-        sample::{Matching, Verdict},
-        vocabulary::Vocabulary,
-    };
+    use super::{Constrained, Grammars, Sample};
+    use crate::{check::matcher_of_bytes, sample::Matching, vocabulary::Vocabulary};
 
     fn spec() -> Arc<GrammarSpec> {
         Arc::new(GrammarSpec::new(GrammarKind::Regex, "(ab|cd){3}e"))
     }
 
-    #[test]
-    fn without_room_none_begins() {
-        let room = Arc::new(Room::default());
-        let vocabulary = Vocabulary::new(Box::new(|| Err("there is no tokenizer".to_owned())), 256);
-        let sample = Arc::new(Sample::new());
-        let job = CompileJob { key: RequestKey(1), spec: spec(), sample: sample.clone(), ignores_eos: false };
-        let run = || job.run(&vocabulary, &Mutex::new(Cache::default()), &room);
-        assert!(matches!(run(), Err(GrammarError::Refused(_))), "it gets as far as the vocabulary");
-        let mut others = Charge::new(room.clone());
-        assert!(others.set(MAX_MATCHER_BYTES), "alone they may have it all");
-        assert_eq!(run(), Err(GrammarError::NoRoom));
-        drop(others);
-        assert!(matches!(run(), Err(GrammarError::Refused(_))));
-    }
-
-    #[test]
-    fn one_that_grows_where_others_take_the_room_is_crowded_out() {
-        let room = Arc::new(Room::default());
-        let begin = || {
-            let matcher = matcher_of_bytes(&spec()).expect("an expression");
-            Matching::new(Some(matcher), None, &[], 8, false).charged(Charge::new(room.clone()))
-        };
-        let mut alone = begin();
-        alone.advance(&[u32::from(b'a')], &[]);
-        assert_eq!(alone.verdict(), Verdict::Masked);
-        drop(alone);
-        let mut crowded = begin();
-        let mut others = Charge::new(room.clone());
-        let _has_room = others.set(MAX_MATCHER_BYTES);
-        let many: Vec<Charge> = (0..MAX_MATCHER_BYTES >> 10).map(|_| Charge::new(room.clone())).collect();
-        crowded.advance(&[u32::from(b'a')], &[]);
-        assert_eq!(crowded.verdict(), Verdict::CrowdedOut, "it has more than its share of a kilobyte");
-        drop(many);
-    }
     /// A scheduler with a request of one step that obeys a grammar, and one that does not.
-    fn two_requests(grammars_of: impl Fn(&Scheduler) -> Grammars) -> (Scheduler, Grammars, RequestKey) {
+    fn two_requests() -> (Scheduler, RequestKey) {
         let config = SchedulerConfig::new(64, 256);
         let buffers = (0..config.num_buffer_sets()).map(|_| StepBuffers::owned(&config)).collect();
         let mut scheduler = Scheduler::new(config.clone(), buffers).expect("numbers that fit");
-        let grammars = grammars_of(&scheduler);
         let handle = scheduler.handle();
         let mut keys = Vec::new();
         for (id, grammar) in [("slow", Some(spec())), ("other", None)] {
@@ -528,7 +401,7 @@ mod tests {
         }
         handle.grammar_ready(keys[0]);
         assert_eq!(step(&mut scheduler), 2);
-        (scheduler, grammars, keys[0])
+        (scheduler, keys[0])
     }
 
     /// Rows of the next step, which gives each the letter `a`.
@@ -541,10 +414,9 @@ mod tests {
 
     #[test]
     fn a_step_does_not_wait_for_a_slow_row() {
-        let (mut scheduler, mut grammars, key) = two_requests(|scheduler| {
-            let vocabulary = Vocabulary::new(Box::new(|| Err("there is no tokenizer".to_owned())), 256);
-            Grammars::start(scheduler.handle(), vocabulary).expect("threads")
-        });
+        let (mut scheduler, key) = two_requests();
+        let vocabulary = Vocabulary::new(Box::new(|| Err("there is no tokenizer".to_owned())), 256);
+        let mut grammars = Grammars::start(scheduler.handle(), vocabulary).expect("threads");
         let sample = Arc::new(Sample::new());
         let matcher = matcher_of_bytes(&spec()).expect("an expression");
         sample.begin(Matching::new(Some(matcher), None, &[], 8, false));

@@ -12,6 +12,7 @@
 mod cache;
 mod check;
 mod compile;
+mod compile_jobs;
 mod error;
 mod gbnf;
 mod grammars;
@@ -21,6 +22,7 @@ mod lint;
 mod matcher;
 #[cfg(test)]
 mod naive_masks;
+mod passed;
 mod relax;
 mod room;
 mod sample;
@@ -33,9 +35,10 @@ mod whole_requests;
 mod work_queue;
 
 pub use check::{accepts, check};
+pub use compile_jobs::MAX_WAITING_COMPILES;
 pub use error::GrammarError;
 pub use gbnf::to_lark;
-pub use grammars::{Grammars, MAX_WAITING_COMPILES};
+pub use grammars::Grammars;
 pub use lint::{Places, check_tools, relax_tool};
 pub use relax::{Relaxed, relax};
 pub use sample::{Matching, Verdict};

@@ -1,13 +1,16 @@
 //! One sample of a request under a grammar: the tokens that it got, and what the next one may be.
 
 use std::{
+    any::Any,
     collections::VecDeque,
     sync::{
-        Mutex, MutexGuard, PoisonError, TryLockError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
+
+use scheduler::{GrammarProgress, GrammarWork, RequestError};
 
 use crate::{
     matcher::Matcher,
@@ -287,11 +290,40 @@ pub(crate) struct Sample {
     matching: Mutex<Option<Matching>>,
     /// One of its masks took long: others may.
     is_slow: AtomicBool,
+    /// Why there is no grammar.
+    failure: OnceLock<RequestError>,
+}
+
+impl GrammarWork for Sample {
+    fn progress(&self) -> GrammarProgress {
+        if let Some(&error) = self.failure.get() {
+            return GrammarProgress::Failed(error);
+        }
+        // Before its request has arrived, only the thread that begins it takes it, and that one tells the request next.
+        match self.matching.try_lock().as_deref() {
+            Ok(Some(_)) => GrammarProgress::Ready,
+            _ => GrammarProgress::Compiling,
+        }
+    }
+
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
 }
 
 impl Sample {
     pub(crate) fn new() -> Self {
-        Self { pending: Mutex::default(), matching: Mutex::default(), is_slow: AtomicBool::new(false) }
+        Self {
+            pending: Mutex::default(),
+            matching: Mutex::default(),
+            is_slow: AtomicBool::new(false),
+            failure: OnceLock::new(),
+        }
+    }
+
+    /// The grammar cannot be compiled.
+    pub(crate) fn fail(&self, error: RequestError) {
+        let _ = self.failure.set(error); // it failed before
     }
 
     /// The grammar is compiled.

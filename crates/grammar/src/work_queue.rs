@@ -58,18 +58,38 @@ impl<Job: Send + 'static> WorkQueue<Job> {
 
     /// Put a job at the end, unless `limit` wait already.
     pub(crate) fn push(&self, job: Job, limit: usize) -> Result<(), Job> {
-        let mut jobs = lock(&self.shared.jobs);
+        self.shared.push(job, limit)
+    }
+
+    /// What puts jobs there from elsewhere.
+    pub(crate) fn sender(&self) -> JobSender<Job> {
+        JobSender(self.shared.clone())
+    }
+}
+
+/// Puts jobs into a queue as long as it is there.
+#[derive(Debug)]
+pub(crate) struct JobSender<Job>(Arc<Shared<Job>>);
+
+impl<Job> JobSender<Job> {
+    /// As of the queue; one that is closed takes none.
+    pub(crate) fn push(&self, job: Job, limit: usize) -> Result<(), Job> {
+        self.0.push(job, limit)
+    }
+}
+
+impl<Job> Shared<Job> {
+    fn push(&self, job: Job, limit: usize) -> Result<(), Job> {
+        let mut jobs = lock(&self.jobs);
         match &mut *jobs {
             Some(jobs) if jobs.len() < limit => jobs.push_back(job),
             _ => return Err(job),
         }
         drop(jobs);
-        self.shared.arrived.notify_one();
+        self.arrived.notify_one();
         Ok(())
     }
-}
 
-impl<Job> Shared<Job> {
     fn next(&self) -> Option<Job> {
         let mut jobs = lock(&self.jobs);
         loop {

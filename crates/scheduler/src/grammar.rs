@@ -1,9 +1,9 @@
 //! Grammars, as far as the scheduler knows them: what a request asks for, the news that a request came or left
 //! with one, and a sample that obeys one. What a grammar means, `crates/grammar` knows.
 
-use std::sync::Arc;
+use std::{any::Any, fmt::Debug, sync::Arc};
 
-use crate::output::RequestKey;
+use crate::output::{RequestError, RequestKey};
 
 /// The language of a grammar.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -76,10 +76,38 @@ impl GrammarSpec {
     }
 }
 
+/// How far a grammar is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GrammarProgress {
+    /// Its request waits. `EngineHandle::grammar_ready`, or one of those that say that it failed, is called after this
+    /// has changed.
+    Compiling,
+    /// Its request may run.
+    Ready,
+    /// Its request ends.
+    Failed(RequestError),
+}
+
+/// The grammar of one request, in the hands of a [`GrammarCompiler`].
+pub trait GrammarWork: Debug + Send + Sync {
+    /// How far it is.
+    fn progress(&self) -> GrammarProgress;
+
+    /// Itself, for the compiler that made it.
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+}
+
+/// Begins to compile the grammars of requests, on the threads that hand these in: what is compiled by the time of the
+/// next plan holds no request up.
+pub trait GrammarCompiler: Debug + Send + Sync {
+    /// Begin, without waiting. The request has not arrived yet, and may never.
+    fn begin(&self, key: RequestKey, spec: &Arc<GrammarSpec>, ignores_eos: bool) -> Arc<dyn GrammarWork>;
+}
+
 /// A request with a grammar came or left, in this order.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub enum GrammarNews {
-    /// It waits for `EngineHandle::grammar_ready`.
+    /// It waits for `EngineHandle::grammar_ready`, unless its grammar was ready before.
     Arrived {
         /// Whose grammar.
         key: RequestKey,
@@ -87,6 +115,8 @@ pub enum GrammarNews {
         spec: Arc<GrammarSpec>,
         /// EOS does not end it.
         ignores_eos: bool,
+        /// What the compiler has begun; `None` if there was none when the request was handed in.
+        work: Option<Arc<dyn GrammarWork>>,
     },
     /// Finished, aborted or failed.
     Left(RequestKey),

@@ -15,6 +15,7 @@ use crate::{
     clock::monotonic_ns,
     config::SchedulerConfig,
     extra_keys::ExtraKeys,
+    grammar::{GrammarCompiler, GrammarWork},
     inbox::Inbox,
     kv_cache_manager::hash_blocks,
     metrics::{Metrics, MetricsSnapshot},
@@ -28,13 +29,15 @@ use crate::{
 /// Output tokens that memory is reserved for when a request is handed in.
 pub(crate) const RESERVED_OUTPUT_TOKENS: u32 = 4096;
 
-/// What is made of a prompt on the thread that hands it in.
+/// What is made of a request on the thread that hands it in.
 #[derive(Clone, Debug)]
 pub(crate) struct PromptWork {
     /// One per full block; empty without prefix caching.
     pub(crate) block_hashes: Vec<BlockHash>,
     /// What drafts are made of; `None`: the request gets none.
     pub(crate) history: Option<Box<History>>,
+    /// Its grammar; `None`: it has none, or there is no compiler yet.
+    pub(crate) grammar: Option<Arc<dyn GrammarWork>>,
 }
 
 /// What travels through the inbox.
@@ -75,6 +78,8 @@ pub(crate) struct Shared {
     wakes: AtomicU32,
     /// The thread that parks in `wait_for_work`.
     waiter: OnceLock<Thread>,
+    /// Who compiles grammars.
+    grammar_compiler: OnceLock<Box<dyn GrammarCompiler>>,
 }
 
 /// Cheap to clone; `Send + Sync`.
@@ -110,6 +115,7 @@ impl EngineHandle {
                 draft_seeds: RandomState::new(),
                 wakes: AtomicU32::new(0),
                 waiter: OnceLock::new(),
+                grammar_compiler: OnceLock::new(),
             }),
         }
     }
@@ -163,6 +169,7 @@ impl EngineHandle {
                     (request.prompt_token_ids.len() + room).div_ceil(self.shared.config.block_size as usize);
                 work.block_hashes.reserve_exact(total_blocks - work.block_hashes.len());
             }
+            work.grammar = self.begin_grammar(&request);
             message.push((request, work));
         }
         self.shared.inbox.push(Message::Add { requests: message, since_ns });
@@ -194,7 +201,18 @@ impl EngineHandle {
             let seed = self.shared.draft_seeds.hash_one(&request.extra_keys);
             Box::new(History::new(drafter, prompt, prediction, num_tokens, seed))
         });
-        PromptWork { block_hashes, history }
+        PromptWork { block_hashes, history, grammar: None }
+    }
+
+    /// Have the grammars of requests that are handed in from now on compiled from that moment on. Once: a further call
+    /// changes nothing.
+    pub fn compile_grammars_with(&self, compiler: Box<dyn GrammarCompiler>) {
+        let _ = self.shared.grammar_compiler.set(compiler);
+    }
+
+    fn begin_grammar(&self, request: &NewRequest) -> Option<Arc<dyn GrammarWork>> {
+        let (compiler, spec) = self.shared.grammar_compiler.get().zip(request.grammar.as_ref())?;
+        Some(compiler.begin(request.key, spec, request.params.eos_token_id.is_none()))
     }
 
     /// The grammar of a request is compiled: it may run. Ignored for a request that does not wait for one.

@@ -83,7 +83,10 @@ pub use config::{
 pub use drafting::{DrafterConfig, DraftingMethod, SuffixLimits, TokenCap};
 pub use error::SchedulerError;
 pub use extra_keys::{ExtraKeys, MultimodalSpan};
-pub use grammar::{ConstrainedSample, GrammarKind, GrammarNews, GrammarSpec, ThinkingGate};
+pub use grammar::{
+    ConstrainedSample, GrammarCompiler, GrammarKind, GrammarNews, GrammarProgress, GrammarSpec, GrammarWork,
+    ThinkingGate,
+};
 pub use handle::{EngineHandle, NotTheWaiter};
 pub use histogram::HistogramSnapshot;
 pub use inbox::Inbox;

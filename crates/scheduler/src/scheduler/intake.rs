@@ -6,7 +6,7 @@ use super::Scheduler;
 use crate::{
     clock::monotonic_ns,
     forced::ForcedTokens,
-    grammar::GrammarNews,
+    grammar::{GrammarNews, GrammarProgress, GrammarWork},
     handle::{Message, PromptWork, RESERVED_OUTPUT_TOKENS},
     output::{EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, RequestKey},
     request::{Cold, NewRequest, Request, RequestStatus},
@@ -27,26 +27,26 @@ impl Scheduler {
             Message::Add { requests, since_ns } => {
                 let group = group_of(&requests);
                 let mut beams = Vec::new();
+                let mut grammars = Vec::new();
                 for (place, (request, work)) in requests.into_iter().enumerate() {
                     let is_beam = request.params.beam_width > 0;
                     let is_follower = is_beam && place > 0;
-                    match self.take_in(request, work, since_ns, group.clone(), is_follower) {
-                        Some(slot) if is_beam => beams.push(Some(slot)),
-                        None if is_beam => beams.push(None),
-                        _ => {}
+                    let grammar = work.grammar.clone().map(|work| (request.key, work));
+                    let slot = self.take_in(request, work, since_ns, group.clone(), is_follower);
+                    grammars.extend(slot.and(grammar));
+                    if is_beam {
+                        beams.push(slot);
                     }
                 }
                 if !beams.is_empty() {
                     self.take_in_search(&beams, &mut aborted);
                 }
-            }
-            Message::GrammarReady(key) => self.grammar_ready(key),
-            Message::GrammarFailed(key, error) => {
-                if let Some(slot) = self.requests.slot_of_key(key) {
-                    let status = RequestStatus::FinishedError;
-                    self.leave(slot, FinishReason::Error, error, status, &mut aborted);
+                for (key, work) in grammars {
+                    self.take_in_grammar(key, &*work, &mut aborted);
                 }
             }
+            Message::GrammarReady(key) => self.grammar_ready(key),
+            Message::GrammarFailed(key, error) => self.grammar_failed(key, error, &mut aborted),
             Message::AbortId(request_id) => {
                 if let Some(slot) = self.requests.slot_of_id(&request_id) {
                     self.abort(slot, &mut aborted);
@@ -142,7 +142,8 @@ impl Scheduler {
         self.stats.num_waiting_for_grammar += u64::from(uses_grammar);
         if let Some(spec) = &new.grammar {
             let ignores_eos = new.params.eos_token_id.is_none();
-            self.grammar_news.push(GrammarNews::Arrived { key: new.key, spec: spec.clone(), ignores_eos });
+            let (key, spec, work) = (new.key, spec.clone(), work.grammar);
+            self.grammar_news.push(GrammarNews::Arrived { key, spec, ignores_eos, work });
         }
         let num_prompt_tokens = new.prompt_token_ids.len() as u32;
         let asks_of_prompt = new.params.num_prompt_logprobs >= 0;
@@ -214,6 +215,22 @@ impl Scheduler {
         }
         self.note(slot);
         Some(slot)
+    }
+
+    /// A request came whose grammar may have been compiled on its way.
+    fn take_in_grammar(&mut self, key: RequestKey, work: &dyn GrammarWork, left: &mut Vec<u32>) {
+        match work.progress() {
+            GrammarProgress::Compiling => {} // a message says when
+            GrammarProgress::Ready => self.grammar_ready(key),
+            GrammarProgress::Failed(error) => self.grammar_failed(key, error, left),
+        }
+    }
+
+    /// A request has no grammar that it could obey.
+    fn grammar_failed(&mut self, key: RequestKey, error: RequestError, left: &mut Vec<u32>) {
+        if let Some(slot) = self.requests.slot_of_key(key) {
+            self.leave(slot, FinishReason::Error, error, RequestStatus::FinishedError, left);
+        }
     }
 
     /// A request may run from now on.
