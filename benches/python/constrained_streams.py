@@ -1,7 +1,8 @@
 """Requests per second with structured output and without, 64 at a time, next to vLLM; and answers that do not obey.
 
 Both servers have one model, a Llama of random weights: no model is harder to hold to a schema. Free requests give as
-many tokens as those with a schema gave on average. Every answer that ended by itself is validated.
+many tokens as those with a schema gave on average. Every answer that ended by itself is validated, once a run is over:
+the client shares the machine.
 
     python benches/python/constrained_streams.py --vllm-python vllm/bin/python --output-json report.json
 """
@@ -85,12 +86,16 @@ class Client:
     def __init__(self, server: MeasuredServer, concurrency: int) -> None:
         self._url, self._concurrency = server.url, concurrency
         self.num_invalid = self.num_cut = 0
+        self._answers: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def run(self, num_requests: int, is_constrained: bool, num_tokens: int, seed: int) -> dict[str, float]:
         """All requests, and how fast they were answered."""
         began = time.perf_counter()
         counts = asyncio.run(self._run(num_requests, is_constrained, num_tokens, seed))
         seconds = time.perf_counter() - began
+        for choice, schema in self._answers:
+            self._judge(choice, schema)
+        self._answers.clear()
         return {
             "requests_per_second": num_requests / seconds,
             "tokens_per_second": sum(counts) / seconds,
@@ -121,7 +126,7 @@ class Client:
         answer = (await client.post("/v1/completions", json=body)).raise_for_status().json()
         [choice] = answer["choices"]
         if is_constrained:
-            self._judge(choice, schema)
+            self._answers.append((choice, schema))
         return int(answer["usage"]["completion_tokens"])
 
     def _judge(self, choice: dict[str, Any], schema: dict[str, Any]) -> None:

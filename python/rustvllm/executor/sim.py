@@ -43,7 +43,7 @@ _GOLDEN, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE
 _SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
-_NUM_BITS: Final = np.array([byte.bit_count() for byte in range(256)], np.uint8)
+_NUM_BITS: Final = np.array([half.bit_count() for half in range(1 << 16)], np.uint8)
 
 
 _LogprobArrays = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]
@@ -311,13 +311,13 @@ class SimExecutor:
         vocab_size = self._config.model.vocab_size
         grammar.check(sampled.size, vocab_size)
         numbers = self._random_numbers(rows, last_ids, positions)
-        for mask, place, verdict in zip(grammar.bitmask, grammar.places, grammar.verdicts, strict=True):
-            if verdict:
-                sampled[place] = verdict
-                continue
-            token_id = int(sampled[place])
-            if not int(mask[token_id // 32]) >> token_id % 32 & 1:
-                sampled[place] = _nth_allowed(mask, int(numbers[place]))
+        ids = sampled[grammar.places]
+        is_allowed = grammar.bitmask[np.arange(len(ids)), ids // 32] >> (ids % 32) & 1
+        sampled[grammar.places] = np.where(grammar.verdicts, grammar.verdicts, ids)
+        refused = np.flatnonzero((grammar.verdicts == 0) & (is_allowed == 0))
+        if refused.size:
+            places = grammar.places[refused]
+            sampled[places] = _nth_allowed(grammar.bitmask[refused], numbers[places])
 
     def _avoid_early_stops(
         self, tokens: npt.NDArray[np.int32], rows: npt.NDArray[np.int32], num_outputs: npt.NDArray[np.int64]
@@ -376,14 +376,18 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> _SHIFTS[2])
 
 
-def _nth_allowed(mask: npt.NDArray[np.int32], n: int) -> int:
-    """The id of the nth bit of a mask that is set, counted from 0 and over and over."""
-    octets = mask.view(np.uint8)
-    num_before = _NUM_BITS[octets].cumsum(dtype=np.int64)
-    n %= int(num_before[-1])
-    index = int(num_before.searchsorted(n, side="right"))
-    bits = np.flatnonzero(np.unpackbits(octets[index : index + 1], bitorder="little"))
-    return 8 * index + int(bits[n - int(num_before[index])])
+def _nth_allowed(masks: npt.NDArray[np.int32], n: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
+    """Of each mask ``[k, words]`` the id of the nth bit that is set, counted from 0 and over and over: ``[k]``."""
+    halves = masks.view(np.uint16)
+    num_until = _NUM_BITS[halves].cumsum(axis=1, dtype=np.int32)  # each half included
+    rows = np.arange(len(masks))
+    wanted = (n % num_until[:, -1].astype(np.uint64)).astype(np.int32)
+    places = (num_until <= wanted[:, None]).sum(axis=1)
+    found = halves[rows, places]
+    left = wanted - (num_until[rows, places] - _NUM_BITS[found])
+    bits = found[:, None] >> np.arange(16, dtype=np.uint16) & 1
+    within = (bits.cumsum(axis=1) <= left[:, None]).sum(axis=1)
+    return np.asarray(16 * places + within, np.int32)
 
 
 def _find_words(config: EngineConfig) -> npt.NDArray[np.int32]:
