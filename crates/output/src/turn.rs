@@ -14,6 +14,7 @@ mod format;
 mod grammar;
 mod header;
 mod json_span;
+mod members;
 mod parser;
 mod progress;
 mod python_values;

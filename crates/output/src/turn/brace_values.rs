@@ -1,40 +1,34 @@
 //! Arguments in braces, `k:<q>text<q>,n:1}`: names without quotes, and texts between marks that no text has in it.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
+use super::members::{Members, Notation, write_nested, write_word};
 use super::progress::Progress;
-
-/// Most brackets around a part of a value.
-const MAX_DEPTH: u32 = 64;
 
 /// Reads them into the members of a JSON object, each when it is whole.
 #[derive(Debug, Clone)]
 pub(super) struct BraceValues {
     quote: &'static str,
-    has_begun: bool,
-    num_values: u32,
-    /// What is there of an argument: its name, `:` and its value.
-    argument: String,
+    members: Members,
     depth: u32,
     is_quoted: bool,
 }
 
 impl BraceValues {
     pub(super) fn new(quote: &'static str) -> Self {
-        Self { quote, has_begun: false, num_values: 0, argument: String::new(), depth: 0, is_quoted: false }
+        Self { quote, members: Members::default(), depth: 0, is_quoted: false }
     }
 
     pub(super) fn read(&mut self, text: &str, out: &mut String) -> Progress {
-        if !self.has_begun {
-            self.has_begun = true;
-            out.push('{');
-        }
+        self.members.begin(out);
         let mut at = 0;
         while let Some(char) = text[at..].chars().next() {
             let rest = &text[at..];
             if rest.starts_with(self.quote) {
                 self.is_quoted = !self.is_quoted;
-                self.argument.push_str(self.quote);
+                self.members.push_str(self.quote);
                 at += self.quote.len();
                 continue;
             }
@@ -58,29 +52,21 @@ impl BraceValues {
                     _ => {}
                 }
             }
-            self.argument.push(char);
+            self.members.push(char);
         }
         Progress::Open(text.len())
     }
 
     fn end_argument(&mut self, out: &mut String) {
-        let argument = std::mem::take(&mut self.argument);
-        let argument = argument.trim();
-        if argument.is_empty() {
-            return; // a comma behind the last
-        }
-        let (name, value) = argument.split_once(':').unwrap_or(("", argument));
-        let name = name.trim().trim_start_matches(self.quote).trim_end_matches(self.quote);
-        if self.num_values > 0 {
-            out.push_str(", ");
-        }
-        self.num_values += 1;
-        out.push_str(&Value::from(name).to_string());
-        out.push_str(": ");
-        match json_of(value.trim(), self.quote) {
-            Some(json) => out.push_str(&json),
-            None => out.push_str(&Value::from(value.trim()).to_string()),
-        }
+        let quote = self.quote;
+        self.members.end_argument(
+            |argument| {
+                let (name, value) = argument.split_once(':')?;
+                Some((name.trim().trim_start_matches(quote).trim_end_matches(quote), value))
+            },
+            |value| json_of(value, quote),
+            out,
+        );
     }
 }
 
@@ -99,6 +85,15 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
+    fn text(&mut self) -> Option<&'a str> {
+        let inside = self.rest.trim_start().strip_prefix(self.quote)?;
+        let (text, rest) = inside.split_once(self.quote)?;
+        self.rest = rest;
+        Some(text)
+    }
+}
+
+impl Notation for Reader<'_> {
     fn take(&mut self, wanted: char) -> bool {
         let rest = self.rest.trim_start();
         let taken = rest.strip_prefix(wanted);
@@ -106,18 +101,15 @@ impl<'a> Reader<'a> {
         taken.is_some()
     }
 
-    fn text(&mut self) -> Option<&'a str> {
-        let inside = self.rest.trim_start().strip_prefix(self.quote)?;
-        let (text, rest) = inside.split_once(self.quote)?;
-        self.rest = rest;
-        Some(text)
+    fn is_next(&self, wanted: char) -> bool {
+        self.rest.trim_start().starts_with(wanted)
     }
 
     fn value(&mut self, out: &mut String) -> Option<()> {
         if self.take('[') {
-            self.members(']', '[', out)
+            write_nested(self, false, ']', out)
         } else if self.take('{') {
-            self.members('}', '{', out)
+            write_nested(self, true, '}', out)
         } else if let Some(text) = self.text() {
             out.push_str(&Value::from(text).to_string());
             Some(())
@@ -125,53 +117,21 @@ impl<'a> Reader<'a> {
             let end = self.rest.find([',', ']', '}']).unwrap_or(self.rest.len());
             let (word, rest) = self.rest.split_at(end);
             self.rest = rest;
-            out.push_str(match word.trim() {
-                word @ ("true" | "false" | "null") => word,
-                "None" => "null",
-                number => {
-                    serde_json::from_str::<serde_json::Number>(number).ok()?;
-                    number
-                }
-            });
-            Some(())
+            write_word(word.trim(), out)
         }
     }
 
-    /// Of a list or an object, behind its bracket.
-    fn members(&mut self, end: char, begin: char, out: &mut String) -> Option<()> {
-        self.depth += 1;
-        if self.depth > MAX_DEPTH {
-            return None;
+    fn name(&mut self) -> Option<Cow<'_, str>> {
+        if let Some(name) = self.text() {
+            return Some(Cow::Borrowed(name));
         }
-        out.push(begin);
-        let mut is_first = true;
-        while !self.take(end) {
-            if !is_first {
-                out.push_str(", ");
-            }
-            is_first = false;
-            if begin == '{' {
-                let name = if let Some(name) = self.text() {
-                    name
-                } else {
-                    let (name, rest) = self.rest.split_at(self.rest.find(':')?);
-                    self.rest = rest;
-                    name.trim()
-                };
-                if !self.take(':') {
-                    return None;
-                }
-                out.push_str(&Value::from(name).to_string());
-                out.push_str(": ");
-            }
-            self.value(out)?;
-            if !self.take(',') && !self.rest.trim_start().starts_with(end) {
-                return None;
-            }
-        }
-        self.depth -= 1;
-        out.push(end);
-        Some(())
+        let (name, rest) = self.rest.split_at(self.rest.find(':')?);
+        self.rest = rest;
+        Some(Cow::Borrowed(name.trim()))
+    }
+
+    fn depth(&mut self) -> &mut u32 {
+        &mut self.depth
     }
 }
 

@@ -1,16 +1,16 @@
 //! Arguments as Python's literals: `k='text', n=1)`.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
+use super::members::{Members, Notation, write_nested, write_word};
 use super::progress::Progress;
 
 /// Reads them into the members of a JSON object, each when it is whole.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PythonValues {
-    has_begun: bool,
-    num_values: u32,
-    /// What is there of an argument: its name, `=` and its value.
-    argument: String,
+    members: Members,
     depth: u32,
     quote: Option<char>,
     is_escaped: bool,
@@ -18,10 +18,7 @@ pub(super) struct PythonValues {
 
 impl PythonValues {
     pub(super) fn read(&mut self, text: &str, out: &mut String) -> Progress {
-        if !self.has_begun {
-            self.has_begun = true;
-            out.push('{');
-        }
+        self.members.begin(out);
         for (at, char) in text.char_indices() {
             if let Some(quote) = self.quote {
                 match char {
@@ -47,33 +44,15 @@ impl PythonValues {
                     _ => {}
                 }
             }
-            self.argument.push(char);
+            self.members.push(char);
         }
         Progress::Open(text.len())
     }
 
     fn end_argument(&mut self, out: &mut String) {
-        let argument = std::mem::take(&mut self.argument);
-        let argument = argument.trim();
-        if argument.is_empty() {
-            return; // a comma behind the last
-        }
-        let (name, value) = argument.split_once('=').unwrap_or(("", argument));
-        if self.num_values > 0 {
-            out.push_str(", ");
-        }
-        self.num_values += 1;
-        out.push_str(&Value::from(name.trim()).to_string());
-        out.push_str(": ");
-        match json_of(value.trim()) {
-            Some(json) => out.push_str(&json),
-            None => out.push_str(&Value::from(value.trim()).to_string()),
-        }
+        self.members.end_argument(|argument| argument.split_once('='), json_of, out);
     }
 }
-
-/// Most brackets around a part of a literal.
-const MAX_DEPTH: u32 = 64;
 
 /// A literal as JSON text; none if it is none. JSON's own words are taken as well.
 fn json_of(literal: &str) -> Option<String> {
@@ -89,31 +68,12 @@ struct Literal<'a> {
 }
 
 impl Literal<'_> {
-    fn peek(&mut self) -> Option<char> {
-        self.rest = self.rest.trim_start();
-        self.rest.chars().next()
-    }
-
-    fn take(&mut self, wanted: char) -> bool {
-        let is_next = self.peek() == Some(wanted);
-        if is_next {
-            self.rest = &self.rest[wanted.len_utf8()..];
-        }
-        is_next
-    }
-
-    fn value(&mut self, out: &mut String) -> Option<()> {
-        match self.peek()? {
-            quote @ ('\'' | '"') => out.push_str(&Value::from(self.text(quote)?).to_string()),
-            '[' => self.list(']', out)?,
-            '(' => self.list(')', out)?,
-            '{' => self.object(out)?,
-            _ => self.word(out)?,
-        }
-        Some(())
+    fn peek(&self) -> Option<char> {
+        self.rest.trim_start().chars().next()
     }
 
     fn text(&mut self, quote: char) -> Option<String> {
+        self.rest = self.rest.trim_start();
         let mut text = String::new();
         let mut chars = self.rest.char_indices().skip(1);
         while let Some((at, char)) = chars.next() {
@@ -155,71 +115,54 @@ impl Literal<'_> {
         None
     }
 
-    fn nested(&mut self) -> Option<()> {
-        self.rest = &self.rest[1..];
-        self.depth += 1;
-        (self.depth <= MAX_DEPTH).then_some(())
-    }
-
-    fn list(&mut self, end: char, out: &mut String) -> Option<()> {
-        self.nested()?;
-        out.push('[');
-        let mut is_first = true;
-        while !self.take(end) {
-            if !is_first {
-                out.push_str(", ");
-            }
-            is_first = false;
-            self.value(out)?;
-            if !self.take(',') && self.peek()? != end {
-                return None;
-            }
-        }
-        self.depth -= 1;
-        out.push(']');
-        Some(())
-    }
-
-    fn object(&mut self, out: &mut String) -> Option<()> {
-        self.nested()?;
-        out.push('{');
-        let mut is_first = true;
-        while !self.take('}') {
-            if !is_first {
-                out.push_str(", ");
-            }
-            is_first = false;
-            let quote = self.peek().filter(|char| matches!(char, '\'' | '"'))?;
-            out.push_str(&Value::from(self.text(quote)?).to_string());
-            if !self.take(':') {
-                return None;
-            }
-            out.push_str(": ");
-            self.value(out)?;
-            if !self.take(',') && self.peek()? != '}' {
-                return None;
-            }
-        }
-        self.depth -= 1;
-        out.push('}');
-        Some(())
-    }
-
     fn word(&mut self, out: &mut String) -> Option<()> {
+        self.rest = self.rest.trim_start();
         let is_part = |char: char| char.is_ascii_alphanumeric() || matches!(char, '+' | '-' | '.' | '_');
         let end = self.rest.find(|char| !is_part(char)).unwrap_or(self.rest.len());
         let (word, rest) = self.rest.split_at(end);
         self.rest = rest;
-        out.push_str(match word {
-            "True" | "true" => "true",
-            "False" | "false" => "false",
-            "None" | "null" => "null",
-            number => {
-                serde_json::from_str::<serde_json::Number>(number).ok()?;
-                number
+        write_word(word, out)
+    }
+}
+
+impl Notation for Literal<'_> {
+    fn take(&mut self, wanted: char) -> bool {
+        let rest = self.rest.trim_start();
+        let taken = rest.strip_prefix(wanted);
+        self.rest = taken.unwrap_or(rest);
+        taken.is_some()
+    }
+
+    fn is_next(&self, wanted: char) -> bool {
+        self.peek() == Some(wanted)
+    }
+
+    fn value(&mut self, out: &mut String) -> Option<()> {
+        match self.peek()? {
+            quote @ ('\'' | '"') => {
+                out.push_str(&Value::from(self.text(quote)?).to_string());
+                Some(())
             }
-        });
-        Some(())
+            open @ ('[' | '(' | '{') => {
+                self.take(open);
+                let end = match open {
+                    '[' => ']',
+                    '(' => ')',
+                    _ => '}',
+                };
+                write_nested(self, open == '{', end, out)
+            }
+            _ => self.word(out),
+        }
+    }
+
+    fn name(&mut self) -> Option<Cow<'_, str>> {
+        let quote = self.peek().filter(|char| matches!(char, '\'' | '"'))?;
+        self.text(quote).map(Cow::Owned)
+    }
+
+    fn depth(&mut self) -> &mut u32 {
+        &mut self.depth
     }
 }
 
