@@ -9,6 +9,7 @@
 
 mod arguments;
 mod brace_values;
+mod call_syntax;
 mod event;
 mod format;
 mod grammar;

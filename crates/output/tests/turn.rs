@@ -182,6 +182,18 @@ fn each_format_with_marks_of_its_own_is_read() {
             called("Done.", &[("weather", paris), ("g", "{}")]),
         ),
         (
+            "seed_oss",
+            "Now.<seed:tool_call>\n<function=weather>\n<parameter=city>Paris</parameter>\n</function>\n\
+             </seed:tool_call>\n<seed:tool_call>\n<function=g>\n</function>\n</seed:tool_call>",
+            called("Now.", &[("weather", paris), ("g", "{}")]),
+        ),
+        ("llama4_pythonic", "[weather(city='Paris'), g()]", called("", &[("weather", paris), ("g", "{}")])),
+        (
+            "llama4_pythonic",
+            "See: <|python_start|>[weather(city='Paris')]<|python_end|>Done.",
+            called("See:Done.", &[("weather", paris)]),
+        ),
+        (
             "internlm",
             "<|action_start|> <|plugin|>\n{\"name\": \"weather\", \"parameters\": {\"city\": \"Paris\"}}<|action_end|>",
             called("", &[("weather", paris)]),
@@ -320,6 +332,27 @@ fn thoughts_are_told_from_what_is_said() {
     let alone = Turn { reasoning: "On and on".to_owned(), ..Turn::default() };
     assert_eq!(turn_of("hermes", "<think>On and on\n"), alone);
     assert_eq!(turn_of("llama3_json", "<think>On and on</think>\n"), alone);
+
+    let kimi = ReasoningFormat::named("kimi_k2");
+    let text = "<think>Let me<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}\
+                <|tool_call_end|><|tool_calls_section_end|>";
+    let parser = TurnParser::new(TurnFormat::named("kimi_k2"), kimi, tools(), false);
+    for (at, _) in text.char_indices() {
+        let turn = read(parser.clone(), [&text[..at], &text[at..]]);
+        assert_eq!((&*turn.reasoning, turn.calls.len()), ("Let me", 1), "calls end thoughts, cut at {at}");
+    }
+    let without_calls = TurnParser::new(None, kimi, tools(), false);
+    assert_eq!(read(without_calls, [text]).reasoning, text["<think>".len()..], "unless none are looked for");
+    let granite = ReasoningFormat::named("granite");
+    let turn = read(
+        TurnParser::new(None, granite, tools(), false),
+        ["Here is my thought pro", "cess: two.\nHere is my response:", " Four."],
+    );
+    assert_eq!((turn.reasoning.trim(), turn.content.trim()), ("two.", "Four."));
+    let found = |template: &str| ReasoningFormat::of_template(template).map(|format| format.name);
+    assert_eq!(found("<think></think><|tool_calls_section_begin|>"), Some("kimi_k2"));
+    assert_eq!(found("<think></think>"), Some("qwen3"));
+    assert_eq!(found("write it after 'Here is my response:'"), Some("granite"));
 
     let r1 = ReasoningFormat::named("deepseek_r1").expect("a format");
     let inside = TurnParser::new(None, Some(r1), Arc::default(), r1.begins_within("<|Assistant|>"));

@@ -1,113 +1,7 @@
 //! The formats in which models write calls and thoughts, one row each.
 
-/// How one call is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CallSyntax {
-    /// `{"name": "f", "arguments": {…}}`, in a list if `[` stands before the first.
-    Object {
-        /// What the arguments are called when a grammar writes them; either name is read.
-        arguments: &'static str,
-    },
-    /// `f`, a separator, `{…}`; or, behind a `[` or as `{`, objects as above.
-    Named {
-        /// Between name and arguments.
-        separator: &'static str,
-        /// A grammar writes objects.
-        writes_objects: bool,
-    },
-    /// `f:0`, a separator, `{…}`: names with the numbers of their calls.
-    Numbered {
-        /// Between number and arguments.
-        separator: &'static str,
-    },
-    /// `f` and elements, one for each argument.
-    Xml(&'static Elements),
-    /// `f(k='text', n=1)`.
-    Python {
-        /// In a list of calls.
-        is_listed: bool,
-    },
-    /// `call:f{k:"text",n:1}`, with a mark of its own for the quotes of texts.
-    Braces {
-        /// Before and behind a text.
-        quote: &'static str,
-    },
-    /// `f`, words about the message, a separator, `{…}`.
-    Channel {
-        /// What a grammar writes between name and separator.
-        words: &'static str,
-        /// Before the arguments.
-        separator: &'static str,
-    },
-}
-
-impl CallSyntax {
-    /// Whether a further call of a group may begin with this character.
-    pub(super) fn begins_with(self, char: char) -> bool {
-        match self {
-            Self::Object { .. } => char == '{',
-            Self::Named { .. } | Self::Python { .. } => {
-                char == '{' || char == '_' || char.is_ascii_alphabetic()
-            }
-            Self::Numbered { .. } => char == '_' || char.is_ascii_alphabetic(),
-            Self::Xml(elements) => elements.name[0].is_empty() && (char == '_' || char.is_ascii_alphabetic()),
-            Self::Braces { .. } | Self::Channel { .. } => false,
-        }
-    }
-}
-
-/// The tags of a call whose arguments are elements.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Elements {
-    /// Before and behind the name of the tool; what stands before it may be the format's marker instead.
-    pub(super) name: [&'static str; 2],
-    /// Before and behind the name of an argument.
-    pub(super) key: [&'static str; 2],
-    /// Before and behind its value.
-    pub(super) value: [&'static str; 2],
-    /// A line break stands on both sides of a value, which does not belong to it.
-    pub(super) has_breaks: bool,
-    /// Behind all arguments.
-    pub(super) end: &'static str,
-    /// Behind the name of an argument: before `true` where its value is text, before `false` where it is JSON.
-    pub(super) text_flag: Option<&'static str>,
-}
-
-const FUNCTION: Elements = Elements {
-    name: ["<function=", ">"],
-    key: ["<parameter=", ">"],
-    value: ["", "</parameter>"],
-    has_breaks: true,
-    end: "</function>",
-    text_flag: None,
-};
-
-const ARG_KEY: Elements = Elements {
-    name: ["", ""],
-    key: ["<arg_key>", "</arg_key>"],
-    value: ["<arg_value>", "</arg_value>"],
-    has_breaks: false,
-    end: "</tool_call>",
-    text_flag: None,
-};
-
-const INVOKE: Elements = Elements {
-    name: ["", "\">"],
-    key: ["<parameter name=\"", "\">"],
-    value: ["", "</parameter>"],
-    has_breaks: false,
-    end: "</invoke>",
-    text_flag: None,
-};
-
-const DSML: Elements = Elements {
-    name: ["", "\">"],
-    key: ["<｜DSML｜parameter name=\"", "\">"],
-    value: ["", "</｜DSML｜parameter>"],
-    has_breaks: false,
-    end: "</｜DSML｜invoke>",
-    text_flag: Some("\" string=\""),
-};
+use super::call_syntax::{ARG_KEY, DSML, FUNCTION, INVOKE, SEED_FUNCTION};
+pub(super) use super::call_syntax::{CallSyntax, Elements};
 
 /// What the ids of calls look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,7 +65,7 @@ pub(super) struct Written {
 /// Each call within tags of its own.
 const HERMES: TurnFormat = TurnFormat {
     name: "hermes",
-    aliases: &["granite4", "longcat"],
+    aliases: &["granite4", "ernie45", "longcat"],
     signs: &["<tool_call>"],
     open: &["<tool_call>"],
     bare: None,
@@ -294,6 +188,20 @@ const FORMATS: &[TurnFormat] = &[
             behind: "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         },
         ids: CallIds::Random,
+    },
+    TurnFormat {
+        name: "seed_oss",
+        aliases: &[],
+        signs: &["<seed:tool_call>"],
+        open: &["<seed:tool_call>"],
+        syntax: CallSyntax::Xml(&SEED_FUNCTION),
+        ends: &["</seed:tool_call>"],
+        written: Written {
+            before: "<seed:tool_call>\n",
+            between: "\n</seed:tool_call>\n<seed:tool_call>\n",
+            behind: "\n</seed:tool_call>",
+        },
+        ..HERMES
     },
     TurnFormat {
         name: "qwen3_coder",
@@ -482,6 +390,15 @@ const FORMATS: &[TurnFormat] = &[
     MISTRAL,
     HERMES,
     PYTHONIC,
+    // By its flag alone: templates of the family show either of its formats.
+    TurnFormat {
+        name: "llama4_pythonic",
+        aliases: &[],
+        signs: &[],
+        open: &["<|python_start|>"],
+        closers: &["]", "<|python_end|>"],
+        ..PYTHONIC
+    },
     TurnFormat {
         name: "llama3_json",
         aliases: &["llama4_json"],

@@ -213,16 +213,21 @@ impl TurnParser {
 
     fn step_reasoning(&mut self, rest: &str, at: &mut usize, has_text: bool) -> Step {
         let close = self.reasoning.map_or("", |reasoning| reasoning.close);
+        // Where calls are looked for, one may begin before thoughts have ended.
+        let also = self.reasoning.and_then(|reasoning| reasoning.also_ends).filter(|_| self.format.is_some());
         let text = if has_text { rest } else { rest.trim_start_matches('\n') };
         *at += rest.len() - text.len();
-        if let Some(end) = text.find(close) {
+        let closed = text.find(close).map(|end| (end, close.len()));
+        let left = also.and_then(|also| text.find(also)).map(|end| (end, 0));
+        if let Some((end, len)) = closed.into_iter().chain(left).min() {
             self.emit(TurnEvent::Reasoning, text[..end].trim_end_matches('\n'));
-            *at += end + close.len();
+            *at += end + len;
             self.may_think = !self.thinks_once;
             self.state = State::BehindReasoning;
             return Step::On;
         }
-        let sure = text[..text.len() - begun(text, close)].trim_end_matches('\n');
+        let held = also.map_or(0, |also| begun(text, also)).max(begun(text, close));
+        let sure = text[..text.len() - held].trim_end_matches('\n');
         *at += sure.len();
         self.state = State::Reasoning { has_text: has_text || !sure.is_empty() };
         self.emit(TurnEvent::Reasoning, sure);

@@ -11,41 +11,51 @@ pub struct ReasoningFormat {
     pub open: &'static str,
     /// Ends them.
     pub close: &'static str,
+    /// Ends them too, and belongs to what follows: calls may begin within thoughts.
+    pub also_ends: Option<&'static str>,
+    /// Only a template that has this as well marks its thoughts so.
+    sign: Option<&'static str>,
     /// An answer begins within them wherever the prompt does not say otherwise.
     pub begins_inside: bool,
 }
+
+const KIMI_CALLS: &str = "<|tool_calls_section_begin|>";
 
 const THINK: ReasoningFormat = ReasoningFormat {
     name: "qwen3",
     aliases: &["glm45", "deepseek_v3", "hunyuan_a13b", "ernie45", "minimax_m2"],
     open: "<think>",
     close: "</think>",
+    also_ends: None,
+    sign: None,
     begins_inside: false,
 };
 
 const REASONING: &[ReasoningFormat] = &[
+    ReasoningFormat {
+        name: "kimi_k2",
+        aliases: &[],
+        also_ends: Some(KIMI_CALLS),
+        sign: Some(KIMI_CALLS),
+        ..THINK
+    },
     THINK,
     ReasoningFormat { name: "deepseek_r1", aliases: &[], begins_inside: true, ..THINK },
-    ReasoningFormat {
-        name: "seed_oss",
-        aliases: &[],
-        open: "<seed:think>",
-        close: "</seed:think>",
-        begins_inside: false,
-    },
+    ReasoningFormat { name: "seed_oss", aliases: &[], open: "<seed:think>", close: "</seed:think>", ..THINK },
     ReasoningFormat {
         name: "openai_gptoss",
         aliases: &["openai"],
         open: "<|channel|>analysis<|message|>",
         close: "<|end|><|start|>assistant",
-        begins_inside: false,
+        ..THINK
     },
+    ReasoningFormat { name: "mistral", aliases: &[], open: "[THINK]", close: "[/THINK]", ..THINK },
     ReasoningFormat {
-        name: "mistral",
+        name: "granite",
         aliases: &[],
-        open: "[THINK]",
-        close: "[/THINK]",
-        begins_inside: false,
+        open: "Here is my thought process:",
+        close: "Here is my response:",
+        ..THINK
     },
 ];
 
@@ -65,7 +75,8 @@ impl ReasoningFormat {
     /// The format in which a chat template marks thoughts; none if it does not.
     #[must_use]
     pub fn of_template(template: &str) -> Option<&'static Self> {
-        REASONING.iter().find(|format| template.contains(format.close))
+        let has = |text: &str| template.contains(text);
+        REASONING.iter().find(|format| has(format.close) && format.sign.is_none_or(has))
     }
 
     /// Whether an answer to this prompt begins within thoughts: its last marker decides.
