@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rustvllm import _core
 from rustvllm.structural_tag import (
+    MAX_CHARS,
     MAX_STRUCTURES,
     MAX_TEXT_CHARS,
     StructuralTag,
@@ -22,13 +24,18 @@ _KINDS: Final = (
     "const_string",
     "json_schema",
     "regex",
+    "grammar",
     "any_text",
     "sequence",
     "or",
+    "optional",
+    "plus",
+    "star",
     "tag",
     "triggered_tags",
     "tags_with_separator",
 )
+_REPEATS: Final = {"optional": "?", "plus": "+", "star": "*"}
 _FREE: Final = frozenset({"any_text", "triggered_tags"})
 
 
@@ -97,6 +104,8 @@ class _Check:
                 _text(value, "value", place)
             case "regex":
                 _text(value, "pattern", place)
+            case "grammar":
+                self.grammar(value, place)
             case "json_schema":
                 schema = value.get("json_schema")
                 if not isinstance(schema, Mapping | bool):
@@ -110,10 +119,20 @@ class _Check:
             case "or":
                 for index, element in enumerate(_list(value, "elements", place)):
                     self.format(element, f"{place}.elements[{index}]", is_last=is_last, depth=depth + 1)
+            case "optional":
+                self.format(value.get("content"), f"{place}.content", is_last=is_last, depth=depth + 1)
+            case "plus" | "star":
+                self.format(value.get("content"), f"{place}.content", is_last=False, depth=depth + 1)
             case "tag":
                 self.tag(value, place, depth)
             case "triggered_tags" | "tags_with_separator":
                 self.tags(value, kind, place, depth)
+
+    def grammar(self, value: Mapping[str, Any], place: str) -> None:
+        try:
+            _core.grammar_as_lark(_text(value, "grammar", place))
+        except ValueError as error:
+            raise ValueError(f"{error} (grammar of {place})") from None
 
     def tag(self, value: Mapping[str, Any], place: str, depth: int) -> None:
         _text(value, "begin", place)
@@ -162,8 +181,12 @@ class _Writer:
             case "regex":
                 pattern = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", value["pattern"]).replace("\n", r"\n")
                 return self.rule(f"/{pattern}/")
+            case "grammar":
+                return self.rule(f"%lark {{\n{_core.grammar_as_lark(value['grammar'])}\n}}")
             case "any_text":
                 return self.rule("/(?s:.*)/")
+            case "optional" | "plus" | "star":
+                return self.rule(f"({self.write(value['content'])}){_REPEATS[value['type']]}")
             case "sequence":
                 return self.rule(" ".join(self.write(element) for element in value["elements"]))
             case "or":
@@ -228,7 +251,7 @@ def _texts(value: Mapping[str, Any]) -> list[str]:
 
 def _text(value: Mapping[str, Any], name: str, place: str) -> str:
     text = value.get(name)
-    limit = MAX_TEXT_CHARS if name != "pattern" else 64 * MAX_TEXT_CHARS
+    limit = {"pattern": 64 * MAX_TEXT_CHARS, "grammar": MAX_CHARS}.get(name, MAX_TEXT_CHARS)
     may_be_empty = name in ("end", "separator")
     if not isinstance(text, str) or len(text) > limit or not (text or may_be_empty):
         raise ValueError(f"{name} of {place} must be a text of 1 to {limit} characters, got {text!r:.80}")

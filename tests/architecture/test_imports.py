@@ -29,6 +29,7 @@ CORE_IMPORTERS = (
     "rustvllm.process.health",
     "rustvllm.sample.cpu_draw",
     "rustvllm.sampling_table",
+    "rustvllm.structural_format",
     "rustvllm.text",
     "rustvllm.worker",
 )

@@ -50,3 +50,18 @@ def test_litellm_gets_what_its_schema_says(answers):
     found = answers["litellm"]["schema"]
     assert found["finish_reason"] == "stop"
     assert is_animal(json.loads(found["text"]))
+
+
+@pytest.mark.parametrize("kind", ["required", "named"])
+def test_litellm_gets_calls_whole_and_streamed(answers, kind):
+    num_whole = 0
+    for whole, streamed in answers["litellm"][kind]:
+        assert streamed["calls"] == whole["calls"]
+        [[name, arguments]] = whole["calls"]
+        assert name == "note_animal"
+        if whole["finish_reason"] == "length":
+            continue
+        assert whole["finish_reason"] == "tool_calls", "litellm says so of a tool that was named, too"
+        assert is_animal(json.loads(arguments))
+        num_whole += 1
+    assert num_whole > 0, "all were cut"

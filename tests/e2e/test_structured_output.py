@@ -123,6 +123,8 @@ def test_forced_tokens_are_those_that_the_mask_leaves_without_them(expected, asy
     assert stats_of_sampled["num_forced_tokens"] == 0
     assert sampled == results
     assert stats["num_generation_tokens"] == stats_of_sampled["num_generation_tokens"]
+    sampled, stats_without = generate(structured_outputs_fast_forward=False, async_scheduling=async_scheduling)
+    assert (sampled, stats_without["num_forced_tokens"]) == (results, 0)
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])

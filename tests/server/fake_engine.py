@@ -70,6 +70,7 @@ class FakeEngine:
         running: Engine request ids that hold blocks now, with how many.
         aborted: Engine request ids that ended before their time.
         seen: Every request so far, in order.
+        sinks: What would take their events.
         queries: Every question about the engine so far, in order.
         query_failure: Raised for every question.
         says: What every sample says, a character a step, in place of letters.
@@ -116,6 +117,7 @@ class FakeEngine:
         self.running: dict[str, int] = {}
         self.aborted: list[str] = []
         self.seen: list[EngineCoreRequest] = []
+        self.sinks: list[Any] = []
         self.errored = False
         self.heartbeat_age = self.step_age = 0.0
         self.was_shut_down = False
@@ -166,7 +168,7 @@ class FakeEngine:
         params: SamplingParams | None = None,
         *,
         priority: int = 0,
-        sink: object = None,  # text that comes in the outputs all the same is as good
+        sink: Any = None,  # text that comes in the outputs all the same is as good
         arrival_ns: int | None = None,
         tenant: Tenant | None = None,
         lora_request: object = None,
@@ -179,6 +181,7 @@ class FakeEngine:
             prompt, params, priority, arrival_ns=arrival_ns, tenant=tenant
         )
         self.seen.append(request)
+        self.sinks.append(sink)
         self.running[request_id] = -(-len(request.prompt_token_ids) // BLOCK_SIZE) * request.params.n
         return FakeStream(self, request_id, request)
 

@@ -105,6 +105,15 @@ def test_load_cost(run, shared_dir):
         assert figures["served_mb"] * 1e6 > report["checkpoint_mb"] * 1e6 > 0
 
 
+def test_turn_streams(run):
+    report = run("turn_streams.py", "--streams", "4", "--requests", "4", "--output-len", "20", "--turns", "1",
+                 "--scenes", "plain,syntax,thoughts")  # fmt: skip
+    assert list(report["scenes"]) == ["plain", "syntax", "thoughts"]
+    for scene in report["scenes"].values():
+        assert scene["tokens_per_second"] > 0
+        assert scene["share_of_plain"]["median"] > 0
+
+
 def test_output_fault(run):
     report = run("output_fault.py", "--seconds", "0.5", "--fault", "unread")
     unread = report["runs"]["unread"]

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
+from message_deltas import joined
 from server_process import REAL, ServerProcess
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,27 @@ def test_the_clients_stream_of_a_call_is_its_whole_answer(client):
     functions = [choice.message.tool_calls[0].function for choice in (whole, streamed)]
     assert functions[0].name == functions[1].name == "get_weather"
     assert functions[0].arguments == functions[1].arguments
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {}, {"tool_choice": "required", "n": 2}])
+def test_streams_of_the_core_say_what_those_with_token_ids_say(server, fields):
+    """The core renders the first kind, Python the second."""
+    said = []
+    for more in ({}, {"return_token_ids": True}):
+        asked = body(seed=5, stream=True, stream_options={"include_usage": True}, max_tokens=120, **fields, **more)
+        lines = httpx.post(server.url + CHAT, json=asked, timeout=60).text.split("\n\n")
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+        usage = events.pop()["usage"]
+        choices = {choice["index"] for event in events for choice in event["choices"]}
+        apart = [
+            [{"choices": [choice for choice in event["choices"] if choice["index"] == index]} for event in events]
+            for index in sorted(choices)
+        ]
+        said.append(([joined(of_choice) for of_choice in apart], usage["completion_tokens"]))
+    assert said[0] == said[1]
+    messages = [message for message, _ in said[0][0]]
+    assert len(messages) == fields.get("n", 1)
+    assert all(message.get("tool_calls") if "tool_choice" in fields else message["content"] for message in messages)
 
 
 def test_the_client_parses_strict_calls(client):

@@ -6,7 +6,9 @@ import re
 import pytest
 from asgi_client import assert_error, events_of, serving
 from fake_engine import FakeEngine
+from message_deltas import joined, without_ids
 
+from rustvllm import _core
 from rustvllm.server.flags.settings import ServerSettings
 
 URL = "/v1/chat/completions"
@@ -50,36 +52,6 @@ async def answered(client, **fields):
     message, end = joined(events)
     assert (message, end) == (without_ids(said), choice["finish_reason"])
     return said, end
-
-
-def joined(events):
-    """Message and end of a stream's events, as a client puts them together."""
-    content, reasoning, calls, end = "", "", [], None
-    for event in events:
-        for choice in event["choices"]:
-            delta = choice["delta"]
-            assert len({"content", "reasoning", "tool_calls"} & set(delta)) <= 1, "one kind at a time"
-            content += delta.get("content", "")
-            reasoning += delta.get("reasoning", "")
-            assert delta.get("reasoning") == delta.get("reasoning_content")
-            for call in delta.get("tool_calls", ()):
-                if "id" in call:
-                    assert call["index"] == len(calls)
-                    assert call["type"] == "function"
-                    calls.append(dict(call["function"]))
-                else:
-                    assert call["index"] == len(calls) - 1
-                    calls[-1]["arguments"] += call["function"]["arguments"]
-            end = choice["finish_reason"] or end
-    message = {"role": "assistant", "content": content or (None if calls or reasoning else "")}
-    if reasoning:
-        message.update(reasoning=reasoning, reasoning_content=reasoning)
-    return (message | {"tool_calls": calls} if calls else message), end
-
-
-def without_ids(message):
-    calls = [call["function"] for call in message.get("tool_calls", ())]
-    return message | {"tool_calls": calls} if calls else message
 
 
 async def test_calls_become_tool_calls_whole_and_streamed():
@@ -160,8 +132,69 @@ async def test_a_named_choice_ends_by_stop_and_what_must_be_called_has_a_grammar
         (True, False),
         (True, True),
         (True, False),
-        None,
+        (True, True),
     ]
+    assert "(text calls)* tail\n" in grammars[-1].grammar, "free, but for calls"
+
+
+@pytest.mark.parametrize("constraint", ["off", "syntax", "schema"])
+async def test_calls_that_are_free_obey_what_the_flag_says(constraint):
+    loose = [tool("weather", {**CITY, "title": "where", "not": {"title": "never"}})]
+    async with saying(CALLS, tool_call_constraint=constraint) as (client, engine):
+        await answered(client, tools=loose)
+        free = await client.post(URL, json={**HEAD, "tools": loose})
+    assert free.headers.get("x-unenforced-schema") == ("weather#/not" if constraint == "schema" else None)
+    wanted = engine.seen[0].params.structured_outputs
+    if constraint == "off":
+        assert wanted is None
+        return
+    grammar = _core.GrammarSpec("grammar", wanted.text_grammar)
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": 1}}\n</tool_call>'
+    assert grammar.accepts("Free text.")
+    assert grammar.accepts(call.replace("1", '"Rome"'))
+    assert not grammar.accepts(call.replace("weather", "other"))
+    assert grammar.accepts(call) is (constraint == "syntax")
+
+
+async def test_a_tool_that_a_format_cannot_be_held_to_is_free_unless_it_is_strict():
+    odd = {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
+    async with saying("Yes", tool_call_parser="qwen3_coder", tool_call_constraint="schema") as (client, engine):
+        await answered(client, tools=[tool("f", odd)])
+        response = await client.post(URL, json={**HEAD, "tools": [tool("f", odd, strict=True)]})
+        assert_error(response, 400, "BadRequestError", param="tools", says=("anyOf of all parameters",))
+    grammar = _core.GrammarSpec("grammar", engine.seen[0].params.structured_outputs.text_grammar)
+    assert grammar.accepts("<tool_call>\n<function=f>\n<parameter=c>\n1\n</parameter>\n</function>\n</tool_call>")
+
+
+async def test_the_core_makes_the_chunks_of_what_is_read_unless_they_hold_more():
+    async with saying(CALLS) as (client, engine):
+        body = {"messages": MESSAGES, "stream": True, "max_tokens": 9}
+        usage = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        fields = [{"tools": TOOLS}, {}, {"tools": TOOLS, "return_token_ids": True}, {"tools": TOOLS, **usage}]
+        for more in fields:
+            await client.post(URL, json=body | more)
+    first, thoughts, *others = engine.sinks
+    assert others == [None, None]
+    assert isinstance(first.turn_reading, _core.TurnReading)
+    assert isinstance(thoughts.turn_reading, _core.TurnReading), "the model may think"
+    before, after = first.templates[0]
+    event = json.loads((before + b',"delta":{}' + after).removeprefix(b"data: "))
+    assert event["choices"][0]["delta"] == {}
+    first.note_calls(0, 3)
+
+
+@pytest.mark.parametrize(
+    ("field", "names"), [("reasoning", {"reasoning"}), ("reasoning_content", {"reasoning_content"})]
+)
+async def test_thoughts_are_in_the_field_that_the_flag_names(field, names):
+    async with saying("<think>Hm</think>Yes.", reasoning_field=field) as (client, _):
+        body = {"messages": MESSAGES, "max_tokens": 100}
+        [choice] = (await client.post(URL, json=body)).json()["choices"]
+        events = events_of(await client.post(URL, json=body | {"stream": True}))
+    said = {name: value for name, value in choice["message"].items() if value is not None}
+    assert said == {"role": "assistant", "content": "Yes."} | dict.fromkeys(names, "Hm")
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    assert set().union(*deltas) == {"role", "content"} | names
 
 
 async def test_strict_tools_and_json_have_grammars_with_a_free_choice():

@@ -20,6 +20,8 @@ def tag(begin, content, end):
 NOTE, COUNT = tag("<note>", TEXT, "</note>"), tag("<count>", NUMBER, "</count>")
 TRIGGERED = {"type": "triggered_tags", "triggers": ["<note>", "<count"], "tags": [NOTE, COUNT]}
 SEPARATED = {"type": "tags_with_separator", "separator": ", ", "tags": [COUNT, NOTE]}
+GBNF = 'root ::= "a" root "b" | "ab"'
+LARK = 'start: "{" (start | N)? "}"\nN: /[0-9]+/'
 CASES = [
     (const("yes"), ["yes"], ["", "ye", "yes!"]),
     (NUMBER, ["1", "-20"], ["", "x", "1.5"]),
@@ -59,6 +61,20 @@ CASES = [
         ["<count>1</count><count>2</count>", "<count>1</count>, ", "x"],
     ),
     ({**SEPARATED, "at_least_one": True}, ["<note></note>"], [""]),
+    ({"type": "optional", "content": NOTE}, ["", "<note>a</note>"], ["<note>", "<note></note><note></note>"]),
+    ({"type": "plus", "content": COUNT}, ["<count>1</count>", "<count>1</count><count>2</count>"], ["", "<count>"]),
+    ({"type": "star", "content": const("ab")}, ["", "ab", "ababab"], ["a", "aba"]),
+    (
+        {"type": "sequence", "elements": [{"type": "star", "content": const("a")}, const("b")]},
+        ["b", "ab", "aaab"],
+        ["", "a", "ba"],
+    ),
+    (
+        {"type": "sequence", "elements": [const("<"), {"type": "grammar", "grammar": GBNF}, const(">")]},
+        ["<ab>", "<aabb>"],
+        ["<>", "<aab>", "ab"],
+    ),
+    ({"type": "or", "elements": [{"type": "grammar", "grammar": LARK}, NUMBER]}, ["1", "{1}", "{{}}"], ["{", "x", ""]),
     ({**SEPARATED, "stop_after_first": True}, ["", "<count>1</count>"], ["<count>1</count>, <count>2</count>"]),
 ]
 
@@ -97,6 +113,9 @@ def test_special_tokens_stand_as_such():
             "json_schema of format.content must be an object or a boolean, got None",
         ),
         ({**TRIGGERED, "triggers": ["<x>"]}, "begin must begin with one of the triggers"),
+        ({"type": "grammar", "grammar": ""}, "grammar of format must be a text of 1 to 1048576"),
+        ({"type": "plus"}, "format.content of a structural_tag must be an object, got None"),
+        ({"type": "star", "content": TEXT}, "format.content: any_text is not supported before"),
         ({**TRIGGERED, "excludes": ["x"]}, "excludes of format is not supported"),
         ({**TRIGGERED, "at_least_one": 1}, "at_least_one of format must be true or false, got 1"),
         ({**SEPARATED, "tags": [TEXT]}, r"format.tags\[0\] must be a tag"),

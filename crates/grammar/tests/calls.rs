@@ -192,7 +192,7 @@ fn calls_of_strict_tools_are_held_to_their_schema_among_text() {
     let mut tools = tools();
     tools[0].strict = false;
     for format in ["hermes", "qwen3_coder", "mistral", "mistral_args", "deepseek_v31"] {
-        let lark = grammar(format, &tools, &ids).of_text_and_calls().expect("tools").expect("a marker");
+        let lark = grammar(format, &tools, &ids).of_text_and_calls(false).expect("tools").expect("a marker");
         let accepted = |text: &str| {
             accepts(&spec(&lark), text).unwrap_or_else(|error| panic!("{format}: {error}\n{lark}"))
         };
@@ -216,11 +216,13 @@ fn calls_of_strict_tools_are_held_to_their_schema_among_text() {
         );
     }
     // The tool that is not strict takes any object.
-    let lark = grammar("hermes", &tools, &ids).of_text_and_calls().expect("tools").expect("a marker");
+    let lark = grammar("hermes", &tools, &ids).of_text_and_calls(false).expect("tools").expect("a marker");
     let loose = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"x\": [1]}}\n</tool_call>";
     assert!(accepts(&spec(&lark), loose).expect("a grammar"));
+    let lark = grammar("hermes", &tools, &ids).of_text_and_calls(true).expect("tools").expect("a marker");
+    assert!(!accepts(&spec(&lark), loose).expect("a grammar"), "unless all have to obey");
     // Without a marker, text and calls look alike.
-    assert_eq!(grammar("llama3_json", &tools, &ids).of_text_and_calls(), Ok(None));
+    assert_eq!(grammar("llama3_json", &tools, &ids).of_text_and_calls(false), Ok(None));
 }
 
 #[test]
@@ -230,7 +232,7 @@ fn markers_that_are_tokens_stand_as_such() {
     let lark = grammar("mistral_args", &tools, &ids).of_calls().expect("a grammar");
     assert!(lark.contains("calls: <[5]> call (<[5]> call)*\n"), "{lark}");
     assert!(lark.contains("f1: \"set.it\" <[32]> f1_args\n"), "{lark}");
-    let lark = grammar("mistral", &tools, &ids).of_text_and_calls().expect("tools").expect("a marker");
+    let lark = grammar("mistral", &tools, &ids).of_text_and_calls(false).expect("tools").expect("a marker");
     assert!(lark.contains("\ncalls: \"[\" call (\", \" call)* \"]\"\n"), "{lark}");
     assert!(lark.contains("\ntext: /(?s:.*)/ <[5]>\n"), "{lark}");
 }

@@ -2,8 +2,11 @@
 
 use scheduler::RequestKey;
 
+use crate::event_template::EventTemplate;
+use crate::turn_events::TurnEvents;
+
 /// How a request's caller wants its news.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub enum Delivery {
     /// A delta whenever something is new.
     #[default]
@@ -12,29 +15,8 @@ pub enum Delivery {
     AtTheEnd,
     /// New text as rendered events; all else, the end and the token ids, as a delta at the end.
     Events(EventTemplate),
-}
-
-/// A server-sent event of one choice of one request, of which only the text changes from token to token.
-///
-/// What is before and after the text was rendered once, when the request came.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EventTemplate {
-    before: Box<[u8]>,
-    after: Box<[u8]>,
-}
-
-impl EventTemplate {
-    /// Bytes that are sent as they are, before and after the text as a JSON string.
-    #[must_use]
-    pub fn new(before: impl Into<Box<[u8]>>, after: impl Into<Box<[u8]>>) -> Self {
-        Self { before: before.into(), after: after.into() }
-    }
-
-    fn render(&self, text: &str, into: &mut Vec<u8>) {
-        into.extend_from_slice(&self.before);
-        serde_json::to_writer(&mut *into, text).expect("a string is JSON, and memory takes it");
-        into.extend_from_slice(&self.after);
-    }
+    /// The same of an answer that is read for thoughts and calls: its text goes out as events to the last of it.
+    Turn(Box<TurnEvents>),
 }
 
 /// Text of a request that waits to be taken, with the places where one token's text ends and the next one's begins.
@@ -87,6 +69,28 @@ impl EventBatch {
     ) {
         pieces.for_each(|text| template.render(text, &mut self.bytes));
         self.ends.push((key, self.bytes.len()));
+    }
+
+    /// Events of an answer that is read; `rest` is the end of its text, once it has ended.
+    pub(crate) fn push_turn<'a>(
+        &mut self,
+        key: RequestKey,
+        turn: &mut TurnEvents,
+        pieces: impl Iterator<Item = &'a str>,
+        rest: Option<&str>,
+    ) {
+        let start = self.bytes.len();
+        pieces.for_each(|text| turn.read(text, &mut self.bytes));
+        if let Some(rest) = rest {
+            turn.read(rest, &mut self.bytes);
+            turn.finish(&mut self.bytes);
+        }
+        // Its beginning is news, whatever it says: what opens a stream goes out with it. Not so an end without any: that
+        // may be an error, and the stream is to say that first.
+        let has_begun = rest.is_none() && turn.begin();
+        if has_begun || self.bytes.len() > start {
+            self.ends.push((key, self.bytes.len()));
+        }
     }
 
     /// Each request with its events, in the order in which they got their news.

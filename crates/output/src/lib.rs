@@ -4,7 +4,8 @@
 //! * [`TokenizerPool`]: the same for long texts, in threads of its own.
 //! * [`IncrementalDetokenizer`]: one token in, the text that is certain out; constant work per token.
 //! * [`StopChecker`]: stop strings over new text only, the longest possible partial match held back.
-//! * [`TurnParser`]: text in, what is said, thought and called out; [`CallGrammar`]: a grammar that calls obey.
+//! * [`TurnParser`]: text in, what is said, thought and called out, as events of a stream by [`TurnEvents`];
+//!   [`CallGrammar`]: a grammar that calls obey.
 //! * [`OutputProcessor`]: detokenizer and stop strings, for all requests of a front end, fed with the scheduler's records.
 //!
 //! Nothing here knows Python or touches the network, and no input makes it panic.
@@ -14,6 +15,7 @@
 mod delivery;
 mod detokenizer;
 mod error;
+mod event_template;
 mod guarded;
 mod logprobs;
 mod output_processor;
@@ -22,10 +24,12 @@ mod token_pieces;
 mod tokenizer;
 mod tokenizer_pool;
 mod turn;
+mod turn_events;
 
-pub use delivery::{Delivery, EventBatch, EventTemplate};
+pub use delivery::{Delivery, EventBatch};
 pub use detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
 pub use error::OutputError;
+pub use event_template::EventTemplate;
 pub use logprobs::{CandidateLogprob, PositionLogprobs};
 pub use output_processor::{
     News, OutputOptions, OutputProcessor, RequestDelta, RequestFailure, StopReason, Verdict,
@@ -37,4 +41,6 @@ pub use tokenizer_pool::{
 };
 pub use turn::{
     CallGrammar, CallIds, GrammarRefusal, ReasoningFormat, Thinking, Tool, TurnEvent, TurnFormat, TurnParser,
+    TurnReading,
 };
+pub use turn_events::TurnEvents;

@@ -41,10 +41,10 @@ pub struct OutputOptions {
     pub min_tokens: u32,
     /// How its news is taken.
     pub delivery: Delivery,
-    /// Its tokens come with log-probabilities; see [`OutputProcessor::add_logprobs`]. Not with [`Delivery::Events`],
-    /// which have no place for them.
+    /// Its tokens come with log-probabilities; see [`OutputProcessor::add_logprobs`]. Not with [`Delivery::Events`] or
+    /// [`Delivery::Turn`], which have no place for them.
     pub logprobs: bool,
-    /// So has its prompt; see [`OutputProcessor::add_prompt_logprobs`]. Not with [`Delivery::Events`] either.
+    /// So has its prompt; see [`OutputProcessor::add_prompt_logprobs`]. Not with these either.
     pub prompt_logprobs: bool,
 }
 
@@ -95,6 +95,8 @@ pub struct RequestDelta {
     pub new_logprobs: Vec<PositionLogprobs>,
     /// What the model thought of places of the prompt, in their order; the last is there with the first token.
     pub new_prompt_logprobs: Vec<PromptLogprobs>,
+    /// Calls of an answer that is [read](Delivery::Turn), with its end.
+    pub num_calls: u32,
     /// Set on the last delta.
     pub finish_reason: Option<FinishReason>,
     /// What stopped it; `None` for EOS.
@@ -150,6 +152,7 @@ impl RequestDelta {
             new_token_ids: Vec::new(),
             new_logprobs: Vec::new(),
             new_prompt_logprobs: Vec::new(),
+            num_calls: 0,
             finish_reason: None,
             stop_reason: None,
             error: RequestError::None,
@@ -363,14 +366,26 @@ impl OutputProcessor {
             outbox.has_changed = false;
             let is_finished = request.delta.finish_reason.is_some();
             let pieces = std::mem::take(&mut outbox.pieces);
-            if let Delivery::Events(template) = &outbox.delivery {
-                let text = &mut request.delta.new_text;
-                if pieces.end() > 0 {
-                    news.events.push(key, template, pieces.of(text));
-                    text.drain(..pieces.end());
+            let text = &mut request.delta.new_text;
+            match &mut outbox.delivery {
+                Delivery::Deltas | Delivery::AtTheEnd => {}
+                Delivery::Events(template) => {
+                    if pieces.end() > 0 {
+                        news.events.push(key, template, pieces.of(text));
+                        text.drain(..pieces.end());
+                    }
+                    if !is_finished {
+                        continue;
+                    }
                 }
-                if !is_finished {
-                    continue;
+                Delivery::Turn(turn) => {
+                    let rest = is_finished.then(|| &text[pieces.end()..]);
+                    news.events.push_turn(key, turn, pieces.of(text), rest);
+                    request.delta.num_calls = turn.num_calls();
+                    text.clear();
+                    if !is_finished {
+                        continue;
+                    }
                 }
             }
             news.deltas.push(request.take_delta());
@@ -409,7 +424,7 @@ impl TrackedRequest {
         let is_wanted = match &outbox.delivery {
             Delivery::Deltas => true,
             Delivery::AtTheEnd => is_finished,
-            Delivery::Events(_) => is_finished || !self.delta.new_text.is_empty(),
+            Delivery::Events(_) | Delivery::Turn(_) => is_finished || !self.delta.new_text.is_empty(),
         };
         let queues_up = is_wanted && outbox.has_changed && !outbox.is_held && !outbox.is_queued;
         outbox.is_queued |= queues_up;

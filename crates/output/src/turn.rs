@@ -1,6 +1,7 @@
 //! A model's turn, read while it comes: what it says, what it thinks, and the tools it calls.
 //!
 //! * [`TurnFormat`], [`ReasoningFormat`]: how models write calls and thoughts, one row of a table each.
+//! * [`TurnReading`]: what the answers of a request have in common.
 //! * [`TurnParser`]: text in, in pieces of any size; [`TurnEvent`]s out, whose joined text does not depend on the pieces.
 //! * [`CallGrammar`]: the same row, written as a grammar. What it accepts the parser reads back.
 //!
@@ -19,6 +20,7 @@ mod members;
 mod parser;
 mod progress;
 mod python_values;
+mod reading;
 mod reasoning;
 mod tool;
 mod xml_values;
@@ -27,5 +29,6 @@ pub use event::TurnEvent;
 pub use format::{CallIds, TurnFormat};
 pub use grammar::{CallGrammar, GrammarRefusal, Thinking};
 pub use parser::TurnParser;
+pub use reading::TurnReading;
 pub use reasoning::ReasoningFormat;
 pub use tool::Tool;

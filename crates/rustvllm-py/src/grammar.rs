@@ -31,6 +31,7 @@ pub(crate) struct PyGrammars {
 #[pymethods]
 impl PyGrammars {
     #[new]
+    #[pyo3(signature = (scheduler, load_tokenizer, vocab_size, bitmask, places, verdicts, *, fast_forward = true))]
     fn new(
         scheduler: Bound<'_, PyScheduler>,
         load_tokenizer: Py<PyAny>,
@@ -38,6 +39,7 @@ impl PyGrammars {
         bitmask: &Bound<'_, PyAny>,
         places: &Bound<'_, PyAny>,
         verdicts: &Bound<'_, PyAny>,
+        fast_forward: bool,
     ) -> PyResult<Self> {
         let load = move || {
             Python::attach(|py| {
@@ -50,6 +52,7 @@ impl PyGrammars {
         let vocabulary = Vocabulary::new(Box::new(load), vocab_size);
         let handle = scheduler.try_borrow_mut()?.owned().handle();
         let inner = Grammars::start(handle, vocabulary)?;
+        let inner = if fast_forward { inner } else { inner.without_forced_tokens() };
         let (bitmask, places, verdicts) =
             (native_buffer::<i32>(bitmask)?, native_buffer::<i32>(places)?, native_buffer::<i32>(verdicts)?);
         let num_rows = places.item_count();

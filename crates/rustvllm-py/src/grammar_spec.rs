@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ::grammar::{accepts, check, relax};
+use ::grammar::{accepts, check, relax, to_lark};
 use ::scheduler::{GrammarKind, GrammarSpec, ThinkingGate};
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyString};
 
@@ -81,6 +81,16 @@ impl PyGrammarSpec {
     }
 }
 
+/// A grammar in Lark, written in Lark or in GBNF, which has `::=`.
+#[pyfunction]
+fn grammar_as_lark(text: &str) -> PyResult<String> {
+    if !text.contains("::=") {
+        return Ok(text.to_owned());
+    }
+    to_lark(text).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<PyGrammarSpec>()
+    module.add_class::<PyGrammarSpec>()?;
+    module.add_function(wrap_pyfunction!(grammar_as_lark, module)?)
 }

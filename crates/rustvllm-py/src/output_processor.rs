@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ::scheduler::{FinishReason, PromptLogprobs, RequestError, RequestKey};
 use output::{
     CandidateLogprob, Delivery, DetokenizeOptions, EventTemplate, News, OutputOptions, RequestFailure,
-    StopReason, Verdict,
+    StopReason, TurnEvents, Verdict,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -16,6 +16,7 @@ use crate::errors::blamed_param;
 use crate::handle::{Emitted, EngineHandle};
 use crate::stop_strings::StopArgument;
 use crate::tokenizer::{PyTokenizer, request_error, valid_token_ids};
+use crate::turn::PyTurnReading;
 
 /// What is new for one request since the last poll.
 #[pyclass(frozen, name = "RequestDelta", module = "rustvllm._core")]
@@ -68,6 +69,12 @@ impl PyRequestDelta {
             (of.first_position, of.num_columns, ids, values, ranks)
         };
         self.inner.new_prompt_logprobs.iter().map(chunk).collect()
+    }
+
+    /// Calls of tools in an answer whose events were rendered here, with its end; else 0.
+    #[getter]
+    fn num_calls(&self) -> u32 {
+        self.inner.num_calls
     }
 
     /// `stop`, `length`, `abort`, `error`, `repetition`, or None while it runs.
@@ -235,7 +242,7 @@ impl PyOutputProcessor {
     #[pyo3(signature = (
         key, prompt_token_ids, *, detokenize = true, skip_special_tokens = true, spaces_between_special_tokens = true,
         stop = None, include_stop_str_in_output = false, min_tokens = 0, at_the_end = false, event_template = None,
-        logprobs = false, prompt_logprobs = false
+        turn_reading = None, logprobs = false, prompt_logprobs = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     #[expect(clippy::fn_params_excessive_bools, reason = "keyword arguments of the Python signature")]
@@ -252,6 +259,7 @@ impl PyOutputProcessor {
         min_tokens: u32,
         at_the_end: bool,
         event_template: Option<(&[u8], &[u8])>,
+        turn_reading: Option<&Bound<'_, PyTurnReading>>,
         logprobs: bool,
         prompt_logprobs: bool,
     ) -> PyResult<()> {
@@ -263,12 +271,20 @@ impl PyOutputProcessor {
                     "event_template is for streams, at_the_end is for the others",
                 ));
             }
-            Some((before, after)) => Delivery::Events(EventTemplate::new(before, after)),
+            Some((before, after)) => {
+                let template = EventTemplate::new(before, after);
+                match turn_reading {
+                    None => Delivery::Events(template),
+                    Some(reading) => {
+                        Delivery::Turn(Box::new(TurnEvents::new(reading.get().shared(), template)))
+                    }
+                }
+            }
         };
         let prompt_token_ids = valid_token_ids(prompt_token_ids)?;
         let detokenize =
             detokenize.then_some(DetokenizeOptions { skip_special_tokens, spaces_between_special_tokens });
-        if (logprobs || prompt_logprobs) && matches!(delivery, Delivery::Events(_)) {
+        if (logprobs || prompt_logprobs) && matches!(delivery, Delivery::Events(_) | Delivery::Turn(_)) {
             return Err(PyValueError::new_err("an event of an event_template has no place for logprobs"));
         }
         let options = OutputOptions {

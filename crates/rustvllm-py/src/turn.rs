@@ -1,10 +1,10 @@
-//! `_core.Tools` and `_core.TurnParser`: calls of tools, as grammars and read from a model's text.
+//! `_core.Tools`, `_core.TurnReading` and `_core.TurnParser`: calls of tools, as grammars and read from a model's text.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use ::grammar::{Places, check_tools, relax_tool};
-use output::{CallGrammar, ReasoningFormat, Thinking, Tool, TurnEvent, TurnFormat, TurnParser};
+use output::{CallGrammar, ReasoningFormat, Thinking, Tool, TurnEvent, TurnFormat, TurnParser, TurnReading};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::errors::InvalidRequestError;
@@ -59,7 +59,7 @@ impl PyTools {
     }
 
     /// A grammar of calls; None where text and calls look alike.
-    #[pyo3(signature = (call_format, *, kind="calls", parallel=true, thinking=None, begins_within=false, ids=HashMap::new(), schema="{}"))]
+    #[pyo3(signature = (call_format, *, kind="calls", parallel=true, thinking=None, begins_within=false, ids=HashMap::new(), schema="{}", all_obey=false))]
     #[expect(clippy::too_many_arguments, reason = "each is a keyword in Python")]
     fn grammar(
         &self,
@@ -71,6 +71,7 @@ impl PyTools {
         begins_within: bool,
         ids: HashMap<String, u32>,
         schema: &str,
+        all_obey: bool,
     ) -> PyResult<Option<String>> {
         let thinking = match thinking.map(reasoning_format).transpose()? {
             None => Thinking::None,
@@ -87,11 +88,56 @@ impl PyTools {
         };
         let schema = Tool::read_parameters(schema).map_err(PyValueError::new_err)?;
         let written = py.detach(|| match kind {
-            "text" => grammar.of_text_and_calls(),
+            "text" => grammar.of_text_and_calls(all_obey),
             "json" => grammar.of_calls_or_json(&schema).map(Some),
             _ => grammar.of_calls().map(Some),
         });
         written.map_err(|error| InvalidRequestError::new_err((error.to_string(), "tools")))
+    }
+}
+
+/// How the answers of one request are read.
+#[pyclass(frozen, name = "TurnReading", module = "rustvllm._core")]
+pub(crate) struct PyTurnReading {
+    inner: Arc<TurnReading>,
+}
+
+impl PyTurnReading {
+    pub(crate) fn shared(&self) -> Arc<TurnReading> {
+        Arc::clone(&self.inner)
+    }
+}
+
+#[pymethods]
+impl PyTurnReading {
+    #[new]
+    #[pyo3(signature = (
+        call_format=None, reasoning=None, tools=None, begins_within=false, *, thinks_once=false, parallel=true,
+        reasoning_fields=None
+    ))]
+    fn new(
+        call_format: Option<&str>,
+        reasoning: Option<&str>,
+        tools: Option<&PyTools>,
+        begins_within: bool,
+        thinks_once: bool,
+        parallel: bool,
+        reasoning_fields: Option<Vec<String>>,
+    ) -> PyResult<Self> {
+        let format = call_format.map(turn_format).transpose()?;
+        let reasoning = reasoning.map(reasoning_format).transpose()?;
+        let tools = tools.map_or_else(Arc::default, |tools| Arc::clone(&tools.tools));
+        let mut inner = TurnReading::new(format, reasoning, tools, begins_within);
+        if thinks_once {
+            inner = inner.thinking_once();
+        }
+        if !parallel {
+            inner = inner.with_one_call();
+        }
+        if let Some(fields) = reasoning_fields {
+            inner = inner.with_reasoning_in(fields);
+        }
+        Ok(Self { inner: Arc::new(inner) })
     }
 }
 
@@ -106,19 +152,8 @@ type Event = (&'static str, String);
 #[pymethods]
 impl PyTurnParser {
     #[new]
-    #[pyo3(signature = (call_format=None, reasoning=None, tools=None, begins_within=false, *, thinks_once=false))]
-    fn new(
-        call_format: Option<&str>,
-        reasoning: Option<&str>,
-        tools: Option<&PyTools>,
-        begins_within: bool,
-        thinks_once: bool,
-    ) -> PyResult<Self> {
-        let format = call_format.map(turn_format).transpose()?;
-        let reasoning = reasoning.map(reasoning_format).transpose()?;
-        let tools = tools.map_or_else(Arc::default, |tools| Arc::clone(&tools.tools));
-        let parser = TurnParser::new(format, reasoning, tools, begins_within);
-        Ok(Self { inner: if thinks_once { parser.thinking_once() } else { parser } })
+    fn new(reading: &PyTurnReading) -> Self {
+        Self { inner: reading.inner.parser() }
     }
 
     /// Take more text; what became certain of it.
@@ -198,6 +233,7 @@ fn begins_within_reasoning(name: &str, prompt: &str) -> PyResult<bool> {
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyTools>()?;
+    module.add_class::<PyTurnReading>()?;
     module.add_class::<PyTurnParser>()?;
     module.add_function(wrap_pyfunction!(tool_call_formats, module)?)?;
     module.add_function(wrap_pyfunction!(reasoning_formats, module)?)?;

@@ -30,6 +30,7 @@ from rustvllm._core._gguf import GgufFile, gguf_type_sizes, unpack_blocks
 from rustvllm._core._grammar import Grammars as Grammars
 from rustvllm._core._grammar import GrammarSpec as GrammarSpec
 from rustvllm._core._grammar import MaskTimer as MaskTimer
+from rustvllm._core._grammar import grammar_as_lark as grammar_as_lark
 from rustvllm._core._linear import CpuThreads as CpuThreads
 from rustvllm._core._linear import PackedLinear as PackedLinear
 from rustvllm._core._linear import layer_norm as layer_norm
@@ -57,6 +58,7 @@ from rustvllm._core._tokenizer import TokenizerPool as TokenizerPool
 from rustvllm._core._turn import (
     Tools,
     TurnParser,
+    TurnReading,
     begins_within_reasoning,
     find_reasoning_format,
     find_tool_call_format,
@@ -100,6 +102,7 @@ __all__ = [
     "TokenizerPool",
     "Tools",
     "TurnParser",
+    "TurnReading",
     "__version__",
     "begins_within_reasoning",
     "bench_serve",
@@ -111,6 +114,7 @@ __all__ = [
     "find_reasoning_format",
     "find_tool_call_format",
     "gguf_type_sizes",
+    "grammar_as_lark",
     "layer_norm",
     "mask_logits",
     "reasoning_formats",

@@ -46,6 +46,9 @@ class GrammarSpec:
     def accepts(self, text: str) -> bool:
         """Whether a text obeys it as a whole; for tests and measurements. Raises ``ValueError`` as ``check`` does."""
 
+def grammar_as_lark(text: str) -> str:
+    """A grammar in Lark, out of Lark or of GBNF, which has ``::=``. Raises ``ValueError`` about GBNF that is none."""
+
 @final
 class MaskTimer:
     """A vocabulary on which grammars are measured, for ``benches/python/structured_output.py``."""
@@ -79,11 +82,14 @@ class Grammars:
         bitmask: npt.NDArray[np.int32],
         places: npt.NDArray[np.int32],
         verdicts: npt.NDArray[np.int32],
+        *,
+        fast_forward: bool = True,
     ) -> Self:
         """Start the threads; ``load_tokenizer`` is called in one of them when the first grammar is compiled, and gives
         the ids that end an answer too.
 
         The arrays are those that ``take_masks`` writes: int32 ``[n, ceil(vocab_size / 32)]`` and twice ``[n]``.
+        ``fast_forward``: tokens that have to follow are appended.
         """
     def take_news(self) -> None:
         """Have the grammars of requests compiled that came, and drop those of requests that left."""

@@ -5,6 +5,7 @@ from typing import Literal, Self, final
 
 from rustvllm._core import EngineClient, EngineHandle
 from rustvllm._core._tokenizer import TokenIds, Tokenizer
+from rustvllm._core._turn import TurnReading
 
 @final
 class RequestDelta:
@@ -18,6 +19,8 @@ class RequestDelta:
     bytes (None without text). Empty unless asked for."""
     new_prompt_logprobs: list[tuple[int, int, bytes, bytes, bytes]]
     """Places of the prompt: the first, candidates each, ids (int32), values (float32), ranks (uint32); or empty."""
+    num_calls: int
+    """Calls of tools in an answer whose events were rendered by a ``turn_reading``, with its end; else 0."""
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None
     stop_reason: int | str | None
     error: str | None
@@ -65,15 +68,17 @@ class OutputProcessor:
         min_tokens: int = 0,
         at_the_end: bool = False,
         event_template: tuple[bytes, bytes] | None = None,
+        turn_reading: TurnReading | None = None,
         logprobs: bool = False,
         prompt_logprobs: bool = False,
     ) -> None:
         """Expect outputs for ``key``; call it before ``EngineHandle.add_request``.
 
         Its news are deltas. With ``at_the_end`` there is one, when it has ended; with ``event_template`` new text comes
-        as events, the template's bytes around the text as a JSON string, and everything else with the end. ``logprobs``
-        says that its tokens come with log-probabilities, ``prompt_logprobs`` that its prompt has (not with a
-        template).
+        as events, the template's bytes around the text as a JSON string, and everything else with the end. With
+        ``turn_reading`` as well the text is read, to its end, and the template's bytes stand around ``,"delta":{…}``
+        of what it says, thinks and calls; the first event of a request may be empty. ``logprobs`` says that its tokens
+        come with log-probabilities, ``prompt_logprobs`` that its prompt has (not with a template).
         """
     def discard(self, key: int) -> None:
         """Forget a request whose reader has gone; its later outputs are dropped."""

@@ -29,13 +29,35 @@ class Tools:
         begins_within: bool = False,
         ids: Mapping[str, int] = ...,
         schema: str = "{}",
+        all_obey: bool = False,
     ) -> str | None:
         """A grammar in Lark of an answer with calls in a format.
 
         Kind ``calls``: one call or more. ``text``: text with calls in it, of which those of strict tools obey their
-        schema; None where the format does not mark calls. ``json``: calls, or JSON of ``schema``. ``parallel``: more
-        than one call. ``thinking``: the format of thoughts that may stand before, and begin within the prompt.
-        ``ids``: markers that are one token each. Raises InvalidRequestError.
+        schema, and with ``all_obey`` those of the others; None where the format does not mark calls. ``json``: calls,
+        or JSON of ``schema``. ``parallel``: more than one call. ``thinking``: the format of thoughts that may stand
+        before, and begin within the prompt. ``ids``: markers that are one token each. Raises InvalidRequestError.
+        """
+
+@final
+class TurnReading:
+    """How the answers of one request are read; immutable."""
+
+    def __new__(
+        cls,
+        call_format: str | None = None,
+        reasoning: str | None = None,
+        tools: Tools | None = None,
+        begins_within: bool = False,
+        *,
+        thinks_once: bool = False,
+        parallel: bool = True,
+        reasoning_fields: Sequence[str] | None = None,
+    ) -> Self:
+        """Calls are looked for in ``call_format``, thoughts in ``reasoning``, within which a text begins if
+        ``begins_within``. ``tools`` give the types of arguments that are not written as JSON. ``parallel`` and
+        ``reasoning_fields`` are for events: more than the first call is passed on, and thoughts in these fields (None:
+        ``reasoning`` and ``reasoning_content``).
         """
 
 @final
@@ -46,18 +68,7 @@ class TurnParser:
     JSON text of the call that began last) or ``end`` (that call is whole).
     """
 
-    def __new__(
-        cls,
-        call_format: str | None = None,
-        reasoning: str | None = None,
-        tools: Tools | None = None,
-        begins_within: bool = False,
-        *,
-        thinks_once: bool = False,
-    ) -> Self:
-        """Calls are looked for in ``call_format``, thoughts in ``reasoning``, within which the text begins if
-        ``begins_within``. ``tools`` give the types of arguments that are not written as JSON.
-        """
+    def __new__(cls, reading: TurnReading) -> Self: ...
     def push(self, text: str) -> list[tuple[str, str]]:
         """Take more text; what became certain of it."""
     def finish(self) -> list[tuple[str, str]]:

@@ -224,6 +224,8 @@ async def _answer(
             default_thinking_token_budget=args.default_thinking_token_budget,
             reasoning_end_text=args.reasoning_end_text,
             exclude_tools_when_tool_choice_none=args.exclude_tools_when_tool_choice_none,
+            reasoning_field=args.reasoning_field,
+            tool_call_constraint=args.tool_call_constraint,
             enable_prompt_tokens_details=args.enable_prompt_tokens_details,
             # The line that holds it was bounded already, and JSON can be longer written in another way.
             max_body_bytes=8 * args.max_body_bytes,

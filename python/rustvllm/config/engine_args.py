@@ -414,6 +414,7 @@ class EngineArgs(EngineFlags):
             "preemption_mode",
             "preemption_immunity_steps",
             "max_look_past",
+            "structured_outputs_fast_forward",
         )
         times_passed = self.max_times_passed
         if times_passed is None:

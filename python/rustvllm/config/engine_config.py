@@ -295,6 +295,7 @@ class SchedulerConfig:
         max_look_past: Waiting requests tried in a step after one that does not fit; 0 keeps the order.
         max_times_passed: How often later requests may pass one that does not fit.
         async_scheduling: A step is planned while the device computes the one before it.
+        structured_outputs_fast_forward: Tokens that a grammar leaves no choice about take no step each.
     """
 
     max_num_seqs: int = 128
@@ -311,6 +312,7 @@ class SchedulerConfig:
     max_look_past: int = 0
     max_times_passed: int = 8
     async_scheduling: bool = False
+    structured_outputs_fast_forward: bool = True
 
     def __post_init__(self) -> None:
         require_int("max_num_seqs", self.max_num_seqs, 1, 65536)

@@ -202,6 +202,12 @@ class EngineFlags:
         type=parse_json_object,
         group="scheduler",
     )
+    structured_outputs_fast_forward: bool = arg(
+        "append tokens that a grammar leaves no choice about, without a step for each",
+        SchedulerConfig.structured_outputs_fast_forward,
+        action=argparse.BooleanOptionalAction,
+        group="scheduler",
+    )
     async_scheduling: bool | None = arg(
         "plan a step while the one before it runs (default: yes where the device runs by itself, as a GPU and a "
         "simulated one do; no on the CPU)",

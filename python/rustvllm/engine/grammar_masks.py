@@ -35,6 +35,7 @@ class GrammarMasks:
             self._bitmask,
             self._places,
             self._verdicts,
+            fast_forward=config.scheduler.structured_outputs_fast_forward,
         )
 
     def take_news(self) -> None:

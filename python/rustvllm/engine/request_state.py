@@ -30,8 +30,15 @@ class EventSink(Protocol):
     def templates(self) -> Sequence[tuple[bytes, bytes]]:
         """Of each sample, what stands before and after the text (a JSON string) in its events."""
 
+    @property
+    def turn_reading(self) -> _core.TurnReading | None:
+        """How the text is read for thoughts and calls, if it is: then what the templates stand around is a delta."""
+
     def write(self, event: bytes) -> bool:
         """Take an event. False: the reader is busy; what follows is held back, merged, until its stream resumes."""
+
+    def note_calls(self, sample: int, num_calls: int) -> None:
+        """A sample that was read has ended, with so many calls of tools; not where it has none."""
 
 
 FEW_PARTS = 128
@@ -272,6 +279,8 @@ class RequestState:
         if delta.finish_reason is not None:
             sample.finish_reason = delta.finish_reason
             self._num_running -= 1
+            if delta.num_calls and self.sink is not None:
+                self.sink.note_calls(index, delta.num_calls)
             sample.stop_reason = None if delta.stop_reason in self._hidden_stop_ids else delta.stop_reason
             if delta.finish_reason == "error":
                 # Of every other end it may be an older step's error.

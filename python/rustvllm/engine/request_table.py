@@ -153,10 +153,10 @@ class RequestTable:
             for index, (key, engine_id) in enumerate(samples, first):
                 self._by_key[key] = state
                 self._engine_ids.add(engine_id)
-                self._expect_outputs(key, request, None if sink is None else sink.templates[index])
+                self._expect_outputs(key, request, sink, index)
             yield
 
-    def _expect_outputs(self, key: int, request: EngineCoreRequest, event_template: tuple[bytes, bytes] | None) -> None:
+    def _expect_outputs(self, key: int, request: EngineCoreRequest, sink: EventSink | None, sample: int) -> None:
         params = request.params
         self._output_processor.add_request(
             key,
@@ -168,7 +168,8 @@ class RequestTable:
             include_stop_str_in_output=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
             at_the_end=params.output_kind is RequestOutputKind.FINAL_ONLY,
-            event_template=event_template,
+            event_template=None if sink is None else sink.templates[sample],
+            turn_reading=None if sink is None else sink.turn_reading,
             logprobs=request.num_logprobs >= 0,
             prompt_logprobs=request.num_prompt_logprobs >= 0,
         )

@@ -10,6 +10,7 @@ from rustvllm.structured_outputs import ThinkingGate
 
 Tools = _core.Tools
 TurnParser = _core.TurnParser
+CoreTurnReading = _core.TurnReading
 AUTO: Final = "auto"
 NONE: Final = "none"
 

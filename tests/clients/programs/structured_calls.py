@@ -58,7 +58,24 @@ def lite(url, name):
     asked = {"api_base": f"{url}/v1", "api_key": "none", "seed": 3, "num_retries": 0, "max_tokens": 200}
     asked |= {"model": f"hosted_vllm/{name}", "messages": [{"role": "user", "content": PROMPT}]}
     parsed = litellm.completion(**asked, response_format=Animal).choices[0]
-    return {"schema": {"text": parsed.message.content, "finish_reason": parsed.finish_reason}}
+    # As hosted_vllm it would leave additionalProperties out of the tool, and what is open goes on to the limit.
+    tools = {"tools": [TOOL], "parallel_tool_calls": False, "model": f"openai/{name}"}
+    named = {"type": "function", "function": {"name": "note_animal"}}
+    found = {"schema": {"text": parsed.message.content, "finish_reason": parsed.finish_reason}}
+    for kind, choice in (("required", "required"), ("named", named)):
+        found[kind] = []
+        for seed in REQUIRED_SEEDS:
+            request = asked | tools | {"tool_choice": choice, "seed": seed, "max_tokens": 200}
+            chunks = list(litellm.completion(**request, stream=True))
+            answers = litellm.completion(**request), litellm.stream_chunk_builder(chunks)
+            found[kind].append([calls_of(answer) for answer in answers])
+    return found
+
+
+def calls_of(answer):
+    choice = answer.choices[0]
+    calls = [[call.function.name, call.function.arguments] for call in choice.message.tool_calls or ()]
+    return {"calls": calls, "finish_reason": choice.finish_reason}
 
 
 def main():

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from async_streams import LONG, collect, is_idle, until
+from rustvllm import _core
 from rustvllm.sampling_params import RequestOutputKind
 
 
@@ -21,10 +22,15 @@ class Sink:
         self.templates = [(b"%d<" % index, b">\n") for index in range(n)]
         self.events = []
         self.takes = True
+        self.turn_reading = None
+        self.calls = {}
 
     def write(self, event):
         self.events.append(event)
         return self.takes
+
+    def note_calls(self, sample, num_calls):
+        self.calls[sample] = num_calls
 
     def text(self, index=0):
         start = b"%d<" % index
@@ -54,6 +60,22 @@ async def test_each_sample_has_its_own_events(make):
     whole = await collect(engine, "a", params.clone(output_kind=RequestOutputKind.FINAL_ONLY), "whole")
     texts = [sink.text(index) + ends[index].text for index in range(3)]
     assert texts == [completion.text for completion in whole[0].outputs]
+
+
+async def test_a_sink_that_reads_gets_all_of_the_text_as_deltas(make):
+    engine, sink = make(), Sink()
+    sink.turn_reading = _core.TurnReading(None, "deepseek_r1", begins_within=True)
+    stream = await engine.add_request("r", "a", LONG, sink=sink)
+    [output] = [output async for output in stream]
+    whole = await collect(engine, "a", LONG.clone(output_kind=RequestOutputKind.FINAL_ONLY), "whole")
+    assert (output.outputs[0].text, sink.calls) == ("", {})
+    assert output.outputs[0].token_ids == whole[0].outputs[0].token_ids
+    events = [event.removeprefix(b'0<,"delta":').removesuffix(b">\n") for event in sink.events if event]
+    deltas = [json.loads(event) for line in events for event in line.split(b'>\n0<,"delta":')]
+    text = whole[0].outputs[0].text
+    assert text
+    for field in ("reasoning", "reasoning_content"):
+        assert "".join(delta[field] for delta in deltas) == text.strip("\n")
 
 
 async def test_a_sink_that_refuses_gets_the_rest_merged(make, toy_executors):

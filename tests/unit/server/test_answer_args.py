@@ -5,7 +5,8 @@ import pytest
 from rustvllm.cli import run_batch, serve
 
 ANSWERS = ["--default-chat-template-kwargs", '{"a": 1}', "--response-role", "narrator", "--return-tokens-as-token-ids"]
-ANSWERS += ["--tool-call-parser", "hermes", "--reasoning-parser", "none"]
+ANSWERS += ["--tool-call-parser", "hermes", "--reasoning-parser", "none", "--reasoning-field", "reasoning"]
+ANSWERS += ["--tool-call-constraint", "schema"]
 
 
 def test_serve_and_run_batch_read_them_alike():
@@ -16,6 +17,8 @@ def test_serve_and_run_batch_read_them_alike():
         assert getattr(batch, name) == getattr(served, name)
     for name in ("tool_call_parser", "reasoning_parser", "exclude_tools_when_tool_choice_none"):
         assert getattr(batch, name) == getattr(served, name)
+    assert (batch.reasoning_field, served.reasoning_field) == ("reasoning", "reasoning")
+    assert (batch.tool_call_constraint, served.tool_call_constraint) == ("schema", "schema")
 
 
 @pytest.mark.parametrize(
@@ -23,6 +26,8 @@ def test_serve_and_run_batch_read_them_alike():
     [
         (["--default-chat-template-kwargs", "[1]"], "must be a JSON object"),
         (["--response-role", ""], "must be a word of 1 to 64 characters"),
+        (["--reasoning-field", "thoughts"], "invalid choice: 'thoughts'"),
+        (["--tool-call-constraint", "json"], "invalid choice: 'json'"),
         (["--max-body-bytes", "0"], "must be a whole number of at least 1"),
     ],
 )

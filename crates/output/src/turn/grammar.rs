@@ -67,19 +67,19 @@ impl CallGrammar<'_> {
         Ok(lark)
     }
 
-    /// A turn of text and calls, of which those of strict tools obey their schemas; none where calls have no marker that
-    /// tells them from text.
+    /// A turn of text and calls, of which those of strict tools obey their schemas, and with `all_obey` those of the
+    /// others too; none where calls have no marker that tells them from text.
     ///
     /// # Errors
     /// As [`Self::of_calls`].
-    pub fn of_text_and_calls(&self) -> Result<Option<String>, GrammarRefusal> {
+    pub fn of_text_and_calls(&self, all_obey: bool) -> Result<Option<String>, GrammarRefusal> {
         let Some(open) = self.format.open.first().filter(|_| self.format.bare.is_none()) else {
             return Ok(None);
         };
         let body = if self.is_parallel { "(text calls)* tail" } else { "(text calls)? tail" };
         // The marker ends the text before it, so calls begin behind it.
         let before = self.format.written.before.strip_prefix(open).unwrap_or_default();
-        let mut lark = self.write(body, before, |tool| tool.strict)?;
+        let mut lark = self.write(body, before, |tool| tool.strict || all_obey)?;
         let marker = self.literal(open);
         if marker.starts_with("<[") {
             line(&mut lark, "text", &format!("/(?s:.*)/ {marker}"));

@@ -4,10 +4,16 @@ import secrets
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from rustvllm.text.turn_formats import Tools, TurnFormats, TurnParser
+from rustvllm.text.turn_formats import CoreTurnReading, Tools, TurnFormats, TurnParser
 
+REASONING_FIELDS: Final = {
+    "both": ("reasoning", "reasoning_content"),
+    "reasoning": ("reasoning",),
+    "reasoning_content": ("reasoning_content",),
+}
+"""Fields of a message that hold thoughts, by the value of ``--reasoning-field``."""
 _ID_CHARS = string.ascii_letters + string.digits
 
 
@@ -21,7 +27,7 @@ class TurnReading:
         is_parallel: More than one call is passed on.
         tells_calls: An answer with calls ends by ``tool_calls``.
         begins_within: The prompt ends within thoughts.
-        shows_reasoning: Thoughts are passed on.
+        reasoning_fields: Thoughts are passed on in these; empty: not at all.
         thinks_once: Thoughts come before the answer or not at all; their marker within it is text.
     """
 
@@ -30,19 +36,33 @@ class TurnReading:
     is_parallel: bool = True
     tells_calls: bool = True
     begins_within: bool = False
-    shows_reasoning: bool = True
+    reasoning_fields: Sequence[str] = REASONING_FIELDS["both"]
     thinks_once: bool = False
+
+    def in_core(self) -> CoreTurnReading:
+        """The same for the core, which reads what streams say."""
+        return CoreTurnReading(
+            None if self.tools is None else self.formats.tool_calls,
+            self.formats.reasoning,
+            self.tools,
+            self.begins_within,
+            thinks_once=self.thinks_once,
+            parallel=self.is_parallel,
+            reasoning_fields=self.reasoning_fields,
+        )
 
 
 class TurnReaders:
     """The readers of a request's choices, each made when it is first asked for: there may be thousands.
 
     Attributes:
+        core_reading: How they read.
         num_reasoning_tokens: Tokens within the thoughts of all choices so far, where their markers are tokens.
     """
 
     def __init__(self, reading: TurnReading) -> None:
         self._reading = reading
+        self.core_reading = reading.in_core()
         self._readers: dict[int, TurnReader] = {}
         self.num_reasoning_tokens = 0
 
@@ -71,12 +91,8 @@ class TurnReader:
     _has_thought: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        reading, formats = self.reading, self.reading.formats
-        calls = None if reading.tools is None else formats.tool_calls
-        self._parser = TurnParser(
-            calls, formats.reasoning, reading.tools, reading.begins_within, thinks_once=reading.thinks_once
-        )
-        self._is_thinking = reading.begins_within
+        self._parser = TurnParser(self.group.core_reading)
+        self._is_thinking = self.reading.begins_within
 
     def read(self, text: str, token_ids: Sequence[int]) -> list[dict[str, Any]]:
         """What is new, as deltas of the message.
@@ -97,9 +113,10 @@ class TurnReader:
         content: list[str] = []
         reasoning: list[str] = []
         calls: list[dict[str, Any]] = []
+        fields = (*self.reading.reasoning_fields, None)
         for delta in [*self.read(text, token_ids), *self.finish()]:
             content.append(delta.get("content", ""))
-            reasoning.append(delta.get("reasoning", ""))
+            reasoning += [text for name, text in delta.items() if name == fields[0]]
             for call in delta.get("tool_calls", ()):
                 if "id" in call:
                     calls.append({key: call[key] for key in ("id", "type", "function")})
@@ -108,7 +125,7 @@ class TurnReader:
         said, thought = "".join(content), "".join(reasoning)
         message: dict[str, Any] = {"content": said or (None if calls or self._has_thought else "")}
         if thought:
-            message.update(reasoning=thought, reasoning_content=thought)
+            message.update(dict.fromkeys(self.reading.reasoning_fields, thought))
         if calls:
             message["tool_calls"] = calls
         return message
@@ -124,8 +141,8 @@ class TurnReader:
                 deltas.append({"content": text})
             elif kind == "reasoning":
                 self._has_thought = True
-                if self.reading.shows_reasoning:
-                    deltas.append({"reasoning": text, "reasoning_content": text})
+                if self.reading.reasoning_fields:
+                    deltas.append(dict.fromkeys(self.reading.reasoning_fields, text))
             elif kind == "call":
                 self.num_calls += 1
                 if self._is_passed_on:

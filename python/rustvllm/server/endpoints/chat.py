@@ -12,7 +12,7 @@ from rustvllm.exceptions import InvalidRequestError
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestOutput
 from rustvllm.server.answers import nulls
 from rustvllm.server.answers.logprobs import chat_logprobs, shown_prompt_logprobs
-from rustvllm.server.answers.turn import TurnReaders, TurnReading
+from rustvllm.server.answers.turn import REASONING_FIELDS, TurnReaders, TurnReading
 from rustvllm.server.answers.usage import UsageCounter
 from rustvllm.server.endpoints.conversation import (
     adds_special_tokens,
@@ -76,7 +76,8 @@ class ChatFace(Face[ChatCompletionRequest]):
         """Read what the request says of tools."""
         if self.request.tools is None and self.request.tool_choice is None:
             return
-        self._tool_use = read_tool_use(self.request, self.model.turn_formats)
+        constraint = self.state.settings.tool_call_constraint
+        self._tool_use = read_tool_use(self.request, self.model.turn_formats, constraint)
         if self._tool_use is not None:
             check_wanted(self._tool_use, self.params.structured_outputs)
 
@@ -125,7 +126,7 @@ class ChatFace(Face[ChatCompletionRequest]):
         if self._readers is None:
             return super().chunk_renderer(header, usage)
         chunks = self.make_renderer(TurnChunkRenderer, header, usage)
-        chunks.readers = self._readers
+        chunks.read_with(self._readers)
         return chunks
 
     def new_usage(self) -> UsageCounter:
@@ -159,10 +160,13 @@ class ChatFace(Face[ChatCompletionRequest]):
             is_parallel=use is None or use.is_parallel,
             tells_calls=use is not None and use.mode != "named",
             begins_within=begins_within,
-            shows_reasoning=self.request.include_reasoning is not False,
+            reasoning_fields=() if self.request.include_reasoning is False else self._reasoning_fields(),
             thinks_once=use is None and wanted is not None,
         )
         self._readers = TurnReaders(reading)
+
+    def _reasoning_fields(self) -> Sequence[str]:
+        return REASONING_FIELDS[self.state.settings.reasoning_field]
 
     def _thinking_budget(self) -> int | None:
         """Most tokens of thoughts; None: any number.

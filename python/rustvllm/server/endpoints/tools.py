@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal
 
 from rustvllm.exceptions import InvalidRequestError
@@ -28,6 +29,7 @@ class ToolUse:
         is_parallel: More than one call.
         has_strict: Some of the tools have arguments that obey their schema whenever they are called.
         unenforced: What was left out of the schemas of the others, where they have to be obeyed.
+        constraint: What calls of the others obey where the model decides: ``off``, ``syntax`` or ``schema``.
     """
 
     tools: Tools
@@ -35,6 +37,7 @@ class ToolUse:
     is_parallel: bool
     has_strict: bool
     unenforced: Unenforced = field(default_factory=Unenforced)
+    constraint: str = "off"
 
     @property
     def must_call(self) -> bool:
@@ -42,7 +45,7 @@ class ToolUse:
         return self.mode != "auto"
 
 
-def read_tool_use(request: ChatCompletionRequest, formats: TurnFormats) -> ToolUse | None:
+def read_tool_use(request: ChatCompletionRequest, formats: TurnFormats, constraint: str) -> ToolUse | None:
     """What a request says of tools; None if no tool may be called.
 
     Raises:
@@ -69,7 +72,7 @@ def read_tool_use(request: ChatCompletionRequest, formats: TurnFormats) -> ToolU
     called = [function for name, function in functions.items() if name in names]
     tools = _core_tools([_core_tool(function) for function in called], "tools")
     unenforced = Unenforced()
-    if mode != "auto":
+    if mode != "auto" or constraint == "schema":
         tools, places, count = tools.relaxed()
         unenforced.note(places, count)
     tools.check(only_strict=mode == "auto")
@@ -79,6 +82,7 @@ def read_tool_use(request: ChatCompletionRequest, formats: TurnFormats) -> ToolU
         is_parallel=mode != "named" and request.parallel_tool_calls is not False,
         has_strict=any(function.get("strict") for function in called),
         unenforced=unenforced,
+        constraint=constraint,
     )
 
 
@@ -103,25 +107,48 @@ def call_grammar(
         kind, schema = "json", _schema_text(wanted)
     elif not use.must_call:
         kind = "text"
-        if not use.has_strict:
-            return None
-    written: list[str] = []
-    for ids in ({}, formats.marker_ids):
-        grammar = use.tools.grammar(
-            formats.tool_calls,
-            kind=kind,
-            parallel=use.is_parallel,
-            thinking=None if is_gated else formats.reasoning,
-            begins_within=begins_within,
-            ids=ids,
-            schema=schema,
-        )
-        if grammar is None:
-            return None
-        written.append(grammar)
-    calls = CallGrammar(text_grammar=written[0], grammar=written[1])
+    write = partial(
+        use.tools.grammar,
+        formats.tool_calls,
+        kind=kind,
+        parallel=use.is_parallel,
+        thinking=None if is_gated else formats.reasoning,
+        begins_within=begins_within,
+        schema=schema,
+    )
+    calls = _free_calls(use, formats, write) if kind == "text" else _calls(formats, write)
+    if calls is None:
+        return None
     calls.unenforced.note(use.unenforced.places, use.unenforced.count)
     return calls
+
+
+def _free_calls(use: ToolUse, formats: TurnFormats, write: Callable[..., str | None]) -> CallGrammar | None:
+    """What calls obey that the model may make or not; None if they obey nothing.
+
+    Raises:
+        InvalidRequestError: The schema of a strict tool says what cannot be enforced in the format.
+    """
+    if use.has_strict or use.constraint == "syntax":
+        degrees = [use.constraint == "schema"]
+    else:
+        degrees = [True, False] if use.constraint == "schema" else []
+    for all_obey in degrees:
+        try:
+            return _calls(formats, partial(write, all_obey=all_obey))
+        except InvalidRequestError:
+            if use.has_strict:
+                raise
+    return None  # a format may take less than a schema says, and then a tool that is not strict is free
+
+
+def _calls(formats: TurnFormats, write: Callable[..., str | None]) -> CallGrammar | None:
+    """A grammar for texts, and one for the tokens of the model."""
+    written = [write(ids={}), write(ids=formats.marker_ids)]
+    text_grammar, grammar = written
+    if text_grammar is None or grammar is None:
+        return None
+    return CallGrammar(text_grammar=text_grammar, grammar=grammar)
 
 
 def check_wanted(use: ToolUse, wanted: StructuredOutputsParams | None) -> None:

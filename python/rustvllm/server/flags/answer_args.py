@@ -9,6 +9,8 @@ from rustvllm.exceptions import ConfigError
 
 CONTENT_FORMATS = ("auto", "string", "openai")
 MAX_THINKING_TOKENS = 2**31 - 1
+TOOL_CALL_CONSTRAINTS = ("off", "syntax", "schema")
+DEFAULT_TOOL_CALL_CONSTRAINT = "syntax"
 
 
 def add_answer_args(group: Any) -> None:
@@ -74,6 +76,19 @@ def add_answer_args(group: Any) -> None:
         metavar="TEXT",
         help="what the model is made to say, before the marker that ends its thoughts, where the budget of a request "
         "ends them (default: nothing)",
+    )
+    group.add_argument(
+        "--reasoning-field",
+        choices=("both", "reasoning", "reasoning_content"),
+        default="both",
+        help="field of a message that holds the model's thoughts (default: %(default)s)",
+    )
+    group.add_argument(
+        "--tool-call-constraint",
+        choices=TOOL_CALL_CONSTRAINTS,
+        default=DEFAULT_TOOL_CALL_CONSTRAINT,
+        help="what calls have to obey where tool_choice is auto and a tool is not strict: syntax, the name of a tool "
+        "and the syntax of the format; schema, the schema of the tool too; off, nothing (default: %(default)s)",
     )
     group.add_argument(
         "--enable-auto-tool-choice",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rustvllm.config import METRICS_PREFIX, TracingConfig
 from rustvllm.config.engine_args import make_tracing_config
+from rustvllm.server.flags.answer_args import DEFAULT_TOOL_CALL_CONSTRAINT
 from rustvllm.server.flags.api_keys import api_keys
 from rustvllm.server.flags.dashboard_args import DashboardAccess, dashboard_access
 from rustvllm.server.flags.http_args import http_settings
@@ -59,6 +60,8 @@ class ServerSettings:
     reasoning_parser: str = "auto"
     default_thinking_token_budget: int | None = None
     reasoning_end_text: str = ""
+    reasoning_field: str = "both"
+    tool_call_constraint: str = DEFAULT_TOOL_CALL_CONSTRAINT
     exclude_tools_when_tool_choice_none: bool = False
     sse_keep_alive_interval: float = DEFAULT_KEEP_ALIVE_SECONDS
 
@@ -115,6 +118,8 @@ class ServerSettings:
             reasoning_parser=args.reasoning_parser,
             default_thinking_token_budget=args.default_thinking_token_budget,
             reasoning_end_text=args.reasoning_end_text,
+            reasoning_field=args.reasoning_field,
+            tool_call_constraint=args.tool_call_constraint,
             exclude_tools_when_tool_choice_none=args.exclude_tools_when_tool_choice_none,
             sse_keep_alive_interval=args.sse_keep_alive_interval,
         )

@@ -19,6 +19,7 @@ from rustvllm.server.schemas.protocol import GenerationRequest
 from rustvllm.server.stream.event_writer import EventWriter
 from rustvllm.server.stream.generation import Generation
 from rustvllm.server.stream.sse import event, json_bytes, json_string
+from rustvllm.text.turn_formats import CoreTurnReading
 
 _MOST_OPENED_AT_ONCE = 1024
 """Choices whose opening goes out with the first event of the core, on the spot: a millisecond or two of work."""
@@ -26,6 +27,9 @@ _MOST_OPENED_AT_ONCE = 1024
 
 class ChunkRenderer:
     """Events of one completions or chat stream.
+
+    Attributes:
+        turn_reading: How the core reads the text that it makes chunks of; None: it is text alone.
 
     Args:
         header: What every chunk starts with: id, object, created, model, system_fingerprint.
@@ -37,6 +41,8 @@ class ChunkRenderer:
         logprobs: How to show log-probabilities; None: not at all.
         force_usage: Send the final usage whether or not it was asked for.
     """
+
+    turn_reading: CoreTurnReading | None = None
 
     def __init__(
         self,
@@ -90,6 +96,9 @@ class ChunkRenderer:
         before = b"".join((self._start, b"%d" % index, self._text_key))
         after = b',"logprobs":null,"finish_reason":null,"stop_reason":null%b}]' % self._no_ids
         return before, b"".join((self._text_end, after, self._end))
+
+    def note_calls(self, index: int, num_calls: int) -> None:
+        """The core has read a choice to its end, and found calls of tools in it."""
 
     def text(self, index: int, text: str, completion: CompletionOutput) -> bytes:
         """A chunk that adds ``text`` to choice ``index``, with the log-probabilities and ids of ``completion``."""
@@ -247,11 +256,20 @@ class PromptEvents:
 
     Args:
         writer: Where they go.
+        chunks: Renders what the core does not.
+        first: Index of the first choice.
+        n: How many there are.
+
+    Attributes:
         templates: Of each choice; see :class:`~rustvllm.engine.request_state.EventSink`.
+        turn_reading: See there.
     """
 
-    def __init__(self, writer: EventWriter, templates: Sequence[tuple[bytes, bytes]]) -> None:
-        self.templates = templates
+    def __init__(self, writer: EventWriter, chunks: ChunkRenderer, first: int, n: int) -> None:
+        self.templates: Sequence[tuple[bytes, bytes]] = ChoiceTemplates(chunks, first, n)
+        self.turn_reading = chunks.turn_reading
+        self._chunks = chunks
+        self._first = first
         self._writer = writer
         self._open: Callable[[], bytes] | None = None
 
@@ -260,10 +278,14 @@ class PromptEvents:
         self._open = opening
 
     def write(self, event: bytes) -> bool:
-        """Send an event; whether more can be taken now."""
+        """Send an event, which may be empty: what opens the choices goes with it; whether more can be taken now."""
         if self._open is not None:
             event = self.opening() + event
-        return self._writer.write(event)
+        return self._writer.write(event) if event else True
+
+    def note_calls(self, sample: int, num_calls: int) -> None:
+        """A choice that the core has read has ended with calls of tools."""
+        self._chunks.note_calls(self._first + sample, num_calls)
 
     def opening(self) -> bytes:
         """What has to go before the next event: the opening, once."""
@@ -300,9 +322,7 @@ class ChunkStream:
         self.writer = EventWriter(self._resume)
         self._generation: Generation | None = None
         self._is_core_rendered = chunks.is_core_rendered and n <= _MOST_OPENED_AT_ONCE
-        self._prompts = [
-            PromptEvents(self.writer, ChoiceTemplates(chunks, prompt * n, n)) for prompt in range(num_prompts)
-        ]
+        self._prompts = [PromptEvents(self.writer, chunks, prompt * n, n) for prompt in range(num_prompts)]
 
     def sink(self, prompt_index: int) -> PromptEvents | None:
         """Takes the events of a prompt; None when the core cannot render them, or the opening would take long."""

@@ -1,4 +1,7 @@
-""":class:`TurnChunkRenderer`: the chunks of a chat stream whose answers are read for thoughts and tool calls."""
+""":class:`TurnChunkRenderer`: the chunks of a chat stream whose answers are read for thoughts and tool calls.
+
+The core reads and renders them, but for those that hold more than a delta.
+"""
 
 from typing import Any
 
@@ -21,10 +24,18 @@ class TurnChunkRenderer(ChunkRenderer):
 
     readers: TurnReaders
 
-    @property
-    def is_core_rendered(self) -> bool:
-        """The core makes chunks of text alone."""
-        return False
+    def read_with(self, readers: TurnReaders) -> None:
+        """How the answers are read."""
+        self.readers = readers
+        self.turn_reading = readers.core_reading
+
+    def template(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the delta in a chunk of choice ``index``."""
+        before, after = super().template(index)
+        return before.removesuffix(self._text_key), after.removeprefix(self._text_end)
+
+    def note_calls(self, index: int, num_calls: int) -> None:
+        self.readers[index].num_calls = num_calls
 
     def text(self, index: int, text: str, completion: CompletionOutput) -> bytes:
         """Chunks of what ``text`` adds to choice ``index``; none where it is not decided yet what it is."""

@@ -1,0 +1,158 @@
+//! `TurnEvents`: what one answer says, thinks and calls, as server-sent events.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    io::Write,
+    sync::Arc,
+};
+
+use crate::event_template::EventTemplate;
+use crate::turn::{CallIds, TurnEvent, TurnParser, TurnReading};
+
+const ID_CHARS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+const RANDOM_ID_CHARS: usize = 24;
+const SHORT_ID_CHARS: usize = 9;
+
+/// Reads the text of one answer and renders an event for each thing that it says.
+///
+/// The template's bytes stand around the choice's `delta` member, which is made here.
+#[derive(Debug, Clone)]
+pub struct TurnEvents {
+    reading: Arc<TurnReading>,
+    parser: TurnParser,
+    template: EventTemplate,
+    num_calls: u32,
+    has_begun: bool,
+}
+
+impl TurnEvents {
+    /// An answer from its beginning.
+    #[must_use]
+    pub fn new(reading: Arc<TurnReading>, template: EventTemplate) -> Self {
+        let parser = reading.parser();
+        Self { reading, parser, template, num_calls: 0, has_begun: false }
+    }
+
+    /// Calls that have begun.
+    #[must_use]
+    pub fn num_calls(&self) -> u32 {
+        self.num_calls
+    }
+
+    /// Whether this is its first news: it has begun, even if it is not decided yet what it says.
+    pub(crate) fn begin(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_begun, true)
+    }
+
+    /// Events of what became certain with more text.
+    pub fn read(&mut self, text: &str, into: &mut Vec<u8>) {
+        let events = self.parser.push(text);
+        self.render(events, into);
+    }
+
+    /// Events of what was held back of a text that has ended.
+    pub fn finish(&mut self, into: &mut Vec<u8>) {
+        let events = self.parser.finish();
+        self.render(events, into);
+    }
+
+    fn render(&mut self, events: Vec<TurnEvent>, into: &mut Vec<u8>) {
+        for event in events {
+            if let TurnEvent::CallBegin { .. } = event {
+                self.num_calls += 1;
+            }
+            let is_passed_on = match event {
+                TurnEvent::Content(_) => true,
+                TurnEvent::Reasoning(_) => !self.reading.reasoning_fields.is_empty(),
+                TurnEvent::CallBegin { .. } | TurnEvent::CallArgs(_) => {
+                    self.reading.is_parallel || self.num_calls == 1
+                }
+                TurnEvent::CallEnd => false,
+            };
+            if is_passed_on {
+                into.extend_from_slice(self.template.before());
+                self.render_delta(&event, into);
+                into.extend_from_slice(self.template.after());
+            }
+        }
+    }
+
+    fn render_delta(&self, event: &TurnEvent, into: &mut Vec<u8>) {
+        let index = self.num_calls.saturating_sub(1);
+        match event {
+            TurnEvent::Content(text) => {
+                into.extend_from_slice(br#","delta":{"content":"#);
+                write_string(text, into);
+                into.push(b'}');
+            }
+            TurnEvent::Reasoning(text) => {
+                into.extend_from_slice(br#","delta":{"#);
+                let mut said = 0..0;
+                for (place, field) in self.reading.reasoning_fields.iter().enumerate() {
+                    if place > 0 {
+                        into.push(b',');
+                    }
+                    write_string(field, into);
+                    into.push(b':');
+                    if place > 0 {
+                        into.extend_from_within(said.clone());
+                        continue;
+                    }
+                    let start = into.len();
+                    write_string(text, into);
+                    said = start..into.len();
+                }
+                into.push(b'}');
+            }
+            TurnEvent::CallBegin { name, .. } => {
+                write_all(into, format_args!(r#","delta":{{"tool_calls":[{{"index":{index},"id":"#));
+                write_string(&new_call_id(self.reading.call_ids, name, index), into);
+                into.extend_from_slice(br#","type":"function","function":{"name":"#);
+                write_string(name, into);
+                into.extend_from_slice(br#","arguments":""}}]}"#);
+            }
+            TurnEvent::CallArgs(text) => {
+                write_all(
+                    into,
+                    format_args!(r#","delta":{{"tool_calls":[{{"index":{index},"function":{{"arguments":"#),
+                );
+                write_string(text, into);
+                into.extend_from_slice(b"}}]}");
+            }
+            TurnEvent::CallEnd => {}
+        }
+    }
+}
+
+fn write_all(into: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
+    into.write_fmt(text).expect("memory takes it");
+}
+
+fn write_string(text: &str, into: &mut Vec<u8>) {
+    serde_json::to_writer(into, text).expect("a string is JSON, and memory takes it");
+}
+
+/// The id of a call: what a model's template may ask for, else one that no other call has.
+fn new_call_id(ids: CallIds, name: &str, index: u32) -> String {
+    match ids {
+        CallIds::Numbered => format!("functions.{name}:{index}"),
+        CallIds::Short => random_chars(SHORT_ID_CHARS),
+        CallIds::Random => format!("call_{}", random_chars(RANDOM_ID_CHARS)),
+    }
+}
+
+/// Letters and digits. The standard library's hash has keys from the system's randomness, other ones each time.
+fn random_chars(len: usize) -> String {
+    let hash = RandomState::new();
+    let mut chars = String::with_capacity(len);
+    let mut number = 0;
+    for place in 0..len {
+        // A number of 64 bits has ten of them.
+        if place % 10 == 0 {
+            number = hash.hash_one(place);
+        }
+        chars.push(char::from(ID_CHARS[(number % 62) as usize]));
+        number /= 62;
+    }
+    chars
+}
