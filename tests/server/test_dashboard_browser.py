@@ -42,7 +42,7 @@ def opened(server: ServerProcess) -> Iterator[Chromium]:
 
 @pytest.fixture
 def browser(opened: Chromium) -> Chromium:
-    """The same, with the playground as it is at first."""
+    """The open page, with the playground as it is at first."""
     opened.click("#clear")
     values = {"endpoint": "chat", "max_tokens": "", "schema": "", "seed": "7", "prompt": ""}
     opened.evaluate(
