@@ -25,13 +25,22 @@ def watch(model: nn.Module, group: RankGroup) -> None:
 
 def _compare(hidden: Any, group: RankGroup) -> None:
     assert isinstance(hidden, Tensor)
-    numbers = hidden.double()
-    places = torch.linspace(0.5, 1.5, numbers.shape[-1], dtype=torch.float64)
-    shape = torch.zeros(2, dtype=torch.float64)
-    shape[0], shape[1] = numbers.shape[0], numbers.abs().sum()
+    shape, of_tokens = digests(hidden)
     shapes = group.all_gather(shape)
     if not torch.equal(shapes[:, 0], shapes[0, 0].expand(group.size)):
         raise SchedulerStateError(f"the ranks ran {shapes[:, 0].long().tolist()} tokens in one step")
-    sums = group.all_gather((numbers * places).sum(dim=-1))
-    if (sums - sums[0]).abs().max() > TOLERANCE * (1 + shapes[:, 1].max() / max(1, numbers.shape[0])):
+    sums = group.all_gather(of_tokens)
+    if (sums - sums[0]).abs().max() > TOLERANCE * (1 + shapes[:, 1].max() / max(1, hidden.shape[0])):
         raise SchedulerStateError(f"the hidden states of the ranks differ: {sums.tolist()!r:.200}")
+
+
+def digests(hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """What ranks compare of hidden states ``[num_tokens, hidden_size]``, on their device: a group of GPUs gathers that.
+
+    Returns:
+        float64 ``[2]``: the tokens, and the sizes of all numbers; float64 ``[num_tokens]``: a sum of each token's.
+    """
+    numbers = hidden.double()
+    places = torch.linspace(0.5, 1.5, numbers.shape[-1], dtype=torch.float64, device=hidden.device)
+    num_tokens = torch.full((), numbers.shape[0], dtype=torch.float64, device=hidden.device)
+    return torch.stack((num_tokens, numbers.abs().sum())), (numbers * places).sum(dim=-1)

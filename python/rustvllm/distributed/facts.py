@@ -50,14 +50,13 @@ def node_difference(theirs: Mapping[str, str], node: str, own: Mapping[str, str]
         own: Of the head.
         head: What messages call that.
     """
-    for name, value in own.items():
-        if theirs.get(name) != value:
-            what = "model (a fingerprint of its files)" if name == "model" else name
-            return (
-                f"{node} has {what} {theirs.get(name)}, {head} has {value}: install the same, load the same and give "
-                "the same flags on every node"
-            )
-    return None
+    if (name := _first_unlike(theirs, own)) is None:
+        return None
+    what = "model (a fingerprint of its files)" if name == "model" else name
+    return (
+        f"{node} has {what} {theirs.get(name)}, {head} has {own[name]}: install the same, load the same and give "
+        "the same flags on every node"
+    )
 
 
 def difference(own: Mapping[str, str], theirs: Mapping[str, str], rank: int) -> str | None:
@@ -68,14 +67,17 @@ def difference(own: Mapping[str, str], theirs: Mapping[str, str], rank: int) -> 
         theirs: Of rank 0.
         rank: Which one asks.
     """
-    for name, value in theirs.items():
-        if own.get(name) != value:
-            what = "fingerprint of the model's files" if name == "model" else name
-            return (
-                f"worker rank {rank} has another {what} than rank 0: {own.get(name)} and {value}; install and load the "
-                "same everywhere"
-            )
-    return None
+    if (name := _first_unlike(own, theirs)) is None:
+        return None
+    what = "fingerprint of the model's files" if name == "model" else name
+    return (
+        f"worker rank {rank} has another {what} than rank 0: {own.get(name)} and {theirs[name]}; install and load the "
+        "same everywhere"
+    )
+
+
+def _first_unlike(facts: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
+    return next((name for name, value in wanted.items() if facts.get(name) != value), None)
 
 
 def model_fingerprint(path: Path) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rustvllm.distributed import nodes
+from rustvllm.executor.rank_end import end_in_words, place_of
 from rustvllm.logger import init_logger
 from rustvllm.process.child import as_exception
 
@@ -53,17 +54,12 @@ class RemoteRank:
     @property
     def place(self) -> str:
         """How messages name it."""
-        return f"worker rank {self.rank} (node {self.node_rank}, pid {self.pid})"
+        return place_of(self.rank, self.node_rank, self.pid)
 
     @property
     def end_in_words(self) -> str:
         """Who ended and why."""
-        if self.error is not None:
-            return f"{self.place}: {self.error}"
-        if self.death is not None:
-            return f"{self.place} ended: {self.death}"
-        end = self._end or "in a way that is not known"
-        return f"{self.place} {'was ' if end.startswith('killed') else 'ended '}{end}"
+        return end_in_words(self.place, self.error, self.death, self._end or "in a way that is not known")
 
     def order(self, order: Mapping[str, Any]) -> None:
         """Send one order."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rustvllm.distributed import nodes
 from rustvllm.exceptions import DeviceFailedError, ModelLoadError, RustVLLMError
+from rustvllm.executor.rank_end import end_in_words, place_of
 from rustvllm.logger import init_logger
 from rustvllm.process.child import ChildProcess, as_exception
 
@@ -56,7 +57,7 @@ class RankProcess(ChildProcess):
     @property
     def place(self) -> str:
         """How messages name it."""
-        return f"worker rank {self.rank} (node {self.node_rank}, pid {self.pid})"
+        return place_of(self.rank, self.node_rank, self.pid)
 
     @property
     def state(self) -> str:
@@ -97,11 +98,7 @@ class RankProcess(ChildProcess):
     @property
     def end_in_words(self) -> str:
         """Who ended and why."""
-        if self.error is not None:
-            return f"{self.place}: {self.error}"
-        if self.death is not None:
-            return f"{self.place} ended: {self.death}"
-        return f"{self.place} {'was ' if self.end.startswith('killed') else 'ended '}{self.end}"
+        return end_in_words(self.place, self.error, self.death, self.end)
 
 
 class Ranks:
