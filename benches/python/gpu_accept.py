@@ -5,7 +5,8 @@
 
 Run it in a clone whose core is built; it needs transformers and peft, and neither network nor checkpoint. Each section
 is a process of its own, so that an error which a device does not survive spoils no other, and what a section had found
-when its time ran out is kept. Those about correctness run side by side, then each about speed alone.
+when its time ran out is kept. Those about correctness run side by side, then each about speed alone; in a dry run as
+many at once as there are processors.
 
 kernels    every Triton kernel against its reference: attention in twelve shapes, a captured plan over other lengths, a
            cache beyond 2^31 numbers, layers, what comes before attention, the sampler's at 151,936 ids
@@ -21,6 +22,8 @@ perf       a 0.6B model: the start; decodes of 1 to 256 requests with overlap, w
 micro      sampler and attention alone, next to torch's
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -28,6 +31,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +65,9 @@ def main() -> int:
         return run_section(args.section, args.file, args.seconds)
     sections: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        alone = [[name] for name in SPEED]
-        together = list(CORRECTNESS)
-        # On a CPU two processes at a time are as fast as all at once.
-        groups = [together[i : i + 2] for i in range(0, len(together), 2)] if args.dry_run else [together]
-        for group in [*groups, *alone]:
-            wanted = [name for name in group if name in args.sections]
-            for section in [start(name, Path(folder), args.budget, dry=args.dry_run) for name in wanted]:
-                name, found = section if isinstance(section, tuple) else section.end()
-                sections[name] = found
-                print(f"{time.monotonic() - START:4.0f} s  {name}: {found['status']}", file=sys.stderr, flush=True)
+        for name, found in run_sections(args.sections, Path(folder), args.budget, dry=args.dry_run):
+            sections[name] = found
+            print(f"{time.monotonic() - START:4.0f} s  {name}: {found['status']}", file=sys.stderr, flush=True)
     lines, ok = verdict(sections)
     from bench_report import new_report
 
@@ -79,6 +77,25 @@ def main() -> int:
     print(json.dumps(report, indent=1, default=str))
     print("\n".join(lines), file=sys.stderr)
     return 0 if ok else 1
+
+
+def run_sections(names: list[str], folder: Path, budget: float, *, dry: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What each section finds. Those about speed run alone, but for a dry run, which measures nothing."""
+
+    def run(name: str) -> tuple[str, dict[str, Any]]:
+        return end(start(name, folder, budget, dry=dry))
+
+    if dry:
+        with ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)))) as at_once:
+            yield from at_once.map(run, names)
+        return
+    yield from map(end, [start(name, folder, budget, dry=False) for name in names if name in CORRECTNESS])
+    yield from (run(name) for name in names if name in SPEED)
+
+
+def end(section: Section | tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """Wait for a section, if it was started."""
+    return section if isinstance(section, tuple) else section.end()
 
 
 class Section:
