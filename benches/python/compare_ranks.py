@@ -22,12 +22,13 @@ from tensor_parallel import LLAMA_160M
 
 SCRIPT = """
 import json, sys, time
-order = json.loads(sys.stdin.readline())
-if order["engine"] == "vllm":
-    from vllm import LLM, SamplingParams
-else:
-    from rustvllm import LLM, SamplingParams
 def main():
+    # Not at the top: processes that vLLM spawns run this file's top again, with another standard input.
+    order = json.loads(sys.stdin.readline())
+    if order["engine"] == "vllm":
+        from vllm import LLM, SamplingParams
+    else:
+        from rustvllm import LLM, SamplingParams
     llm = LLM(**order["llm"])
     found = {}
     for rows in order["rows"]:
