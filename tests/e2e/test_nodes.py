@@ -15,20 +15,33 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
 
+from rank_engines import (
+    FOUR_HEADS,
+    SMALL,
+    assert_gone,
+    executor_of,
+    generate_without_end,
+    mixed_params,
+    prompts,
+    ranks_of,
+    tokens,
+)
 from rustvllm import LLM, SamplingParams
 from rustvllm.config.hub import embedded_model_path
 from rustvllm.exceptions import ConfigError, EngineDeadError, ModelLoadError
+from rustvllm.worker.step_output import ModelRunnerOutput
 
 SECRET = "a secret for tests alone"
-FOUR_HEADS = {"n_head": 4}
-SMALL: dict[str, Any] = {"max_model_len": 96, "block_size": 8, "max_num_seqs": 8, "num_gpu_blocks_override": 25}
-SHAPES = {"tp2": (2, 1), "pp2": (1, 2)}
+SHAPES = {"tp2": (2, 1), "pp2": (1, 2), "tp2 pp2": (2, 2)}
+SOON = 5.0
+"""Seconds after which a start that cannot be is over on both sides."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -59,18 +72,32 @@ def free_port() -> int:
 
 
 class Node:
-    """A node other than the head, and what it prints."""
+    """``rustvllm serve`` on one of two nodes, and what it prints.
 
-    def __init__(self, port: int, *flags: str, secret: str | None = SECRET, shape: str = "tp2") -> None:
+    Args:
+        port: Of the head, for nodes.
+        flags: In addition.
+        rank: Of the node.
+        secret: What it knows.
+        shape: Of ``SHAPES``.
+        before: Python that its process runs first.
+    """
+
+    def __init__(
+        self, port: int, *flags: str, rank: int = 1, secret: str | None = SECRET, shape: str = "tp2", before: str = ""
+    ) -> None:
         tensor_size, stages = SHAPES[shape]
-        command = [sys.executable, "-m", "rustvllm.cli.main", "serve", "--headless", "--device", "cpu", "-n", "2"]
-        command += ["-r", "1", "--master-port", str(port), "-tp", str(tensor_size), "-pp", str(stages)]
+        code = f"{before}\nimport sys\nfrom rustvllm.cli.main import main\nsys.exit(main())"
+        command = [sys.executable, "-c", code, "serve", "--device", "cpu", "-n", "2", "-r", str(rank)]
+        command += ["--headless"] if rank else ["--port", "0"]
+        command += ["--master-port", str(port), "-tp", str(tensor_size), "-pp", str(stages)]
         command += ["--hf-overrides", json.dumps(FOUR_HEADS), "--block-size", "8", *flags]
         environment = {**os.environ, "RUSTVLLM_ENGINE_SECRET": secret or ""}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         )
         self.text = ""
+        self.joined_at = self.ended_at = float("nan")
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -80,8 +107,11 @@ class Node:
         with self.process.stdout as lines:
             for line in lines:
                 with self._news:
+                    if "has joined" in line:
+                        self.joined_at = time.monotonic()
                     self.text += line
                     self._news.notify_all()
+        self.ended_at = time.monotonic()
 
     def wait_for(self, words: str, seconds: float = 60.0) -> None:
         with self._news:
@@ -93,10 +123,7 @@ class Node:
         return code
 
     def ranks(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.Error):
-            children = psutil.Process(self.process.pid).children()
-            return [each for each in children if "rustvllm.worker.process" in each.cmdline()]
-        return []
+        return ranks_of(self.process.pid)
 
 
 @contextlib.contextmanager
@@ -113,62 +140,45 @@ def node(port: int, *flags: str, **options: Any) -> Iterator[Node]:
 def head(port: int, shape: str = "tp2", **options: Any) -> LLM:
     tensor_size, stages = SHAPES[shape]
     sizes = {"tensor_parallel_size": tensor_size, "pipeline_parallel_size": stages}
-    return LLM(hf_overrides=FOUR_HEADS, device="cpu", nnodes=2, master_port=port, **{**SMALL, **sizes, **options})
+    return LLM(**{**SMALL, "nnodes": 2, "master_port": port, **sizes, **options})
 
 
-def assert_gone(processes: list[psutil.Process]) -> None:
-    _, left = psutil.wait_procs(processes, timeout=10)
-    assert not left
-
-
-def prompts(count: int) -> list[dict[str, Any]]:
-    return [{"prompt_token_ids": [3 + (7 * i + 11 * j) % 200 for j in range(5 + 3 * i)]} for i in range(count)]
-
-
-def tokens(llm: LLM, params: Any, given: Any) -> list[list[list[int]]]:
-    outputs = llm.generate(given, params, use_tqdm=False)
-    return [[list(sample.token_ids) for sample in output.outputs] for output in outputs]
-
-
-def generate_without_end(llm: LLM) -> None:
-    while True:
-        tokens(llm, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True), prompts(4))
-
-
-def mixed_params() -> list[SamplingParams]:
-    return [
-        SamplingParams(
-            temperature=0.0 if i % 2 else 0.8,
-            seed=i,
-            max_tokens=24,
-            ignore_eos=True,
-            n=1 if i % 2 else 1 + i % 4,
-            presence_penalty=0.3,
-        )
-        for i in range(8)
-    ]
-
-
-@pytest.mark.parametrize("shape", ["tp2", pytest.param("pp2", marks=pytest.mark.slow)])
-def test_two_nodes_give_the_tokens_of_one_process_and_end_together(shape: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "overlaps"),
+    [
+        ("tp2", True),
+        pytest.param("tp2", False, marks=pytest.mark.slow),
+        pytest.param("pp2", False, marks=pytest.mark.slow),
+        pytest.param("tp2 pp2", False, marks=pytest.mark.slow),
+    ],
+)
+def test_two_nodes_give_the_tokens_of_one_process_and_end_together(
+    shape: str, overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A follower that comes before the head waits for it."""
-    with LLM(hf_overrides=FOUR_HEADS, device="cpu", **SMALL) as alone:
+    with LLM(**SMALL) as alone:
         expected = tokens(alone, mixed_params(), prompts(8))
     assert len({str(each) for each in expected}) > 4, "output that is all the same proves nothing"
+    if overlaps:
+        monkeypatch.setattr(ModelRunnerOutput, "is_done", lambda _: False)  # else the CPU has nothing to overlap
     port = free_port()
     with node(port, shape=shape) as other:
-        with head(port, shape) as llm:
-            other.wait_for("holds rank 1")
-            [rank] = other.ranks()
+        with head(port, shape, async_scheduling=overlaps) as llm:
+            other.wait_for("holds rank")
+            ranks = other.ranks()
+            assert len(ranks) == SHAPES[shape][0] * SHAPES[shape][1] // 2
+            assert llm.llm_engine.engine_core.core.max_concurrent_batches == max(1 + overlaps, SHAPES[shape][1])  # type: ignore[attr-defined]
             assert tokens(llm, mixed_params(), prompts(8)) == expected
-            executor = llm.llm_engine.engine_core.core.executor  # type: ignore[attr-defined]
-            views = executor.rank_views()
-            assert [(view.rank, view.node_rank) for view in views] == [(0, 0), (1, 1)]
-            assert views[1].pid == rank.pid
-            assert views[1].collectives > 0
-            assert f"worker rank 1{' of stage 0' if shape == 'pp2' else ''} (node 1, pid {rank.pid})" in str(views[1])
+            views = executor_of(llm).rank_views()
+            num_own = len(views) - len(ranks)
+            assert [view.rank for view in views] == list(range(len(views)))
+            assert [view.node_rank for view in views] == [0] * num_own + [1] * len(ranks)
+            assert sorted(view.pid for view in views[num_own:]) == sorted(rank.pid for rank in ranks)
+            assert views[-1].collectives > 0
+            place = f"worker rank {len(views) - 1}{' of stage 0' if 'pp2' in shape else ''} (node 1, pid "
+            assert place in str(views[-1])
         assert other.wait() == 0, other.text
-        assert_gone([rank])
+        assert_gone(ranks)
 
 
 @pytest.mark.parametrize("victim", ["rank", pytest.param("node", marks=pytest.mark.slow)])
@@ -203,8 +213,7 @@ def test_a_node_ends_with_the_head_and_waits_for_its_next_engine_if_told_to() ->
     port = free_port()
     script = (
         "import sys\nfrom rustvllm import LLM, SamplingParams\n"
-        f"llm = LLM(hf_overrides={FOUR_HEADS!r}, device='cpu', nnodes=2, tensor_parallel_size=2, master_port={port}, "
-        f"**{SMALL!r})\n"
+        f"llm = LLM(nnodes=2, tensor_parallel_size=2, master_port={port}, **{SMALL!r})\n"
         "print(llm.generate('Once', SamplingParams(max_tokens=3), use_tqdm=False)[0].outputs[0].token_ids)\n"
         "print('ready', flush=True)\nsys.stdin.readline()\n"
     )
@@ -233,15 +242,59 @@ def test_a_node_ends_with_the_head_and_waits_for_its_next_engine_if_told_to() ->
         assert_gone(ranks)
 
 
-UNLIKE = {
-    "flags": (("--block-size", "16"), {}, r"node 1 \(.+\) has block_size 16, node 0 \(.+\) has 8"),
-    "model": (("--model", "MODEL"), {}, r"node 1 \(.+\) has model \(.+\) \w+, node 0 \(.+\) has \w+"),
+@pytest.mark.slow
+def test_a_server_goes_on_with_new_ranks_on_each_node_when_one_was_killed() -> None:
+    port = free_port()
+    flags = ("--restart-engine", "--max-model-len", "96", "--max-num-seqs", "8", "--num-gpu-blocks-override", "25")
+    with node(port, *flags) as other, node(port, *flags, rank=0) as first:
+        first.wait_for("ready, serving", 90)
+        [url] = re.findall(r"http://[0-9.]+:\d+", first.text)[:1]
+
+        def answered() -> bool:
+            body = json.dumps({"prompt": "Once", "max_tokens": 4, "ignore_eos": True}).encode()
+            request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+            with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=30) as answer:
+                return bool(json.load(answer)["usage"]["completion_tokens"] == 4)
+            return False
+
+        assert answered()
+        [rank] = other.ranks()
+        rank.kill()
+        other.wait_for("waiting for its next engine (1 of", 10)
+        deadline = time.monotonic() + 90
+        while not answered():
+            assert time.monotonic() < deadline, first.text
+            time.sleep(0.2)
+        [new] = other.ranks()
+        assert new.pid != rank.pid
+        assert f"worker rank 1 (node 1, pid {rank.pid}) was killed by SIGKILL" in first.text
+        first.process.terminate()
+        assert first.wait() == 0, first.text
+        assert other.wait() == 0, other.text
+        assert_gone([new])
+
+
+OTHER_TORCH = (
+    "import importlib.metadata as m\n_version = m.version\n"
+    "m.version = lambda name: '1.2.3' if name == 'torch' else _version(name)"
+)
+UNLIKE: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "flags": (("--block-size", "16"), "", r"node 1 \(.+\) has block_size 16, node 0 \(.+\) has 8"),
+    "model": ((), "", r"node 1 \(.+\) has model \(.+\) \w+, node 0 \(.+\) has \w+"),
+    "torch": ((), OTHER_TORCH, r"node 1 \(.+\) has torch 1\.2\.3, node 0 \(.+\) has \d"),
+    "rustvllm": (
+        (),
+        "from rustvllm import _core\n_core.__version__ = '0.0.1'",
+        r"node 1 \(.+\) has rustvllm 0\.0\.1, node 0 \(.+\) has \d",
+    ),
 }
 
 
-@pytest.mark.parametrize("what", ["flags", pytest.param("model", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "what", ["flags", *(pytest.param(what, marks=pytest.mark.slow) for what in ("model", "torch", "rustvllm"))]
+)
 def test_a_node_that_is_unlike_the_head_ends_both_starts_with_both_values(what: str, tmp_path: Any) -> None:
-    flags, options, message = UNLIKE[what]
+    flags, before, message = UNLIKE[what]
     if what == "model":
         source = embedded_model_path()
         for path in source.iterdir():
@@ -250,10 +303,12 @@ def test_a_node_that_is_unlike_the_head_ends_both_starts_with_both_values(what: 
         (tmp_path / "config.json").write_text(json.dumps({**config, "layer_norm_epsilon": 1e-4}))
         flags = ("--model", str(tmp_path))
     port = free_port()
-    with node(port, *flags) as other:
+    with node(port, *flags, before=before) as other:
         with pytest.raises(ConfigError, match=message):
-            head(port, **options)
-        assert other.wait(5) == 1
+            head(port)
+        assert time.monotonic() - other.joined_at < SOON
+        assert other.wait() == 1
+        assert other.ended_at - other.joined_at < SOON
         assert re.search(message, other.text), other.text
 
 
@@ -264,18 +319,43 @@ def test_other_secrets_and_none_are_refused_on_the_node_and_the_head_goes_on(log
         assert re.search(r"--nnodes 2 needs a \S+ of 16 bytes or more", none.text), none.text
     with node(port, secret="fedcba9876543210-of-tests") as wrong, node(port) as right, head(port) as llm:
         assert wrong.wait() == 1
+        right.wait_for("has joined")
+        assert wrong.ended_at - right.joined_at < SOON, "both were let in at the same time"
         message = r"node 1 \(.+\) and the head \(node 0\) at 127.0.0.1 port \d+ have different \S+: give both the same"
         assert re.search(message, wrong.text), wrong.text
         assert "the two sides have different" in "\n".join(log)
         right.wait_for("holds rank 1")
         with node(port) as twice:
             assert twice.wait() == 1
+            assert twice.ended_at - twice.joined_at < SOON
             assert re.search(r"node 1 \(.+\) cannot join node 0 \(.+\): node 1 \(.+\) has joined as node 1", twice.text)
         assert tokens(llm, SamplingParams(max_tokens=2, ignore_eos=True), prompts(1))
 
 
+def test_a_head_without_a_secret_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RUSTVLLM_ENGINE_SECRET")
+    with pytest.raises(ConfigError, match=r"nnodes is 2, and nodes must know a secret of 16 bytes or more: set"):
+        head(free_port())
+
+
+@pytest.mark.slow
+def test_a_node_that_comes_late_is_waited_for_by_name(log: list[str]) -> None:
+    port, late = free_port(), []
+    timer = threading.Timer(SOON + 1, lambda: late.append(Node(port)))
+    timer.start()
+    try:
+        with head(port) as llm:
+            assert tokens(llm, SamplingParams(max_tokens=2, ignore_eos=True), prompts(1))
+        assert re.search(r"node 0 \(.+\) waits for node 1 at 127.0.0.1 port \d+", "\n".join(log))
+        assert late[0].wait() == 0, late[0].text
+    finally:
+        timer.join()
+        late[0].process.kill()
+
+
 @pytest.mark.slow
 def test_nodes_that_do_not_come_are_named_on_both_sides(log: list[str]) -> None:
+    """Later than either side waits for the other, which is a minute unless a flag says more or less."""
     port = free_port()
     with node(port, "--distributed-timeout-seconds", "7") as alone:
         assert alone.wait() == 1
@@ -328,7 +408,7 @@ def test_strangers_keep_no_node_up(log: list[str]) -> None:
 )
 def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        LLM(hf_overrides=FOUR_HEADS, device="cpu", **{**SMALL, "nnodes": 2, "tensor_parallel_size": 2, **options})
+        LLM(**{**SMALL, "nnodes": 2, "tensor_parallel_size": 2, **options})
 
 
 @pytest.mark.parametrize(

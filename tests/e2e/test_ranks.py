@@ -4,7 +4,6 @@ Each rank holds its part of every layer, and compares its hidden states with the
 holds some layers, and steps run in all stages at the same time.
 """
 
-import contextlib
 import gc
 import os
 import random
@@ -18,21 +17,24 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
 
+from rank_engines import (
+    SMALL,
+    assert_gone,
+    executor_of,
+    generate_without_end,
+    mixed_params,
+    prompts,
+    ranks_of,
+    tokens,
+)
 from rustvllm import LLM, SamplingParams, StructuredOutputsParams
 from rustvllm.config.hub import embedded_model_path
 from rustvllm.distributed.commands import Command
 from rustvllm.exceptions import ConfigError, EngineDeadError, ModelLoadError, RustVLLMError
 from rustvllm.lora.request import LoRARequest
-
-FOUR_HEADS: dict[str, Any] = {"hf_overrides": {"n_head": 4}, "device": "cpu"}
-"""The model of the package in another shape: its three heads are odd."""
-SMALL: dict[str, Any] = {"max_model_len": 96, "block_size": 8, "max_num_seqs": 8, "num_gpu_blocks_override": 25}
-"""Blocks for two requests of full length."""
-WORKER = "rustvllm.worker.process"
-GONE_SECONDS = 10.0
+from rustvllm.worker.step_output import ModelRunnerOutput
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,25 +45,8 @@ def environment() -> Iterator[None]:
         yield
 
 
-def ranks_of(pid: int) -> list[psutil.Process]:
-    """The ranks that a process started, and that run."""
-    found = []
-    for child in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if WORKER in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
-                found.append(child)
-    return found
-
-
-def assert_gone(processes: list[psutil.Process], seconds: float = GONE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while left := [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.02)
-
-
 def start(**options: Any) -> LLM:
-    return LLM(**{**FOUR_HEADS, **SMALL, **options})
+    return LLM(**{**SMALL, **options})
 
 
 @pytest.fixture(scope="module")
@@ -81,39 +66,6 @@ def alone(environment: None) -> Iterator[LLM]:
 
 def stats(llm: LLM) -> dict[str, Any]:
     return dict(llm.llm_engine.engine_core.core.scheduler.stats())
-
-
-def executor_of(llm: LLM) -> Any:
-    return llm.llm_engine.engine_core.core.executor
-
-
-def prompts(count: int) -> list[dict[str, Any]]:
-    return [{"prompt_token_ids": [3 + (7 * i + 11 * j) % 200 for j in range(5 + 3 * i)]} for i in range(count)]
-
-
-def tokens(llm: LLM, params: Any, given: Any) -> list[list[list[int]]]:
-    outputs = llm.generate(given, params, use_tqdm=False)
-    return [[list(sample.token_ids) for sample in output.outputs] for output in outputs]
-
-
-def mixed_params() -> list[SamplingParams]:
-    """Greedy and drawn, one and several samples, with and without penalties."""
-    return [
-        SamplingParams(
-            temperature=0.0 if i % 2 else 0.8,
-            seed=i,
-            max_tokens=24,
-            ignore_eos=True,
-            n=1 if i % 2 else 1 + i % 4,
-            presence_penalty=0.3,
-        )
-        for i in range(8)
-    ]
-
-
-def generate_without_end(llm: LLM) -> None:
-    while True:
-        tokens(llm, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True), prompts(4))
 
 
 def test_a_rank_holds_its_share_of_the_heads(pair: LLM, alone: LLM) -> None:
@@ -224,6 +176,50 @@ def test_a_step_that_rank_0_fails_to_sample_harms_no_other(pair: LLM, alone: LLM
             tokens(pair, SamplingParams(temperature=0.0, max_tokens=4), prompts(2))
     params = SamplingParams(temperature=0.0, max_tokens=8)
     assert tokens(pair, params, prompts(4)) == tokens(alone, params, prompts(4))
+
+
+def test_the_other_rank_learns_what_overlapping_steps_sample(alone: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is on its way to both while neither knows the tokens of the one before it: rank 0 tells what it sampled.
+
+    Hidden states are compared after each step, so that a rank which read other ids would end the engine.
+    """
+    monkeypatch.setattr(ModelRunnerOutput, "is_done", lambda _: False)  # else the CPU has nothing to overlap
+    params = mixed_params()
+    expected = tokens(alone, params, prompts(8))
+    before = ranks_of(os.getpid())
+    with start(tensor_parallel_size=2, async_scheduling=True, preemption_mode="swap", swap_space=0.02) as llm:
+        [rank] = [each for each in ranks_of(os.getpid()) if each not in before]
+        runner = executor_of(llm)._worker.runner
+        unknown, find = [], runner._unknown_ids
+
+        def counted(*arguments: Any) -> Any:
+            found = find(*arguments)
+            unknown.append(found is not None)
+            return found
+
+        monkeypatch.setattr(runner, "_unknown_ids", counted)
+        assert tokens(llm, params, prompts(8)) == expected
+        assert unknown.count(True) > len(unknown) // 2 > 20, "steps did not overlap"
+        assert stats(llm)["num_swapped_out"] > 0
+        fails_at, sample = [3], runner.sampler.sample
+
+        def fail(*arguments: Any) -> Any:
+            fails_at[0] -= 1
+            if not fails_at[0]:
+                raise ValueError("sampling failed on purpose")
+            return sample(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runner.sampler, "sample", fail)
+            with pytest.raises(RustVLLMError, match="on purpose"):
+                tokens(llm, params, prompts(8))
+        assert tokens(llm, params, prompts(8)) == expected, "a step that failed left the other rank behind"
+        killer = threading.Timer(0.2, rank.kill)
+        killer.start()
+        with pytest.raises(EngineDeadError, match=rf"worker rank 1 \(node 0, pid {rank.pid}\) was killed by SIGKILL"):
+            generate_without_end(llm)
+        killer.join()
+        assert_gone([rank])
 
 
 def test_nothing_happens_while_there_is_nothing_to_do(pair: LLM) -> None:
@@ -528,15 +524,17 @@ def test_a_stage_that_is_killed_is_named(staged: LLM) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantization", [None, "int8"])
-def test_two_stages_of_two_ranks(quantization: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("quantization", "overlaps"), [(None, True), ("int8", False)])
+def test_two_stages_of_two_ranks(quantization: str | None, overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages overlap in any case: ``async_scheduling`` is taken, and changes nothing."""
     # Rounded, an activation that is nearly halfway goes another way where sums differ in their last bits.
     monkeypatch.setenv("RUSTVLLM_ACTIVATIONS", "float")
     params = mixed_params()
     with start(num_gpu_blocks_override=400, quantization=quantization) as one:
         expected = tokens(one, params, prompts(8))
     before = ranks_of(os.getpid())
-    with start(pipeline_parallel_size=2, tensor_parallel_size=2, quantization=quantization) as llm:
+    sizes: dict[str, Any] = {"pipeline_parallel_size": 2, "tensor_parallel_size": 2, "async_scheduling": overlaps}
+    with start(**sizes, quantization=quantization) as llm:
         seen = steps_under_way(llm, monkeypatch)
         assert tokens(llm, params, prompts(8)) == expected
         assert seen.count(2) > len(seen) // 2
@@ -553,19 +551,20 @@ def test_two_stages_of_two_ranks(quantization: str | None, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_more_stages_than_steps_under_way(alone: LLM) -> None:
+def test_as_many_steps_are_under_way_as_there_are_stages(alone: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     params = mixed_params()
     expected = tokens(alone, params, prompts(8))
-    with start(pipeline_parallel_size=6, preemption_mode="recompute", num_gpu_blocks_override=40) as llm:
+    with start(pipeline_parallel_size=6, max_num_seqs=12, num_gpu_blocks_override=60) as llm:
         assert executor_of(llm)._worker.stage.count == 6
+        seen = steps_under_way(llm, monkeypatch)
         assert tokens(llm, params, prompts(8)) == expected
+        assert seen.count(6) > len(seen) // 4, "stages waited for each other"
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"pipeline_parallel_size": 13}, r"pipeline_parallel_size 13 .* is more than the \d+ layers .* would work"),
-        ({"pipeline_parallel_size": 2, "async_scheduling": True}, "pipeline_parallel_size is 2 .* async_scheduling"),
         (
             {"pipeline_parallel_size": 2, "speculative_config": {"method": "auto"}},
             "pipeline_parallel_size is 2 .* speculative_config",
@@ -580,4 +579,4 @@ def test_more_stages_than_steps_under_way(alone: LLM) -> None:
 )
 def test_what_stages_cannot_do_is_refused_by_name(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        LLM(**{**FOUR_HEADS, **SMALL, **options})
+        LLM(**{**SMALL, **options})

@@ -8,13 +8,10 @@ from typing import Any
 import psutil
 import pytest
 
-from rustvllm import LLM, SamplingParams
+from rank_engines import SMALL, executor_of, mixed_params, prompts, tokens
+from rustvllm import LLM
 from rustvllm.exceptions import ConfigError, ModelLoadError
 
-SMALL: dict[str, Any] = {
-    "hf_overrides": {"n_head": 4}, "device": "cpu", "max_model_len": 96, "block_size": 8, "max_num_seqs": 8,
-    "num_gpu_blocks_override": 25,
-}  # fmt: skip
 BY_RAY: dict[str, Any] = {**SMALL, "distributed_executor_backend": "ray", "tensor_parallel_size": 2}
 
 
@@ -28,25 +25,19 @@ def cluster() -> Iterator[Any]:
     ray.shutdown()
 
 
-def tokens(llm: LLM) -> list[list[int]]:
-    prompts = [{"prompt_token_ids": [3 + (7 * i + 11 * j) % 200 for j in range(5 + 3 * i)]} for i in range(6)]
-    params = [SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=16, ignore_eos=True) for i in range(6)]
-    return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
-
-
 def test_ranks_that_ray_places_give_the_tokens_of_one_process(cluster: Any) -> None:
     with LLM(**SMALL) as alone:
-        expected = tokens(alone)
+        expected = tokens(alone, mixed_params(), prompts(8))
     assert len({str(each) for each in expected}) > 3, "output that is all the same proves nothing"
     with LLM(**BY_RAY) as llm:
-        views = llm.llm_engine.engine_core.core.executor.rank_views()  # type: ignore[attr-defined]
+        views = executor_of(llm).rank_views()
         assert [(view.rank, view.node_rank) for view in views] == [(0, 0), (1, 1)]
         rank = psutil.Process(views[1].pid)
         parents = [parent.pid for parent in rank.parents()]
         assert psutil.Process(rank.ppid()).name().startswith("ray::"), "no actor started the rank"
         assert os.getpid() not in parents[:1]
         assert cluster.available_resources().get("CPU", 0) == 0, "a place for each rank"
-        assert tokens(llm) == expected
+        assert tokens(llm, mixed_params(), prompts(8)) == expected
     assert not psutil.wait_procs([rank], timeout=10)[1]
 
 

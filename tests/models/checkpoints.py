@@ -8,6 +8,7 @@ import torch
 
 from rustvllm.config import LoadConfig
 from rustvllm.config.architectures import text_config
+from rustvllm.distributed.rank_group import ALONE
 from rustvllm.model_loader import load_model
 
 NO_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -178,14 +179,14 @@ def scale_weights(model):
             parameter.normal_(std=0.1).add_(0.0 if kind.startswith("Gemma") and ".post_" not in name else 1.0)
 
 
-def load(folder, *, max_model_len=128, dtype=torch.float32, device="cpu", load_format="auto", seed=0):
-    """Load a checkpoint's folder as the engine would."""
+def load(folder, *, max_model_len=128, dtype=torch.float32, device="cpu", load_format="auto", seed=0, group=ALONE):
+    """Load a checkpoint's folder as the engine would, or the part of it that is a rank's."""
     hf_config = text_config(json.loads((folder / "config.json").read_text()))
     config = SimpleNamespace(
         model=str(folder), path=folder, hf_config=hf_config, architecture=hf_config["architectures"][0],
         max_model_len=max_model_len, seed=seed, model_impl="rustvllm",
     )  # fmt: skip
-    return load_model(config, LoadConfig(load_format=load_format), dtype, torch.device(device), 1 << 30)
+    return load_model(config, LoadConfig(load_format=load_format), dtype, torch.device(device), 1 << 30, None, group)
 
 
 def prompts(vocab_size, lengths, seed=0):

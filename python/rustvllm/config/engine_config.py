@@ -540,7 +540,6 @@ class EngineConfig:
             f"model_impl=transformers: {model.architecture} runs by transformers' code, which is not split": (
                 model.model_impl == "transformers"
             ),
-            "async_scheduling: ranks learn a sampled token with the step after it": self.scheduler.async_scheduling,
         }
         if num_stages > 1:
             refused |= {

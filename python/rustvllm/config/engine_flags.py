@@ -210,7 +210,7 @@ class EngineFlags:
     )
     async_scheduling: bool | None = arg(
         "plan a step while the one before it runs (default: yes where the device runs by itself, as a GPU and a "
-        "simulated one do; no on the CPU)",
+        "simulated one do, unless ranks share the model; no on the CPU)",
         action=argparse.BooleanOptionalAction,
         group="scheduler",
     )

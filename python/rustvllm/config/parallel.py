@@ -15,7 +15,7 @@ DEFAULT_MASTER_ADDR: Final = "127.0.0.1"
 DEFAULT_MASTER_PORT: Final = 29501
 DEFAULT_STALL_TIMEOUT_SECONDS: Final = 60.0
 _LAST_PORT: Final = 65535
-_CHANNEL_SLOTS: Final = 4
+_CHANNEL_SLOTS: Final = 16
 """Steps that the channel to the other ranks holds; one more would wait for a rank that waits for this one."""
 _LAYERS: Final = ("num_hidden_layers", "n_layer", "num_layers")
 _MLP_WIDTHS: Final = ("intermediate_size", "ffn_dim", "n_inner")

@@ -23,7 +23,7 @@ class Command(IntEnum):
     SHUTDOWN = 9
 
 
-WAITS = ("", "all_reduce", "all_gather", "receive", "send", "a collective")
+WAITS = ("", "all_reduce", "all_gather", "broadcast", "receive", "send", "a collective")
 """What a rank may wait in, by the number that it says; the last stands for all others."""
 _LAYER_BIT = 8
 """From here on the number has the layer, from 1; 0: it is for none."""

@@ -110,6 +110,18 @@ class RankGroup:
             dist.gather(tensor.contiguous(), None if out is None else list(out), group=self.group, group_dst=0)
         return out
 
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """What the first rank has, written into ``tensor`` (any shape, the same on each rank)."""
+        if self.group is None:
+            return tensor
+        with timed(self.time, "broadcast"):
+            if self.meeting is not None:
+                out = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype)
+                self.meeting.gather(_bytes(tensor), _bytes(out), self.timeout_seconds)
+                return tensor.copy_(out[0])
+            dist.broadcast(tensor, group=self.group, group_src=0)
+        return tensor
+
     def share(self, total: int) -> int:
         """What of ``total`` equal parts each rank holds.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroupGloo, Work
 
 _TAG = 0
-_MOST_ON_THE_WAY = 4
+_MOST_ON_THE_WAY = 16
 """Steps that a stage has sent and the next one has not taken, before it waits: no more can be under way."""
 
 

@@ -127,7 +127,7 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, num_cpu_blocks: int
         max_loras=0 if config.lora is None else config.lora.max_loras,
         hash_algorithm=config.cache.hash_algorithm,
         collect_metrics=config.log_stats,
-        max_steps_in_flight=2 if config.scheduler.async_scheduling else config.parallel.steps_ahead,
+        max_steps_in_flight=max(1 + config.scheduler.async_scheduling, config.parallel.steps_ahead),
         pipeline_stages=config.parallel.steps_ahead,
         num_speculative_tokens=0 if speculation is None else speculation.num_speculative_tokens,
         drafter=None if speculation is None else _drafter_config(speculation),

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from rustvllm import _core, envs
 from rustvllm.distributed import agreement, facts, meetings, nodes, rendezvous
@@ -155,6 +156,8 @@ class MultiProcExecutor(UniProcExecutor):
             super().load_model()
             if envs.check_invariants():
                 agreement.watch(self._runner.model, self._group)
+        if self._runner.share_ids is not None:
+            self._runner.share_ids = self._share_ids
 
     def determine_num_blocks(self) -> int:
         """KV blocks, as many as the rank with the fewest can hold; see ``Worker.determine_num_blocks``."""
@@ -238,13 +241,20 @@ class MultiProcExecutor(UniProcExecutor):
                 self._ahead.append(StepAhead(scheduler_output, self._runner))
 
     def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> AsyncModelRunnerOutput:
-        """Sample from the step just executed, on this rank alone."""
+        """Sample from the step just executed, on this rank alone; where steps overlap, it tells the others its ids.
+
+        Raises:
+            DeviceFailedError: As ``execute_model``.
+        """
         if self._ahead is None:
             return super().sample_tokens(grammar_output)
         return AwaitedStep(partial(self._run_oldest, grammar_output))
 
     def discard_step(self) -> None:
         """See ``UniProcExecutor.discard_step``. What other stages run of later steps comes here, and is dropped."""
+        if not self._is_out_of_step and self._ranks.death is None:
+            with contextlib.suppress(DeviceFailedError):  # the next step says so
+                self._runner.give_awaited()
         super().discard_step()
         while self._ahead:
             ahead = self._ahead.popleft()
@@ -261,6 +271,10 @@ class MultiProcExecutor(UniProcExecutor):
         """This rank's part of a step that the others run already."""
         with self._in_step(), ahead.rows_as_planned():
             super().execute_model(ahead.output)
+
+    def _share_ids(self, ids: Tensor) -> Tensor:
+        with self._in_step():
+            return self._group.broadcast(ids)
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:

@@ -83,6 +83,8 @@ class GPUModelRunner:
         logprobs_mode: What is given as log-probabilities, one of ``config.LOGPROBS_MODES``.
         streams: Of the device; None if it does everything in order, as the CPU does.
         adapters: Of the model; None: it serves none.
+        share_ids: Gives every rank that runs the same steps the first one's ids, int32 ``[n]``, which it may write to;
+            None: there is no other rank, or steps hold no −1.
 
     Attributes:
         kv_caches: One per layer; like what follows, put there when the memory is taken.
@@ -91,6 +93,7 @@ class GPUModelRunner:
         step_buffers: The sets that the scheduler writes.
         graphs: Steps run in them where there is one of their size; None disables graphs.
         forward_ns: When the model began to run the last step (ns, monotonic).
+        share_ids: As given.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class GPUModelRunner:
         logprobs_mode: str = "raw_logprobs",
         streams: DeviceStreams | None = None,
         adapters: AdapterStore | None = None,
+        share_ids: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.model = model
         self.backend = backend
@@ -114,6 +118,7 @@ class GPUModelRunner:
         self._logprobs_mode = logprobs_mode
         self.streams = streams
         self.adapters = adapters
+        self.share_ids = share_ids
         self.sampler = Sampler()
         self.kv_caches: list[Tensor] = []
         self.block_copier: BlockCopier | None = None
@@ -125,6 +130,7 @@ class GPUModelRunner:
         self._forward_end: Event | None = None
         num_rows = input_batch.block_table.shape[0]
         self.last_token_ids = torch.zeros(num_rows, dtype=torch.int32, device=device) if async_scheduling else None
+        self._awaited: _ExecutedStep | None = None  # other ranks wait for its ids
         self._fetched: dict[int, Tensor] = {}  # by buffer set: int32, pinned, as long as was needed so far
 
     @torch.inference_mode()
@@ -183,8 +189,10 @@ class GPUModelRunner:
             self._executed = _ExecutedStep(output.buffer_index, None, rows, metadata)
             return  # the last stage has what is left to do of the step
         of_prompts = None if asked is None or hidden is None else self._score_prompts(hidden, asked)
-        indices = None  # every token is sampled, in order
-        if num_logits < num_tokens:
+        if result.is_of_samples and num_logits > num_sampled:  # of drafts, too, whose logits the graph did not compute
+            logits = sampled = None
+        indices = None  # every token is sampled, in order, or the graph knew which are
+        if num_logits < num_tokens and not (result.is_of_samples and logits is not None):
             indices = step.on_device("logits_indices", num_logits)
         if not num_sampled:
             logits = sampled = None
@@ -198,6 +206,7 @@ class GPUModelRunner:
         has_end = self.streams is not None and output.num_structured_output_reqs > 0
         self._forward_end = self.streams.compute.record_event() if has_end and self.streams is not None else None
         self._executed = _ExecutedStep(output.buffer_index, logits, rows, metadata, drafts, sampled, of_prompts)
+        self._awaited = self._executed if num_sampled and self.share_ids is not None else None
 
     def _move_blocks(self, output: SchedulerOutput, step: StepBuffers) -> None:
         if self.block_copier is not None:
@@ -231,6 +240,9 @@ class GPUModelRunner:
             return self._hand_over(executed, torch.empty((0, 1), dtype=torch.int32, device=self.device))
         if executed.sampled is not None and grammar_output is None:
             # There is nothing to count: what is counted would have kept the graph from choosing.
+            if self.share_ids is not None and self.last_token_ids is not None:  # to which the graph has written
+                rows = self.step_buffers[executed.buffer_index].on_device("sampled_rows", executed.rows.size)
+                self._keep_last(executed, self.last_token_ids[rows])
             return self._hand_over(executed, executed.sampled)
         metadata, wanted = executed.metadata, executed.metadata.logprobs
         candidates: Tensor | None = None
@@ -288,10 +300,36 @@ class GPUModelRunner:
                 self.input_batch.count_accepted(rows, ids)
             else:
                 self.input_batch.count_accepted(rows[drawn], ids[send_array(drawn, self.device)])
+        self._keep_last(executed, last)
+        return ids
+
+    def _keep_last(self, executed: _ExecutedStep, last: Tensor) -> None:
+        """Remember the last id of each sample, int32 ``[num_sampled]``, for the −1 of later steps, on all ranks."""
+        if self.share_ids is not None:
+            self._awaited = None
+            last = self.share_ids(last.contiguous())
         if self.last_token_ids is not None:
             step = self.step_buffers[executed.buffer_index]
-            self.last_token_ids[step.on_device("sampled_rows", rows.size)] = last
-        return ids
+            self.last_token_ids[step.on_device("sampled_rows", executed.rows.size)] = last
+
+    def follow_step(self) -> None:
+        """End a step that another rank samples: what that shares of it is kept here, too."""
+        executed, self._executed = self._executed, None
+        if executed is None:
+            raise SchedulerStateError(STATE_ERROR)
+        self.give_awaited()
+        if self.streams is not None:
+            self.step_buffers[executed.buffer_index].release(self.streams.compute.record_event())
+
+    @torch.inference_mode()
+    def give_awaited(self) -> None:
+        """Take part in sharing the ids of the last step if that is still to be done: zeros, of a rank without any.
+
+        The others wait for them, whatever becomes of the step on the rank that samples.
+        """
+        if (awaited := self._awaited) is not None:
+            with self.computing():
+                self._keep_last(awaited, torch.zeros(awaited.rows.size, dtype=torch.int32, device=self.device))
 
     def discard_step(self) -> None:
         """Forget a step that was executed and will not be sampled, because something else failed.
@@ -334,6 +372,8 @@ class GPUModelRunner:
         if not self.model.stage.is_last:
             return
         logits = self.model.compute_logits(hidden[send(starts[1:] - 1)])
+        if self.model.group.rank > 0:
+            return  # the first rank samples
         self.sampler.sample(logits, SamplingMetadata())
         ones = np.ones(lens.size, np.float32)
         rows = np.arange(lens.size)

@@ -171,7 +171,7 @@ class Follower:
                 f"{own_size} (0: in none); the ranks were not started alike"
             )
         runner.execute_model(output)
-        runner.discard_step()
+        runner.follow_step()
 
     @property
     def _runner(self) -> GPUModelRunner:

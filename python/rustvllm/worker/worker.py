@@ -38,6 +38,7 @@ from rustvllm.worker.draft_model import load_draft_model
 from rustvllm.worker.graphs.context import GraphContext
 from rustvllm.worker.graphs.decode_graphs import default_capture_sizes
 from rustvllm.worker.graphs.draft_graphs import draft_sizes
+from rustvllm.worker.graphs.mixed_graphs import MAX_SAMPLED
 from rustvllm.worker.graphs.recorder import CannotCaptureError, make_graph_recorder
 from rustvllm.worker.graphs.sampling import make_sampling
 from rustvllm.worker.graphs.step_graphs import StepGraphs
@@ -186,6 +187,10 @@ class Worker:
             logprobs_mode=self.config.model.logprobs_mode,
             streams=make_streams(self.device),
             adapters=adapters,
+            # With stages no step holds a −1: a request is in one of them at a time.
+            share_ids=self.group.broadcast
+            if self.config.scheduler.async_scheduling and self.group.size > 1 and self.stage.count == 1
+            else None,
         )
         self.runner.sampler = Sampler(None if self._threads is None else CpuDraw(self._threads))
         if self.config.draft_model is not None:
@@ -411,7 +416,7 @@ class Worker:
         speculation = self.config.speculation
         most = 0 if speculation is None else speculation.num_speculative_tokens
         of_drafts = draft_sizes(scheduler.max_num_seqs, most)
-        largest = max([*sizes, *(size.num_tokens for size in of_drafts)])
+        largest = max([*sizes, min(MAX_SAMPLED, scheduler.max_num_seqs), *(size.num_tokens for size in of_drafts)])
         return StepGraphs(
             sizes,
             min(self.config.cuda_graphs.max_mixed_tokens, scheduler.max_num_batched_tokens),

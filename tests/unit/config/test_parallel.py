@@ -104,7 +104,6 @@ def test_several_ranks_are_asked_for(folder: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"async_scheduling": True}, "async_scheduling: ranks learn a sampled token"),
         (
             {
                 "enable_lora": True,

@@ -22,10 +22,11 @@ def test_nccl_with_one_rank_gives_back_what_it_got() -> None:
         tensor = torch.arange(12, device=CUDA, dtype=dtype).view(3, 4)
         assert torch.equal(group.all_reduce(tensor.clone()), tensor)
         assert torch.equal(group.all_gather(tensor), tensor[None])
+        assert torch.equal(group.broadcast(tensor.clone()), tensor)
         gathered = group.gather(tensor)
         assert gathered is not None
         assert torch.equal(gathered, tensor[None])
-    assert group.time.calls == 9
+    assert group.time.calls == 12
 
 
 SCRIPT = textwrap.dedent("""
@@ -41,6 +42,7 @@ SCRIPT = textwrap.dedent("""
     assert gathered.is_cuda and gathered.tolist() == [[i * k for i in range(6)] for k in (1, 2)]
     first = group.gather(own)
     assert (first is None) == (rank == 1)
+    assert group.broadcast(own.clone()).tolist() == [float(i) for i in range(6)]
     assert group.all_reduce(own).tolist() == [3.0 * i for i in range(6)]
     print("done", group.time.calls)
 """)
@@ -57,4 +59,4 @@ def test_gloo_carries_cuda_tensors_between_two_ranks() -> None:
     ]  # fmt: skip
     for process in processes:
         out, errors = process.communicate(timeout=120)
-        assert out == "done 3\n", errors
+        assert out == "done 4\n", errors

@@ -12,7 +12,7 @@ from naive_schedule import NaiveEngine, Request
 
 from rustvllm.attention.static_batch import StaticAttentionBackend
 from rustvllm.attention.torch_backend import TorchAttentionBackend
-from rustvllm.worker.graphs import step_graphs
+from rustvllm.worker.graphs import mixed_graphs, step_graphs
 from rustvllm.worker.graphs.context import GraphContext
 from rustvllm.worker.graphs.decode_graphs import default_capture_sizes
 from rustvllm.worker.graphs.mixed_graphs import MixedSize
@@ -28,20 +28,20 @@ def model(request, tmp_path_factory):
     return load(folder)
 
 
-def make_graphs(engine, recorder, sizes, max_mixed_tokens, *, samples=False):
+def make_graphs(engine, recorder, sizes, max_mixed_tokens, *, samples=False, chooses=True):
     runner = engine.runner
     sampling = None
     if samples:
         from rustvllm.kernels import draw, reference, verify
 
         sampling = GraphSampling(
-            max_rows=max(sizes),
+            max_rows=max(*sizes, mixed_graphs.MAX_SAMPLED),
             vocab_size=runner.model.vocab_size,
             dtype=runner.model.embed_tokens.weight.dtype,
             device=runner.device,
             num_sets=2,
             parameters=runner.input_batch.draws,
-            choose=reference.choose if runner.device.type == "cpu" else draw.choose,
+            choose=(reference.choose if runner.device.type == "cpu" else draw.choose) if chooses else None,
             verify=reference.verify if runner.device.type == "cpu" else verify.verify,
         )
     context = GraphContext(
@@ -97,8 +97,9 @@ ASKED = [
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="what is chosen with is a module of kernels")
+@pytest.mark.parametrize("max_mixed_tokens", [0, 64])
 @pytest.mark.parametrize("asked", [ASKED[:3], ASKED[4:5] + ASKED[6:], ASKED])
-def test_graphs_that_sample_give_what_steps_without_do(model, asked):
+def test_graphs_that_sample_give_what_steps_without_do(model, asked, max_mixed_tokens):
     def run(engine):
         lengths = [3, 9, 17, 5, 6, 30, 2, 4, 8]
         given = zip(prompts(97, lengths), asked, strict=False)
@@ -107,23 +108,46 @@ def test_graphs_that_sample_give_what_steps_without_do(model, asked):
         return [r.output for r in requests]
 
     expected = run(NaiveEngine(model, attention_backend="torch"))
-    engine, recorder = make_engine(model, samples=True)
+    engine, recorder = make_engine(model, samples=True, max_mixed_tokens=max_mixed_tokens)
     sample, sampled_after = engine.runner.sampler.sample, []
     engine.runner.sampler.sample = lambda *args: sampled_after.append(1) or sample(*args)
     assert run(engine) == expected
-    replays = sum(graph.num_replays for graph in recorder.graphs)
-    assert replays > 8
+    assert sum(graph.num_replays for graph in recorder.graphs) > 8
     has_more = any(set(each) - {"temperature", "seed"} for each in asked)
-    without = len([s for s in engine.steps if s.num_sampled]) - replays
-    assert (len(sampled_after) == without) != has_more, "the sampler is for what graphs do not do"
-    assert all(graph.result.shape[1] == 97 for graph in recorder.graphs), "they end in logits"
+    without = [
+        s.num_reqs > 8 if s.max_num_scheduled_tokens == 1 else s.total_num_scheduled_tokens > max_mixed_tokens
+        for s in engine.steps
+        if s.num_sampled
+    ]
+    assert (len(sampled_after) == sum(without)) != has_more, "the sampler is for what graphs do not do"
+    assert bool(mixed_replays(recorder, engine)) == bool(max_mixed_tokens)
+    decodes = [graph for graph in recorder.graphs if graph.result.shape[0] < 16]
+    assert all(graph.result.shape[1] == 97 for graph in decodes), "they end in logits"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="what is chosen with is a module of kernels")
+def test_mixed_graphs_of_many_requests_end_before_the_head(model, monkeypatch):
+    def run(engine):
+        requests = [Request(p, 4) for p in prompts(97, [2] * 9)]
+        engine.run(requests)
+        return [r.output for r in requests]
+
+    expected = run(NaiveEngine(model, attention_backend="torch"))
+    monkeypatch.setattr(mixed_graphs, "MAX_SAMPLED", 8)
+    engine, recorder = make_engine(model, samples=True, max_mixed_tokens=64)
+    sample, sampled_after = engine.runner.sampler.sample, []
+    engine.runner.sampler.sample = lambda *args: sampled_after.append(1) or sample(*args)
+    assert run(engine) == expected
+    assert mixed_replays(recorder, engine) == 1
+    assert len(sampled_after) == 1 + sum(s.num_reqs == 9 for s in engine.steps[1:]), "what had no graph"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="what is chosen with is a module of kernels")
 def test_the_memory_of_what_they_leave_counts(model, monkeypatch):
     monkeypatch.setattr(step_graphs, "_measure", lambda device, sizes, capture: 1000)
     engine, _ = make_engine(model, samples=True)
-    logits, tokens, counters = 8 * 97 * 4, 3 * 8 * 4, 8 * 4
+    rows = mixed_graphs.MAX_SAMPLED
+    logits, tokens, counters = rows * 97 * 4, 3 * rows * 4, rows * 4
     assert engine.runner.graphs.measure(torch.device("cpu")) == 1000 + logits + tokens + counters
 
 

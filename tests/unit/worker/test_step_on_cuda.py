@@ -196,7 +196,7 @@ class NotedSteps:
 
 
 @pytest.mark.parametrize("kind", ["greedy", "drawn", "greedy and drawn", "top_k and top_p"])
-def test_a_decode_is_one_replay(engine, cuda, monkeypatch, kind):
+def test_a_step_is_one_replay(engine, cuda, monkeypatch, kind):
     """What a graph holds costs one launch; in addition there is the copy of its inputs, and the list of new blocks."""
     running = engine(graphs=True)
     generate(running, KINDS[kind])  # captures
@@ -204,12 +204,15 @@ def test_a_decode_is_one_replay(engine, cuda, monkeypatch, kind):
     generate(running, KINDS[kind])
     assert len(noted.in_graphs) == len(noted.steps), "each step is a replay"
     assert any("_draw_kernel" in names for names in noted.in_graphs), "graphs choose"
+    mixed = [names for longest, _, _, names in noted.steps if longest > 1]
+    assert mixed
     decodes = [names for longest, _, num_updates, names in noted.steps if longest == 1 and not num_updates]
     assert decodes
     if kind == "top_k and top_p":
-        assert all("_truncate_kernel" in names for names in decodes), "the sampler does what graphs do not"
+        assert all("_truncate_kernel" in names for names in decodes + mixed), "the sampler does what graphs do not"
     else:
         assert decodes == [["copy_"]] * len(decodes)
+        assert mixed == [["index_copy_", "copy_"]] * len(mixed), "the new blocks of prompts, and no sampler"
 
 
 @pytest.mark.parametrize("kind", ["greedy", "drawn", "greedy and drawn", "top_k and top_p"])

@@ -31,7 +31,7 @@ class GraphContext:
         last_token_ids: int32 ``[max_num_seqs + 1]``, what was sampled last in each row: it stands in for a −1 among the
             input ids. None when there are no such.
         block_size: Tokens per KV block.
-        sampling: How graphs of decodes go on from the hidden states; None: these are what they leave.
+        sampling: How graphs go on from the hidden states; None: these are what they leave.
     """
 
     recorder: GraphRecorder

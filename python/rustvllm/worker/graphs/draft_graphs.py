@@ -217,6 +217,8 @@ class DraftGraphs:
             counters=sampling.counters,
         )
         logits = sampling.forward(context.model, hidden, draws)
+        if not sampling.chooses:
+            return logits
         sampling.verify(
             sampling.drawn[0],
             input_ids,

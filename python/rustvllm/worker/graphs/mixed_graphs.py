@@ -2,7 +2,8 @@
 
 A size is a number of tokens and of requests that there is room for. A step is padded to the next: its numbers go into
 the static inputs in one copy, the graph is replayed, and the hidden states of its tokens are the first rows of what
-that left. The device works out which program of attention computes what (``StaticMixedPlan.begin_step``).
+that left. The device works out which program of attention computes what (``StaticMixedPlan.begin_step``). Graphs of
+few requests (``sampling``) go on to logits and tokens, of those requests that get one.
 
 A padding token belongs to no request and writes to no slot (−1). A padding request begins where the step's tokens end,
 and has no token and length 0, so that nothing of its block table is read. One request is padding always, since programs
@@ -33,12 +34,16 @@ from rustvllm.worker.graphs.static_inputs import StaticInputs
 
 if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput
+    from rustvllm.worker.graphs.sampling import GraphSampling
     from rustvllm.worker.step_buffers import StepBuffers
 
 SMALLEST, FEW_REQUESTS = 16, 8
 """Tokens of the smallest graph, and requests of those that are captured ahead."""
 _INPUT_IDS, _POSITIONS, _SLOTS, _TOKEN_ROWS = range(4)
 _STARTS, _SEQ_LENS, _ROWS = range(3)
+_PLACES, _SAMPLED_ROWS, _NEXT_POSITIONS, _TEMPERATURES, _SEEDS, _UPPER_SEEDS, _SET = range(3, 10)
+MAX_SAMPLED = 64
+"""Requests of the largest graphs that go on to tokens: logits of more rows of padding cost more than launches do."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -51,7 +56,7 @@ class MixedSize:
     @property
     def inputs(self) -> StaticInputs:
         """How they lie; one request more is padding always, and where it ends is said, too."""
-        return StaticInputs(4, self.num_tokens, 3, self.num_reqs + 2)
+        return StaticInputs(4, self.num_tokens, _SET + 1, self.num_reqs + 2)
 
     def __str__(self) -> str:
         return f"{self.num_tokens} tokens of {self.num_reqs} requests"
@@ -74,6 +79,7 @@ class MixedGraphs:
         self.sizes = [MixedSize(tokens, reqs) for tokens in self._tokens for reqs in self._requests]
         self._context = context
         self._captures = Captures(context.recorder, self._prepare, str)
+        self._logits: dict[MixedSize, Tensor] = {}  # what graphs that go on to tokens leave
         device = context.block_table.device
         self._inputs = torch.zeros(self.sizes[-1].inputs.size, dtype=torch.int32, device=device)
 
@@ -101,19 +107,33 @@ class MixedGraphs:
         of_requests[_STARTS, : num_reqs + 1] = starts
         of_requests[_SEQ_LENS, :num_reqs] = step.int32("seq_lens", num_reqs)
         of_requests[_ROWS, :num_reqs] = rows
+        sampling, num_sampled = self._sampling_of(size), output.num_sampled
+        if sampling is not None and output.num_logits == num_sampled:  # else there are drafts, too
+            rows, places = step.int32("sampled_rows", num_sampled), step.int32("logits_indices", num_sampled)
+            temperatures, seeds = sampling.parameters(rows)
+            of_requests[_PLACES, :num_sampled] = places
+            of_requests[_SAMPLED_ROWS, :num_sampled] = rows
+            of_requests[_NEXT_POSITIONS, :num_sampled] = step.arrays["positions"][places] + 1
+            of_requests[_TEMPERATURES, :num_sampled] = temperatures.view(np.int32)
+            # The halves of each number, the lower one first.
+            of_requests[_SEEDS : _UPPER_SEEDS + 1, :num_sampled] = seeds.view(np.int32).reshape(num_sampled, 2).T
+            of_requests[_SET] = output.buffer_index
         return step.stage(inputs)
 
-    def run(self, staged: Tensor, size: MixedSize) -> Tensor:
+    def run(self, staged: Tensor, size: MixedSize) -> tuple[Tensor, Tensor | None]:
         """The hidden states of a step, ``[size.num_tokens, hidden_size]``; they last until the next step.
 
         Args:
             staged: What ``stage`` gave.
             size: likewise.
+
+        Returns:
+            These, and the logits of its samples, ``[size.num_reqs, vocab_size]``; None where the graph ends before.
         """
         graph = self._captures.of(size)
         self._inputs[: staged.shape[0]].copy_(staged)
         graph.replay()
-        return graph.result
+        return graph.result, self._logits.get(size)
 
     def common_sizes(self) -> list[MixedSize]:
         """Those that are captured ahead, descending."""
@@ -136,6 +156,10 @@ class MixedGraphs:
         """Capture the graph of one size; see ``Captures.capture``."""
         return self._captures.capture(size)
 
+    def _sampling_of(self, size: MixedSize) -> GraphSampling | None:
+        sampling = self._context.sampling
+        return sampling if sampling is not None and size.num_reqs <= min(MAX_SAMPLED, sampling.max_rows) else None
+
     def _prepare(self, size: MixedSize) -> Callable[[], Tensor]:
         inputs = _padding(size, 0, self._context.null_row)
         self._inputs[: inputs.shape[0]].copy_(torch.from_numpy(inputs))
@@ -152,13 +176,30 @@ class MixedGraphs:
                 max_seq_len=self._context.max_seq_len,
             )
         )
-        return partial(self._forward, of_tokens, plan)
+        return partial(self._forward, size, of_tokens, of_requests, plan)
 
-    def _forward(self, of_tokens: Tensor, plan: StaticMixedPlan) -> Tensor:
+    def _forward(self, size: MixedSize, of_tokens: Tensor, of_requests: Tensor, plan: StaticMixedPlan) -> Tensor:
         """What a graph does, from the static inputs on."""
         input_ids = self._context.known_ids(of_tokens[_INPUT_IDS], of_tokens[_TOKEN_ROWS])
         plan.begin_step()
         hidden: Tensor = self._context.model(input_ids, of_tokens[_POSITIONS], self._context.kv_caches, plan)
+        if (sampling := self._sampling_of(size)) is None:
+            return hidden
+        from rustvllm.kernels.draw import StaticDraws
+
+        of_samples = of_requests[:, : size.num_reqs]
+        draws = StaticDraws(
+            temperatures=of_samples[_TEMPERATURES].view(torch.float32),
+            seeds=of_samples[_SEEDS : _UPPER_SEEDS + 1],
+            positions=of_samples[_NEXT_POSITIONS],
+            rows=of_samples[_SAMPLED_ROWS],
+            which=of_samples[_SET],
+            sampled=sampling.sampled,
+            last_token_ids=self._context.last_token_ids,
+            counters=sampling.counters,
+        )
+        last = hidden.index_select(0, of_samples[_PLACES])
+        self._logits[size] = sampling.forward(self._context.model, last, draws)
         return hidden
 
 
@@ -178,5 +219,5 @@ def _padding(size: MixedSize, num_tokens: int, null_row: int) -> npt.NDArray[np.
     of_tokens[_SLOTS] = -1
     of_tokens[_TOKEN_ROWS] = null_row
     of_requests[_STARTS] = num_tokens
-    of_requests[_ROWS] = null_row
+    of_requests[_ROWS] = of_requests[_SAMPLED_ROWS] = null_row
     return inputs

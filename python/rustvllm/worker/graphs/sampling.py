@@ -3,6 +3,7 @@
 Greedy requests and those that are drawn by a temperature alone get their tokens there, and of drafts those are kept
 that are right (``verify``). The logits stay where the graph leaves them, so a step whose requests ask for more
 (filters, penalties, masks, log-probabilities) is sampled from those after it, and what the graph chose is written over.
+Where several ranks share the head, the graphs of all compute it, and those of the first go on to tokens.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ class StepResult:
 
     Attributes:
         hidden: ``[num_tokens, hidden_size]``; None where a graph went on from there.
-        logits: Then ``[num_tokens, vocab_size]``.
-        sampled: Then int32 ``[num_reqs, c]``, negative where there is none: of requests that ask for no more than a
+        logits: Of a graph that went on, ``[n, vocab_size]``, of each token or each sample.
+        sampled: Then int32 ``[num_sampled, c]``, negative where there is none: of requests that ask for no more than a
             temperature. It lasts until the step's set of buffers is used again.
+        is_of_samples: Whether the logits are of the step's samples, in their order; else of its tokens.
     """
 
     hidden: Tensor | None
     logits: Tensor | None = None
     sampled: Tensor | None = None
+    is_of_samples: bool = False
 
 
 class GraphSampling:
@@ -52,7 +55,7 @@ class GraphSampling:
         device: Where all lies.
         num_sets: Of step buffers.
         parameters: Of requests.
-        choose: See ``kernels.draw.choose``.
+        choose: See ``kernels.draw.choose``; None: another rank does.
         verify: See ``kernels.verify.verify``.
 
     Attributes:
@@ -73,16 +76,26 @@ class GraphSampling:
         device: torch.device,
         num_sets: int,
         parameters: RowParameters,
-        choose: Callable[[Tensor, StaticDraws], None],
+        choose: Callable[[Tensor, StaticDraws], None] | None,
         verify: Callable[..., None],
     ) -> None:
         self.sampled = torch.zeros((num_sets, max_rows), dtype=torch.int32, device=device)
         self.drawn = torch.zeros((1, max_rows), dtype=torch.int32, device=device)
         self.counters = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self.parameters = parameters
-        self._logits = torch.zeros((max_rows, vocab_size), dtype=dtype, device=device)
+        self._logits = torch.zeros((0 if choose is None else max_rows, vocab_size), dtype=dtype, device=device)
         self._choose = choose
         self.verify = verify
+
+    @property
+    def chooses(self) -> bool:
+        """Whether there are tokens, and not only logits that another rank takes."""
+        return self._choose is not None
+
+    @property
+    def max_rows(self) -> int:
+        """Rows that there is room for."""
+        return self.sampled.shape[1]
 
     @property
     def num_bytes(self) -> int:
@@ -90,7 +103,13 @@ class GraphSampling:
         return self.sampled.nbytes + self.drawn.nbytes + self.counters.nbytes + self._logits.nbytes
 
     def forward(self, model: CausalLM, hidden: Tensor, draws: StaticDraws) -> Tensor:
-        """Logits of some hidden states ``[n, hidden_size]``, where they stay; the tokens go where ``draws`` says."""
+        """Logits of some hidden states ``[n, hidden_size]``, where they stay; the tokens go where ``draws`` says.
+
+        Where another rank chooses, that one gets this one's part of the logits, and ``hidden`` alone is left here.
+        """
+        if self._choose is None:
+            model.compute_logits(hidden)
+            return hidden
         logits = self._logits[: hidden.shape[0]]
         computed = model.compute_logits(hidden, out=logits)
         if computed.dtype != logits.dtype:  # some models make theirs in float32; each graph keeps its own then
@@ -106,9 +125,9 @@ def make_sampling(
 ) -> GraphSampling | None:
     """How the graphs of a model sample; the arguments are those of ``GraphSampling``.
 
-    None where several ranks compute the logits, and where no kernel chooses.
+    None where another stage computes the logits, and where no kernel chooses.
     """
-    if model.group.size > 1 or not model.stage.is_last or not runs_fused_on(device):
+    if not model.stage.is_last or not runs_fused_on(device):
         return None
     from rustvllm.kernels.draw import choose
     from rustvllm.kernels.verify import verify
@@ -120,6 +139,6 @@ def make_sampling(
         device=device,
         num_sets=num_sets,
         parameters=parameters,
-        choose=choose,
+        choose=choose if model.group.rank == 0 else None,
         verify=verify,
     )

@@ -83,7 +83,16 @@ class StepGraphs:
         if mixed is None or (mixed_size := mixed.size_for(output)) is None:
             return None
         inputs = mixed.stage(output, step, mixed_size)
-        return lambda: StepResult(mixed.run(inputs, mixed_size)[:num_tokens])
+
+        def run_mixed() -> StepResult:
+            hidden, logits = mixed.run(inputs, mixed_size)
+            if logits is None or self._sampling is None:
+                return StepResult(hidden[:num_tokens])
+            of_samples = slice(output.num_sampled)
+            sampled = self._sampling.sampled[output.buffer_index, of_samples, None]
+            return StepResult(hidden[:num_tokens], logits[of_samples], sampled, is_of_samples=True)
+
+        return run_mixed
 
     def num_ahead(self) -> int:
         """Graphs that ``capture_all`` captures."""
