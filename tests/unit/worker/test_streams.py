@@ -138,7 +138,7 @@ def test_tokens_that_graphs_choose_are_fetched_before_they_are_written_over(engi
     def make_sampling(model, parameters, dtype, device, max_rows, num_sets):
         made = GraphSampling(
             max_rows=max_rows, vocab_size=model.vocab_size, dtype=dtype, device=device, num_sets=num_sets,
-            parameters=parameters, choose=reference.choose,
+            parameters=parameters, choose=reference.choose, verify=reference.verify,
         )  # fmt: skip
         if not has_own_rows:
             made.sampled = made.sampled[:1].expand(num_sets, -1)
