@@ -65,6 +65,7 @@ def make(tmp_path, monkeypatch):
             load=LoadConfig(load_format="dummy"),
             lora=None,
             draft_model=None,
+            speculation=None,
         )  # fmt: skip
         worker = Worker(config, FLOAT_COLUMNS, INT_COLUMNS)
         worker.load_model()
