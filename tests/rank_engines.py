@@ -35,7 +35,7 @@ def ranks_of(pid: int) -> list[psutil.Process]:
 
 
 def assert_gone(processes: list[psutil.Process], seconds: float = GONE_SECONDS) -> None:
-    """Wait for the end of processes, whoever is to collect them."""
+    """Wait for the end of processes; some are collected by another process."""
     deadline = time.monotonic() + seconds
     while left := [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]:
         assert time.monotonic() < deadline, left

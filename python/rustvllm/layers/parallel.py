@@ -373,6 +373,6 @@ def whole_logits(group: RankGroup, own: Tensor, vocab_size: int) -> Tensor:
         return own
     parts = group.gather(own)  # [size, num_rows, n]
     if parts is None:
-        return own.new_zeros(()).expand(own.shape[0], vocab_size)  # one number: nobody looks at them
+        return own.new_zeros(()).expand(own.shape[0], vocab_size)  # one number: no rank looks at them
     count = own.shape[1]
     return torch.cat([part[:, : max(vocab_size - rank * count, 0)] for rank, part in enumerate(parts)], 1)

@@ -150,7 +150,7 @@ def test_a_rank_that_follows_waits_for_nothing_and_keeps_what_is_shared(folder, 
         runner.follow_step()
 
 
-def test_nobody_waits_for_the_ids_of_a_step_that_failed(folder):
+def test_no_rank_waits_for_the_ids_of_a_step_that_failed(folder):
     engine = NaiveEngine(load(folder), attention_backend="torch")
     runner, shared = engine.runner, []
     runner.last_token_ids = torch.zeros(runner.input_batch.block_table.shape[0], dtype=torch.int32)
