@@ -33,6 +33,7 @@ CLEAN = [
     "examples",
     "crates/cpu-kernels/src/*.rs",
     "crates/cpu-kernels/src/decoder",
+    "crates/cpu-kernels/src/lora",
     "crates/cpu-kernels/src/packed",
     "crates/cpu-kernels/tests",
     "crates/drafting",

@@ -194,6 +194,9 @@ pub(crate) fn adapted_linear<X: Element, O: Element>(
                 let start = |tile: usize| {
                     if unit { rows.len().min(tile * tile_rows) } else { rows.len() * tile / num_tiles }
                 };
+                if let Some(addition) = addition {
+                    addition.help();
+                }
                 SCRATCH.with_borrow_mut(|scratch| {
                     // SAFETY: a kernel is only reachable where it was detected; `check_rows` saw that all rows lie in their
                     // arrays; parts do not overlap, so no two write the same output, and what is read is not written but
@@ -361,20 +364,22 @@ impl<O: Element> Block<'_, O> {
         let num_rows = start(tiles.end) - first_row;
         debug_assert!(num_rows <= ROW_BLOCK && self.layer.kernel.panel() <= MAX_PANEL);
         let sums = scratch.sums.as_mut_ptr().cast::<f32>();
+        let fetch = |share, num_shares| self.fetch(panel, first_row..first_row + num_rows, share, num_shares);
         match &self.a {
             // SAFETY: the caller gives rows and a panel that lie in the arrays; `sums` was made with room for the rows.
-            &Activations::Chunks(a) => unsafe { self.sum_chunks(a, panel, tiles, start, scratch) },
+            &Activations::Chunks(a) => unsafe { self.sum_chunks(a, panel, tiles, start, scratch, fetch) },
             // SAFETY: likewise.
-            &Activations::Narrow(a) => unsafe { self.sum_narrow(a, panel, tiles, start, sums) },
+            &Activations::Narrow(a) => unsafe { self.sum_narrow(a, panel, tiles, start, sums, fetch) },
             // SAFETY: the caller gives rows and a panel that lie in the arrays; `sums` has room for the rows, which were
             // rounded for this layer's kind.
             Activations::Rounded(a) => unsafe {
-                w8a8::sum(self.layer, panel, a, first_row, num_rows, sums, &mut scratch.ready);
+                w8a8::sum(self.layer, panel, a, first_row, num_rows, sums, &mut scratch.ready, fetch);
             },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller gives rows and a panel that lie in the arrays; `sums` has room for them; there are tiles
             // only where `uses_matrix_unit` said so.
             Activations::Tiles(a) => unsafe {
+                fetch(0, 1);
                 tiled::sum(self.layer, panel, a, first_row, num_rows, sums, &mut scratch.split);
             },
         }
@@ -395,6 +400,7 @@ impl<O: Element> Block<'_, O> {
         tiles: std::ops::Range<usize>,
         start: impl Fn(usize) -> usize,
         scratch: &mut Scratch,
+        fetch: impl Fn(usize, usize),
     ) {
         let sums = scratch.sums.as_mut_ptr().cast::<f32>();
         let (layer, products) = (self.layer, self.products);
@@ -414,6 +420,7 @@ impl<O: Element> Block<'_, O> {
         // With one tile the weights are read once, whatever their number; several read each chunk again while it is near.
         let together = if tiles.len() == 1 && quantized.is_none() { num_k } else { CHUNK };
         for k in (0..num_k).step_by(together) {
+            fetch(k / together, num_k.div_ceil(together));
             let len = together.min(num_k - k);
             let mut b = weights.wrapping_add(k * step);
             let mut forms = direct;
@@ -444,11 +451,13 @@ impl<O: Element> Block<'_, O> {
         tiles: std::ops::Range<usize>,
         start: impl Fn(usize) -> usize,
         sums: *mut f32,
+        fetch: impl Fn(usize, usize),
     ) {
         let (num_k, step) = (self.layer.in_features, self.layer.step());
         let weights = self.layer.panel_weights(panel);
         let together = if tiles.len() == 1 { num_k } else { CHUNK };
         for k in (0..num_k).step_by(together) {
+            fetch(k / together, num_k.div_ceil(together));
             let len = together.min(num_k - k);
             let b = weights.wrapping_add(k * step);
             // SAFETY: the caller's tiles lie in `a` and in `sums`; the panel has `len` more inputs.
@@ -516,6 +525,14 @@ impl<O: Element> Block<'_, O> {
         }
     }
 
+    /// Ask for a share of what adapters need for some rows of a panel's outputs.
+    fn fetch(&self, panel: usize, rows: std::ops::Range<usize>, share: usize, num_shares: usize) {
+        let Some(addition) = self.addition else { return };
+        let outputs = self.layer.kernel.panel();
+        let rows = self.first_row + rows.start..self.first_row + rows.end;
+        addition.fetch(&(panel * outputs..(panel + 1) * outputs), &rows, share, num_shares);
+    }
+
     /// Bias, activation and residual of some rows' sums, and where they go.
     ///
     /// # Safety
@@ -527,6 +544,7 @@ impl<O: Element> Block<'_, O> {
         let first_output = panel * outputs;
         let rows = self.first_row + first_row..self.first_row + first_row + num_rows;
         if let Some(addition) = self.addition {
+            addition.wait();
             // SAFETY: the sums of these rows, which nothing else refers to while this lives.
             let sums = unsafe { std::slice::from_raw_parts_mut(sums, num_rows * outputs) };
             addition.scale(first_output..first_output + outputs, rows.clone(), sums);

@@ -1,8 +1,7 @@
 //! Adapters: low-rank products that are added to the outputs of a layer, each adapter's to its own rows of a step.
 //!
-//! All adapters of a step are computed together: down to the ranks before the layer's own product, and up to the outputs while
-//! those of the product are still near, by the thread that wrote them. Rows need not lie side by side. A row's bits depend
-//! neither on the others nor on their adapters.
+//! All adapters of a step are computed together ([`addition`]). Rows need not lie side by side. A row's bits depend neither on
+//! the others nor on their adapters.
 //!
 //! Weights whose every number 16 bits hold are kept in 16: of an adapter that was saved so they take half the memory and
 //! half the time of reading them. Others are rounded to 16 bits where the caller asks for it.
@@ -10,27 +9,25 @@
 //! A stretch may have gains (`DoRA`): factors on the layer's own product, which are applied to its sums before anything is
 //! added to these, so that neither bias nor residual has to be taken out again.
 
+mod addition;
+
 use std::ops::Range;
 
 use half::bf16;
 use thiserror::Error;
 
+pub(crate) use self::addition::Addition;
 use crate::{
     attention::TokenRows,
     element::Element,
     kernel::Kernel,
     lines::Lines,
-    lora_rows::{Expand, Shrink},
     packed::{LinearError, check_rows},
     threads::Threads,
 };
 
 /// Multiplications below which no helper is woken: reading as many weights takes longer than a helper that looks out needs.
 const MIN_SHARED_WORK: usize = 1 << 13;
-/// Parts that each thread should have, so that none waits long for another.
-const PARTS_PER_THREAD: usize = 3;
-/// Rows from which on a part has some rows of all ranks; fewer are computed a panel of ranks at a time.
-const MANY_ROWS: usize = 8;
 
 /// Bits of a float of 32 that one of 16 lacks.
 const BELOW_BF16: u32 = 0xffff;
@@ -113,11 +110,15 @@ impl Weights {
         Ok(Self { lines, is_bf16 })
     }
 
+    /// Bytes of some panels of so many inputs.
+    fn panel_bytes(&self, num_panels: usize, num_inputs: usize, lanes: usize) -> usize {
+        num_panels * num_inputs * lanes * if self.is_bf16 { 2 } else { 4 }
+    }
+
     /// The first byte of a panel of so many inputs.
     fn panel(&self, panel: usize, num_inputs: usize, lanes: usize) -> *const u8 {
-        let size = if self.is_bf16 { 2 } else { 4 };
-        debug_assert!((panel + 1) * num_inputs * lanes * size <= self.lines.num_bytes());
-        self.lines.as_ptr().wrapping_add(panel * num_inputs * lanes * size)
+        debug_assert!(self.panel_bytes(panel + 1, num_inputs, lanes) <= self.lines.num_bytes());
+        self.lines.as_ptr().wrapping_add(self.panel_bytes(panel, num_inputs, lanes))
     }
 }
 
@@ -186,6 +187,8 @@ fn place_full<W: Copy>(rows: &[&[f32]; FULL_PANEL], panel: &mut [W], keep: impl 
 #[derive(Debug)]
 struct Stretch {
     first: usize,
+    /// The first output that its first panel has room for.
+    begin: usize,
     num_outputs: usize,
     /// Where its ranks begin in a row of all.
     first_rank: usize,
@@ -246,7 +249,8 @@ impl LayerDelta {
             }
             let weights = Weights::pack(up.weight, rank, up.first, lanes, rounds)?;
             let (first, num_outputs, gains) = (up.first, up.num_outputs, up.gains.map(Box::from));
-            stretches.push(Stretch { first, num_outputs, first_rank, rank, weights, gains });
+            let begin = first / lanes * lanes;
+            stretches.push(Stretch { first, begin, num_outputs, first_rank, rank, weights, gains });
             first_rank += rank;
         }
         let (found, expected) = (down.len(), first_rank * num_inputs);
@@ -307,12 +311,14 @@ impl LayerDelta {
         let num_rows = rows.last().map_or(0, |&last| last as usize + 1);
         let mut ranks = Vec::new();
         let runs = [(self, rows)];
-        let addition = Addition::new(&runs, &x, threads, &mut ranks)?;
+        let addition = Addition::new(&runs, &x, threads.num_threads(), &mut ranks)?;
         check_rows("out", out.len(), stride, num_rows, self.num_outputs())?;
         let panel = self.kernel.panel();
         let start = Place(out.as_mut_ptr());
         let num_panels = self.num_outputs().div_ceil(panel);
         threads.for_each(num_panels, rows.len() * self.work() >= MIN_SHARED_WORK, |index| {
+            addition.help();
+            addition.wait();
             // SAFETY: `check_rows` saw that the rows lie in `out`; parts have outputs of their own.
             unsafe { addition.add(index * panel..(index + 1) * panel, 0..num_rows, start.at(0), stride) };
         });
@@ -335,6 +341,16 @@ impl LayerDelta {
         self.num_panels() * self.kernel.lanes()
     }
 
+    /// Stretches that have some of these outputs, each with those that it has, from a whole panel of its weights on.
+    fn stretches_at(&self, outputs: &Range<usize>) -> impl Iterator<Item = (&Stretch, Range<usize>)> {
+        let outputs = outputs.clone();
+        self.stretches.iter().filter_map(move |stretch| {
+            let begin = outputs.start.max(stretch.begin);
+            let end = outputs.end.min(stretch.first + stretch.num_outputs);
+            (begin < end).then_some((stretch, begin..end))
+        })
+    }
+
     fn work(&self) -> usize {
         self.num_ranks * self.num_inputs
             + self.stretches.iter().map(|each| each.num_outputs * each.rank).sum::<usize>()
@@ -349,187 +365,10 @@ pub(crate) fn check_ascending(rows: &[u32]) -> Result<(), LinearError> {
     }
 }
 
-/// Some ranks of some rows of an adapter: what a thread computes at once.
-struct Part {
-    run: usize,
-    /// Of the adapter's rows.
-    rows: Range<usize>,
-    panels: Range<usize>,
-}
-
-/// What several adapters add to a layer's outputs, computed down to the ranks.
-pub(crate) struct Addition<'a> {
-    runs: &'a [(&'a LayerDelta, &'a [u32])],
-    /// Where the ranks of each run begin.
-    firsts: Vec<usize>,
-    ranks: &'a [f32],
-}
-
-impl<'a> Addition<'a> {
-    /// Compute the ranks.
-    ///
-    /// # Arguments
-    ///
-    /// * `runs`: adapters, each with its rows in ascending order.
-    /// * `x`: the layer's inputs of all rows.
-    /// * `ranks`: room, used again by every layer.
-    ///
-    /// # Errors
-    ///
-    /// Rows that do not lie in `x`.
-    pub(crate) fn new<E: Element>(
-        runs: &'a [(&'a LayerDelta, &'a [u32])],
-        x: &TokenRows<'_, E>,
-        threads: &Threads,
-        ranks: &'a mut Vec<f32>,
-    ) -> Result<Self, LinearError> {
-        let (mut work, mut num_ranks, mut firsts) = (0, 0, Vec::with_capacity(runs.len()));
-        for (delta, rows) in runs {
-            let num_rows = rows.iter().max().map_or(0, |&last| last as usize + 1);
-            check_rows("x", x.data.len(), x.stride, num_rows, delta.num_inputs)?;
-            firsts.push(num_ranks);
-            num_ranks += rows.len() * delta.ranks_stride();
-            work += rows.len() * delta.num_ranks * delta.num_inputs;
-        }
-        if ranks.len() < num_ranks {
-            ranks.resize(num_ranks, 0.0);
-        }
-        let (start, x_start) = (Place(ranks.as_mut_ptr()), Place(x.data.as_ptr().cast_mut()));
-        let parts = down_parts(runs, (PARTS_PER_THREAD * threads.num_threads()).div_ceil(runs.len().max(1)));
-        threads.for_each(parts.len(), work >= MIN_SHARED_WORK, |index| {
-            let part = &parts[index];
-            let (delta, rows) = runs[part.run];
-            let (lanes, stride) = (delta.kernel.lanes(), delta.ranks_stride());
-            let what = Shrink {
-                weights: delta.down.panel(part.panels.start, delta.num_inputs, lanes),
-                is_bf16: delta.down.is_bf16,
-                num_panels: part.panels.len(),
-                num_inputs: delta.num_inputs,
-                x: x_start.at(0).cast_const(),
-                x_stride: x.stride,
-                tokens: rows[part.rows.clone()].as_ptr(),
-                num_rows: part.rows.len(),
-                ranks: start.at(firsts[part.run] + part.rows.start * stride + part.panels.start * lanes),
-                ranks_stride: stride,
-            };
-            // SAFETY: `check_rows` saw that the rows lie in `x`; `ranks` has room for all runs, of which each part writes its
-            // own; a kernel is only reachable where it was detected, and the weights were packed for its lanes.
-            unsafe { E::shrink_of(delta.kernel)(&what) };
-        });
-        Ok(Self { runs, firsts, ranks })
-    }
-
-    /// Multiply sums of the layer's own product by the gains of those rows that have some.
-    ///
-    /// # Arguments
-    ///
-    /// * `outputs`: which sums a row has; the last may be of outputs that the layer does not have.
-    /// * `rows`: of the step.
-    /// * `sums`: of these rows, one row after the other.
-    pub(crate) fn scale(&self, outputs: Range<usize>, rows: Range<usize>, sums: &mut [f32]) {
-        for (delta, tokens) in self.runs {
-            for stretch in &delta.stretches {
-                let Some(gains) = &stretch.gains else { continue };
-                let begin = outputs.start.max(stretch.first);
-                let end = outputs.end.min(stretch.first + stretch.num_outputs);
-                if begin >= end {
-                    continue;
-                }
-                let gains = &gains[begin - stretch.first..end - stretch.first];
-                let from = tokens.partition_point(|&token| (token as usize) < rows.start);
-                for &token in tokens[from..].iter().take_while(|&&token| (token as usize) < rows.end) {
-                    let row = (token as usize - rows.start) * outputs.len();
-                    let sums = &mut sums[row + begin - outputs.start..row + end - outputs.start];
-                    sums.iter_mut().zip(gains).for_each(|(sum, gain)| *sum *= gain);
-                }
-            }
-        }
-    }
-
-    /// Add to some outputs of some rows.
-    ///
-    /// # Arguments
-    ///
-    /// * `outputs`: begins with a whole panel of packed weights, and ends with one or with the last output.
-    /// * `rows`: of the step.
-    /// * `out`: the first output of the step's first row.
-    /// * `stride`: elements from one row to the next.
-    ///
-    /// # Safety
-    ///
-    /// The layer has all outputs of the adapters; the rows lie in memory at `out`, of which no other thread touches these outputs.
-    pub(crate) unsafe fn add<E: Element>(
-        &self,
-        outputs: Range<usize>,
-        rows: Range<usize>,
-        out: *mut E,
-        stride: usize,
-    ) {
-        for ((delta, tokens), first) in self.runs.iter().zip(&self.firsts) {
-            let from = tokens.partition_point(|&token| (token as usize) < rows.start);
-            let tokens = &tokens[from..];
-            let tokens = &tokens[..tokens.partition_point(|&token| (token as usize) < rows.end)];
-            if tokens.is_empty() {
-                continue;
-            }
-            let (lanes, ranks_stride) = (delta.kernel.lanes(), delta.ranks_stride());
-            for stretch in &delta.stretches {
-                let end = stretch.first + stretch.num_outputs;
-                let (begin, end) = (outputs.start.max(stretch.first / lanes * lanes), outputs.end.min(end));
-                if begin >= end {
-                    continue;
-                }
-                let panel = begin / lanes - stretch.first / lanes;
-                let what = Expand {
-                    weights: stretch.weights.panel(panel, stretch.rank, lanes),
-                    is_bf16: stretch.weights.is_bf16,
-                    num_outputs: end - begin,
-                    num_ranks: stretch.rank,
-                    ranks: self.ranks[first + from * ranks_stride + stretch.first_rank..].as_ptr(),
-                    ranks_stride,
-                    tokens: tokens.as_ptr(),
-                    num_rows: tokens.len(),
-                    out: out.wrapping_add(begin),
-                    out_stride: stride,
-                };
-                // SAFETY: the caller lets these outputs of these rows be written, and has all of the layer's; lanes before the
-                // stretch are of the same panel and get 0; as above for kernel, weights and ranks.
-                unsafe { E::expand_of(delta.kernel)(&what) };
-            }
-        }
-    }
-}
-
-/// Of many rows some with all ranks, of few all with some ranks.
-fn down_parts(runs: &[(&LayerDelta, &[u32])], parts_per_run: usize) -> Vec<Part> {
-    let mut parts = Vec::with_capacity(runs.len() * parts_per_run);
-    for (run, (delta, rows)) in runs.iter().enumerate() {
-        let (num_rows, num_panels) = (rows.len(), delta.num_panels());
-        if num_rows >= MANY_ROWS {
-            let size = num_rows.div_ceil(parts_per_run).next_multiple_of(MANY_ROWS);
-            let starts = (0..num_rows).step_by(size);
-            parts.extend(starts.map(|first| Part {
-                run,
-                rows: first..num_rows.min(first + size),
-                panels: 0..num_panels,
-            }));
-        } else if parts_per_run > 1 {
-            parts.extend((0..num_panels).map(|panel| Part {
-                run,
-                rows: 0..num_rows,
-                panels: panel..panel + 1,
-            }));
-        } else {
-            parts.push(Part { run, rows: 0..num_rows, panels: 0..num_panels });
-        }
-    }
-    parts
-}
-
 /// Memory that parts read, or write at different places.
 struct Place<T>(*mut T);
 
-// SAFETY: the parts see to it, see `Addition`.
+// SAFETY: the parts see to it, see `LayerDelta::add` and `Addition`.
 unsafe impl<T: Send> Sync for Place<T> {}
 
 impl<T> Place<T> {

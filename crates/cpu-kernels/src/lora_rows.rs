@@ -22,7 +22,7 @@ use crate::{
 const SUMS: usize = 4;
 /// Panels of outputs that are computed together: a panel of packed weights has as many.
 const PANELS: usize = PANEL_VECTORS;
-/// Bytes by which weights are asked for ahead of their use.
+/// Bytes by which weights down to the ranks are asked for ahead of their use.
 const AHEAD: usize = 4096;
 
 /// From inputs to ranks: `ranks = x · downᵀ`.
@@ -221,11 +221,7 @@ unsafe fn expand_tile<S: Simd, E: Number, W: Number, const P: usize, const R: us
         for rank in 0..num_ranks {
             let mut weight = [S::splat(0.0); P];
             for p in 0..P {
-                let at = weights.add((p * num_ranks + rank) * S::LANES);
-                if row == 0 {
-                    S::prefetch(at.cast::<u8>().wrapping_add(AHEAD));
-                }
-                weight[p] = W::load::<S>(at);
+                weight[p] = W::load::<S>(weights.add((p * num_ranks + rank) * S::LANES));
             }
             for r in 0..R {
                 let x = S::splat(*ranks[r].add(rank));

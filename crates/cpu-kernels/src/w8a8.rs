@@ -85,11 +85,13 @@ fn tiles(
     })
 }
 
-/// Sums of some rows and one panel, to `[row][output]`.
+/// Sums of some rows and one panel, to `[row][output]`; `fetch` is called before each tile of rows, with
+/// its number and how many there are.
 ///
 /// # Safety
 ///
 /// The layer's kind rounds activations, the rows were rounded for it, and `sums` has room for `num_rows` of them.
+#[expect(clippy::too_many_arguments, reason = "the parts of a product")]
 pub(crate) unsafe fn sum(
     layer: &PackedLinear,
     panel: usize,
@@ -98,6 +100,7 @@ pub(crate) unsafe fn sum(
     num_rows: usize,
     sums: *mut f32,
     ready: &mut ReadyScales,
+    fetch: impl Fn(usize, usize),
 ) {
     let (outputs, block) = (layer.kernel().panel(), layer.kind().block());
     let quantized = if let WeightKind::Quantized(form) = layer.kind() { Some(form) } else { None };
@@ -131,6 +134,9 @@ pub(crate) unsafe fn sum(
             layer.panel_scales(panel)
         };
         for (tile, tile_rows) in tiles.clone().enumerate() {
+            if first_group == 0 {
+                fetch(tile, num_tiles);
+            }
             let (row, offset) = (tile_rows.start, blocks.start * rows.bundle());
             let ahead_pass = share * num_blocks;
             let ahead = ahead.wrapping_add(tile * passes * ahead_pass);

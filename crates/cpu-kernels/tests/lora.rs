@@ -141,6 +141,25 @@ fn a_row_has_the_same_bits_alone_and_among_any_others() {
     }
 }
 
+/// A thread that computes outputs first needs ranks that another one may just be computing.
+#[test]
+fn threads_wait_for_each_others_ranks() {
+    let case = Case::new(600, 300, &[(0, 100, 40), (100, 130, 16)], |x| x);
+    let (x, rows) = (numbers(1, 5 * case.inputs), [0, 1, 2, 3, 4]);
+    let delta = case.pack(Kernel::best_for_products());
+    let mut alone = vec![0.5; 5 * STRIDE];
+    add(&delta, &x, &rows, &Threads::alone(), &mut alone);
+    assert!(alone.iter().any(|&x| (x - 0.5_f32).abs() > 0.1), "nothing is added");
+    for num_threads in [2, 5] {
+        let threads = Threads::new(num_threads).unwrap();
+        for _ in 0..200 {
+            let mut out = vec![0.5; 5 * STRIDE];
+            add(&delta, &x, &rows, &threads, &mut out);
+            assert_eq!(out, alone);
+        }
+    }
+}
+
 #[test]
 fn numbers_of_16_bits_take_half_the_memory() {
     let wide = Case::new(100, 64, &[(0, 128, 16)], |x| x);

@@ -252,7 +252,7 @@ fn product<E: Element>(
     if runs.is_empty() {
         return linear(layer, x, num_tokens, epilogue, threads, out);
     }
-    let addition = Addition::new(runs, &x, threads, ranks)?;
+    let addition = Addition::new(runs, &x, threads.num_threads(), ranks)?;
     adapted_linear(layer, x, num_tokens, epilogue, Some(&addition), threads, out)
 }
 
