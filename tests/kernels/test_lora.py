@@ -1,5 +1,7 @@
 """Products of adapters, all of a step in two launches, against plain torch and, in whole models, against peft."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,8 @@ from rustvllm.lora.device_table import DeviceTable, TableDelta
 from rustvllm.lora.store import AdapterStore
 from rustvllm.lora.weights import ModuleDelta
 from rustvllm.worker.dense_layers import make_batch_invariant
+from rustvllm.worker.graphs.context import GraphContext
+from rustvllm.worker.graphs.step_graphs import StepGraphs
 
 LAYER, OTHER = 11, 12
 """Names of two layers; only the first is computed."""
@@ -180,6 +184,78 @@ def test_models_with_adapters_have_pefts_logits(variant, device, tmp_path):
         with with_adapter(reference_model, tmp_path / kind) as with_products:
             clear += sum(assert_matches(with_products, r) for r in requests if r.params["adapter"] == number)
     assert clear > 12, "margins too small to say anything"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of padding, which is computed from what memory held before
+def test_steps_in_graphs_give_what_they_give_without(device, tmp_path):
+    """Adapters come and go between replays, the table grows, and a step has more of them than there is room for."""
+    pytest.importorskip("peft", reason="peft is not installed")
+    from fake_streams import FakeRecorder
+    from peft_adapters import make_adapter
+
+    reference_model = make("llama", {"num_hidden_layers": 1})
+    reference_model.save_pretrained(tmp_path / "model")
+    model = load(tmp_path / "model", device=str(device))
+    store = AdapterStore(
+        model, LoRAConfig(max_loras=2, max_lora_rank=33), torch.float32, None, batch_invariant=False,
+        send=lambda array: torch.tensor(array).to(device),
+    )  # fmt: skip
+    folders = [tmp_path / str(number) for number in range(3)]
+    for number, (folder, rank) in enumerate(zip(folders, (3, 16, 33), strict=True)):
+        make_adapter(reference_model, folder, seed=number, r=rank, target_modules="all-linear")
+    recorder = FakeRecorder()
+    graphs = None
+
+    def run(adapters, *, in_graphs):
+        nonlocal graphs
+        requests = [
+            Request(prompt, 2, {"adapter": adapter}, arrives=index // 2)
+            for index, (prompt, adapter) in enumerate(zip(prompts(97, [1, 9, 5]), adapters, strict=True))
+        ]
+        engine.runner.graphs = graphs if in_graphs else None
+        engine.steps.clear()
+        engine.run(requests)
+        assert len(engine.steps) > 2
+        assert any(step.max_num_scheduled_tokens > 1 for step in engine.steps)
+        return [r.output for r in requests], torch.stack([each for r in requests for each in r.logits])
+
+    engine = NaiveEngine(model, block_size=8, attention_backend="triton", max_num_seqs=3, poison=True)
+    runner = engine.runner
+    runner.adapters = store
+    context = GraphContext(
+        recorder=recorder,
+        model=model,
+        backend=runner.backend,
+        kv_caches=runner.kv_caches,
+        block_table=runner.input_batch.block_table,
+        last_token_ids=None,
+        block_size=8,
+        make_adapters=store.make_static,
+    )
+    graphs = StepGraphs((3,), 16, context)
+    seen = []
+
+    def check(adapters, *, all_in_graphs=True):
+        before = sum(graph.num_replays for graph in recorder.graphs)
+        tokens, logits = run(adapters, in_graphs=True)
+        replays = sum(graph.num_replays for graph in recorder.graphs) - before
+        assert (replays == len(engine.steps)) == all_in_graphs
+        assert replays
+        expected = run(adapters, in_graphs=False)
+        assert tokens == expected[0]
+        torch.testing.assert_close(logits, expected[1], atol=1e-5, rtol=1e-5)
+        seen.append(logits)
+
+    store.add(1, "one", folders[0])
+    store.add(2, "two", folders[1])
+    check([1, 0, 2])
+    store.remove(2)
+    store.add(3, "three", folders[2])  # where the second was
+    for number in range(4, 12):  # beyond the room that the table has at first
+        store.add(number, str(number), folders[number % 3])
+    check([3, 0, 11])
+    check([1, 3, 11], all_in_graphs=False)
+    assert all((a - b).abs().max() > 1e-2 for a, b in pairwise(seen)), "the adapters change too little to be seen"
 
 
 def oracle(model, request):

@@ -11,7 +11,7 @@ LEAST = {
     "kv_write": 3,
     "large_caches": 1,
     "layers": 8,
-    "lora": 7,
+    "lora": 8,
     "models": 3,
     "paged_attention": 8,
     "rotary_write": 3,

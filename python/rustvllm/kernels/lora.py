@@ -35,7 +35,7 @@ class AdapterTiles:
     Attributes:
         rows: int32 ``[n]``, of the step, those of an adapter one after the other.
         tiles: int32 ``[num_tiles, 3]``: the adapter's row of the table, the first of its places in ``rows``, how many,
-            ``TILE_ROWS`` at most.
+            ``TILE_ROWS`` at most; a tile of no rows is passed over.
     """
 
     rows: Tensor
@@ -85,50 +85,48 @@ def add_adapters(
     num_splits = triton.cdiv(in_features, config.split_features)
     padded = triton.cdiv(num_ranks, TILE_RANKS) * TILE_RANKS
     ranks = torch.empty((num_splits, num_rows, padded), dtype=torch.float32, device=x.device)
-    precision = "ieee" if x.dtype == torch.float32 else "tf32"
+    of_step = (tiles.rows, tiles.tiles, table, table.stride(0), num_rows * padded, padded)
+    options = {
+        "TILE_ROWS": TILE_ROWS,
+        "TILE_RANKS": TILE_RANKS,
+        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        **LAUNCH_OPTIONS,
+    }
     _shrink_kernel[(num_tiles, padded // TILE_RANKS, num_splits)](
         ranks,
         x,
-        tiles.rows,
-        tiles.tiles,
-        table,
-        table.stride(0),
-        num_rows * padded,
-        padded,
+        *of_step,
         x.stride(0),
         in_features,
-        TILE_ROWS=TILE_ROWS,
-        TILE_RANKS=TILE_RANKS,
         TILE_FEATURES=config.features,
         SPLIT_FEATURES=config.split_features,
-        PRECISION=precision,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        **LAUNCH_OPTIONS,
+        **options,
     )
     _expand_kernel[(num_tiles, triton.cdiv(num_outputs, config.columns), num_parts)](
         out,
         out if bias is None else bias,
         ranks,
-        tiles.rows,
-        tiles.tiles,
-        table,
-        table.stride(0),
-        num_rows * padded,
-        padded,
+        *of_step,
         num_splits,
         out.stride(0),
-        TILE_ROWS=TILE_ROWS,
-        TILE_RANKS=TILE_RANKS,
         TILE_COLUMNS=config.columns,
         HAS_BIAS=bias is not None,
         FIRST_PART=LAYER_COLUMNS,
         PART_COLUMNS=PART_COLUMNS,
-        PRECISION=precision,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        **LAUNCH_OPTIONS,
+        **options,
     )
+
+
+@triton.jit
+def _rows_of_tile(rows_ptr, tile_ptr, TILE_ROWS: tl.constexpr):
+    """The places of a tile's rows, the rows, and which of them there are."""
+    first_place, num_rows = tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
+    place = tl.arange(0, TILE_ROWS)
+    is_row = place < num_rows
+    row = tl.load(rows_ptr + first_place + place, mask=is_row, other=0)
+    return first_place + place, row.to(tl.int64), is_row
 
 
 # Neither the numbers of a step nor where its arrays lie may choose the code: no step waits for a compiler.
@@ -157,15 +155,12 @@ def _shrink_kernel(
     layer_ptr = table_ptr + tl.load(tile_ptr).to(tl.int64) * table_stride
     num_ranks = tl.load(layer_ptr + 1).to(tl.int32)
     first_rank = tl.program_id(1) * TILE_RANKS
-    if first_rank < num_ranks:
+    if (first_rank < num_ranks) & (tl.load(tile_ptr + 2) > 0):
         down_ptr = tl.load(layer_ptr).to(tl.pointer_type(x_ptr.dtype.element_ty))
-        first_place, num_rows = tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
-        place = tl.arange(0, TILE_ROWS)
-        is_row = place < num_rows
-        row = tl.load(rows_ptr + first_place + place, mask=is_row, other=0)
+        place, row, is_row = _rows_of_tile(rows_ptr, tile_ptr, TILE_ROWS)
         rank = first_rank + tl.arange(0, TILE_RANKS)
         is_rank = rank < num_ranks
-        x_rows = x_ptr + row.to(tl.int64)[:, None] * x_stride
+        x_rows = x_ptr + row[:, None] * x_stride
         down_rows = down_ptr + rank.to(tl.int64)[None, :] * in_features
         begin = tl.program_id(2) * SPLIT_FEATURES
         acc = tl.zeros((TILE_ROWS, TILE_RANKS), tl.float32)
@@ -176,7 +171,7 @@ def _shrink_kernel(
             down = tl.load(down_rows + feature[:, None], mask=is_rank[None, :] & is_feature[:, None], other=0.0)
             acc += tl.dot(x, down, input_precision=PRECISION)
         to = ranks_ptr + tl.program_id(2).to(tl.int64) * split_stride
-        to += (first_place + place).to(tl.int64)[:, None] * ranks_stride + rank[None, :]
+        to += place.to(tl.int64)[:, None] * ranks_stride + rank[None, :]
         tl.store(to, acc, mask=is_row[:, None] & is_rank[None, :])
 
 
@@ -210,18 +205,15 @@ def _expand_kernel(
     num_ranks = tl.load(part_ptr + 2).to(tl.int32)
     num_outputs = tl.load(part_ptr + 5).to(tl.int32)
     first_column = tl.program_id(1) * TILE_COLUMNS
-    if (num_ranks > 0) & (first_column < num_outputs):
+    if (num_ranks > 0) & (first_column < num_outputs) & (tl.load(tile_ptr + 2) > 0):
         dtype: tl.constexpr = out_ptr.dtype.element_ty
         up_ptr = tl.load(part_ptr).to(tl.pointer_type(dtype))
         gains, first_rank = tl.load(part_ptr + 1), tl.load(part_ptr + 3).to(tl.int32)
         first_output = tl.load(part_ptr + 4).to(tl.int32)
-        first_place, num_rows = tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
-        place = tl.arange(0, TILE_ROWS)
-        is_row = place < num_rows
-        row = tl.load(rows_ptr + first_place + place, mask=is_row, other=0)
+        place, row, is_row = _rows_of_tile(rows_ptr, tile_ptr, TILE_ROWS)
         column = first_column + tl.arange(0, TILE_COLUMNS)
         is_column = column < num_outputs
-        from_row = ranks_ptr + (first_place + place).to(tl.int64)[:, None] * ranks_stride + first_rank
+        from_row = ranks_ptr + place.to(tl.int64)[:, None] * ranks_stride + first_rank
         acc = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
         for start in range(0, num_ranks, TILE_RANKS):
             rank = start + tl.arange(0, TILE_RANKS)
@@ -236,7 +228,7 @@ def _expand_kernel(
             acc += tl.dot(sums.to(dtype), up, input_precision=PRECISION)
         is_output = is_row[:, None] & is_column[None, :]
         output = first_output + column
-        to = out_ptr + row.to(tl.int64)[:, None] * out_stride + output[None, :]
+        to = out_ptr + row[:, None] * out_stride + output[None, :]
         own = tl.load(to, mask=is_output, other=0.0).to(tl.float32)
         if gains != 0:
             gain = tl.load(gains.to(tl.pointer_type(tl.float32)) + column, mask=is_column, other=1.0)[None, :]

@@ -8,6 +8,7 @@ of the table belongs to the stream that computes: what is freed is used again on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -24,6 +25,21 @@ if TYPE_CHECKING:
 Send = Callable[[npt.NDArray[np.generic]], Tensor]
 """Brings an array of the host to a device."""
 _FIRST_SLOTS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StepAdapters:
+    """The adapters of a step.
+
+    Attributes:
+        tiles: Which rows have which.
+        table: int64 ``[num_adapters, num_layers, columns]``, where the matrices of those lie.
+        num_ranks: What an adapter has in each layer at most, int64 ``[num_layers]``.
+    """
+
+    tiles: AdapterTiles
+    table: Tensor
+    num_ranks: npt.NDArray[np.int64]
 
 
 class TableDelta:
@@ -70,6 +86,11 @@ class DeviceTable:
     Args:
         widths: Of each layer, by its ``id``: how many parts it has, and the outputs of the widest.
         send: Brings arrays to the device, in the order of what computes there.
+
+    Attributes:
+        num_parts: Of each layer, int64 ``[num_layers]``.
+        row_shape: Of what the table says of an adapter.
+        step: What :meth:`add` adds; None: nothing.
     """
 
     def __init__(self, widths: Mapping[int, tuple[int, int]], send: Send) -> None:
@@ -79,15 +100,15 @@ class DeviceTable:
         self._kernels, self._send = lora, send
         self._places = {layer: place for place, layer in enumerate(widths)}
         self._num_outputs = [num_outputs for _, num_outputs in widths.values()]
-        num_parts = max((count for count, _ in widths.values()), default=1)
-        self._row = (len(widths), lora.LAYER_COLUMNS + num_parts * lora.PART_COLUMNS)
-        self._host = np.zeros((_FIRST_SLOTS, *self._row), np.int64)
+        self.num_parts: npt.NDArray[np.int64] = np.array([count for count, _ in widths.values()], np.int64)
+        num_parts = int(self.num_parts.max(initial=1))
+        self.row_shape = (len(widths), lora.LAYER_COLUMNS + num_parts * lora.PART_COLUMNS)
+        self._host = np.zeros((_FIRST_SLOTS, *self.row_shape), np.int64)
         self._on_device: Tensor | None = None
         self._unsent: set[int] = set()
         self._slots: dict[int, int] = {}
         self._held: dict[int, Sequence[TableDelta]] = {}
-        self._tiles: AdapterTiles | None = None
-        self._num_ranks: npt.NDArray[np.int64] = np.zeros(len(widths), np.int64)
+        self.step: StepAdapters | None = None
 
     def put(self, number: int, deltas: Mapping[int, TableDelta]) -> None:
         """From now on steps may name this adapter.
@@ -120,15 +141,28 @@ class DeviceTable:
             runs: Each adapter's number and its rows; none: the step has no adapters.
             stage: Brings the step's arrays to the device.
         """
-        self._tiles = None
+        self.step = None
         if not runs:
             return
-        self._send_changes()
-        slots = [self._slots[number] for number, _ in runs]
+        table = self.on_device()
+        slots = self.slots([number for number, _ in runs])
         of_runs = [(slot, rows) for slot, (_, rows) in zip(slots, runs, strict=True)]
         rows, tiles = map(stage, self._kernels.make_tiles(of_runs))
-        self._tiles = self._kernels.AdapterTiles(rows, tiles)
-        self._num_ranks = self._host[slots, :, 1].max(axis=0)
+        self.step = StepAdapters(self._kernels.AdapterTiles(rows, tiles), table, self._host[slots, :, 1].max(axis=0))
+
+    def slots(self, numbers: Sequence[int]) -> list[int]:
+        """The rows of the table that say where the matrices of these adapters lie."""
+        return [self._slots[number] for number in numbers]
+
+    def on_device(self) -> Tensor:
+        """The table on the device, int64 ``[num_adapters, num_layers, columns]``; it moves when it grows."""
+        if self._on_device is None:
+            self._on_device = self._send(self._host)
+        else:
+            for slot in self._unsent:
+                self._on_device[slot] = self._send(self._host[slot])
+        self._unsent.clear()
+        return self._on_device
 
     def add(self, layer: int, x: Tensor, out: Tensor, bias: Tensor | None) -> None:
         """Multiply and add to a layer's output what the step's adapters say.
@@ -140,15 +174,14 @@ class DeviceTable:
             bias: ``[out_features]``, which is in it.
         """
         place = self._places[layer]
-        num_ranks = int(self._num_ranks[place])
-        if self._tiles is None or self._on_device is None or not num_ranks:
+        if self.step is None or not (num_ranks := int(self.step.num_ranks[place])):
             return
         self._kernels.add_adapters(
             x if x.stride(-1) == 1 else x.contiguous(),
             out,
             bias,
-            self._tiles,
-            self._on_device[:, place],
+            self.step.tiles,
+            self.step.table[:, place],
             num_ranks=num_ranks,
             num_outputs=self._num_outputs[place],
         )
@@ -161,7 +194,7 @@ class DeviceTable:
             dtype: Of their inputs and outputs.
             device: Where they compute.
         """
-        nothing = self._send(np.zeros((1, self._row[1]), np.int64))
+        nothing = self._send(np.zeros((1, self.row_shape[1]), np.int64))
         rows, tiles = map(self._send, self._kernels.make_tiles([(0, np.zeros(1, np.int32))]))
         for linear in linears:
             out_features, in_features = linear.weight.shape
@@ -174,12 +207,3 @@ class DeviceTable:
                 num_ranks=1,
                 num_outputs=self._num_outputs[self._places[id(linear)]],
             )
-
-    def _send_changes(self) -> None:
-        """Bring what was put since the last step to the device."""
-        if self._on_device is None:
-            self._on_device = self._send(self._host)
-        else:
-            for slot in self._unsent:
-                self._on_device[slot] = self._send(self._host[slot])
-        self._unsent.clear()

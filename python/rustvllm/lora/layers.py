@@ -7,7 +7,8 @@ rows depend on no other, and a decoder that runs in one call of the core adds th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Final
@@ -23,7 +24,7 @@ from rustvllm.layers.activation import Activation
 from rustvllm.layers.decoder import AdaptableDecoder, DecoderKernel
 from rustvllm.layers.host_array import host_array
 from rustvllm.layers.linear import Linear, plain_linear
-from rustvllm.lora.device_table import DeviceTable, Send
+from rustvllm.lora.device_table import DeviceTable, Send, StepAdapters
 from rustvllm.lora.modules import LinearPart
 from rustvllm.lora.weights import ModuleDelta
 
@@ -44,19 +45,19 @@ class AdapterStep:
     runs: Sequence[tuple[int, Sequence[int]]] = field(default_factory=tuple)
     table: DeviceTable | None = None
     _indices: dict[int, Tensor] = field(default_factory=dict)
+    _is_fixed: bool = False
 
-    def begin(
-        self,
-        adapters: npt.NDArray[np.int64],
-        query_start_loc: npt.NDArray[np.int32],
-        stage: Send | None = None,
-    ) -> None:
+    @property
+    def is_on(self) -> bool:
+        """Whether layers look for adapters of the step that runs."""
+        return bool(self.runs) or self._is_fixed
+
+    def begin(self, adapters: npt.NDArray[np.int64], query_start_loc: npt.NDArray[np.int32]) -> None:
         """Group the rows of a step.
 
         Args:
             adapters: ``[num_reqs]``, of each request; 0: none.
             query_start_loc: ``[num_reqs + 1]``, where the rows of each begin.
-            stage: Brings arrays of the step to the device that runs the model; None: that is the host.
         """
         starts = query_start_loc.tolist()
         groups: dict[int, list[range]] = {}
@@ -66,12 +67,29 @@ class AdapterStep:
                 groups.setdefault(adapter, []).append(range(starts[request], starts[request + 1]))
         self.runs = [(adapter, _joined(pieces)) for adapter, pieces in groups.items()]
         self._indices = {}
+
+    def stage(self, stage: Send | None) -> None:
+        """Bring to the device what layers need that do not run in a graph.
+
+        Args:
+            stage: Brings arrays of the step to the device that runs the model; None: that is the host.
+        """
         if self.table is not None:
             self.table.begin(
                 [(adapter, np.array(rows, np.int32)) for adapter, rows in self.runs], stage or torch.from_numpy
             )
         elif stage is not None:  # for torch, which would wait for the device
             self._indices = {adapter: stage(np.array(rows, np.int64)) for adapter, rows in self.runs}
+
+    @contextmanager
+    def fixed(self, adapters: StepAdapters) -> Iterator[None]:
+        """Layers that run meanwhile add these, whatever the step has: a graph of them is captured."""
+        assert self.table is not None
+        before, self.table.step, self._is_fixed = self.table.step, adapters, True
+        try:
+            yield
+        finally:
+            self.table.step, self._is_fixed = before, False
 
     def index(self, adapter: int, rows: Sequence[int]) -> slice | Tensor:
         """The rows of an adapter as torch wants them."""
@@ -194,13 +212,13 @@ class AdaptedLinear:
     @property
     def is_on(self) -> bool:
         """Whether the step that runs is computed here."""
-        return bool(self._step.runs) or self._is_always_on
+        return self._step.is_on or self._is_always_on
 
     def forward(self, x: Tensor, activation: Activation | None, residual: Tensor | None) -> Tensor:
         """See ``Linear.forward``."""
         kernel = self.linear.kernel
         out = plain_linear(x, self.linear.weight, self.linear.bias) if kernel is None else kernel.forward(x, None, None)
-        if self._step.runs and self._step.table is not None:
+        if self._step.is_on and self._step.table is not None:
             self._step.table.add(id(self.linear), x, out, self.linear.bias)
         for adapter, rows in self._step.runs:
             delta = self.deltas.get(adapter)  # None where the table has it

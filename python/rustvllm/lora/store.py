@@ -15,6 +15,7 @@ from rustvllm.logger import init_logger
 from rustvllm.lora.device_table import DeviceTable, Send, TableDelta
 from rustvllm.lora.layers import AdaptedLinear, AdapterStep, DecoderWithAdapters, LinearDelta, by_layer
 from rustvllm.lora.modules import adaptable_linears, adaptable_parts
+from rustvllm.lora.static_adapters import StaticAdapters
 from rustvllm.lora.weights import read_adapter
 
 if TYPE_CHECKING:
@@ -200,9 +201,7 @@ class AdapterStore:
         """Whether the step that runs has adapters."""
         return bool(self._step.runs)
 
-    def begin_step(
-        self, adapters: npt.NDArray[np.int64], query_start_loc: npt.NDArray[np.int32], stage: Send | None = None
-    ) -> None:
+    def begin_step(self, adapters: npt.NDArray[np.int64], query_start_loc: npt.NDArray[np.int32]) -> None:
         """Say which adapters the rows of the step have that runs next; see ``AdapterStep.begin``.
 
         Raises:
@@ -213,7 +212,23 @@ class AdapterStore:
             unknown = set(adapters.tolist()).difference(self._names, (0,))
             if unknown:
                 raise RuntimeError(f"a request names adapter {min(unknown)}, which is not loaded")
-            self._step.begin(adapters, query_start_loc, stage)
+            self._step.begin(adapters, query_start_loc)
+
+    def stage_step(self, stage: Send | None) -> None:
+        """Bring to the device what the step needs unless it runs in a graph; see ``AdapterStep.stage``."""
+        if self._step.runs:
+            self._step.stage(stage)
+
+    @property
+    def make_static(self) -> Callable[[int], StaticAdapters] | None:
+        """Makes what graphs of at most so many tokens read of a step's adapters; None: such steps have no graphs."""
+        return None if self._table is None else partial(self._static, self._table)
+
+    def _static(self, table: DeviceTable, max_tokens: int) -> StaticAdapters:
+        max_loras, max_rank = self._config.max_loras, self._config.max_lora_rank
+        return StaticAdapters(
+            self._step, table, max_loras=max_loras, max_rank=max_rank, max_tokens=max_tokens, device=self._device
+        )
 
 
 def _kept(name: str, linear: Linear, dtype: torch.dtype) -> torch.dtype:

@@ -156,7 +156,7 @@ class GPUModelRunner:
         if self.adapters is not None:
             of_requests = self.input_batch.adapters(step.int32("idx_mapping", output.num_reqs))
             starts = step.int32("query_start_loc", output.num_reqs + 1)
-            self.adapters.begin_step(of_requests, starts, None if self.streams is None else step.stage)
+            self.adapters.begin_step(of_requests, starts)
         if self.draft_model is not None:  # on the CPU alone, which reads the arrays as they are
             self.input_batch.write_block_table()
             self._move_blocks(output, step)
@@ -394,9 +394,13 @@ class GPUModelRunner:
 
     def _stage_forward(self, output: SchedulerOutput, step: StepBuffers) -> Callable[[], StepResult]:
         """What runs the model over a step, to be called once the step was sent."""
-        graphs = None if self.adapters is not None and self.adapters.is_on else self.graphs
-        if graphs is not None and (replay := graphs.stage(output, step)) is not None:
-            return replay
+        has_adapters = self.adapters is not None and self.adapters.is_on
+        if self.graphs is not None:
+            replay = self.graphs.stage(output, step, has_adapters=has_adapters)
+            if replay is not None:
+                return replay
+        if self.adapters is not None:
+            self.adapters.stage_step(None if self.streams is None else step.stage)
         unknown = self._unknown_ids(output, step)
         planned = None
         if self.backend.takes_table_rows:  # which looks at nothing of the device

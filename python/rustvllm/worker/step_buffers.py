@@ -35,8 +35,8 @@ ON_DEVICE = (
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 _ALIGNMENT = 64
 _STAGED_BYTES_PER_REQUEST = 160
-_STAGED_BYTES_PER_TOKEN = 16
-"""The inputs of a graph with pieces of prompts."""
+_STAGED_BYTES_PER_TOKEN = 24
+"""The inputs of a graph with pieces of prompts, and which tokens have which adapter."""
 
 
 class StepBuffers:

@@ -428,6 +428,7 @@ class Worker:
                 block_table=runner.input_batch.block_table,
                 last_token_ids=runner.last_token_ids,
                 block_size=self.config.cache.block_size,
+                make_adapters=None if runner.adapters is None else runner.adapters.make_static,
                 sampling=make_sampling(
                     runner.model, runner.input_batch.draws, self.dtype, self.device, largest, num_sets
                 ),

@@ -302,23 +302,78 @@ def adapter(tmp_path, monkeypatch):
     return str(tmp_path)
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_no_step_with_adapters_waits_and_only_those_run_without_graphs(engine, cuda, graphs, adapter):
-    running = engine(graphs=graphs, enable_lora=True, max_loras=2)
+@pytest.mark.parametrize(("graphs", "drafts"), [(False, False), (True, False), (True, True)])
+def test_no_step_with_adapters_waits_and_each_runs_in_a_graph(engine, cuda, graphs, drafts, adapter, monkeypatch):
+    running = engine(graphs=graphs, drafts=drafts, enable_lora=True, max_loras=2)
+    runner = running.engine_core.core.executor._runner
+    execute, steps = runner.execute_model, []
+    monkeypatch.setattr(runner, "execute_model", lambda output: steps.append(output.num_reqs) or execute(output))
+    replays = replays_of(runner)
     requests = [LoRARequest("one", 1, adapter), None, LoRARequest("two", 2, adapter)]
     for index, request in enumerate(requests):
         running.add_request(f"r{index}", {"prompt_token_ids": PROMPTS[index]}, greedy(), lora_request=request)
     while running.has_unfinished_requests():
         for output in running.step():
             assert output.error is None, output.error
+    assert len(steps) > 2
+    assert replays_of(runner) - replays == (len(steps) if graphs else 0)
     assert cuda.launches.count("_shrink_kernel") == cuda.launches.count("_expand_kernel") > 0
-    assert cuda.launches.count("_shrink_kernel") % 2 == 0, "two layers of each step, for both adapters at once"
-    assert "_list_kernel" not in cuda.launches, "no step ran in a graph"
+    layers = 8 if graphs else 2  # a graph has the launches of all dense layers of both blocks, and adapters are in two
+    assert cuda.launches.count("_shrink_kernel") % layers == 0, "once for each, for both adapters"
+    assert ("_list_kernel" in cuda.launches) == graphs, "prompts are in graphs, too"
     assert cuda.faults == []
     cuda.forget()
     generate(running, [greedy()])
-    assert "_shrink_kernel" not in cuda.launches
+    assert "_shrink_kernel" not in cuda.launches, "steps without adapters have graphs of their own"
     assert ("_list_kernel" in cuda.launches) == graphs
+    assert cuda.faults == []
+
+
+def replays_of(runner):
+    """Of all graphs that an engine has captured."""
+    return 0 if runner.recorder is None else sum(graph.num_replays for graph in runner.recorder.graphs)
+
+
+def test_a_decode_with_adapters_is_one_replay(engine, cuda, adapter, monkeypatch):
+    """In addition there is the copy of its inputs, and of what the table says of its adapters."""
+    running = engine(graphs=True, drafts=False, enable_lora=True, max_loras=2)
+    runner = running.engine_core.core.executor._runner
+
+    def decodes():
+        for index, name in enumerate(("three", "four")):
+            request = LoRARequest(name, index + 3, adapter)
+            running.add_request(f"r{index}", {"prompt_token_ids": [A, A]}, greedy(max_tokens=5), lora_request=request)
+        while running.has_unfinished_requests():
+            running.step()
+
+    decodes()  # captures
+    seen, in_graphs = [], []
+    for graph in runner.recorder.graphs:
+        replay = graph.replay
+
+        def apart(replay=replay):
+            outside = cuda.launches + cuda.operations
+            cuda.forget()
+            replay()
+            in_graphs.append(list(cuda.launches))
+            cuda.forget()
+            cuda.operations += outside
+
+        monkeypatch.setattr(graph, "replay", apart)
+    execute, sample = runner.execute_model, runner.sample_tokens
+
+    def execute_noted(output):
+        cuda.forget()
+        execute(output)
+        seen.append((output.max_num_scheduled_tokens, output.num_block_table_updates, list(cuda.operations)))
+
+    monkeypatch.setattr(runner, "execute_model", execute_noted)
+    monkeypatch.setattr(runner, "sample_tokens", sample)
+    decodes()
+    assert all("_shrink_kernel" in names and "_expand_kernel" in names for names in in_graphs)
+    of_decodes = [names for longest, num_updates, names in seen if longest == 1 and not num_updates]
+    assert of_decodes
+    assert of_decodes == [["copy_", "copy_", "index_select"]] * len(of_decodes)
     assert cuda.faults == []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from rustvllm.worker.graphs.recorder import GraphRecorder
 from rustvllm.worker.graphs.sampling import GraphSampling
 
 if TYPE_CHECKING:
+    from rustvllm.lora.static_adapters import StaticAdapters
     from rustvllm.models.interface import CausalLM
 
 
@@ -32,6 +33,7 @@ class GraphContext:
             input ids. None when there are no such.
         block_size: Tokens per KV block.
         sampling: How graphs go on from the hidden states; None: these are what they leave.
+        make_adapters: Makes what graphs of at most so many tokens read of a step's adapters; None: theirs have none.
     """
 
     recorder: GraphRecorder
@@ -42,6 +44,7 @@ class GraphContext:
     last_token_ids: Tensor | None
     block_size: int
     sampling: GraphSampling | None = None
+    make_adapters: Callable[[int], StaticAdapters] | None = None
 
     def known_ids(self, input_ids: Tensor, rows: Tensor) -> Tensor:
         """A step's ids, int32 ``[n]``, with what was sampled last in its row, ``[n]``, in the place of a −1."""
@@ -52,6 +55,10 @@ class GraphContext:
 
             return known_ids(input_ids, rows, self.last_token_ids)
         return torch.where(input_ids < 0, self.last_token_ids.index_select(0, rows), input_ids)
+
+    def adapters_of(self, max_tokens: int) -> StaticAdapters | None:
+        """What graphs of at most so many tokens read of a step's adapters, in memory of their own."""
+        return None if self.make_adapters is None else self.make_adapters(max_tokens)
 
     @property
     def null_row(self) -> int:

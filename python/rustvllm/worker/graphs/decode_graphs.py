@@ -25,6 +25,7 @@ from rustvllm.attention.static_batch import StaticDecodeBatch
 from rustvllm.worker.graphs.captures import Captures
 from rustvllm.worker.graphs.context import GraphContext
 from rustvllm.worker.graphs.recorder import Graph
+from rustvllm.worker.graphs.staged_inputs import StagedInputs
 
 if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput
@@ -68,6 +69,7 @@ class DecodeGraphs:
         device, width = block_table.device, -(-largest // 16) * 16
         self._num_inputs = _NUM_WITHOUT_SAMPLING if context.sampling is None else _SET + 1
         self._inputs = torch.zeros((self._num_inputs, width), dtype=torch.int32, device=device)
+        self._adapters = context.adapters_of(largest)
 
     def size_for(self, output: SchedulerOutput) -> int | None:
         """Requests of the graph that a step may run in; None if it must run without one."""
@@ -77,8 +79,15 @@ class DecodeGraphs:
             return None  # hidden states are asked for
         return self.sizes[bisect_left(self.sizes, output.num_reqs)]
 
-    def stage(self, output: SchedulerOutput, step: StepBuffers, size: int) -> Tensor:
-        """The inputs of a step, padded to ``size`` requests: int32 ``[n, size]``, to be looked at once it was sent."""
+    def stage(self, output: SchedulerOutput, step: StepBuffers, size: int) -> StagedInputs | None:
+        """The inputs of a step, padded to ``size`` requests: int32 ``[n, size]``, to be looked at once it was sent.
+
+        Returns:
+            None: its adapters are too many.
+        """
+        of_adapters = None
+        if self._adapters is not None and (of_adapters := self._adapters.stage(size, step.stage)) is None:
+            return None
         inputs = self._padding(size)
         num_reqs = output.num_reqs
         inputs[_INPUT_IDS, :num_reqs] = step.int32("input_ids", num_reqs)
@@ -92,19 +101,24 @@ class DecodeGraphs:
             # The halves of each number, the lower one first.
             inputs[_SEEDS : _UPPER_SEEDS + 1, :num_reqs] = seeds.view(np.int32).reshape(num_reqs, 2).T
             inputs[_SET] = output.buffer_index
-        return step.stage(inputs)
+        return StagedInputs(step.stage(inputs), of_adapters)
 
-    def run(self, staged: Tensor) -> Tensor:
+    def run(self, staged: StagedInputs) -> Tensor:
         """The hidden states of a step, or its logits, ``[size, width]``; they last until the next step.
 
         Args:
             staged: What ``stage`` gave.
         """
-        size = staged.shape[1]
+        size = staged.inputs.shape[1]
         graph = self._captures.of(size)
-        self._inputs[:, :size].copy_(staged)
+        self._inputs[:, :size].copy_(staged.inputs)
+        staged.fill(self._adapters)
         graph.replay()
         return graph.result
+
+    def common_sizes(self) -> list[int]:
+        """Those that are captured ahead, descending."""
+        return self.sizes[::-1]
 
     @torch.inference_mode()
     def capture_all(self, on_progress: Callable[[int, int], object] = lambda _done, _all: None) -> None:
@@ -113,7 +127,7 @@ class DecodeGraphs:
         Args:
             on_progress: Called after each with how many are captured, and of how many.
         """
-        for done, size in enumerate(reversed(self.sizes), 1):
+        for done, size in enumerate(self.common_sizes(), 1):
             if size not in self._captures:
                 self.capture(size)
             on_progress(done, len(self.sizes))
@@ -124,7 +138,8 @@ class DecodeGraphs:
 
     def _prepare(self, size: int) -> Callable[[], Tensor]:
         self._inputs[:, :size].copy_(torch.from_numpy(self._padding(size)))
-        return partial(self._forward, size, self._plan(size))
+        forward = partial(self._forward, size, self._plan(size))
+        return forward if self._adapters is None else self._adapters.over(size, forward)
 
     def _plan(self, size: int) -> AttentionPlan:
         return self._context.backend.plan_static(

@@ -165,6 +165,10 @@ class DraftGraphs:
         logits = graph.result[: output.total_num_scheduled_tokens]
         return StepResult(None, logits, given.view(output.num_reqs, size.width))
 
+    def common_sizes(self) -> list[DraftSize]:
+        """Those that are captured ahead, descending."""
+        return self.sizes[::-1]
+
     @torch.inference_mode()
     def capture_all(self, on_progress: Callable[[int, int], object] = lambda _done, _all: None) -> None:
         """Capture every size, the largest first: the others fit into its memory.
@@ -172,7 +176,7 @@ class DraftGraphs:
         Args:
             on_progress: Called after each with how many are captured, and of how many.
         """
-        for done, size in enumerate(reversed(self.sizes), 1):
+        for done, size in enumerate(self.common_sizes(), 1):
             if size not in self._captures:
                 self.capture(size)
             on_progress(done, len(self.sizes))

@@ -30,6 +30,7 @@ from rustvllm.attention.static_batch import StaticMixedBatch, StaticMixedPlan
 from rustvllm.worker.graphs.captures import Captures
 from rustvllm.worker.graphs.context import GraphContext
 from rustvllm.worker.graphs.recorder import Graph
+from rustvllm.worker.graphs.staged_inputs import StagedInputs
 from rustvllm.worker.graphs.static_inputs import StaticInputs
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class MixedGraphs:
         self._logits: dict[MixedSize, Tensor] = {}  # what graphs that go on to tokens leave
         device = context.block_table.device
         self._inputs = torch.zeros(self.sizes[-1].inputs.size, dtype=torch.int32, device=device)
+        self._adapters = context.adapters_of(max_tokens)
 
     def size_for(self, output: SchedulerOutput) -> MixedSize | None:
         """The graph that a step may run in; None if it must run without one, or as decodes."""
@@ -93,8 +95,15 @@ class MixedGraphs:
             self._tokens[bisect_left(self._tokens, num_tokens)], self._requests[bisect_left(self._requests, num_reqs)]
         )
 
-    def stage(self, output: SchedulerOutput, step: StepBuffers, size: MixedSize) -> Tensor:
-        """The inputs of a step, padded to a size: int32 ``[n]``, to be looked at once it was sent."""
+    def stage(self, output: SchedulerOutput, step: StepBuffers, size: MixedSize) -> StagedInputs | None:
+        """The inputs of a step, padded to a size: int32 ``[n]``, to be looked at once it was sent.
+
+        Returns:
+            None: its adapters are too many.
+        """
+        of_adapters = None
+        if self._adapters is not None and (of_adapters := self._adapters.stage(size.num_tokens, step.stage)) is None:
+            return None
         inputs = _padding(size, output.total_num_scheduled_tokens, self._context.null_row)
         of_tokens, of_requests = size.inputs.views(inputs)
         num_tokens, num_reqs = output.total_num_scheduled_tokens, output.num_reqs
@@ -118,9 +127,9 @@ class MixedGraphs:
             # The halves of each number, the lower one first.
             of_requests[_SEEDS : _UPPER_SEEDS + 1, :num_sampled] = seeds.view(np.int32).reshape(num_sampled, 2).T
             of_requests[_SET] = output.buffer_index
-        return step.stage(inputs)
+        return StagedInputs(step.stage(inputs), of_adapters)
 
-    def run(self, staged: Tensor, size: MixedSize) -> tuple[Tensor, Tensor | None]:
+    def run(self, staged: StagedInputs, size: MixedSize) -> tuple[Tensor, Tensor | None]:
         """The hidden states of a step, ``[size.num_tokens, hidden_size]``; they last until the next step.
 
         Args:
@@ -131,7 +140,8 @@ class MixedGraphs:
             These, and the logits of its samples, ``[size.num_reqs, vocab_size]``; None where the graph ends before.
         """
         graph = self._captures.of(size)
-        self._inputs[: staged.shape[0]].copy_(staged)
+        self._inputs[: staged.inputs.shape[0]].copy_(staged.inputs)
+        staged.fill(self._adapters)
         graph.replay()
         return graph.result, self._logits.get(size)
 
@@ -176,7 +186,8 @@ class MixedGraphs:
                 max_seq_len=self._context.max_seq_len,
             )
         )
-        return partial(self._forward, size, of_tokens, of_requests, plan)
+        forward = partial(self._forward, size, of_tokens, of_requests, plan)
+        return forward if self._adapters is None else self._adapters.over(size.num_tokens, forward)
 
     def _forward(self, size: MixedSize, of_tokens: Tensor, of_requests: Tensor, plan: StaticMixedPlan) -> Tensor:
         """What a graph does, from the static inputs on."""
