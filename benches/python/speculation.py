@@ -2,6 +2,7 @@
 
     python benches/python/speculation.py --text repeating random --streams 1 8 32 --output-json report.json
     python benches/python/speculation.py --text edited --prediction --quantization int8
+    python benches/python/speculation.py --text random --method draft_model --num-speculative-tokens 4 --wrong-every 5
 
 The model has the shape of GPT-2 small and is made so that it says a given text (``scripted_text.py``): it repeats
 itself, repeats nothing, alternates, lies, or is the next version of a source file. ``sampled`` is what a model of any
@@ -11,7 +12,7 @@ Each setting is an engine of its own in this process; they take turns step by st
 meets all, and each figure is the median over the rounds, ratios those of one round. What is measured is decoding, from
 the first token on. All engines compute with the core's products, unless ``RUSTVLLM_LINEAR_KERNEL`` says otherwise, so
 that drafts are all that differs. Requests have salts of their own, so that no answer is a draft of another one, unless
-``--shared``.
+``--shared``. With ``--method draft_model`` a model of two layers guesses, which is wrong every so many places.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from typing import Any
 
 import torch
 from bench_report import new_report, publish
-from scripted_text import Text, texts, use_tokenizer
+from scripted_text import NUM_IDS, Text, texts, use_tokenizer
 from tiny_checkpoint import SCRIPT_SCALE, write_gpt2_small
 
 from rustvllm import LLM, SamplingParams
@@ -54,11 +55,19 @@ class Scripted:
         worker = executor._worker  # noqa: SLF001 -- its weights are what is to be said
         self._model = worker.runner.model if folder is not None else None
 
+        draft_model = worker.runner.draft_model
+        self._draft_model = None if draft_model is None else draft_model.model
+        self.wrong_every = 0
+
     def say(self, script: list[int]) -> None:
         """From now on this is what follows."""
-        embedding, positions = self._model.embed_tokens.weight, self._model.wpe.weight
-        with torch.inference_mode():
-            positions[: len(script)] = SCRIPT_SCALE * embedding[torch.tensor(script)]
+        put(self._model, script)
+        if self._draft_model is not None:
+            wrong = [
+                (token_id + 1) % NUM_IDS if self.wrong_every and place % self.wrong_every == 0 else token_id
+                for place, token_id in enumerate(script)
+            ]
+            put(self._draft_model, wrong)
 
     def begin(
         self, prompts: list[dict[str, Any]], num_tokens: int | list[int], allowed: list[int] | None = None
@@ -102,6 +111,13 @@ class Scripted:
         """What was drafted, accepted and withheld so far."""
         counters = self.llm.llm_engine.engine_core.core.scheduler.stats()
         return {name: counters[name] for name in COUNTERS}
+
+
+def put(model: Any, script: list[int]) -> None:
+    """Make a model say a script."""
+    embedding, positions = model.embed_tokens.weight, model.wpe.weight
+    with torch.inference_mode():
+        positions[: len(script)] = SCRIPT_SCALE * embedding[torch.tensor(script)]
 
 
 def prompts_of(text: Text, num_streams: int, turn: str, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -181,8 +197,9 @@ def main() -> None:
     """Measure, and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", nargs="+", default=["repeating", "random"], help="names of scripted_text.py")
-    parser.add_argument("--method", default="auto", help="ngram, suffix or auto")
+    parser.add_argument("--method", default="auto", help="ngram, suffix, auto or draft_model")
     parser.add_argument("--num-speculative-tokens", type=int, default=16)
+    parser.add_argument("--wrong-every", type=int, default=5, help="places at which the second model is wrong; 0: none")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=256, help="per stream")
     parser.add_argument("--rounds", type=int, default=5)
@@ -207,6 +224,10 @@ def main() -> None:
             if not (folder / "config.json").exists():
                 write_gpt2_small(folder, args.tokenizer, num_positions=MAX_MODEL_LEN)
             common["max_model_len"] = MAX_MODEL_LEN
+        if args.method == "draft_model":
+            draft = Path(temporary) / "draft"
+            write_gpt2_small(draft, args.tokenizer, num_positions=MAX_MODEL_LEN, num_layers=2)
+            speculation["model"] = str(draft)
         name = None if args.embedded else str(folder)
         engines = {
             "without": Scripted(name, **common),
@@ -214,6 +235,8 @@ def main() -> None:
         }
         if args.always:
             engines["always"] = Scripted(name, **common, speculative_config={**speculation, "adaptive": False})
+        for engine in engines.values():
+            engine.wrong_every = args.wrong_every
         results = []
         for name in args.text:
             for num_streams in args.streams:

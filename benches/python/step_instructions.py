@@ -18,17 +18,17 @@ from bench_report import new_report, publish
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = Path("benches/examples/step_loop.rs")
-CASES = ((64, 0), (256, 0), (1024, 0), (64, 2048))
-"""Running decodes, and the tokens of a prompt that comes with each step."""
+CASES = ((64, 0), (256, 0), (1024, 0), (64, 2048), (256, 0, 16, 1), (256, 0, 16, 0))
+"""Running decodes, and the tokens of a prompt that comes with each step; then drafts of each decode that are looked for
+at most, and whether some are found."""
 SHORT, LONG = 50, 450
 """Steps of the two runs."""
 
 
 def build(checkout: Path) -> Path:
-    """The program of a checkout, which may lack the example."""
-    example = checkout / EXAMPLE
-    if not example.exists():
-        shutil.copy(REPOSITORY / EXAMPLE, example)
+    """The program of a checkout, of this one's example."""
+    if checkout != REPOSITORY:
+        shutil.copy(REPOSITORY / EXAMPLE, checkout / EXAMPLE)
     target = checkout / "target" / "instructions"
     # valgrind does not give a program the auxiliary vector that rustix reads by itself.
     env = os.environ | {"CARGO_TARGET_DIR": str(target), "RUSTFLAGS": "--cfg=rustix_use_libc"}
@@ -47,9 +47,9 @@ def instructions(program: Path, *numbers: int) -> int:
     return int(found[1].replace(",", ""))
 
 
-def of_a_step(program: Path, num_running: int, prefill_tokens: int) -> int:
+def of_a_step(program: Path, num_running: int, prefill_tokens: int, *drafts: int) -> int:
     """Schedule, update, and what the loop around them does."""
-    short, long = (instructions(program, num_running, prefill_tokens, steps) for steps in (SHORT, LONG))
+    short, long = (instructions(program, num_running, prefill_tokens, steps, *drafts) for steps in (SHORT, LONG))
     return round((long - short) / (LONG - SHORT))
 
 
@@ -63,11 +63,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for case in CASES:
         mine, its = of_a_step(own, *case), of_a_step(other, *case)
-        num_running, prefill_tokens = case
-        rows.append(
-            {"num_running": num_running, "prefill_tokens": prefill_tokens, "own": mine, "other": its}
-            | {"ratio": round(mine / its, 4)}
-        )
+        names = ("num_running", "prefill_tokens", "num_drafts", "are_found")
+        row: dict[str, Any] = dict(zip(names, case, strict=False))
+        rows.append(row | {"own": mine, "other": its, "ratio": round(mine / its, 4)})
     publish(new_report() | {"instructions_per_step": rows}, args.output_json)
 
 

@@ -136,7 +136,9 @@ def write_llama(folder: Path, shape: dict[str, int], family: str = "llama") -> P
     return folder
 
 
-def write_gpt2_small(folder: Path, tokenizer: Path, *, num_positions: int = 1024, script: Sequence[int] = ()) -> Path:
+def write_gpt2_small(
+    folder: Path, tokenizer: Path, *, num_positions: int = 1024, script: Sequence[int] = (), num_layers: int = 12
+) -> Path:
     """GPT-2 small's shape (124 million parameters, float32, 498 MB) with GPT-2's tokenizer.
 
     Args:
@@ -145,9 +147,10 @@ def write_gpt2_small(folder: Path, tokenizer: Path, *, num_positions: int = 1024
         num_positions: Tokens of prompt and output together.
         script: What the model is to say: at place ``p`` the id that it draws greedily after ``p + 1`` tokens, whatever
             they are. It computes as much as any model of the shape.
+        num_layers: Fewer for a smaller model.
     """
     vocab_size = copy_tokenizer(tokenizer, folder)
-    hidden_size, num_layers = 768, 12
+    hidden_size = 768
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

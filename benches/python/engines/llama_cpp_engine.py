@@ -16,6 +16,8 @@ def load(settings: dict[str, Any]) -> Generate:
     import llama_cpp
     import numpy as np
 
+    if settings.get("drafts"):
+        return look_up(settings)
     threads, num_seqs, max_len = settings["num_threads"], settings["max_num_seqs"], settings["max_model_len"]
     most = int(os.environ.get("LLAMA_CPP_BATCH", "512"))
     llama_cpp.llama_backend_init()
@@ -61,6 +63,35 @@ def load(settings: dict[str, Any]) -> Generate:
             rows = [(seq, len(ids) + step, outputs[seq][-1], True) for seq, ids in enumerate(prompts)]
             for output, token in zip(outputs, compute(rows), strict=True):
                 output.append(token)
+        return outputs
+
+    return generate
+
+
+def look_up(settings: dict[str, Any]) -> Generate:
+    """A model that looks up drafts in what it has, one prompt after another."""
+    import itertools
+
+    from llama_cpp import Llama
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    drafts, threads = settings["drafts"], settings["num_threads"]
+    lookup = LlamaPromptLookupDecoding(drafts["prompt_lookup_max"], drafts["num_speculative_tokens"])
+    llm = Llama(
+        settings["converted"],
+        n_ctx=settings["max_model_len"],
+        n_threads=threads,
+        n_threads_batch=threads,
+        draft_model=lookup,
+        logits_all=True,
+        verbose=False,
+    )
+
+    def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        outputs = []
+        for ids in prompts:
+            llm.reset()
+            outputs.append(list(itertools.islice(llm.generate(ids, temp=0.0, repeat_penalty=1.0), max_tokens)))
         return outputs
 
     return generate

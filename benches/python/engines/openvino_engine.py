@@ -23,6 +23,8 @@ def load(settings: dict[str, Any]) -> Generate:
     properties = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": settings["num_threads"]}
     if precision == "f32":
         properties["KV_CACHE_PRECISION"] = "f32"
+    if settings.get("drafts"):
+        properties["prompt_lookup"] = True
     pipeline = openvino_genai.ContinuousBatchingPipeline(settings["converted"], scheduler, "CPU", properties)
 
     def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
@@ -31,6 +33,9 @@ def load(settings: dict[str, Any]) -> Generate:
         config.ignore_eos = True
         config.set_eos_token_id(settings["vocab_size"] - 1)  # it wants one, also of a model that has none
         config.do_sample = False
+        if settings.get("drafts"):
+            config.num_assistant_tokens = settings["drafts"]["num_speculative_tokens"]
+            config.max_ngram_size = settings["drafts"]["prompt_lookup_max"]
         tensors = [openvino.Tensor(np.asarray([ids], np.int64)) for ids in prompts]
         results = pipeline.generate(tensors, [config] * len(tensors))
         return [[int(token) for token in result.m_generation_ids[0]] for result in results]

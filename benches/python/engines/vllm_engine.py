@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from worker import Generate, adapter_settings, serve
+from worker import Generate, adapter_settings, serve, vllm_drafts
 
 
 def load(settings: dict[str, Any]) -> Generate:
@@ -18,6 +18,7 @@ def load(settings: dict[str, Any]) -> Generate:
         max_num_seqs=settings["max_num_seqs"],
         enable_prefix_caching=False,
         **adapter_settings(settings),
+        **vllm_drafts(settings),
     )
     adapters = [
         LoRARequest(Path(path).name, number, path) for number, path in enumerate(settings.get("adapters", ()), 1)

@@ -21,6 +21,11 @@ def adapter_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return {"enable_lora": True, "max_loras": len(settings["adapters"]), "max_lora_rank": settings["adapter_rank"]}
 
 
+def vllm_drafts(settings: dict[str, Any]) -> dict[str, Any]:
+    """What engines with vLLM's arguments are called with for the drafts that are asked for."""
+    return {"speculative_config": settings["drafts"]} if settings.get("drafts") else {}
+
+
 def serve(load: Callable[[dict[str, Any]], Generate]) -> None:
     """Load an engine as the first line says, then answer.
 

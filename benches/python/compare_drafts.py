@@ -1,0 +1,169 @@
+r"""rustvllm with drafts against other engines with theirs, on the CPU: the same model, the same texts, by turns.
+
+The model has the shape of GPT-2 small and is made so that it says given texts (``scripted_text.py``), each from a place
+of its own on, so what an engine answers is known and checked; before its place a prompt has ids at random. Each engine
+is a process of its own (``engines/``); while one is measured the others are stopped. A name may have a number of drafts
+behind a ``-``; ``off`` is without drafts. Measured is the time of the whole answers less that of their first tokens.
+
+    python benches/python/compare_drafts.py --prepare --text repeating --model scripted
+    ov/bin/optimum-cli export openvino --model scripted --task text-generation-with-past --weight-format fp32 \
+        ov-scripted
+    lcpp/bin/python benches/python/engines/gguf_of.py scripted scripted f32
+    python benches/python/compare_drafts.py --text repeating --model scripted --engine rustvllm-off=.venv/bin/python \
+        --engine vllm-4=vllm/bin/python --engine vllm-off=vllm/bin/python --engine transformers-10=.venv/bin/python \
+        --engine openvino-5=ov/bin/python:ov-scripted --engine llama_cpp-10=lcpp/bin/python:scripted-f32.gguf
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bench_report import new_report, publish
+from compare_offline import DATA, Engine, environment_of, vocab_size_of
+from scripted_text import NUM_IDS, STAGGER, Text, texts, use_tokenizer
+from tiny_checkpoint import write_gpt2_small
+
+OURS = {"method": "auto", "suffix_decoding_max_cached_requests": 0}
+"""No answer is a draft of another one: each turn asks the same."""
+NUM_POSITIONS = 1024
+
+
+def drafts_of(name: str) -> dict[str, Any] | None:
+    """The setting that a name says."""
+    engine, _, setting = name.partition("-")
+    if setting == "off":
+        return None
+    if engine == "rustvllm":
+        return OURS
+    # Of the others 3 is the default.
+    longest = {"prompt_lookup_max": 5, "prompt_lookup_min": 2} if engine == "vllm" else {"prompt_lookup_max": 3}
+    return {"method": "ngram", "num_speculative_tokens": int(setting), **longest}
+
+
+def is_one_at_a_time(name: str) -> bool:
+    """Whether an engine looks up drafts for one stream alone; transformers wants prompts of one length as well."""
+    return name.startswith("transformers") or (name.startswith("llama_cpp") and not name.endswith("-off"))
+
+
+class Scene:
+    """One text, from its place on.
+
+    Args:
+        text: See there.
+        start: Its place.
+        num_streams: At most.
+        num_tokens: Of each answer at most.
+    """
+
+    def __init__(self, text: Text, start: int, num_streams: int, num_tokens: int) -> None:
+        self.num_tokens = min(num_tokens, len(text.answer) - STAGGER * (num_streams - 1))
+        self._text, self._start = text, start
+
+    def script(self) -> list[int]:
+        """What the model says after each place from the text's on."""
+        return self._text.script()
+
+    def prompts(self, num_streams: int, seed: int) -> list[list[int]]:
+        """One for each stream."""
+        source = random.Random(seed)
+        before = [[source.randrange(NUM_IDS) for _ in range(self._start)] for _ in range(num_streams)]
+        return [ids + self._text.of_stream(stream) for stream, ids in enumerate(before)]
+
+    def expected(self, num_streams: int) -> list[list[int]]:
+        """Their answers."""
+        return [self._text.answer[STAGGER * stream :][: self.num_tokens] for stream in range(num_streams)]
+
+
+def make_scenes(args: argparse.Namespace) -> dict[str, Scene]:
+    """The texts one after the other."""
+    most, start, scenes = max(args.streams), 0, {}
+    for name in args.text:
+        text = texts(args.corpus)[name](1, args.tokens + STAGGER * most)
+        scenes[name] = Scene(text, start, most, args.tokens)
+        start += len(scenes[name].script())
+    if start > NUM_POSITIONS:
+        raise SystemExit(f"the texts have {start} tokens, the model {NUM_POSITIONS} places: ask for fewer --tokens")
+    return scenes
+
+
+def measure(engines: dict[str, Engine], scene: Scene, num_streams: int, turns: int) -> dict[str, Any]:
+    """Tokens per second of each engine, by turns; the first warms up."""
+    speeds: dict[str, list[float]] = {}
+    for turn in range(-1, turns):
+        for name, engine in engines.items():
+            if num_streams > 1 and is_one_at_a_time(name):
+                continue
+            prompts, expected = scene.prompts(num_streams, turn), scene.expected(num_streams)
+            num_tokens = scene.num_tokens if turn >= 0 else min(24, scene.num_tokens)
+            first = engine.generate(prompts, 1)["seconds"]
+            whole = engine.generate(prompts, num_tokens)
+            if whole["token_ids"] != [ids[:num_tokens] for ids in expected]:
+                raise SystemExit(f"{name}: the model did not say the text")
+            if turn >= 0:
+                speed = num_streams * (num_tokens - 1) / (whole["seconds"] - first)
+                speeds.setdefault(name, []).append(speed)
+    return {
+        "tokens_per_second": {name: round(statistics.median(values), 1) for name, values in speeds.items()},
+        "range": {name: [round(min(values)), round(max(values))] for name, values in speeds.items()},
+    }
+
+
+def main() -> None:
+    """Start all, measure by turns, print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", nargs="+", default=["repeating"], help="names of scripted_text.py")
+    parser.add_argument("--corpus", type=Path, help="a text file, for --text ordinary")
+    parser.add_argument("--engine", action="append", default=[], metavar="NAME=PYTHON[:CONVERTED]")
+    parser.add_argument("--model", type=Path, help="folder of the checkpoint, made if it is not there")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--num-threads", type=int, default=2)
+    parser.add_argument("--tokenizer", type=Path, default=DATA / "gpt2-tokenizer", help="GPT-2's")
+    parser.add_argument("--log-folder", type=Path, help="what the engines print goes there")
+    parser.add_argument("--prepare", action="store_true", help="make the checkpoint, and end")
+    parser.add_argument("--output-json", type=Path)
+    args = parser.parse_args()
+    use_tokenizer(args.tokenizer)
+    scenes = make_scenes(args)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        model = args.model or Path(folder) / "scripted"
+        if not (model / "config.json").exists():
+            script = [token_id for scene in scenes.values() for token_id in scene.script()]
+            write_gpt2_small(model, args.tokenizer, num_positions=NUM_POSITIONS, script=script)
+        if args.prepare:
+            return
+        engines: dict[str, Engine] = {}
+        for entry in [f"rustvllm={sys.executable}", *args.engine]:
+            name, _, where = entry.partition("=")
+            python, _, converted = where.partition(":")
+            settings = {
+                "model": str(model),
+                "converted": converted,
+                "dtype": "float32",
+                "max_model_len": NUM_POSITIONS,
+                "vocab_size": vocab_size_of(model),
+                "max_num_seqs": max(args.streams),
+                "num_threads": args.num_threads,
+                "drafts": drafts_of(name),
+            }
+            environment = environment_of(name.partition("-")[0], python, args.num_threads)
+            engine = Engine(name, python, settings, environment, (args.log_folder or Path(folder)) / f"{name}.log")
+            engines[name] = stack.enter_context(engine)
+            print(f"{name} loaded in {engine.load_seconds:.1f} s", file=sys.stderr, flush=True)
+        results = []
+        for name, scene in scenes.items():
+            for num_streams in args.streams:
+                row = {"text": name, "streams": num_streams, "tokens": scene.num_tokens}
+                results.append(row | measure(engines, scene, num_streams, args.turns))
+                print(results[-1], file=sys.stderr, flush=True)
+        publish({**new_report(), "turns": args.turns, "results": results}, args.output_json)
+
+
+if __name__ == "__main__":
+    main()
