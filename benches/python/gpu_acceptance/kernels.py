@@ -9,7 +9,7 @@ from gpu_acceptance.finding import DEVICE, DRY, Finding, replayed, synchronize
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.attention.static_batch import StaticDecodeBatch
 from rustvllm.attention.triton_backend import TritonAttentionBackend
-from rustvllm.kernels import activation, draw, matmul, norm, penalties, reference, rotary, truncation
+from rustvllm.kernels import activation, draw, matmul, norm, penalties, reference, rotary, truncation, verify
 from rustvllm.sample.random import counter_uniform
 
 MIXED = [(0, 700), (1500, 1), (3000, 33), (40, 1), (0, 1), (900, 1)]
@@ -51,6 +51,7 @@ def kernels(found: Finding) -> None:
     found.attempt("truncation", truncated)
     found.attempt("draws", draws)
     found.attempt("penalties", penalised)
+    found.attempt("drafts that are kept", verified)
 
 
 def distance(out: torch.Tensor, expected: torch.Tensor) -> float:
@@ -226,6 +227,22 @@ def truncated(found: Finding) -> None:
         reference.apply_top_k_top_p(expected, k, p)
         most = max(most, int((got.isfinite() != expected.isfinite()).sum(1).max()))
     found.check("truncation", most <= 2, ids_that_differ_in_a_row=most)
+
+
+def verified(found: Finding) -> None:
+    """Of 64 requests with up to 7 drafts of two ids each, some of them without any token."""
+    counts = torch.randint(0, 9, (64,))
+    starts = torch.cat((torch.zeros(1), counts.cumsum(0))).to(torch.int32).to(DEVICE)
+    both = torch.randint(0, 2, (2, int(starts[-1])), dtype=torch.int32, device=DEVICE)
+    rows = torch.randperm(64, dtype=torch.int32, device=DEVICE)
+    results = []
+    for function in (verify.verify, reference.verify):
+        out, last = torch.full((2, 64 * 8), -9, dtype=torch.int32, device=DEVICE), torch.zeros_like(rows)
+        function(both[0], both[1], starts, 8, out, last, which=torch.ones_like(rows), rows=rows)
+        results.append((out, last))
+    same = all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    num_kept = int((results[0][0][1].view(64, 8)[:, 1:] >= 0).sum())
+    found.check("drafts that are kept", same and num_kept > 0, kept=num_kept)
 
 
 def draws(found: Finding) -> None:
