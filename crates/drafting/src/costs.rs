@@ -15,6 +15,9 @@ const WEIGHT: f32 = 0.125;
 /// What a further token is believed to cost where nothing larger was measured, as a share of a step of one token.
 const SHARE_PER_TOKEN: f32 = 0.03;
 
+/// A step so many times as large says little of this one: it may be a prompt, and have been the first of its kind.
+const FAR: u64 = 4;
+
 /// Steps after which a measurement is taken again.
 const MAX_AGE: u64 = 128;
 
@@ -75,11 +78,11 @@ impl StepCosts {
             return Some(ns);
         }
         let more = size_of(class) as f32 - size;
-        let Some(above) = self.known_from(class) else {
-            return Some(ns * (1.0 + more * SHARE_PER_TOKEN / (1.0 + SHARE_PER_TOKEN * (size - 1.0))));
-        };
+        let believed = ns * (1.0 + more * SHARE_PER_TOKEN / (1.0 + SHARE_PER_TOKEN * (size - 1.0)));
+        let Some(above) = self.known_from(class) else { return Some(believed) };
         let slope = (self.by_class[above].ns - ns) / (size_of(above) as f32 - size);
-        Some(ns + slope * more)
+        let is_far = size_of(above) >= FAR * size_of(class);
+        Some((ns + slope * more).min(if is_far { believed } else { f32::INFINITY }))
     }
 
     /// The largest class up to this one that was measured.

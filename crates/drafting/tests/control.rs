@@ -93,6 +93,19 @@ fn costs_between_two_sizes_lie_between_theirs() {
     );
 }
 
+/// A prompt that was slow, as the first step of an engine is, does not keep drafts from being tried.
+#[test]
+fn a_slow_prompt_says_little_of_a_few_drafts() {
+    let mut costs = costs(1_000_000, 30_000, &[1]);
+    costs.measure(96, 900_000_000);
+    assert_ne!(chosen(&costs, 1, &[(2, 0.25)]), [0], "what was not tried is believed to cost little");
+    for _ in 0..4 {
+        costs.measure(2, 5_000_000);
+    }
+    assert_eq!(chosen(&costs, 1, &[(2, 0.25)]), [0], "and then it is known");
+    assert_eq!(costs.expected(50).map(|ns| ns > 100_000_000.0), Some(true), "what is near counts");
+}
+
 #[test]
 fn a_size_is_measured_again_after_a_while() {
     let mut costs = costs(1000, 100, &[1]);
