@@ -8,6 +8,10 @@ const LEAST_GAIN: f32 = 1.03;
 /// How much longer a token of any row may take than without drafts, as a factor.
 const MOST_DELAY: f32 = 1.03;
 
+/// How much longer a token of a row without drafts may take, with room for what measurements are wrong by: of several
+/// sizes the one that seems to cost least is taken.
+const OTHERS_DELAY: f32 = 1.025;
+
 /// The drafts that were found for one row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Candidate {
@@ -119,12 +123,15 @@ impl Chooser {
         self.edges.clear();
         let total: u32 = candidates.iter().map(|candidate| candidate.num_drafts).sum();
         let likeliest = candidates.iter().map(|candidate| candidate.acceptance).fold(0.0, f32::max);
-        let (num_rows, mut edge) = (plain.num_rows as f32, 0);
+        let (num_rows, mut edge, mut least_ns) = (plain.num_rows as f32, 0, plain.ns);
         while edge < total {
             edge = total.min(last_of_class(plain.num_tokens + edge + 1) - plain.num_tokens);
             let Some(ns) = costs.expected(plain.num_tokens + edge) else { continue };
+            // More tokens take no less time, whatever was measured: chance must not choose a size.
+            let ns = ns.max(least_ns);
+            least_ns = ns;
             let rate = (num_rows + likeliest * edge as f32) / ns;
-            if rate > LEAST_GAIN * num_rows / plain.ns && ns <= plain.ns * (MOST_DELAY + others) {
+            if rate > LEAST_GAIN * num_rows / plain.ns && ns <= plain.ns * (OTHERS_DELAY + others) {
                 self.edges.push((edge, ns));
             }
         }

@@ -74,6 +74,17 @@ fn many_rows_are_not_slowed_by_one_either() {
     assert!((2..=5).contains(&some), "each takes 0.6 % of the step: {some}");
 }
 
+/// A larger step that seems to have taken less was measured at a good moment.
+#[test]
+fn a_lucky_measurement_does_not_slow_the_neighbours() {
+    let sizes: Vec<u32> = (1..=64).collect();
+    let mut noisy = costs(1_000_000, 30_000, &sizes);
+    for _ in 0..40 {
+        noisy.measure(36, 1_900_000);
+    }
+    assert_eq!(chosen(&noisy, 32, &[(8, 0.99)]), [0], "36 rows seem to take less than 32");
+}
+
 #[test]
 fn nothing_runs_before_a_step_was_measured() {
     assert_eq!(chosen(&StepCosts::default(), 1, &[(8, 1.0)]), [0]);
