@@ -263,7 +263,7 @@ def test_a_server_goes_on_with_new_ranks_on_each_node_when_one_was_killed() -> N
         other.wait_for("waiting for its next engine (1 of", 10)
         deadline = time.monotonic() + 90
         while not answered():
-            assert time.monotonic() < deadline, first.text
+            assert time.monotonic() < deadline, first.text + other.text
             time.sleep(0.2)
         [new] = other.ranks()
         assert new.pid != rank.pid
@@ -341,7 +341,7 @@ def test_a_head_without_a_secret_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.slow
 def test_a_node_that_comes_late_is_waited_for_by_name(log: list[str]) -> None:
     port, late = free_port(), []
-    timer = threading.Timer(SOON + 1, lambda: late.append(Node(port)))
+    timer = threading.Timer(SOON + 6, lambda: late.append(Node(port)))
     timer.start()
     try:
         with head(port) as llm:

@@ -68,23 +68,29 @@ class FollowerNode:
             ModelLoadError: There is no head.
             EngineDeadError: The head or a rank has ended without a shutdown.
         """
-        link = self._join(self._connect(seconds))
+        link = self._connect(seconds)
         if link is None:
             return
         try:
+            self._say_hello(link)
             self._follow(link)
         finally:
             link.give_up()
             link.cut()
 
-    def _connect(self, seconds: float) -> socket.socket | None:
-        """A connection to the head; None: this node was stopped."""
+    def _connect(self, seconds: float) -> _core.NodeLink | None:
+        """A connection to the head; None: this node was stopped.
+
+        One that breaks before the head has proved to know the secret is tried again: that of an engine which is about
+        to end is there until it has.
+        """
         began, has_complained = time.monotonic(), False
         address = (nodes.resolve(self._parallel.master_addr), self._parallel.master_port)
         while self._is_stopped is None:
             waited = time.monotonic() - began
             try:
-                return socket.create_connection(address, timeout=max(0.1, min(5.0, seconds - waited)))
+                with socket.create_connection(address, timeout=max(0.1, min(5.0, seconds - waited))) as connection:
+                    return self._prove(connection)
             except OSError as error:
                 why = error.strerror or str(error)
             if waited >= seconds:
@@ -98,19 +104,18 @@ class FollowerNode:
             time.sleep(_RETRY_SECONDS)
         return None
 
-    def _join(self, connection: socket.socket | None) -> _core.NodeLink | None:
-        if connection is None:
-            return None
+    def _prove(self, connection: socket.socket) -> _core.NodeLink:
         try:
-            with connection:
-                link = _core.NodeLink.prove(connection.fileno(), self._secret, nodes.HANDSHAKE_SECONDS)
+            return _core.NodeLink.prove(connection.fileno(), self._secret, nodes.HANDSHAKE_SECONDS)
         except PermissionError as error:
             raise ConfigError(
                 f"{self._name} and {self._head} have different secrets: give both the same RUSTVLLM_ENGINE_SECRET or "
                 "--engine-secret-file"
             ) from error
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise ModelLoadError(f"{self._name} cannot join {self._head}: {error}") from error
+
+    def _say_hello(self, link: _core.NodeLink) -> None:
         hello = {
             "node_rank": self._parallel.node_rank,
             "host": socket.gethostname(),
@@ -119,7 +124,6 @@ class FollowerNode:
         }
         nodes.say(link, hello=hello)
         self._say(f"{self._name} has joined {self._head}")
-        return link
 
     def _follow(self, link: _core.NodeLink) -> None:
         taken = self._wait_until_taken(link)
