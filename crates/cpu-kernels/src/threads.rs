@@ -1,8 +1,8 @@
 //! The threads of a process that share out attention and products: one call at a time, the caller working too.
 //!
-//! Between two products of a step lie a few microseconds, less than waking a thread takes. A helper therefore looks out
-//! for the next call for a little while ([`DEFAULT_SPIN`]) before it sleeps. Nothing looks out while there is nothing to
-//! do, and who finds the threads taken by another caller works alone rather than wait.
+//! Between two products of a step lie a few microseconds, between two steps some hundred, and waking a thread takes as long. A
+//! helper therefore looks out for the next call for a little while ([`DEFAULT_SPIN`]) before it sleeps. Nothing looks out
+//! while there is nothing to do, and who finds the threads taken by another caller works alone rather than wait.
 
 use std::{
     cell::UnsafeCell,
@@ -16,8 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a helper looks out for the next call before it sleeps: longer than what lies between the products of a step.
-pub const DEFAULT_SPIN: Duration = Duration::from_micros(50);
+/// How long a helper looks out for the next call before it sleeps: longer than what lies between the last product of a step and
+/// the first of the next.
+pub const DEFAULT_SPIN: Duration = Duration::from_micros(500);
 /// How long a caller looks out for the last part of a helper before it sleeps.
 const CALLER_SPIN: Duration = Duration::from_micros(200);
 /// Looks between two looks at the clock.

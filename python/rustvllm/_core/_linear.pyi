@@ -14,7 +14,7 @@ class CpuThreads:
     """
 
     def __new__(cls, num_threads: int, *, spin_us: int | None = None) -> Self:
-        """``num_threads`` compute, the caller included; ``spin_us`` is at most 1,000,000, None: 50.
+        """``num_threads`` compute, the caller included; ``spin_us`` is at most 1,000,000, None: 500.
 
         Raises ``ValueError`` outside 1 to 1024, ``OSError`` when the system starts no more threads.
         """
