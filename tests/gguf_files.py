@@ -27,7 +27,12 @@ AROUND = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
 }  # fmt: skip
-SCALES = {Type.Q4_K: ((0, 2e-4), (2, 1.5e-3)), Type.Q5_K: ((0, 1e-4), (2, 1.5e-3)), Type.Q6_K: ((208, 4e-5),)}
+SCALES = {
+    Type.Q4_K: ((0, 2e-4), (2, 1.5e-3)),
+    Type.Q5_K: ((0, 1e-4), (2, 1.5e-3)),
+    Type.Q6_K: ((208, 4e-5),),
+    Type.IQ4_NL: ((0, 4e-4),),
+}
 """Where the 16-bit scales of a block lie, and values that make numbers of a weight's size."""
 
 

@@ -35,6 +35,7 @@ from rustvllm.kernels import (
     matmul,
     norm,
     penalties,
+    quantized_matmul,
     rotary,
     rotary_write,
     tile_list,
@@ -192,6 +193,27 @@ def launch_adapters(dtype: torch.dtype, *, has_bias: bool) -> None:
     lora.add_adapters(x, out, out[0] if has_bias else None, of_step, table, num_ranks=48, num_outputs=4096)
 
 
+def launch_quantized(dtype: torch.dtype, bits: int, zeros: str, group_size: int) -> None:
+    """Few rows, which are split, many, with what is added to them, and the unpacked weight."""
+    shape, groups = (4096, 2048), (2048 // group_size, 4096)
+    stored = (4096, quantized_matmul.nibble_bytes(2048)) if bits == 4 else shape
+    kept = torch.float16 if bits == 4 else torch.float32
+    offsets = {"middle": None, "point": torch.uint8, "minimum": kept}[zeros]
+    weight = quantized_matmul.QuantizedWeight(
+        torch.zeros(stored, dtype=torch.uint8 if bits == 4 else torch.int8),
+        torch.zeros(groups, dtype=kept),
+        None if offsets is None else torch.zeros(groups, dtype=offsets),
+        2048,
+        group_size,
+    )
+    x, out = torch.zeros(40, 2048, dtype=dtype), torch.zeros(40, 4096, dtype=dtype)
+    for rows in (3, 40):
+        quantized_matmul.quantized_linear(x[:rows], weight)
+        quantized_matmul.quantized_linear(x[:rows], weight, out[0], out[:rows])
+    quantized_matmul.quantized_linear(x, weight, is_invariant=True)
+    quantized_matmul.unpack(weight, dtype)
+
+
 def launch_tiles() -> None:
     """What the programs of a mixed step in a graph compute."""
     starts, tiles = torch.tensor([0, 40, 41, 41], dtype=torch.int32), torch.zeros((2, 8), dtype=torch.int32)
@@ -218,6 +240,14 @@ CASES: dict[str, Callable[[], None]] = {
     "layers": launch_layers,
     "adapters bfloat16": lambda: launch_adapters(torch.bfloat16, has_bias=False),
     "adapters float16 with a bias": lambda: launch_adapters(torch.float16, has_bias=True),
+    "quantised bfloat16, AWQ": lambda: launch_quantized(torch.bfloat16, 4, "point", 128),
+    "quantised float16, AWQ": lambda: launch_quantized(torch.float16, 4, "point", 128),
+    "quantised bfloat16, Q4_0": lambda: launch_quantized(torch.bfloat16, 4, "middle", 32),
+    "quantised bfloat16, Q4_K": lambda: launch_quantized(torch.bfloat16, 4, "minimum", 32),
+    "quantised bfloat16, small groups": lambda: launch_quantized(torch.bfloat16, 4, "point", 16),
+    "quantised bfloat16, rows of 8 bits": lambda: launch_quantized(torch.bfloat16, 8, "middle", 2048),
+    "quantised bfloat16, Q8_0": lambda: launch_quantized(torch.bfloat16, 8, "middle", 32),
+    "quantised bfloat16, Q6_K": lambda: launch_quantized(torch.bfloat16, 8, "minimum", 16),
     "tiles": launch_tiles,
     "sampler": launch_sampler,
 }

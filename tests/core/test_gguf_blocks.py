@@ -7,8 +7,8 @@ from rustvllm import _core
 
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 
-TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
-WHOLE = {"Q8_0": 32, "Q4_0": 32, "Q5_0": 32, "Q6_K": 16}
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"]
+WHOLE = {"Q8_0": 32, "Q4_0": 32, "Q5_0": 32, "Q6_K": 16, "IQ4_NL": 32, "MXFP4": 32}
 SIZES = {name: (block, num_bytes) for name, block, num_bytes in _core.gguf_type_sizes()}
 
 
@@ -51,7 +51,8 @@ def test_packed_layers_hold_the_same_numbers(name, group_size):
     row_bytes = columns // SIZES[name][0] * SIZES[name][1]
     blocks = random_blocks(name, rows * columns // SIZES[name][0]).reshape(-1, SIZES[name][1])
     at = 208 if name == "Q6_K" else 0
-    blocks[:, at + 1] &= 0x3B  # scales that are finite
+    if name != "MXFP4":
+        blocks[:, at + 1] &= 0x3B  # scales that are finite
     packed = _core.PackedLinear(_core.CpuThreads(2), rows, columns, "int8", group_size)
     if group_size > WHOLE[name]:
         with pytest.raises(ValueError, match="groups of 32 with 16 scales are asked for of 512 numbers of Q6_K"):
@@ -74,11 +75,17 @@ FORMS = {
     "Q4_K": ("int4", 32, "two-level", "minimum"),
     "Q5_1": ("int8", 32, "f16", "minimum"),
     "Q5_K": ("int8", 32, "two-level", "minimum"),
+    "Q6_K": ("int6", 16, "two-level", "middle"),
 }
 
 
 WIDE = ("int8", 16, "f32", "minimum")
-CASES = [*FORMS.items(), *((name, WIDE) for name in (*FORMS, "Q6_K", "Q8_0"))]
+MIXED = ("int8", 16, "two-level", "minimum")
+CASES = [
+    *FORMS.items(),
+    *((name, WIDE) for name in (*FORMS, "Q8_0")),
+    *((name, MIXED) for name in ("Q4_K", "Q5_K", "Q6_K")),
+]
 
 
 @pytest.mark.parametrize(("name", "form"), CASES, ids=str)
@@ -128,11 +135,100 @@ def test_unpacking_refuses_what_does_not_fit():
     out = np.empty(64, np.float32)
     with pytest.raises(ValueError, match="67 bytes of Q8_0 are given for 64 numbers, but as many take 68"):
         _core.unpack_blocks("Q8_0", np.zeros(67, np.uint8), out)
-    with pytest.raises(ValueError, match="IQ4_NL are not unpacked here"):
-        _core.unpack_blocks("IQ4_NL", np.zeros(36, np.uint8), out)
+    with pytest.raises(ValueError, match="IQ4_XS are not unpacked here"):
+        _core.unpack_blocks("IQ4_XS", np.zeros(36, np.uint8), out)
     with pytest.raises(TypeError, match="blocks must be an array of uint8"):
         _core.unpack_blocks("Q8_0", np.zeros(68, np.int32), out)
     with pytest.raises(ValueError, match="contiguous"):
         _core.unpack_blocks("Q8_0", np.zeros(136, np.uint8)[::2], out)
     with pytest.raises(ValueError, match="share memory"):
         _core.unpack_blocks("F32", out.view(np.uint8), out)
+
+
+@pytest.mark.parametrize("group_size", [16, 32])
+@pytest.mark.parametrize("name", [name for name in TYPES if name not in ("F32", "F16", "BF16")])
+def test_whole_numbers_scales_and_minima_mean_the_same_numbers(name, group_size):
+    count = 37 * 512
+    blocks = random_blocks(name, count // SIZES[name][0]).reshape(-1, SIZES[name][1])
+    places = {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "IQ4_NL": (0,), "MXFP4": ()}
+    for at in places.get(name, (0, 2)):
+        blocks[:, at + 1] &= 0x3B  # scales and minima that are finite
+    numbers = np.empty(count, np.int8)
+    scales, minima = np.empty((2, count // group_size), np.float32)
+    if group_size > WHOLE.get(name, 32):
+        with pytest.raises(ValueError, match="groups of 32"):
+            _core.whole_blocks(name, blocks.reshape(-1), numbers, scales, minima)
+        return
+    _core.whole_blocks(name, blocks.reshape(-1), numbers, scales, minima)
+    with np.errstate(over="ignore"):  # the largest exponents of MXFP4 leave float32
+        values = numbers.reshape(-1, group_size).astype(np.float32) * scales[:, None] - minima[:, None]
+    assert np.abs(values).max() > 0
+    assert np.array_equal(values.reshape(-1), expected(name, blocks))
+
+
+def test_whole_blocks_refuses_what_does_not_fit():
+    blocks, numbers = np.zeros(68, np.uint8), np.empty(64, np.int8)
+    scales, minima = np.empty((2, 2), np.float32)
+    for wrong, message in [
+        ((blocks[:67], numbers, scales, minima), "67 bytes of Q8_0 are given for 64 numbers"),
+        ((blocks[:0], numbers, scales, minima), "0 bytes, 2 minima and 2 scales"),
+        ((blocks, numbers, scales, minima[:1]), "68 bytes, 1 minima and 2 scales"),
+        ((blocks, numbers[:63], scales, minima), "2 scales cannot share 63 numbers"),
+        ((blocks, numbers, scales[:0], minima), "0 scales cannot share 64 numbers"),
+        ((blocks, numbers, scales, scales), "share memory"),
+        ((blocks, numbers[::2], scales, minima), "contiguous"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            _core.whole_blocks("Q8_0", *wrong)
+    with pytest.raises(ValueError, match="F16 are not unpacked here"):
+        _core.whole_blocks("F16", np.zeros(128, np.uint8), numbers, scales, minima)
+    with pytest.raises(TypeError, match="numbers must be an array of int8"):
+        _core.whole_blocks("Q8_0", blocks, np.empty(64, np.int32), scales, minima)
+
+
+@pytest.mark.parametrize(("name", "interleaved"), [("Q8_0", 0), ("Q4_K", 16), ("Q6_K", 128), ("Q4_0", 2)])
+def test_rows_out_of_a_file_are_those_out_of_memory(name, interleaved, tmp_path):
+    rows, columns, ahead = 256, 512, 100
+    kind, group, *form = FORMS.get(name, ("int8", 16 if name == "Q6_K" else 32, "f32", "middle"))
+    blocks = random_blocks(name, rows * columns // SIZES[name][0]).reshape(-1, SIZES[name][1])
+    for at in {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,)}.get(name, (0, 2)):
+        blocks[:, at + 1] &= 0x3B  # scales and minima that are finite
+    given = blocks.reshape(rows, -1)
+    path = tmp_path / "rows"
+    path.write_bytes(bytes(ahead) + given.tobytes())
+    threads = _core.CpuThreads(2)
+    from_file, from_memory = (
+        _core.PackedLinear(threads, rows + 3, columns, kind, group, scales=form[0], zeros=form[1]) for _ in range(2)
+    )
+    half = rows // 2
+    row_bytes = given.shape[1]
+    for begin in (half, 0):
+        from_file.pack_file(3 + begin, half, name, path, ahead + begin * row_bytes, interleaved_rows=interleaved)
+    if interleaved:  # what llama.cpp's converter did is undone
+        given = given.reshape(-1, interleaved // 2, 2, row_bytes).swapaxes(1, 2).reshape(rows, row_bytes)
+    from_memory.pack_blocks(3, name, np.ascontiguousarray(given))
+    out = np.empty((2, rows, columns), np.float32)
+    for packed, to in zip((from_file, from_memory), out, strict=True):
+        packed.unpack_rows(np.arange(3, rows + 3), to)
+    assert np.abs(out[0]).max() > 0
+    assert np.array_equal(out[0], out[1])
+
+
+def test_a_file_that_ends_too_early_packs_nothing(tmp_path):
+    packed = _core.PackedLinear(_core.CpuThreads(2), 2, 64, "int8", 32)
+    path = tmp_path / "rows"
+    path.write_bytes(bytes(2 * 68 - 1))
+    with pytest.raises(OSError, match="failed to fill whole buffer") as caught:
+        packed.pack_file(0, 2, "Q8_0", path, 0)
+    assert caught.value.errno is None
+    with pytest.raises(FileNotFoundError):
+        packed.pack_file(0, 2, "Q8_0", tmp_path / "nowhere", 0)
+    with pytest.raises(ValueError, match="2 rows cannot lie in turns, 3 together"):
+        packed.pack_file(0, 2, "Q8_0", path, 0, interleaved_rows=3)
+    with pytest.raises(ValueError, match="2 rows cannot lie in turns, 4 together"):
+        packed.pack_file(0, 2, "Q8_0", path, 0, interleaved_rows=4)
+    with pytest.raises(ValueError, match="rows 1 to 3"):
+        packed.pack_file(1, 2, "Q8_0", path, 0)
+    path.write_bytes(bytes(2 * 68))
+    packed.pack_file(0, 2, "Q8_0", path, 0)
+    packed.forward(np.zeros((1, 64), np.float32), np.zeros((1, 2), np.float32))

@@ -19,6 +19,7 @@ from rustvllm import _core
 from rustvllm.config import LoadConfig
 from rustvllm.config.checkpoint_forms import kept_layers, read_forms
 from rustvllm.config.model_folder import read_model_config
+from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu_embedding import BlockEmbedding, PackedEmbedding
 from rustvllm.layers.cpu_linear import CoreLinear
 from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
@@ -79,7 +80,7 @@ def check(reference, model):
 
 def whole_layers(model):
     kernels = [module.kernel for module in model.modules() if isinstance(module, Linear)]
-    return [k for k in kernels if isinstance(k, CoreLinear) and k.packed.kind in ("int8", "int4")]
+    return [k for k in kernels if isinstance(k, CoreLinear) and k.packed.kind in ("int8", "int6", "int4")]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -100,6 +101,15 @@ def test_f16_equals_transformers(variant, tmp_path):
     path = tmp_path / "m-F16.gguf"
     reference = write(path, variant, lambda _: "F16")
     check(reference, load(path))
+
+
+@pytest.mark.parametrize("kind", ["IQ4_NL", "MXFP4"])
+def test_codes_of_4_bits_that_stand_for_whole_numbers(kind, tmp_path):
+    path = tmp_path / "m.gguf"
+    reference = write(path, "llama", lambda _: kind)
+    model = load(path)
+    assert {kernel.packed.kind for kernel in whole_layers(model)} == {"int8"}
+    check(reference, model)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "BF16", "F32"])
@@ -128,11 +138,12 @@ def test_large_blocks_mixed_as_they_are(kinds, variant, tmp_path):
     model = load(path)
     whole = whole_layers(model)
     assert len(whole) == len([module for module in model.modules() if isinstance(module, Linear)])
-    assert {kernel.packed.kind for kernel in whole} >= {"int8" if "" in kinds else "int4"}
+    expected = {"Q5_K": {"int8"}, "Q6_K": {"int6"}}.get(kinds.get(""), {"int4"})
+    assert {kernel.packed.kind for kernel in whole} >= (expected | {"int6"} if "ffn_down" in kinds else expected)
     check(reference, model)
 
 
-@pytest.mark.parametrize(("kind", "bits"), [("Q4_0", 4.5), ("Q4_1", 5), ("Q4_K", 4.5), ("Q8_0", 8.5)])
+@pytest.mark.parametrize(("kind", "bits"), [("Q4_0", 4.5), ("Q4_1", 5), ("Q4_K", 4.5), ("Q8_0", 8.5), ("Q6_K", 6.5625)])
 def test_layers_take_little_more_than_their_blocks(kind, bits, tmp_path):
     path = tmp_path / "m.gguf"
     write(path, "llama", lambda _: kind, **LARGE)
@@ -140,7 +151,7 @@ def test_layers_take_little_more_than_their_blocks(kind, bits, tmp_path):
     linears = [module for module in model.modules() if isinstance(module, Linear)]
     assert len(whole_layers(model)) == len(linears)
     stored = sum(linear.weight.numel() for linear in linears) * bits / 8
-    assert stored < sum(kernel.nbytes for kernel in whole_layers(model)) <= 1.1 * stored
+    assert stored <= sum(kernel.nbytes for kernel in whole_layers(model)) <= 1.1 * stored
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
@@ -179,14 +190,15 @@ def test_what_is_kept_takes_what_is_predicted(kinds, variant, tmp_path):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q6_K"])
 def test_rounded_activations_stay_near(kind, tmp_path):
     path = tmp_path / "m.gguf"
     write(path, "llama", lambda _: kind, **LARGE)
     exact, rounded = load(path), load(path, options=LinearOptions(round_activations=True))
     linears = [[m for m in model.modules() if isinstance(m, Linear)] for model in (exact, rounded)]
     for one, other in zip(*linears, strict=True):
-        assert (one.kernel.packed.kind, other.kernel.packed.kind) == ("int4", "w4a8")
+        kinds = ("int6", "w6a8") if kind == "Q6_K" else ("int4", "w4a8")
+        assert (one.kernel.packed.kind, other.kernel.packed.kind) == kinds
         assert torch.equal(one.kernel.unpack(64), other.kernel.unpack(64))
         x = torch.randn((5, one.weight.shape[1]), generator=torch.Generator().manual_seed(0))
         expected = one(x)
@@ -229,6 +241,24 @@ def test_what_is_rounded_on_request_is_what_could_not_be_kept(tmp_path):
         assert torch.equal(a.unpack(64), b.unpack(64))
         assert ours.mlp.down_proj.kernel.packed.kind == "int8"
         assert exact.mlp.down_proj.kernel not in whole_layers(kept)
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_an_error(tmp_path, monkeypatch):
+    path = tmp_path / "m.gguf"
+    write(path, "llama", lambda _: "Q8_0")
+    packed, pack_file = [], LinearPacker.pack_file
+
+    def cut(*args):
+        packed.append(args)
+        if len(packed) == 5:
+            with path.open("r+b") as file:
+                file.truncate(args[4].offset + args[4].row_bytes + 1)
+        pack_file(*args)
+
+    monkeypatch.setattr(LinearPacker, "pack_file", cut)
+    with pytest.raises(ModelLoadError, match=r"ended within tensor .* it became shorter while it was read"):
+        load(path)
+    assert len(packed) == 5
 
 
 def test_a_shard_is_part_of_the_model(tmp_path):

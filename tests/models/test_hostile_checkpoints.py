@@ -81,14 +81,14 @@ def mutated_bytes(content, first, last, rng):
 
 def outcome(read):
     """Whether it was read; an error that is not ours fails the test, as one that costs much does."""
-    before, begin = resident(), time.perf_counter()
+    before, begin = resident(), time.thread_time()
     try:
         read()
     except RustVLLMError as error:
         assert str(error)  # noqa: PT017 -- every other error fails by itself
         return False
     finally:
-        assert time.perf_counter() - begin < MOST_SECONDS * 5, "a busy machine has five times as long"
+        assert time.thread_time() - begin < MOST_SECONDS, "of a processor, whatever else runs on the machine"
         assert resident() - before < MOST_BYTES
     return True
 

@@ -23,6 +23,7 @@ from gpu_kernel_code import (
     launch_adapters,
     launch_attention,
     launch_draft_attention,
+    launch_quantized,
     launch_rotary_write,
 )
 
@@ -41,6 +42,7 @@ from rustvllm.kernels import (
     truncation,
     verify,
 )
+from rustvllm.kernels.quantized_matmul import QuantizedWeight, quantized_linear
 
 SHARED_BYTES = {90: 227 << 10, 80: 99 << 10}
 """Of Hopper; and the least that any GPU has that untuned sizes are for."""
@@ -129,6 +131,27 @@ def test_steps_with_any_adapters_run_the_same_code(launches):
         for slots, ranks in ((1, 1), (4, 16), (9, 33)):
             lora.add_adapters(x, out, None, of_step, table[:slots, ranks % 3], num_ranks=ranks, num_outputs=96)
     assert launches.variants() == {"_shrink_kernel": 1, "_expand_kernel": 1}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "zeros", "group_size"),
+    [(torch.bfloat16, 4, "point", 128), (torch.float16, 8, "middle", 32), (torch.float32, 4, "minimum", 32)],
+)
+def test_quantised_weights(launches, dtype, bits, zeros, group_size):
+    launch_quantized(dtype, bits, zeros, group_size)
+    codes = check(launches, at_least=6)
+    products = [code for code in codes if "dot" in code.asm["ttir"]]
+    assert len(products) >= 4
+    assert all(dtype == torch.float32 or "mma" in code.asm["ptx"] for code in products)
+
+
+def test_any_number_of_rows_runs_code_that_is_there_already(launches):
+    """One for few rows, one for many, whatever is added; with and without splits."""
+    weight = QuantizedWeight(torch.zeros((64, 1024), dtype=torch.uint8), torch.zeros(64, 64), None, 2048, 32)
+    x = torch.zeros(257, 2048, dtype=torch.float16)
+    for rows in (1, 2, 16, 17, 64, 100, 256):
+        quantized_linear(x[:rows], weight)
+    assert launches.variants() == {"_quantized_kernel": 2, "_sum_kernel": 1}
 
 
 def test_everything_else(launches):

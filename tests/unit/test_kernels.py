@@ -14,6 +14,7 @@ LEAST = {
     "lora": 8,
     "models": 3,
     "paged_attention": 8,
+    "quantized_matmul": 17,
     "rotary_write": 3,
     "sampling": 3,
     "tile_list": 5,

@@ -19,6 +19,7 @@ def load(settings: dict[str, Any]) -> Generate:
         max_model_len=settings["max_model_len"],
         max_num_seqs=settings["max_num_seqs"],
         enable_prefix_caching=False,
+        skip_tokenizer_init=True,  # prompts and answers are ids
         **adapter_settings(settings),
         **vllm_drafts(settings),
     )

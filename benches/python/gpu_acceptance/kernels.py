@@ -9,7 +9,18 @@ from gpu_acceptance.finding import DEVICE, DRY, Finding, replayed, synchronize
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.attention.static_batch import StaticDecodeBatch
 from rustvllm.attention.triton_backend import TritonAttentionBackend
-from rustvllm.kernels import activation, draw, matmul, norm, penalties, reference, rotary, truncation, verify
+from rustvllm.kernels import (
+    activation,
+    draw,
+    matmul,
+    norm,
+    penalties,
+    quantized_matmul,
+    reference,
+    rotary,
+    truncation,
+    verify,
+)
 from rustvllm.sample.random import counter_uniform
 
 MIXED = [(0, 700), (1500, 1), (3000, 33), (40, 1), (0, 1), (900, 1)]
@@ -48,6 +59,7 @@ def kernels(found: Finding) -> None:
     for dtype in (FP32,) if DRY else (BF16, FP16, FP32):
         found.attempt(f"layers in {dtype}", layers, dtype)
         found.attempt(f"norms, turns and writes in {dtype}", turned_and_written, dtype)
+        found.attempt(f"quantised weights in {dtype}", quantised, dtype)
     found.attempt("truncation", truncated)
     found.attempt("draws", draws)
     found.attempt("penalties", penalised)
@@ -78,6 +90,34 @@ def attention(found: Finding, name: str, seed: int, *case: Any) -> None:
     kept = torch.equal(step.cache.view(torch.uint8), expected_cache.view(torch.uint8))
     limit = LIMITS[dtype] * (2 if fp8 else 1)
     found.check(f"attention: {name}", error <= limit and kept, error=error, cache_is_right=kept)
+
+
+QUANTISED = ((4, "point", 128), (4, "middle", 32), (4, "minimum", 32), (8, "middle", 32), (8, "minimum", 16))
+"""Bits, what numbers are counted from, group: AWQ, Q4_0, Q4_K, Q8_0, and Q6_K in a layer with others."""
+
+
+def quantised(found: Finding, dtype: torch.dtype) -> None:
+    """Products with weights of 4 and 8 bits, of few rows, which are split, and of many; and the unpacked weight."""
+    shape = (48, 256) if DRY else (4096, 4096)
+    generator = torch.Generator().manual_seed(11)
+    for bits, zeros, group in QUANTISED:
+        numbers = torch.randint(0, 16, shape, generator=generator)
+        stored = quantized_matmul.pack_nibbles(numbers.to(torch.uint8)) if bits == 4 else (16 * numbers - 128).char()
+        scales, minima = torch.rand((2, shape[1] // group, shape[0]), generator=generator).half()
+        offsets = {"middle": None, "point": (16 * minima).byte(), "minimum": minima}[zeros]
+        weight = quantized_matmul.QuantizedWeight(
+            stored.to(DEVICE), scales.to(DEVICE), None if offsets is None else offsets.to(DEVICE), shape[1], group
+        )
+        worst = distance(quantized_matmul.unpack(weight, FP32), reference.unpack(weight)) / LIMITS[FP32]
+        for rows in (1, 5, 40) if DRY else (1, 16, 100, 256):
+            x = torch.randn((rows, shape[1]), generator=generator).to(dtype).to(DEVICE)
+            residual = torch.randn((rows, shape[0]), generator=generator).to(dtype).to(DEVICE)
+            for invariant in (False, True):
+                out = quantized_matmul.quantized_linear(x, weight, None, residual, is_invariant=invariant)
+                expected = reference.quantized_linear(x, weight, None, residual)
+                worst = max(worst, distance(out, expected) / LIMITS[dtype])
+        name = f"quantised weights in {dtype}: {bits} bits, {zeros}, groups of {group}"
+        found.check(name, worst <= 1, error_over_limit=worst)
 
 
 def captured_plan(found: Finding) -> None:

@@ -55,7 +55,7 @@ pub enum WeightKind {
         /// Inputs that share a scale of the weight: 16, a multiple of 32, or at least as many as there are.
         group_size: usize,
     },
-    /// Whole numbers of 4 or 8 bits with what files have besides: see [`Quantized`].
+    /// Whole numbers of 4, 6 or 8 bits with what files have besides: see [`Quantized`].
     Quantized(Quantized),
 }
 
@@ -64,7 +64,8 @@ impl WeightKind {
     #[must_use]
     pub fn block(self) -> usize {
         match self {
-            Self::W8A8 { group_size: 16 } | Self::Quantized(Quantized { group_size: 16, bits: 8, .. }) => 16,
+            Self::W8A8 { group_size: 16 }
+            | Self::Quantized(Quantized { group_size: 16, bits: 6 | 8, .. }) => 16,
             Self::W8A8 { .. } | Self::Quantized(_) => 32,
             _ => 1,
         }
@@ -287,14 +288,15 @@ impl PackedLinear {
         PanelOrder { kind: self.kind, has_pairs: self.has_pairs, panel: self.kernel.panel() }
     }
 
-    /// Bytes of one input's weights in a panel.
+    /// Bytes of one input's weights in a panel, or about that where they have 6 bits.
     pub(crate) fn step(&self) -> usize {
         self.kernel.panel() * self.kind.weight_bits() / 8
     }
 
     /// Bytes of a panel's weights.
     pub(crate) fn panel_bytes(&self) -> usize {
-        self.step() * self.padded_inputs()
+        // Of 6 bits the weights of one input may not be whole bytes; those of a block are.
+        self.kernel.panel() * self.padded_inputs() * self.kind.weight_bits() / 8
     }
 
     /// Inputs that a panel has room for.

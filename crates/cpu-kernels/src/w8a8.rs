@@ -67,7 +67,7 @@ fn variant_of(layer: &PackedLinear) -> Variant {
     let quantized = if let WeightKind::Quantized(form) = layer.kind() { Some(form) } else { None };
     Variant {
         block: layer.kind().block(),
-        is_halves: quantized.is_some_and(|form| form.bits == 4),
+        bits: quantized.map_or(8, |form| form.bits),
         has_mins: quantized.is_some_and(Quantized::has_offsets),
     }
 }

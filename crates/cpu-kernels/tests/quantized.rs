@@ -54,14 +54,21 @@ fn forms() -> impl Strategy<Value = Quantized> {
                 }
             }
         }
+        for scales in [ScaleForm::F32, ScaleForm::F16, ScaleForm::Bf16, ScaleForm::TwoLevel] {
+            let zeros = ZeroForm::Middle;
+            all.extend([Quantized { bits: 6, group_size: 16, scales, zeros, rounds_activations }; 4]);
+        }
         for bits in [4, 8] {
             let (scales, zeros) = (ScaleForm::TwoLevel, ZeroForm::Minimum);
             let two_level = Quantized { bits, group_size: 32, scales, zeros, rounds_activations };
             all.extend([two_level; 8]);
+            if bits == 8 {
+                all.extend([Quantized { group_size: 16, ..two_level }; 4]);
+            }
         }
     }
     all.retain(|form| {
-        (form.bits == 8 || form.group_size != 16) && (form.bits == 4 || form.zeros != ZeroForm::Point)
+        (form.bits != 4 || form.group_size != 16) && (form.bits == 4 || form.zeros != ZeroForm::Point)
     });
     prop::sample::select(all)
 }
@@ -80,7 +87,7 @@ fn cases() -> impl Strategy<Value = Case> {
 fn rows_of(case: &Case, bits: &mut Bits) -> Vec<QuantizedRow> {
     let Case { inputs, form, .. } = *case;
     let groups = inputs.div_ceil(form.group_size);
-    let slots = if form.scales == ScaleForm::TwoLevel { groups / 8 } else { groups };
+    let slots = if form.scales == ScaleForm::TwoLevel { groups * form.group_size / 256 } else { groups };
     let kept = |x: f32| match form.scales {
         ScaleForm::F32 => x,
         ScaleForm::Bf16 => bf16::from_f32(x).to_f32(),
@@ -90,6 +97,7 @@ fn rows_of(case: &Case, bits: &mut Bits) -> Vec<QuantizedRow> {
         let mut number = || match (form.bits, form.zeros) {
             (4, ZeroForm::Middle) => (bits.next() % 16) as i8 - 8,
             (4, _) => (bits.next() % 16) as i8,
+            (6, _) => (bits.next() % 64) as i8 - 32,
             _ => bits.next() as i8,
         };
         let numbers = (0..inputs).map(|_| number()).collect();
@@ -107,7 +115,7 @@ fn rows_of(case: &Case, bits: &mut Bits) -> Vec<QuantizedRow> {
             ZeroForm::Minimum => (0..slots).map(|_| scale()).collect(),
         };
         let factors = if form.scales == ScaleForm::TwoLevel { groups } else { 0 };
-        let factors = (0..factors).map(|_| [bits.next() as u8 & 63, bits.next() as u8 & 63]).collect();
+        let factors = (0..factors).map(|_| [bits.next() as u8, bits.next() as u8]).collect();
         QuantizedRow { numbers, scales, offsets, factors }
     };
     (0..case.outputs).map(row).collect()
@@ -116,8 +124,9 @@ fn rows_of(case: &Case, bits: &mut Bits) -> Vec<QuantizedRow> {
 /// Scale, and what is taken away from each weight of a group.
 fn group_of(form: Quantized, row: &QuantizedRow, group: usize) -> (f32, f32) {
     if form.scales == ScaleForm::TwoLevel {
-        let [scale, min] = row.factors[group].map(f32::from);
-        return (row.scales[group / 8] * scale, row.offsets[group / 8] * min);
+        let (level, [scale, min]) = (group * form.group_size / 256, row.factors[group]);
+        let min = row.offsets.get(level).map_or(0.0, |offset| offset * f32::from(min));
+        return (row.scales[level] * f32::from(scale.cast_signed()), min);
     }
     let scale = row.scales[group];
     match form.zeros {
@@ -238,6 +247,7 @@ fn a_row_alone_has_the_same_bits_as_in_company() {
         of(4, 128, ScaleForm::F32, ZeroForm::Point),
         of(4, 32, ScaleForm::TwoLevel, ZeroForm::Minimum),
         of(8, 16, ScaleForm::F32, ZeroForm::Minimum),
+        of(6, 16, ScaleForm::TwoLevel, ZeroForm::Middle),
     ] {
         // More groups than are made ready together.
         let case = Case { num_rows: MOST, outputs: 70, inputs: 2304, form, seed: 0x1234_5678_9abc };
@@ -278,6 +288,10 @@ fn memory_is_that_of_the_bits() {
     close(num_bytes(32, ScaleForm::F16, ZeroForm::Minimum), 5.0);
     close(num_bytes(32, ScaleForm::TwoLevel, ZeroForm::Minimum), 4.625);
     close(num_bytes(128, ScaleForm::F16, ZeroForm::Point), 4.1875);
+    let (scales, zeros) = (ScaleForm::TwoLevel, ZeroForm::Middle);
+    let six = Quantized { bits: 6, group_size: 16, scales, zeros, rounds_activations: true };
+    let bytes = PackedLinear::new(1024, 4096, WeightKind::Quantized(six)).unwrap().num_bytes();
+    close(bytes as f64, 6.5625);
 }
 
 #[test]
@@ -316,6 +330,19 @@ fn what_does_not_fit_is_refused() {
     let new = |form, inputs| PackedLinear::new(4, inputs, WeightKind::Quantized(form));
     for (wrong, inputs) in [
         (Quantized { bits: 3, ..form }, 64),
+        (Quantized { bits: 6, ..form }, 64),
+        (Quantized { bits: 6, group_size: 16, zeros: ZeroForm::Minimum, ..form }, 64),
+        (Quantized { bits: 8, group_size: 16, scales: ScaleForm::TwoLevel, ..form }, 256),
+        (
+            Quantized {
+                bits: 8,
+                group_size: 64,
+                scales: ScaleForm::TwoLevel,
+                zeros: ZeroForm::Minimum,
+                ..form
+            },
+            256,
+        ),
         (Quantized { bits: 8, zeros: ZeroForm::Point, ..form }, 64),
         (Quantized { scales: ScaleForm::TwoLevel, ..form }, 256),
         (Quantized { scales: ScaleForm::TwoLevel, zeros: ZeroForm::Minimum, ..form }, 64),

@@ -76,11 +76,39 @@ pub(crate) fn q8_0_whole(bytes: &[u8], numbers: &mut [i8], scale: &mut dyn FnMut
     *thirty_two(numbers) = bytes[2..].as_chunks::<32>().0[0].map(u8::cast_signed);
 }
 
+/// What the halves of `IQ4_NL` stand for.
+const IQ4_NL_CODE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// Twice what those of `MXFP4` do: sign, two bits of exponent, one of mantissa.
+const MXFP4_CODE: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// `d`, then halves: d · code.
+pub(crate) fn iq4_nl_whole(bytes: &[u8], numbers: &mut [i8], scale: &mut dyn FnMut(usize, f32)) {
+    scale(0, f16_at(bytes, 0));
+    *thirty_two(numbers) = nibbles(bytes, 2).map(|q| IQ4_NL_CODE[usize::from(q)]);
+}
+
+/// A byte of exponent, then halves: half of 2^(e − 127) · code.
+pub(crate) fn mxfp4_whole(bytes: &[u8], numbers: &mut [i8], scale: &mut dyn FnMut(usize, f32)) {
+    let exponent = u32::from(bytes[0]);
+    // The least two are below the smallest normal number.
+    scale(0, f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 }));
+    *thirty_two(numbers) = nibbles(bytes, 1).map(|q| MXFP4_CODE[usize::from(q)]);
+}
+
 /// 128 bytes of low halves, 64 of upper pairs of bits, 16 scales, `d`: d · scale · (q − 32), a scale for each 16.
 pub(crate) fn q6_k_whole(bytes: &[u8], numbers: &mut [i8], scale: &mut dyn FnMut(usize, f32)) {
-    let (low, high, scales, d) = (&bytes[..128], &bytes[128..192], &bytes[192..208], f16_at(bytes, 208));
-    for (group, byte) in scales.iter().enumerate() {
-        scale(group, d * f32::from(*byte as i8));
+    let mut factors = [[0; 2]; 16];
+    let d = q6_k_levels(bytes, numbers, &mut factors);
+    for (group, [factor, _]) in factors.into_iter().enumerate() {
+        scale(group, d * f32::from(factor.cast_signed()));
+    }
+}
+
+/// Its numbers, what `d` is multiplied by in each group (the first of two bytes, with a sign), and `d`.
+pub(crate) fn q6_k_levels(bytes: &[u8], numbers: &mut [i8], factors: &mut [[u8; 2]; 16]) -> f32 {
+    let (low, high, scales) = (&bytes[..128], &bytes[128..192], &bytes[192..208]);
+    for (factor, byte) in factors.iter_mut().zip(scales) {
+        *factor = [*byte, 0];
     }
     for ((low, high), out) in
         low.chunks_exact(64).zip(high.chunks_exact(32)).zip(numbers.chunks_exact_mut(128))
@@ -92,6 +120,7 @@ pub(crate) fn q6_k_whole(bytes: &[u8], numbers: &mut [i8], scale: &mut dyn FnMut
             }
         }
     }
+    f16_at(bytes, 208)
 }
 
 fn scaled<const N: usize, const GROUPS: usize>(bytes: &[u8], out: &mut [f32], whole: WholeBlock) {
@@ -116,6 +145,14 @@ pub(crate) fn q5_0(bytes: &[u8], out: &mut [f32]) {
 
 pub(crate) fn q8_0(bytes: &[u8], out: &mut [f32]) {
     scaled::<32, 1>(bytes, out, q8_0_whole);
+}
+
+pub(crate) fn iq4_nl(bytes: &[u8], out: &mut [f32]) {
+    scaled::<32, 1>(bytes, out, iq4_nl_whole);
+}
+
+pub(crate) fn mxfp4(bytes: &[u8], out: &mut [f32]) {
+    scaled::<32, 1>(bytes, out, mxfp4_whole);
 }
 
 pub(crate) fn q6_k(bytes: &[u8], out: &mut [f32]) {

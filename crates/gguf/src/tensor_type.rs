@@ -127,7 +127,7 @@ impl TensorType {
     #[must_use]
     pub fn group_size(self) -> Option<usize> {
         match self.name {
-            "Q8_0" | "Q4_0" | "Q5_0" => Some(32),
+            "Q8_0" | "Q4_0" | "Q5_0" | "IQ4_NL" | "MXFP4" => Some(32),
             "Q6_K" => Some(16),
             _ => None,
         }
@@ -148,6 +148,8 @@ impl TensorType {
             "Q4_K" => blocks::q4_k,
             "Q5_K" => blocks::q5_k,
             "Q6_K" => blocks::q6_k,
+            "IQ4_NL" => blocks::iq4_nl,
+            "MXFP4" => blocks::mxfp4,
             "F32" => |bytes, out| out[0] = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
             "F16" => |bytes, out| out[0] = blocks::f16_at(bytes, 0),
             "BF16" => |bytes, out| out[0] = half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
@@ -185,6 +187,8 @@ impl TensorType {
             "Q4_0" => blocks::q4_0_whole,
             "Q5_0" => blocks::q5_0_whole,
             "Q8_0" => blocks::q8_0_whole,
+            "IQ4_NL" => blocks::iq4_nl_whole,
+            "MXFP4" => blocks::mxfp4_whole,
             _ => blocks::q6_k_whole,
         };
         let per_group = own / group_size;
@@ -241,11 +245,12 @@ impl TensorType {
     }
 
     /// The whole numbers of blocks with scales in two levels, as they lie there: scale and minimum of each block, and what they
-    /// are multiplied by for each 32 numbers.
+    /// are multiplied by for each 32 numbers, or for each 16 where there is room for so many factors. Those of scales have a
+    /// sign. `Q6_K` has none but groups of 16, and no minima: `mins` is empty then, or filled with zeros.
     ///
     /// # Errors
     ///
-    /// Another type than `Q4_K` and `Q5_K`, or other lengths than these.
+    /// Another type than `Q4_K`, `Q5_K` and `Q6_K`, or other lengths than these.
     pub fn two_levels(
         self,
         bytes: &[u8],
@@ -254,22 +259,40 @@ impl TensorType {
         mins: &mut [f32],
         factors: &mut [[u8; 2]],
     ) -> Result<(), BlockError> {
-        let block: blocks::LevelBlock = match self.name {
-            "Q4_K" => blocks::q4_k_levels,
-            "Q5_K" => blocks::q5_k_levels,
+        /// Groups of a block, the large ones and the small ones.
+        const LARGE: usize = 8;
+        const SMALL: usize = 16;
+        let block: Option<blocks::LevelBlock> = match self.name {
+            "Q4_K" => Some(blocks::q4_k_levels),
+            "Q5_K" => Some(blocks::q5_k_levels),
+            "Q6_K" => None,
             name => return Err(BlockError::Type(name)),
         };
         self.expect(bytes.len(), numbers.len())?;
         let num_blocks = numbers.len() / self.block;
-        if scales.len() != num_blocks || mins.len() != num_blocks || factors.len() != 8 * num_blocks {
-            let (type_name, group_size) = (self.name, 32);
+        let has_minima = mins.len() == num_blocks || (mins.is_empty() && block.is_none());
+        let is_large = factors.len() == LARGE * num_blocks && block.is_some();
+        if scales.len() != num_blocks || !has_minima || !(is_large || factors.len() == SMALL * num_blocks) {
+            let (type_name, group_size) = (self.name, self.block * num_blocks / factors.len().max(1));
             let (scales, numbers) = (scales.len(), numbers.len());
             return Err(BlockError::Groups { type_name, group_size, scales, numbers });
         }
+        mins.fill(0.0);
+        let per_block = if is_large { LARGE } else { SMALL };
         let parts = bytes.chunks_exact(self.block_bytes).zip(numbers.chunks_exact_mut(self.block));
-        let levels = scales.iter_mut().zip(mins).zip(factors.as_chunks_mut::<8>().0);
-        for ((bytes, numbers), ((scale, min), factors)) in parts.zip(levels) {
-            (*scale, *min) = block(bytes, numbers, factors);
+        let levels = scales.iter_mut().zip(factors.chunks_exact_mut(per_block));
+        for (index, ((bytes, numbers), (scale, factors))) in parts.zip(levels).enumerate() {
+            let Some(block) = block else {
+                let mut small = [[0; 2]; SMALL];
+                *scale = blocks::q6_k_levels(bytes, numbers, &mut small);
+                factors.copy_from_slice(&small);
+                continue;
+            };
+            let mut large = [[0; 2]; LARGE];
+            (*scale, mins[index]) = block(bytes, numbers, &mut large);
+            for (factors, of_group) in factors.chunks_exact_mut(per_block / LARGE).zip(large) {
+                factors.fill(of_group);
+            }
         }
         Ok(())
     }

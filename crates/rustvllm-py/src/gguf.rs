@@ -9,7 +9,7 @@ use pyo3::{
     prelude::*,
 };
 
-use crate::buffers::native_buffer;
+use crate::{arrays::expect_aligned, buffers::native_buffer};
 
 /// Numbers from which on their unpacking is shared among threads.
 const MIN_SHARED_NUMBERS: usize = 1 << 20;
@@ -19,7 +19,8 @@ const MOST_THREADS: usize = 8;
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<GgufFile>()?;
     module.add_function(wrap_pyfunction!(gguf_type_sizes, module)?)?;
-    module.add_function(wrap_pyfunction!(unpack_blocks, module)?)
+    module.add_function(wrap_pyfunction!(unpack_blocks, module)?)?;
+    module.add_function(wrap_pyfunction!(whole_blocks, module)?)
 }
 
 pub(crate) fn block_error(error: BlockError) -> PyErr {
@@ -144,6 +145,62 @@ fn unpack_blocks(
     // caller's part, as with every call of numpy and torch.
     let out = unsafe { std::slice::from_raw_parts_mut(out.buf_ptr().cast::<f32>(), out.item_count()) };
     py.detach(|| unpack(tensor_type, blocks, out)).map_err(block_error)
+}
+
+#[pyfunction]
+fn whole_blocks(
+    py: Python<'_>,
+    type_name: &str,
+    blocks: &Bound<'_, PyAny>,
+    numbers: &Bound<'_, PyAny>,
+    scales: &Bound<'_, PyAny>,
+    minima: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let tensor_type = type_named(type_name)?;
+    let blocks = contiguous::<u8>("blocks", "uint8", blocks)?;
+    let numbers = contiguous::<i8>("numbers", "int8", numbers)?;
+    let scales = contiguous::<f32>("scales", "float32", scales)?;
+    let minima = contiguous::<f32>("minima", "float32", minima)?;
+    if numbers.readonly() || scales.readonly() || minima.readonly() {
+        return Err(PyValueError::new_err("numbers, scales and minima must be writable"));
+    }
+    if scales.item_count() == 0 || !numbers.item_count().is_multiple_of(scales.item_count()) {
+        let (numbers, scales) = (numbers.item_count(), scales.item_count());
+        return Err(PyValueError::new_err(format!("{scales} scales cannot share {numbers} numbers")));
+    }
+    if blocks.item_count() == 0 || minima.item_count() != scales.item_count() {
+        let (bytes, minima, scales) = (blocks.item_count(), minima.item_count(), scales.item_count());
+        return Err(PyValueError::new_err(format!(
+            "{bytes} bytes, {minima} minima and {scales} scales do not fit"
+        )));
+    }
+    let place = |start: usize, len: usize| (start, start + len);
+    let mut places = [
+        place(blocks.buf_ptr() as usize, blocks.len_bytes()),
+        place(numbers.buf_ptr() as usize, numbers.len_bytes()),
+        place(scales.buf_ptr() as usize, scales.len_bytes()),
+        place(minima.buf_ptr() as usize, minima.len_bytes()),
+    ];
+    places.sort_unstable();
+    if places.windows(2).any(|pair| pair[1].0 < pair[0].1) {
+        return Err(PyValueError::new_err("blocks, numbers, scales and minima share memory"));
+    }
+    expect_aligned("scales", &scales)?;
+    expect_aligned("minima", &minima)?;
+    // SAFETY: the view keeps the memory, which is contiguous and not empty; any byte is one.
+    let blocks = unsafe { std::slice::from_raw_parts(blocks.buf_ptr().cast::<u8>(), blocks.item_count()) };
+    // SAFETY: likewise, writable, and apart from all others. That no other thread of Python touches the arrays
+    // meanwhile is the caller's part, as with every call of numpy and torch.
+    let numbers =
+        unsafe { std::slice::from_raw_parts_mut(numbers.buf_ptr().cast::<i8>(), numbers.item_count()) };
+    // SAFETY: likewise, and aligned.
+    let scales =
+        unsafe { std::slice::from_raw_parts_mut(scales.buf_ptr().cast::<f32>(), scales.item_count()) };
+    // SAFETY: likewise.
+    let minima =
+        unsafe { std::slice::from_raw_parts_mut(minima.buf_ptr().cast::<f32>(), minima.item_count()) };
+    let group_size = numbers.len() / scales.len();
+    py.detach(|| tensor_type.with_minima(blocks, group_size, numbers, scales, minima)).map_err(block_error)
 }
 
 /// Unpacks in as many threads as it is worth.

@@ -14,6 +14,7 @@ mod cpu_threads;
 mod decoder;
 mod drafter;
 mod errors;
+mod file_rows;
 mod gguf;
 mod grammar;
 mod grammar_spec;

@@ -1,13 +1,13 @@
 //! Products with packed weights on the CPU for Python: arrays in, checked, and the kernels called on their memory in place.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use ::cpu_kernels::{
     Activation, Element, Epilogue, Kernel, LinearError, Matrix, OutRows, PackedLinear, Quantized,
     QuantizedRow, Residual, ScaleForm, Threads, WeightElement, WeightKind, ZeroForm, bf16, linear::work,
     read_once,
 };
-use ::gguf::TensorType;
+use ::gguf::{BlockError, TensorType};
 use pyo3::{
     buffer::{self, PyBuffer},
     exceptions::{PyRuntimeError, PyTypeError, PyValueError},
@@ -19,6 +19,7 @@ use crate::{
     buffers::native_buffer,
     cpu_threads::CpuThreads,
     errors::linear_error,
+    file_rows::FileRows,
     weight_kind::{kind_name, weight_kind},
 };
 
@@ -139,32 +140,42 @@ impl CpuLinear {
         blocks: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let tensor_type = crate::gguf::type_named(type_name)?;
-        let kind = self.layer.kind();
-        let group_size = kind.group_size().ok_or_else(|| linear_error(LinearError::NotWhole { kind }))?;
         let rows = Rows::<u8>::new("blocks", blocks)?;
         rows.expect_contiguous()?;
-        let in_features = self.layer.in_features();
-        let row_bytes = in_features / tensor_type.block() * tensor_type.block_bytes();
+        let row_bytes = self.layer.in_features() / tensor_type.block() * tensor_type.block_bytes();
         rows.expect_shape(rows.len, row_bytes)?;
-        if let WeightKind::Quantized(form) = kind {
-            return self.pack_quantized_blocks(py, first_row, tensor_type, form, &rows, row_bytes);
-        }
-        // What is wrong with one row's lengths is wrong with every row's: said before any is packed.
-        let mut numbers = vec![0; in_features];
-        let mut scales = vec![0.0; in_features.div_ceil(group_size)];
-        tensor_type
-            .whole_numbers(&vec![0; row_bytes], group_size, &mut numbers, &mut scales)
-            .map_err(crate::gguf::block_error)?;
         // SAFETY: the view keeps the memory; any byte is one.
         let bytes = unsafe { std::slice::from_raw_parts(rows.start::<u8>(), rows.extent()) };
-        let threads = Arc::clone(&self.threads);
-        let layer = self.layer_to_fill()?;
-        let fill = |row: usize, numbers: &mut [i8], scales: &mut [f32]| {
-            let bytes = &bytes[row * row_bytes..(row + 1) * row_bytes];
-            let done = tensor_type.whole_numbers(bytes, group_size, numbers, scales);
-            debug_assert!(done.is_ok(), "the lengths were tried above");
-        };
-        py.detach(|| layer.pack_whole_rows(first_row, rows.len, &threads, fill)).map_err(linear_error)
+        let row_of =
+            |row: usize, take: &mut dyn FnMut(&[u8])| take(&bytes[row * row_bytes..(row + 1) * row_bytes]);
+        self.pack_rows_of_blocks(py, first_row, rows.len, tensor_type, &row_of)
+    }
+
+    #[pyo3(signature = (first_row, num_rows, type_name, path, offset, *, interleaved_rows=0))]
+    #[expect(clippy::too_many_arguments, reason = "they are where a tensor lies, for Python by name")]
+    fn pack_file(
+        &mut self,
+        py: Python<'_>,
+        first_row: usize,
+        num_rows: usize,
+        type_name: &str,
+        path: PathBuf,
+        offset: u64,
+        interleaved_rows: usize,
+    ) -> PyResult<()> {
+        let tensor_type = crate::gguf::type_named(type_name)?;
+        let are_whole = interleaved_rows == 0 || num_rows.is_multiple_of(interleaved_rows);
+        if !interleaved_rows.is_multiple_of(2) || !are_whole {
+            return Err(PyValueError::new_err(format!(
+                "{num_rows} rows cannot lie in turns, {interleaved_rows} together"
+            )));
+        }
+        let row_bytes = self.layer.in_features() / tensor_type.block() * tensor_type.block_bytes();
+        let rows = FileRows::open(&path, offset, (num_rows, row_bytes), interleaved_rows)?;
+        let row_of = |row: usize, take: &mut dyn FnMut(&[u8])| rows.with_row(row, take);
+        let packed = self.pack_rows_of_blocks(py, first_row, num_rows, tensor_type, &row_of);
+        rows.finish()?; // what could not be read is the cause of what could not be packed
+        packed
     }
 
     #[pyo3(signature = (first_row, numbers, scales, zeros=None))]
@@ -319,55 +330,53 @@ impl CpuLinear {
         })
     }
 
-    fn pack_quantized_blocks(
+    /// Pack rows whose bytes `row_of` gives to what it is called with.
+    fn pack_rows_of_blocks(
         &mut self,
         py: Python<'_>,
         first_row: usize,
+        num_rows: usize,
         tensor_type: TensorType,
-        form: Quantized,
-        rows: &Rows<u8>,
-        row_bytes: usize,
+        row_of: &(impl Fn(usize, &mut dyn FnMut(&[u8])) + Sync),
     ) -> PyResult<()> {
-        let unpack = |bytes: &[u8], to: &mut QuantizedRow| match (form.scales, form.zeros) {
-            (ScaleForm::TwoLevel, _) => tensor_type.two_levels(
-                bytes,
-                &mut to.numbers,
-                &mut to.scales,
-                &mut to.offsets,
-                &mut to.factors,
-            ),
-            (_, ZeroForm::Middle) => {
-                tensor_type.whole_numbers(bytes, form.group_size, &mut to.numbers, &mut to.scales)
-            }
-            (_, ZeroForm::Point | ZeroForm::Minimum) => tensor_type.with_minima(
-                bytes,
-                form.group_size,
-                &mut to.numbers,
-                &mut to.scales,
-                &mut to.offsets,
-            ),
-        };
-        // What is wrong with one row's lengths is wrong with every row's: said before any is packed.
-        let in_features = self.layer.in_features();
-        let groups = in_features.div_ceil(form.group_size);
-        let slots = if form.scales == ScaleForm::TwoLevel { groups / 8 } else { groups };
-        let mut row = QuantizedRow {
-            numbers: vec![0; in_features],
-            scales: vec![0.0; slots],
-            offsets: vec![0.0; slots],
-            factors: vec![[0; 2]; groups],
-        };
-        unpack(&vec![0; row_bytes], &mut row).map_err(crate::gguf::block_error)?;
-        // SAFETY: the view keeps the memory; any byte is one.
-        let bytes = unsafe { std::slice::from_raw_parts(rows.start::<u8>(), rows.extent()) };
+        let (kind, in_features) = (self.layer.kind(), self.layer.in_features());
+        let group_size = kind.group_size().ok_or_else(|| linear_error(LinearError::NotWhole { kind }))?;
+        let no_row = vec![0; in_features / tensor_type.block() * tensor_type.block_bytes()];
+        let groups = in_features.div_ceil(group_size);
         let threads = Arc::clone(&self.threads);
+        if let WeightKind::Quantized(form) = kind {
+            // What is wrong with one row's lengths is wrong with every row's: said before any is packed.
+            let slots =
+                if form.scales == ScaleForm::TwoLevel { groups / form.level_groups() } else { groups };
+            let mut row = QuantizedRow {
+                numbers: vec![0; in_features],
+                scales: vec![0.0; slots],
+                offsets: vec![0.0; if form.zeros == ZeroForm::Middle { 0 } else { slots }],
+                factors: vec![[0; 2]; groups],
+            };
+            unpack_quantized(tensor_type, form, &no_row, &mut row).map_err(crate::gguf::block_error)?;
+            let layer = self.layer_to_fill()?;
+            let fill = |row: usize, to: &mut QuantizedRow| {
+                row_of(row, &mut |bytes| {
+                    let done = unpack_quantized(tensor_type, form, bytes, to);
+                    debug_assert!(done.is_ok(), "the lengths were tried above");
+                });
+            };
+            return py
+                .detach(|| layer.pack_quantized_rows(first_row, num_rows, &threads, fill))
+                .map_err(linear_error);
+        }
+        tensor_type
+            .whole_numbers(&no_row, group_size, &mut vec![0; in_features], &mut vec![0.0; groups])
+            .map_err(crate::gguf::block_error)?;
         let layer = self.layer_to_fill()?;
-        let fill = |row: usize, to: &mut QuantizedRow| {
-            let done = unpack(&bytes[row * row_bytes..(row + 1) * row_bytes], to);
-            debug_assert!(done.is_ok(), "the lengths were tried above");
+        let fill = |row: usize, numbers: &mut [i8], scales: &mut [f32]| {
+            row_of(row, &mut |bytes| {
+                let done = tensor_type.whole_numbers(bytes, group_size, numbers, scales);
+                debug_assert!(done.is_ok(), "the lengths were tried above");
+            });
         };
-        let num_rows = rows.len;
-        py.detach(|| layer.pack_quantized_rows(first_row, num_rows, &threads, fill)).map_err(linear_error)
+        py.detach(|| layer.pack_whole_rows(first_row, num_rows, &threads, fill)).map_err(linear_error)
     }
 
     fn pack_rows_as<T: buffer::Element + Sync, E: WeightElement>(
@@ -444,5 +453,22 @@ impl CpuLinear {
         let compute = || ::cpu_kernels::linear(layer, x, num_rows, &epilogue, threads, out);
         let done = if work(layer, num_rows) >= MIN_WORK_TO_DETACH { py.detach(compute) } else { compute() };
         done.map_err(linear_error)
+    }
+}
+
+/// A row of blocks in the form of a layer.
+fn unpack_quantized(
+    tensor_type: TensorType,
+    form: Quantized,
+    bytes: &[u8],
+    to: &mut QuantizedRow,
+) -> Result<(), BlockError> {
+    let QuantizedRow { numbers, scales, offsets, factors } = to;
+    match (form.scales, form.zeros) {
+        (ScaleForm::TwoLevel, _) => tensor_type.two_levels(bytes, numbers, scales, offsets, factors),
+        (_, ZeroForm::Middle) => tensor_type.whole_numbers(bytes, form.group_size, numbers, scales),
+        (_, ZeroForm::Point | ZeroForm::Minimum) => {
+            tensor_type.with_minima(bytes, form.group_size, numbers, scales, offsets)
+        }
     }
 }

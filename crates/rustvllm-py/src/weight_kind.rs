@@ -15,6 +15,8 @@ pub(crate) fn kind_name(kind: WeightKind) -> &'static str {
         WeightKind::Quantized(form) => match (form.bits, form.rounds_activations) {
             (4, true) => "w4a8",
             (4, false) => "int4",
+            (6, true) => "w6a8",
+            (6, false) => "int6",
             (_, true) => "w8a8",
             (_, false) => "int8",
         },
@@ -41,7 +43,13 @@ pub(crate) fn weight_kind(
         "w8a8" => (8, true),
         "int4" => (4, false),
         "w4a8" => (4, true),
-        _ => return refused(format!("kind is {kind:?}, but it must be f32, bf16, int8, w8a8, int4 or w4a8")),
+        "int6" => (6, false),
+        "w6a8" => (6, true),
+        _ => {
+            return refused(format!(
+                "kind is {kind:?}, but it must be f32, bf16, int8, w8a8, int6, w6a8, int4 or w4a8"
+            ));
+        }
     };
     let group_size = group_size.unwrap_or(in_features);
     let scales = match scales.unwrap_or(if bits == 4 { "f16" } else { "f32" }) {

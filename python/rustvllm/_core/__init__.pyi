@@ -26,7 +26,7 @@ from rustvllm._core._engine import CountedMetrics as CountedMetrics
 from rustvllm._core._engine import EngineClient as EngineClient
 from rustvllm._core._engine import EngineHandle as EngineHandle
 from rustvllm._core._engine import EngineServer as EngineServer
-from rustvllm._core._gguf import GgufFile, gguf_type_sizes, unpack_blocks
+from rustvllm._core._gguf import GgufFile, gguf_type_sizes, unpack_blocks, whole_blocks
 from rustvllm._core._grammar import Grammars as Grammars
 from rustvllm._core._grammar import GrammarSpec as GrammarSpec
 from rustvllm._core._grammar import MaskTimer as MaskTimer
@@ -125,6 +125,7 @@ __all__ = [
     "tool_call_format_facts",
     "tool_call_formats",
     "unpack_blocks",
+    "whole_blocks",
 ]
 
 _Ids: TypeAlias = npt.NDArray[np.int32]

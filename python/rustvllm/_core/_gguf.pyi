@@ -41,3 +41,19 @@ def unpack_blocks(type_name: str, blocks: npt.NDArray[np.uint8], out: npt.NDArra
 
     Raises ``TypeError`` for another dtype, ``ValueError`` for a type that is not unpacked or lengths that do not fit.
     """
+
+def whole_blocks(
+    type_name: str,
+    blocks: npt.NDArray[np.uint8],
+    numbers: npt.NDArray[np.int8],
+    scales: npt.NDArray[np.float32],
+    minima: npt.NDArray[np.float32],
+) -> None:
+    """Write the whole numbers of blocks, and scale and minimum of each group: scale · number − minimum.
+
+    All are contiguous and apart from each other; how many numbers there are for each scale says how large groups are.
+    Blocks without minima have minima of 0. Releases the interpreter.
+
+    Raises ``TypeError`` for another dtype, ``ValueError`` for a type without scales, or lengths or groups that do not
+    fit.
+    """

@@ -1,5 +1,6 @@
 """Types of the packed products and norms in ``rustvllm._core``, where they are found; no module has this name."""
 
+from os import PathLike
 from typing import Any, Literal, Self, final
 
 import numpy as np
@@ -40,7 +41,7 @@ class PackedLinear:
         threads: CpuThreads,
         out_features: int,
         in_features: int,
-        kind: Literal["f32", "bf16", "int8", "w8a8", "int4", "w4a8"],
+        kind: Literal["f32", "bf16", "int8", "w8a8", "int6", "w6a8", "int4", "w4a8"],
         group_size: int | None = None,
         *,
         scales: Literal["f32", "f16", "bf16", "two-level"] | None = None,
@@ -51,11 +52,12 @@ class PackedLinear:
         ``int8`` keeps whole numbers of 8 bits and a float32 scale per output and ``group_size`` inputs (None: all
         inputs). ``w8a8`` does, too, and rounds what it is multiplied with to 8 bits, per row and block of 32 inputs (16
         where ``group_size`` is 16; otherwise it must be a multiple of 32 or all inputs). ``int4`` and ``w4a8`` are the
-        same with numbers of 4 bits, whose groups are multiples of 32 or all inputs.
+        same with numbers of 4 bits, whose groups are multiples of 32 or all inputs, ``int6`` and ``w6a8`` with 6 bits,
+        in groups of 16, from −32 to 31.
 
-        ``scales`` says how these are kept, None: of 8 bits as float32, of 4 as float16; ``two-level``: as Q4_K has
-        them. ``zeros`` says what numbers are counted from: the middle (8 of 4 bits, 0 of 8), a zero point of each
-        group (4 bits), or 0 with a minimum that is taken away from each group.
+        ``scales`` says how these are kept, None: of 8 bits as float32, of 4 as float16; ``two-level``: as Q4_K, or
+        for 6 bits Q6_K, has them. ``zeros`` says what numbers are counted from: the middle (8 of 4 bits, 0 of 8), a
+        zero point of each group (4 bits), or 0 with a minimum that is taken away from each group.
 
         Raises ``ValueError`` naming the value and the limit, ``MemoryError`` saying how much is needed.
         """
@@ -64,7 +66,7 @@ class PackedLinear:
     @property
     def in_features(self) -> int: ...
     @property
-    def kind(self) -> Literal["f32", "bf16", "int8", "w8a8", "int4", "w4a8"]: ...
+    def kind(self) -> Literal["f32", "bf16", "int8", "w8a8", "int6", "w6a8", "int4", "w4a8"]: ...
     @property
     def has_form(self) -> bool:
         """Whether weights have more than ``int8``: 4 bits, scales of 16 bits, zero points or minima."""
@@ -115,6 +117,23 @@ class PackedLinear:
         Otherwise as ``pack_rows``.
 
         Raises ``ValueError`` for another kind or type, lengths that do not fit, and scales that are not finite.
+        """
+    def pack_file(
+        self,
+        first_row: int,
+        num_rows: int,
+        type_name: str,
+        path: str | PathLike[str],
+        offset: int,
+        *,
+        interleaved_rows: int = 0,
+    ) -> None:
+        """As ``pack_blocks``, from a file, of which each thread reads the rows that it packs.
+
+        The first row begins at ``offset``. Of ``interleaved_rows`` rows of the file those of the first half and of the
+        second lie in turns; 0: they have their order.
+
+        Raises ``OSError`` when the file cannot be read or ends too early, else what ``pack_blocks`` raises.
         """
     def pack_whole(
         self,

@@ -25,7 +25,7 @@ LAYER_SECONDS: Final = 12e-6
 SMALLEST_LAYER: Final = 1 << 16
 """Numbers; what has fewer is a norm or a bias, and is part of a layer's rest."""
 _UNIT: Final = 256
-_FEW_BITS: Final = 4
+_LEVEL_TYPES: Final = {4: "Q4_K", 6: "Q6_K", 8: "Q5_K"}
 
 
 def best_token_seconds(layers: Sequence[KeptLayer], hidden_size: int, num_layers: int) -> float:
@@ -79,10 +79,10 @@ def _packed(
         packed.pack_rows(0, np.zeros((outputs, inputs), np.float32 if is_wide else np.uint16))
         return packed
     rounds = envs.activations() != "float" and form.rounds_with(inputs)
-    kind: Any = ("w4a8" if rounds else "int4") if form.bits == _FEW_BITS else ("w8a8" if rounds else "int8")
+    kind: Any = f"w{form.bits}a8" if rounds else f"int{form.bits}"
     packed = _core.PackedLinear(threads, outputs, inputs, kind, form.group_size, scales=form.scales, zeros=form.zeros)
     if form.scales == "two-level":
-        name = "Q4_K" if form.bits == _FEW_BITS else "Q5_K"
+        name = _LEVEL_TYPES[form.bits]
         block_bytes = next(size for known, _, size in _core.gguf_type_sizes() if known == name)
         packed.pack_blocks(0, name, np.zeros((outputs, inputs // _UNIT * block_bytes), np.uint8))
         return packed

@@ -19,7 +19,9 @@ WHOLE_TYPES: Final[Mapping[str, NumberForm]] = {
     "Q5_1": NumberForm(32, 8, "f16", "minimum"),
     "Q4_K": NumberForm(32, 4, "two-level", "minimum"),
     "Q5_K": NumberForm(32, 8, "two-level", "minimum"),
-    "Q6_K": NumberForm(16),
+    "Q6_K": NumberForm(16, 6, "two-level"),
+    "IQ4_NL": NumberForm(32),
+    "MXFP4": NumberForm(32),
 }
 """Types whose numbers are whole ones with scales → how the CPU keeps them: as they are."""
 SERVED_TYPES: Final = (*FLOAT_TYPES, *WHOLE_TYPES)

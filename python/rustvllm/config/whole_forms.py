@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 ScaleKind = Literal["f32", "f16", "bf16", "two-level"]
-"""How scales are kept; in two levels as Q4_K has them: 16 bits for 256 numbers, times 8 bits for each 32."""
+"""How scales are kept; in two levels as Q4_K and Q6_K have them: 16 bits for 256 numbers, times 8 bits per group."""
 ZeroKind = Literal["middle", "point", "minimum"]
-"""What numbers are counted from: 0 (of 4 bits 8), a zero point of each group, or 0, less a minimum of each group."""
+"""What numbers are counted from: 0 (of 4 bits 8, of 6 bits 32), a zero point of each group, or 0, less a minimum."""
 SCALE_KINDS: Final[Mapping[str, ScaleKind]] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 """Of the types that folders have scales in."""
 _SCALE_BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2}
 _BLOCK: Final = 32
 _SMALL_BLOCK: Final = 16
-_LEVEL_BYTES: Final = 2 * 2 + 8 * 2
 _LEVEL_NUMBERS: Final = 256
-_BITS: Final = (4, 8)
+_WHOLE_BYTE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class NumberForm:
 
     Attributes:
         group_size: How many numbers of a row share a scale.
-        bits: Of a number, as it is kept: 4 or 8.
+        bits: Of a number, as it is kept: 4, 6 (in groups of 16 without minima) or 8.
         scales: How scales are kept.
         zeros: What numbers are counted from.
     """
@@ -40,7 +39,8 @@ class NumberForm:
         """What a weight takes in this form, without what its last panel lacks."""
         groups = -(-num_inputs // self.group_size)
         if self.scales == "two-level":
-            each = num_inputs // _LEVEL_NUMBERS * _LEVEL_BYTES
+            levels = 1 if self.zeros == "middle" else 2
+            each = num_inputs // _LEVEL_NUMBERS * levels * (2 + _LEVEL_NUMBERS // self.group_size)
         else:
             size = _SCALE_BYTES[self.scales]
             each = groups * (size + {"middle": 0, "point": 1, "minimum": size}[self.zeros])
@@ -48,7 +48,7 @@ class NumberForm:
 
     def rounds_with(self, num_inputs: int) -> bool:
         """Whether activations can be rounded in blocks that do not cross groups, as 4 bits need in any case."""
-        is_small = self.group_size == _SMALL_BLOCK and self.bits == _BITS[1]
+        is_small = self.group_size == _SMALL_BLOCK and self.bits in (6, 8)
         return is_small or self.group_size % _BLOCK == 0 or self.group_size >= num_inputs
 
 
@@ -56,7 +56,7 @@ def common_form(parts: Sequence[NumberForm]) -> NumberForm | None:
     """The form in which all parts of a layer can be kept; None: their groups do not fit each other.
 
     Parts that differ in more than their groups are kept in 8 bits with scales of 32; with minima if one part counts
-    from other than the middle.
+    from other than the middle. Where all have scales in two levels these stay so.
     """
     smallest = min(form.group_size for form in parts)
     if any(form.group_size % smallest for form in parts):
@@ -65,7 +65,9 @@ def common_form(parts: Sequence[NumberForm]) -> NumberForm | None:
     if all(form == first for form in parts):
         return first
     scales = {form.scales for form in parts}
+    if scales == {"two-level"}:
+        return NumberForm(smallest, _WHOLE_BYTE, "two-level", "minimum")
     zeros, bits = {form.zeros for form in parts}, {form.bits for form in parts}
     if len(bits) == len(zeros) == 1 and "two-level" not in scales and smallest % _BLOCK == 0:
         return NumberForm(smallest, first.bits, first.scales if len(scales) == 1 else "f32", first.zeros)
-    return NumberForm(smallest, _BITS[1], "f32", "middle" if zeros == {"middle"} else "minimum")
+    return NumberForm(smallest, _WHOLE_BYTE, "f32", "middle" if zeros == {"middle"} else "minimum")

@@ -14,6 +14,7 @@ from rustvllm.kernels.fp8 import MAX as FP8_MAX
 
 if TYPE_CHECKING:
     from rustvllm.kernels.draw import StaticDraws
+    from rustvllm.kernels.quantized_matmul import QuantizedWeight
 
 
 def encode_e4m3(x: Tensor) -> Tensor:
@@ -285,3 +286,30 @@ def verify(
         target[request * width : (request + 1) * width] = torch.tensor(given + [-1] * (width - len(given)))
         known = [token_id for token_id in given if token_id >= 0]
         last_token_ids[request if rows is None else int(rows[request])] = known[-1] if known else 0
+
+
+def unpack(weight: QuantizedWeight) -> Tensor:
+    """See ``quantized_matmul.unpack``: all rows in float32, number by number as the forms are described."""
+    out_features, in_features = weight.out_features, weight.in_features
+    numbers = weight.numbers.to(torch.float32)
+    if weight.bits == 4:
+        feature = torch.arange(in_features, device=numbers.device)
+        pairs = weight.numbers[:, feature // 64 * 32 + feature % 32]
+        numbers = torch.where(feature % 64 < 32, pairs % 16, pairs // 16).to(torch.float32)
+    group = torch.arange(in_features, device=numbers.device) // weight.group_size
+    scales = weight.scales.to(torch.float32).t()[:, group]
+    assert numbers.shape == scales.shape == (out_features, in_features)
+    if weight.offsets is None:
+        return (numbers - (8 if weight.bits == 4 else 0)) * scales
+    offsets = weight.offsets.to(torch.float32).t()[:, group]
+    return numbers * scales - offsets if weight.zeros == "minimum" else (numbers - offsets) * scales
+
+
+def quantized_linear(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """See ``quantized_matmul.quantized_linear``."""
+    out = x.double() @ unpack(weight).to(x.dtype).double().t()
+    if bias is not None:
+        out += bias.double()
+    return (out if residual is None else out + residual.double()).to(x.dtype)

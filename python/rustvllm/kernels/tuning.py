@@ -143,6 +143,43 @@ def lora_config(device: torch.device, itemsize: int) -> LoRAConfig:
     return LoRAConfig(128, 512, 128, 4, 3 if is_tuned(device) else 2)
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedConfig:
+    """How a product with weights of 4 or 8 bits is cut.
+
+    Attributes:
+        rows: Of a tile.
+        columns: Outputs of a tile.
+        features: Inputs that are multiplied at once, where they share a scale; a multiple of 64.
+        split_features: Inputs that a program takes at least where few rows are split among several.
+        num_warps: Of 32 threads.
+        num_stages: Loads in flight ahead of the arithmetic.
+    """
+
+    rows: int
+    columns: int
+    features: int
+    split_features: int
+    num_warps: int
+    num_stages: int
+
+
+def quantized_config(device: torch.device, itemsize: int, *, many: bool) -> QuantizedConfig:
+    """Sizes for a product with weights of 4 or 8 bits.
+
+    Args:
+        device: That computes.
+        itemsize: bytes of an element of the activations.
+        many: There are more rows than fill a tile for few.
+    """
+    rows = 64 if many else 16
+    if INTERPRETED:
+        return QuantizedConfig(rows // 2 if many else rows, 16, 64, 64, 1, 1)
+    if itemsize == 4:
+        return QuantizedConfig(32 if many else 16, 32, 64, 256, 4, 2)
+    return QuantizedConfig(rows, 64, 128, 512, 4, 4 if is_tuned(device) else 2)
+
+
 @functools.cache
 def is_tuned(device: torch.device) -> bool:
     """Whether the sizes were chosen for this device; one that has none of its own is named in the log."""

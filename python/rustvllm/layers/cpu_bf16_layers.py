@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rustvllm import _core
 from rustvllm.layers.cpu_linear import CoreLinear
-from rustvllm.layers.cpu_whole_layers import storage_of
 from rustvllm.layers.host_array import host_array
+from rustvllm.layers.whole_rows import storage_of
 
 
 class Bf16Layers:

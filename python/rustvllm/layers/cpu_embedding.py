@@ -67,6 +67,10 @@ class BlockEmbedding:
         """Take some vectors' blocks, uint8 ``[rows, row_bytes]``."""
         self._rows[first_row : first_row + rows.shape[0]] = rows
 
+    def rows_from(self, first_row: int) -> Tensor:
+        """The memory of the vectors' blocks from one on, to be read into."""
+        return self._rows[first_row:]
+
     def forward(self, ids: Tensor) -> Tensor:
         """See ``EmbeddingKernel.forward``."""
         rows = F.embedding(ids.flatten(), self._rows)

@@ -19,10 +19,10 @@ from rustvllm.layers.linear import LinearKernel, UnpackingKernel, plain_linear
 
 CORE_DTYPES = (torch.float32, torch.bfloat16)
 """What the core's products take and give."""
-WeightKind = Literal["f32", "bf16", "int8", "w8a8", "int4", "w4a8"]
-"""What a number of a packed weight is; int8 and int4 have a scale per output, or per output and group of inputs. So
-have w8a8 and w4a8, which round the activations to 8 bits, too."""
-_FEW_BITS = 4
+WeightKind = Literal["f32", "bf16", "int8", "w8a8", "int6", "w6a8", "int4", "w4a8"]
+"""What a number of a packed weight is; int8 and int4 have a scale per output, or per output and group of inputs, int6
+per group of 16. So have w8a8, w4a8 and w6a8, which round the activations to 8 bits, too."""
+_KINDS: dict[int, tuple[WeightKind, WeightKind]] = {8: ("int8", "w8a8"), 6: ("int6", "w6a8"), 4: ("int4", "w4a8")}
 _CORE_KINDS: dict[torch.dtype, WeightKind] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 CoreActivation = Literal["gelu_tanh", "gelu_erf", "silu", "relu"]
 _CORE_ACTIVATIONS: dict[Activation, CoreActivation] = {
@@ -234,10 +234,8 @@ class CoreLinear:
 
 
 def kind_of(bits: int, *, round_activations: bool) -> WeightKind:
-    """The kind of weights of 4 or 8 bits."""
-    if bits == _FEW_BITS:
-        return "w4a8" if round_activations else "int4"
-    return "w8a8" if round_activations else "int8"
+    """The kind of weights of 4, 6 or 8 bits."""
+    return _KINDS[bits][round_activations]
 
 
 def with_whole_rows(x: Tensor) -> Tensor:

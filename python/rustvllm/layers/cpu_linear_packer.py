@@ -32,9 +32,10 @@ from rustvllm.layers.cpu_linear import (
     kind_of,
 )
 from rustvllm.layers.cpu_linear_choice import PLAIN, Choice, best_matrix_rows, choose, measure
-from rustvllm.layers.cpu_whole_layers import WholeForm, WholeLayers, storage_of
+from rustvllm.layers.cpu_whole_layers import WholeLayers
 from rustvllm.layers.linear import Embedding, Linear, LinearKernel
 from rustvllm.layers.parallel import RowLinear
+from rustvllm.layers.whole_rows import FileRows, WholeForm, storage_of
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -101,6 +102,8 @@ class LinearPacker:
         embedding: Its embedding, if that is the head, too.
         room: bytes of copies that may exist in addition to the weights that they were made of.
     """
+
+    leaves_weights_out = False
 
     def __init__(
         self,
@@ -216,10 +219,26 @@ class LinearPacker:
         assert self._whole is not None
         self._whole.pack_blocks(target, first_row, type_name, rows)
 
+    def table_rows(self, target: Tensor, type_name: str, row_bytes: int) -> Tensor | None:
+        """See ``WholeLayers.table_rows``."""
+        return None if self._whole is None else self._whole.table_rows(target, type_name, row_bytes)
+
+    def takes_file(self, target: Tensor) -> bool:
+        """See ``WholeLayers.takes_file``."""
+        return self._whole is not None and self._whole.takes_file(target)
+
+    def pack_file(self, target: Tensor, num_rows: int, first_row: int, rows: FileRows) -> None:
+        """Take rows of a tensor out of a file; see ``WholeLayers.pack_file``."""
+        assert self._whole is not None
+        self._whole.pack_file(target, num_rows, first_row, rows)
+
     def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
         """Take rows of a tensor as whole numbers and scales; see ``WholeLayers.pack_whole``."""
         assert self._whole is not None
         self._whole.pack_whole(target, first_row, numbers, scales, zeros)
+
+    def make_room(self, model: nn.Module) -> None:
+        """See ``LayerPacker.make_room``: nothing was left out, since pages that nothing was written to take none."""
 
     def watch(self, model: nn.Module, embedding: Tensor | None) -> None:
         """Note what must be filled before each layer can be packed; ``filled`` then packs it.
@@ -268,7 +287,8 @@ class LinearPacker:
         self._others.extend(linear for linears in measured for linear in linears)
         for (_, group, _), linears in self._to_tune.items():
             self._tune(linears, group)
-        rate = self._reading_rate()
+        measures_head = embedding is not None and _is_measured(_shape(embedding))
+        rate = self._reading_rate() if self._to_measure or measures_head else math.inf
         for shape, linears in self._to_measure.items():
             self._choose(shape, linears, rate)
         self._to_measure.clear()
@@ -514,9 +534,8 @@ def _log_narrow_products(kernels: Sequence[LinearKernel | None]) -> None:
 
 def _log_rounding(kernels: Sequence[LinearKernel | None]) -> None:
     """Say which layers round what they are multiplied with, and by what they are computed."""
-    rounding = [
-        kernel for kernel in kernels if isinstance(kernel, CoreLinear) and kernel.packed.kind in ("w8a8", "w4a8")
-    ]
+    kinds = ("w8a8", "w6a8", "w4a8")
+    rounding = [kernel for kernel in kernels if isinstance(kernel, CoreLinear) and kernel.packed.kind in kinds]
     if not rounding:
         return
     names, refused = _core.PackedLinear.w8a8_kernels()

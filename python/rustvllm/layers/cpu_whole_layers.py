@@ -10,34 +10,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from rustvllm import _core
-from rustvllm.config.whole_forms import NumberForm, common_form
+from rustvllm.config.whole_forms import NumberForm
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu_embedding import BlockEmbedding, PackedEmbedding
 from rustvllm.layers.cpu_linear import CoreLinear, kind_of
 from rustvllm.layers.linear import Embedding, Linear
-
-_FEW_BITS = 4
-_MIDDLE_4 = 8
-
-
-@dataclass(frozen=True, slots=True)
-class WholeForm:
-    """How a stored tensor's whole numbers have their scales.
-
-    Attributes:
-        numbers: Of a row in the order of its inputs.
-        input_order: int64 ``[in_features]``, the inputs with those of a group side by side; None: they are neighbours.
-    """
-
-    numbers: NumberForm
-    input_order: Tensor | None = None
+from rustvllm.layers.whole_rows import FileRows, WholeForm, common_whole_form, rows_in_form, storage_of
 
 
 class WholeLayers:
@@ -70,7 +53,7 @@ class WholeLayers:
         self._forms: dict[int, WholeForm] = {}
         self._shapes: dict[int, tuple[int, int]] = {}
         for weight in [*weights, *([] if embedding is None else [embedding])]:
-            if (common := _common_form(found.get(storage_of(weight), []))) is not None:
+            if (common := common_whole_form(found.get(storage_of(weight), []))) is not None:
                 self._forms[storage_of(weight)] = common
                 self._shapes[storage_of(weight)] = (weight.shape[0], weight.shape[1])
         self._packed: dict[int, _core.PackedLinear] = {}
@@ -113,6 +96,52 @@ class WholeLayers:
         except ValueError as error:
             raise _unpackable(packed, error) from error
 
+    def table_rows(self, target: Tensor, type_name: str, row_bytes: int) -> Tensor | None:
+        """Where the blocks of an embedding that is only looked up, or of a part of one, go; None: it is not such.
+
+        Args:
+            target: The embedding or the part.
+            type_name: Of the blocks.
+            row_bytes: Of a vector's blocks.
+
+        Returns:
+            uint8 ``[rows, row_bytes]``, from the part's first row on.
+        """
+        if storage_of(target) not in self._forms or storage_of(target) not in self._only_looked_up:
+            return None
+        table, offset = self._table_of(target, type_name, row_bytes)
+        return table.rows_from(offset)
+
+    def takes_file(self, target: Tensor) -> bool:
+        """Whether blocks of a tensor can be packed from where they lie in a file."""
+        return storage_of(target) in self._forms and storage_of(target) not in self._only_looked_up
+
+    def pack_file(self, target: Tensor, num_rows: int, first_row: int, rows: FileRows) -> None:
+        """Take rows of a layer's weight, or of a part of it, out of a file.
+
+        Args:
+            target: The weight or the part.
+            num_rows: How many.
+            first_row: Of the target, and of the rows in the file.
+            rows: Where they lie.
+
+        Raises:
+            ModelLoadError: A scale is not finite.
+            OSError: The file cannot be read, or ends too early.
+        """
+        packed, offset = self._packed_of(target)
+        try:
+            packed.pack_file(
+                offset + first_row,
+                num_rows,
+                rows.type_name,
+                rows.file,
+                rows.offset + first_row * rows.row_bytes,
+                interleaved_rows=rows.interleaved_rows,
+            )
+        except ValueError as error:
+            raise _unpackable(packed, error) from error
+
     def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
         """Take rows of a layer's weight, or of a part of it, as whole numbers and scales.
 
@@ -129,17 +158,7 @@ class WholeLayers:
         """
         packed, offset = self._packed_of(target)
         form = self._forms[storage_of(target)].numbers
-        num_groups = packed.in_features // form.group_size
-        if scales.shape[1] < num_groups:  # another part has smaller groups
-            repeats = num_groups // scales.shape[1]
-            scales = scales.repeat_interleave(repeats, dim=1)
-            zeros = None if zeros is None else zeros.repeat_interleave(repeats, dim=1)
-        if form.zeros == "middle" and zeros is not None:
-            points = zeros.to(torch.int8).repeat_interleave(form.group_size, dim=1)
-            numbers, zeros = numbers - points, None
-        elif form.zeros != "middle" and zeros is None:
-            middle = _MIDDLE_4 if form.bits == _FEW_BITS else 0
-            numbers, zeros = numbers + middle, torch.full_like(scales, middle)
+        numbers, scales, zeros = rows_in_form(form, packed.in_features, numbers, scales, zeros)
         try:
             packed.pack_whole(
                 offset + first_row,
@@ -196,29 +215,5 @@ class WholeLayers:
         return None if packed is None else CoreLinear.of_packed(packed, bias)
 
 
-def _common_form(parts: Sequence[WholeForm | None]) -> WholeForm | None:
-    """The form in which all parts of a layer can be kept; None: there is none."""
-    forms = [part for part in parts if part is not None]
-    if not forms or len(forms) < len(parts):
-        return None
-    common = common_form([form.numbers for form in forms])
-    if common is None:
-        return None
-    order = forms[0].input_order
-    for form in forms[1:]:
-        is_same = order is form.input_order or (
-            order is not None and form.input_order is not None and torch.equal(order, form.input_order)
-        )
-        if not is_same:
-            return None
-    return WholeForm(common, order)
-
-
 def _unpackable(packed: _core.PackedLinear, error: ValueError) -> ModelLoadError:
     return ModelLoadError(f"a weight of {packed.out_features} x {packed.in_features} cannot be packed: {error}")
-
-
-def storage_of(tensor: Tensor) -> int:
-    """The same for all views of one memory, which on the meta device has no address."""
-    identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 -- there is no public name
-    return identity

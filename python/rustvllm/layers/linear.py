@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -10,6 +13,18 @@ from torch import Tensor, nn
 
 from rustvllm.layers.activation import Activation
 from rustvllm.layers.fused import runs_fused
+
+_without_weights: ContextVar[bool] = ContextVar("dense layers are built without their weights' memory", default=False)
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Dense layers built within have shapes in the place of weights: who builds them gives memory, or a kernel."""
+    token = _without_weights.set(True)
+    try:
+        yield
+    finally:
+        _without_weights.reset(token)
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:
@@ -98,7 +113,10 @@ class Linear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
         super().__init__()
-        self.weight = empty_parameter(out_features, in_features)
+        if _without_weights.get():
+            self.weight = nn.Parameter(torch.empty(out_features, in_features, device="meta"), requires_grad=False)
+        else:
+            self.weight = empty_parameter(out_features, in_features)
         self.bias = empty_parameter(out_features) if bias else None
         self.kernel: LinearKernel | None = None
         self.adapters: LinearAdapters | None = None

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from rustvllm.kernels.matmul import linear
 from rustvllm.layers.activation import Activation
 from rustvllm.layers.linear import Linear
+from rustvllm.layers.triton_quantized import QuantizedLinear
 
 
 class TritonLinear:
@@ -34,5 +35,9 @@ class TritonLinear:
 def use_triton(model: nn.Module) -> None:
     """Have every dense layer of a model computed so; it is filled already."""
     for module in model.modules():
-        if isinstance(module, Linear):
+        if not isinstance(module, Linear):
+            continue
+        if isinstance(module.kernel, QuantizedLinear):
+            module.kernel.is_invariant = True
+        else:
             module.kernel = TritonLinear(module.weight, module.bias)

@@ -61,7 +61,9 @@ class AdapterStore:
         send: Send = torch.from_numpy,
     ) -> None:
         self._model, self._config, self._dtype = model, config, dtype
-        self._threads, self._device = threads, next(iter(model.parameters())).device
+        self._threads = threads
+        # What is packed leaves a shape, on the meta device.
+        self._device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
         self._step = AdapterStep()
         self._names: dict[int, str] = {}
         self.lora_ranks: dict[int, int] = {}
@@ -69,7 +71,8 @@ class AdapterStore:
         self._parts = adaptable_parts(model)
         self._kept: dict[int, torch.dtype] = {}
         for linear in adaptable_linears(model):
-            self._kept[id(linear)] = _kept(config.dtype, linear, dtype)
+            by_kernel = threads is None and runs_fused_on(self._device)  # whose matrices have the type of the rows
+            self._kept[id(linear)] = dtype if by_kernel else _kept(config.dtype, linear, dtype)
             adapted = AdaptedLinear(linear, self._step, is_always_on=batch_invariant)
             linear.adapters = self._layers[id(linear)] = adapted
         if batch_invariant:

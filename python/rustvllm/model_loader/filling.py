@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.linear import LinearKernel
+from rustvllm.layers.whole_rows import FileRows, WholeForm
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, MAX_NAMED, StoredTensor
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_numbers import dense_rows, whole_rows
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor, ZeroBias
-from rustvllm.model_loader.reading import StoredChange, TensorReader
+from rustvllm.model_loader.reading import StoredChange, TensorReader, unreadable
 from rustvllm.model_loader.slicing import Slices, check_cuts, clear_missing, cut_pieces, missing_rows, slices_of
 from rustvllm.models.interface import CausalLM
 
@@ -55,8 +57,71 @@ class BlockPacker(Protocol):
         """Take rows of a tensor in blocks."""
         ...
 
+    def table_rows(self, target: Tensor, type_name: str, row_bytes: int) -> Tensor | None:
+        """Where blocks of an embedding that is only looked up go as they are; None: the tensor is not such."""
+        ...
+
+    def takes_file(self, target: Tensor) -> bool:
+        """Whether blocks of a tensor can be taken from where they lie in a file."""
+        ...
+
+    def pack_file(self, target: Tensor, num_rows: int, first_row: int, rows: FileRows) -> None:
+        """Take rows of a tensor out of a file."""
+        ...
+
     def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
         """Take rows of a tensor as numbers, scales and zero points."""
+        ...
+
+
+class LayerPacker(BlockPacker, Protocol):
+    """Gives dense layers their kernels while a model is loaded.
+
+    Attributes:
+        leaves_weights_out: A model's dense layers are built as shapes, and ``make_room`` gives memory to those that
+            need it.
+        packs_rows: Whether there are layers that are given as they are stored.
+        num_whole_layers: How many are given as whole numbers, the head included.
+        described_whole_layers: In how many bits and which groups.
+    """
+
+    @property
+    def leaves_weights_out(self) -> bool: ...
+    @property
+    def packs_rows(self) -> bool: ...
+    @property
+    def num_whole_layers(self) -> int: ...
+    @property
+    def described_whole_layers(self) -> str: ...
+
+    def resident_bytes(self, plain_bytes: int) -> int:
+        """What a model takes at least that takes so much as it is."""
+        ...
+
+    def plan(
+        self,
+        model: nn.Module,
+        embedding: Tensor | None,
+        forms: Sequence[tuple[Tensor, WholeForm | None]],
+        bf16: Sequence[Tensor] = (),
+    ) -> None:
+        """Choose the layers that are kept as they are stored."""
+        ...
+
+    def make_room(self, model: nn.Module) -> None:
+        """Give the weights that were left out their memory, but for those that are kept as they are stored."""
+        ...
+
+    def watch(self, model: nn.Module, embedding: Tensor | None) -> None:
+        """Note what must be filled before each layer can be packed."""
+        ...
+
+    def filled(self, target: Tensor) -> None:
+        """Hear that a parameter, or a part of one, has its values."""
+        ...
+
+    def finish(self, model: nn.Module, embedding: Tensor | None) -> LinearKernel | None:
+        """Give every layer its kernel, and return that of a head that is the embedding."""
         ...
 
 
@@ -221,6 +286,19 @@ def _pack(
     reader: TensorReader, source: StoredTensor, target: Tensor, packer: BlockPacker, *, is_compared: bool
 ) -> None:
     turned = target.t() if source.is_turned else target
+    rows_in_file = None if is_compared else reader.rows_in_file(source)
+    if rows_in_file is not None and rows_in_file.interleaved_rows == 0:
+        table = packer.table_rows(target, source.dtype, rows_in_file.row_bytes)
+        if table is not None:
+            reader.read_rows(source, table)
+            return
+    if rows_in_file is not None and packer.takes_file(target):
+        for begin, count in reader.pieces_of(source, rows_in_file):
+            try:
+                packer.pack_file(turned, count, begin, rows_in_file)
+            except OSError as error:
+                raise unreadable(source, error) from error
+        return
     for begin, rows in reader.blocks(source, target.device):
         packer.pack_blocks(turned, begin, source.dtype, rows)
         if is_compared:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,13 +22,13 @@ from rustvllm.config.quantized_folders import read_quantization
 from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.cpu_linear_packer import LinearPacker
-from rustvllm.layers.cpu_whole_layers import WholeForm
+from rustvllm.layers.linear import without_weights
 from rustvllm.layers.parallel import shared_by
+from rustvllm.layers.whole_rows import WholeForm
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, StoredTensor, read_headers
 from rustvllm.model_loader.dummy_weights import fill_dummy_weights
-from rustvllm.model_loader.filling import fill_from_checkpoint, match_tensors, stored_of_stage
+from rustvllm.model_loader.filling import LayerPacker, fill_from_checkpoint, match_tensors, stored_of_stage
 from rustvllm.model_loader.gguf_tensors import read_gguf_headers
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor, join_quantized
@@ -47,7 +47,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     available_memory: int,
-    make_packer: Callable[[CausalLM], LinearPacker] | None = None,
+    make_packer: Callable[[CausalLM], LayerPacker] | None = None,
     group: RankGroup = ALONE,
     stage: Stage = WHOLE,
     changes_of: Callable[[CausalLM], Mapping[str, Callable[[Tensor], None]]] | None = None,
@@ -94,12 +94,14 @@ def load_model(
         size = packer.resident_bytes(size)
     if size > available_memory:
         raise ModelLoadError(_too_large(model_config.model, outline, size, available_memory, dtype, device))
-    with _defaults(dtype, device), shared_by(group, stage):
+    leaves_out = packer is not None and packer.leaves_weights_out
+    with _defaults(dtype, device), shared_by(group, stage), without_weights() if leaves_out else nullcontext():
         model = build()
     if packer is not None:
         packer.watch(model, model.tied_embedding)
         if stored is not None:
             packer.plan(model, model.tied_embedding, *_stored_forms(model, model_config.path, stored))
+        packer.make_room(model)
     filled: Callable[[Tensor], None] = (lambda _: None) if packer is None else packer.filled
     with torch.inference_mode():
         if stored is None:
@@ -145,7 +147,7 @@ def _whole_form(source: StoredTensor) -> WholeForm | None:
     return None if form is None else WholeForm(form)
 
 
-def _log_forms(path: Path, stored: dict[str, StoredTensor], packer: LinearPacker | None, dtype: torch.dtype) -> None:
+def _log_forms(path: Path, stored: dict[str, StoredTensor], packer: LayerPacker | None, dtype: torch.dtype) -> None:
     """Say which tensors are kept otherwise than they are stored."""
     whole = 0 if packer is None else packer.num_whole_layers
     kept = "none" if packer is None else packer.described_whole_layers

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.whole_rows import FileRows
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, QUANTIZED_DTYPES, StoredTensor
 from rustvllm.model_loader.progress import LoadProgress
 
@@ -57,6 +58,19 @@ class StoredChange:
                 f"in {stored.dtype}, as it is stored"
             )
         return raw
+
+
+PIECE_BYTES = 64 << 20
+"""What is packed from a file at once; then the progress moves."""
+
+
+def unreadable(stored: StoredTensor, error: OSError) -> ModelLoadError:
+    """What to say of a tensor that cannot be read; an error without a number is the end of the file."""
+    if error.errno is not None:
+        return ModelLoadError(f"{stored.file}: tensor {stored.name!r} cannot be read: {error.strerror}")
+    return ModelLoadError(
+        f"{stored.file}: ended within tensor {stored.name!r}: it became shorter while it was read, fetch it again"
+    )
 
 
 class TensorReader:
@@ -185,6 +199,44 @@ class TensorReader:
                 turns = rows.view(-1, together // 2, 2, row_bytes)
                 rows = turns.transpose(1, 2).reshape(count, row_bytes)
             yield begin, rows
+
+    def read_rows(self, stored: StoredTensor, to: Tensor) -> None:
+        """Read the rows of a tensor as they are written down.
+
+        Args:
+            stored: One of which ``rows_in_file`` says where it lies.
+            to: uint8, dense, with room for all of them.
+
+        Raises:
+            ModelLoadError: As ``read_into``.
+        """
+        self._read(stored, stored.offset, to.view(-1)[: stored.nbytes])
+
+    def rows_in_file(self, stored: StoredTensor) -> FileRows | None:
+        """Where the rows of a tensor in blocks lie, for who reads them himself; None: not there as they are."""
+        num_rows = stored.file_shape[0] if stored.shape else 0
+        row_bytes = stored.nbytes // num_rows if num_rows else 0
+        is_as_stored = stored.row_stride in (0, row_bytes) and stored.name not in self._changes and not stored.added
+        if stored.dtype not in BLOCK_TYPES or not is_as_stored or row_bytes == 0:
+            return None
+        return FileRows(stored.file, stored.offset, row_bytes, stored.dtype, stored.interleaved_rows)
+
+    def pieces_of(self, stored: StoredTensor, rows: FileRows) -> Iterator[tuple[int, int]]:
+        """What is to be read together of them, so that the progress moves within a tensor of many gigabytes.
+
+        Args:
+            stored: The tensor.
+            rows: Where they lie.
+
+        Returns:
+            The first row, and how many; the next are asked for when these are read.
+        """
+        num_rows, together = stored.file_shape[0], rows.interleaved_rows or 1
+        per_piece = max(1, PIECE_BYTES // (rows.row_bytes * together)) * together
+        for begin in range(0, num_rows, per_piece):
+            count = min(per_piece, num_rows - begin)
+            yield begin, count
+            self._progress.advance(count * rows.row_bytes)
 
     @staticmethod
     def _numbers(stored: StoredTensor, rows: Tensor) -> Tensor:

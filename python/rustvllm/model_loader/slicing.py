@@ -9,8 +9,8 @@ from itertools import accumulate
 from torch import Tensor
 
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.cpu_whole_layers import storage_of
 from rustvllm.layers.parallel import Part, shard_of
+from rustvllm.layers.whole_rows import storage_of
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, StoredTensor
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor
 from rustvllm.models.interface import CausalLM

@@ -1,4 +1,4 @@
-"""What computes a model's dense layers on the CPU, from what was asked for and from what memory allows."""
+"""What computes a model's dense layers, from what was asked for, what is stored and what memory allows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rustvllm.config import EngineConfig
+    from rustvllm.model_loader.filling import LayerPacker
     from rustvllm.models.interface import CausalLM
 
 MOST_RESIDENT = 1.35
@@ -42,6 +43,18 @@ def make_linear_packer(
     plain = sum(parameter.nbytes for parameter in outline.parameters())
     stored = plain // dtype.itemsize * _stored_itemsize(config.model.hf_config, dtype)
     return LinearPacker(threads, options, outline, outline.tied_embedding, int(MOST_RESIDENT * stored) - plain)
+
+
+def make_device_packer(outline: CausalLM, device: torch.device) -> LayerPacker:
+    """What keeps the whole numbers of a quantised checkpoint on a GPU that has Triton.
+
+    Args:
+        outline: The model, perhaps without memory.
+        device: Where it computes.
+    """
+    from rustvllm.layers.triton_quantized import DeviceLayers
+
+    return DeviceLayers(outline, device)
 
 
 def make_batch_invariant(model: CausalLM) -> None:

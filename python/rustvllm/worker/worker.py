@@ -22,6 +22,7 @@ from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
 from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.layers.fused import runs_fused_on
 from rustvllm.layers.parallel import number_layers
 from rustvllm.logger import init_logger
 from rustvllm.lora.merging import changes_by
@@ -33,7 +34,7 @@ from rustvllm.sample.sampler import Sampler
 from rustvllm.worker import host_allocator, host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.cpu_decoder import use_core_decoder
-from rustvllm.worker.dense_layers import make_batch_invariant, make_linear_packer
+from rustvllm.worker.dense_layers import make_batch_invariant, make_device_packer, make_linear_packer
 from rustvllm.worker.draft_model import load_draft_model
 from rustvllm.worker.graphs.context import GraphContext
 from rustvllm.worker.graphs.decode_graphs import default_capture_sizes
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
     from rustvllm.config import EngineConfig
     from rustvllm.layers.cpu_linear_packer import LinearPacker
+    from rustvllm.model_loader.filling import LayerPacker
     from rustvllm.models.interface import CausalLM
 
 logger = init_logger(__name__)
@@ -137,7 +139,7 @@ class Worker:
             self.dtype,
             self.device,
             self._available_memory(),
-            self._make_packer if on_cpu else None,
+            self._make_packer if on_cpu else self._make_device_packer if runs_fused_on(self.device) else None,
             self.group,
             self.stage,
             partial(changes_by, merged) if (merged := self.config.load.merge_lora) else None,
@@ -401,6 +403,9 @@ class Worker:
             # Torch is left with what goes number by number; split among threads, it would end its vectors elsewhere.
             torch.set_num_threads(1)
         return make_linear_packer(self.config, outline, self.dtype, self._threads)
+
+    def _make_device_packer(self, outline: CausalLM) -> LayerPacker:
+        return make_device_packer(outline, self.device)
 
     def _make_graphs(self, kv_caches: Sequence[Tensor], num_sets: int) -> StepGraphs | None:
         """The graphs over a KV cache, not captured yet; None where no step runs in one."""

@@ -20,6 +20,8 @@ FORMS = [
     NumberForm(32, 8, "f32", "minimum"),
     NumberForm(32, 4, "two-level", "minimum"),
     NumberForm(32, 8, "two-level", "minimum"),
+    NumberForm(16, 8, "two-level", "minimum"),
+    NumberForm(16, 6, "two-level"),
 ]
 
 

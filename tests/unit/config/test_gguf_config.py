@@ -59,10 +59,10 @@ def test_metadata_becomes_a_configuration(tmp_path):
     [
         ({"arch": "mamba"}, "'mamba', which is not served as GGUF; served are gemma2, gemma3, gpt2, llama"),
         (
-            {"kind": "IQ4_NL"},
-            "1 tensors (token_embd.weight, …) have the type IQ4_NL, which is not served; served are F32",
+            {"kind": "IQ4_XS"},
+            "1 tensors (token_embd.weight, …) have the type IQ4_XS, which is not served; served are F32",
         ),
-        ({"kind": "MXFP4"}, "MXFP4"),
+        ({"kind": "TQ1_0"}, "TQ1_0"),
         ({"values": {**BASE, "expert_count": 8}}, "a mixture of experts"),
         ({"values": {**BASE, "attention.value_length": 4}}, "keys have 8 features and values 4"),
         (

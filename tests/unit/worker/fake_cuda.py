@@ -424,6 +424,70 @@ def _expand(bound, grid):
     assert bound["table_ptr"].shape[1] == bound["FIRST_PART"] + grid[2] * bound["PART_COLUMNS"]
 
 
+def _quantized_weight(bound):
+    outputs, inputs, group = bound["out_features"], bound["in_features"], bound["group_size"]
+    groups, tile = -(-inputs // group), bound["TILE_FEATURES"]
+    _dense(bound, "number_ptr", "scale_ptr", "offset_ptr")
+    is_few = bound["BITS"] == 4
+    width = -(-inputs // 64) * 32 if is_few else inputs
+    _dtype(bound, "number_ptr", torch.uint8 if is_few else torch.int8)
+    assert bound["number_ptr"].shape == (outputs, width)
+    assert bound["number_stride"] == width
+    assert tile % (64 if is_few else 32) == 0
+    assert bound["scale_ptr"].shape == bound["offset_ptr"].shape == (groups, outputs)
+    _dtype(bound, "offset_ptr", torch.uint8 if bound["ZEROS"] == "point" else bound["scale_ptr"].dtype)
+    if bound["HAS_ONE_GROUP"]:
+        together = 32 if is_few and tile == 64 else tile
+        assert group >= inputs or group % together == 0
+
+
+def _quantized(bound, grid):
+    _quantized_weight(bound)
+    rows, outputs, inputs = bound["num_rows"], bound["out_features"], bound["in_features"]
+    _dtype(bound, "x_ptr", *FLOATS)
+    _dense(bound, "x_ptr", "out_ptr", "residual_ptr")
+    assert bound["x_ptr"].shape == (rows, inputs)
+    assert grid[0] * bound["TILE_ROWS"] >= rows
+    assert grid[1] * bound["TILE_COLUMNS"] >= outputs
+    assert grid[2] * bound["split_features"] >= inputs > (grid[2] - 1) * bound["split_features"]
+    assert bound["split_features"] % bound["TILE_FEATURES"] == 0
+    assert bound["IS_SPLIT"] == (grid[2] > 1)
+    assert bound["out_ptr"].shape == ((grid[2], rows, outputs) if grid[2] > 1 else (rows, outputs))
+    assert bound["out_ptr"].dtype == (torch.float32 if grid[2] > 1 else bound["x_ptr"].dtype)
+    _added(bound, rows, outputs)
+
+
+def _added(bound, rows, outputs):
+    """A bias and a residual."""
+    if bound["HAS_BIAS"]:
+        assert bound["bias_ptr"].shape == (outputs,)
+        _dtype(bound, "bias_ptr", *FLOATS)
+    if bound["HAS_RESIDUAL"]:
+        assert bound["residual_ptr"].shape == (rows, outputs)
+        _dense(bound, "residual_ptr")
+
+
+def _sums(bound, grid):
+    rows, outputs = bound["num_rows"], bound["out_features"]
+    _dtype(bound, "sum_ptr", torch.float32)
+    _dense(bound, "sum_ptr", "out_ptr")
+    assert bound["sum_ptr"].shape == (bound["num_splits"], rows, outputs)
+    assert bound["out_ptr"].shape == (rows, outputs)
+    assert grid[0] == rows
+    assert grid[1] * bound["BLOCK"] >= outputs
+    _added(bound, rows, outputs)
+
+
+def _unpack(bound, grid):
+    _quantized_weight(bound)
+    _dense(bound, "out_ptr")
+    _dtype(bound, "out_ptr", *FLOATS)
+    assert bound["out_ptr"].shape == (bound["num_rows"], bound["in_features"])
+    assert bound["first_row"] + bound["num_rows"] <= bound["out_features"]
+    assert grid[0] * bound["TILE_COLUMNS"] >= bound["num_rows"]
+    assert grid[1] * bound["TILE_FEATURES"] >= bound["in_features"]
+
+
 def _known_ids(bound, grid):
     for name in ("out_ptr", "id_ptr", "row_ptr", "last_ptr"):
         _dtype(bound, name, torch.int32)
@@ -488,6 +552,9 @@ LAUNCH_CHECKS = {
     "_bend_kernel": _gated,
     "_shrink_kernel": _shrink,
     "_expand_kernel": _expand,
+    "_quantized_kernel": _quantized,
+    "_sum_kernel": _sums,
+    "_unpack_kernel": _unpack,
     "_penalties_kernel": _penalties,
     "_draw_kernel": _draw,
     "_verify_kernel": _verify,

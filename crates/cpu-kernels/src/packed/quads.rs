@@ -53,3 +53,38 @@ pub(super) fn place_halves(
     }
     outside == 0
 }
+
+/// Numbers of 6 bits of one output of a panel, of each four quads three in the lower bits of four bytes, and two bits of the
+/// fourth above each of those; false if one is not from −32 to 31.
+pub(super) fn place_sixes(numbers: &[i8], output: usize, outputs: usize, panel: &mut [u8]) -> bool {
+    /// A byte, four times.
+    const fn each(byte: u8) -> u32 {
+        u32::from_le_bytes([byte; QUAD])
+    }
+    let mut outside = 0;
+    let mut place = |sixteen: &[i8; QUAD * QUAD], block: &mut [u8]| {
+        let quads = sixteen.as_chunks::<QUAD>().0;
+        let [a, b, c, last] = [quads[0], quads[1], quads[2], quads[3]].map(|quad| {
+            let bits = u32::from_le_bytes(quad.map(i8::cast_unsigned));
+            // The upper three bits are alike in a number that fits; without two of them, and turned, it is 32 more.
+            outside |= (bits ^ (bits >> 1)) & each(0x60);
+            bits & each(0x3f) ^ each(0x20)
+        });
+        let lines =
+            [a | (last & each(0x03)) << 6, b | (last & each(0x0c)) << 4, c | (last & each(0x30)) << 2];
+        for (line, bytes) in block.chunks_exact_mut(QUAD * outputs).zip(lines) {
+            line[output * QUAD..][..QUAD].copy_from_slice(&bytes.to_le_bytes());
+        }
+    };
+    let mut blocks = panel.chunks_exact_mut(3 * QUAD * outputs);
+    let (sixteens, rest) = numbers.as_chunks::<{ QUAD * QUAD }>();
+    for (sixteen, block) in sixteens.iter().zip(&mut blocks) {
+        place(sixteen, block);
+    }
+    if let (Some(block), false) = (blocks.next(), rest.is_empty()) {
+        let mut sixteen = [0; QUAD * QUAD];
+        sixteen[..rest.len()].copy_from_slice(rest);
+        place(&sixteen, block);
+    }
+    outside == 0
+}

@@ -1,4 +1,4 @@
-//! Weights of 4 or 8 bits with what their groups have besides a scale, kept as files have them: scales of 16 bits or in two
+//! Weights of 4, 6 or 8 bits with what their groups have besides a scale, kept as files have them: scales of 16 bits or in two
 //! levels, zero points, minima. A panel's scales become numbers of 32 bits when a product comes to them.
 
 #![allow(clippy::inline_always, reason = "what is inlined takes the instructions of the form that calls it")]
@@ -12,9 +12,8 @@ use crate::w8a8::dot::QUAD;
 pub(crate) const GROUPS_TOGETHER: usize = 64;
 /// The most outputs of a panel.
 const MAX_OUTPUTS: usize = 32;
-/// Groups of a block of two levels, and the inputs of each.
-pub(crate) const LEVEL_GROUPS: usize = 8;
-const LEVEL_GROUP_SIZE: usize = 32;
+/// Inputs of a block of two levels.
+const LEVEL_INPUTS: usize = 256;
 
 /// How the scales of groups are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,14 +24,14 @@ pub enum ScaleForm {
     F16,
     /// The upper 16 bits of a number of 32.
     Bf16,
-    /// A number of 16 bits for 8 groups of 32 inputs, times one of 8 bits without a sign for each group; minima likewise.
+    /// A number of 16 bits for 256 inputs, times one of 8 bits with a sign for each group; minima likewise, without a sign.
     TwoLevel,
 }
 
 /// What a number is counted from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ZeroForm {
-    /// From 0; of 4 bits, which have no sign, from 8: w = scale · (number − 8).
+    /// From 0; of 4 and 6 bits, which have no sign, from 8 and 32: w = scale · (number − 8).
     Middle,
     /// From a zero point of 8 bits for each group: w = scale · (number − zero).
     Point,
@@ -43,9 +42,9 @@ pub enum ZeroForm {
 /// How weights of a quantised layer are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quantized {
-    /// 4 or 8 of a number; 4 have no sign.
+    /// 4, 6 or 8 of a number; 4 and 6 have no sign.
     pub bits: u8,
-    /// Inputs that share a scale: 16 (of 8 bits), a multiple of 32, or at least as many as there are.
+    /// Inputs that share a scale: 16 (of 6 and 8 bits; of 6 always), a multiple of 32, or at least as many as there are.
     pub group_size: usize,
     /// What is kept of scales.
     pub scales: ScaleForm,
@@ -58,13 +57,13 @@ pub struct Quantized {
 /// One row of a quantised weight, for [`PackedLinear::pack_quantized_rows`] to be filled.
 #[derive(Debug)]
 pub struct QuantizedRow {
-    /// One for each input: 8 bits with a sign; of 4 bits −8 to 7 where they are counted from the middle, else 0 to 15.
+    /// One for each input: 8 bits with a sign; of 6 bits −32 to 31; of 4 bits −8 to 7 where they are counted from the middle, else 0 to 15.
     pub numbers: Vec<i8>,
-    /// For each group; in two levels for 8 groups.
+    /// For each group; in two levels for 256 inputs.
     pub scales: Vec<f32>,
     /// Zero points or minima, as many; none for [`ZeroForm::Middle`].
     pub offsets: Vec<f32>,
-    /// Only in two levels: what each group's scale is multiplied by, and its minimum.
+    /// Only in two levels: what each group's scale is multiplied by, the bits of a number with a sign, and its minimum.
     pub factors: Vec<[u8; 2]>,
 }
 
@@ -78,17 +77,28 @@ impl Quantized {
     pub(super) fn check(self, in_features: usize) -> Result<(), LinearError> {
         let is_known = match self.bits {
             4 => true,
+            6 => self.zeros == ZeroForm::Middle && self.group_size == 16,
             8 => self.zeros != ZeroForm::Point,
             _ => false,
         };
         let is_level = self.scales == ScaleForm::TwoLevel;
-        let fits_levels = self.group_size == LEVEL_GROUP_SIZE
-            && in_features.is_multiple_of(LEVEL_GROUPS * LEVEL_GROUP_SIZE)
-            && self.zeros == ZeroForm::Minimum;
+        let fits_levels = in_features.is_multiple_of(LEVEL_INPUTS)
+            && match (self.group_size, self.zeros) {
+                (32, ZeroForm::Minimum) => true,
+                (16, ZeroForm::Minimum) => self.bits == 8,
+                (16, ZeroForm::Middle) => self.bits == 6,
+                _ => false,
+            };
         if !is_known || (is_level && !fits_levels) {
             return Err(LinearError::Form { form: self, in_features });
         }
         Ok(())
+    }
+
+    /// Groups of a block of two levels.
+    #[must_use]
+    pub fn level_groups(self) -> usize {
+        LEVEL_INPUTS / self.group_size
     }
 
     /// Whether groups add something to their products.
@@ -103,7 +113,10 @@ impl Quantized {
     /// Bytes of an output's scales, with its zero points or minima.
     pub(super) fn bytes_of_scales(self, num_groups: usize) -> usize {
         match (self.scales, self.zeros) {
-            (ScaleForm::TwoLevel, _) => num_groups / LEVEL_GROUPS * (2 * 2 + LEVEL_GROUPS * 2),
+            (ScaleForm::TwoLevel, zeros) => {
+                let each = if zeros == ZeroForm::Middle { 1 } else { 2 };
+                num_groups / self.level_groups() * (2 + self.level_groups()) * each
+            }
             (_, ZeroForm::Middle) => num_groups * self.scale_bytes(),
             (_, ZeroForm::Point) => num_groups * (self.scale_bytes() + 1),
             (_, ZeroForm::Minimum) => num_groups * 2 * self.scale_bytes(),
@@ -196,12 +209,23 @@ fn make_ready<const AVX512: bool>(
     to: &mut ReadyScales,
 ) {
     if form.scales == ScaleForm::TwoLevel {
-        let (level_bytes, first) = (form.bytes_of_scales(LEVEL_GROUPS) * outputs, groups.start);
-        let levels = from.chunks_exact(level_bytes).skip(first / LEVEL_GROUPS);
-        let scales = to.scales.chunks_exact_mut(LEVEL_GROUPS * outputs);
-        let mins = to.mins.chunks_exact_mut(LEVEL_GROUPS * outputs);
+        let level_groups = form.level_groups();
+        let (level_bytes, first) = (form.bytes_of_scales(level_groups) * outputs, groups.start);
+        let levels = from.chunks_exact(level_bytes).skip(first / level_groups);
+        let scales = to.scales.chunks_exact_mut(level_groups * outputs);
+        let mins = to.mins.chunks_exact_mut(level_groups * outputs);
         let mut large = [0.0_f32; 2 * MAX_OUTPUTS];
-        for ((level, scales), mins) in levels.zip(scales).zip(mins).take(groups.len() / LEVEL_GROUPS) {
+        for ((level, scales), mins) in levels.zip(scales).zip(mins).take(groups.len() / level_groups) {
+            if form.zeros == ZeroForm::Middle {
+                let (upper, factors) = level.split_at(2 * outputs);
+                widen_all::<AVX512, false>(form.scales, upper, &mut large[..outputs]);
+                for (factors, scales) in factors.chunks_exact(outputs).zip(scales.chunks_exact_mut(outputs)) {
+                    for ((scale, large), factor) in scales.iter_mut().zip(&large).zip(factors) {
+                        *scale = large * f32::from(factor.cast_signed());
+                    }
+                }
+                continue;
+            }
             let (upper, factors) = level.split_at(4 * outputs);
             let (large_scales, large_mins) = large[..2 * outputs].split_at_mut(outputs);
             widen_all::<AVX512, false>(form.scales, &upper[..2 * outputs], large_scales);
@@ -210,7 +234,7 @@ fn make_ready<const AVX512: bool>(
             for (factors, (scales, mins)) in factors.chunks_exact(2 * outputs).zip(parts) {
                 let (of_scales, of_mins) = factors.split_at(outputs);
                 for ((scale, large), factor) in scales.iter_mut().zip(&*large_scales).zip(of_scales) {
-                    *scale = large * f32::from(*factor);
+                    *scale = large * f32::from(factor.cast_signed());
                 }
                 for ((min, large), factor) in mins.iter_mut().zip(&*large_mins).zip(of_mins) {
                     *min = large * f32::from(*factor);
@@ -253,11 +277,22 @@ fn widen_inputs<const AVX512: bool>(
     scales: &ReadyScales,
     to: &mut [f32],
 ) {
-    let middle = if form.bits == 4 && form.zeros == ZeroForm::Middle { 8.0 } else { 0.0 };
+    let middle = match (form.bits, form.zeros) {
+        (4, ZeroForm::Middle) => 8.0,
+        (6, _) => 32.0,
+        _ => 0.0,
+    };
     let first_group = inputs.start / form.group_size;
     for (at, to) in to.chunks_exact_mut(outputs).take(inputs.len()).enumerate() {
         let group = ((inputs.start + at) / form.group_size - first_group) * outputs;
         let (scales, mins) = (&scales.scales[group..][..outputs], &scales.mins[group..][..outputs]);
+        if form.bits == 6 {
+            let block = &quads[at / (QUAD * QUAD) * 3 * QUAD * outputs..][..3 * QUAD * outputs];
+            for (i, x) in to.iter_mut().enumerate() {
+                *x = (f32::from(six_of(block, outputs, i, at)) - middle) * scales[i];
+            }
+            continue;
+        }
         let (quad, shift) =
             if form.bits == 4 { (at / (2 * QUAD), at / QUAD % 2 * 4) } else { (at / QUAD, 0) };
         let bytes = &quads[quad * QUAD * outputs..][..QUAD * outputs];
@@ -274,6 +309,16 @@ fn widen_inputs<const AVX512: bool>(
                 *x += mins[i];
             }
         }
+    }
+}
+
+/// The number of an output and an input in a block of weights of 6 bits.
+#[inline(always)]
+fn six_of(block: &[u8], outputs: usize, output: usize, input: usize) -> u8 {
+    let line = |quad: usize| block[quad * QUAD * outputs + output * QUAD + input % QUAD];
+    match input / QUAD % QUAD {
+        3 => line(0) >> 6 | line(1) >> 6 << 2 | line(2) >> 6 << 4,
+        quad => line(quad) & 63,
     }
 }
 
@@ -311,8 +356,7 @@ for_instructions!(widened, widen_inputs, widened_avx512, widened_avx2, (
 ));
 
 impl PackedLinear {
-    /// Scales and minima of some groups of a panel, at most [`GROUPS_TOGETHER`]; in two levels from a multiple of
-    /// [`LEVEL_GROUPS`] on.
+    /// Scales and minima of some groups of a panel, at most [`GROUPS_TOGETHER`]; in two levels from a block's first on.
     pub(crate) fn ready_scales(
         &self,
         form: Quantized,
@@ -336,9 +380,9 @@ impl PackedLinear {
     ) {
         let groups = form.groups_of(&inputs);
         // Of groups in two levels those of the whole level are made ready.
-        let skipped = if form.scales == ScaleForm::TwoLevel { groups.start % LEVEL_GROUPS } else { 0 };
+        let skipped = if form.scales == ScaleForm::TwoLevel { groups.start % form.level_groups() } else { 0 };
         let end = if form.scales == ScaleForm::TwoLevel {
-            groups.end.next_multiple_of(LEVEL_GROUPS)
+            groups.end.next_multiple_of(form.level_groups())
         } else {
             groups.end
         };
@@ -358,17 +402,23 @@ impl PackedLinear {
     pub(super) fn quantized_weight(&self, form: Quantized, row: usize, k: usize) -> f32 {
         let outputs = self.kernel.panel();
         let (panel, output) = (row / outputs, row % outputs);
-        let byte =
-            self.weights.as_slice::<u8>()[panel * self.panel_bytes() + byte_of(form, k, output, outputs)];
+        let weights = &self.weights.as_slice::<u8>()[panel * self.panel_bytes()..][..self.panel_bytes()];
         let bytes = form.bytes_of_scales(self.num_groups()) * outputs;
         let scales = &self.scales.as_slice::<u8>()[panel * bytes..][..bytes];
         let group = k / form.group_size;
         let two = |at: usize| widen_f16(u16::from_le_bytes([scales[at], scales[at + 1]]));
         let (scale, min) = if form.scales == ScaleForm::TwoLevel {
-            let level = group / LEVEL_GROUPS * form.bytes_of_scales(LEVEL_GROUPS) * outputs;
-            let factors = level + 4 * outputs + group % LEVEL_GROUPS * 2 * outputs;
+            let level_groups = form.level_groups();
+            let level = group / level_groups * form.bytes_of_scales(level_groups) * outputs;
+            if form.zeros == ZeroForm::Middle {
+                let factor = scales[level + (2 + group % level_groups) * outputs + output];
+                let number = six_of(&weights[k / 16 * 3 * QUAD * outputs..], outputs, output, k);
+                return (f32::from(number) - 32.0)
+                    * (two(level + 2 * output) * f32::from(factor.cast_signed()));
+            }
+            let factors = level + 4 * outputs + group % level_groups * 2 * outputs;
             (
-                two(level + 2 * output) * f32::from(scales[factors + output]),
+                two(level + 2 * output) * f32::from(scales[factors + output].cast_signed()),
                 two(level + 2 * (outputs + output)) * f32::from(scales[factors + outputs + output]),
             )
         } else {
@@ -389,6 +439,11 @@ impl PackedLinear {
                 ZeroForm::Minimum => (scale, number(offsets + size * output)),
             }
         };
+        if form.bits == 6 {
+            let number = six_of(&weights[k / 16 * 3 * QUAD * outputs..], outputs, output, k);
+            return (f32::from(number) - 32.0) * scale;
+        }
+        let byte = weights[byte_of(form, k, output, outputs)];
         let number = match (form.bits, form.zeros) {
             (4, zeros) => {
                 let half = byte >> (k / QUAD % 2 * 4) & 15;
@@ -402,7 +457,7 @@ impl PackedLinear {
     /// A row of memory for [`Self::pack_quantized_rows`].
     pub(super) fn row_of(&self, form: Quantized) -> QuantizedRow {
         let groups = self.num_groups();
-        let slots = if form.scales == ScaleForm::TwoLevel { groups / LEVEL_GROUPS } else { groups };
+        let slots = if form.scales == ScaleForm::TwoLevel { groups / form.level_groups() } else { groups };
         QuantizedRow {
             numbers: vec![0; self.in_features],
             scales: vec![0.0; slots],
@@ -422,6 +477,10 @@ impl PackedLinear {
     ) -> bool {
         if form.bits == 8 {
             quads::place_bytes(&row.numbers, output, outputs, weights);
+        } else if form.bits == 6 {
+            if !quads::place_sixes(&row.numbers, output, outputs, weights) {
+                return false;
+            }
         } else if !quads::place_halves(&row.numbers, form.zeros == ZeroForm::Middle, output, outputs, weights)
         {
             return false;
@@ -444,11 +503,19 @@ impl PackedLinear {
             }
         };
         if form.scales == ScaleForm::TwoLevel {
-            let levels = scales.chunks_exact_mut(form.bytes_of_scales(LEVEL_GROUPS) * outputs);
+            let level_groups = form.level_groups();
+            let levels = scales.chunks_exact_mut(form.bytes_of_scales(level_groups) * outputs);
             for (index, level) in levels.enumerate() {
                 write(level, output, row.scales[index]);
+                if form.zeros == ZeroForm::Middle {
+                    let factors = &row.factors[index * level_groups..][..level_groups];
+                    for (places, factors) in level[2 * outputs..].chunks_exact_mut(outputs).zip(factors) {
+                        places[output] = factors[0];
+                    }
+                    continue;
+                }
                 write(level, outputs + output, row.offsets[index]);
-                let factors = &row.factors[index * LEVEL_GROUPS..][..LEVEL_GROUPS];
+                let factors = &row.factors[index * level_groups..][..level_groups];
                 for (places, factors) in level[4 * outputs..].chunks_exact_mut(2 * outputs).zip(factors) {
                     (places[output], places[outputs + output]) = (factors[0], factors[1]);
                 }

@@ -64,10 +64,19 @@ pub(crate) trait Dot {
     unsafe fn add_half(sums: Self::HalfSums, weights: Self::Halves, inputs: Self::Inputs) -> Self::HalfSums;
     /// A block's sums, of at most 32 inputs.
     unsafe fn whole(sums: Self::HalfSums, starts: *const i32) -> Self::Sums;
+
+    /// What a block's sums of weights of 6 bits begin with; a quarter of `starts` is −32 times the sum of the activations.
+    unsafe fn six_start(starts: *const i32) -> Self::Sums;
+    /// Weights of 6 bits, without a sign, of four quads: three have the lower bits of the bytes at three places, and one the
+    /// upper two of each.
+    unsafe fn sixes(from: [*const u8; 3]) -> [Self::Halves; QUAD];
+    unsafe fn add_six(sums: Self::Sums, weights: Self::Halves, inputs: Self::Inputs) -> Self::Sums;
 }
 
 /// The lower halves of bytes.
 const LOWER: i8 = 15;
+/// The lower six bits of bytes.
+const SIX: i8 = 63;
 
 /// What the compiler makes of arrays.
 pub(crate) struct PortableDot<const N: usize>;
@@ -134,6 +143,26 @@ impl<const N: usize> Dot for PortableDot<N> {
         // SAFETY: the caller lets a number be read at `starts`.
         let start = unsafe { *starts } >> 4;
         sums.map(|sum| sum + start)
+    }
+    #[inline(always)]
+    unsafe fn six_start(starts: *const i32) -> [i32; N] {
+        // SAFETY: the caller lets a number be read at `starts`.
+        [unsafe { *starts } >> 2; N]
+    }
+    #[inline(always)]
+    unsafe fn sixes(from: [*const u8; 3]) -> [[[u8; QUAD]; N]; QUAD] {
+        // SAFETY: the caller lets the weights of all lanes be read at each place.
+        let [a, b, c] = from.map(|from| unsafe { from.cast::<[[u8; QUAD]; N]>().read_unaligned() });
+        let low = |bytes: [[u8; QUAD]; N]| bytes.map(|quad| quad.map(|byte| byte & SIX as u8));
+        let last = std::array::from_fn(|i| {
+            std::array::from_fn(|k| a[i][k] >> 6 | b[i][k] >> 6 << 2 | c[i][k] >> 6 << 4)
+        });
+        [low(a), low(b), low(c), last]
+    }
+    #[inline(always)]
+    unsafe fn add_six(sums: [i32; N], weights: [[u8; QUAD]; N], inputs: [i8; QUAD]) -> [i32; N] {
+        // SAFETY: no memory is touched, and any machine has what arrays become.
+        unsafe { Self::add_half(sums, weights, inputs) }
     }
 }
 
@@ -215,6 +244,34 @@ impl Dot for Avx2Dot {
             _mm256_add_epi32(_mm256_madd_epi16(sums, _mm256_set1_epi16(1)), start)
         }
     }
+    #[inline(always)]
+    unsafe fn six_start(starts: *const i32) -> __m256i {
+        // SAFETY: the caller promises a machine with AVX2, and a number that may be read.
+        unsafe { _mm256_set1_epi32(*starts >> 2) }
+    }
+    #[inline(always)]
+    unsafe fn sixes([a, b, c]: [*const u8; 3]) -> [__m256i; QUAD] {
+        // SAFETY: the caller promises a machine with AVX2, and 32 bytes at each place that may be read.
+        unsafe {
+            let (a, b, c) =
+                (_mm256_loadu_si256(a.cast()), _mm256_loadu_si256(b.cast()), _mm256_loadu_si256(c.cast()));
+            let low = _mm256_set1_epi8(SIX);
+            let first = _mm256_and_si256(_mm256_srli_epi16::<6>(a), _mm256_set1_epi8(3));
+            let second = _mm256_and_si256(_mm256_srli_epi16::<4>(b), _mm256_set1_epi8(12));
+            let third = _mm256_and_si256(_mm256_srli_epi16::<2>(c), _mm256_set1_epi8(48));
+            let last = _mm256_or_si256(_mm256_or_si256(first, second), third);
+            [_mm256_and_si256(a, low), _mm256_and_si256(b, low), _mm256_and_si256(c, low), last]
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_six(sums: __m256i, weights: __m256i, inputs: __m256i) -> __m256i {
+        // A pair is at most 2 · 63 · 127, so one fits 16 bits, but three do not.
+        // SAFETY: the caller promises a machine with AVX2; no memory is touched.
+        unsafe {
+            let pairs = _mm256_maddubs_epi16(weights, inputs);
+            _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
 }
 
 /// Makes of a weight, by an exclusive or, the number without a sign that is 128 more.
@@ -227,7 +284,8 @@ const SIGNS: i8 = i8::MIN;
 macro_rules! vnni {
     (
         $name:ident, $lanes:ty, $vector:ty, $float:ty, $feature:literal,
-        $load:ident, $splat_8:ident, $splat_32:ident, $xor:ident, $and:ident, $dot:ident, $shift:ident, $convert:ident
+        $load:ident, $splat_8:ident, $splat_32:ident, $xor:ident, $and:ident, $or:ident, $dot:ident, $shift:ident,
+        $convert:ident
     ) => {
         #[doc = concat!("`vpdpbusd` of ", $feature, ".")]
         pub(crate) struct $name;
@@ -289,6 +347,29 @@ macro_rules! vnni {
             unsafe fn whole(sums: $vector, _: *const i32) -> $vector {
                 sums
             }
+            #[inline(always)]
+            unsafe fn six_start(starts: *const i32) -> $vector {
+                // SAFETY: the caller promises a machine with the instructions, and a number that may be read.
+                unsafe { $splat_32(*starts >> 2) }
+            }
+            #[inline(always)]
+            unsafe fn sixes([a, b, c]: [*const u8; 3]) -> [$vector; QUAD] {
+                // SAFETY: the caller promises a machine with the instructions, and weights of all lanes at each place that
+                // may be read.
+                unsafe {
+                    let (a, b, c) = ($load(a.cast()), $load(b.cast()), $load(c.cast()));
+                    let low = $splat_8(SIX);
+                    let first = $and($shift::<6>(a), $splat_8(3));
+                    let second = $and($shift::<4>(b), $splat_8(12));
+                    let third = $and($shift::<2>(c), $splat_8(48));
+                    [$and(a, low), $and(b, low), $and(c, low), $or($or(first, second), third)]
+                }
+            }
+            #[inline(always)]
+            unsafe fn add_six(sums: $vector, weights: $vector, inputs: $vector) -> $vector {
+                // SAFETY: the caller promises a machine with the instructions; no memory is touched.
+                unsafe { $dot(sums, weights, inputs) }
+            }
         }
     };
 }
@@ -305,6 +386,7 @@ vnni!(
     _mm512_set1_epi32,
     _mm512_xor_si512,
     _mm512_and_si512,
+    _mm512_or_si512,
     _mm512_dpbusd_epi32,
     _mm512_srli_epi16,
     _mm512_cvtepi32_ps
@@ -321,6 +403,7 @@ vnni!(
     _mm256_set1_epi32,
     _mm256_xor_si256,
     _mm256_and_si256,
+    _mm256_or_si256,
     _mm256_dpbusd_avx_epi32,
     _mm256_srli_epi16,
     _mm256_cvtepi32_ps

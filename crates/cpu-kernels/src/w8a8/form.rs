@@ -21,27 +21,32 @@ use crate::{amx, instructions};
 pub(crate) struct Variant {
     /// Inputs of a block, 16 or 32; of 4 bits 32.
     pub(crate) block: usize,
-    /// 4 bits, and not 8.
-    pub(crate) is_halves: bool,
+    /// Of a weight: 4, 6 or 8.
+    pub(crate) bits: u8,
     /// With a minimum for each group.
     pub(crate) has_mins: bool,
 }
 
 impl Variant {
     fn index(self) -> usize {
-        let bytes = if self.block == 16 { 0 } else { 2 };
-        usize::from(self.has_mins) + if self.is_halves { 4 } else { bytes }
+        let first = match (self.bits, self.block) {
+            (4, _) => 4,
+            (6, _) => return 6,
+            (_, 16) => 0,
+            _ => 2,
+        };
+        usize::from(self.has_mins) + first
     }
 
     fn all() -> impl Iterator<Item = Self> {
-        let blocks = [(16, false), (32, false), (32, true)];
-        let both = |(block, is_halves)| [false, true].map(|has_mins| Self { block, is_halves, has_mins });
-        blocks.into_iter().flat_map(both)
+        let blocks = [(16, 8), (32, 8), (32, 4)];
+        let both = |(block, bits)| [false, true].map(|has_mins| Self { block, bits, has_mins });
+        blocks.into_iter().flat_map(both).chain([Self { block: 16, bits: 6, has_mins: false }])
     }
 }
 
 /// Of each [`Variant`]: entry `r − 1` takes `r` rows; none where the form has no such product.
-type Products = [&'static [ProductFn]; 6];
+type Products = [&'static [ProductFn]; 7];
 
 /// A form of the product for one instruction set.
 #[derive(Debug)]
@@ -199,19 +204,20 @@ macro_rules! forms {
             ///
             /// See [`product`].
             $(#[target_feature(enable = $features)])?
-            unsafe fn rows<const ROWS: usize, const BLOCK: usize, const HALVES: bool, const MINS: bool>(
+            unsafe fn rows<const ROWS: usize, const BLOCK: usize, const BITS: u8, const MINS: bool>(
                 what: &Product,
             ) {
                 // SAFETY: the caller gives arrays as `Product` says; a form is used only where its instructions were found.
-                unsafe { product::<$dot, ROWS, BLOCK, HALVES, MINS>(what) }
+                unsafe { product::<$dot, ROWS, BLOCK, BITS, MINS>(what) }
             }
             pub(super) static PRODUCTS: Products = [
-                &[$(rows::<$rows, 16, false, false>),*],
-                &[$(rows::<$rows, 16, false, true>),*],
-                &[$(rows::<$rows, 32, false, false>),*],
-                &[$(rows::<$rows, 32, false, true>),*],
-                &[$(rows::<$rows, 32, true, false>),*],
-                &[$(rows::<$rows, 32, true, true>),*],
+                &[$(rows::<$rows, 16, 8, false>),*],
+                &[$(rows::<$rows, 16, 8, true>),*],
+                &[$(rows::<$rows, 32, 8, false>),*],
+                &[$(rows::<$rows, 32, 8, true>),*],
+                &[$(rows::<$rows, 32, 4, false>),*],
+                &[$(rows::<$rows, 32, 4, true>),*],
+                &[$(rows::<$rows, 16, 6, false>),*],
             ];
         }
         static $static: Form = Form {
@@ -233,12 +239,13 @@ static UNIT: Form = Form {
     least_rows: 10,
     takes_any_rows: true,
     products: [
-        &[unit::product::<16, false, false>],
-        &[unit::product::<16, false, true>],
-        &[unit::product::<32, false, false>],
-        &[unit::product::<32, false, true>],
-        &[unit::product::<32, true, false>],
-        &[unit::product::<32, true, true>],
+        &[unit::product::<16, 8, false>],
+        &[unit::product::<16, 8, true>],
+        &[unit::product::<32, 8, false>],
+        &[unit::product::<32, 8, true>],
+        &[unit::product::<32, 4, false>],
+        &[unit::product::<32, 4, true>],
+        &[unit::product::<16, 6, false>],
     ],
     outputs: unit::PANEL,
     is_right: OnceLock::new(),
@@ -276,7 +283,7 @@ mod tests {
     unsafe fn off_by_one<const ROWS: usize, const MINS: bool>(what: &Product) {
         // SAFETY: the caller gives arrays as `Product` says, and the sums have `ROWS` rows.
         unsafe {
-            product::<PortableDot<8>, ROWS, 32, true, MINS>(what);
+            product::<PortableDot<8>, ROWS, 32, 4, MINS>(what);
             if ROWS == 2 {
                 *what.sums.add(what.panel + 3) += 1.0;
             }
@@ -288,7 +295,7 @@ mod tests {
         is_detected: || true,
         least_rows: 1,
         takes_any_rows: false,
-        products: [&[], &[], &[], &[], &[off_by_one::<1, false>, off_by_one::<2, false>], &[]],
+        products: [&[], &[], &[], &[], &[off_by_one::<1, false>, off_by_one::<2, false>], &[], &[]],
         outputs: 16,
         is_right: OnceLock::new(),
     };
@@ -297,7 +304,7 @@ mod tests {
         is_detected: || false,
         least_rows: 1,
         takes_any_rows: false,
-        products: [&[]; 6],
+        products: [&[]; 7],
         outputs: 16,
         is_right: OnceLock::new(),
     };
@@ -305,7 +312,7 @@ mod tests {
     #[test]
     fn a_form_that_computes_something_else_is_not_used() {
         static FORMS: &[&Form] = &[&ABSENT, &WRONG, &PORTABLE];
-        let variant = Variant { block: 32, is_halves: true, has_mins: false };
+        let variant = Variant { block: 32, bits: 4, has_mins: false };
         assert_eq!(chosen(FORMS, 1, variant).name, "portable");
         assert_eq!(refused(FORMS), ["wrong"]);
         assert!(ABSENT.is_right.get().is_none(), "instructions that the machine lacks were tried");
@@ -320,7 +327,7 @@ mod tests {
         for forms in [FOR_AVX512, FOR_AVX2] {
             assert!(refused(forms).is_empty());
             let best = forms.iter().find(|form| (form.is_detected)()).map(|form| form.name);
-            let variant = Variant { block: 32, is_halves: false, has_mins: false };
+            let variant = Variant { block: 32, bits: 8, has_mins: false };
             assert_eq!(Some(chosen(forms, usize::MAX, variant).name), best);
         }
     }

@@ -35,7 +35,7 @@ pub(crate) struct Product {
     /// Blocks that share a scale of the weight.
     pub(crate) blocks_per_group: usize,
     /// The panel, `[quad of inputs][output][input]`; of 4 bits `[two quads][output][input]`, the first quad's in the lower
-    /// halves.
+    /// halves; of 6 bits three of four quads in the lower bits, and of the fourth two bits above each of theirs.
     pub(crate) weights: *const u8,
     /// Its outputs.
     pub(crate) panel: usize,
@@ -60,8 +60,8 @@ pub(crate) struct Product {
 /// A compiled form of [`product`] for a number of rows.
 pub(crate) type ProductFn = unsafe fn(&Product);
 
-/// The sums of `ROWS` rows, [`VECTORS`] vectors of outputs at a time, in blocks of `BLOCK` inputs, of weights of 8 bits or of 4
-/// (`HALVES`), with a minimum for each group or without (`MINS`).
+/// The sums of `ROWS` rows, [`VECTORS`] vectors of outputs at a time, in blocks of `BLOCK` inputs, of weights of 8, 6 or 4
+/// `BITS`, with a minimum for each group or without (`MINS`).
 ///
 /// # Safety
 ///
@@ -72,7 +72,7 @@ pub(crate) unsafe fn product<
     D: Dot,
     const ROWS: usize,
     const BLOCK: usize,
-    const HALVES: bool,
+    const BITS: u8,
     const MINS: bool,
 >(
     what: &Product,
@@ -81,9 +81,9 @@ pub(crate) unsafe fn product<
         // SAFETY: the caller gives arrays as `Product` says, with `ROWS` rows, and a panel that is a multiple of the vectors.
         unsafe {
             if what.blocks_per_group == 1 {
-                outputs::<D, ROWS, BLOCK, HALVES, MINS, true>(what, first);
+                outputs::<D, ROWS, BLOCK, BITS, MINS, true>(what, first);
             } else {
-                outputs::<D, ROWS, BLOCK, HALVES, MINS, false>(what, first);
+                outputs::<D, ROWS, BLOCK, BITS, MINS, false>(what, first);
             }
         }
     }
@@ -100,7 +100,7 @@ unsafe fn outputs<
     D: Dot,
     const ROWS: usize,
     const BLOCK: usize,
-    const HALVES: bool,
+    const BITS: u8,
     const MINS: bool,
     const SINGLE: bool,
 >(
@@ -141,8 +141,10 @@ unsafe fn outputs<
                 }
                 scales_ahead = scales_ahead.wrapping_add(what.scales_ahead_step);
             }
-            let sums = if HALVES {
+            let sums = if BITS == 4 {
                 half_bytes::<D, ROWS, BLOCK, MINS>(&mut weights, what.panel, numbers, starts)
+            } else if BITS == 6 {
+                six_bits::<D, ROWS, BLOCK>(&mut weights, what.panel, numbers, starts)
             } else {
                 whole_bytes::<D, ROWS, BLOCK>(&mut weights, what.panel, numbers, starts)
             };
@@ -287,5 +289,42 @@ unsafe fn half_bytes<D: Dot, const ROWS: usize, const BLOCK: usize, const MINS: 
             }
         }
         out
+    }
+}
+
+/// A block's sums of weights of 6 bits, of 32 less than the numbers.
+///
+/// # Safety
+///
+/// As [`product`], with a block from `weights` and `numbers` on.
+#[inline(always)]
+unsafe fn six_bits<D: Dot, const ROWS: usize, const BLOCK: usize>(
+    weights: &mut *const u8,
+    panel: usize,
+    numbers: *const i8,
+    starts: *const i32,
+) -> [[D::Sums; VECTORS]; ROWS] {
+    let bytes = D::Lanes::LANES * QUAD;
+    let line = panel * QUAD;
+    // SAFETY: the caller gives a block of weights and of `ROWS` rows.
+    unsafe {
+        let mut sums = [[D::six_start(starts); VECTORS]; ROWS];
+        for r in 1..ROWS {
+            sums[r] = [D::six_start(starts.add(r)); VECTORS];
+        }
+        for quads in 0..BLOCK / (QUAD * QUAD) {
+            for n in 0..VECTORS {
+                let from = weights.add(n * bytes);
+                let loaded = D::sixes([from, from.add(line), from.add(2 * line)]);
+                for (quad, loaded) in loaded.iter().enumerate() {
+                    for r in 0..ROWS {
+                        let inputs = D::inputs(numbers.add(r * BLOCK + (quads * QUAD + quad) * QUAD));
+                        sums[r][n] = D::add_six(sums[r][n], *loaded, inputs);
+                    }
+                }
+            }
+            *weights = weights.wrapping_add(3 * line);
+        }
+        sums
     }
 }

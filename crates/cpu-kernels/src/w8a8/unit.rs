@@ -1,7 +1,7 @@
 //! The product by the matrix unit: tiles of sums for each block of inputs, scaled and added by vectors as everywhere else.
 //!
 //! A block has its own scales, so its tiles of sums leave the unit after one instruction each. The unit makes those of several
-//! blocks before vectors come to them: what it has just written is not ready to be read. Weights of 4 bits become bytes
+//! blocks before vectors come to them: what it has just written is not ready to be read. Weights of 4 and 6 bits become bytes
 //! first, once for all rows.
 
 #![allow(clippy::wildcard_imports, reason = "the intrinsics carry their origin in their names")]
@@ -41,7 +41,7 @@ type Whole = [[[[i32; OUTPUTS]; TILE_ROWS]; 2]; TOGETHER];
 struct Room {
     /// Those that the unit makes, and those that are scaled meanwhile.
     whole: [Whole; 2],
-    /// Weights that were of 4 bits.
+    /// Weights that were of 4 or 6 bits.
     bytes: [[i8; PANEL * MAX_BLOCK]; TOGETHER],
     /// Of each row, the sums of a group whose blocks were not all there yet.
     begun: [[f32; PANEL]; MAX_ROWS],
@@ -77,11 +77,11 @@ struct Made {
 ///
 /// The arrays are as [`Product`] says, with a panel of [`PANEL`] outputs; [`amx::multiplies_whole_numbers`].
 #[target_feature(enable = "avx512f,avx512bw,avx2,fma")]
-pub(crate) unsafe fn product<const BLOCK: usize, const HALVES: bool, const MINS: bool>(what: &Product) {
+pub(crate) unsafe fn product<const BLOCK: usize, const BITS: u8, const MINS: bool>(what: &Product) {
     debug_assert!(what.panel == PANEL && (1..=MAX_ROWS).contains(&what.num_rows));
     let mut room = MaybeUninit::<Room>::uninit();
     let room = room.as_mut_ptr();
-    let block_bytes = if HALVES { PANEL * BLOCK / 2 } else { PANEL * BLOCK };
+    let block_bytes = PANEL * BLOCK * usize::from(BITS) / 8;
     let num_tiles = what.num_rows.div_ceil(TILE_ROWS);
     let tile_rows = what.num_rows.div_ceil(num_tiles);
     // Rows that are scaled while the unit computes a block.
@@ -106,11 +106,12 @@ pub(crate) unsafe fn product<const BLOCK: usize, const HALVES: bool, const MINS:
         // them; what was made lies in the half of the room that the unit does not write.
         unsafe {
             let mut weights = what.weights.add(first * block_bytes).cast::<i8>();
-            if HALVES {
+            if BITS < 8 {
                 let bytes = (&raw mut (*room).bytes).cast::<i8>();
                 for block in 0..len {
                     let from = weights.cast::<u8>().add(block * block_bytes);
-                    unpack::<BLOCK, MINS>(from, bytes.add(block * PANEL * BLOCK));
+                    let to = bytes.add(block * PANEL * BLOCK);
+                    if BITS == 6 { unpack_sixes::<BLOCK>(from, to) } else { unpack::<BLOCK, MINS>(from, to) }
                 }
                 weights = bytes;
             }
@@ -221,6 +222,37 @@ unsafe fn unpack<const BLOCK: usize, const MINS: bool>(from: *const u8, to: *mut
                 let numbers = _mm512_sub_epi8(_mm512_and_si512(pairs, lower), middle);
                 _mm512_storeu_si512(to.cast(), numbers);
                 _mm512_storeu_si512(to.add(PANEL * QUAD).cast(), _mm512_sub_epi8(upper, middle));
+            }
+        }
+    }
+}
+
+/// A block of weights of 6 bits as bytes, 32 less.
+///
+/// # Safety
+///
+/// As [`unpack`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx2,fma")]
+unsafe fn unpack_sixes<const BLOCK: usize>(from: *const u8, to: *mut i8) {
+    let (low, middle) = (_mm512_set1_epi8(63), _mm512_set1_epi8(32));
+    for quads in 0..BLOCK / (QUAD * QUAD) {
+        for half in 0..2 {
+            let place = half * OUTPUTS * QUAD;
+            // SAFETY: the caller lets the block be read, and its bytes be written.
+            unsafe {
+                let from = from.add(3 * quads * PANEL * QUAD + place);
+                let to = to.add(QUAD * quads * PANEL * QUAD + place);
+                let line = |index: usize| _mm512_loadu_si512(from.add(index * PANEL * QUAD).cast());
+                let (a, b, c) = (line(0), line(1), line(2));
+                let first = _mm512_and_si512(_mm512_srli_epi16::<6>(a), _mm512_set1_epi8(3));
+                let second = _mm512_and_si512(_mm512_srli_epi16::<4>(b), _mm512_set1_epi8(12));
+                let third = _mm512_and_si512(_mm512_srli_epi16::<2>(c), _mm512_set1_epi8(48));
+                let last = _mm512_or_si512(_mm512_or_si512(first, second), third);
+                for (quad, numbers) in [a, b, c, last].into_iter().enumerate() {
+                    let numbers = _mm512_sub_epi8(_mm512_and_si512(numbers, low), middle);
+                    _mm512_storeu_si512(to.add(quad * PANEL * QUAD).cast(), numbers);
+                }
             }
         }
     }
