@@ -1,8 +1,8 @@
 """Requests per second with structured output and without, 64 at a time, next to vLLM; and answers that do not obey.
 
-Both servers have one model, a Llama of random weights: no model is harder to hold to a schema. Free requests give as
-many tokens as those with a schema gave on average. Every answer that ended by itself is validated, once a run is over:
-the client shares the machine.
+Both servers have one model, a Llama of random weights: no model is harder to hold to a schema. Each free request gives
+as many tokens as the one with a schema in its place gave just before: the last answers of a run are as long. Every
+answer that ended by itself is validated, once a run is over: the client shares the machine.
 
     python benches/python/constrained_streams.py --vllm-python vllm/bin/python --output-json report.json
 """
@@ -87,11 +87,12 @@ class Client:
         self._url, self._concurrency = server.url, concurrency
         self.num_invalid = self.num_cut = 0
         self._answers: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._num_tokens: dict[int, int] = {}
 
-    def run(self, num_requests: int, is_constrained: bool, num_tokens: int, seed: int) -> dict[str, float]:
-        """All requests, and how fast they were answered."""
+    def run(self, num_requests: int, is_constrained: bool, seed: int) -> dict[str, float]:
+        """All requests, and how fast they were answered; a run with schemas comes before one without."""
         began = time.perf_counter()
-        counts = asyncio.run(self._run(num_requests, is_constrained, num_tokens, seed))
+        counts = asyncio.run(self._run(num_requests, is_constrained, seed))
         seconds = time.perf_counter() - began
         for choice, schema in self._answers:
             self._judge(choice, schema)
@@ -102,32 +103,32 @@ class Client:
             "tokens_per_request": statistics.mean(counts),
         }
 
-    async def _run(self, num_requests: int, is_constrained: bool, num_tokens: int, seed: int) -> list[int]:
+    async def _run(self, num_requests: int, is_constrained: bool, seed: int) -> list[int]:
         limits = httpx.Limits(max_connections=self._concurrency)
         async with httpx.AsyncClient(base_url=self._url, limits=limits, timeout=300) as client:
             numbers = iter(range(num_requests))
 
             async def worker() -> list[int]:
-                return [await self._ask(client, number, is_constrained, num_tokens, seed) for number in numbers]
+                return [await self._ask(client, number, is_constrained, seed) for number in numbers]
 
             of_workers = await asyncio.gather(*(worker() for _ in range(self._concurrency)))
             return [count for counts in of_workers for count in counts]
 
-    async def _ask(
-        self, client: httpx.AsyncClient, number: int, is_constrained: bool, num_tokens: int, seed: int
-    ) -> int:
+    async def _ask(self, client: httpx.AsyncClient, number: int, is_constrained: bool, seed: int) -> int:
         body: dict[str, Any] = {"prompt": f"Number {number}.", "temperature": 1, "seed": seed * 100_000 + number}
         schema = SCHEMAS[number % len(SCHEMAS)]
         if is_constrained:
             wanted = {"name": "answer", "schema": schema, "strict": True}
             body |= {"max_tokens": MAX_TOKENS, "response_format": {"type": "json_schema", "json_schema": wanted}}
         else:
-            body |= {"max_tokens": num_tokens, "ignore_eos": True}
+            body |= {"max_tokens": self._num_tokens[number], "ignore_eos": True}
         answer = (await client.post("/v1/completions", json=body)).raise_for_status().json()
         [choice] = answer["choices"]
+        num_tokens = int(answer["usage"]["completion_tokens"])
         if is_constrained:
+            self._num_tokens[number] = num_tokens
             self._answers.append((choice, schema))
-        return int(answer["usage"]["completion_tokens"])
+        return num_tokens
 
     def _judge(self, choice: dict[str, Any], schema: dict[str, Any]) -> None:
         if choice["finish_reason"] != "stop":
@@ -150,13 +151,11 @@ def compare(servers: dict[str, MeasuredServer], args: argparse.Namespace) -> dic
     """Runs of all servers, free and constrained, by turns; the first one warms up."""
     clients = {name: Client(server, args.streams) for name, server in servers.items()}
     runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {"free": [], "constrained": []} for name in servers}
-    num_tokens = dict.fromkeys(servers, MAX_TOKENS // 2)
     for turn in range(args.turns + 1):
         for name, client in clients.items():
             with awake(servers, name):
-                constrained = client.run(args.requests, True, 0, turn)
-                num_tokens[name] = round(constrained["tokens_per_request"])
-                free = client.run(args.requests, False, num_tokens[name], turn)
+                constrained = client.run(args.requests, True, turn)
+                free = client.run(args.requests, False, turn)
             if turn:
                 runs[name]["constrained"].append(constrained)
                 runs[name]["free"].append(free)

@@ -165,8 +165,7 @@ def test_steps_go_on_without_a_row_whose_masks_take_long(monkeypatch, async_sche
             return scheduler.stats()["num_withheld_samples"]
 
         together = answers([slow, *free])
-        assert num_withheld() > 0, "their first masks were not there when the model was done"
-        assert any(held), "and so it went on"
+        assert any(held), "their masks are not there when a step is planned, and it goes on"
         held.clear()
         one = slow.clone(n=1)
         [alone] = answers([one])

@@ -27,6 +27,8 @@ pub const MAX_WAITING_COMPILES: usize = 1024;
 /// Recursion of the library's compiler takes 2.5 KB a level of a schema, and more in products of `allOf`.
 const STACK_BYTES: usize = 16 << 20;
 const NICENESS: i32 = 5;
+/// The masks of a grammar whose text is longer may take long: what is known of them before there is one, does too.
+const LARGE_TEXT_BYTES: usize = 64 << 10;
 
 /// See the module docs. Its threads end with it.
 #[derive(Debug)]
@@ -144,6 +146,9 @@ impl CompileJob {
         let thinking = self.spec.thinking.as_ref().map(|gate| Thinking::new(gate, has_grammar));
         let (eos, num_words) = (vocabulary.eos_token_ids(), vocabulary.num_mask_words());
         let matching = Matching::new(matcher, thinking, eos, num_words, self.ignores_eos);
+        if self.spec.text.len() > LARGE_TEXT_BYTES {
+            self.sample.note_slow();
+        }
         self.sample.begin(matching.charged(Charge::new(room.clone())));
         Ok(())
     }

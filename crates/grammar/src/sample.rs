@@ -331,6 +331,16 @@ impl Sample {
         *lock(&self.matching) = Some(matching);
     }
 
+    /// Do what computes a mask, or a part of one, and note it if that takes long.
+    fn noting_slow<T>(&self, compute: impl FnOnce() -> T) -> T {
+        let began = thread_time();
+        let computed = compute();
+        if thread_time().saturating_sub(began) > SLOW_MASK {
+            self.note_slow();
+        }
+        computed
+    }
+
     /// Its request has left: what followed it, unless it was not compiled.
     pub(crate) fn end(&self) -> Option<Matching> {
         lock(&self.matching).take()
@@ -348,11 +358,7 @@ impl Sample {
         if let Some(matching) = &mut *matching
             && (!tokens.is_empty() || matching.is_behind)
         {
-            let began = thread_time();
-            matching.advance(&tokens, eos_token_ids);
-            if thread_time().saturating_sub(began) > SLOW_MASK {
-                self.note_slow();
-            }
+            self.noting_slow(|| matching.advance(&tokens, eos_token_ids));
         }
         look(matching.as_ref())
     }
@@ -362,7 +368,7 @@ impl Sample {
         let Ok(mut matching) = self.matching.try_lock() else { return Ahead::Open };
         let Some(matching) = &mut *matching else { return Ahead::Open };
         let tokens = std::mem::take(&mut *lock(&self.pending));
-        matching.look_ahead(&tokens, eos_token_ids)
+        self.noting_slow(|| matching.look_ahead(&tokens, eos_token_ids))
     }
 
     /// One of its masks took long.
