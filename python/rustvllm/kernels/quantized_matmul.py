@@ -215,8 +215,9 @@ def unpack(weight: QuantizedWeight, dtype: torch.dtype, num_outputs: int | None 
 def _features(weight: QuantizedWeight, config: QuantizedConfig) -> tuple[int, bool]:
     """Features that are multiplied at once, and whether those of one product share their scales."""
     group = weight.group_size
-    if group >= weight.in_features or group % config.features == 0:
-        return config.features, True
+    at_once = config.features if weight.bits == 4 else config.features // 2  # more would not fit the registers
+    if group >= weight.in_features or group % at_once == 0:
+        return at_once, True
     if weight.bits == 4:  # halves of 64, whose scales are looked up one by one if their groups are small
         return 2 * HALF_BLOCK, group % HALF_BLOCK == 0
     return HALF_BLOCK, group % HALF_BLOCK == 0

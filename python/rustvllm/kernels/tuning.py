@@ -150,7 +150,8 @@ class QuantizedConfig:
     Attributes:
         rows: Of a tile.
         columns: Outputs of a tile.
-        features: Inputs that are multiplied at once, where they share a scale; a multiple of 64.
+        features: Inputs whose numbers of 4 bits are read at once; a multiple of 64. Half are one product, as of 8
+            bits.
         split_features: Inputs that a program takes at least where few rows are split among several.
         num_warps: Of 32 threads.
         num_stages: Loads in flight ahead of the arithmetic.
@@ -177,7 +178,7 @@ def quantized_config(device: torch.device, itemsize: int, *, many: bool) -> Quan
         return QuantizedConfig(rows // 2 if many else rows, 16, 64, 64, 1, 1)
     if itemsize == 4:
         return QuantizedConfig(32 if many else 16, 32, 64, 256, 4, 2)
-    return QuantizedConfig(rows, 64, 128, 512, 4, 4 if is_tuned(device) else 2)
+    return QuantizedConfig(rows, 64, 64, 512, 4, 4 if is_tuned(device) else 2)
 
 
 @functools.cache
