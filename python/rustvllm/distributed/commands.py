@@ -3,7 +3,7 @@
 from enum import IntEnum
 
 from rustvllm import _core
-from rustvllm.distributed.rank_group import CollectiveTime
+from rustvllm.distributed.collective_time import CollectiveTime
 
 
 class Command(IntEnum):

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rustvllm.distributed.collective_time import CollectiveTime
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -17,23 +19,6 @@ if TYPE_CHECKING:
     from rustvllm import _core
 
 _ADDED_IN_MEETINGS = (torch.float32, torch.bfloat16)
-
-
-@dataclass(slots=True)
-class CollectiveTime:
-    """What a rank spent in collectives so far: a stalled one says in which, a benchmark what share they take.
-
-    Attributes:
-        seconds: In those that ended.
-        calls: How many ended.
-        current: The name of the one that has not ended; empty: none.
-        layer: Of the model, from 0, for which the last one that belongs to a layer was begun; -1: none was.
-    """
-
-    seconds: float = 0.0
-    calls: int = 0
-    current: str = ""
-    layer: int = -1
 
 
 @dataclass(frozen=True, slots=True)

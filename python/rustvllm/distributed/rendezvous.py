@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from rustvllm import _core
-from rustvllm.distributed.rank_group import CollectiveTime, RankGroup
+from rustvllm.distributed.collective_time import CollectiveTime
+from rustvllm.distributed.rank_group import RankGroup
 from rustvllm.distributed.stages import RankPlace, Stage, StageLink
 
 HOST = "127.0.0.1"

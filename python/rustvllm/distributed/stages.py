@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rustvllm.distributed.rank_group import CollectiveTime, timed
+from rustvllm.distributed.collective_time import CollectiveTime
+from rustvllm.distributed.rank_group import timed
 from rustvllm.exceptions import ModelLoadError
 
 if TYPE_CHECKING:

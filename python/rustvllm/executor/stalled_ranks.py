@@ -16,7 +16,7 @@ from rustvllm.logger import init_logger
 
 if TYPE_CHECKING:
     from rustvllm import _core
-    from rustvllm.distributed.rank_group import CollectiveTime
+    from rustvllm.distributed.collective_time import CollectiveTime
     from rustvllm.executor.ranks import Ranks
 
 logger = init_logger(__name__)

@@ -16,22 +16,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
 from rustvllm import _core, envs
 from rustvllm.config import EngineConfig
-from rustvllm.distributed import agreement, facts, meetings, rendezvous
 from rustvllm.distributed.commands import Command, ReportedTime
-from rustvllm.distributed.stages import RankPlace
 from rustvllm.exceptions import ConfigError, RustVLLMError, SchedulerStateError
 from rustvllm.logger import init_logger
 from rustvllm.process.config_json import build
 from rustvllm.process.output import serving_output
 from rustvllm.process.parent_link import ParentLink
-from rustvllm.worker.worker import Worker
 
+# What needs torch is imported once the link to the parent is there: loading it takes seconds, on a busy machine ten, in
+# which a process without the link would outlive its parent.
 if TYPE_CHECKING:
     from rustvllm.worker.model_runner import GPUModelRunner
+    from rustvllm.worker.worker import Worker
 
 logger = init_logger(__name__)
 
@@ -54,6 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     reader: _core.StepReader | None = None
     has_joined = False
     try:
+        import torch
+
+        from rustvllm.distributed import facts, meetings, rendezvous
+        from rustvllm.distributed.stages import RankPlace
+        from rustvllm.worker.worker import Worker
+
         order = link.receive()
         config = build(EngineConfig, order["config"])
         if envs.logging_level() == "INFO":
@@ -128,6 +132,8 @@ class Follower:
         if command is Command.LOAD:
             self._worker.load_model()
             if envs.check_invariants():
+                from rustvllm.distributed import agreement
+
                 agreement.watch(self._runner.model, self._worker.group)
         elif command is Command.NUM_BLOCKS:
             return self._worker.determine_num_blocks()

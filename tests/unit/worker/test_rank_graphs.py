@@ -18,7 +18,8 @@ from naive_schedule import NaiveEngine, Request
 from test_cuda_graphs import make_graphs
 
 from rustvllm import _core
-from rustvllm.distributed.rank_group import ALONE, CollectiveTime, RankGroup
+from rustvllm.distributed.collective_time import CollectiveTime
+from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.exceptions import SchedulerStateError
 from rustvllm.worker.graphs import sampling as sampling_module
 from rustvllm.worker.graphs.sampling import make_sampling
