@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -91,6 +92,11 @@ class ServerProcess:
         assert ok, f"not printed within {timeout} s: {words!r}\n{self.output}"
         assert any(words in line for line in self.lines), f"ended without printing {words!r}\n{self.output}"
         return self.url
+
+    def wait_until(self, is_so: Callable[[], bool], timeout: float = 60) -> None:
+        """Wait for lines that make something true."""
+        with self._news:
+            assert self._news.wait_for(is_so, timeout), f"not so within {timeout} s\n{self.output}"
 
     def wait_until_ready(self, timeout: float = 90) -> str:
         """The base URL of a server that serves."""

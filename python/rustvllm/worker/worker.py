@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
     from rustvllm.config import EngineConfig
     from rustvllm.layers.cpu_linear_packer import LinearPacker
-    from rustvllm.model_loader.filling import LayerPacker
     from rustvllm.models.interface import CausalLM
 
 logger = init_logger(__name__)
@@ -133,13 +132,14 @@ class Worker:
             ModelLoadError: See ``model_loader.load_model``.
         """
         on_cpu = self.device.type == "cpu"
+        on_device = partial(make_device_packer, device=self.device)
         model = load_model(
             self.config.model,
             self.config.load,
             self.dtype,
             self.device,
             self._available_memory(),
-            self._make_packer if on_cpu else self._make_device_packer if runs_fused_on(self.device) else None,
+            self._make_packer if on_cpu else on_device if runs_fused_on(self.device) else None,
             self.group,
             self.stage,
             partial(changes_by, merged) if (merged := self.config.load.merge_lora) else None,
@@ -403,9 +403,6 @@ class Worker:
             # Torch is left with what goes number by number; split among threads, it would end its vectors elsewhere.
             torch.set_num_threads(1)
         return make_linear_packer(self.config, outline, self.dtype, self._threads)
-
-    def _make_device_packer(self, outline: CausalLM) -> LayerPacker:
-        return make_device_packer(outline, self.device)
 
     def _make_graphs(self, kv_caches: Sequence[Tensor], num_sets: int) -> StepGraphs | None:
         """The graphs over a KV cache, not captured yet; None where no step runs in one."""

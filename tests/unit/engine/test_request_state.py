@@ -50,6 +50,7 @@ def delta(
         num_cached_tokens=cached,
         num_accepted_prediction_tokens=0,
         num_rejected_prediction_tokens=0,
+        num_calls=0,
         first_scheduled_ts=scheduled,
         first_token_ts=last,
         last_token_ts=last,
