@@ -306,7 +306,9 @@ def test_a_node_that_is_unlike_the_head_ends_both_starts_with_both_values(what: 
     with node(port, *flags, before=before) as other:
         with pytest.raises(ConfigError, match=message):
             head(port)
-        assert time.monotonic() - other.joined_at < SOON
+        ended_at = time.monotonic()
+        other.wait_for("has joined")  # a line that may be read after the head has said what is wrong
+        assert ended_at - other.joined_at < SOON
         assert other.wait() == 1
         assert other.ended_at - other.joined_at < SOON
         assert re.search(message, other.text), other.text

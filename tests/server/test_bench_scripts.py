@@ -97,7 +97,7 @@ def test_request_limits(run):
 def test_load_cost(run, shared_dir):
     other = f"{sys.executable} -m rustvllm.cli.main serve --dtype float32"
     report = run("load_cost.py", "--model", str(shared_dir / "data/slm4096-gpt2/hf"), "--turns", "1",
-                 "--num-tokens", "4", "--server", other)  # fmt: skip
+                 "--num-tokens", "64", "--server", other)  # fmt: skip
     assert list(report["runs"]) == ["other", "own"]
     assert report["all_drew_the_same"] is True
     for ((figures,),) in zip(report["runs"].values(), strict=True):

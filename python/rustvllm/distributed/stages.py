@@ -75,12 +75,12 @@ class StageLink:
 
     def send(self, hidden: Tensor) -> None:
         """Hand a step's rows on without waiting for the next stage; they must not change any more."""
-        while len(self._on_the_way) >= _MOST_ON_THE_WAY or (self._on_the_way and self._on_the_way[0][0].is_completed()):
-            work, _ = self._on_the_way.popleft()
-            with timed(self._time, "send"):
-                work.wait()
-        numbers = _as_bytes(hidden.contiguous())
-        self._on_the_way.append((self._group.send([numbers], self._stage + 1, _TAG), numbers))
+        sent = self._on_the_way
+        with timed(self._time, "send"):
+            while len(sent) >= _MOST_ON_THE_WAY or (sent and sent[0][0].is_completed()):
+                sent.popleft()[0].wait()
+            numbers = _as_bytes(hidden.contiguous())
+            sent.append((self._group.send([numbers], self._stage + 1, _TAG), numbers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ def quantized_config(device: torch.device, itemsize: int, *, many: bool) -> Quan
         return QuantizedConfig(rows // 2 if many else rows, 16, 64, 64, 1, 1)
     if itemsize == 4:
         return QuantizedConfig(32 if many else 16, 32, 64, 256, 4, 2)
-    return QuantizedConfig(rows, 64, 64, 512, 4, 4 if is_tuned(device) else 2)
+    return QuantizedConfig(rows, 64, 64, 512, 4 if many else 2, 4 if is_tuned(device) else 2)
 
 
 @functools.cache
