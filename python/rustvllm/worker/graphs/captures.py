@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -75,6 +75,18 @@ class Captures(Generic[Size]):
                 f"a CUDA graph of {self._describe(size)} failed while it was captured ({str(error).splitlines()[0]}), "
                 "after which the device is not to be relied on: set enforce_eager"
             ) from error
+
+    def capture_all(self, sizes: Sequence[Size], on_progress: Callable[[int, int], object]) -> None:
+        """Capture what is not captured yet, in this order.
+
+        Args:
+            sizes: Descending, so that the others fit into the memory of the largest.
+            on_progress: Called after each with how many are captured, and of how many.
+        """
+        for done, size in enumerate(sizes, 1):
+            if size not in self._graphs:
+                self.capture(size)
+            on_progress(done, len(sizes))
 
     @torch.inference_mode()
     def capture(self, size: Size) -> Graph:

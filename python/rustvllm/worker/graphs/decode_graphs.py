@@ -120,17 +120,9 @@ class DecodeGraphs:
         """Those that are captured ahead, descending."""
         return self.sizes[::-1]
 
-    @torch.inference_mode()
     def capture_all(self, on_progress: Callable[[int, int], object] = lambda _done, _all: None) -> None:
-        """Capture every size, the largest first: the others fit into its memory.
-
-        Args:
-            on_progress: Called after each with how many are captured, and of how many.
-        """
-        for done, size in enumerate(self.common_sizes(), 1):
-            if size not in self._captures:
-                self.capture(size)
-            on_progress(done, len(self.sizes))
+        """Capture every size, the largest first; see ``Captures.capture_all``."""
+        self._captures.capture_all(self.common_sizes(), on_progress)
 
     def capture(self, size: int) -> Graph:
         """Capture the graph of one size; see ``Captures.capture``."""

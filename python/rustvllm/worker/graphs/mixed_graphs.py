@@ -149,18 +149,9 @@ class MixedGraphs:
         """Those that are captured ahead, descending."""
         return [size for size in reversed(self.sizes) if size.num_reqs == self._requests[0]]
 
-    @torch.inference_mode()
     def capture_all(self, on_progress: Callable[[int, int], object] = lambda _done, _all: None) -> None:
-        """Capture the graphs of few requests, the largest first; those of more are captured when a step needs one.
-
-        Args:
-            on_progress: Called after each with how many are captured, and of how many.
-        """
-        common = self.common_sizes()
-        for done, size in enumerate(common, 1):
-            if size not in self._captures:
-                self.capture(size)
-            on_progress(done, len(common))
+        """Capture the graphs of few requests, the largest first; those of more are captured when a step needs one."""
+        self._captures.capture_all(self.common_sizes(), on_progress)
 
     def capture(self, size: MixedSize) -> Graph:
         """Capture the graph of one size; see ``Captures.capture``."""
