@@ -82,3 +82,45 @@ def make_step(requests, num_heads, num_kv_heads, head_dim, *, block_size, dtype,
         has_padding=padding > 0,
     )
     return Step(metadata, query, key, value, cache.to(device))
+
+
+class StaticMemory:
+    """The memory of a captured step of so many tokens and requests, which steps are written into one after another.
+
+    Its block table has more rows than requests and they lie apart, as those of a batch do.
+    """
+
+    ROWS = (7, 2, 0, 8, 3, 5)
+
+    def __init__(self, num_tokens, num_reqs, device):
+        self.num_tokens = num_tokens
+        self.table = torch.zeros(9, 32, dtype=torch.int32, device=device)
+        self.rows = torch.tensor(self.ROWS[:num_reqs], dtype=torch.int32, device=device)
+        self.slots, self.starts, self.lens = (
+            torch.zeros(size, dtype=torch.int32, device=device) for size in (num_tokens, num_reqs + 1, num_reqs)
+        )
+
+    def arrays(self):
+        return self.table, self.rows, self.slots, self.starts, self.lens
+
+    def write(self, step):
+        n, length = len(step.metadata.seq_lens), step.query.shape[0]
+        self.table.fill_(1 << 30)  # of a request that is not there; it must not be looked at
+        self.table[self.rows[:n].long(), : step.metadata.block_table.shape[1]] = step.metadata.block_table
+        self.slots.fill_(-1)
+        self.slots[:length] = step.metadata.slot_mapping
+        self.starts.fill_(length)
+        self.starts[: n + 1] = torch.from_numpy(step.metadata.query_start_loc)
+        self.lens.zero_()
+        self.lens[:n] = torch.from_numpy(step.metadata.seq_lens)
+
+    def check(self, plan, step, scale):
+        """That attention by ``plan`` is the reference's, of the step that was written last."""
+        length = step.query.shape[0]
+        expected, expected_cache = step.expected(scale)
+        cache = step.cache.clone()
+        rest = self.num_tokens - length
+        padded = [torch.cat((x, x.new_zeros(rest, *x.shape[1:]))) for x in (step.query, step.key, step.value)]
+        out = plan.forward(*padded, cache, scale)
+        torch.testing.assert_close(out[:length], expected, **TOLERANCES[out.dtype])
+        torch.testing.assert_close(cache, expected_cache, atol=0, rtol=0, equal_nan=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged import TOLERANCES, make_step
+from ragged import StaticMemory, make_step
 
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.attention.static_batch import StaticMixedBatch
@@ -66,28 +66,9 @@ def test_a_mixed_plan_computes_what_its_memory_holds_now(device, monkeypatch, sh
     backend = TritonAttentionBackend(
         KVCacheSpec(1, num_kv_heads, head_dim), torch.float32, device, batch_invariant=batch_invariant
     )
-    num_tokens, num_reqs = 40, 6
-    table = torch.zeros(9, 30, dtype=torch.int32, device=device)
-    rows = torch.tensor([7, 2, 0, 8, 3, 5], dtype=torch.int32, device=device)
-    slots, starts, lens = (
-        torch.zeros(size, dtype=torch.int32, device=device) for size in (num_tokens, num_reqs + 1, num_reqs)
-    )
-    plan = backend.plan_static_mixed(StaticMixedBatch(4, table, rows, slots, starts, lens, max_seq_len=100))
+    memory = StaticMemory(40, 6, device)
+    plan = backend.plan_static_mixed(StaticMixedBatch(4, *memory.arrays(), max_seq_len=100))
     for step in steps:
-        n, length = len(step.metadata.seq_lens), step.query.shape[0]
-        table.fill_(1 << 30)  # of a request that is not there; it must not be looked at
-        table[rows[:n].long(), : step.metadata.block_table.shape[1]] = step.metadata.block_table
-        slots.fill_(-1)
-        slots[:length] = step.metadata.slot_mapping
-        starts.fill_(length)
-        starts[: n + 1] = torch.from_numpy(step.metadata.query_start_loc)
-        lens.zero_()
-        lens[:n] = torch.from_numpy(step.metadata.seq_lens)
-        expected, expected_cache = step.expected(0.3)
-        cache = step.cache.clone()
-        rest = num_tokens - length
-        padded = [torch.cat((x, x.new_zeros(rest, *x.shape[1:]))) for x in (step.query, step.key, step.value)]
+        memory.write(step)
         plan.begin_step()
-        out = plan.forward(*padded, cache, 0.3)
-        torch.testing.assert_close(out[:length], expected, **TOLERANCES[out.dtype])
-        torch.testing.assert_close(cache, expected_cache, atol=0, rtol=0, equal_nan=True)
+        memory.check(plan, step, 0.3)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged import TOLERANCES, make_step
+from ragged import StaticMemory, make_step
 
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.attention.static_batch import StaticDraftBatch
@@ -97,29 +97,10 @@ def test_attention_of_a_captured_step_with_drafts(device, monkeypatch, shape, wi
     )
     num_splits = set()
     for num_reqs in (4, 5):
-        num_tokens = num_reqs * width
-        table = torch.zeros(9, 32, dtype=torch.int32, device=device)
-        rows = torch.tensor([7, 2, 0, 8, 3][:num_reqs], dtype=torch.int32, device=device)
-        slots, starts, lens = (
-            torch.zeros(size, dtype=torch.int32, device=device) for size in (num_tokens, num_reqs + 1, num_reqs)
-        )
-        plan = backend.plan_static_drafts(StaticDraftBatch(4, table, rows, slots, starts, lens, 110, width))
+        memory = StaticMemory(num_reqs * width, num_reqs, device)
+        plan = backend.plan_static_drafts(StaticDraftBatch(4, *memory.arrays(), 110, width))
         for step in steps:
-            n, length = len(step.metadata.seq_lens), step.query.shape[0]
-            table.fill_(1 << 30)  # of a request that is not there; it must not be looked at
-            table[rows[:n].long(), : step.metadata.block_table.shape[1]] = step.metadata.block_table
-            slots.fill_(-1)
-            slots[:length] = step.metadata.slot_mapping
-            starts.fill_(length)
-            starts[: n + 1] = torch.from_numpy(step.metadata.query_start_loc)
-            lens.zero_()
-            lens[:n] = torch.from_numpy(step.metadata.seq_lens)
-            expected, expected_cache = step.expected(0.3)
-            cache = step.cache.clone()
-            rest = num_tokens - length
-            padded = [torch.cat((x, x.new_zeros(rest, *x.shape[1:]))) for x in (step.query, step.key, step.value)]
-            out = plan.forward(*padded, cache, 0.3)
-            torch.testing.assert_close(out[:length], expected, **TOLERANCES[out.dtype])
-            torch.testing.assert_close(cache, expected_cache, atol=0, rtol=0, equal_nan=True)
+            memory.write(step)
+            memory.check(plan, step, 0.3)
         num_splits |= {launch.num_splits for launch in plan._launches_for(num_heads, num_kv_heads)}
     assert device.type != "cpu" or num_splits == splits
