@@ -22,12 +22,21 @@ pub(crate) const PIECE: usize = PAGE - CONTEXT;
 /// Pages at most: 4 Mi tokens, some 64 MiB with all that they are found by.
 const MAX_PAGES: usize = 1 << 16;
 
-/// The newest end of the triples with one hash. A text that was never there is known by the hash: no place is looked at.
-#[derive(Clone, Copy, Debug, Default)]
-struct Head {
-    hash: u32,
-    /// Of the end; 0: none.
-    number: u32,
+/// The newest end of the triples with one hash: that, and below it the number of the end; 0: none. A text that was never
+/// there is known by the hash: no place is looked at. A number, so that a table of them is memory as it comes from the
+/// system, which is zeroed when it is first written and not all at once.
+#[derive(Clone, Copy)]
+struct Head(u64);
+
+impl Head {
+    fn new(hash: u32, number: u32) -> Self {
+        Self(u64::from(hash) << 32 | u64::from(number))
+    }
+
+    /// The number, if the end is one of this hash; else 0.
+    fn number_of(self, hash: u32) -> u32 {
+        if (self.0 >> 32) as u32 == hash { self.0 as u32 } else { 0 }
+    }
 }
 
 /// Pieces of answers, found by three tokens. Its memory grows with what it holds.
@@ -40,8 +49,8 @@ pub struct Archive {
     tokens: Vec<i32>,
     /// By place, the number of the end before it with the same hash; 0: none.
     previous: Vec<u32>,
-    /// By the low bits of a triple's hash. A newer triple takes the place of another one.
-    heads: Vec<Head>,
+    /// A `Head` by the low bits of a triple's hash. A newer triple takes the place of another one.
+    heads: Vec<u64>,
     /// Pages that were ever added. A place's number is that of its page times 64, and where it stands there.
     num_added: usize,
 }
@@ -74,9 +83,9 @@ impl Archive {
         self.tokens[start + piece.len()..start + PAGE].fill(-1);
         for end in KEY_TOKENS..piece.len() {
             let (bucket, hash) = self.bucket(seed, &piece[end - KEY_TOKENS..end]);
-            let head = Head { hash, number: (page * PAGE + end) as u32 };
-            let before = std::mem::replace(&mut self.heads[bucket], head);
-            self.previous[start + end] = if before.hash == hash { before.number } else { 0 };
+            let before = Head(self.heads[bucket]);
+            self.heads[bucket] = Head::new(hash, (page * PAGE + end) as u32).0;
+            self.previous[start + end] = before.number_of(hash);
         }
     }
 
@@ -95,8 +104,7 @@ impl Archive {
         let max_match = limits.max_match.min(MAX_MATCH_TOKENS) as usize;
         let mut matches = Matches::new(max_match);
         let (bucket, hash) = self.bucket(seed, &tokens[tokens.len() - KEY_TOKENS..]);
-        let Head { hash: found, number } = self.heads[bucket];
-        let mut number = if found == hash { number as usize } else { 0 };
+        let mut number = Head(self.heads[bucket]).number_of(hash) as usize;
         for _ in 0..MAX_LINKS {
             let page = number / PAGE;
             if number == 0 || page + self.max_pages < self.num_added {
@@ -129,7 +137,7 @@ impl Archive {
         }
         if self.heads.is_empty() {
             // Zeroed memory takes room when it is first written: nothing is copied as the ring fills up.
-            self.heads = vec![Head::default(); (self.max_pages * PAGE).next_power_of_two()];
+            self.heads = vec![0; (self.max_pages * PAGE).next_power_of_two()];
             self.seeds = vec![0; self.max_pages];
             self.tokens = vec![0; self.max_pages * PAGE];
             self.previous = vec![0; self.max_pages * PAGE];

@@ -217,7 +217,15 @@ fn go_on(tokens: &[i32], place: usize, limit: usize, drafts: &mut Vec<i32>) {
     let first = drafts.len();
     let known = &tokens[place..tokens.len().min(place + limit)];
     drafts.extend_from_slice(known);
-    for index in known.len()..limit {
-        drafts.push(drafts[first + index - known.len()]);
+    if known.len() < limit {
+        drafts.resize(first + limit, 0);
+        let appended = &mut drafts[first..];
+        let mut period = known.len().max(1);
+        while period < limit {
+            let (done, rest) = appended.split_at_mut(period);
+            let count = done.len().min(rest.len());
+            rest[..count].copy_from_slice(&done[..count]);
+            period += count;
+        }
     }
 }

@@ -19,7 +19,7 @@ use crate::replay_target::{new_request, with_buffers};
 
 /// Tokens per block.
 pub const BLOCK_SIZE: u32 = 16;
-/// Output tokens of a decode, from its beginning to its end.
+/// Output tokens of a decode without drafts, from its beginning to its end.
 pub const OUTPUT_TOKENS: u32 = 512;
 /// Prompt tokens of a decode: so many, and up to a block more.
 pub const PROMPT_TOKENS: u32 = 128;
@@ -53,6 +53,8 @@ pub struct DecodingOptions {
     pub num_drafts: u32,
     /// Whether what is sampled repeats itself, so that drafts are found and are right; else no three tokens come twice.
     pub repeats: bool,
+    /// Whether the controller chooses among the drafts that are found, by what these steps take; else all of them run.
+    pub adaptive: bool,
 }
 
 impl DecodingOptions {
@@ -66,7 +68,14 @@ impl DecodingOptions {
             scheduling_policy: SchedulingPolicy::default(),
             num_drafts: 0,
             repeats: true,
+            adaptive: false,
         }
+    }
+
+    /// Output tokens of a decode: so many that it runs as many steps with drafts as without.
+    fn output_tokens(&self) -> u32 {
+        let per_step = if self.repeats { 1 + self.num_drafts / 2 } else { 1 };
+        (OUTPUT_TOKENS * per_step).min(MAX_MODEL_LEN - PROMPT_TOKENS - BLOCK_SIZE)
     }
 
     fn config(&self) -> Result<SchedulerConfig, ConfigError> {
@@ -82,7 +91,8 @@ impl DecodingOptions {
         between("num_drafts", self.num_drafts, 0, MAX_NUM_DRAFTS)?;
         // Prompts whose step is in flight, and those whose row cannot be used again before such a step is updated.
         let prompts = if self.prefill_tokens > 0 { 2 * self.steps_in_flight - 1 } else { 0 };
-        let num_blocks = self.num_running * (PROMPT_TOKENS + BLOCK_SIZE + OUTPUT_TOKENS).div_ceil(BLOCK_SIZE)
+        let most_tokens = PROMPT_TOKENS + BLOCK_SIZE + self.output_tokens();
+        let num_blocks = self.num_running * most_tokens.div_ceil(BLOCK_SIZE)
             + prompts * (self.prefill_tokens + 1).div_ceil(BLOCK_SIZE)
             + 1;
         Ok(SchedulerConfig {
@@ -94,19 +104,19 @@ impl DecodingOptions {
                 .max(TOKENS_PER_DECODE * self.num_running + self.prefill_tokens)
                 .max((1 + self.num_drafts) * self.num_running + self.prefill_tokens),
             num_speculative_tokens: self.num_drafts,
-            drafter: (self.num_drafts > 0).then(drafter_config),
+            drafter: (self.num_drafts > 0).then(|| drafter_config(self.adaptive)),
             ..SchedulerConfig::new(num_blocks, MAX_MODEL_LEN.max(self.prefill_tokens + 1))
         })
     }
 }
 
-/// As `--speculative-config '{"method": "auto", "adaptive": false}'` has it: all that is found runs.
-fn drafter_config() -> DrafterConfig {
+/// As `--speculative-config '{"method": "suffix"}'` has it.
+fn drafter_config(adaptive: bool) -> DrafterConfig {
     DrafterConfig {
         method: DraftingMethod::Suffix(SuffixLimits { max_match: 24, max_factor: 1.0, min_share: 0.1 }),
         caps: Vec::new(),
         num_archived_requests: 10_000,
-        adaptive: false,
+        adaptive,
     }
 }
 
@@ -194,7 +204,7 @@ impl Decoding {
         let num_running = self.options.num_running as usize;
         while self.num_decodes() < num_running {
             for _ in self.num_decodes()..num_running {
-                self.add(PROMPT_TOKENS + self.num_added as u32 % BLOCK_SIZE, OUTPUT_TOKENS);
+                self.add(PROMPT_TOKENS + self.num_added as u32 % BLOCK_SIZE, self.options.output_tokens());
             }
             while self.scheduler.handle().num_queued() > 0 {
                 self.schedule();

@@ -4,6 +4,8 @@
 //! (a victim under the priority policy, drafts that were not made) replays the remaining entries into the
 //! set from its start.
 
+mod drafts;
+
 use kvblocks::{BlockCopies, BlockId};
 
 use crate::{
@@ -305,29 +307,6 @@ impl Step {
         request.locate_next_slot(self.block_size);
     }
 
-    /// Let the row in batch position `index` run the first `count` drafts of its request behind its token, to be
-    /// followed by a replay. `block_table_start`: the first block that is new to the worker, when the table grew for
-    /// them.
-    pub(crate) fn add_drafts(
-        &mut self,
-        index: usize,
-        request: &mut Request,
-        count: u32,
-        block_table_start: Option<u32>,
-    ) {
-        let entry = &mut self.entries[index];
-        entry.draft_start = self.draft_token_ids.len() as u32;
-        entry.num_draft_tokens = count as u8;
-        entry.num_scheduled_tokens += count;
-        if entry.block_table_start == UNCHANGED {
-            entry.block_table_start = block_table_start.unwrap_or(UNCHANGED);
-        }
-        self.draft_token_ids.extend_from_slice(&request.cold.draft_token_ids[..count as usize]);
-        request.num_computed_tokens += count;
-        request.num_expected_tokens += count;
-        request.locate_next_slot(self.block_size);
-    }
-
     /// Blocks that the array of new blocks still has room for.
     pub(crate) fn block_ids_left(&self) -> usize {
         self.block_ids_capacity - self.num_block_ids
@@ -348,33 +327,6 @@ impl Step {
     pub(crate) fn remove_prompt_span(&mut self, tenant: Tenant) -> Option<PromptSpan> {
         let position = self.prompt_spans.iter().position(|span| span.tenant == tenant)?;
         Some(self.prompt_spans.remove(position))
-    }
-
-    /// Write the plan again from its entries, after one was removed or changed.
-    pub(crate) fn replay(&mut self, requests: &Requests) {
-        self.previous_num_tokens =
-            self.previous_num_tokens.max(self.output.total_num_scheduled_tokens as usize);
-        self.rewind();
-        let entries = std::mem::take(&mut self.entries);
-        for entry in &entries {
-            let request = &requests[entry.tenant.slot as usize];
-            self.write(entry, request, request.num_expected_tokens - entry.num_placeholders());
-        }
-        self.entries = entries;
-    }
-
-    /// The drafts of a row.
-    pub(crate) fn drafts_of(&self, entry: &Entry) -> &[i32] {
-        &self.draft_token_ids[entry.draft_start as usize..][..entry.num_draft_tokens as usize]
-    }
-
-    /// Drop the last drafts of the row in batch position `index`, to be followed by a replay. Returns how many.
-    pub(crate) fn truncate_drafts(&mut self, index: usize, num_kept: u32) -> u32 {
-        let entry = &mut self.entries[index];
-        let dropped = u32::from(entry.num_draft_tokens).saturating_sub(num_kept);
-        entry.num_draft_tokens -= dropped as u8;
-        entry.num_scheduled_tokens -= dropped;
-        dropped
     }
 
     /// Fill the padding; the scalars of the rows are final afterwards.
@@ -582,8 +534,9 @@ fn reach_border(request: &mut Request, kv: &mut KVCacheManager, block_size: u32,
 
 /// `start, start + 1, …`
 fn fill_range(column: &mut [i32], start: usize) {
-    for (value, next) in column.iter_mut().zip(start as i32..) {
-        *value = next;
+    let start = start as i32;
+    for (index, value) in column.iter_mut().enumerate() {
+        *value = start + index as i32;
     }
 }
 

@@ -4,7 +4,7 @@
 //! They take what is left over: planned after every running request and every waiting one that could be admitted, out
 //! of the budget that these left and of blocks that no request runs short of.
 
-use drafting::Round;
+use drafting::{Drafter, Round};
 
 use super::Scheduler;
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 impl Scheduler {
     /// Whether the next step is planned only when the one before it is over: drafts follow a token that must be known.
     pub(crate) fn waits_for_tokens(&self) -> bool {
-        self.steps.oldest().is_some() && self.drafter.as_ref().is_some_and(drafting::Drafter::needs_tokens)
+        self.steps.oldest().is_some() && self.drafter.as_ref().is_some_and(Drafter::needs_tokens)
     }
 
     /// Let rows of the plan run drafts, in their order, with what is left of the budget.
@@ -24,18 +24,15 @@ impl Scheduler {
         if self.config.num_speculative_tokens == 0 {
             return;
         }
-        self.propose_drafts(set);
-        let mut has_drafts = false;
-        for index in 0..self.steps[set].entries.len() {
-            let slot = self.steps[set].entries[index].tenant.slot;
-            let request = &self.requests[slot as usize];
-            if !request.cold.draft_token_ids.is_empty() {
-                let num_drafts = self.num_drafts_that_fit(set, request, budget);
-                self.add_drafts(set, index, num_drafts);
-                budget -= num_drafts;
-                has_drafts |= num_drafts > 0;
+        let has_drafts = match self.drafter.take() {
+            Some(mut drafter) => {
+                self.look_for_drafts(set, &mut drafter);
+                let has_drafts = self.add_found_drafts(set, &mut drafter, &mut budget);
+                self.drafter = Some(drafter);
+                has_drafts
             }
-        }
+            None => self.add_given_drafts(set, &mut budget),
+        };
         if has_drafts {
             self.steps[set].replay(&self.requests);
         }
@@ -44,10 +41,36 @@ impl Scheduler {
         }
     }
 
+    /// The drafts that the drafter wants to run. Returns whether any does.
+    fn add_found_drafts(&mut self, set: usize, drafter: &mut Drafter, budget: &mut u32) -> bool {
+        let mut has_drafts = false;
+        for (index, drafts) in drafter.end_round() {
+            if !drafts.is_empty() {
+                has_drafts |= self.add_drafts(set, index as usize, drafts, budget);
+            }
+        }
+        has_drafts
+    }
+
+    /// The drafts that came with the tokens of the step before. Returns whether any runs.
+    fn add_given_drafts(&mut self, set: usize, budget: &mut u32) -> bool {
+        let mut has_drafts = false;
+        for index in 0..self.steps[set].entries.len() {
+            let slot = self.steps[set].entries[index].tenant.slot as usize;
+            let mut given = std::mem::take(&mut self.requests[slot].cold.draft_token_ids);
+            if !given.is_empty() {
+                has_drafts |= self.add_drafts(set, index, &given, budget);
+            }
+            // None of them is left for a later step.
+            given.clear();
+            self.requests[slot].cold.draft_token_ids = given;
+        }
+        has_drafts
+    }
+
     /// How many of its drafts a request of the plan may run: none beyond the last token that it may have, none that
     /// would leave fewer blocks free than requests run.
-    fn num_drafts_that_fit(&self, set: usize, request: &Request, budget: u32) -> u32 {
-        let num_drafts = request.cold.draft_token_ids.len() as u32;
+    fn num_drafts_that_fit(&self, set: usize, request: &Request, num_drafts: u32, budget: u32) -> u32 {
         let room = request.max_total_tokens.saturating_sub(request.num_expected_tokens);
         let spare_blocks = self.kv.pool.num_free().saturating_sub(self.running.len() as u32);
         let new_blocks = spare_blocks.min(self.steps[set].block_ids_left() as u32);
@@ -55,17 +78,21 @@ impl Scheduler {
         num_drafts.min(room).min(budget).min(capacity - request.num_computed_tokens)
     }
 
-    /// Put the first drafts of a request behind its row. None of them is left for a later step.
-    fn add_drafts(&mut self, set: usize, index: usize, num_drafts: u32) {
+    /// Put as many of a request's drafts behind its row as fit. Returns whether any does.
+    fn add_drafts(&mut self, set: usize, index: usize, drafts: &[i32], budget: &mut u32) -> bool {
         let slot = self.steps[set].entries[index].tenant.slot;
-        let request = &mut self.requests[slot as usize];
-        if num_drafts > 0 {
-            let num_owned = request.block_table.len() as u32;
-            self.kv.grow(request, request.num_computed_tokens + num_drafts);
-            let block_table_start = (request.block_table.len() as u32 > num_owned).then_some(num_owned);
-            self.steps[set].add_drafts(index, request, num_drafts, block_table_start);
+        let request = &self.requests[slot as usize];
+        let num_drafts = self.num_drafts_that_fit(set, request, drafts.len() as u32, *budget);
+        if num_drafts == 0 {
+            return false;
         }
-        request.cold.draft_token_ids.clear();
+        *budget -= num_drafts;
+        let request = &mut self.requests[slot as usize];
+        let num_owned = request.block_table.len() as u32;
+        self.kv.grow(request, request.num_computed_tokens + num_drafts);
+        let block_table_start = (request.block_table.len() as u32 > num_owned).then_some(num_owned);
+        self.steps[set].add_drafts(index, request, &drafts[..num_drafts as usize], block_table_start);
+        true
     }
 
     /// Where steps overlap without a drafter here, the worker follows every row with drafts of its own in the next
@@ -80,10 +107,9 @@ impl Scheduler {
         }
     }
 
-    /// Ask the drafter, if there is one, what may follow the plain decodes of the plan. While a step before it is in
-    /// flight its tokens are not known: the drafter says nothing then, and learns whether it would have been right.
-    fn propose_drafts(&mut self, set: usize) {
-        let Some(drafter) = &mut self.drafter else { return };
+    /// Ask the drafter what may follow the plain decodes of the plan. While a step before it is in flight its tokens
+    /// are not known: the drafter lets nothing run then, and learns whether it would have been right.
+    fn look_for_drafts(&mut self, set: usize, drafter: &mut Drafter) {
         let step = &self.steps[set];
         let round = Round {
             step: step.output.step,
@@ -104,12 +130,6 @@ impl Scheduler {
             let num_left = request.max_total_tokens.saturating_sub(request.num_expected_tokens);
             drafter.propose(index as u32, &mut history, request.gathered_tokens(), num_left);
             request.cold.history = Some(history);
-        }
-        for (index, draft_token_ids) in drafter.end_round() {
-            let slot = step.entries[index as usize].tenant.slot;
-            let cold = &mut self.requests[slot as usize].cold;
-            cold.draft_token_ids.clear();
-            cold.draft_token_ids.extend_from_slice(draft_token_ids);
         }
     }
 
