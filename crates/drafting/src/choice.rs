@@ -8,8 +8,7 @@ const LEAST_GAIN: f32 = 1.03;
 /// How much longer a token of any row may take than without drafts, as a factor.
 const MOST_DELAY: f32 = 1.03;
 
-/// How much longer a token of a row without drafts may take, with room for what measurements are wrong by: of several
-/// sizes the one that seems to cost least is taken.
+/// How much longer a token of a row without drafts may take in one step.
 const OTHERS_DELAY: f32 = 1.025;
 
 /// The drafts that were found for one row.
@@ -36,6 +35,8 @@ pub struct PlainStep {
     pub ns: f32,
     /// `Candidate::credit` of the rows for which no drafts were found: the least.
     pub credit: f32,
+    /// Whether these rows may come a little later though they have saved nothing.
+    pub is_patient: bool,
 }
 
 /// A draft in 64 bits that sort as drafts are wanted: the likeliest to be reached and right first, then the first ones
@@ -124,6 +125,7 @@ impl Chooser {
         let total: u32 = candidates.iter().map(|candidate| candidate.num_drafts).sum();
         let likeliest = candidates.iter().map(|candidate| candidate.acceptance).fold(0.0, f32::max);
         let (num_rows, mut edge, mut least_ns) = (plain.num_rows as f32, 0, plain.ns);
+        let others = others + if plain.is_patient { OTHERS_DELAY } else { 1.0 };
         while edge < total {
             edge = total.min(last_of_class(plain.num_tokens + edge + 1) - plain.num_tokens);
             let Some(ns) = costs.expected(plain.num_tokens + edge) else { continue };
@@ -131,7 +133,7 @@ impl Chooser {
             let ns = ns.max(least_ns);
             least_ns = ns;
             let rate = (num_rows + likeliest * edge as f32) / ns;
-            if rate > LEAST_GAIN * num_rows / plain.ns && ns <= plain.ns * (OTHERS_DELAY + others) {
+            if rate > LEAST_GAIN * num_rows / plain.ns && ns <= plain.ns * others {
                 self.edges.push((edge, ns));
             }
         }

@@ -8,6 +8,7 @@ use crate::{
     choice::{Candidate, Chooser, PlainStep},
     config::{DrafterConfig, DraftingMethod},
     costs::StepCosts,
+    credit::Credit,
     history::History,
 };
 
@@ -94,8 +95,13 @@ pub struct Drafter {
     /// Rows that were looked at and have no drafts, and the least that one of them may wait.
     num_others: u32,
     others_credit: f32,
+    /// Whether all of them may come a little later.
+    are_patient: bool,
+    /// What rows may wait that are not looked at.
+    unseen: Credit,
     /// The time so far, in steps without drafts.
     clock: f64,
+    num_rounds: usize,
     num_idle_rounds: u32,
     num_withheld: u64,
 }
@@ -122,7 +128,10 @@ impl Drafter {
             found: Vec::new(),
             num_others: 0,
             others_credit: f32::INFINITY,
+            are_patient: true,
+            unseen: Credit::default(),
             clock: 0.0,
+            num_rounds: 0,
             num_idle_rounds: 0,
             num_withheld: 0,
             config,
@@ -141,7 +150,9 @@ impl Drafter {
         self.candidates.clear();
         self.starts.clear();
         self.found.clear();
-        (self.num_others, self.others_credit) = (0, f32::INFINITY);
+        (self.num_others, self.others_credit, self.are_patient) = (0, f32::INFINITY, true);
+        self.num_rounds += 1;
+        self.unseen.count(self.num_rounds, self.clock);
         // A plan that came to nothing is made again under the same number.
         self.in_flight.retain(|earlier| earlier.step < round.step);
         self.in_flight.push_back(round);
@@ -170,6 +181,7 @@ impl Drafter {
         } else {
             self.num_others += 1;
             self.others_credit = self.others_credit.min(credit);
+            self.are_patient &= history.credit.is_patient();
         }
     }
 
@@ -208,7 +220,8 @@ impl Drafter {
         let Some(ns) = plain_ns else { return self.withhold_all() };
         let is_looked_at = self.num_others + self.candidates.len() as u32 >= num_rows;
         let credit = if is_looked_at { self.others_credit } else { 0.0 };
-        let plain = PlainStep { num_rows, num_tokens, ns, credit };
+        let is_patient = self.are_patient && (is_looked_at || self.unseen.is_patient());
+        let plain = PlainStep { num_rows, num_tokens, ns, credit, is_patient };
         self.chooser.choose(self.costs.with_drafts(num_tokens), plain, &mut self.candidates);
     }
 

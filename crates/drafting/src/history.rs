@@ -156,7 +156,10 @@ impl History {
             }
             match &mut self.index {
                 Index::Ngram(ngram) => drafts.extend(ngram.following(tokens).iter().take(limit)),
-                Index::Suffix(suffix) => self.matched_by = suffix.propose(tokens, limit, drafts),
+                Index::Suffix(suffix) => {
+                    self.matched_by = suffix.propose(tokens, limit, drafts);
+                    self.believe_longer();
+                }
                 Index::Model => drafts.resize(first + limit, UNKNOWN_GUESS),
             }
             drafts.truncate(first + within(self.estimates[self.matched_by as usize]));
@@ -186,6 +189,16 @@ impl History {
         if self.source == Source::Model {
             self.estimates[self.matched_by as usize].observe(num_right, missed);
             self.verified_at = self.guessed_at;
+        }
+    }
+
+    /// Until a match of this kind was seen to be right or wrong, it says as much as shorter ones of the same text.
+    fn believe_longer(&mut self) {
+        let (shorter, rest) = self.estimates.split_at_mut(self.matched_by as usize);
+        if rest[0].is_new()
+            && let Some(known) = shorter.iter().rfind(|estimate| !estimate.is_new())
+        {
+            rest[0].believe(known.acceptance());
         }
     }
 

@@ -32,7 +32,7 @@ fn chosen_with_credit(costs: &StepCosts, num_rows: u32, found: &[(u32, f32)], cr
         })
         .collect();
     let Some(ns) = costs.expected(num_rows) else { return vec![0; found.len()] };
-    let plain = PlainStep { num_rows, num_tokens: num_rows, ns, credit };
+    let plain = PlainStep { num_rows, num_tokens: num_rows, ns, credit, is_patient: true };
     Chooser::default().choose(costs, plain, &mut candidates);
     candidates.iter().map(|candidate| candidate.num_drafts).collect()
 }
@@ -362,5 +362,6 @@ fn a_request_waits_for_no_more_than_it_was_ahead() {
     assert!(late < 8.0, "{late} steps later than without drafts");
     let (times, _) = run_eight(1000, |_, index| index == 0);
     let share = times[200..].iter().sum::<u64>() as f64 / (800 * step_ns(8)) as f64;
-    assert!(share < 1.03, "seven that never repeat themselves wait {share}");
+    assert!(share > 1.005, "one drafts now and then: {share}");
+    assert!(share < 1.015, "seven that never repeat themselves wait {share}");
 }
