@@ -20,7 +20,7 @@ MAX_SPECULATIVE_TOKENS: Final = 64
 MAX_MATCH_TOKENS: Final = 64
 MAX_NGRAM_LENGTHS: Final = 16
 """Lengths that ``ngram`` keeps apart at most: each is an index of its own."""
-_AUTO_TOKENS: Final = 16
+_AUTO_TOKENS: Final = 32
 _AUTO_SPEC_FACTOR: Final = 4.0
 """The controller withholds what does not pay, so more may be found."""
 _MOST: Final = 2**31 - 1

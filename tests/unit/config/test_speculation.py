@@ -23,7 +23,7 @@ def test_defaults_of_each_method():
         make_speculation_config({"method": "suffix", "suffix_decoding_max_tree_depth": 8}).num_speculative_tokens == 8
     )
     auto = make_speculation_config({"method": "auto"})
-    assert (auto.method, auto.num_speculative_tokens, auto.adaptive) == ("suffix", 16, True)
+    assert (auto.method, auto.num_speculative_tokens, auto.adaptive) == ("suffix", 32, True)
     assert auto.suffix_decoding_max_spec_factor == 4.0
     once = make_speculation_config({"method": "auto", "suffix_decoding_max_spec_factor": 1.0})
     assert once.suffix_decoding_max_spec_factor == 1.0
